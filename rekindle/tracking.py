@@ -75,8 +75,7 @@ UNCONFIRMED = "rekindle.unconfirmed"
 DEPLOYMENT = "rekindle.deployment"  # tag of a promoted model version: its Deployment
 KEEP_RELEASES = "rekindle.keep_releases"  # tag of a promoted model version: its serve.keep_releases
 PROMOTED_BY = "rekindle.promoted_by"  # tag of a model version: the MLflow run that promoted it last
-# tag of a model version: time in milliseconds when it became the champion the last time
-CHAMPION_SINCE = "rekindle.champion_since"
+CHAMPION_SINCE = "rekindle.champion_since"  # tag of a model version: since when, in milliseconds
 CHAMPION = "champion"  # alias of the served version
 CANDIDATE = "candidate"  # alias of the version registered last
 # MLflow's page of the experiment shows runs and charts instead of traces

@@ -167,7 +167,7 @@ class Page:
     def show_metrics(self, request: Request) -> Response:
         """Answer GET /metrics: all runs as metrics of Prometheus."""
         text = metrics.format_metrics(program.name, self.rows.all())
-        return Response(text, media_type=metrics.CONTENT_TYPE)
+        return Response(_encode(text), media_type=metrics.CONTENT_TYPE)
 
     def show_api(self, request: Request) -> Response:
         """Answer GET /openapi.json."""
@@ -293,8 +293,7 @@ class Page:
         """Return a response with `value` as JSON or HTML, depending on the request's Accept
         header."""
         if _media_type(request) == "application/json":
-            body = TypeAdapter(content).dump_json(value, indent=2)
-            return Response(body, media_type="application/json")
+            return Response(_encode_json(content, value), media_type="application/json")
 
         defaults = {"run": None, "tab": None, "tabs": [], "version": ""}
         html = templating.render(
@@ -302,7 +301,7 @@ class Page:
             template,
             defaults | values | self._common_values(request) | {"content": value},
         )
-        return HTMLResponse(html)
+        return HTMLResponse(_encode(html))
 
     def _common_values(self, request: Request) -> dict[str, Any]:
         def link(**changes: object) -> str:
@@ -340,7 +339,7 @@ class Page:
         html = templating.render(
             self.templates, "error.html", values | self._common_values(request)
         )
-        return HTMLResponse(html, status)
+        return HTMLResponse(_encode(html), status)
 
     def refuse_malformed(self, request: Request, error: Exception) -> Response:
         """Answer a request for a run whose records have an unexpected form."""
@@ -375,6 +374,21 @@ class Page:
             return (self.source.version(run_name) if run_name else "") or "removed"
 
         return hashlib.sha256(self.rows.version().encode()).hexdigest()[:16]
+
+
+def _encode(text: str) -> bytes:
+    """Return a text in UTF-8. A half of a surrogate pair, which JSON permits, becomes `?`."""
+    return text.encode(errors="replace")
+
+
+def _encode_json(content: type, value: Any) -> bytes:
+    """Return a value of the type `content` as JSON."""
+    adapter = TypeAdapter(content)
+    try:
+        return adapter.dump_json(value, indent=2)
+    except ValueError:
+        # a text contains a half of a surrogate pair, which is escaped here
+        return to_json(adapter.dump_python(value), indent=2).encode()
 
 
 def redirect(address: str) -> Response:

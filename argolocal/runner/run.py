@@ -148,20 +148,20 @@ class LocalRun:
         manifest: Mapping[str, Any],
         parameters: Mapping[str, str] | None,
         cluster: Cluster,
-        report_note: Callable[[str], None] | None = None,
-        report_warning: Callable[[str], None] | None = None,
-        is_queued: bool = False,
+        note: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] | None = None,
+        queued_path: str | None = None,
     ) -> "LocalRun":
         """Validate a manifest and create its run on disk, without starting it. Raises ConfigError.
 
-        `report_note` receives the notes of preflight.py. `report_warning` receives the warnings
-        about tasks whose failure or result has no effect. `is_queued`: True if the server of the
-        home will run it.
+        `note` receives the notes of preflight.py. `warn` receives the warnings about tasks whose
+        failure or result has no effect. `queued_path`: for a run that the server of the home will
+        run, the folders with Python modules for its pods.
         """
         workflow = validate_workflow(manifest, parameters, cluster, report_note, report_warning)
         is_scheduled = manifest["kind"] == "CronWorkflow"
-        run_files = _create_files(cluster.home, workflow, is_scheduled, is_queued)
-        return cls(run_files, workflow, {"phase": "", "nodes": {}}, cluster)
+        files = _create_files(cluster.home, workflow, is_scheduled, queued_path)
+        return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
 
     @classmethod
     def load(cls, name: str, cluster: Cluster, is_queued: bool = False) -> "LocalRun":
@@ -358,15 +358,15 @@ def validate_workflow(
 
 
 def _create_files(
-    home: Path, workflow: dict[str, Any], is_scheduled: bool, is_queued: bool
+    home: Path, workflow: dict[str, Any], is_scheduled: bool, queued_path: str | None
 ) -> RunFiles:
     """Create the run on disk. The name of a CronWorkflow's run ends with its scheduled time in unix
     seconds. If this name exists, the next unused second is taken. Raises ConfigError."""
     while True:
         run_files = RunFiles(home, workflow["metadata"]["name"])
         try:
-            run_files.create(workflow, is_queued)
-            return run_files
+            files.create(workflow, queued_path)
+            return files
         except (RunExists, Busy):
             if not is_scheduled:
                 raise

@@ -86,6 +86,9 @@ def _prepare_child(home: Path, name: str) -> None:
     """Make this process independent of the server: a session, files and signal handlers of its
     own."""
     os.setsid()
+    path = RunFiles(home, name).read_path()
+    if path:
+        os.environ[program.variable("PATH")] = path
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

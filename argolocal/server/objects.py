@@ -7,7 +7,8 @@ validated before it is stored.
 Workflows refer to the templates with `templateRef`. The server starts the CronWorkflows.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from argolocal import validate
@@ -20,8 +21,8 @@ class Objects(StoredObjects):
     """The versioned objects of a home. Methods that store a manifest raise ConfigError if Argo
     would reject the manifest."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        super().__init__(cluster.home)
+    def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(cluster.home, clock)
         self.cluster = cluster
 
     def create(self, manifest: Mapping[str, Any]) -> Object:

@@ -8,6 +8,7 @@ watches them.
 """
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from argolocal.runner.cluster import LocalCluster
 from argolocal.server.api.application import WithApi, make_api
 from argolocal.server.api.backend import NAMESPACE, Backend
 from argolocal.server.api.catalogue import Catalogue
+from argolocal.server.cron.controller import CronController
 from argolocal.server.objects import Objects
 from argolocal.server.queue import Queue
 from argolocal.server.run_processes import RunProcesses
@@ -47,12 +49,14 @@ class Server:
         execute: str,
         open_store: OpenStore,
         parallelism: int | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.cluster = cluster
         self.open_store = open_store
         self.processes = RunProcesses(cluster.home, execute)
         self.queue = Queue(cluster, self.processes.start, parallelism)
-        self.objects = Objects(cluster)
+        self.objects = Objects(cluster, clock)
+        self.schedules = CronController(cluster, self.objects, clock)
         # set when there may be something to do, or when the server ends
         self.wakeup = threading.Event()
         self.is_ending = False
@@ -84,6 +88,8 @@ class Server:
 
     def do_due_work(self) -> None:
         """Start the runs that are due."""
+        # before the queue forgets the runs that have ended
+        self.schedules.look()
         self.queue.start_next()
 
     def _work(self) -> None:

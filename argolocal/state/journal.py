@@ -34,6 +34,7 @@ from argolocal.state.journal_reader import (
 MANIFEST_FILE = "manifest.yaml"
 JOURNAL_FILE = "journal.jsonl"
 QUEUE_FOLDER = "queue"
+PATH_FILE = "module-path"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 MIN_FREE_BYTES = 1 << 20
@@ -88,8 +89,11 @@ class RunFiles:
             if run_name:
                 yield cls(home, run_name)
 
-    def create(self, workflow: dict[str, Any], is_queued: bool = False) -> None:
-        """Create the directory of a run and lock the run. Raises RunExists."""
+    def create(self, workflow: dict[str, Any], queued_path: str | None = None) -> None:
+        """Create the directory of a run and lock the run. Raises RunExists.
+
+        `queued_path`: of a queued run, the folders with Python modules for its pods.
+        """
         if (self.root / MANIFEST_FILE).exists():
             raise RunExists(
                 f'the run "{self.name}" exists already: names are unique. Continue it with'
@@ -101,7 +105,8 @@ class RunFiles:
             homes.create_home(self.home)
             self.logs.mkdir(parents=True, exist_ok=True)
             self.lock()
-            if is_queued:
+            if queued_path is not None:
+                write_atomically(self.root / PATH_FILE, queued_path)
                 # create the entry before the manifest, because an entry without a manifest is
                 # ignored
                 self.queue_entry.parent.mkdir(exist_ok=True)
@@ -180,6 +185,30 @@ class RunFiles:
             return self.workflow()["metadata"]["name"] == self.name
         except ConfigError:
             return False
+
+    def read_path(self) -> str:
+        """Return the folders with Python modules for the pods of a queued run; "" for another run,
+        or if its user has set none."""
+        try:
+            return (self.root / PATH_FILE).read_text()
+        except FileNotFoundError:
+            return ""
+
+    def remove(self) -> None:
+        """Remove an ended run with its logs. Raises Busy, and ConfigError for a folder that does
+        not belong to the run."""
+        if not self.is_own_folder():
+            raise ConfigError(
+                f"{self.root} is a link, or its manifest has another name: remove it by hand."
+            )
+        self.lock()
+        try:
+            # a folder without a manifest is not a run, if the removal is interrupted
+            (self.root / MANIFEST_FILE).unlink(missing_ok=True)
+            self.queue_entry.unlink(missing_ok=True)
+            shutil.rmtree(self.root, ignore_errors=True)
+        finally:
+            self.close()
 
     def load(self) -> tuple[Status, dict[str, list[int]]]:
         """Return the run's status, and the pods that may still run. Raises ConfigError for a

@@ -48,10 +48,11 @@ class ObjectConflict(ConfigError):
 
 
 class StoredObjects:
-    """The versioned objects of a home."""
+    """The versioned objects of a home. `clock`: returns the unix time."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, clock: Callable[[], float] = time.time) -> None:
         self.home = home.resolve()
+        self.clock = clock
         self.folder = self.home / FOLDER
 
     def names(self, kind: str) -> list[str]:
@@ -162,7 +163,7 @@ class StoredObjects:
 
         if current is None:
             metadata["uid"] = str(uuid.uuid4())
-            metadata["creationTimestamp"] = format_timestamp(time.time())
+            metadata["creationTimestamp"] = timestamp(self.clock())
             metadata["generation"] = 1
         else:
             for field in SERVER_FIELDS:

@@ -53,8 +53,9 @@ def create_run(
     def warn(line: str) -> None:
         write_stderr(f"warning: {line}")
 
-    report_note = (lambda line: write_stderr(f"note: {line}")) if shows_notes else None
-    local_run = LocalRun.new(manifest, parameters, cluster, report_note, warn, is_queued)
+    note = (lambda line: say(f"note: {line}")) if notes else None
+    queued_path = cluster.path if is_queued else None
+    local_run = LocalRun.new(manifest, parameters, cluster, note, warn, queued_path)
     for line in python_version_warnings(local_run.workflow["spec"], cluster):
         warn(line)
 

@@ -14,8 +14,18 @@ from argolocal.cli.output import run_command
 from rekindle import project
 from rekindle.blocks.manifest import variables
 
-# these imports register the commands in the group
-from rekindle.cli import checks, demo, images, on_cluster, platform, projects, runs, services  # noqa: F401
+# the imports register the commands in the group
+from rekindle.cli import (  # noqa: F401
+    checks,
+    demo,
+    images,
+    on_cluster,
+    platform,
+    projects,
+    runs,
+    schedules,
+    services,
+)
 from rekindle.cli.group import commands
 from rekindle.cli.history import backfill, reproduce, sweep  # noqa: F401
 from rekindle.cli.options import add_config_key

@@ -1,4 +1,4 @@
-"""Commands that act only on a cluster."""
+"""Commands that act on a cluster."""
 
 import sys
 from collections.abc import Sequence
@@ -8,12 +8,7 @@ from typing import Any
 
 import click
 
-from argolocal.cli.options import (
-    NonEmptyName,
-    RunNameParam,
-    make_output_option,
-    parse_parameter_options,
-)
+from argolocal.cli.options import RunNameParam, output_option, parse_pairs
 from argolocal.cli.output import print_errors_as_json, print_result
 from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from rekindle.cli.group import command
@@ -21,10 +16,12 @@ from rekindle.cli.options import (
     Target,
     cluster_options,
     config_options,
+    local_option,
     manifest_options,
     no_cache_option,
 )
 from rekindle.cli.output import print_manifest
+from rekindle.cli.runs import queue_here
 from rekindle.cli.sources import Source
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError, write_stderr
@@ -46,7 +43,8 @@ from rekindle.errors import ConfigError, write_stderr
     help="URL of an Argo Server to use instead of the Kubernetes API (default: ARGO_SERVER).",
 )
 @cluster_options
-@make_output_option("text", "json")
+@local_option
+@output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: submit even if an identical run is active.")
 @no_cache_option
 def submit(
@@ -55,6 +53,7 @@ def submit(
     argo_server: str | None,
     watch: bool,
     dry_run: bool,
+    is_local: bool,
     as_json: bool,
     yes: bool,
     no_cache: bool,
@@ -62,27 +61,31 @@ def submit(
     """Run a pipeline on a cluster.
 
     The namespace comes from --namespace, else from the config or manifest, else from the kubectl
-    context. With --watch, the exit codes are the same as for `rekindle run`.
+    context. With --watch, the exit codes are the same as for `rekindle run`. With --local, the
+    server of this machine runs the pipeline instead, as after `rekindle run --queue`.
 
     Example:
       rekindle submit configs/cluster.yaml --namespace models --watch
       rekindle submit --manifest workflow.yaml -p message=hello --dry-run
+      rekindle submit configs/demo.yaml --local
     """
+    if is_local:
+        target.require_none("--local")
+        if watch or dry_run or argo_server:
+            raise click.UsageError(
+                "--local cannot be combined with --watch, --dry-run or a server."
+            )
+        return queue_here(source, as_json, no_cache)
+
     from rekindle.cluster import workflows
     from rekindle.cluster.argo_server import ArgoServer
     from rekindle.operations import cached_results
 
     with print_errors_as_json(as_json):
-        pipeline_manifests = source.manifests()
-        _print_warnings(
-            pipeline_manifests.main,
-            source.config or source.manifest,
-            pipeline_manifests.other_objects,
-        )
-        for manifest in pipeline_manifests.other_objects:
-            write_stderr(
-                f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`"
-            )
+        manifests = source.manifests()
+        print_warnings(manifests.main, source.config or source.manifest, manifests.other_objects)
+        for manifest in manifests.other_objects:
+            say(f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`")
 
         manifest_metadata = pipeline_manifests.main.get("metadata") or {}
         namespace = target.namespace or manifest_metadata.get("namespace") or ""
@@ -113,14 +116,14 @@ def submit(
             create_workflow = partial(workflows.submit, cluster)
 
         if not yes:
-            _confirm_duplicate(find_duplicate(workflow))
+            confirm_duplicate(find_duplicate(workflow))
 
         create_workflow(workflow)
 
-    return _report_submission(workflow, cluster, watch, as_json)
+    return report_submission(workflow, cluster, watch, as_json)
 
 
-def _print_warnings(
+def print_warnings(
     manifest: dict[str, Any], file: Path | None, other_objects: Sequence[dict[str, Any]] = ()
 ) -> None:
     """Print the warnings of `lint`. Raises ConfigError if `lint` finds errors."""
@@ -130,7 +133,9 @@ def _print_warnings(
         write_stderr(f"warning: {lint_finding}")
 
 
-def _confirm_duplicate(running_workflow: str | None) -> None:
+def confirm_duplicate(running_workflow: str | None) -> None:
+    """Ask whether to start a run although an identical one is active. Raises ConfigError without a
+    terminal, and click.Abort if the answer is "no"."""
     if running_workflow:
         command = f"rekindle status {running_workflow} --cluster --watch"
         remedy = f"follow it with `{command}`, or start another run with --yes."
@@ -146,9 +151,11 @@ def _confirm(problem: str, remedy: str, question: str) -> None:
     click.confirm(f"{problem}. {question}", abort=True, err=True)
 
 
-def _report_submission(
-    workflow: dict[str, Any], cluster: Cluster | None, follows_run: bool, as_json: bool
+def report_submission(
+    workflow: dict[str, Any], cluster: Cluster | None, watch: bool, as_json: bool
 ) -> int:
+    """Print the name of a submitted run, or show the run until it completes. Return the exit code
+    of the command."""
     from rekindle.cluster.workflows import SHA256_ANNOTATION
 
     name = workflow["metadata"]["name"]
@@ -175,111 +182,6 @@ def _report_submission(
     )
     print_result(as_json, submission, text)
     return 0
-
-
-@command
-@config_options
-@click.option(
-    "--suspend/--unsuspend",
-    default=None,
-    help="Suspend or resume the schedule (default: schedule.suspend).",
-)
-@cluster_options
-@make_output_option("text", "json")
-def schedule(source: Source, suspend: bool | None, target: Target, as_json: bool) -> None:
-    """Schedule a pipeline on a cluster, and print the changes.
-
-    The command applies the WorkflowTemplate and the CronWorkflow of the config. Runs that have
-    started are not affected.
-
-    Example:
-      rekindle schedule configs/cluster.yaml --namespace models
-      rekindle schedule configs/cluster.yaml --suspend
-    """
-    from rekindle.blocks.manifest.render import render_manifest
-    from rekindle.cluster import workflows
-
-    loaded_config = source.load()
-    workflow_template, cron_workflow = (
-        render_manifest(loaded_config.config, manifest_kind)
-        for manifest_kind in ("template", "cron")
-    )
-
-    # the flag `--suspend` changes only the CronWorkflow, not the WorkflowTemplate
-    if suspend is not None:
-        cron_workflow["spec"].pop("suspend", None)
-    if suspend:
-        cron_workflow["spec"]["suspend"] = True
-
-    for manifest in (workflow_template, cron_workflow):
-        _print_warnings(manifest, source.config)
-
-    cluster = target.connect(loaded_config.config.cluster.namespace)
-    change_lines = list(workflows.apply_schedule(cluster, workflow_template, cron_workflow))
-
-    schedule_facts = {
-        "schedule": cron_workflow["metadata"]["name"],
-        "namespace": cluster.namespace,
-        "changes": change_lines,
-    }
-    print_result(as_json, schedule_facts, "\n".join(change_lines))
-
-
-@command
-@click.argument("name", type=NonEmptyName())
-@click.option(
-    "-w",
-    "--watch",
-    is_flag=True,
-    help="Show the run until it completes; Ctrl-C ends only the watch.",
-)
-@cluster_options
-@make_output_option("text", "json")
-@click.option("--yes", is_flag=True, help="Do not ask: start a run even if one is active.")
-def run_now(name: str, watch: bool, target: Target, as_json: bool, yes: bool) -> int:
-    """Start a run of a schedule now.
-
-    Like scheduled runs, the run uses the WorkflowTemplate on the cluster. The schedule may be
-    suspended.
-
-    Example:
-      rekindle run-now demo --namespace models --watch
-    """
-    from rekindle.cluster import workflows
-
-    cluster = target.connect()
-    workflow = workflows.build_scheduled_workflow(cluster, name)
-
-    if not yes:
-        _confirm_duplicate(workflows.find_duplicate(cluster, workflow))
-
-    workflows.submit(cluster, workflow)
-    return _report_submission(workflow, cluster, watch, as_json)
-
-
-@command
-@click.argument("name", type=NonEmptyName())
-@cluster_options
-@make_output_option("text", "json")
-def unschedule(name: str, target: Target, as_json: bool) -> None:
-    """Delete a schedule from a cluster, with its WorkflowTemplate.
-
-    Runs of the schedule are kept, active runs too. To pause a schedule, use `rekindle schedule
-    CONFIG --suspend`.
-
-    Example:
-      rekindle unschedule demo --namespace models
-    """
-    from rekindle.cluster import workflows
-
-    cluster = target.connect()
-    workflows.delete_schedule(cluster, name)
-
-    print_result(
-        as_json,
-        {"schedule": name, "namespace": cluster.namespace, "deleted": True},
-        f"unscheduled {name}",
-    )
 
 
 @command

@@ -20,6 +20,10 @@ no_cache_option = click.option(
     "--no-cache", is_flag=True, help="Run every step; reuse no results of earlier runs."
 )
 
+local_option = click.option(
+    "--local", "is_local", is_flag=True, help="Use the server of this machine, not a cluster."
+)
+
 
 @dataclass(frozen=True)
 class Target:
@@ -30,6 +34,11 @@ class Target:
 
     def connect(self, default_namespace: str = "") -> Cluster:
         return Cluster.connect(self.context or None, self.namespace or default_namespace or None)
+
+    def require_none(self, option: str) -> None:
+        """Raise UsageError if an option that excludes a cluster is combined with one."""
+        if self.namespace or self.context:
+            raise click.UsageError(f"{option} cannot be combined with --namespace or --context.")
 
 
 def config_options(command_function: Callable[..., Any]) -> Any:

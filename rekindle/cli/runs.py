@@ -1,6 +1,7 @@
 """Commands that start, resume, show and stop runs, here or on a cluster."""
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,6 +23,9 @@ from rekindle.cli.options import cluster_flag, config_options, manifest_options,
 from rekindle.cli.sources import Source, check_training
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import write_stderr
+
+if TYPE_CHECKING:
+    from rekindle.view.pipeline_display import Pipeline
 
 NO_LOGS = (
     "no logs of {}: its pods are deleted, and its logs are not in the object store. Use `logs -f`"
@@ -48,40 +52,51 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool, is_queued: boo
       rekindle run configs/demo.yaml --set train.workers=3
       rekindle run --manifest workflow.yaml -p message=hello -o json
     """
+    if is_queued:
+        return queue_here(source, as_json, no_cache)
+
+    from rekindle.view import pipeline_display
+
+    with run_output(as_json):
+        pipeline = _create_run(source, no_cache)
+        # print the full status only of the user's own manifests
+        is_foreign = bool(source.manifest)
+        return pipeline_display.run_here(
+            pipeline, as_json=as_json, ask=not yes, full_status=is_foreign
+        )
+
+
+def queue_here(source: Source, as_json: bool, no_cache: bool) -> int:
+    """Queue a run for the server of this machine, and print its name. Return the exit code of the
+    command."""
+    with run_output(as_json):
+        pipeline = _create_run(source, no_cache, is_queued=True)
+        return local.print_queued(pipeline.local, as_json)
+
+
+def _create_run(source: Source, no_cache: bool, is_queued: bool = False) -> "Pipeline":
     from rekindle.local.cluster import LocalCluster
     from rekindle.operations import cached_results
     from rekindle.view import pipeline_display
 
-    with run_output(as_json):
-        pipeline_manifests = source.manifests()
-        if pipeline_manifests.config:
-            pipeline_manifests.config.data.check_source()
-            # start the services early, so that they are ready when the first step needs them
-            LocalCluster(home()).prefetch()
-            check_training(pipeline_manifests.config, source.scheduled_time())
+    manifests = source.manifests()
+    if manifests.config:
+        manifests.config.data.check_source()
+        # start the services early, so that they are ready when the first step needs them
+        LocalCluster(home()).prefetch()
+        check_training(manifests.config, source.scheduled_time())
 
-        workflow = pipeline_manifests.main_for_this_machine()
-        parameter_values = cached_results.add_cached_parameter(
-            home(), workflow, parse_parameter_options(source.parameters), not no_cache
-        )
+    workflow = manifests.main_for_this_machine()
+    values = cached_results.add_cached(
+        home(), workflow, parse_pairs(source.parameters), not no_cache
+    )
 
-        # print the notes of `lint` only for the user's own manifests, because the user cannot
-        # change manifests that Rekindle has rendered
-        is_foreign = bool(source.manifest)
-        pipeline_run = pipeline_display.create_run(
-            home(),
-            workflow,
-            parameter_values,
-            pipeline_manifests.other_objects,
-            is_foreign,
-            is_queued,
-        )
-        if is_queued:
-            return local.print_queued(pipeline_run.local, as_json)
-
-        return pipeline_display.run_here(
-            pipeline_run, as_json=as_json, ask=not yes, full_status=is_foreign
-        )
+    # print the notes of `lint` only for the user's own manifests, because the user cannot change
+    # manifests that Rekindle has rendered
+    is_foreign = bool(source.manifest)
+    return pipeline_display.create_run(
+        home(), workflow, values, manifests.other_objects, is_foreign, is_queued
+    )
 
 
 @command

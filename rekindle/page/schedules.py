@@ -28,18 +28,14 @@ MAX_CONFIG_BYTES = 1 << 20
 MAX_CONFIGS = 200
 # a run may start this late before its time counts as missed
 LATE_AFTER = timedelta(minutes=2)
-LOCAL_NOTE = (
-    "This machine does not start runs by itself: a cluster starts them at these times, after"
-    " `rekindle schedule CONFIG` has applied the schedule to it. `rekindle backfill CONFIG` runs"
-    " missed times here."
-)
 
 
 @dataclass(frozen=True)
 class Schedule:
     """One schedule. Times are in the format of RFC 3339. `words`: the schedule in words, or "".
     `missed`: times without a run, newest first; `problem`: a sentence about an invalid schedule;
-    `command`: the command that runs the missed times."""
+    `command`: the command that runs the missed times; `reasons`: missed time → why it has no run;
+    `is_scheduled`: False for a config whose runs nothing starts."""
 
     name: str
     source: str
@@ -53,6 +49,8 @@ class Schedule:
     command: str = ""
     problem: str = ""
     words: str = ""
+    reasons: dict[str, str] = field(default_factory=dict)
+    is_scheduled: bool = True
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,6 @@ class Schedules:
 
     schedules: list[Schedule]
     notes: list[str]
-    is_on_cluster: bool = True
 
 
 class ProjectSchedules:
@@ -87,10 +84,10 @@ class ProjectSchedules:
                 name = str(config.get("name") or path.stem)
                 schedules.append(self._make(name, path, section, rows, now))
 
-        notes = [LOCAL_NOTE]
+        notes = []
         if not schedules:
             notes.append(f"No config in {self.project / 'configs'} has the section `schedule`.")
-        return Schedules(schedules, notes, is_on_cluster=False)
+        return Schedules(schedules, notes)
 
     def _make(
         self,
@@ -131,6 +128,7 @@ class ProjectSchedules:
             [format_time(time) for time in reversed(missed)],
             _backfill_command(config, missed, timezone),
             words=describe_schedule(line),
+            is_scheduled=False,
         )
 
 

@@ -28,6 +28,7 @@ from rekindle.local.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
 from rekindle.local.services.services import Services
 from rekindle.page.artifacts import TABLE_READERS, artifacts_of_home
+from rekindle.page.home_schedules import HomeSchedules
 from rekindle.page.mlflow import LocalTracking
 from rekindle.page.models import ModelReader, Models, list_served_models
 from rekindle.page.rows import RekindleRows
@@ -109,7 +110,9 @@ def make_parts(home: Path) -> Parts:
                 "schedules",
                 "Schedules",
                 Schedules,
-                ProjectSchedules(Path(project.search_path()[0]), rows.all).read,
+                HomeSchedules(
+                    home, ProjectSchedules(Path(project.search_path()[0]), rows.all)
+                ).read,
             ),
         ],
         rows=rows,

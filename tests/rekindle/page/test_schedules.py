@@ -6,6 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.page.run_list import RunRow
+from argolocal.runner.cluster import LocalCluster
+from argolocal.server.cron.controller import CronController
+from argolocal.state.stored_objects import StoredObjects
+from rekindle.page.home_schedules import HomeSchedules, make_home_schedule
 from rekindle.page.schedules import (
     ProjectSchedules,
     Schedule,
@@ -14,6 +18,7 @@ from rekindle.page.schedules import (
     make_cluster_schedule,
     next_times,
 )
+from tests import builders
 from tests.browser import start_page
 
 NOW = datetime(2026, 3, 28, 12, 0, tzinfo=UTC)
@@ -108,9 +113,37 @@ def test_a_suspended_schedule_has_no_next_and_no_missed_times() -> None:
     assert (schedule.next_times, schedule.missed) == ([], [])
 
 
-def test_the_page_says_that_this_machine_starts_no_runs(tmp_path: Path) -> None:
+def test_the_page_says_that_no_server_runs_and_how_a_config_is_scheduled(tmp_path: Path) -> None:
     with start_page(tmp_path / "home", "rekindle") as server:
         notes = server.get("/schedules").json()["notes"]
         assert "does not start runs by itself" in notes[0]
         text = server.get("/schedules", "text/html").text
-        assert "<code>rekindle schedule CONFIG</code>" in text
+        assert "<code>rekindle schedule CONFIG --local</code>" in text
+
+
+def test_a_schedule_of_this_machine_shows_its_next_times_and_why_a_time_was_missed(
+    tmp_path: Path,
+) -> None:
+    spec = {
+        "entrypoint": "main",
+        "templates": [{"name": "main", "container": builders.shell("true")}],
+    }
+    cron = {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "CronWorkflow",
+        "metadata": {"name": "weekly"},
+        "spec": {"schedules": ["0 3 * * 1"], "timezone": "Europe/Paris", "workflowSpec": spec},
+    }
+    home = tmp_path.resolve()
+    cluster = LocalCluster(home)
+    objects = StoredObjects(home, datetime(2026, 3, 20, tzinfo=UTC).timestamp)
+    objects.create({**cron, "spec": {**cron["spec"], "startingDeadlineSeconds": 60}})
+    CronController(cluster, objects, NOW.timestamp).look()
+
+    (schedule,) = HomeSchedules(home).read({}).schedules
+    assert schedule.missed == ["2026-03-23T02:00+00:00"]
+    assert "startingDeadlineSeconds (60)" in schedule.reasons[schedule.missed[0]]
+    assert schedule.last_run == ""
+
+    shown = make_home_schedule(home, objects.get("CronWorkflow", "weekly"), NOW)
+    assert shown.next_times[0] == "2026-03-30T01:00+00:00"

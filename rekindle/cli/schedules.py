@@ -1,0 +1,218 @@
+"""Commands for schedules, on a cluster or on this machine."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from argolocal import cli as local
+from argolocal.cli.options import NonEmptyName, output_option
+from argolocal.cli.output import print_result
+from argolocal.common.homes import current as home
+from rekindle.cli.group import command
+from rekindle.cli.on_cluster import confirm_duplicate, print_warnings, report_submission
+from rekindle.cli.options import Target, cluster_options, config_options, local_option
+from rekindle.cli.sources import Source
+
+if TYPE_CHECKING:
+    from rekindle.page.schedules import Schedules
+
+LIST = Path("list")
+
+
+@command
+@config_options
+@click.option(
+    "--suspend/--unsuspend",
+    default=None,
+    help="Suspend or resume the schedule (default: schedule.suspend).",
+)
+@cluster_options
+@local_option
+@output_option("text", "json")
+def schedule(
+    source: Source, suspend: bool | None, target: Target, is_local: bool, as_json: bool
+) -> None:
+    """Schedule a pipeline on a cluster or on this machine.
+
+    The command applies the WorkflowTemplate and the CronWorkflow of the config to a cluster, or
+    with --local to this machine, whose `rekindle server` starts the runs. It prints the changes.
+    Runs that have started are not affected. On this machine, a run that was missed because the
+    machine was off starts later, unless the config sets schedule.deadline_minutes and this time is
+    over.
+
+    `rekindle schedule list` prints the schedules of this machine, or of the cluster that
+    --namespace or --context names: their last and next time, and why a time was missed.
+
+    Example:
+      rekindle schedule configs/cluster.yaml --namespace models
+      rekindle schedule configs/demo.yaml --local
+      rekindle schedule configs/cluster.yaml --suspend
+      rekindle schedule list
+    """
+    if is_local:
+        target.require_none("--local")
+    if source.config == LIST and not LIST.exists():
+        _print_schedules(target, as_json)
+        return
+
+    from rekindle.blocks.manifest.render import render_manifest
+
+    loaded = source.load()
+    template, cron = (render_manifest(loaded.config, kind) for kind in ("template", "cron"))
+
+    # the flag `--suspend` changes only the CronWorkflow, not the WorkflowTemplate
+    if suspend is not None:
+        cron["spec"].pop("suspend", None)
+    if suspend:
+        cron["spec"]["suspend"] = True
+
+    for manifest in (template, cron):
+        print_warnings(manifest, source.config)
+
+    if is_local:
+        changes = _store(loaded, template, cron)
+        namespace = None
+    else:
+        from rekindle.cluster import workflows
+
+        cluster = target.connect(loaded.config.cluster.namespace)
+        changes = list(workflows.apply_schedule(cluster, template, cron))
+        namespace = cluster.namespace
+
+    result = {"schedule": cron["metadata"]["name"], "namespace": namespace, "changes": changes}
+    print_result(as_json, result, "\n".join(changes))
+
+
+def _store(loaded: Any, template: dict[str, Any], cron: dict[str, Any]) -> list[str]:
+    """Store the schedule of a config on this machine. Return the changes, and how it starts."""
+    from argolocal.server.server_lock import find_server
+    from rekindle.local.cluster import LocalCluster
+    from rekindle.local.jobs.model_services import allow_any_port
+    from rekindle.operations import local_schedules
+
+    if "serve.port" not in loaded.origins:
+        template = allow_any_port(template)
+    cron = local_schedules.prepare_cron(cron, "schedule.deadline_minutes" in loaded.origins)
+    changes = local_schedules.store_schedule(LocalCluster(home()), template, cron)
+    if not find_server(home()):
+        changes.append("no server runs on this machine: `rekindle server` starts the runs")
+    return changes
+
+
+def _print_schedules(target: Target, as_json: bool) -> None:
+    from argolocal.view.runs import show_tables
+
+    schedules = _read_schedules(target)
+    rows = [
+        {
+            "schedule": item.name,
+            "at": item.cron,
+            "timezone": item.timezone,
+            "suspended": item.is_suspended,
+            "last": item.last_time or "never",
+            "next": item.next_times[0] if item.next_times else "",
+            "missed": item.missed[0] if item.missed else "",
+            "why": item.problem or (item.reasons.get(item.missed[0], "") if item.missed else ""),
+        }
+        for item in schedules.schedules
+    ]
+    empty = "no schedules: `rekindle schedule CONFIG --local` stores one on this machine"
+    click.echo(show_tables({"schedules": rows}, as_json, empty))
+    for note in schedules.notes:
+        click.echo(note, err=True)
+
+
+def _read_schedules(target: Target) -> "Schedules":
+    if target.namespace or target.context:
+        from rekindle.page.schedules import ClusterSchedules
+
+        return ClusterSchedules(target.connect()).read({})
+
+    from rekindle.page.home_schedules import HomeSchedules
+
+    return HomeSchedules(home()).read({})
+
+
+@command
+@click.argument("name", type=NonEmptyName())
+@click.option(
+    "-w",
+    "--watch",
+    is_flag=True,
+    help="Show the run until it completes; only on a cluster.",
+)
+@cluster_options
+@local_option
+@output_option("text", "json")
+@click.option("--yes", is_flag=True, help="Do not ask: start a run even if one is active.")
+def run_now(
+    name: str, watch: bool, target: Target, is_local: bool, as_json: bool, yes: bool
+) -> int:
+    """Start a run of a schedule now.
+
+    Like scheduled runs, the run uses the stored WorkflowTemplate. The schedule may be suspended.
+    With --local, the server of this machine runs it.
+
+    Example:
+      rekindle run-now demo --namespace models --watch
+      rekindle run-now demo --local
+    """
+    if is_local:
+        target.require_none("--local")
+        return _run_here(name, as_json)
+
+    from rekindle.cluster import workflows
+
+    cluster = target.connect()
+    workflow = workflows.scheduled_workflow(cluster, name)
+
+    if not yes:
+        confirm_duplicate(workflows.find_duplicate(cluster, workflow))
+
+    workflows.submit(cluster, workflow)
+    return report_submission(workflow, cluster, watch, as_json)
+
+
+def _run_here(name: str, as_json: bool) -> int:
+    from rekindle.local.cluster import LocalCluster
+    from rekindle.operations import local_schedules
+    from rekindle.view import pipeline_display
+
+    workflow = local_schedules.build_run(LocalCluster(home()), name, int(time.time()))
+    pipeline = pipeline_display.create_run(home(), workflow, {}, is_queued=True)
+    return local.print_queued(pipeline.local, as_json)
+
+
+@command
+@click.argument("name", type=NonEmptyName())
+@cluster_options
+@local_option
+@output_option("text", "json")
+def unschedule(name: str, target: Target, is_local: bool, as_json: bool) -> None:
+    """Delete a schedule with its WorkflowTemplate.
+
+    Runs of the schedule are kept, active runs too. To pause a schedule, use `rekindle schedule
+    CONFIG --suspend`.
+
+    Example:
+      rekindle unschedule demo --namespace models
+      rekindle unschedule demo --local
+    """
+    if is_local:
+        from rekindle.local.cluster import LocalCluster
+        from rekindle.operations import local_schedules
+
+        target.require_none("--local")
+        local_schedules.delete_schedule(LocalCluster(home()), name)
+        namespace = None
+    else:
+        from rekindle.cluster import workflows
+
+        cluster = target.connect()
+        workflows.delete_schedule(cluster, name)
+        namespace = cluster.namespace
+
+    result = {"schedule": name, "namespace": namespace, "deleted": True}
+    print_result(as_json, result, f"unscheduled {name}")

@@ -1,0 +1,90 @@
+"""The schedules of this machine: store, delete and start the CronWorkflow of a pipeline.
+
+    changes = store_schedule(cluster, template, cron)
+
+The server of the home starts the runs (argolocal/server/cron).
+"""
+
+from typing import Any
+
+from argolocal.errors import did_you_mean
+from argolocal.manifest.types import Object
+from argolocal.server.cron.controller import PATH_ANNOTATION, build_workflow
+from argolocal.server.objects import Objects
+from rekindle.errors import ConfigError
+from rekindle.local.cluster import LocalCluster
+
+# Rekindle's own retention removes old runs, with their artifacts
+KEPT_RUNS = 1_000_000
+
+
+def prepare_cron(cron: Object, has_deadline: bool) -> Object:
+    """Return the CronWorkflow of a config as this machine needs it. `has_deadline`: the config sets
+    schedule.deadline_minutes; otherwise, a machine that was off starts the newest missed run
+    whenever it is on again."""
+    spec = {
+        **cron["spec"],
+        "successfulJobsHistoryLimit": KEPT_RUNS,
+        "failedJobsHistoryLimit": KEPT_RUNS,
+    }
+    if not has_deadline:
+        spec.pop("startingDeadlineSeconds", None)
+    return {**cron, "spec": spec}
+
+
+def store_schedule(cluster: LocalCluster, template: Object, cron: Object) -> list[str]:
+    """Store a WorkflowTemplate and the CronWorkflow that runs it. Return the changes as lines, as
+    `kubectl apply` prints them. Raises ConfigError."""
+    objects = Objects(cluster)
+    annotations = {**(cron["metadata"].get("annotations") or {}), PATH_ANNOTATION: cluster.path}
+    cron = {**cron, "metadata": {**cron["metadata"], "annotations": annotations}}
+    return [_apply(objects, item) for item in (template, cron)]
+
+
+def _apply(objects: Objects, item: Object) -> str:
+    kind = item["kind"]
+    name = item["metadata"]["name"]
+    previous = objects.find(kind, name)
+    stored = objects.apply(item)
+    if previous is None:
+        change = "created"
+    elif previous["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]:
+        change = "unchanged"
+    else:
+        change = "configured"
+    return f"{kind} {name} {change}"
+
+
+def find_schedule(cluster: LocalCluster, name: str) -> Object:
+    """Return the CronWorkflow of a schedule. Raises ConfigError if it does not exist."""
+    objects = Objects(cluster)
+    cron = objects.find("CronWorkflow", name)
+    if cron is None:
+        names = set(objects.names("CronWorkflow"))
+        raise ConfigError(
+            f"the schedule {name} does not exist on this machine: `rekindle schedule list` lists"
+            f" all schedules.{did_you_mean(name, names)}"
+        )
+    return cron
+
+
+def delete_schedule(cluster: LocalCluster, name: str) -> None:
+    """Delete a schedule and its WorkflowTemplate, but not its runs. Raises ConfigError if it does
+    not exist."""
+    spec = find_schedule(cluster, name)["spec"].get("workflowSpec") or {}
+    objects = Objects(cluster)
+    objects.delete("CronWorkflow", name)
+    has_template = (spec.get("workflowTemplateRef") or {}).get("name") == name
+    if has_template and objects.find("WorkflowTemplate", name):
+        objects.delete("WorkflowTemplate", name)
+
+
+def build_run(cluster: LocalCluster, name: str, time: int) -> dict[str, Any]:
+    """Return the Workflow that a schedule would start at a time in unix seconds. Raises ConfigError
+    if the schedule does not exist."""
+    workflow = build_workflow(find_schedule(cluster, name), time)
+    metadata = workflow["metadata"]
+    # a run that a user starts is not a run of the schedule: it does not count for its policies
+    del metadata["ownerReferences"]
+    del metadata["name"]
+    return {**workflow, "metadata": {**metadata, "generateName": f"{name}-"}}

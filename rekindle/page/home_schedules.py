@@ -1,0 +1,115 @@
+"""The schedules that the server of this machine starts, with the reasons of missed times."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from argolocal.engine.nodes import parse_time as parse_seconds
+from argolocal.manifest.types import Object
+from argolocal.server.cron.controller import KIND, read_progress
+from argolocal.server.cron.progress import Missed, find_next, list_schedules
+from argolocal.server.server_lock import find_server
+from argolocal.state.stored_objects import StoredObjects
+from rekindle.errors import ConfigError
+from rekindle.page.cron_words import describe_schedule
+from rekindle.page.schedules import (
+    NEXT_TIMES,
+    ProjectSchedules,
+    Schedule,
+    Schedules,
+    find_problem,
+    format_time,
+)
+
+STORED = "this machine"
+NO_SERVER = (
+    "No server runs on this machine, so it does not start runs by itself: `rekindle server` starts"
+    " one."
+)
+STORE_NOTE = (
+    "`rekindle schedule CONFIG --local` schedules a config on this machine, and `rekindle schedule"
+    " CONFIG` on a cluster. `rekindle backfill CONFIG` runs missed times here."
+)
+
+
+class HomeSchedules:
+    """The CronWorkflows of a home, and the schedules of the project's configs that are not stored.
+
+    `project`: the schedules of the configs, or None to leave them out.
+    """
+
+    def __init__(self, home: Path, project: ProjectSchedules | None = None) -> None:
+        self.home = home.resolve()
+        self.project = project
+
+    def read(self, query: Mapping[str, str]) -> Schedules:
+        """Return the schedules, and notes about what starts them."""
+        now = datetime.now(UTC)
+        crons = StoredObjects(self.home).list(KIND)
+        stored = [make_home_schedule(self.home, cron, now) for cron in crons]
+        notes = [] if find_server(self.home) else [NO_SERVER]
+        if self.project is None:
+            return Schedules(stored, notes)
+
+        names = {schedule.name for schedule in stored}
+        configs = self.project.read(query)
+        others = [schedule for schedule in configs.schedules if schedule.name not in names]
+        return Schedules([*stored, *others], [*notes, STORE_NOTE, *configs.notes])
+
+
+def make_home_schedule(home: Path, cron: Object, now: datetime) -> Schedule:
+    """Return the schedule of a CronWorkflow that is stored in a home."""
+    name = cron["metadata"]["name"]
+    spec = cron["spec"]
+    status = cron.get("status") or {}
+    lines = list_schedules(cron)
+    timezone = spec.get("timezone") or "UTC"
+    has_stopped = status.get("phase") == "Stopped"
+    is_suspended = bool(spec.get("suspend")) or has_stopped
+    problem = find_problem(lines, timezone)
+    active = status.get("active") or []
+    last = status.get("lastScheduledTime")
+    last_run = f"{name}-{int(parse_seconds(last))}" if last else ""
+    missed = _read_missed(home, name)
+    words = [] if problem else [describe_schedule(line) for line in lines]
+
+    return Schedule(
+        name,
+        STORED,
+        " | ".join(lines),
+        timezone,
+        is_suspended,
+        [] if problem or is_suspended else _list_next_times(cron, now),
+        active[-1]["name"] if active else last_run,
+        last,
+        [_format(item.time) for item in missed],
+        problem=problem or _describe_conditions(status),
+        words="; ".join(words) if all(words) else "",
+        reasons={_format(item.time): item.reason for item in missed},
+    )
+
+
+def _list_next_times(cron: Object, now: datetime) -> list[str]:
+    times: list[str] = []
+    time = find_next(cron, now.timestamp())
+    while time is not None and len(times) < NEXT_TIMES:
+        times.append(_format(time))
+        time = find_next(cron, time)
+    return times
+
+
+def _read_missed(home: Path, name: str) -> list[Missed]:
+    """Return the times without a run, newest first."""
+    try:
+        progress = read_progress(home, name).get(name)
+    except (ConfigError, KeyError, TypeError):
+        return []
+    return list(reversed(progress.missed)) if progress else []
+
+
+def _describe_conditions(status: Object) -> str:
+    return " ".join(str(item.get("message")) for item in status.get("conditions") or [])
+
+
+def _format(seconds: int) -> str:
+    return format_time(datetime.fromtimestamp(seconds, UTC))

@@ -1,0 +1,68 @@
+"""A pipeline is scheduled on this machine with the config that schedules it on a cluster."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from argolocal.state.journal import RunFiles
+from argolocal.state.stored_objects import StoredObjects
+from argolocal.view import runs
+from tests.commands import ROOT
+from tests.forked import Prompt
+
+CONFIG = str(ROOT / "configs/demo.yaml")
+
+
+@pytest.fixture
+def prompt(tmp_path: Path) -> Iterator[Prompt]:
+    environment = {**os.environ, "REKINDLE_HOME": str(tmp_path / "home")}
+    with Prompt(ROOT, environment) as prompt:
+        yield prompt
+
+
+def test_a_schedule_is_stored_listed_started_and_deleted(prompt: Prompt, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    done = prompt(f"rekindle schedule {CONFIG} --local --set schedule.timezone=Europe/Paris")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "WorkflowTemplate demo created",
+        "CronWorkflow demo created",
+        "no server runs on this machine: `rekindle server` starts the runs",
+    ]
+
+    cron = StoredObjects(home).get("CronWorkflow", "demo")
+    # a machine that was off for a day starts the run that it has missed
+    assert "startingDeadlineSeconds" not in cron["spec"]
+    assert cron["spec"]["workflowSpec"]["workflowTemplateRef"] == {"name": "demo"}
+
+    again = prompt(f"rekindle schedule {CONFIG} --local --set schedule.deadline_minutes=5")
+    assert again.stdout.splitlines()[1] == "CronWorkflow demo configured"
+    cron = StoredObjects(home).get("CronWorkflow", "demo")
+    assert cron["spec"]["startingDeadlineSeconds"] == 300
+
+    listed = prompt("rekindle schedule list -o json")
+    (row,) = json.loads(listed.stdout)["schedules"]
+    assert (row["schedule"], row["at"], row["last"]) == ("demo", "0 3 * * 1", "never")
+    assert row["next"]
+    assert "`rekindle server`" in listed.stderr
+
+    started = json.loads(prompt("rekindle run-now demo --local -o json").stdout)
+    assert runs.load_status(home, started["workflow"])["phase"] == "Pending"
+    workflow = RunFiles(home, started["workflow"]).workflow()
+    assert workflow["metadata"]["labels"]["workflows.argoproj.io/workflow-template"] == "demo"
+
+    assert prompt("rekindle unschedule demo --local").stdout == "unscheduled demo\n"
+    assert StoredObjects(home).list("CronWorkflow") == []
+    assert StoredObjects(home).list("WorkflowTemplate") == []
+
+
+def test_a_missing_schedule_and_a_cluster_of_this_machine_are_refused(prompt: Prompt) -> None:
+    missing = prompt("rekindle run-now nothing --local")
+    assert missing.returncode == 2
+    assert "the schedule nothing does not exist on this machine" in missing.stderr
+    both = prompt(f"rekindle schedule {CONFIG} --local -n models")
+    assert both.returncode == 2
+    assert "--local cannot be combined with --namespace" in both.stderr
