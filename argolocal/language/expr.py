@@ -266,17 +266,24 @@ def _make_text_operator(
 def _make_math_operator(
     operator: str, apply: Callable[[Numeric, Numeric], Any]
 ) -> Callable[[Any, Any], Any]:
-    def calculate(lhs: object, rhs: object) -> Any:
-        if operator == "+" and isinstance(lhs, str) and isinstance(rhs, str):
-            return lhs + rhs
-        if operator == "-" and isinstance(lhs, GoTime) and isinstance(rhs, GoTime):
-            return lhs - rhs
-        if is_number(lhs) and is_number(rhs):
-            result = apply(lhs, rhs)
-            if isinstance(result, int):
-                return int64(result)
-            return result
-        raise ExprError(f"invalid operation: {operator} (mismatched types {lhs!r} and {rhs!r})")
+    def calculate(left_operand: object, right_operand: object) -> Any:
+        if operator == "+" and isinstance(left_operand, str) and isinstance(right_operand, str):
+            return left_operand + right_operand
+        if (
+            operator == "-"
+            and isinstance(left_operand, GoTime)
+            and isinstance(right_operand, GoTime)
+        ):
+            return left_operand - right_operand
+        if is_number(left_operand) and is_number(right_operand):
+            computed_number = apply(left_operand, right_operand)
+            if isinstance(computed_number, int):
+                return int64(computed_number)
+            return computed_number
+        raise ExprError(
+            f"invalid operation: {operator} (mismatched types {left_operand!r} and"
+            f" {right_operand!r})"
+        )
 
     return calculate
 

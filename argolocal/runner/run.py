@@ -143,25 +143,25 @@ class LocalRun:
         self.request: RunRequest | None = None
 
     @classmethod
-    def new(
+    def create(
         cls,
         manifest: Mapping[str, Any],
         parameters: Mapping[str, str] | None,
         cluster: Cluster,
-        note: Callable[[str], None] | None = None,
-        warn: Callable[[str], None] | None = None,
+        report_note: Callable[[str], None] | None = None,
+        report_warning: Callable[[str], None] | None = None,
         queued_path: str | None = None,
     ) -> "LocalRun":
         """Validate a manifest and create its run on disk, without starting it. Raises ConfigError.
 
-        `note` receives the notes of preflight.py. `warn` receives the warnings about tasks whose
-        failure or result has no effect. `queued_path`: for a run that the server of the home will
-        run, the folders with Python modules for its pods.
+        `report_note` receives the notes of preflight.py. `report_warning` receives the warnings
+        about tasks whose failure or result has no effect. `queued_path`: for a run that the server
+        of the home will run, the folders with Python modules for its pods.
         """
         workflow = validate_workflow(manifest, parameters, cluster, report_note, report_warning)
         is_scheduled = manifest["kind"] == "CronWorkflow"
-        files = _create_files(cluster.home, workflow, is_scheduled, queued_path)
-        return cls(files, workflow, {"phase": "", "nodes": {}}, cluster)
+        run_files = _create_files(cluster.home, workflow, is_scheduled, queued_path)
+        return cls(run_files, workflow, {"phase": "", "nodes": {}}, cluster)
 
     @classmethod
     def load(cls, name: str, cluster: Cluster, is_queued: bool = False) -> "LocalRun":
@@ -340,7 +340,7 @@ def validate_workflow(
         if note:
             note(line)
 
-    findings = validate.check(workflow, find_object=cluster.find)
+    findings = validate.check(workflow, find=cluster.find)
     for finding in validate.unheeded_tasks(findings):
         if warn:
             warn(str(finding))
@@ -365,8 +365,8 @@ def _create_files(
     while True:
         run_files = RunFiles(home, workflow["metadata"]["name"])
         try:
-            files.create(workflow, queued_path)
-            return files
+            run_files.create(workflow, queued_path)
+            return run_files
         except (RunExists, Busy):
             if not is_scheduled:
                 raise
@@ -404,7 +404,8 @@ def _kill_leftover_processes(run_files: RunFiles, process_records: Mapping[str, 
         if time.monotonic() > deadline:
             raise ArgolocalError(
                 f"processes {sorted(surviving_processes)} of {run_files.name} do not exit after"
-                " SIGKILL: end them first."
+                " SIGKILL: end them"
+                " first."
             )
 
         time.sleep(0.01)

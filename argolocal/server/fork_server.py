@@ -88,7 +88,7 @@ def _prepare_child(home: Path, name: str) -> None:
     os.setsid()
     path = RunFiles(home, name).read_path()
     if path:
-        os.environ[program.variable("PATH")] = path
+        os.environ[program.environment_variable("PATH")] = path
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from argolocal.common.checked_names import RunName
 from argolocal.errors import ArgolocalError, ConfigError, write_stderr
 from argolocal.interfaces import Cluster
-from argolocal.manifest.allowed_values import COMPLETED
+from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from argolocal.runner import requests
 from argolocal.runner.run import LocalRun
 from argolocal.state.journal import MANIFEST_FILE, QUEUE_FOLDER, RunFiles, Status
@@ -237,7 +237,7 @@ def submit(
     `path`: folders with Python modules for its pods (default: those of this process).
     """
     queued_path = cluster.path if path is None else path
-    run = LocalRun.new(manifest, parameters, cluster, queued_path=queued_path)
+    run = LocalRun.create(manifest, parameters, cluster, queued_path=queued_path)
     try:
         if status:
             run.files.snapshot(status)

@@ -115,7 +115,8 @@ class StoredObjects:
                 raise ObjectConflict(
                     f"the {kind} {format_untrusted(name)} has the resourceVersion {actual}, not"
                     f" {format_untrusted(expected)}: it was changed in the meantime. Read it"
-                    " again, and repeat the change."
+                    " again, and repeat"
+                    " the change."
                 )
             return self._write(manifest, current)
 
@@ -163,7 +164,7 @@ class StoredObjects:
 
         if current is None:
             metadata["uid"] = str(uuid.uuid4())
-            metadata["creationTimestamp"] = timestamp(self.clock())
+            metadata["creationTimestamp"] = format_timestamp(self.clock())
             metadata["generation"] = 1
         else:
             for field in SERVER_FIELDS:

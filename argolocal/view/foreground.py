@@ -53,9 +53,9 @@ def create_run(
     def warn(line: str) -> None:
         write_stderr(f"warning: {line}")
 
-    note = (lambda line: say(f"note: {line}")) if notes else None
+    report_note = (lambda line: write_stderr(f"note: {line}")) if shows_notes else None
     queued_path = cluster.path if is_queued else None
-    local_run = LocalRun.new(manifest, parameters, cluster, note, warn, queued_path)
+    local_run = LocalRun.create(manifest, parameters, cluster, report_note, warn, queued_path)
     for line in python_version_warnings(local_run.workflow["spec"], cluster):
         warn(line)
 
@@ -214,7 +214,8 @@ def _with_resume_hints(
     if local_run.workflow["spec"].get("suspend"):
         run_display.say(
             f"{local_run.name} is suspended: `{program.name} resume {local_run.name}` in another"
-            " terminal resumes it"
+            " terminal"
+            " resumes it"
         )
 
     def on_change(status: Status) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from argolocal.cli.options import RunNameParam, output_option, parse_pairs
+from argolocal.cli.options import RunNameParam, make_output_option, parse_parameter_options
 from argolocal.cli.output import print_errors_as_json, print_result
 from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from rekindle.cli.group import command
@@ -44,7 +44,7 @@ from rekindle.errors import ConfigError, write_stderr
 )
 @cluster_options
 @local_option
-@output_option("text", "json")
+@make_output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: submit even if an identical run is active.")
 @no_cache_option
 def submit(
@@ -82,10 +82,16 @@ def submit(
     from rekindle.operations import cached_results
 
     with print_errors_as_json(as_json):
-        manifests = source.manifests()
-        print_warnings(manifests.main, source.config or source.manifest, manifests.other_objects)
-        for manifest in manifests.other_objects:
-            say(f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`")
+        pipeline_manifests = source.manifests()
+        print_warnings(
+            pipeline_manifests.main,
+            source.config or source.manifest,
+            pipeline_manifests.other_objects,
+        )
+        for manifest in pipeline_manifests.other_objects:
+            write_stderr(
+                f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`"
+            )
 
         manifest_metadata = pipeline_manifests.main.get("metadata") or {}
         namespace = target.namespace or manifest_metadata.get("namespace") or ""
@@ -129,8 +135,8 @@ def print_warnings(
     """Print the warnings of `lint`. Raises ConfigError if `lint` finds errors."""
     from argolocal import validate
 
-    for lint_finding in validate.check(manifest, str(file), other_objects):
-        write_stderr(f"warning: {lint_finding}")
+    for finding in validate.check(manifest, str(file), other_objects):
+        write_stderr(f"warning: {finding}")
 
 
 def confirm_duplicate(running_workflow: str | None) -> None:
@@ -160,27 +166,24 @@ def report_submission(
 
     name = workflow["metadata"]["name"]
     namespace = workflow["metadata"]["namespace"]
-    cluster_flags = " --cluster" + (cluster.flags if cluster else f" --namespace {namespace}")
+    flags = " --cluster" + (cluster.flags if cluster else f" --namespace {namespace}")
     click.echo(f"{name} was submitted to namespace {namespace}", err=as_json)
 
-    if follows_run and cluster:
+    if watch and cluster:
         from rekindle.view import cluster_watch
 
         return cluster_watch.watch_run(cluster, name, as_json=as_json)
 
     sha256 = workflow["metadata"]["annotations"][SHA256_ANNOTATION]
-    submission = {
+    result = {
         "workflow": name,
         "namespace": namespace,
         "phase": "Pending",
         "manifest_sha256": sha256,
     }
 
-    text = (
-        f"watch   rekindle status {name} --watch{cluster_flags}\nlogs    rekindle logs {name}"
-        f" -f{cluster_flags}"
-    )
-    print_result(as_json, submission, text)
+    text = f"watch   rekindle status {name} --watch{flags}\nlogs    rekindle logs {name} -f{flags}"
+    print_result(as_json, result, text)
     return 0
 
 

@@ -49,12 +49,14 @@ def config_options(command_function: Callable[..., Any]) -> Any:
     def command(
         *,
         config: Path | None,
-        sets: tuple[str, ...],
+        set_flags: tuple[str, ...],
         manifest: Path | None = None,
         parameters: tuple[str, ...] = (),
         **other_options: Any,
     ) -> Any:
-        return command_function(source=Source(config, sets, manifest, parameters), **other_options)
+        return command_function(
+            source=Source(config, set_flags, manifest, parameters), **other_options
+        )
 
     set_option = click.option(
         "--set", "sets", multiple=True, metavar="A.B=C", help="Config value to override."

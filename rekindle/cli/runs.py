@@ -58,11 +58,11 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool, is_queued: boo
     from rekindle.view import pipeline_display
 
     with run_output(as_json):
-        pipeline = _create_run(source, no_cache)
+        pipeline_run = _create_run(source, no_cache)
         # print the full status only of the user's own manifests
         is_foreign = bool(source.manifest)
         return pipeline_display.run_here(
-            pipeline, as_json=as_json, ask=not yes, full_status=is_foreign
+            pipeline_run, as_json=as_json, ask=not yes, full_status=is_foreign
         )
 
 
@@ -87,8 +87,8 @@ def _create_run(source: Source, no_cache: bool, is_queued: bool = False) -> "Pip
         check_training(manifests.config, source.scheduled_time())
 
     workflow = manifests.main_for_this_machine()
-    values = cached_results.add_cached(
-        home(), workflow, parse_pairs(source.parameters), not no_cache
+    values = cached_results.add_cached_parameter(
+        home(), workflow, parse_parameter_options(source.parameters), not no_cache
     )
 
     # print the notes of `lint` only for the user's own manifests, because the user cannot change

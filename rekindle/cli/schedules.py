@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from argolocal import cli as local
-from argolocal.cli.options import NonEmptyName, output_option
+from argolocal.cli.options import NonEmptyName, make_output_option
 from argolocal.cli.output import print_result
-from argolocal.common.homes import current as home
+from argolocal.common.homes import require_home as home
 from rekindle.cli.group import command
 from rekindle.cli.on_cluster import confirm_duplicate, print_warnings, report_submission
 from rekindle.cli.options import Target, cluster_options, config_options, local_option
@@ -30,7 +30,7 @@ LIST = Path("list")
 )
 @cluster_options
 @local_option
-@output_option("text", "json")
+@make_output_option("text", "json")
 def schedule(
     source: Source, suspend: bool | None, target: Target, is_local: bool, as_json: bool
 ) -> None:
@@ -145,7 +145,7 @@ def _read_schedules(target: Target) -> "Schedules":
 )
 @cluster_options
 @local_option
-@output_option("text", "json")
+@make_output_option("text", "json")
 @click.option("--yes", is_flag=True, help="Do not ask: start a run even if one is active.")
 def run_now(
     name: str, watch: bool, target: Target, is_local: bool, as_json: bool, yes: bool
@@ -166,7 +166,7 @@ def run_now(
     from rekindle.cluster import workflows
 
     cluster = target.connect()
-    workflow = workflows.scheduled_workflow(cluster, name)
+    workflow = workflows.build_scheduled_workflow(cluster, name)
 
     if not yes:
         confirm_duplicate(workflows.find_duplicate(cluster, workflow))
@@ -189,7 +189,7 @@ def _run_here(name: str, as_json: bool) -> int:
 @click.argument("name", type=NonEmptyName())
 @cluster_options
 @local_option
-@output_option("text", "json")
+@make_output_option("text", "json")
 def unschedule(name: str, target: Target, is_local: bool, as_json: bool) -> None:
     """Delete a schedule with its WorkflowTemplate.
 

@@ -7,7 +7,7 @@ The server of the home starts the runs (argolocal/server/cron).
 
 from typing import Any
 
-from argolocal.errors import did_you_mean
+from argolocal.errors import suggest_similar
 from argolocal.manifest.types import Object
 from argolocal.server.cron.controller import PATH_ANNOTATION, build_workflow
 from argolocal.server.objects import Objects
@@ -63,7 +63,7 @@ def find_schedule(cluster: LocalCluster, name: str) -> Object:
         names = set(objects.names("CronWorkflow"))
         raise ConfigError(
             f"the schedule {name} does not exist on this machine: `rekindle schedule list` lists"
-            f" all schedules.{did_you_mean(name, names)}"
+            f" all schedules.{suggest_similar(name, names)}"
         )
     return cron
 

@@ -38,9 +38,9 @@ SET_PHASES = ("", "Succeeded", "Failed", "Error")
 PREVIOUS_WORKFLOW = "workflows.argoproj.io/resubmitted-from-workflow"
 # labels of a run that its copy does not get
 OWN_LABELS = (
-    object_labels.PHASE,
-    object_labels.COMPLETED,
-    object_labels.ARCHIVING_STATUS,
+    object_labels.PHASE_LABEL,
+    object_labels.COMPLETED_LABEL,
+    object_labels.ARCHIVING_STATUS_LABEL,
     *object_labels.CREATOR,
 )
 

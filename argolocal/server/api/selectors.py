@@ -176,7 +176,7 @@ def parse_time(text: str) -> float | None:
             raise ValueError
         return moment.timestamp()
     except (ValueError, OverflowError):
-        raise ApiError(INTERNAL, f"{show(text)} is not a time of RFC 3339") from None
+        raise ApiError(INTERNAL, f"{format_untrusted(text)} is not a time of RFC 3339") from None
 
 
 def selected_name(query: Mapping[str, str]) -> str:
@@ -252,7 +252,8 @@ def _parse_field(term: str, namespace: str) -> dict[str, Any]:
                 INVALID_ARGUMENT,
                 f"'namespace' query param ({format_untrusted(namespace)}) and fieldselector"
                 f" 'metadata.namespace' ({format_untrusted(selected)}) are both specified and"
-                " contradict each other",
+                " contradict each"
+                " other",
             )
         return {"namespace": selected}
 

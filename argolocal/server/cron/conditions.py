@@ -27,7 +27,7 @@ def may_run(cron: Object, now: float) -> bool:
     values = {f"cronworkflow.{name}": value for name, value in _variables(cron).items()}
     scope: Mapping[str, Any] = {**values, "now": lambda: GoTime(now)}
     text = to_json(condition, ensure_ascii=False)[1:-1]
-    return govaluate.should_execute(substitute.replace(text, scope, substitute.ALL))
+    return govaluate.should_execute(substitute.replace_tags(text, scope, substitute.EVERY_TAG))
 
 
 def must_stop(cron: Object, now: float) -> bool:

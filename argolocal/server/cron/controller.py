@@ -19,7 +19,7 @@ from argolocal.common.json_text import read_object, to_json
 from argolocal.errors import ArgolocalError, ConfigError, NodeError
 from argolocal.interfaces import Cluster
 from argolocal.language.functions import ExprError
-from argolocal.language.gofmt import timestamp
+from argolocal.language.gofmt import format_timestamp
 from argolocal.manifest import object_labels
 from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.types import Object
@@ -205,7 +205,7 @@ class CronController:
             if reference not in (status.get("active") or []):
                 status["active"] = [*(status.get("active") or []), reference]
             status["phase"] = "Active"
-            status["lastScheduledTime"] = timestamp(time)
+            status["lastScheduledTime"] = format_timestamp(time)
             status["conditions"] = _without_condition(status, SUBMISSION_ERROR, SPEC_ERROR)
             annotations = item["metadata"].setdefault("annotations", {})
             annotations[object_labels.LAST_USED_SCHEDULE] = describe_schedule(item)
@@ -329,11 +329,11 @@ def build_workflow(cron: Object, time: int) -> Object:
         "name": f"{metadata['name']}-{time}",
         "labels": {
             **labels,
-            object_labels.CRON_WORKFLOW: metadata["name"],
+            object_labels.CRON_WORKFLOW_LABEL: metadata["name"],
             **(added.get("labels") or {}),
         },
         "annotations": {
-            object_labels.SCHEDULED_TIME: timestamp(time),
+            object_labels.SCHEDULED_TIME_ANNOTATION: format_timestamp(time),
             **(added.get("annotations") or {}),
         },
         "ownerReferences": [owner],

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from argolocal.common.checked_names import RunName
-from argolocal.errors import ArgolocalError, say
-from argolocal.manifest.allowed_values import COMPLETED
+from argolocal.errors import ArgolocalError, write_stderr
+from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from argolocal.manifest.types import Object
 from argolocal.state.journal import MANIFEST_FILE, RunFiles
 
@@ -30,7 +30,7 @@ def read_final_phase(home: Path, run: str) -> str:
         phase = files.load()[0]["phase"]
     except ArgolocalError:
         return ""
-    return phase if phase in COMPLETED else ""
+    return phase if phase in COMPLETED_PHASES else ""
 
 
 def owner_uid(metadata: Mapping[str, Any]) -> str:
@@ -56,7 +56,7 @@ def remove_old_runs(home: Path, cron: Object) -> None:
             try:
                 files.remove()
             except ArgolocalError as error:
-                say(f"warning: {files.name} is not removed: {error}")
+                write_stderr(f"warning: {files.name} is not removed: {error}")
 
 
 def _find_ended_runs(home: Path, cron: Object) -> list[tuple[RunFiles, str, str]]:
@@ -64,7 +64,7 @@ def _find_ended_runs(home: Path, cron: Object) -> list[tuple[RunFiles, str, str]
     name = cron["metadata"]["name"]
     ended = []
     for folder in (home / "runs").glob(f"{name}-*"):
-        run_name = RunName.or_none(folder.name)
+        run_name = RunName.parse_or_none(folder.name)
         if not run_name or not folder.name.removeprefix(f"{name}-").isdecimal():
             continue
         files = RunFiles(home, run_name)
@@ -75,6 +75,6 @@ def _find_ended_runs(home: Path, cron: Object) -> list[tuple[RunFiles, str, str]
             uid = owner_uid(files.workflow()["metadata"])
         except ArgolocalError:
             continue
-        if uid == cron["metadata"]["uid"] and status["phase"] in COMPLETED:
+        if uid == cron["metadata"]["uid"] and status["phase"] in COMPLETED_PHASES:
             ended.append((files, status["phase"], str(status.get("finishedAt") or "")))
     return ended

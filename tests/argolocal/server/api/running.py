@@ -54,7 +54,7 @@ class ApiServer:
     """A server of a home. `parallelism`: number of runs at the same time; 0 starts none."""
 
     def __init__(self, home: Path, parallelism: int = 4) -> None:
-        homes.make(home)
+        homes.create_home(home)
         self.home = home
         self.cluster = LocalCluster(home)
         self.parallelism = parallelism
