@@ -19,7 +19,7 @@ from argolocal.language.gofmt import dumps
 from argolocal.language.sprig import ARGO_FUNCTIONS
 
 Scope = Mapping[str, str | None]
-SubstitutedType = TypeVar("T")
+SubstitutedType = TypeVar("SubstitutedType")
 # names of the tags that must have a value in the fields of a task or step
 STEP_OUTPUTS = re.compile(r"(tasks|steps)(\.|$)")
 EVERY_TAG = re.compile("")

@@ -135,12 +135,13 @@ def parse_schedule(text: str, timezone: str = "", anchor: int = 0) -> "Schedule"
         return IntervalSchedule(max(int(parse_duration(text.removeprefix(EVERY))), 1), anchor)
 
     fields = SCHEDULE_DESCRIPTORS.get(text, text).split()
-    number_sets = [
+    minutes, hours, days, months, weekdays = (
         frozenset(_parse_field(value, *field) or set())
         for value, field in zip(fields, CRON_FIELDS, strict=True)
-    ]
+    )
     is_wildcard = _has_wildcard(fields[2]) or _has_wildcard(fields[4])
-    return FieldSchedule(*number_sets, is_wildcard, ZoneInfo(timezone or "UTC"))
+    zone = ZoneInfo(timezone or "UTC")
+    return FieldSchedule(minutes, hours, days, months, weekdays, is_wildcard, zone)
 
 
 class Schedule(Protocol):
@@ -247,12 +248,12 @@ class _Moment:
         if field == "minute":
             self.add_seconds(-(self.seconds % MINUTE_S))
             return
-        smaller_fields = {"minute": 0, "second": 0}
+        wall_time = self.wall.replace(minute=0, second=0)
         if field in ("month", "day"):
-            smaller_fields["hour"] = 0
+            wall_time = wall_time.replace(hour=0)
         if field == "month":
-            smaller_fields["day"] = 1
-        self._set_wall_time(self.wall.replace(**smaller_fields))
+            wall_time = wall_time.replace(day=1)
+        self._set_wall_time(wall_time)
 
     def add_month(self) -> None:
         first_day = self.wall.replace(day=1)

@@ -224,7 +224,7 @@ def _validate_input(task_label: str, name: str, input_field: FieldInfo, input_va
         return input_value
 
     try:
-        input_type = Annotated[input_field.annotation or Any, input_field]  # pyright: ignore
+        input_type: Any = Annotated[input_field.annotation or Any, input_field]  # pyright: ignore
         TypeAdapter[Any](input_type).validate_python(input_value)
     except ValidationError as error:
         first_error = error.errors()[0]

@@ -73,7 +73,7 @@ class FinishedReport(ReportMessage):
     """The message that all processes of a node have ended with exit code 0."""
 
 
-ReportT = TypeVar("R", bound=ReportMessage)
+ReportT = TypeVar("ReportT", bound=ReportMessage)
 
 
 class ReportExchange:

@@ -62,7 +62,7 @@ MAX_SAME_ERRORS = 10
 EXTERNAL_EXIT_CODES = {-signal.SIGKILL, -signal.SIGTERM, exit_codes.TERMINATED}
 
 
-ResultT = TypeVar("T")
+ResultT = TypeVar("ResultT")
 
 
 class GenerationOver(Exception):

@@ -47,7 +47,7 @@ from rekindle.storage import Store
 from rekindle.training.cost.tariff import TRIAL_STEP
 
 MAX_DIFF_LINES = 60
-PROGRAM_MODULES = (PROGRAM_MODULES, PROGRAM_IN_JOB_MODULES)
+JOB_MODULES = (PROGRAM_MODULES, PROGRAM_IN_JOB_MODULES)
 
 
 @dataclass(frozen=True)
@@ -270,9 +270,7 @@ def reject_unrecorded_program(origin: Origin, manifest: Manifest) -> None:
         return
 
     manifest_text = to_json(manifest)
-    has_program_job = any(
-        program_modules.launcher in manifest_text for program_modules in PROGRAM_MODULES
-    )
+    has_program_job = any(modules.launcher in manifest_text for modules in JOB_MODULES)
     if origin.whole_config.get("program") is None and not has_program_job:
         return
 

@@ -27,7 +27,7 @@ class CheckpointVersion(Protocol):
     def created(self) -> float: ...
 
 
-VersionT = TypeVar("V", bound=CheckpointVersion)
+VersionT = TypeVar("VersionT", bound=CheckpointVersion)
 
 
 def choose_versions(versions: Iterable[VersionT]) -> list[VersionT]:

@@ -46,7 +46,7 @@ MAX_SNAPSHOT_TIME_SHARE = 0.01
 MIN_SNAPSHOT_INTERVAL_S = 0.25  # minimum time between snapshots, if hot_seconds is not set
 # time limit for reading the newest step in the object store, if shared memory has a snapshot
 NEWEST_TIMEOUT_S = 3.0
-ResultT = TypeVar("T")
+ResultT = TypeVar("ResultT")
 ReadRunner = Callable[[Callable[[], Manifest | None]], Manifest | None]
 
 

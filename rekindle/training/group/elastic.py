@@ -37,7 +37,7 @@ from rekindle.training.spec import Fingerprint, TrainingSpec
 # complete
 COMPLETE_TIMEOUT_S = 5.0
 
-ResultT = TypeVar("T")
+ResultT = TypeVar("ResultT")
 
 
 class ExchangeStore(dist.Store):

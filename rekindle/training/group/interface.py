@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from rekindle.training.group.process_group import Collective, GroupView
 
-ResultT = TypeVar("T")
+ResultT = TypeVar("ResultT")
 
 
 class Membership(Protocol):

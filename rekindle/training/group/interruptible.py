@@ -14,7 +14,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-ResultT = TypeVar("T")
+ResultT = TypeVar("ResultT")
 
 
 class GroupBrokenError(RuntimeError):

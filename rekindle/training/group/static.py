@@ -21,7 +21,7 @@ from rekindle.training.ledger.events import CLOSE_TIMEOUT_S, Ledger
 LEAVE_TIMEOUT_S = 5.0
 MIN_STEP_EVENT_INTERVAL_S = 1.0
 
-ResultT = TypeVar("T")
+ResultT = TypeVar("ResultT")
 
 
 class StaticGroup:

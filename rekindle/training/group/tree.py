@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Generic, TypeVar
 
-ValueT = TypeVar("T")
+ValueT = TypeVar("ValueT")
 # the leaves [lo, hi) of a partial sum, which are one complete subtree
 LeafRange = tuple[int, int]
 

@@ -44,7 +44,7 @@ CHECK_INTERVAL_S = 30.0
 # time without progress after which another pod takes over a job; if its own pod restarts earlier,
 # that pod continues it
 TAKEOVER_TIMEOUT_S = 300.0
-DocumentT = TypeVar("D", bound=BaseModel)
+DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
 
 class StallDetector:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Settings = dict[str, Any]  # values by dotted path, such as train.learning_rate
 LOSS_METRIC = "loss"
-SectionT = TypeVar("S", bound=BaseModel)
+SectionT = TypeVar("SectionT", bound=BaseModel)
 
 
 class SettingChoice(Section):

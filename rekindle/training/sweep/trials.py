@@ -35,7 +35,7 @@ from rekindle.training.sweep.sweep_config import Settings
 OBJECTIVE_METRIC = "objective"  # name of the metric in a trial's MLflow run
 RECORD_INTERVAL_S = 10.0  # time between two records of the seconds that a trial has used
 MAX_CRASHES = 3  # number of crashes in this pod after which a trial counts as failed
-ResultT = TypeVar("T")
+ResultT = TypeVar("ResultT")
 
 
 class Trainer(Protocol):

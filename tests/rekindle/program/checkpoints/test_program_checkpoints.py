@@ -132,7 +132,7 @@ def save_twice(node: Node) -> None:
 
 def change_newest_record(node: Node, change: dict[str, object]) -> None:
     store = node.checkpoints.store
-    key = store.list_keys()[-1]
+    key = store.list_checkpoint_keys()[-1]
     fields = store.read_record(key).model_dump(exclude={"checksum"})
     store.store.put(key, seal_fields(fields | change))
 
@@ -177,7 +177,7 @@ def test_old_checkpoints_and_their_chunks_are_deleted(node: Node) -> None:
     store = node.checkpoints.store
     used = {
         name
-        for key in store.list_keys()
+        for key in store.list_checkpoint_keys()
         for file in store.read_record(key).files
         for name in file.chunks
     }
@@ -223,7 +223,7 @@ def test_an_overwritten_file_is_uploaded_in_each_version(node: Node, other: Node
 
 def stored_size(node: Node) -> int:
     store = node.checkpoints.store
-    record_keys = store.list_keys()
+    record_keys = store.list_checkpoint_keys()
     return store.read_record(record_keys[-1]).files[0].size if record_keys else 0
 
 
@@ -245,7 +245,7 @@ def test_a_file_that_changes_during_the_upload_is_not_committed(
     until("the upload", lambda: keys(node, "checkpoints"))
     node.kill()
     store = node.checkpoints.store
-    (file,) = store.read_record(store.list_keys()[0]).files
+    (file,) = store.read_record(store.list_checkpoint_keys()[0]).files
     assert file.sha256 == sha256(archive("changed again"))
 
 
@@ -448,7 +448,7 @@ def test_a_record_cannot_name_a_file_outside_the_checkpoint(
 
 def change_record(node: Node, change: Callable[[dict], dict]) -> None:
     store = node.checkpoints.store
-    (key,) = store.list_keys()
+    (key,) = store.list_checkpoint_keys()
     fields = store.read_record(key).model_dump(exclude={"checksum"})
     store.store.put(key, seal_fields(change(fields)))
 
@@ -543,8 +543,8 @@ def test_objects_of_others_between_the_shares_do_not_stop_the_commits(
     for node in pair:
         node.kill()
 
-    assert store.list_newest() == store.list_keys()
-    store.commit_ended(pair[0].generation.key)
+    assert store.list_newest_keys() == store.list_checkpoint_keys()
+    store.commit_ended_generation(pair[0].generation.key)
 
 
 def test_shares_that_contradict_each_other_are_no_checkpoint(pair: tuple[Node, Node]) -> None:
@@ -560,7 +560,7 @@ def test_shares_that_contradict_each_other_are_no_checkpoint(pair: tuple[Node, N
 
     store = pair[0].checkpoints.store
     assert len(keys(pair[0], "shares")) == 2
-    store.commit_ended(pair[0].generation.key)
+    store.commit_ended_generation(pair[0].generation.key)
     assert committed(pair[0]) == []
 
 
@@ -585,10 +585,10 @@ def test_a_damaged_record_is_written_again(node: Node) -> None:
     node.save(5)
     node.kill()
     store = node.checkpoints.store
-    (key,) = store.list_keys()
+    (key,) = store.list_checkpoint_keys()
     record = store.read_record(key)
     store.store.put(key, b"{")
 
     store.commit(record.path, record.format, record.step, 1, record.files, [], record.created)
 
-    assert [store.read_record(key).step for key in store.list_newest()] == [5]
+    assert [store.read_record(key).step for key in store.list_newest_keys()] == [5]

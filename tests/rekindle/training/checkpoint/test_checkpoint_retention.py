@@ -56,9 +56,8 @@ def test_retention_keeps_latest_and_its_newest_predecessors(
         StoredObject(f"{step:04d}", 1, "", NOW - age) for step, age in sorted(ages.items())
     ]
     latest = data.draw(st.sampled_from(manifests)).key
-    old = CheckpointRetention(None, "", number, hours)._find_expired_manifests(
-        latest, manifests, NOW
-    )  # type: ignore[arg-type]
+    retention = CheckpointRetention(None, "", number, hours)  # type: ignore[arg-type]
+    old = retention._find_expired_manifests(latest, manifests, NOW)
     kept = [entry for entry in manifests if entry.key not in old]
     previous = [entry for entry in manifests if entry.key < latest][-(number - 1) :]
     young = [entry.key for entry in previous if not hours or entry.modified >= NOW - 3600 * hours]
