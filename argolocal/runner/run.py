@@ -340,7 +340,7 @@ def validate_workflow(
         if note:
             note(line)
 
-    findings = validate.check(workflow, find=cluster.find)
+    findings = validate.check(workflow, find_object=cluster.find)
     for finding in validate.unheeded_tasks(findings):
         if warn:
             warn(str(finding))

@@ -261,7 +261,7 @@ def test_of_a_wheel_in_site_packages_only_the_own_packages_belong_to_the_code(
         {"rekindle/keys": "import other_library\n", "rekindle/__init__": "", "other_library": ""},
     )
     write(tmp_path / "project", {"first": "import rekindle.keys, other_library\n"})
-    monkeypatch.setattr(code, "ENGINE", (libraries / "rekindle", libraries / "argolocal"))
+    monkeypatch.setattr(code, "ENGINE_FOLDERS", (libraries / "rekindle", libraries / "argolocal"))
     monkeypatch.setattr(project, "REFERENCE", libraries / "rekindle/reference")
     found = code.imported_files(["first"], [str(tmp_path / "project")])
     assert found.keys() == {"first", "rekindle", "rekindle.keys"}

@@ -73,7 +73,7 @@ def test_a_client_of_mlflow_cannot_have_a_foreign_record_removed_as_a_trial(
         runs = [describe_run(run_id, tags) for run_id in (trial, foreign)]
         return model.model_validate_json(json.dumps({"runs": runs}))
 
-    monkeypatch.setattr(listing, "request", answer)
+    monkeypatch.setattr(listing, "send_request", answer)
     run = RunName("demo-x7k2p")
     assert find_trial_ids(parent, run, [trial]) == [trial]
     assert find_trial_ids(parent, run, []) == []
