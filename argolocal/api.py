@@ -164,7 +164,7 @@ def run(
     cluster = LocalCluster(home, None if images is None else _convert_images(images), kinds, store)
     manifest, other_objects = split_main_object(_read_objects(workflow))
     cluster.store_objects([*_check_manifests(objects), *other_objects])
-    local_run = LocalRun.new(manifest, parameters, cluster)
+    local_run = LocalRun.create(manifest, parameters, cluster)
     status = local_run.run()
 
     return Outcome(local_run.name, status, cluster.home, cluster.store(), temporary_home)

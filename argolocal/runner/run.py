@@ -2,7 +2,7 @@
 the clock, processes and files.
 
     cluster = LocalCluster()
-    status = LocalRun.new(manifest, parameters, cluster).run(on_change=print)    # WorkflowStatus
+    status = LocalRun.create(manifest, parameters, cluster).run(on_change=print)    # WorkflowStatus
     status = LocalRun.load("demo-4k2xp", cluster).run()    # resume
     stop("demo-4k2xp", cluster)
     resume_suspended("demo-4k2xp", {"approve": "YES"}, home)
@@ -331,7 +331,7 @@ def validate_workflow(
 ) -> dict[str, Any]:
     """Convert a manifest to the Workflow to run, with a new name and uid. Raises ConfigError.
 
-    See `LocalRun.new` for `note` and `warn`.
+    See `LocalRun.create` for `note` and `warn`.
     """
     identity = manifests.ObjectIdentity(time.time(), str(uuid.uuid4()), manifests.generate_suffix())
 

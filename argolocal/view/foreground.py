@@ -91,7 +91,7 @@ def _check_ports(manifest: Mapping[str, Any], cluster: Cluster) -> None:
     """Raise ConfigError, before the run starts, if the port of a Service of the workflow is in
     use."""
     if any(find_shape_errors(manifest)):
-        return  # skip an invalid manifest, because LocalRun.new will reject it
+        return  # skip an invalid manifest, because LocalRun.create will reject it
 
     for template in (manifest.get("spec") or {}).get("templates") or []:
         manifest_text = TAG.sub("tag", str((template.get("resource") or {}).get("manifest")))

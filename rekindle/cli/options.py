@@ -49,13 +49,13 @@ def config_options(command_function: Callable[..., Any]) -> Any:
     def command(
         *,
         config: Path | None,
-        set_flags: tuple[str, ...],
+        sets: tuple[str, ...],
         manifest: Path | None = None,
         parameters: tuple[str, ...] = (),
         **other_options: Any,
     ) -> Any:
         return command_function(
-            source=Source(config, set_flags, manifest, parameters), **other_options
+            source=Source(config, sets, manifest, parameters), **other_options
         )
 
     set_option = click.option(

@@ -28,9 +28,9 @@ def prepare(data, out):
     import numpy as np
 
     rows = np.genfromtxt(data.source, delimiter=",", skip_header=1, dtype="float32")
-    train_row_count = int(0.8 * len(rows))
-    np.save(out / "train.npy", rows[:train_row_count])
-    np.save(out / "test.npy", rows[train_row_count:])
+    cut = int(0.8 * len(rows))
+    np.save(out / "train.npy", rows[:cut])
+    np.save(out / "test.npy", rows[cut:])
     return Prepared(rows=len(rows))
 
 
@@ -73,6 +73,4 @@ def examples(path):
 def predict(model, instances, facts):
     import torch
 
-    return model(
-        torch.tensor([[instance.hour, instance.temperature] for instance in instances])
-    ).tolist()
+    return model(torch.tensor([[row.hour, row.temperature] for row in instances])).tolist()

@@ -15,10 +15,7 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    card_path = inputs.workdir / "card.md"
-    metric_lines = [
-        f"- {metric_name}: {metric_value:.3f}"
-        for metric_name, metric_value in inputs.metrics.items()
-    ]
-    card_path.write_text("\n".join([f"# {inputs.verdict}", "", *metric_lines, ""]))
-    return Outputs(card=card_path)
+    card = inputs.workdir / "card.md"
+    lines = [f"- {name}: {value:.3f}" for name, value in inputs.metrics.items()]
+    card.write_text("\n".join([f"# {inputs.verdict}", "", *lines, ""]))
+    return Outputs(card=card)

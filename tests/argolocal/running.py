@@ -14,7 +14,7 @@ def execute(
     on_change: OnChange | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Status:
-    return LocalRun.new(manifest, parameters, cluster, note).run(on_change)
+    return LocalRun.create(manifest, parameters, cluster, note).run(on_change)
 
 
 def resume(name: str, cluster: Cluster, on_change: OnChange | None = None) -> Status:

@@ -145,7 +145,7 @@ def test_a_full_disk_is_reported_and_the_run_can_be_resumed(cluster: LocalCluste
     draft = cluster.home / "objects/ConfigMap/c.new"
     draft.parent.mkdir(parents=True)
     draft.symlink_to("/dev/full")
-    run = LocalRun.new(workflow({"action": "create", "manifest": configmap(a="1")}), {}, cluster)
+    run = LocalRun.create(workflow({"action": "create", "manifest": configmap(a="1")}), {}, cluster)
     with pytest.raises(DiskFull, match=f"Free some space, then `rekindle resume {run.name}`"):
         run.run()
     draft.unlink()
@@ -164,7 +164,7 @@ def test_the_secret_of_a_training_is_new_for_each_run_and_only_in_its_own_file(
     values = set[str]()
 
     for _ in range(2):
-        run = LocalRun.new(workflow(template), {}, cluster)
+        run = LocalRun.create(workflow(template), {}, cluster)
         assert run.run()["phase"] == "Succeeded"
         name = f"{run.name}-train"
         values.add(value := cluster.secret(name)["secret"])

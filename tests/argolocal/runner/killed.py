@@ -82,7 +82,7 @@ if (home / "runs" / what / "manifest.yaml").exists():
     resume_suspended(what, values, home)
     LocalRun.load(what, cluster).run()
 else:
-    LocalRun.new(json.loads((home / "w.json").read_text()), {}, cluster).run()
+    LocalRun.create(json.loads((home / "w.json").read_text()), {}, cluster).run()
 sys.setprofile(None)
 threading.setprofile(None)
 (home / "seen").write_text(json.dumps(seen))

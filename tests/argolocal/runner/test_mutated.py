@@ -273,7 +273,7 @@ def load_error(data: bytes, home: Path) -> str:
     try:
         manifest, others = read_path(file)
         cluster.store_objects(others)
-        run = LocalRun.new(manifest, {}, cluster)
+        run = LocalRun.create(manifest, {}, cluster)
         run.files.close()
         assert run.files.root.parent == cluster.home / "runs"
         play(Scheduler(run.workflow, locks=shared))

@@ -36,7 +36,7 @@ class Background:
     """A run in a thread. Its files are those that another process sees."""
 
     def __init__(self, home: Path, manifest: dict[str, Any]) -> None:
-        self.run = LocalRun.new(manifest, None, LocalCluster(home))
+        self.run = LocalRun.create(manifest, None, LocalCluster(home))
         self.files = RunFiles(home, self.run.name)
         self.status: Status = {}
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -109,7 +109,7 @@ def test_a_run_that_is_shut_down_fails_and_only_stop_runs_its_exit_handler(
 def test_a_request_to_a_run_without_a_process_waits_for_its_start(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
     mark = tmp_path / "mark"
-    run = LocalRun.new(builders.workflow(step("main", f"touch {mark}")), None, cluster)
+    run = LocalRun.create(builders.workflow(step("main", f"touch {mark}")), None, cluster)
     run.files.close()
     files = RunFiles(tmp_path, "w")
 
@@ -124,7 +124,7 @@ def test_a_request_to_a_run_without_a_process_waits_for_its_start(tmp_path: Path
 
 def test_a_stopped_run_can_be_retried(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
-    run = LocalRun.new(builders.workflow(step("main", "true")), None, cluster)
+    run = LocalRun.create(builders.workflow(step("main", "true")), None, cluster)
     run.files.close()
     requests.send(RunFiles(tmp_path, "w"), RunRequest(shutdown="Terminate"))
     assert resume("w", cluster)["phase"] == "Failed"
@@ -153,6 +153,6 @@ def test_a_run_resumes_in_a_home_with_stored_templates(tmp_path: Path) -> None:
         (tmp_path / "objects" / kind).mkdir(parents=True)
     for name in (".lock", ".resource-version"):
         (tmp_path / "objects" / name).touch()
-    run = LocalRun.new(builders.workflow(step("main", "true")), None, cluster)
+    run = LocalRun.create(builders.workflow(step("main", "true")), None, cluster)
     run.files.close()
     assert resume("w", cluster)["phase"] == "Succeeded"

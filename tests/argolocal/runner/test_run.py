@@ -145,7 +145,7 @@ from argolocal.runner.run import LocalRun
 cluster = LocalCluster(Path(sys.argv[1]))
 what = sys.argv[2]
 new = what.endswith(".json")
-run = LocalRun.new(json.loads(Path(what).read_text()), {}, cluster) if new else LocalRun.load(what, cluster)
+run = LocalRun.create(json.loads(Path(what).read_text()), {}, cluster) if new else LocalRun.load(what, cluster)
 print(run.run()["phase"])
 """
 
@@ -340,7 +340,7 @@ def test_ctrl_c_ends_all_pods_and_the_run_can_be_resumed(
 ) -> None:
     gate = shared(cluster, "gate")
     command = "test -e /shared/gate || sleep 1000"
-    run = LocalRun.new(
+    run = LocalRun.create(
         workflow([dag({"name": "a", "template": "one"}), sh("one", command)]), {}, cluster
     )
     # a shell ignores it for background jobs
@@ -387,7 +387,7 @@ def test_a_failed_run_resumes_from_the_failed_step(cluster: LocalCluster, tmp_pa
 def test_a_full_disk_ends_the_run_which_can_be_resumed(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = LocalRun.new(workflow([sh("main", "true")]), {}, cluster)
+    run = LocalRun.create(workflow([sh("main", "true")]), {}, cluster)
     journal = os.open("/dev/full", os.O_WRONLY)
     os.dup2(journal, run.files.journal)
     # /dev/full cannot be truncated

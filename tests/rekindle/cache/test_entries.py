@@ -236,7 +236,7 @@ ARTIFACTS: dict[str, dict[str, Any]] = {"dataset": {"sha256": "a" * 64, "files":
 def test_an_entry_that_cannot_be_the_result_of_the_step_is_named(
     outputs: dict[str, str], artifacts: dict[str, Any], reason: str
 ) -> None:
-    recorded = replace(entry("w-6/prepare"), outputs=outputs, replaces_artifacts=artifacts)
+    recorded = replace(entry("w-6/prepare"), outputs=outputs, artifacts=artifacts)
     step = cast(Step, SimpleNamespace(Outputs=Outputs, REUSE=Reuse()))
     found = entries.reason_unusable(recorded, step)
     assert found.startswith(reason)

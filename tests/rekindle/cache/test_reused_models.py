@@ -120,7 +120,7 @@ def test_an_entry_of_a_training_without_its_model_is_not_reused(
     assert result.entry.at == trained
 
     s3.delete([f"{trained}/model/{name}" for name in MODEL_FILES])
-    entries.record_entry(s3, replace(result.entry, replaces_artifacts=artifacts))
+    entries.record_entry(s3, replace(result.entry, artifacts=artifacts))
     (result,) = lookup.look_up_tasks(rendered(*SETTINGS), values, s3, is_on_cluster=True)
     assert not result.entry
 
