@@ -202,8 +202,10 @@ class WorkflowWatches:
         return str(self.catalogue.latest_version)
 
     def _list(self, watch: Watch) -> Sequence[Entry]:
-        entries = self.catalogue.list()
-        return [entry for entry in entries if watch.name in ("", entry.name)]
+        if watch.name:
+            entry = self.catalogue.find_listed(watch.name)
+            return [entry] if entry else []
+        return [entry for entry, _ in self.catalogue.list()]
 
     def _encode_existing(self, watch: Watch, entry: Entry) -> str:
         if entry.resource_version > watch.version:
