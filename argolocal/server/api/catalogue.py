@@ -10,6 +10,7 @@ a version from before a restart of the server is recognized as old. A change tha
 nobody reads or watches is noticed at the next reading.
 """
 
+import math
 import os
 import time
 import zlib
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from threading import RLock, Thread
+from threading import Lock, RLock, Thread
 
 from argolocal.common.checked_names import RunName
 from argolocal.common.json_text import loads, to_json
@@ -83,6 +84,9 @@ class Catalogue:
         self.folder = f"{source.home}/runs"
         self.namespace = namespace
         self.lock = RLock()
+        self.refresh_lock = Lock()
+        # start of the last refresh, as time.monotonic
+        self.refreshed_at = -math.inf
         self.latest_version = time.time_ns() // 1000
         # the changes before this version are forgotten
         self.oldest_version = self.latest_version
@@ -100,7 +104,15 @@ class Catalogue:
         Thread(target=self.list, name="catalogue", daemon=True).start()
 
     def refresh(self) -> None:
-        """Notice the runs that were created, changed or deleted."""
+        """Notice the runs that were created, changed or deleted before this call."""
+        called_at = time.monotonic()
+        with self.refresh_lock:
+            # of many requests at the same time, one looks for all
+            if self.refreshed_at < called_at:
+                self.refreshed_at = time.monotonic()
+                self._refresh()
+
+    def _refresh(self) -> None:
         with self.lock:
             known_entries = dict(self.entries)
         names = self._list_folders()

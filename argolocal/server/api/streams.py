@@ -154,8 +154,9 @@ class WorkflowWatches:
         fields = Fields.parse(query.get("fields", ""), "result.object.")
         version_text = query.get("listOptions.resourceVersion", "")
         has_existing = version_text in ANY_VERSIONS
-        self.catalogue.refresh()
         if has_existing:
+            if not name:
+                self.catalogue.refresh()
             version = self.catalogue.latest_version
         else:
             version = parse_count(query, "listOptions.resourceVersion")
