@@ -83,6 +83,7 @@ class Server:
 
     def _with_api(self, page: ASGIApp) -> ASGIApp:
         catalogue = Catalogue(LocalRuns(self.cluster.home), NAMESPACE)
+        catalogue.warm_up()
         backend = Backend(self.cluster, self.queue, self.objects, catalogue, self.open_store)
         return WithApi(make_api(backend), page)
 
