@@ -2,9 +2,9 @@
 
     python -m benchmarks.commands.server [--json] [--queued 1000] [--places 10] [--finished 10000]
 
-All workflows are queued before the server starts; each sleeps for a second. The delay of the next start is the time from the
-end of a run, as its journal says, until the next run in the queue has started. The list of runs is
-requested from a server that has read the runs once.
+All workflows are queued before the server starts; each sleeps for a second. The delay of the next
+start is the time from the end of a run, as its journal says, until the next run in the queue has
+started. The list of runs is requested from a server that has read the runs once.
 """
 
 import json

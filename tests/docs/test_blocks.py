@@ -54,6 +54,7 @@ NEEDS = {
     "a builder and a registry": {"docker", "buildah", "rekindle images build"},
     "a served model, MLflow or a notebook": {"curl", "mlflow", "jupyter"},
     "several machines": {"torchrun"},
+    "systemd": {"systemctl", "loginctl"},
     # tests/rekindle/operations/reproduce/test_reproduction.py
     "a release and its repository": {"rekindle reproduce"},
     "nothing that could fail": {

@@ -122,6 +122,11 @@ class Machine:
     def end(self) -> None:
         """Wait for all runs, and end the server."""
         until("the end of all runs", lambda: not any((self.home / "queue").iterdir()))
+        objects = Objects(LocalCluster(self.home))
+        until(
+            "the count of all runs",
+            lambda: not any(cron["status"]["active"] for cron in objects.list("CronWorkflow")),
+        )
         self.server.kill(signal.SIGTERM)
 
     def check(self) -> None:
