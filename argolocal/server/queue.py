@@ -12,7 +12,7 @@ continues the runs whose process has died.
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any, Protocol
@@ -21,10 +21,13 @@ from argolocal.common.checked_names import RunName
 from argolocal.errors import ArgolocalError, ConfigError, say
 from argolocal.interfaces import Cluster
 from argolocal.manifest.allowed_values import COMPLETED
+from argolocal.runner import requests
 from argolocal.runner.run import LocalRun
 from argolocal.state.journal import MANIFEST_FILE, QUEUE_FOLDER, RunFiles, Status
 
 MAX_RESTART_DELAY_S = 300.0
+# looking at a run that waits takes some 20 microseconds, and there may be thousands
+STOP_CHECK_INTERVAL_S = 1.0
 
 
 class RunProcess(Protocol):
@@ -96,6 +99,8 @@ class Queue:
         self.processes: dict[str, RunProcess] = {}
         self.deaths: dict[str, Deaths] = {}
         self.unreadable_runs: set[str] = set()
+        # time of time.monotonic
+        self.next_stop_check = 0.0
 
     def submit(
         self,
@@ -142,9 +147,12 @@ class Queue:
         runs."""
         started: list[str] = []
         with self.lock:
-            for name in self.waiting():
-                if len(self.processes) >= self.parallelism:
-                    break
+            waiting_names = self.waiting()
+            stopped_names = self._find_stopped(waiting_names)
+            for name in [*stopped_names, *waiting_names]:
+                is_full = len(self.processes) >= self.parallelism
+                if name not in self.waiting_runs or (is_full and name not in stopped_names):
+                    continue
                 if name in self.deaths and self.deaths[name].earliest_start > time.monotonic():
                     continue
 
@@ -154,6 +162,16 @@ class Queue:
                     self.processes[name] = self.launch(name)
                     started.append(name)
         return started
+
+    def _find_stopped(self, names: Iterable[str]) -> list[str]:
+        """Return the runs that a user has stopped while they wait. They end at once, without a free
+        place. Returns [] if the last look was less than STOP_CHECK_INTERVAL_S ago."""
+        if time.monotonic() < self.next_stop_check:
+            return []
+        self.next_stop_check = time.monotonic() + STOP_CHECK_INTERVAL_S
+        files = [RunFiles(self.cluster.home, name) for name in names]
+        pending_requests = {item.name: requests.read_pending(item) for item in files}
+        return [name for name, request in pending_requests.items() if request and request.shutdown]
 
     def _refresh(self) -> None:
         """Read the new files in the queue folder, and remove ended runs from memory."""

@@ -55,6 +55,8 @@ NEEDS = {
     "a served model, MLflow or a notebook": {"curl", "mlflow", "jupyter"},
     "several machines": {"torchrun"},
     "systemd": {"systemctl", "loginctl"},
+    # tests/argolocal/server/api/test_argo_command.py
+    "an Argo server": {"argo"},
     # tests/rekindle/operations/reproduce/test_reproduction.py
     "a release and its repository": {"rekindle reproduce"},
     "nothing that could fail": {

@@ -56,7 +56,7 @@ KUBERNETES_ADDRESSES: Mapping[str, str] = {
     "/stream/sensors": "sensors of Argo Events",
     "/events": "events that start workflows",
     "/workflow-event-bindings": "events that start workflows",
-    "/sync": "limits of semaphores in a database",
+    "/sync": "limits of semaphores that clients change",
 }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from argolocal.common import object_names
 from argolocal.common.checked_names import RunName
 from argolocal.errors import ArgolocalError, ConfigError
 from argolocal.interfaces import Cluster
@@ -84,10 +85,12 @@ class Backend:
 
     def validate(self, manifest: Mapping[str, Any]) -> Object:
         """Return the workflow that would run for a manifest. Raises ApiError if it cannot run."""
+        check_metadata(manifest)
         return refuse_invalid(lambda: validate_workflow(manifest, {}, self.cluster))
 
     def submit(self, manifest: Mapping[str, Any]) -> Object:
         """Queue a run, and return its Workflow object. Raises ApiError."""
+        check_metadata(manifest)
         name = refuse_invalid(lambda: self.queue.submit(manifest))
         return self.read_again(name)
 
@@ -113,6 +116,17 @@ def refuse_invalid(call: Callable[[], Result]) -> Result:
         raise ApiError(INVALID_ARGUMENT, str(error)) from error
     except Busy as error:
         raise ApiError(ALREADY_EXISTS, str(error)) from error
+
+
+def check_metadata(manifest: Mapping[str, Any]) -> None:
+    """Raise ApiError for labels or annotations that the Kubernetes API rejects."""
+    metadata = manifest["metadata"]
+
+    def check() -> None:
+        object_names.check_labels(metadata.get("labels"), "metadata.labels")
+        object_names.check_annotations(metadata.get("annotations"), "metadata.annotations")
+
+    refuse_invalid(check)
 
 
 def require_new_name(backend: Backend, name: object) -> None:

@@ -31,7 +31,7 @@ from argolocal.page.log_files import LocalLog
 from argolocal.server.api.backend import Backend
 from argolocal.server.api.bodies import query_flag
 from argolocal.server.api.errors import INTERNAL, INVALID_ARGUMENT, ApiError
-from argolocal.server.api.selectors import parse_count, parse_labels
+from argolocal.server.api.selectors import parse_count, parse_labels, parse_time
 from argolocal.server.api.streams import Stream, StreamLimit
 
 MAIN_CONTAINER = "main"
@@ -66,6 +66,9 @@ class LogOptions:
             since = time() - parse_count(query, "logOptions.sinceSeconds")
         elif query.get("logOptions.sinceTime.seconds"):
             since = parse_count(query, "logOptions.sinceTime.seconds")
+        else:
+            # as `argo` sends it
+            since = parse_time(query.get("logOptions.sinceTime", "")) or 0.0
 
         container = query.get("logOptions.container", "") or MAIN_CONTAINER
         if not re.fullmatch(LABEL, container):

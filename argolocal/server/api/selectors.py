@@ -127,8 +127,8 @@ def parse_list_options(query: Mapping[str, str], namespace: str) -> ListOptions:
         "namespace": namespace,
         "name_filter": query.get("nameFilter", ""),
         "name_prefix": query.get("namePrefix", ""),
-        "created_after": _parse_time(query.get("createdAfter", "")),
-        "finished_before": _parse_time(query.get("finishedBefore", "")),
+        "created_after": parse_time(query.get("createdAfter", "")),
+        "finished_before": parse_time(query.get("finishedBefore", "")),
         "limit": parse_count(query, "listOptions.limit"),
         "offset": _parse_offset(query.get("listOptions.continue", "")),
     }
@@ -154,11 +154,28 @@ def parse_labels(text: str) -> list[Requirement]:
 def parse_count(query: Mapping[str, str], name: str) -> int:
     """Return a parameter that is a number of objects; 0 if it is missing. Raises ApiError."""
     text = query.get(name, "") or "0"
-    if not re.fullmatch("[0-9]{1,18}", text):
+    # `argo` sends a million as 1e+06
+    parts = re.fullmatch(r"([0-9]{1,18})|([0-9](?:\.[0-9]{1,17})?e\+[01][0-9])", text)
+    if not parts:
         raise ApiError(
             INVALID_ARGUMENT, f"{name} is {show(text)}: it must be a number that is not negative"
         )
-    return int(text)
+    if parts[1]:
+        return int(text)
+    return int(float(text))
+
+
+def parse_time(text: str) -> float | None:
+    """Convert RFC 3339 to unix seconds; None for "". Raises ApiError."""
+    if not text:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            raise ValueError
+        return moment.timestamp()
+    except (ValueError, OverflowError):
+        raise ApiError(INTERNAL, f"{show(text)} is not a time of RFC 3339") from None
 
 
 def selected_name(query: Mapping[str, str]) -> str:
@@ -225,7 +242,7 @@ def _parse_field(term: str, namespace: str) -> dict[str, Any]:
 
     for beginning, option in TIME_OPERATORS.items():
         if term.startswith(beginning):
-            return {option: _parse_time(term.removeprefix(beginning))}
+            return {option: parse_time(term.removeprefix(beginning))}
 
     if term.startswith("metadata.namespace="):
         selected = term.removeprefix("metadata.namespace=")
@@ -250,15 +267,3 @@ def _parse_offset(text: str) -> int:
     if offset < 0:
         raise ApiError(INVALID_ARGUMENT, "listOptions.continue must >= 0")
     return offset
-
-
-def _parse_time(text: str) -> float | None:
-    if not text:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            raise ValueError
-        return moment.timestamp()
-    except (ValueError, OverflowError):
-        raise ApiError(INTERNAL, f"{show(text)} is not a time of RFC 3339") from None

@@ -13,7 +13,7 @@ from argolocal import validate
 from argolocal.common.checked_names import show
 from argolocal.manifest import read as manifests
 from argolocal.manifest.types import Object
-from argolocal.server.api.backend import Backend, refuse_invalid
+from argolocal.server.api.backend import Backend, check_metadata, refuse_invalid
 from argolocal.server.api.bodies import Body
 from argolocal.server.api.errors import (
     ABORTED,
@@ -215,7 +215,9 @@ class StoredKindAddresses:
         if self.stored.is_namespaced:
             namespace = path["namespace"]
             self.backend.require_namespace(namespace)
-        return body.manifest(self.stored.field, self.stored.kind, namespace)
+        manifest = body.manifest(self.stored.field, self.stored.kind, namespace)
+        check_metadata(manifest)
+        return manifest
 
     def _validate(self, manifest: Object) -> None:
         refuse_invalid(lambda: validate.check(manifest, find=self.backend.cluster.find))

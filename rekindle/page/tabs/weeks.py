@@ -166,5 +166,5 @@ def _make_chart(name: str, weeks: list[Week]) -> LineChart | None:
     ]
     if len(points) < 2:
         return None
-    unit = "days since the first run"
-    return LineChart(f"{name} of the candidates", unit, [Series(name, points)], has_marks=True)
+    title = f"{name} of the candidates, by days since the first run"
+    return LineChart(title, "day", [Series(name, points)], has_marks=True)

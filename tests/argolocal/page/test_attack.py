@@ -279,8 +279,10 @@ def list_changes(folder: Path) -> Iterator[tuple[str, str]]:
         state["nodes"] |= entry.get("nodes", {})
 
     for name, document in ((MANIFEST_FILE, manifest), (JOURNAL_FILE, state)):
-        for path in list_paths(document):
-            for value in HOSTILE_VALUES:
+        for number, path in enumerate(list_paths(document)):
+            # three of the values for each path, so that each value has many paths
+            for offset in range(0, 12, 4):
+                value = HOSTILE_VALUES[(number + offset) % len(HOSTILE_VALUES)]
                 text = json.dumps(replace_value(document, path, value))
                 yield name, f"{text}\n"
 

@@ -100,6 +100,9 @@ def test_the_champion_its_servers_and_rollback_targets_are_shown(page: PageServe
     assert answer["notes"] == []
     assert (model["champion"], model["since"]) == ("2", None)
     assert model["rollback_targets"] == ["1"]
+    text = page.get("/models", "text/html").text
+    assert "2 of 2 pods ready; answers the requests to <code>http://demo.models:8080" in text
+    assert "0 of 0 pods ready; gets no requests" in text
     servers = {server["deployment"]: server for server in model["servers"]}
     assert servers["demo-2"] == {
         "deployment": "demo-2",
@@ -139,6 +142,7 @@ def test_without_mlflow_the_page_says_so_and_shows_the_servers(
     with start_page(tmp_path / "home", "rekindle", "--cluster", environ=down) as server:
         answer = server.get("/models").json()
         assert "does not answer" in answer["notes"][0]
+        assert "the champion is unknown without MLflow" in server.get("/models", "text/html").text
         assert [model["name"] for model in answer["models"]] == ["demo"]
         assert server.get("/").status_code == 200
 
@@ -157,7 +161,9 @@ def test_mlflow_starts_in_the_background(tmp_path: Path) -> None:
     with start_page(home, "rekindle", environ={"MLFLOW_TRACKING_URI": ""}) as server:
         (home / "mlflow.db").touch()
         assert server.get("/models").json()["is_starting"]
-        assert "MLflow is starting" in server.get("/models", "text/html").text
+        text = server.get("/models", "text/html").text
+        assert "MLflow is starting" in text
+        assert "no champion" not in text
         until("MLflow answers", lambda: not server.get("/models").json()["is_starting"], 120)
         assert server.get("/models").json()["notes"] == []
     down = [sys.executable, "-m", "rekindle", "down"]

@@ -268,6 +268,8 @@ def test_the_trials_of_a_sweep_are_shown_while_it_runs_and_after_it(
     best = content["trials"][0]
     assert best["is_best"]
     assert best["state"] == "trained to the end"
+    assert content["currency"] == "USD"
+    assert all(trial["cost"] > 0 for trial in content["trials"])
     assert [rung["trials"] for rung in content["rungs"]] == [5, 1]
     row = tab.locator("tr.best")
     expect(row).to_contain_text(f"{best['settings']['train.learning_rate']:.5g}")

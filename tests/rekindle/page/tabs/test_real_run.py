@@ -63,6 +63,6 @@ def test_a_training_is_shown_while_it_runs_and_after_it(home: Path, browser: Bro
             workers = next(pod for pod in cost["pods"] if pod["role"] == "worker")
             assert workers["count"] == 2
 
-            pictures = take_pictures(server, name, home.parent)
+            pictures = take_pictures(server, browser, name, home.parent)
             # a picture that shows only a background is much smaller
             assert [path.stat().st_size > 30_000 for path in pictures] == [True, True]

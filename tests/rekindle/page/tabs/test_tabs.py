@@ -107,16 +107,20 @@ def test_an_address_with_another_run_or_scale_is_rejected(page: PageServer, quer
 def test_the_verdict_says_by_how_much_the_new_model_is_worse(page: PageServer) -> None:
     (evaluation,) = read(page, "power-bbbbb/verdict")["evaluations"]
     assert evaluation["headline"] == (
-        "Not released, the current model stays: the new model is worse than the champion (version 3) by 0.5000 kWh rmse"
-        " (95% interval -0.7000 to -0.3000)."
+        "Not released, the current model stays: the new model is worse than the champion"
+        " (version 3) by 0.5000 kWh rmse (95% interval -0.7000 to -0.3000)."
     )
     champion, baseline = evaluation["intervals"]
     assert (champion["gain"], champion["low"], champion["high"]) == (-0.5, -0.7, -0.3)
     assert baseline["gain"] == 1.5
-    assert [(rule["text"], rule["is_met"]) for rule in evaluation["rules"]] == [
-        ("rmse 2.5000, maximum 3", True),
-        ("share 0.800, minimum 0.7", True),
-        ("worse than the champion by at most 0.1 (gate.tolerance)", False),
+    assert [(rule["text"], rule["is_met"], rule["margin"]) for rule in evaluation["rules"]] == [
+        ("rmse 2.5000, maximum 3", True, "0.5000 better than required"),
+        ("share 0.800, minimum 0.7", True, "0.100 better than required"),
+        (
+            "worse than the champion by at most 0.1 (gate.tolerance)",
+            False,
+            "0.4000 worse than required",
+        ),
     ]
     assert [family["name"] for family in evaluation["families"]] == ["trees", "linear"]
     assert evaluation["rows"] == 1200

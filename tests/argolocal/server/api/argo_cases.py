@@ -1,0 +1,519 @@
+"""The command lines of `argo` that are tested: one for each command, and one for each flag.
+
+In a command line, {done} is a workflow that succeeded, {failed} one that failed, {gated} one with a
+suspended step, {long} one that does not end by itself, {copied} a resubmitted one, {uid} the uid of
+one that failed, {fresh} a new name, and {files} the folder with the files of the test. A workflow
+that a command line changes is made for it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Outcome = Literal["works", "ignored", "differs", "refused"]
+WORKS: Outcome = "works"
+# `argo` does not send it, to no server
+IGNORED: Outcome = "ignored"
+DIFFERS: Outcome = "differs"
+REFUSED: Outcome = "refused"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line, and a pattern of its output. `flag`: "" for the command itself. `then`,
+    `then_expect`: a later command line, and the pattern of its output. `note`: the difference from
+    an Argo server, or the reason why the command is refused."""
+
+    command: str
+    flag: str
+    line: str
+    expect: str
+    then: str = ""
+    then_expect: str = ""
+    outcome: Outcome = WORKS
+    note: str = ""
+
+
+def flags(command: str, *cases: tuple[str, ...]) -> list[Case]:
+    """Return the cases of a command: (flag, arguments, pattern, further command line, its
+    pattern)."""
+    return [
+        Case(command, flag, f"{command} {arguments}", expect, "".join(more[:1]), "".join(more[1:]))
+        for flag, arguments, expect, *more in cases
+    ]
+
+
+def ignored(command: str, *cases: tuple[str, str, str]) -> list[Case]:
+    """Return the cases of flags that `argo` does not send: (flag, arguments, pattern)."""
+    return [
+        Case(command, flag, f"{command} {arguments}", expect, outcome=IGNORED)
+        for flag, arguments, expect in cases
+    ]
+
+
+def differs(command: str, flag: str, arguments: str, expect: str, note: str) -> Case:
+    """Return a case whose effect differs from that with an Argo server."""
+    return Case(command, flag, f"{command} {arguments}", expect, outcome=DIFFERS, note=note)
+
+
+def refused(command: str, arguments: str, expect: str, note: str) -> Case:
+    """Return a command that is refused."""
+    return Case(command, "", f"{command} {arguments}", expect, outcome=REFUSED, note=note)
+
+
+NO_TIMES = "the lines of a log have no times here: its last change counts"
+EXISTING = "an Argo server refuses it while the workflow exists"
+
+CASES = [
+    *flags(
+        "submit",
+        ("", "{files}/hello.yaml", "Name: +w-"),
+        (
+            "--dry-run",
+            "--dry-run -o name --name {fresh} {files}/hello.yaml",
+            "{fresh}",
+            "get {fresh}",
+            "not found",
+        ),
+        ("--entrypoint", "--entrypoint bad --wait {files}/entrypoints.yaml", "Failed at"),
+        ("--from", "--from workflowtemplate/stored --wait", "Succeeded at"),
+        ("--generate-name", "--generate-name made- -o name {files}/hello.yaml", "made-"),
+        (
+            "--labels",
+            "-l team={fresh} --name {fresh} {files}/hello.yaml",
+            "{fresh}",
+            "list -l team={fresh} -o name",
+            "{fresh}",
+        ),
+        ("--log", "--log -p message=seen {files}/hello.yaml", ": seen"),
+        ("--name", "--name {fresh} -o name {files}/hello.yaml", "{fresh}"),
+        (
+            "--node-field-selector",
+            "--watch --node-field-selector name=x {files}/hello.yaml",
+            "Status: +Succeeded",
+        ),
+        ("--output", "-o json {files}/hello.yaml", '"kind": "Workflow"'),
+        ("--parameter", "-p message=given --log {files}/hello.yaml", ": given"),
+        ("--parameter-file", "-f {files}/parameters.yaml --log {files}/hello.yaml", ": of a file"),
+        ("--priority", "--priority 7 -o json {files}/hello.yaml", '"priority": 7'),
+        (
+            "--scheduled-time",
+            "--from cronwf/stored --scheduled-time 2026-01-02T03:04:05Z -o json",
+            'scheduled-time": "2026-01-02T03:04:05Z"',
+        ),
+        (
+            "--server-dry-run",
+            "--server-dry-run -o yaml --name {fresh} {files}/hello.yaml",
+            "uid: ",
+            "get {fresh}",
+            "not found",
+        ),
+        ("--status", "--watch --status Failed {files}/hello.yaml", "Status: +Succeeded"),
+        ("--strict", "--strict {files}/unknown-field.yaml", "unknown field"),
+        ("--wait", "--wait {files}/hello.yaml", "Succeeded at"),
+        ("--watch", "--watch {files}/hello.yaml", "Status: +Succeeded"),
+    ),
+    differs(
+        "submit",
+        "--serviceaccount",
+        "--serviceaccount robot -o json {files}/hello.yaml",
+        '"serviceAccountName": "robot"',
+        "the workflow keeps it, and its processes have the user of the server",
+    ),
+    *flags(
+        "list",
+        ("", "", "NAME +STATUS"),
+        ("--all-namespaces", "-A --prefix {done}", "argo +{done}"),
+        ("--chunk-size", "--chunk-size 1 -o name", "{done}"),
+        ("--completed", "--completed --prefix {gated}", "No workflows found"),
+        ("--field-selector", "--field-selector metadata.name={done} -o name", "^{done}$"),
+        ("--no-headers", "--no-headers", "^(?!NAME)"),
+        ("--older", "--older 1h -o name", "No workflows found"),
+        ("--output", "-o wide --prefix {done}", "PARAMETERS"),
+        ("--prefix", "--prefix {done} -o name", "^{done}$"),
+        ("--resubmitted", "--resubmitted -o name", "{copied}"),
+        ("--running", "--running -o name", "{gated}"),
+        ("--selector", "-l kind=done -o name", r"\b{done}$"),
+        ("--since", "--since 1h -o name", "{done}"),
+        ("--status", "--status Failed,Error -o name", "{failed}"),
+    ),
+    *flags(
+        "get",
+        ("", "{done}", "Status: +Succeeded"),
+        ("--no-color", "--no-color {done}", "✔ {done}"),
+        ("--no-utf8", "--no-utf8 --no-color {failed}", "`-"),
+        (
+            "--node-field-selector",
+            "--no-color --node-field-selector displayName=second {failed}",
+            "second",
+        ),
+        ("--output", "-o yaml {done}", "kind: Workflow"),
+        ("--status", "--no-color --status Failed {failed}", "second"),
+    ),
+    *flags(
+        "logs",
+        ("", "--no-color {failed}", r"one\n.*two"),
+        ("--container", "-c main {done}", "hello"),
+        ("--follow", "-f {done}", "hello"),
+        ("--grep", "--no-color --grep ^o.e$ {failed}", r"^[^\n]*: one$"),
+        ("--no-color", "--no-color {done}", "^{done}: hello"),
+        ("--selector", "-l app=x {done}", "^$"),
+        ("--tail", "--no-color --tail 1 {done}", "^{done}: hello$"),
+    ),
+    differs(
+        "logs",
+        "--previous",
+        "--previous {done}",
+        "hello",
+        "a pod has one log: its containers do not start again",
+    ),
+    differs("logs", "--since", "--since 1h {done}", "hello", NO_TIMES),
+    differs("logs", "--since-time", "--since-time 2100-01-01T00:00:00Z {done}", "^$", NO_TIMES),
+    differs("logs", "--timestamps", "--no-color --timestamps {done}", "^{done}: 20.*Z h", NO_TIMES),
+    *flags(
+        "watch",
+        ("", "{done}", "Status: +Succeeded"),
+        ("--node-field-selector", "--node-field-selector phase=x {done}", "Status: +Succeeded"),
+        ("--status", "--status Failed {done}", "Status: +Succeeded"),
+    ),
+    *flags(
+        "wait",
+        ("", "{done}", "{done} Succeeded at"),
+        ("--ignore-not-found", "--ignore-not-found nothing", "^$"),
+    ),
+    *flags(
+        "retry",
+        ("", "-p code=0 {failed}", "Status: +(Running|Pending)"),
+        (
+            "--field-selector",
+            "-p code=0 --field-selector metadata.name={failed} --wait",
+            "Succeeded at",
+        ),
+        ("--log", "-p code=0 --log {failed}", "two"),
+        (
+            "--node-field-selector",
+            "--restart-successful --node-field-selector displayName=first --log {failed}",
+            "one",
+        ),
+        ("--output", "-p code=0 -o name {failed}", "^{failed}$"),
+        ("--parameter", "-p code=0 --wait {failed}", "Succeeded at"),
+        (
+            "--restart-successful",
+            "--restart-successful --node-field-selector phase=Succeeded --wait {done}",
+            "Succeeded at",
+        ),
+        ("--selector", "-p code=0 -l name={failed} -o name", "^{failed}$"),
+        ("--wait", "--wait {failed}", "Failed at"),
+        ("--watch", "-p code=0 --watch {failed}", "Status: +Succeeded"),
+    ),
+    *flags(
+        "resubmit",
+        ("", "{done}", "Name: +{done}-"),
+        ("--field-selector", "--field-selector metadata.name={done} -o name", "^{done}-"),
+        ("--log", "--log {done}", "hello"),
+        ("--memoized", "--memoized -p code=0 --watch {failed}", "original pod: {failed}-"),
+        ("--output", "-o name {done}", "^{done}-"),
+        ("--parameter", "-p message=changed --log {done}", ": changed"),
+        ("--selector", "-l name={failed} -o name", "^{failed}-"),
+        ("--wait", "--wait {done}", "Succeeded at"),
+        ("--watch", "--watch {done}", "Status: +Succeeded"),
+    ),
+    *ignored("resubmit", ("--priority", "--priority 3 -o name {done}", "^{done}-")),
+    *flags(
+        "stop",
+        ("", "{long}", "workflow {long} stopped", "wait {long}", "Failed at"),
+        ("--dry-run", "--dry-run {gated}", "{gated}", "get {gated}", "Status: +Running"),
+        ("--field-selector", "--field-selector metadata.name={long}", "workflow {long} stopped"),
+        (
+            "--message",
+            "--node-field-selector displayName=gate --message rejected {gated}",
+            "stopped",
+            "get {gated}",
+            "rejected",
+        ),
+        (
+            "--node-field-selector",
+            "--node-field-selector displayName=gate {gated}",
+            "stopped",
+            "wait {gated}",
+            "Failed at",
+        ),
+        ("--selector", "-l name={long}", "workflow {long} stopped", "wait {long}", "Failed at"),
+    ),
+    *flags(
+        "terminate",
+        ("", "{long}", "workflow {long} terminated", "wait {long}", "Failed at"),
+        ("--dry-run", "--dry-run {gated}", "{gated}", "get {gated}", "Status: +Running"),
+        ("--field-selector", "--field-selector metadata.name={long}", "{long} terminated"),
+        ("--selector", "-l name={long}", "{long} terminated", "wait {long}", "Failed at"),
+    ),
+    *flags("suspend", ("", "{gated}", "suspended", "get {gated} -o json", '"suspend": true')),
+    *flags(
+        "resume",
+        ("", "{gated}", "resumed", "wait {gated}", "Succeeded at"),
+        (
+            "--node-field-selector",
+            "--node-field-selector displayName=gate {gated}",
+            "resumed",
+            "wait {gated}",
+            "Succeeded at",
+        ),
+    ),
+    *flags(
+        "node",
+        (
+            "",
+            "set {gated} --node-field-selector displayName=gate --phase Failed",
+            "workflow values set",
+            "wait {gated}",
+            "Failed at",
+        ),
+        (
+            "--message",
+            "set {gated} --node-field-selector displayName=gate -m please",
+            "workflow values set",
+            "get {gated}",
+            "please",
+        ),
+        (
+            "--node-field-selector",
+            "set {gated} --node-field-selector displayName=nothing --phase Failed",
+            "no suspend nodes matching",
+        ),
+        (
+            "--output-parameter",
+            "set {gated} --node-field-selector displayName=gate -p go=yes",
+            "workflow values set",
+            "get {gated} -o json",
+            '"value": "yes"',
+        ),
+        (
+            "--phase",
+            "set {gated} --node-field-selector displayName=gate --phase Succeeded",
+            "workflow values set",
+        ),
+    ),
+    *flags(
+        "delete",
+        ("", "{failed}", "'{failed}' deleted", "get {failed}", "not found"),
+        ("--all", "--all --dry-run", r"deleted \(dry-run\)"),
+        ("--all-namespaces", "-A --prefix {failed}", "'{failed}' deleted"),
+        ("--completed", "--completed --prefix {failed}", "'{failed}' deleted"),
+        ("--dry-run", "--dry-run {done}", "dry-run", "get {done}", "Succeeded"),
+        ("--field-selector", "--field-selector metadata.name={failed}", "'{failed}' deleted"),
+        ("--force", "--force {failed}", "'{failed}' deleted"),
+        ("--older", "--older 10d", "No resources found"),
+        ("--prefix", "--prefix {failed}", "'{failed}' deleted"),
+        ("--query-chunk-size", "--query-chunk-size 1 --prefix {failed}", "'{failed}' deleted"),
+        ("--resubmitted", "--resubmitted --dry-run", "'{copied}' deleted"),
+        ("--selector", "-l name={failed}", "'{failed}' deleted"),
+        ("--status", "--status Failed --prefix {failed}", "'{failed}' deleted"),
+    ),
+    *flags(
+        "lint",
+        ("", "{files}/hello.yaml", "no linting errors found"),
+        ("--kinds", "--kinds workflows {files}/hello.yaml", "no linting errors found"),
+        ("--no-color", "--no-color {files}/broken.yaml", "does not exist"),
+        ("--offline", "--offline {files}/hello.yaml", "no linting errors found"),
+        ("--output", "-o simple {files}/broken.yaml", "broken.yaml.*does not exist"),
+        ("--strict", "--strict {files}/unknown-field.yaml", "unknown field"),
+    ),
+    *flags(
+        "cp",
+        ("", "{failed} {files}/{fresh}", "Created"),
+        ("--artifact-name", "{failed} {files}/{fresh} --artifact-name x", "Created"),
+        ("--namespace", "{failed} {files}/{fresh} -n argo", "Created"),
+        ("--node-id", "{failed} {files}/{fresh} --node-id nothing", "^$"),
+        ("--path", "{failed} {files}/{fresh} --path {workflowName}", "Created"),
+        ("--template-name", "{failed} {files}/{fresh} --template-name first", "Created"),
+    ),
+    *flags(
+        "archive list",
+        ("", "", "NAME +STATUS"),
+        ("--chunk-size", "--chunk-size 1 -o name", "{done}"),
+        ("--output", "-o name", "{done}"),
+        ("--selector", "-l kind=done -o name", r"\b{done}\b"),
+    ),
+    *flags(
+        "archive get", ("", "{uid}", "Status: +Failed"), ("--output", "-o json {uid}", "Failed")
+    ),
+    *flags("archive delete", ("", "{uid}", "deleted")),
+    *flags("archive list-label-keys", ("", "", "workflows.argoproj.io/phase")),
+    *flags(
+        "archive list-label-values",
+        ("", "-l workflows.argoproj.io/phase", "Succeeded"),
+        ("--selector", "-l kind", "done"),
+    ),
+    *flags(
+        "archive resubmit",
+        ("", "{uid}", "Name: "),
+        ("--log", "-p code=0 --log {uid}", "two"),
+        ("--memoized", "--memoized -p code=0 --watch {uid}", "original pod: "),
+        ("--output", "-o name {uid}", "-"),
+        ("--parameter", "-p code=0 --wait {uid}", "Succeeded at"),
+        ("--selector", "-l name={failed}", "Name: +{failed}-"),
+        ("--wait", "--wait {uid}", "Failed at"),
+        ("--watch", "-p code=0 --watch {uid}", "Status: +Succeeded"),
+    ),
+    *ignored("archive resubmit", ("--priority", "--priority 3 -o name {uid}", "-")),
+    *ignored(
+        "archive resubmit", ("--field-selector", "--field-selector metadata.name={done}", "^$")
+    ),
+    *ignored("archive retry", ("--field-selector", "--field-selector metadata.name={done}", "^$")),
+    differs("archive retry", "", "-p code=0 --wait {uid}", "Succeeded at", EXISTING),
+    *flags(
+        "archive retry",
+        ("--log", "-p code=0 --log {uid}", "two"),
+        (
+            "--node-field-selector",
+            "--restart-successful --node-field-selector displayName=first --log {uid}",
+            "one",
+        ),
+        ("--output", "-p code=0 -o name {uid}", "."),
+        ("--parameter", "-p code=0 --wait {uid}", "Succeeded at"),
+        (
+            "--restart-successful",
+            "--restart-successful --node-field-selector displayName=first --log {uid}",
+            "one",
+        ),
+        ("--selector", "-l name={failed} -o name", "{failed}"),
+        ("--wait", "--wait {uid}", "Failed at"),
+        ("--watch", "-p code=0 --watch {uid}", "Status: +Succeeded"),
+    ),
+    *flags("auth token", ("", "", "Bearer ")),
+    *flags("version", ("", "", "argo-server: v4"), ("--short", "--short", "argo-server: v4")),
+    refused(
+        "sync create",
+        "x --type database --limit 3",
+        "need an Argo server",
+        "limits of semaphores are in ConfigMaps",
+    ),
+    refused(
+        "sync get",
+        "x --type database",
+        "need an Argo server",
+        "limits of semaphores are in ConfigMaps",
+    ),
+    refused(
+        "sync update",
+        "x --type database --limit 3",
+        "need an Argo server",
+        "limits of semaphores are in ConfigMaps",
+    ),
+    refused(
+        "sync delete",
+        "x --type database",
+        "need an Argo server",
+        "limits of semaphores are in ConfigMaps",
+    ),
+    refused(
+        "cron backfill",
+        "stored --name {fresh} --start 2026-01-01T00:00:00Z --format 2006-01-02T15:04:05Z07:00",
+        "is a Workflow, which the local runner does not support",
+        "it creates workflows by a resource template, which runs here only for other kinds",
+    ),
+]
+
+
+def template_cases(command: str, file: str, has_namespace: bool) -> list[Case]:
+    """Return the cases of the commands for templates."""
+    lists = [
+        ("", "", "stored"),
+        ("--output", "-o name", "stored"),
+    ]
+    if has_namespace:
+        lists += [
+            ("--all-namespaces", "-A", "argo +stored"),
+            ("--selector", "-l team=a -o name", "stored"),
+        ]
+    renamed = f"{{files}}/{{fresh}}.{file}"
+    return [
+        *flags(
+            f"{command} create",
+            ("", renamed, "Name: +{fresh}"),
+            ("--output", f"-o name {renamed}", "{fresh}"),
+            ("--strict", f"--strict {{files}}/unknown-field.{file}", "unknown field"),
+        ),
+        *flags(
+            f"{command} get",
+            ("", "stored", "Name: +stored"),
+            ("--output", "-o json stored", '"name": "stored"'),
+        ),
+        *flags(f"{command} list", *lists),
+        *flags(
+            f"{command} update",
+            ("", f"{{files}}/stored.{file}", "Name: +stored"),
+            ("--output", f"-o name {{files}}/stored.{file}", "stored"),
+            ("--strict", f"--strict {{files}}/unknown-field.{file}", "unknown field"),
+        ),
+        *flags(
+            f"{command} lint",
+            ("", f"{{files}}/stored.{file}", "no linting errors"),
+            ("--output", f"-o simple {{files}}/stored.{file}", "no linting errors"),
+            ("--strict", f"--strict {{files}}/unknown-field.{file}", "unknown field"),
+        ),
+    ]
+
+
+CASES += template_cases("template", "template.yaml", has_namespace=True)
+CASES += template_cases("cluster-template", "cluster-template.yaml", has_namespace=False)
+CASES += template_cases("cron", "cron.yaml", has_namespace=True)
+SHOW_FRESH = ("{fresh}", "cron get {fresh} -o json")
+CASES += flags(
+    "cron create",
+    ("--entrypoint", "--entrypoint main {files}/{fresh}.cron.yaml", *SHOW_FRESH, "main"),
+    ("--generate-name", "--generate-name made- {files}/{fresh}.cron.yaml", "Name: +made-"),
+    ("--name", "--name {fresh} {files}/stored.cron.yaml", "Name: +{fresh}"),
+    ("--parameter", "-p message=cron {files}/{fresh}.cron.yaml", *SHOW_FRESH, "cron"),
+    (
+        "--parameter-file",
+        "-f {files}/parameters.yaml {files}/{fresh}.cron.yaml",
+        *SHOW_FRESH,
+        "of a file",
+    ),
+    ("--schedule", "--schedule '1 2 3 4 *' {files}/{fresh}.cron.yaml", "1 2 3 4"),
+    ("--serviceaccount", "--serviceaccount robot {files}/{fresh}.cron.yaml", *SHOW_FRESH, "robot"),
+)
+CASES += ignored("cron create", ("--labels", "-l by=me {files}/{fresh}.cron.yaml", "{fresh}"))
+CASES += ignored(
+    "cron update",
+    ("--entrypoint", "--entrypoint other {files}/stored.cron.yaml", "stored"),
+    ("--generate-name", "--generate-name made- {files}/stored.cron.yaml", "stored"),
+    ("--labels", "-l by=me {files}/stored.cron.yaml", "stored"),
+    ("--name", "--name other {files}/stored.cron.yaml", "stored"),
+    ("--parameter", "-p message=cron {files}/stored.cron.yaml", "stored"),
+    ("--parameter-file", "-f {files}/parameters.yaml {files}/stored.cron.yaml", "stored"),
+    ("--serviceaccount", "--serviceaccount robot {files}/stored.cron.yaml", "stored"),
+)
+CASES += flags("cron suspend", ("", "stored", "suspended", "cron list", "true"))
+CASES += flags("cron resume", ("", "stored", "resumed", "cron list", "false"))
+for command in ("template", "cluster-template", "cron"):
+    CASES += flags(
+        f"{command} delete",
+        ("", "nothing", "not found|deleted"),
+        ("--all", "--all", "deleted|No |^$"),
+    )
+
+
+def make_table() -> str:
+    """Return the table of the page: the commands, and what their flags do."""
+    lines = ["| command | flags that work | differences |", "| --- | --- | --- |"]
+    for command in dict.fromkeys(case.command for case in CASES):
+        cases = [case for case in CASES if case.command == command]
+        working = [f"`{case.flag}`" for case in cases if case.flag and case.outcome == WORKS]
+        remarks = [_describe(case) for case in cases if case.outcome in (DIFFERS, REFUSED)]
+        ignored_flags = [f"`{case.flag}`" for case in cases if case.outcome == IGNORED]
+        if ignored_flags:
+            remarks.append(f"{', '.join(ignored_flags)}: `argo` does not send them to any server")
+        lines.append(f"| `{command}` | {', '.join(working)} | {'; '.join(remarks)} |")
+    return "\n".join(lines)
+
+
+def _describe(case: Case) -> str:
+    subject = f"`{case.flag}`" if case.flag else "the command"
+    if case.outcome == REFUSED:
+        return f"refused: {case.note}"
+    return f"{subject}: {case.note}"
+
+
+if __name__ == "__main__":
+    print(make_table())

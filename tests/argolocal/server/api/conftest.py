@@ -1,0 +1,13 @@
+"""Fixtures: a server of the API with an empty home."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.argolocal.server.api.running import ApiServer, serve
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with serve(tmp_path_factory.mktemp("api") / "home") as server:
+        yield server

@@ -1,0 +1,236 @@
+"""A server of the API in this process: requests to it, and runs in threads."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from starlette.responses import PlainTextResponse
+
+from argolocal.common import homes
+from argolocal.page.access import Access
+from argolocal.page.server import listen, read_token
+from argolocal.page.sources import LocalRuns
+from argolocal.page.tabs.artifact_source import StoredArtifacts
+from argolocal.runner.cluster import LocalCluster
+from argolocal.runner.run import LocalRun
+from argolocal.server.api.application import WithApi, make_api
+from argolocal.server.api.backend import NAMESPACE, Backend
+from argolocal.server.api.catalogue import Catalogue
+from argolocal.server.objects import Objects
+from argolocal.server.queue import Queue
+from argolocal.state.journal import NotQueued
+from tests import builders
+from tests.waiting import until
+
+Document = dict[str, Any]
+TIMEOUT_S = 60
+
+
+class RunThread:
+    """The process of a run, as a thread."""
+
+    def __init__(self, cluster: LocalCluster, name: str) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            LocalRun.load(self.name, self.cluster, is_queued=True).run()
+        except NotQueued:
+            # it has ended before
+            return
+
+    def has_ended(self) -> bool:
+        return not self.thread.is_alive()
+
+
+class ApiServer:
+    """A server of a home. `parallelism`: number of runs at the same time; 0 starts none."""
+
+    def __init__(self, home: Path, parallelism: int = 4) -> None:
+        homes.make(home)
+        self.home = home
+        self.cluster = LocalCluster(home)
+        self.parallelism = parallelism
+        self.queue = Queue(
+            self.cluster, lambda name: RunThread(self.cluster, name), max(1, parallelism)
+        )
+        self.token = read_token(home)
+        self.socket = listen(None)
+        self.port = self.socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        store = StoredArtifacts.in_home(home, LocalCluster.bucket).open_store
+        catalogue = Catalogue(LocalRuns(home), NAMESPACE)
+        objects = Objects(self.cluster)
+        self.backend = Backend(self.cluster, self.queue, objects, catalogue, store)
+        page = PlainTextResponse("the page")
+        application = Access(WithApi(make_api(self.backend), page), self.token, self.port)
+        self.uvicorn = uvicorn.Server(
+            uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=1)
+        )
+        self.is_ending = threading.Event()
+        self.threads = [
+            threading.Thread(target=self.uvicorn.run, kwargs={"sockets": [self.socket]}),
+            threading.Thread(target=self._start_runs),
+        ]
+        headers = {"Authorization": f"Bearer {self.token}"}
+        self.client = httpx.Client(base_url=self.url, headers=headers, timeout=TIMEOUT_S)
+
+    def _start_runs(self) -> None:
+        while not self.is_ending.wait(0.02):
+            if self.parallelism:
+                self.queue.start_next()
+
+    def start(self) -> None:
+        for thread in self.threads:
+            thread.start()
+        until("the server", lambda: self.uvicorn.started)
+
+    def end(self) -> None:
+        self.client.close()
+        self.is_ending.set()
+        self.uvicorn.should_exit = True
+        for thread in self.threads:
+            thread.join(30)
+
+    def send(self, method: str, path: str, body: object = None, **options: Any) -> httpx.Response:
+        """Send a request below /api/v1 with the token."""
+        return self.client.request(method, f"/api/v1{path}", json=body, **options)
+
+    def get(self, path: str, **parameters: Any) -> Document:
+        """Return the object at a path, which must exist."""
+        answer = self.send("GET", path, params=parameters)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def change(self, method: str, path: str, body: object = None) -> Document:
+        """Send a request that must succeed, and return its answer."""
+        answer = self.send(method, path, body if body is not None else {})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def submit(self, workflow: Document) -> str:
+        """Submit a workflow, and return its name."""
+        created = self.change("POST", "/workflows/argo", {"workflow": workflow})
+        return created["metadata"]["name"]
+
+    def submit_and_wait(self, workflow: Document) -> Document:
+        """Submit a workflow, and return it when it has ended."""
+        return self.wait(self.submit(workflow))
+
+    def workflow(self, name: str) -> Document:
+        return self.get(f"/workflows/argo/{name}")
+
+    def phase(self, name: str) -> str:
+        return self.workflow(name)["status"]["phase"]
+
+    def wait(self, name: str, *phases: str) -> Document:
+        """Wait until a workflow has one of the phases (default: until it has ended)."""
+        expected = phases or ("Succeeded", "Failed", "Error")
+        until(f"{name} to be {expected}", lambda: self.phase(name) in expected)
+        return self.workflow(name)
+
+    def wait_until_suspended(self, name: str) -> Document:
+        """Wait until a step of a workflow is suspended, and return its node."""
+
+        def find() -> Document | None:
+            nodes = self.workflow(name)["status"].get("nodes") or {}
+            suspended = [
+                node
+                for node in nodes.values()
+                if node["type"] == "Suspend" and node["phase"] == "Running"
+            ]
+            return suspended[0] if suspended else None
+
+        return until(f"a suspended step of {name}", find)
+
+
+@contextmanager
+def serve(home: Path, parallelism: int = 4) -> Iterator[ApiServer]:
+    """Serve the API of a home, and end the server afterwards."""
+    server = ApiServer(home, parallelism)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+def step(name: str, script: str, **more: Any) -> Document:
+    """Return a template that runs a shell script."""
+    return {"name": name, "container": builders.shell(script), **more}
+
+
+def steps(*names: str) -> Document:
+    """Return a template that runs other templates one after another."""
+    return {"name": "main", "steps": [[{"name": name, "template": name}] for name in names]}
+
+
+def workflow(*templates: Document, name: str = "", **spec: Any) -> Document:
+    """Return a workflow whose name is generated, unless it is given."""
+    manifest = builders.workflow(*templates, **spec)
+    manifest["metadata"] = {"name": name} if name else {"generateName": "w-"}
+    return manifest
+
+
+def hello(name: str = "", message: str = "hello") -> Document:
+    """Return a workflow that prints its parameter."""
+    parameters = {"parameters": [{"name": "message", "value": message}]}
+    main = step("main", "echo {{workflow.parameters.message}}")
+    return workflow(main, name=name, arguments=parameters)
+
+
+def failing(name: str = "") -> Document:
+    """Return a workflow whose second step fails with the exit code of its parameter."""
+    parameters = {"parameters": [{"name": "code", "value": "3"}]}
+    first = step("first", "echo x > /tmp/x; echo one", outputs={"artifacts": [ARTIFACT]})
+    second = step("second", "echo two; exit {{workflow.parameters.code}}")
+    return workflow(steps("first", "second"), first, second, name=name, arguments=parameters)
+
+
+ARTIFACT = {"name": "x", "path": "/tmp/x", "archive": {"none": {}}}
+
+
+def gated(name: str = "", default: str | None = "no") -> Document:
+    """Return a workflow that waits for the output `go` of its step `gate`."""
+    source: Document = {"supplied": {}}
+    if default is not None:
+        source["default"] = default
+    outputs = {"parameters": [{"name": "go", "valueFrom": source}]}
+    gate = {"name": "gate", "suspend": {}, "outputs": outputs}
+    return workflow(steps("gate", "after"), gate, step("after", "echo after"), name=name)
+
+
+def long(name: str = "") -> Document:
+    """Return a workflow that does not end by itself within the time of a test, with an exit
+    handler."""
+    main = step("main", "echo begin; sleep 600")
+    return workflow(main, step("bye", "echo bye"), name=name, onExit="bye")
+
+
+def template(name: str, kind: str = "WorkflowTemplate") -> Document:
+    """Return a stored template of the workflow `hello`."""
+    return {**hello(), "kind": kind, "metadata": {"name": name, "labels": {"team": "a"}}}
+
+
+def cron(name: str) -> Document:
+    """Return a CronWorkflow that runs once a year."""
+    spec = {"schedules": ["0 3 1 1 *"], "workflowSpec": hello()["spec"]}
+    return {
+        "apiVersion": "argoproj.io/v1alpha1",
+        "kind": "CronWorkflow",
+        "metadata": {"name": name, "labels": {"team": "a"}},
+        "spec": spec,
+    }
+
+
+def describe_error(answer: httpx.Response) -> tuple[int, int, str]:
+    """Return the status of an answer, the code of gRPC and the message."""
+    error: Mapping[str, Any] = answer.json()
+    return answer.status_code, error["code"], error["message"]

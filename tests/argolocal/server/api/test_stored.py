@@ -1,0 +1,158 @@
+"""Templates and CronWorkflows by the API of an Argo server: none is lost or overwritten unseen."""
+
+import pytest
+
+from argolocal.state.stored_objects import StoredObjects
+from tests.argolocal.server.api.running import (
+    ApiServer,
+    Document,
+    cron,
+    describe_error,
+    hello,
+    template,
+)
+
+# folder of the kind, field in the body, example
+KINDS = [
+    ("/workflow-templates/argo", "template", template("one")),
+    ("/cluster-workflow-templates", "template", template("one", "ClusterWorkflowTemplate")),
+    ("/cron-workflows/argo", "cronWorkflow", cron("one")),
+]
+each_kind = pytest.mark.parametrize(("folder", "field", "example"), KINDS)
+
+
+def named(example: Document, name: str) -> Document:
+    return {**example, "metadata": {**example["metadata"], "name": name}}
+
+
+@each_kind
+def test_an_object_is_created_changed_listed_and_deleted(
+    api: ApiServer, folder: str, field: str, example: Document
+) -> None:
+    created = api.change("POST", folder, {field: named(example, "life")})
+    assert created["spec"] == example["spec"]
+    assert created["metadata"]["uid"]
+    assert created["metadata"].get("namespace") == ("argo" if folder.endswith("argo") else None)
+    answer = api.send("POST", folder, {field: named(example, "life")})
+    status, code, message = describe_error(answer)
+    assert (status, code) == (409, 6)
+    assert message.endswith('"life" already exists')
+
+    changed = {**created, "metadata": {**created["metadata"], "labels": {"team": "b"}}}
+    updated = api.change("PUT", f"{folder}/life", {field: changed})
+    assert updated["metadata"]["labels"] == {"team": "b"}
+    assert int(updated["metadata"]["resourceVersion"]) > int(created["metadata"]["resourceVersion"])
+    assert updated["metadata"]["uid"] == created["metadata"]["uid"]
+    assert api.get(f"{folder}/life") == updated
+
+    # the version of the object that was read first is old
+    status, code, message = describe_error(api.send("PUT", f"{folder}/life", {field: changed}))
+    assert (status, code) == (409, 10)
+    assert "the object has been modified" in message
+
+    names = [item["metadata"]["name"] for item in api.get(folder)["items"]]
+    assert "life" in names
+    selected = api.get(folder, **{"listOptions.labelSelector": "team=b"})
+    assert [item["metadata"]["name"] for item in selected["items"]] == ["life"]
+
+    assert api.change("DELETE", f"{folder}/life") == {}
+    for method in ("GET", "DELETE"):
+        status, code, message = describe_error(api.send(method, f"{folder}/life"))
+        assert (status, code) == (404, 5)
+        assert message.endswith('"life" not found')
+
+
+@each_kind
+def test_an_object_that_argo_rejects_is_not_stored(
+    api: ApiServer, folder: str, field: str, example: Document
+) -> None:
+    spec = {"entrypoint": "nothing", "templates": [{"name": "main", "container": {"image": "x"}}]}
+    broken = named(example, "broken")
+    if example["kind"] == "CronWorkflow":
+        broken["spec"] = {"schedules": ["0 3 * * *"], "workflowSpec": spec}
+    else:
+        broken["spec"] = spec
+    for method, path in (("POST", folder), ("POST", f"{folder}/lint")):
+        assert describe_error(api.send(method, path, {field: broken}))[:2] == (400, 3)
+    assert describe_error(api.send("GET", f"{folder}/broken"))[:2] == (404, 5)
+    assert describe_error(api.send("POST", folder, {}))[:2] == (400, 3)
+    assert api.change("POST", f"{folder}/lint", {field: example})["spec"] == example["spec"]
+
+
+@each_kind
+def test_a_list_in_pages_contains_each_object_once(
+    api: ApiServer, folder: str, field: str, example: Document
+) -> None:
+    for number in range(3):
+        api.change("POST", folder, {field: named(example, f"page-{number}")})
+    first = api.get(folder, **{"listOptions.limit": 2})
+    assert len(first["items"]) == 2
+    rest = api.get(folder, **{"listOptions.continue": first["metadata"]["continue"]})
+    names = [item["metadata"]["name"] for item in [*first["items"], *rest["items"]]]
+    assert len(names) == len(set(names))
+    assert {f"page-{number}" for number in range(3)} <= set(names)
+
+
+def test_a_template_is_found_by_a_part_of_its_name(api: ApiServer) -> None:
+    api.change("POST", "/workflow-templates/argo", {"template": template("needle-in-hay")})
+    found = api.get("/workflow-templates/argo", namePattern="in-h")
+    assert [item["metadata"]["name"] for item in found["items"]] == ["needle-in-hay"]
+
+
+def test_a_generated_name_of_a_template_is_unique(api: ApiServer) -> None:
+    manifest = {**template("x"), "metadata": {"generateName": "gen-"}}
+    names = {
+        api.change("POST", "/workflow-templates/argo", {"template": manifest})["metadata"]["name"]
+        for _ in range(2)
+    }
+    assert len(names) == 2
+
+
+def test_a_cron_workflow_is_suspended_and_resumed(api: ApiServer) -> None:
+    api.change("POST", "/cron-workflows/argo", {"cronWorkflow": cron("paused")})
+    for action, value in (("suspend", True), ("resume", False)):
+        changed = api.change("PUT", f"/cron-workflows/argo/paused/{action}")
+        assert changed["spec"]["suspend"] is value
+        assert api.get("/cron-workflows/argo/paused")["spec"]["suspend"] is value
+
+
+def test_an_update_keeps_the_last_time_of_a_cron_workflow(api: ApiServer) -> None:
+    api.change("POST", "/cron-workflows/argo", {"cronWorkflow": cron("timed")})
+    objects = StoredObjects(api.home)
+
+    def run(item: Document) -> None:
+        item["status"] = {"lastScheduledTime": "2026-01-01T03:00:00Z"}
+
+    objects.update("CronWorkflow", "timed", run)
+    api.change("PUT", "/cron-workflows/argo/timed", {"cronWorkflow": cron("timed")})
+    stored = api.get("/cron-workflows/argo/timed")
+    assert stored["status"] == {"lastScheduledTime": "2026-01-01T03:00:00Z"}
+
+
+def test_an_object_of_another_name_or_namespace_is_refused(api: ApiServer) -> None:
+    folder = "/workflow-templates/argo"
+    api.change("POST", folder, {"template": template("mine")})
+    answer = api.send("PUT", f"{folder}/mine", {"template": template("yours")})
+    assert describe_error(answer)[:2] == (400, 3)
+    other = template("mine")
+    other["metadata"]["namespace"] = "other"
+    answer = api.send("POST", folder, {"template": other})
+    assert describe_error(answer)[:2] == (400, 3)
+    answer = api.send("POST", "/workflow-templates/other", {"template": template("mine")})
+    assert describe_error(answer)[:2] == (404, 5)
+    assert api.get("/workflow-templates/other")["items"] is None
+
+
+def test_a_workflow_uses_a_stored_template(api: ApiServer) -> None:
+    api.change("POST", "/workflow-templates/argo", {"template": template("shared")})
+    manifest = hello()
+    main = {"name": "main", "steps": [[{"name": "call", "templateRef": REFERENCE}]]}
+    manifest["spec"]["templates"] = [main]
+    name = api.submit(manifest)
+    finished = api.wait(name)
+    assert finished["status"]["phase"] == "Succeeded"
+    assert "namespaced/shared/main" in finished["status"]["storedTemplates"]
+    assert finished["spec"]["templates"][0]["steps"][0][0]["templateRef"] == REFERENCE
+
+
+REFERENCE = {"name": "shared", "template": "main"}
