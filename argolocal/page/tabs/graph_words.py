@@ -120,8 +120,8 @@ def describe_omission(task: Mapping[str, Any], phases: Mapping[str, str]) -> str
 
 
 def describe_reuse(message: str) -> str:
-    """Return the source of a cached result, such as `result of demo-4k2xp/prepare`, from the message
-    of the step."""
+    """Return the source of a cached result, from the message of its step: `result of
+    demo-4k2xp/prepare`."""
     match = CACHED_MESSAGE.fullmatch(message)
     return f"result of {match[1]}" if match else message
 
