@@ -108,6 +108,7 @@ class LocalRuns:
         self.location = "this machine"
         self.lock = Lock()
         self.readers: OrderedDict[str, RunReader] = OrderedDict()
+        self.readers_size = 0
         # name of a finished run → state of its files
         self.finished: dict[str, str] = {}
 
@@ -156,7 +157,7 @@ class LocalRuns:
             # one
             version = "-".join(version.split("-")[:2])
             self.finished[name] = version
-        self._limit_memory()
+        self._limit_memory(reader)
 
         boot_time = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         pod_starts = {id: boot_time + ticks / CLOCK_TICKS for id, ticks in starts.items()}
@@ -173,14 +174,16 @@ class LocalRuns:
             self.readers.move_to_end(name)
             return reader
 
-    def _limit_memory(self) -> None:
-        """Remove the least recently read runs from memory, until the size limit is met or one run
-        is left."""
+    def _limit_memory(self, reader: "RunReader") -> None:
+        """Count the size of a run that was read. Remove the least recently read runs from memory,
+        until the size limit is met or one run is left."""
         with self.lock:
-            size = sum(reader.size for reader in self.readers.values())
-            while size > MAX_CACHED_BYTES and len(self.readers) > 1:
-                _, reader = self.readers.popitem(last=False)
-                size -= reader.size
+            if self.readers.get(reader.files.name) is reader:
+                self.readers_size += reader.size - reader.counted_size
+                reader.counted_size = reader.size
+            while self.readers_size > MAX_CACHED_BYTES and len(self.readers) > 1:
+                _, oldest = self.readers.popitem(last=False)
+                self.readers_size -= oldest.counted_size
 
 
 class RunReader:
@@ -189,6 +192,8 @@ class RunReader:
     def __init__(self, files: RunFiles) -> None:
         self.files = files
         self.lock = Lock()
+        # size that LocalRuns has counted
+        self.counted_size = 0
         self.journal = JournalReader(files.root / JOURNAL_FILE)
         self.manifest: Mapping[str, Any] = {}
         self.manifest_mark = ""

@@ -57,9 +57,7 @@ class Server:
         self.queue = Queue(cluster, self.processes.start, parallelism)
         self.objects = Objects(cluster, clock)
         self.schedules = CronController(cluster, self.objects, clock)
-        # set when there may be something to do, or when the server ends
-        self.wakeup = threading.Event()
-        self.is_ending = False
+        self.ending = threading.Event()
 
     def serve(self, page: ASGIApp, port: int | None, announce: Callable[[str], None]) -> None:
         """Serve a page and run queued runs until SIGINT or SIGTERM. Raises Busy if the home has a
@@ -77,12 +75,12 @@ class Server:
             try:
                 page_server.serve(self._with_api(page), token, listening_socket, announce)
             finally:
-                self.is_ending = True
-                self.wakeup.set()
+                self.ending.set()
                 worker.join()
 
     def _with_api(self, page: ASGIApp) -> ASGIApp:
         catalogue = Catalogue(LocalRuns(self.cluster.home), NAMESPACE)
+        catalogue.warm_up()
         backend = Backend(self.cluster, self.queue, self.objects, catalogue, self.open_store)
         return WithApi(make_api(backend), page)
 
@@ -94,18 +92,15 @@ class Server:
 
     def _work(self) -> None:
         last_message = ""
-        while not self.is_ending:
-            pause = POLL_INTERVAL_S
+        while not self.ending.is_set():
             try:
                 self.do_due_work()
                 last_message = ""
+                self.processes.wait(POLL_INTERVAL_S)
             except Exception as error:
                 # the server must survive everything that a user can repair, such as a full disk
-                pause = RETRY_INTERVAL_S
                 message = describe(error)
                 if message != last_message:
                     say(f"error: {message}")
                 last_message = message
-
-            self.wakeup.wait(pause)
-            self.wakeup.clear()
+                self.ending.wait(RETRY_INTERVAL_S)

@@ -88,6 +88,10 @@ PROGRAMS = (
         ),
         slow=True,
     ),
+    Program(
+        "benchmarks.commands.server",
+        ("--queued=6", "--places=3", "--finished=12", "--requests=2"),
+    ),
     Program("benchmarks.cluster", needs=CLUSTER),
 )
 

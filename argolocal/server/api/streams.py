@@ -154,8 +154,9 @@ class WorkflowWatches:
         fields = Fields.parse(query.get("fields", ""), "result.object.")
         version_text = query.get("listOptions.resourceVersion", "")
         has_existing = version_text in ANY_VERSIONS
-        self.catalogue.refresh()
         if has_existing:
+            if not name:
+                self.catalogue.refresh()
             version = self.catalogue.latest_version
         else:
             version = parse_count(query, "listOptions.resourceVersion")
@@ -202,8 +203,10 @@ class WorkflowWatches:
         return str(self.catalogue.latest_version)
 
     def _list(self, watch: Watch) -> Sequence[Entry]:
-        entries = self.catalogue.list()
-        return [entry for entry in entries if watch.name in ("", entry.name)]
+        if watch.name:
+            entry = self.catalogue.find_listed(watch.name)
+            return [entry] if entry else []
+        return [entry for entry, _ in self.catalogue.list()]
 
     def _encode_existing(self, watch: Watch, entry: Entry) -> str:
         if entry.resource_version > watch.version:
