@@ -22,6 +22,7 @@ from argolocal.pods import filesystem, volumes
 from argolocal.pods.filesystem import SHM
 from argolocal.pods.process import ContainerRun, Origin, Process, field_value, start_container
 from argolocal.pods.volumes import VolumeDirectory
+from argolocal.state.machine_resources import sum_requests
 
 BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 RESET_BACKOFF_AFTER_S = (
@@ -44,8 +45,14 @@ class Pod:
         directories: Mapping[str, Path] | None = None,
         origin: Origin | None = None,
         claims: Collection[str] = (),
+        counts_resources: bool = True,
     ) -> None:
-        """`claims`: names of the PersistentVolumeClaims that the pod's workflow creates."""
+        """`claims`: names of the PersistentVolumeClaims that the pod's workflow creates.
+        `counts_resources`: wait while other runs use the GPUs or the memory that the pod requests;
+        a pod of a Deployment, which never ends, shares them."""
+        self.counts_resources = counts_resources
+        self.is_waiting = False
+        self.variables: Mapping[str, str] = {}
         self.cluster = cluster
         self.name = name
         self.spec = spec
@@ -79,7 +86,7 @@ class Pod:
         (128 + N after signal N), else None."""
         now = time.monotonic()
         if self.process is None:
-            if not self.ending and now >= self.start_at:
+            if not self.ending and now >= self.start_at and self._acquire_resources():
                 self._start()
 
             return None
@@ -96,8 +103,29 @@ class Pod:
         volumes.remove_contents(self.volumes, self.volumes_folder)
         self.log_error = process.log_pipe.error
         self.process = None
+        if self.counts_resources:
+            self.cluster.resources.release(self.name)
 
         return process.code
+
+    def _acquire_resources(self) -> bool:
+        """Return True if the pod has the GPUs and the memory that it requests."""
+        if not self.counts_resources:
+            return True
+
+        request = sum_requests(self.spec["containers"])
+        allocation = self.cluster.resources.acquire(self.name, request)
+        if allocation is None:
+            if not self.is_waiting:
+                self.is_waiting = True
+                self.log.parent.mkdir(parents=True, exist_ok=True)
+                with self.log.open("a") as log:
+                    log.write(f"[{self.name}] waits for {request}, which other runs use\n")
+            return False
+
+        self.is_waiting = False
+        self.variables = allocation.variables
+        return True
 
     def restart(self, code: int, recreate: bool = False) -> None:
         """Schedule a restart of the container by `poll` after the restart delay. With `recreate`,
@@ -165,7 +193,7 @@ class Pod:
             root=self.root,
             log=self.log,
             ip=self.ip,
-            extra_env=self.env,
+            extra_env={**self.env, **self.variables},
             private_paths=() if filesystem.available() else None,
             origin=self.origin,
         )

@@ -147,7 +147,16 @@ class Rollout:
         fields = {key: value for key, value in origin.items() if key != "process"}
         folder = self.deployments.home / self.name
         claims = claims_of_run(run) if run else []
-        pod = Pod(self.cluster, name, spec, folder, env, origin=Origin(**fields), claims=claims)
+        pod = Pod(
+            self.cluster,
+            name,
+            spec,
+            folder,
+            env,
+            origin=Origin(**fields),
+            claims=claims,
+            counts_resources=False,
+        )
         self.replicas.append(Replica(pod, version, labels_of(template)))
 
     def _terminate(self, replica: Replica) -> None:

@@ -105,7 +105,9 @@ class LocalRuns:
 
     def __init__(self, home: Path) -> None:
         self.home = home.resolve()
+        self.folder = str(self.home / "runs")
         self.location = "this machine"
+        self.valid_names: dict[str, RunName] = {}
         self.lock = Lock()
         self.readers: OrderedDict[str, RunReader] = OrderedDict()
         self.readers_size = 0
@@ -115,28 +117,32 @@ class LocalRuns:
     def names(self) -> list[str]:
         times: dict[str, int] = {}
         try:
-            entries = list(os.scandir(self.home / "runs"))
+            entries = os.listdir(self.folder)
         except FileNotFoundError:
             return []
 
         for entry in entries:
-            name = RunName.or_none(entry.name)
+            name = self.valid_names.get(entry) or RunName.or_none(entry)
             try:
                 if name:
-                    times[name] = os.stat(f"{entry.path}/{MANIFEST_FILE}").st_mtime_ns
+                    times[name] = os.stat(f"{self.folder}/{name}/{MANIFEST_FILE}").st_mtime_ns
+                    self.valid_names[entry] = name
             except OSError:
                 # the folder is not a run, or its run is being created or removed
+                self.valid_names.pop(entry, None)
                 continue
         return sorted(times, key=lambda name: times[name], reverse=True)
 
     def version(self, name: str) -> str:
-        root = self.home / "runs" / name
-        manifest = _mark(root / MANIFEST_FILE)
+        # texts instead of paths, because a list asks for the versions of thousands of runs
+        root = f"{self.folder}/{name}"
+        manifest = _mark(f"{root}/{MANIFEST_FILE}")
         if not manifest:
             self.finished.pop(name, None)
             return ""
 
-        files = f"{manifest}-{_mark(root / JOURNAL_FILE)}"
+        journal = _mark(f"{root}/{JOURNAL_FILE}")
+        files = f"{manifest}-{journal}"
         # the version of a finished run does not contain its runner's pid
         if self.finished.get(name) == files:
             return files
@@ -214,10 +220,10 @@ class RunReader:
         return self.journal.offset + manifest_size
 
 
-def _mark(path: Path) -> str:
+def _mark(path: Path | str) -> str:
     """Return a text that changes whenever the file changes, or "" if the file does not exist."""
     try:
-        status = path.stat()
+        status = os.stat(path)
     except OSError:
         return ""
     return f"{status.st_ino:x}.{status.st_size:x}.{status.st_mtime_ns:x}"
