@@ -1,4 +1,5 @@
-"""The choice of the scheduled time of a CronWorkflow that is due. This module reads no clock and does no I/O.
+"""The choice of the scheduled time of a CronWorkflow that is due. This module reads no clock and
+does no I/O.
 
     decision = decide(cron, progress, now, is_continuous=True)
     decision.due        # unix time of the run to start, or None
