@@ -30,7 +30,7 @@ MEMORY_PARTS = 128
 
 @dataclass(frozen=True)
 class PodRequest:
-    """What the containers of a pod request together."""
+    """The sum of the requests of a pod's containers."""
 
     gpus: int = 0
     memory_bytes: int = 0
@@ -43,7 +43,7 @@ class PodRequest:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a pod may use. `variables`: environment variables of its containers."""
+    """The resources that a pod may use. `variables`: environment variables of its containers."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ def find_memory() -> int:
 
 
 def sum_requests(containers: Iterable[Mapping[str, Any]]) -> PodRequest:
-    """Return what containers request together. As in Kubernetes, the default of a request is the
+    """Return the total request of containers. As in Kubernetes, the default of a request is the
     limit. Raises ValueError for a malformed quantity."""
     gpus = 0
     memory_bytes = 0
@@ -92,7 +92,7 @@ class MachineResources:
         self.memory_locks = UnitLocks(home / "locks/memory", MEMORY_PARTS)
 
     def acquire(self, pod: str, request: PodRequest) -> Allocation | None:
-        """Acquire what a pod requests, at most all of this machine. Return None if other runs
+        """Acquire the requests of a pod, at most all of this machine. Return None if other runs
         use it."""
         gpus = self.gpu_locks.acquire(pod, request.gpus)
         if gpus is None:
@@ -109,7 +109,7 @@ class MachineResources:
         return Allocation({"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible})
 
     def release(self, pod: str) -> None:
-        """Release what a pod has acquired, except what other pods of this run share."""
+        """Release the resources of a pod, except those that other pods of this run share."""
         self.gpu_locks.release(pod)
         self.memory_locks.release(pod)
 

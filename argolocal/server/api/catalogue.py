@@ -1,13 +1,14 @@
 """The runs of a home as Workflow objects with resource versions, and their changes.
 
     catalogue = Catalogue(LocalRuns(home), "argo")
-    catalogue.refresh()                          # notices what has changed on disk
-    workflow = catalogue.find("demo-4k2xp").workflow()
+    catalogue.refresh()                          # reads the changes on disk
+    entry = catalogue.refresh_run("demo-4k2xp")
+    workflow = catalogue.workflow(entry)
     changes = catalogue.changes_since(version)   # raises ApiError with status 410
 
 A resource version is a number of microseconds since the epoch that grows with each change, so that
-a version from before a restart of the server is recognized as old. A change that happens while
-nobody reads or watches is noticed at the next reading.
+a version from before a restart of the server is recognized as old. A change without a reader or
+watch is noticed at the next reading.
 """
 
 import math
@@ -141,7 +142,7 @@ class Catalogue:
         return [name for name in folders if name in self.entries or RunName.or_none(name)]
 
     def _has_same_journal(self, entry: Entry) -> bool:
-        """Return True if a run has ended, and nobody has changed its journal since then."""
+        """Return True if a run has ended, and its journal has not changed since then."""
         is_settled = entry.facts and entry.facts.finished and entry.journal
         if not is_settled or entry.summary_version != entry.file_version:
             return False
