@@ -25,6 +25,7 @@ from threading import Lock, RLock, Thread
 
 from argolocal.common.checked_names import RunName
 from argolocal.common.json_text import loads, to_json
+from argolocal.engine.nodes import format_time
 from argolocal.errors import ArgolocalError
 from argolocal.manifest.types import Object
 from argolocal.page.sources import LocalRuns, Run
@@ -196,7 +197,23 @@ class Catalogue:
         files = RunFiles(self.source.home, entry.name)
         run = self.source.read(entry.name)
         request = None if run.is_finished else requests.read_pending(files)
-        return make_workflow(run, self.namespace, entry.resource_version, request)
+        return make_workflow(
+            run,
+            self.namespace,
+            entry.resource_version,
+            request,
+            interrupted_at=self._find_interruption(run),
+        )
+
+    def _find_interruption(self, run: Run) -> str | None:
+        """Return the time when a run was interrupted that no server continues, or None."""
+        if run.phase != "Interrupted":
+            return None
+        files = RunFiles(self.source.home, run.name)
+        if files.queue_entry.exists():
+            return None
+        journal = self._read_journal_state(run.name)
+        return format_time(journal[2] / 1e9) if journal else None
 
     def summary(self, entry: Entry) -> Object:
         """Return the Workflow object of a run without its nodes. Raises ConfigError if its files
@@ -274,7 +291,13 @@ class Catalogue:
             file_version = entry.file_version
         journal = self._read_journal_state(entry.name)
         run = self.source.read(entry.name)
-        workflow = make_workflow(run, self.namespace, entry.resource_version, has_nodes=False)
+        workflow = make_workflow(
+            run,
+            self.namespace,
+            entry.resource_version,
+            has_nodes=False,
+            interrupted_at=self._find_interruption(run),
+        )
         summary = zlib.compress(to_json(workflow).encode(), 1)
         with self.lock:
             entry.facts = _read_facts(run, workflow)
@@ -304,7 +327,7 @@ def _read_facts(run: Run, workflow: Object) -> Facts:
         {str(key): str(value) for key, value in metadata["labels"].items()},
         _seconds(metadata.get("creationTimestamp")),
         _seconds(run.status.get("startedAt")),
-        _seconds(run.status.get("finishedAt")),
+        _seconds(run.status.get("finishedAt") or workflow["status"]["finishedAt"]),
     )
 
 
