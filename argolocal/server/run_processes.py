@@ -67,6 +67,8 @@ class RunProcesses:
         self.started: list[RunProcess] = []
 
     def __enter__(self) -> Self:
+        # so that the first run, which may be a scheduled one, does not wait for it
+        self._start_fork_server()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -84,23 +84,35 @@ class Server:
         backend = Backend(self.cluster, self.queue, self.objects, catalogue, self.open_store)
         return WithApi(make_api(backend), page)
 
-    def do_due_work(self) -> None:
-        """Start the runs that are due."""
-        # before the queue forgets the runs that have ended
-        self.schedules.look()
-        self.queue.start_next()
-
     def _work(self) -> None:
-        last_message = ""
+        # the schedules come first, because the queue then removes the entries of ended runs
+        duties = [Duty(self.schedules.look), Duty(self.queue.start_next)]
         while not self.ending.is_set():
-            try:
-                self.do_due_work()
-                last_message = ""
-                self.processes.wait(POLL_INTERVAL_S)
-            except Exception as error:
-                # the server must survive everything that a user can repair, such as a full disk
-                message = describe(error)
-                if message != last_message:
-                    say(f"error: {message}")
-                last_message = message
-                self.ending.wait(RETRY_INTERVAL_S)
+            for duty in duties:
+                duty.perform()
+            self.processes.wait(POLL_INTERVAL_S)
+
+
+class Duty:
+    """A function that the server calls again and again. An error is printed once, and delays only
+    the next call of this function: the server survives everything that a user can repair, such as
+    a full disk or a damaged file."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.function = function
+        self.earliest_call = 0.0
+        self.last_message = ""
+
+    def perform(self) -> None:
+        """Call the function, unless it has just failed."""
+        if time.monotonic() < self.earliest_call:
+            return
+        try:
+            self.function()
+            self.last_message = ""
+        except Exception as error:
+            self.earliest_call = time.monotonic() + RETRY_INTERVAL_S
+            message = describe(error)
+            if message != self.last_message:
+                say(f"error: {message}")
+            self.last_message = message
