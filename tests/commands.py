@@ -38,6 +38,8 @@ ELSEWHERE = {
     "cd power && make run": "test_project.py",
     "mlflow models serve": "tests/test_end_to_end.py",
     "rekindle ui": "tests/rekindle/page/test_site.py",
+    "rekindle server": "tests/rekindle/cli/test_local_schedules.py",
+    "argolocal server": "tests/argolocal/server/test_server.py",
     "argolocal ui": "tests/argolocal/page/test_application.py",
     "rekindle sweep configs": "tests/pipelines/test_sweep.py",
 }

@@ -335,6 +335,41 @@ def ui(port: int | None, open_browser: bool) -> None:
 
 
 @commands.command
+@click.argument("manifests", metavar="FILE...", nargs=-1, required=True, type=NonEmptyPath())
+@output_option("text", "json")
+def apply(manifests: tuple[Path, ...], as_json: bool) -> None:
+    """Store templates and schedules of this machine, as `kubectl apply` does on a cluster.
+
+    Workflows find a WorkflowTemplate by its name, and `argolocal server` starts the runs of a
+    CronWorkflow. FILE may be a folder.
+
+    Example:
+      argolocal apply cron.yaml
+    """
+    from argolocal.manifest.read import Documents
+    from argolocal.runner.cluster import LocalCluster
+    from argolocal.server.objects import VERSIONED_KINDS, Objects
+
+    documents = Documents()
+    for path in manifests:
+        documents.add(path)
+
+    cluster = LocalCluster(home())
+    objects = Objects(cluster)
+    changes = []
+    # templates come first, because schedules may refer to them
+    for _, item in sorted(
+        documents.objects, key=lambda pair: pair[1].get("kind") == "CronWorkflow"
+    ):
+        if item.get("kind") in VERSIONED_KINDS:
+            changes.append(objects.apply_and_describe(item))
+        else:
+            cluster.store_objects([item])
+            changes.append(f"{item['kind']} {item['metadata']['name']} stored")
+    print_result(as_json, {"changes": changes}, "\n".join(changes))
+
+
+@commands.command
 @port_option
 @open_option
 @parallelism_option
@@ -345,8 +380,9 @@ def server(
     """Run queued and scheduled workflows, and serve the page.
 
     The server runs what `argolocal run --queue` has queued, by priority and then in the order of
-    submission. Runs are processes of their own: they continue when the server ends, and the next
-    server watches them. A run whose process was killed is continued.
+    submission, and starts the runs of the CronWorkflows that `argolocal apply` has stored. Runs
+    are processes of their own: they continue when the server ends, and the next server watches
+    them. A run whose process was killed is continued.
 
     The page listens on 127.0.0.1 only. Its address contains a token: do not share it.
 

@@ -22,6 +22,7 @@ from argolocal.pods import filesystem, volumes
 from argolocal.pods.filesystem import SHARED_MEMORY_PATH
 from argolocal.pods.process import ContainerRun, Origin, Process, read_field, start_container
 from argolocal.pods.volumes import VolumeDirectory
+from argolocal.state.machine_resources import sum_requests
 
 BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 RESET_BACKOFF_AFTER_S = (
@@ -43,9 +44,15 @@ class Pod:
         environment: Mapping[str, str],
         directories: Mapping[str, Path] | None = None,
         origin: Origin | None = None,
-        claim_names: Collection[str] = (),
+        claims: Collection[str] = (),
+        counts_resources: bool = True,
     ) -> None:
-        """`claim_names`: names of the PersistentVolumeClaims that the pod's workflow creates."""
+        """`claims`: names of the PersistentVolumeClaims that the pod's workflow creates.
+        `counts_resources`: wait while other runs use the GPUs or the memory that the pod requests;
+        a pod of a Deployment, which never ends, shares them."""
+        self.counts_resources = counts_resources
+        self.is_waiting = False
+        self.variables: Mapping[str, str] = {}
         self.cluster = cluster
         self.name = name
         self.spec = spec
@@ -81,7 +88,7 @@ class Pod:
         (128 + N after signal N), else None."""
         now = time.monotonic()
         if self.process is None:
-            if not self.ending and now >= self.start_at:
+            if not self.ending and now >= self.start_at and self._acquire_resources():
                 self._start()
 
             return None
@@ -98,12 +105,33 @@ class Pod:
         volumes.remove_contents(self.volumes, self.volumes_folder)
         self.log_error = process.log_pipe.error
         self.process = None
+        if self.counts_resources:
+            self.cluster.resources.release(self.name)
 
         return process.code
 
-    def restart(self, exit_code: int, recreates_pod: bool = False) -> None:
-        """Schedule a restart of the container by `poll` after the restart delay. With
-        `recreates_pod`, the container restarts in a new pod with the same name."""
+    def _acquire_resources(self) -> bool:
+        """Return True if the pod has the GPUs and the memory that it requests."""
+        if not self.counts_resources:
+            return True
+
+        request = sum_requests(self.spec["containers"])
+        allocation = self.cluster.resources.acquire(self.name, request)
+        if allocation is None:
+            if not self.is_waiting:
+                self.is_waiting = True
+                self.log.parent.mkdir(parents=True, exist_ok=True)
+                with self.log.open("a") as log:
+                    log.write(f"[{self.name}] waits for {request}, which other runs use\n")
+            return False
+
+        self.is_waiting = False
+        self.variables = allocation.variables
+        return True
+
+    def restart(self, code: int, recreate: bool = False) -> None:
+        """Schedule a restart of the container by `poll` after the restart delay. With `recreate`,
+        the container restarts in a new pod with the same name."""
         if time.monotonic() - self.started < RESET_BACKOFF_AFTER_S:
             self.recent_restarts += 1
         else:
@@ -180,8 +208,8 @@ class Pod:
             root=self.root,
             log=self.log,
             ip=self.ip,
-            extra_env=self.env,
-            private_paths=() if filesystem.supports_namespaces() else None,
+            extra_env={**self.env, **self.variables},
+            private_paths=() if filesystem.available() else None,
             origin=self.origin,
         )
 

@@ -157,17 +157,18 @@ class Rollout:
 
         origin_fields = {key: value for key, value in origin.items() if key != "process"}
         folder = self.deployments.home / self.name
-        claim_names = list_run_claims(run_files) if run_files else []
+        claims = claims_of_run(run) if run else []
         pod = Pod(
             self.cluster,
-            pod_name,
+            name,
             spec,
             folder,
-            environment,
-            origin=Origin(**origin_fields),
-            claim_names=claim_names,
+            env,
+            origin=Origin(**fields),
+            claims=claims,
+            counts_resources=False,
         )
-        self.replicas.append(Replica(pod, version, pod_labels(template)))
+        self.replicas.append(Replica(pod, version, labels_of(template)))
 
     def _terminate(self, replica: Replica) -> None:
         """Send no new connections to a pod, and terminate it within its

@@ -105,37 +105,44 @@ class LocalRuns:
 
     def __init__(self, home: Path) -> None:
         self.home = home.resolve()
+        self.folder = str(self.home / "runs")
         self.location = "this machine"
+        self.valid_names: dict[str, RunName] = {}
         self.lock = Lock()
         self.readers: OrderedDict[str, RunReader] = OrderedDict()
+        self.readers_size = 0
         # name of a finished run → state of its files
         self.finished: dict[str, str] = {}
 
     def names(self) -> list[str]:
         times: dict[str, int] = {}
         try:
-            entries = list(os.scandir(self.home / "runs"))
+            entries = os.listdir(self.folder)
         except FileNotFoundError:
             return []
 
         for entry in entries:
-            name = RunName.parse_or_none(entry.name)
+            name = self.valid_names.get(entry) or RunName.or_none(entry)
             try:
                 if name:
-                    times[name] = os.stat(f"{entry.path}/{MANIFEST_FILE}").st_mtime_ns
+                    times[name] = os.stat(f"{self.folder}/{name}/{MANIFEST_FILE}").st_mtime_ns
+                    self.valid_names[entry] = name
             except OSError:
                 # the folder is not a run, or its run is being created or removed
+                self.valid_names.pop(entry, None)
                 continue
         return sorted(times, key=lambda name: times[name], reverse=True)
 
     def version(self, name: str) -> str:
-        root = self.home / "runs" / name
-        manifest = _mark(root / MANIFEST_FILE)
+        # texts instead of paths, because a list asks for the versions of thousands of runs
+        root = f"{self.folder}/{name}"
+        manifest = _mark(f"{root}/{MANIFEST_FILE}")
         if not manifest:
             self.finished.pop(name, None)
             return ""
 
-        files = f"{manifest}-{_mark(root / JOURNAL_FILE)}"
+        journal = _mark(f"{root}/{JOURNAL_FILE}")
+        files = f"{manifest}-{journal}"
         # the version of a finished run does not contain its runner's pid
         if self.finished.get(name) == files:
             return files
@@ -156,7 +163,7 @@ class LocalRuns:
             # one
             version = "-".join(version.split("-")[:2])
             self.finished[name] = version
-        self._limit_memory()
+        self._limit_memory(reader)
 
         boot_time = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         pod_starts = {id: boot_time + ticks / CLOCK_TICKS for id, ticks in starts.items()}
@@ -173,14 +180,16 @@ class LocalRuns:
             self.readers.move_to_end(name)
             return reader
 
-    def _limit_memory(self) -> None:
-        """Remove the least recently read runs from memory, until the size limit is met or one run
-        is left."""
+    def _limit_memory(self, reader: "RunReader") -> None:
+        """Count the size of a run that was read. Remove the least recently read runs from memory,
+        until the size limit is met or one run is left."""
         with self.lock:
-            size = sum(reader.size for reader in self.readers.values())
-            while size > MAX_CACHED_BYTES and len(self.readers) > 1:
-                _, reader = self.readers.popitem(last=False)
-                size -= reader.size
+            if self.readers.get(reader.files.name) is reader:
+                self.readers_size += reader.size - reader.counted_size
+                reader.counted_size = reader.size
+            while self.readers_size > MAX_CACHED_BYTES and len(self.readers) > 1:
+                _, oldest = self.readers.popitem(last=False)
+                self.readers_size -= oldest.counted_size
 
 
 class RunReader:
@@ -189,6 +198,8 @@ class RunReader:
     def __init__(self, files: RunFiles) -> None:
         self.files = files
         self.lock = Lock()
+        # size that LocalRuns has counted
+        self.counted_size = 0
         self.journal = JournalReader(files.root / JOURNAL_FILE)
         self.manifest: Mapping[str, Any] = {}
         self.manifest_mark = ""
@@ -209,10 +220,10 @@ class RunReader:
         return self.journal.offset + manifest_size
 
 
-def _mark(path: Path) -> str:
+def _mark(path: Path | str) -> str:
     """Return a text that changes whenever the file changes, or "" if the file does not exist."""
     try:
-        status = path.stat()
+        status = os.stat(path)
     except OSError:
         return ""
     return f"{status.st_ino:x}.{status.st_size:x}.{status.st_mtime_ns:x}"

@@ -29,6 +29,7 @@ def make_environment(packages: tuple[str, ...]) -> Environment:
         "visible": escape_control_chars,
         "with_code": with_code,
         "bytes": format_bytes,
+        "measure": format_measure,
     }
     return environment
 
@@ -70,6 +71,11 @@ def format_bytes(count: int) -> str:
         if value < 999.5 or unit == "GB":
             return f"{value:.1f} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
     return ""
+
+
+def format_measure(value: float) -> str:
+    """Format a measure with four decimal places, or fewer for a large value: `0.0536`, `30.25`."""
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.4g}"
 
 
 def render(environment: Environment, template: str, values: Mapping[str, Any]) -> str:

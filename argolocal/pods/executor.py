@@ -48,6 +48,7 @@ from argolocal.store import ObjectStore
 
 START_ERRORS = (FileNotFoundError, PermissionError, StartError)
 INIT_FAILED_MESSAGE = "Pod failed before main container starts due to PodInitializing: "
+RESOURCE_POLL_S = 0.2  # seconds between attempts to acquire what other runs may release
 DEADLINE_EXCEEDED = "Pod was active on the node longer than the specified deadline"
 
 
@@ -71,6 +72,8 @@ class Executor:
         self.name: str = workflow["metadata"]["name"]
         self.namespace: str = workflow["metadata"]["namespace"]
         self.running: dict[str, PodRun] = {}
+        # pods that wait for GPUs or memory, which other runs use
+        self.waiting: list[PodRun] = []
         self.events: list[PodStarted | PodEnded] = []
         self.selector = selectors.DefaultSelector()
         self.wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -151,7 +154,9 @@ class Executor:
         if self.deadline is not None:
             timeouts_seconds.append(self.deadline - time.time())
         if timeout is not None:
-            timeouts_seconds.append(timeout)
+            timeouts.append(timeout)
+        if self.waiting:
+            timeouts.append(RESOURCE_POLL_S)
 
         with self.interrupts.allowed():
             ready_keys = self.selector.select(0 if self.events else max(0.0, min(timeouts_seconds)))
@@ -171,7 +176,13 @@ class Executor:
                 with self._end_node_on_error(pod.action.id):
                     callback(pod, future)
 
-        self._enforce_deadlines()
+        waiting = self.waiting
+        self.waiting = []
+        for pod in waiting:
+            with self._end_node_on_error(pod.action.id):
+                self._spawn(pod)
+
+        self._enforce()
         self.cluster.poll()  # restart services of the cluster that have died
         self.events += self.resources.poll()
         pending_events = self.events
@@ -233,7 +244,10 @@ class Executor:
 
             artifacts.remove_directory(pod.volumes_folder)
 
+            self.cluster.resources.release(pod.action.pod)
+
         self.running.clear()
+        self.waiting.clear()
 
     def close(self) -> None:
         """Close descriptors, except the eventfd if a thread may still write to it."""
@@ -356,7 +370,16 @@ class Executor:
             return
 
         try:
-            container_run = pod.prepare(self.cluster, self.namespace)
+            is_waiting = not pod.acquire_resources(self.cluster)
+        except ValueError as error:
+            self._end(pod, "Error", str(error), None)
+            return
+        if is_waiting:
+            self.waiting.append(pod)
+            return
+
+        try:
+            run = pod.prepare(self.cluster, self.namespace)
         except (ConfigError, OSError, ValueError) as error:
             self._end(pod, "Error", str(error), None)
             return
@@ -531,10 +554,9 @@ class Executor:
 
     def _end(self, pod: PodRun, phase: str, message: str, outputs: Outputs | None) -> None:
         self.running.pop(pod.action.id)
-        journal_keys = [
-            pod.journal_key(container_name) for container_name in pod.action.containers or ("main",)
-        ]
-        self.files.append({"pods": dict.fromkeys(journal_keys)})
+        self.cluster.resources.release(pod.action.pod)
+        keys = [pod.journal_key(name) for name in pod.action.containers or ("main",)]
+        self.files.append({"pods": dict.fromkeys(keys)})
         # append the event first, because a failure of the clean-up must not change the result of
         # the pod
         self.events.append(PodEnded(pod.action.id, phase, message, outputs))

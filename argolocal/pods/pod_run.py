@@ -12,7 +12,7 @@ over missing outputs.
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,14 +29,24 @@ from argolocal.manifest.volume_claims import list_claims
 from argolocal.pods import artifacts, containers, filesystem, volumes
 from argolocal.pods.artifacts import ArtifactError
 from argolocal.pods.kinds.container_set import ContainerSet, main_container
-from argolocal.pods.kinds.sidecars import CONTAINER_LIST_FIELDS, Sidecars
-from argolocal.pods.process import ContainerRun, Process, read_field
-from argolocal.pods.volumes import VolumeDirectory, make_bind_mounts
+from argolocal.pods.kinds.sidecars import KINDS, Sidecars
+from argolocal.pods.process import ContainerRun, Process, field_value
+from argolocal.pods.volumes import VolumeDirectory, bind_mounts
+from argolocal.state.machine_resources import sum_requests
 
 SIDECAR_GRACE_S = 10.0  # seconds between SIGTERM and SIGKILL
 MAX_RESULT_BYTES = 256 << 10  # maximum size of outputs.result: the last bytes of stdout
 Outputs = dict[str, Any]
 Store = Callable[[dict[str, Any]], Any]
+
+
+def list_containers(template: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the containers of a pod that run at the same time."""
+    if "containerSet" in template:
+        containers = template["containerSet"].get("containers") or []
+    else:
+        containers = [template.get("container") or template.get("script") or {}]
+    return [*containers, *(template.get("sidecars") or [])]
 
 
 @dataclass
@@ -58,6 +68,9 @@ class PodRun:
     # function that replaces $(NAME) in a text by the value of this variable of the main container
     expand: Callable[[str], str] = str
     kill_reason: str | None = None
+    # True once the log says that the pod waits for GPUs or memory
+    is_waiting: bool = False
+    has_resources: bool = False
     kill_at: float | None = None
 
     @cached_property
@@ -159,6 +172,28 @@ class PodRun:
     def container_run(self, container: dict[str, Any], namespace: str) -> ContainerRun:
         """Return the ContainerRun of a container of this pod."""
         return ContainerRun(self.action.pod, container, self.root, self.log, namespace=namespace)
+
+    def acquire_resources(self, cluster: Cluster) -> bool:
+        """Acquire the GPUs and the memory that the containers of this pod request, and set their
+        variables. Return False while other runs use them. Raises ValueError for a malformed
+        quantity."""
+        if self.has_resources:
+            return True
+        main_containers = list_containers(self.template)
+        request = sum_requests(main_containers)
+        allocation = cluster.resources.acquire(self.action.pod, request)
+        if allocation is None:
+            if not self.is_waiting:
+                self.is_waiting = True
+                with self.log.open("a") as log:
+                    log.write(f"waits for {request}, which other runs use\n")
+            return False
+
+        self.has_resources = True
+        variables = [{"name": name, "value": value} for name, value in allocation.variables.items()]
+        for container in [*main_containers, *(self.template.get("initContainers") or [])]:
+            container["env"] = [*(container.get("env") or []), *variables]
+        return True
 
     def create_volumes(self, cluster: Cluster, workflow: dict[str, Any]) -> None:
         """Create the directories of the pod's volumes. Raises ConfigError, OSError."""

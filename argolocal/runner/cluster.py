@@ -28,6 +28,7 @@ from argolocal.common.processes import mentions_home
 from argolocal.errors import ConfigError, InvalidDocument
 from argolocal.pods.container_images import BASE_IMAGES, IMAGES_FILE_NAME, Image, image_base_name
 from argolocal.state.journal import STRUCTURE_ERRORS, Busy, RunFiles
+from argolocal.state.machine_resources import MachineResources, count_gpus, find_memory
 from argolocal.state.stored_objects import VERSIONED_KINDS, StoredObjects
 from argolocal.store import FolderStore, ObjectStore
 
@@ -235,6 +236,11 @@ class LocalCluster:
                 if selector.items() <= labels.items()
             ]
         return addresses
+
+    @cached_property
+    def resources(self) -> MachineResources:
+        """The GPUs and the memory that runs share."""
+        return MachineResources(self.home, count_gpus(), find_memory())
 
     @cached_property
     def deployments(self) -> "Deployments":

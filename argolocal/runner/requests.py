@@ -25,7 +25,7 @@ CHECK_INTERVAL_S = 0.02
 
 @dataclass(frozen=True)
 class NodeChange:
-    """The change of a suspended node. `phase`: the phase in which it ends, or "" if it stays
+    """The change of a suspended node. `phase`: its new phase, or "" if it stays
     suspended. `outputs`: values of its output parameters."""
 
     phase: str = "Succeeded"
@@ -65,8 +65,8 @@ class RunRequest:
 
 
 def send(files: RunFiles, request: RunRequest, timeout_s: float = 600.0) -> bool:
-    """Send a request to a run, and wait until its runner has recorded it. Return False if the run
-    has no runner, or if its runner takes longer."""
+    """Send a request to a run, and wait until its runner has recorded it. Return False if no
+    process runs the workflow, or if the process takes longer."""
     with _locked(files):
         pending = read_pending(files)
         merged = pending.followed_by(request) if pending else request

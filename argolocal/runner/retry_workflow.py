@@ -17,7 +17,7 @@ EXPANDED_TYPES = ("StepGroup", "TaskGroup")
 def reset_for_retry(
     status: dict[str, Any], restarted_ids: Collection[str] = (), has_new_parameters: bool = False
 ) -> dict[str, Any]:
-    """Return the status from which a failed or stopped workflow continues. Nodes that have not
+    """Return the first status of the retry of a failed or stopped workflow. Nodes that have not
     succeeded are removed, so that they run again.
 
     `restarted_ids`: nodes that also run again, although they succeeded, with all nodes after them.
@@ -120,7 +120,7 @@ def _is_within(
 
 
 def copy_for_resubmission(status: dict[str, Any], name: str, new_name: str) -> dict[str, Any]:
-    """Return the status with which a copy of a failed workflow starts: the pods that succeeded are
+    """Return the first status of a copy of a failed workflow: the pods that succeeded are
     skipped, and their results are reused. `name`, `new_name`: names of the workflow and its copy.
 
     Source: Argo's FormulateResubmitWorkflow.

@@ -14,7 +14,9 @@ from typing import Any
 from argolocal import validate
 from argolocal.interfaces import Cluster
 from argolocal.manifest.types import Object
-from argolocal.state.stored_objects import StoredObjects
+from argolocal.state.stored_objects import VERSIONED_KINDS, StoredObjects
+
+__all__ = ["VERSIONED_KINDS", "Objects"]
 
 
 class Objects(StoredObjects):
@@ -36,3 +38,18 @@ class Objects(StoredObjects):
     def apply(self, manifest: Mapping[str, Any]) -> Object:
         validate.check(manifest, find_object=self.cluster.find)
         return super().apply(manifest)
+
+    def apply_and_describe(self, manifest: Mapping[str, Any]) -> str:
+        """Create or replace an object, and return the change in the words of `kubectl apply`.
+        Raises ConfigError."""
+        kind = str(manifest.get("kind"))
+        name = str((manifest.get("metadata") or {}).get("name"))
+        previous = self.find(kind, name)
+        stored = self.apply(manifest)
+        if previous is None:
+            change = "created"
+        elif previous["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]:
+            change = "unchanged"
+        else:
+            change = "configured"
+        return f"{kind} {name} {change}"

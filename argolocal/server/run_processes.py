@@ -9,6 +9,7 @@ import os
 import select
 import socket
 import subprocess
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -20,6 +21,15 @@ from argolocal.errors import ArgolocalError
 
 START_TIMEOUT_S = 120.0
 MAX_ANSWER_BYTES = 32
+
+
+def wait_for_end(descriptors: Iterable[int], seconds: float) -> bool:
+    """Wait until a process with one of these pidfds has ended. Return False if none has ended
+    within `seconds`."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
 class RunProcess:
@@ -35,9 +45,7 @@ class RunProcess:
     def has_ended(self) -> bool:
         """Return True once the process has ended."""
         if self.descriptor >= 0:
-            poll = select.poll()
-            poll.register(self.descriptor, select.POLLIN)
-            if not poll.poll(0):
+            if not wait_for_end([self.descriptor], 0.0):
                 return False
             os.close(self.descriptor)
             self.descriptor = -1
@@ -56,8 +64,11 @@ class RunProcesses:
         self.lock = Lock()
         self.socket: socket.socket | None = None
         self.process: subprocess.Popen[bytes] | None = None
+        self.started: list[RunProcess] = []
 
     def __enter__(self) -> Self:
+        # so that the first run, which may be a scheduled one, does not wait for it
+        self._start_fork_server()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,12 +79,19 @@ class RunProcesses:
         with self.lock:
             for _ in range(2):
                 with suppress(OSError, ValueError):
-                    return RunProcess(self._ask(name))
+                    process = RunProcess(self._ask(name))
+                    self.started.append(process)
+                    return process
                 # the fork server has died, for example because memory was short
                 self._end_fork_server()
         raise ArgolocalError(
             "the process that starts runs ends at once: see the errors above, which are its own."
         )
+
+    def wait(self, seconds: float) -> None:
+        """Wait until a process that was started here ends, but at most `seconds`."""
+        self.started = [process for process in self.started if process.descriptor >= 0]
+        wait_for_end([process.descriptor for process in self.started], seconds)
 
     def _ask(self, name: str) -> int:
         connection = self.socket or self._start_fork_server()

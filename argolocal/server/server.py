@@ -57,9 +57,7 @@ class Server:
         self.queue = Queue(cluster, self.processes.start, parallelism)
         self.objects = Objects(cluster, clock)
         self.schedules = CronController(cluster, self.objects, clock)
-        # set when there may be something to do, or when the server ends
-        self.wakeup = threading.Event()
-        self.is_ending = False
+        self.ending = threading.Event()
 
     def serve(self, page: ASGIApp, port: int | None, announce: Callable[[str], None]) -> None:
         """Serve a page and run queued runs until SIGINT or SIGTERM. Raises Busy if the home has a
@@ -77,35 +75,44 @@ class Server:
             try:
                 page_server.serve(self._with_api(page), token, listening_socket, announce)
             finally:
-                self.is_ending = True
-                self.wakeup.set()
+                self.ending.set()
                 worker.join()
 
     def _with_api(self, page: ASGIApp) -> ASGIApp:
         catalogue = Catalogue(LocalRuns(self.cluster.home), NAMESPACE)
+        catalogue.warm_up()
         backend = Backend(self.cluster, self.queue, self.objects, catalogue, self.open_store)
         return WithApi(make_api(backend), page)
 
-    def do_due_work(self) -> None:
-        """Start the runs that are due."""
-        # before the queue forgets the runs that have ended
-        self.schedules.look()
-        self.queue.start_next()
-
     def _work(self) -> None:
-        last_message = ""
-        while not self.is_ending:
-            pause = POLL_INTERVAL_S
-            try:
-                self.do_due_work()
-                last_message = ""
-            except Exception as error:
-                # the server must survive everything that a user can repair, such as a full disk
-                pause = RETRY_INTERVAL_S
-                message = describe(error)
-                if message != last_message:
-                    write_stderr(f"error: {message}")
-                last_message = message
+        # the schedules come first, because the queue then removes the entries of ended runs
+        duties = [Duty(self.schedules.look), Duty(self.queue.start_next)]
+        while not self.ending.is_set():
+            for duty in duties:
+                duty.perform()
+            self.processes.wait(POLL_INTERVAL_S)
 
-            self.wakeup.wait(pause)
-            self.wakeup.clear()
+
+class Duty:
+    """A function that the server calls again and again. An error is printed once, and delays only
+    the next call of this function: the server survives everything that a user can repair, such as
+    a full disk or a damaged file."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self.function = function
+        self.earliest_call = 0.0
+        self.last_message = ""
+
+    def perform(self) -> None:
+        """Call the function, unless it has just failed."""
+        if time.monotonic() < self.earliest_call:
+            return
+        try:
+            self.function()
+            self.last_message = ""
+        except Exception as error:
+            self.earliest_call = time.monotonic() + RETRY_INTERVAL_S
+            message = describe(error)
+            if message != self.last_message:
+                say(f"error: {message}")
+            self.last_message = message

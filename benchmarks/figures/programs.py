@@ -92,7 +92,11 @@ PROGRAMS = (
         ),
         slow=True,
     ),
-    BenchmarkProgram("benchmarks.cluster", needs=CLUSTER_NEED),
+    Program(
+        "benchmarks.commands.server",
+        ("--queued=6", "--places=3", "--finished=12", "--requests=2"),
+    ),
+    Program("benchmarks.cluster", needs=CLUSTER),
 )
 
 

@@ -38,21 +38,7 @@ def store_schedule(cluster: LocalCluster, template: Object, cron: Object) -> lis
     objects = Objects(cluster)
     annotations = {**(cron["metadata"].get("annotations") or {}), PATH_ANNOTATION: cluster.path}
     cron = {**cron, "metadata": {**cron["metadata"], "annotations": annotations}}
-    return [_apply(objects, item) for item in (template, cron)]
-
-
-def _apply(objects: Objects, item: Object) -> str:
-    kind = item["kind"]
-    name = item["metadata"]["name"]
-    previous = objects.find(kind, name)
-    stored = objects.apply(item)
-    if previous is None:
-        change = "created"
-    elif previous["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]:
-        change = "unchanged"
-    else:
-        change = "configured"
-    return f"{kind} {name} {change}"
+    return [objects.apply_and_describe(item) for item in (template, cron)]
 
 
 def find_schedule(cluster: LocalCluster, name: str) -> Object:

@@ -21,6 +21,13 @@ SCHEDULED = "Scheduled"  # title of the column with the time that a schedule or 
 # caching helps, because all runs of a config record the same manifest
 MAX_CACHED_MANIFESTS = 16
 
+VERDICT_WORDS = {
+    "release": "released",
+    "keep": "not released",
+    "same": "nothing to release",
+    "taken back": "rolled back",
+}
+
 
 class RekindleRows(RowReader):
     """Adds the verdict, the model and the cost of a run, and the progress of a training.
@@ -39,7 +46,7 @@ class RekindleRows(RowReader):
 
     def facts(self, run: Run) -> Mapping[str, str]:
         return {
-            "Verdict": results.read_parameters(run.status).get("verdict", ""),
+            "Verdict": describe_verdict(run),
             "Model": model_of(run),
             "Cost": describe_cost(run),
             SCHEDULED: workflow_origin.read_parameter(run.manifest, SCHEDULED_TIME),
@@ -50,6 +57,14 @@ class RekindleRows(RowReader):
             return ""
         reader = LogProgress(name, RunFiles(self.home, name).logs, self.home / "deployments")
         return next(filter(None, map(reader.of, running_steps)), "")
+
+
+def describe_verdict(run: Run) -> str:
+    """Return the verdict of a run in words; "" without a verdict."""
+    verdict = results.parameters(run.status).get("verdict", "")
+    if verdict == "release" and run.phase != "Succeeded":
+        return "passed the gate"
+    return VERDICT_WORDS.get(verdict, verdict)
 
 
 def model_of(run: Run) -> str:

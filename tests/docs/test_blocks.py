@@ -54,6 +54,7 @@ NEEDS = {
     "a builder and a registry": {"docker", "buildah", "rekindle images build"},
     "a served model, MLflow or a notebook": {"curl", "mlflow", "jupyter"},
     "several machines": {"torchrun"},
+    "systemd": {"systemctl", "loginctl"},
     # tests/argolocal/server/api/test_argo_command.py
     "an Argo server": {"argo"},
     # tests/rekindle/operations/reproduce/test_reproduction.py

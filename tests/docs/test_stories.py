@@ -49,6 +49,8 @@ TYPED = {
     MODEL,
     PIPELINE,
     PROGRAM,
+    # tests/docs/test_one_machine.py
+    ROOT / "docs/one-machine.md",
 }
 WORLD = "simulate://7?cards=150&terminals=300&days=70"
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from argolocal.engine.order import NAME_OR_RESULT
-from argolocal.manifest.loops import LOOP_FIELDS
+from argolocal.manifest.loops import LOOPS
+from argolocal.view.summary import CACHED_MESSAGE
 
 RESULT = re.compile(
     r"(?:tasks|steps)(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])"
@@ -116,6 +117,13 @@ def describe_omission(task: Mapping[str, Any], phases: Mapping[str, str]) -> str
 
     reasons = " and ".join(dict.fromkeys(unmet or others))
     return f"not run, because {reasons}" if reasons else ""
+
+
+def describe_reuse(message: str) -> str:
+    """Return the source of a cached result, from the message of its step: `result of
+    demo-4k2xp/prepare`."""
+    match = CACHED_MESSAGE.fullmatch(message)
+    return f"result of {match[1]}" if match else message
 
 
 def describe_loop(task: Mapping[str, Any]) -> str:

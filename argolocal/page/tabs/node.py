@@ -16,7 +16,12 @@ from argolocal.page.tabs.artifacts import Listed, list_artifacts
 from argolocal.page.tabs.graph import Drawing, describe_condition, duration_of
 from argolocal.page.tabs.graph_fold import Member, order_by_phase
 from argolocal.page.tabs.graph_plan import Plan, PlannedStep
-from argolocal.page.tabs.graph_words import describe_counts, describe_omission, simplify_condition
+from argolocal.page.tabs.graph_words import (
+    describe_counts,
+    describe_omission,
+    describe_reuse,
+    simplify_condition,
+)
 from argolocal.view import summary
 from argolocal.view.summary import Step
 
@@ -193,6 +198,8 @@ class NodeReader:
         message = str(node.get("message") or "")
         if step.phase == "Succeeded":
             return shorten(message)
+        if step.phase == "Cached":
+            return shorten(describe_reuse(message))
         if step.phase == "Omitted" and step.needs:
             message = describe_omission(step.task, self.plan.dependency_phases(step)) or message
         attempts = [str(item.get("message") or "") for item in self.plan.attempts_of(step)]

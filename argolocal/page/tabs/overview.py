@@ -14,7 +14,11 @@ from argolocal.page.tabs.artifact_source import ArtifactSource
 from argolocal.page.tabs.graph import Drawing, Graph, describe_condition, duration_of
 from argolocal.page.tabs.graph_fold import FindInternal
 from argolocal.page.tabs.graph_plan import Plan, PlannedStep
-from argolocal.page.tabs.graph_words import describe_omission, simplify_condition
+from argolocal.page.tabs.graph_words import (
+    describe_omission,
+    describe_reuse,
+    simplify_condition,
+)
 from argolocal.page.tabs.node import NodeDetails, NodeReader, Value
 from argolocal.page.tabs.waiting import describe_waiting
 from argolocal.view import summary
@@ -161,7 +165,9 @@ def _make_row(plan: Plan, drawing: Drawing, step: PlannedStep) -> StepRow:
     node = step.node or {}
     message = causes.extract_cause(str(node.get("message") or ""))
     attempts = [str(item.get("message") or "") for item in plan.attempts_of(step)]
-    if step.phase == "Skipped" and step.task.get("when"):
+    if step.phase == "Cached":
+        message = describe_reuse(message)
+    elif step.phase == "Skipped" and step.task.get("when"):
         message = f"not true: {simplify_condition(str(step.task['when']))}"
     elif step.phase == "Omitted" and step.needs:
         message = describe_omission(step.task, plan.dependency_phases(step)) or message

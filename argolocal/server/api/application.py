@@ -48,7 +48,7 @@ from argolocal.server.api.workflows import Workflows
 # the version of Argo whose clients this API is made for
 ARGO_VERSION = "v4.0.7"
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-# beginnings of addresses that need Kubernetes → what they are for
+# beginnings of addresses that need Kubernetes → their purpose
 KUBERNETES_ADDRESSES: Mapping[str, str] = {
     "/event-sources": "event sources of Argo Events",
     "/stream/event-sources": "event sources of Argo Events",
@@ -170,7 +170,8 @@ def refuse_unknown(request: Request) -> Response:
         if path == beginning or path.startswith(f"{beginning}/"):
             raise ApiError(
                 UNIMPLEMENTED,
-                f"{program.name} server has no {purpose}: they need an Argo server on Kubernetes",
+                f"{program.name} server does not support {purpose}: they need an Argo server on"
+                " Kubernetes",
             )
     raise ApiError(
         UNIMPLEMENTED, f"{program.name} server does not answer {request.method} {API}{path[:300]}"

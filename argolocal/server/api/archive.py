@@ -101,9 +101,8 @@ class Archive:
     def _ended(self) -> "list[tuple[Entry, Facts]]":
         """Return the runs that have ended."""
         self.backend.catalogue.refresh()
-        catalogue = self.backend.catalogue
-        found = ((entry, catalogue.facts(entry)) for entry in catalogue.list())
-        return [(entry, facts) for entry, facts in found if facts and _has_ended(facts)]
+        runs = self.backend.catalogue.list()
+        return [(entry, facts) for entry, facts in runs if _has_ended(facts)]
 
     def _find(self, uid: str, name: str = "") -> Entry:
         """Return a run that has ended. Raises ApiError."""

@@ -1,4 +1,4 @@
-"""The addresses of artifacts, from which `argo cp` and Hera load them. Source: Argo's
+"""The addresses of artifacts, which `argo cp` and Hera load. Source: Argo's
 server/artifacts/artifact_server.go."""
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,15 +115,15 @@ class Artifacts:
         node = (self.backend.workflow(entry)["status"].get("nodes") or {}).get(node_id)
         if node is None:
             raise ApiError(
-                NOT_FOUND, f"the workflow {entry.name} has no node {format_untrusted(node_id)}"
+                NOT_FOUND, f"the node {show(node_id)} does not exist in the workflow {entry.name}"
             )
         for artifact in (node.get(direction) or {}).get("artifacts") or []:
             if artifact.get("name") == name:
                 return artifact
         raise ApiError(
             NOT_FOUND,
-            f"the node {format_untrusted(node_id)} has no artifact {format_untrusted(name)} in its"
-            f" {direction}",
+            f"the artifact {show(name)} does not exist in the {direction} of the node"
+            f" {show(node_id)}",
         )
 
     def _open_store(self, artifact: Mapping[str, Any]) -> tuple[ObjectReader, str]:

@@ -99,11 +99,8 @@ class Backend:
         entries = self.catalogue.list()
         if not entries:
             raise ApiError(NOT_FOUND, "no workflows found")
-        return max(entries, key=self._creation_time)
-
-    def _creation_time(self, entry: Entry) -> tuple[float, int]:
-        facts = self.catalogue.facts(entry)
-        return (facts.created if facts else 0.0, entry.resource_version)
+        latest, _ = max(entries, key=lambda item: (item[1].created, item[0].resource_version))
+        return latest
 
 
 def refuse_invalid(call: Callable[[], Result]) -> Result:

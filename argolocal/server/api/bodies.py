@@ -115,8 +115,8 @@ class Body:
                     f" request: {format_untrusted(given_namespace)} and"
                     f" {format_untrusted(namespace)}",
                 )
-        spec = remove_nulls(document.part("spec").values)
-        _drop_empty_names(spec.get("workflowSpec") if kind == "CronWorkflow" else spec)
+        spec = without_nulls(document.part("spec").values)
+        _drop_empty_names(spec)
         return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
     def _typed(self, name: str, type: type, default: Any) -> Any:
@@ -133,14 +133,18 @@ def _wrong_type(name: str, value: object, rule: str) -> ApiError:
     return ApiError(INVALID_ARGUMENT, f"{name} is {format_untrusted(value)}: it must be {rule}")
 
 
-def _drop_empty_names(spec: object) -> None:
+def _drop_empty_names(value: object) -> None:
     """Remove the empty names of containers, which clients in Go send for a missing name."""
-    templates = spec.get("templates") if isinstance(spec, dict) else None
-    for template in templates if isinstance(templates, list) else []:
+    if isinstance(value, list):
+        for item in value:
+            _drop_empty_names(item)
+    elif isinstance(value, dict):
         for field in ("container", "script"):
-            container = template.get(field) if isinstance(template, dict) else None
+            container = value.get(field)
             if isinstance(container, dict) and container.get("name") == "":
                 del container["name"]
+        for item in value.values():
+            _drop_empty_names(item)
 
 
 def query_flag(query: Mapping[str, str], name: str) -> bool:

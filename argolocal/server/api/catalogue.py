@@ -1,33 +1,38 @@
 """The runs of a home as Workflow objects with resource versions, and their changes.
 
     catalogue = Catalogue(LocalRuns(home), "argo")
-    catalogue.refresh()                          # notices what has changed on disk
-    workflow = catalogue.find("demo-4k2xp").workflow()
+    catalogue.refresh()                          # reads the changes on disk
+    entry = catalogue.refresh_run("demo-4k2xp")
+    workflow = catalogue.workflow(entry)
     changes = catalogue.changes_since(version)   # raises ApiError with status 410
 
 A resource version is a number of microseconds since the epoch that grows with each change, so that
-a version from before a restart of the server is recognized as old. A change that happens while
-nobody reads or watches is noticed at the next reading.
+a version from before a restart of the server is recognized as old. A change without a reader or
+watch is noticed at the next reading.
 """
 
+import math
+import os
 import time
 import zlib
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from threading import RLock
+from threading import Lock, RLock, Thread
 
 from argolocal.common.checked_names import RunName
 from argolocal.common.json_text import loads, to_json
+from argolocal.engine.nodes import format_time
 from argolocal.errors import ArgolocalError
 from argolocal.manifest.types import Object
 from argolocal.page.sources import LocalRuns, Run
 from argolocal.runner import requests
 from argolocal.server.api.errors import OUT_OF_RANGE, ApiError
 from argolocal.server.api.workflow_object import make_workflow
-from argolocal.state.journal import RunFiles
+from argolocal.state.journal import JOURNAL_FILE, MANIFEST_FILE, RunFiles
 
 # number of changes that a watch can start before
 MAX_CHANGES = 10_000
@@ -49,7 +54,8 @@ class Change:
 @dataclass
 class Entry:
     """A run that exists. `file_version`: state of its files. `summary`: the object without nodes,
-    compressed, of the state `summary_version`."""
+    compressed, and `facts`: both of the state `summary_version`. `journal`: state of the journal at
+    that time."""
 
     name: str
     file_version: str
@@ -57,6 +63,7 @@ class Entry:
     summary_version: str = ""
     summary: bytes = b""
     facts: "Facts | None" = None
+    journal: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,8 +83,12 @@ class Catalogue:
 
     def __init__(self, source: LocalRuns, namespace: str) -> None:
         self.source = source
+        self.folder = f"{source.home}/runs"
         self.namespace = namespace
         self.lock = RLock()
+        self.refresh_lock = Lock()
+        # start of the last refresh, as time.monotonic
+        self.refreshed_at = -math.inf
         self.latest_version = time.time_ns() // 1000
         # the changes before this version are forgotten
         self.oldest_version = self.latest_version
@@ -89,23 +100,83 @@ class Catalogue:
         self.changes.clear()
         self.oldest_version = self.latest_version
 
+    def warm_up(self) -> None:
+        """Read all runs in the background: the first list of thousands of runs would take seconds
+        otherwise."""
+        Thread(target=self.list, name="catalogue", daemon=True).start()
+
     def refresh(self) -> None:
-        """Notice the runs that were created, changed or deleted."""
-        names = self.source.names()
-        file_versions = {name: self.source.version(name) for name in names}
+        """Notice the runs that were created, changed or deleted before this call."""
+        called_at = time.monotonic()
+        with self.refresh_lock:
+            # of many requests at the same time, one looks for all
+            if self.refreshed_at < called_at:
+                self.refreshed_at = time.monotonic()
+                self._refresh()
+
+    def _refresh(self) -> None:
         with self.lock:
-            # the oldest run is added first
-            for name in reversed(names):
+            known_entries = dict(self.entries)
+        names = self._list_folders()
+        # a run that has ended seldom changes, and there may be thousands of them
+        changed_names = [
+            name
+            for name in names
+            if name not in known_entries or not self._has_same_journal(known_entries[name])
+        ]
+        file_versions = {name: self._file_version(name) for name in changed_names}
+        new_names = [name for name in changed_names if name not in known_entries]
+
+        with self.lock:
+            for name in [*(set(changed_names) - set(new_names)), *self._by_age(new_names)]:
                 self._note(name, file_versions[name])
-            for name in self.entries.keys() - file_versions.keys():
+            # another thread may have added runs since the folders were listed
+            for name in known_entries.keys() - set(names):
                 self._note(name, "")
+
+    def _list_folders(self) -> list[str]:
+        """Return the names of all folders that may be runs."""
+        try:
+            folders = [entry.name for entry in os.scandir(self.folder)]
+        except FileNotFoundError:
+            return []
+        return [name for name in folders if name in self.entries or RunName.or_none(name)]
+
+    def _has_same_journal(self, entry: Entry) -> bool:
+        """Return True if a run has ended, and its journal has not changed since then."""
+        is_settled = entry.facts and entry.facts.finished and entry.journal
+        if not is_settled or entry.summary_version != entry.file_version:
+            return False
+        return entry.journal == self._read_journal_state(entry.name)
+
+    def _read_journal_state(self, name: str) -> tuple[int, int, int] | None:
+        """Return numbers that change with the journal of a run, or None without a journal."""
+        try:
+            status = os.stat(f"{self.folder}/{name}/{JOURNAL_FILE}")
+        except OSError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    def _file_version(self, name: str) -> str:
+        """Return a text that changes with the files of a run, and with the life of its runner."""
+        # LocalRuns leaves out the runner only after it has read that a run has ended
+        return self.source.version(name).removesuffix("-0")
+
+    def _by_age(self, names: Iterable[str]) -> list[str]:
+        """Return runs in the order of their creation."""
+        times: dict[str, int] = {}
+        for name in names:
+            # a run that was deleted in the meantime comes first
+            with suppress(OSError):
+                times[name] = os.stat(f"{self.folder}/{name}/{MANIFEST_FILE}").st_mtime_ns
+        return sorted(names, key=lambda name: times.get(name, 0))
 
     def refresh_run(self, name: str) -> Entry | None:
         """Notice the change of one run, and return its entry, or None if the run does not exist."""
         run_name = RunName.parse_or_none(name)
         if run_name is None:
             return None
-        file_version = self.source.version(run_name)
+        file_version = self._file_version(run_name)
         with self.lock:
             return self._note(run_name, file_version)
 
@@ -114,18 +185,35 @@ class Catalogue:
         with self.lock:
             return self.entries.get(name)
 
-    def list(self) -> Sequence[Entry]:
-        """Return the entries of all runs whose files can be read."""
+    def list(self) -> "Sequence[tuple[Entry, Facts]]":
+        """Return all runs whose files can be read, with their facts."""
         with self.lock:
             entries = list(self.entries.values())
-        return [entry for entry in entries if self.facts(entry)]
+        pairs = ((entry, self.facts(entry)) for entry in entries)
+        return [(entry, facts) for entry, facts in pairs if facts]
 
     def workflow(self, entry: Entry) -> Object:
         """Return the Workflow object of a run. Raises ConfigError if its files are malformed."""
         files = RunFiles(self.source.home, entry.name)
         run = self.source.read(entry.name)
         request = None if run.is_finished else requests.read_pending(files)
-        return make_workflow(run, self.namespace, entry.resource_version, request)
+        return make_workflow(
+            run,
+            self.namespace,
+            entry.resource_version,
+            request,
+            interrupted_at=self._find_interruption(run),
+        )
+
+    def _find_interruption(self, run: Run) -> str | None:
+        """Return the time when a run was interrupted that no server continues, or None."""
+        if run.phase != "Interrupted":
+            return None
+        files = RunFiles(self.source.home, run.name)
+        if files.queue_entry.exists():
+            return None
+        journal = self._read_journal_state(run.name)
+        return format_time(journal[2] / 1e9) if journal else None
 
     def summary(self, entry: Entry) -> Object:
         """Return the Workflow object of a run without its nodes. Raises ConfigError if its files
@@ -141,10 +229,8 @@ class Catalogue:
 
     def facts(self, entry: Entry) -> Facts | None:
         """Return the facts of a run, or None if its files are malformed or were just deleted."""
-        with self.lock:
-            facts = entry.facts
-            is_current = entry.summary_version == entry.file_version
-        if facts and is_current:
+        facts = entry.facts
+        if facts and entry.summary_version == entry.file_version:
             return facts
         try:
             self._summarize(entry)
@@ -154,11 +240,8 @@ class Catalogue:
 
     def find_uid(self, uid: str) -> Entry | None:
         """Return the run with a uid, or None."""
-        for entry in self.list():
-            facts = self.facts(entry)
-            if facts and facts.uid == uid:
-                return entry
-        return None
+        found = (entry for entry, facts in self.list() if facts.uid == uid)
+        return next(found, None)
 
     def changes_since(self, resource_version: int) -> Sequence[Change]:
         """Return the changes after a version, oldest first. Raises ApiError with the status 410 if
@@ -203,13 +286,22 @@ class Catalogue:
 
     def _summarize(self, entry: Entry) -> bytes:
         """Read a run, and keep its facts and its object without nodes."""
+        # read first: a later change leads to another version
         with self.lock:
             file_version = entry.file_version
+        journal = self._read_journal_state(entry.name)
         run = self.source.read(entry.name)
-        workflow = make_workflow(run, self.namespace, entry.resource_version, has_nodes=False)
+        workflow = make_workflow(
+            run,
+            self.namespace,
+            entry.resource_version,
+            has_nodes=False,
+            interrupted_at=self._find_interruption(run),
+        )
         summary = zlib.compress(to_json(workflow).encode(), 1)
         with self.lock:
             entry.facts = _read_facts(run, workflow)
+            entry.journal = journal
             entry.summary_version = file_version
             self._keep_summary(entry, summary)
         return summary
@@ -235,7 +327,7 @@ def _read_facts(run: Run, workflow: Object) -> Facts:
         {str(key): str(value) for key, value in metadata["labels"].items()},
         _seconds(metadata.get("creationTimestamp")),
         _seconds(run.status.get("startedAt")),
-        _seconds(run.status.get("finishedAt")),
+        _seconds(run.status.get("finishedAt") or workflow["status"]["finishedAt"]),
     )
 
 

@@ -38,7 +38,7 @@ class ApiError(Exception):
     """An error that a client gets. `code`: code of gRPC."""
 
     def __init__(self, code: int, message: str, http_status: int | None = None) -> None:
-        """`http_status`: status of HTTP (default: the one that belongs to the code)."""
+        """`http_status`: status of HTTP (default: HTTP_STATUS of the code)."""
         super().__init__(message)
         self.code = code
         self.message = message

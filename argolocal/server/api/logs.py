@@ -1,7 +1,8 @@
 """The addresses of logs: the lines of all pods of a workflow, or of one pod.
 
-Source: Argo's util/logs/workflow-logger.go. The lines of a pod have no times here: the pods follow
-each other in the order of their start, and a line gets the time of the last change of its log.
+Source: Argo's util/logs/workflow-logger.go. The lines of a pod are stored without times: the pods
+follow each other in the order of their start, and a line gets the time of the last change of its
+log.
 """
 
 import re

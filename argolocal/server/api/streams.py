@@ -94,7 +94,7 @@ class StreamLimit:
 @dataclass(frozen=True)
 class Watch:
     """The workflows that a client watches. `name`: the only workflow, or "" for all. `version`:
-    the version after which the changes start."""
+    the version before the first change."""
 
     options: ListOptions
     fields: Fields
@@ -133,8 +133,8 @@ class WorkflowWatches:
         return Stream(request, self.limit.count(objects))
 
     async def watch_events(self, request: Request) -> Response:
-        """Answer GET /stream/events/NAMESPACE. The runs of this machine have no Kubernetes events,
-        so the stream stays empty."""
+        """Answer GET /stream/events/NAMESPACE. Kubernetes events do not exist here, so the stream
+        stays empty."""
         self.limit.check()
         parse_labels(request.query_params.get("listOptions.labelSelector", ""))
         return Stream(request, self.limit.count(self._silence("events")))
@@ -154,8 +154,9 @@ class WorkflowWatches:
         fields = Fields.parse(query.get("fields", ""), "result.object.")
         version_text = query.get("listOptions.resourceVersion", "")
         has_existing = version_text in ANY_VERSIONS
-        self.catalogue.refresh()
         if has_existing:
+            if not name:
+                self.catalogue.refresh()
             version = self.catalogue.latest_version
         else:
             version = parse_count(query, "listOptions.resourceVersion")
@@ -164,7 +165,7 @@ class WorkflowWatches:
 
     async def events(self, watch: Watch) -> AsyncGenerator[str]:
         """Yield the workflows that exist, if the watch includes them, and then each change."""
-        # the headers are sent at once, even if there is no event for a long time
+        # the headers are sent at once, also if the first event happens much later
         yield ""
         if watch.has_existing:
             for entry in await run_in_threadpool(self._list, watch):
@@ -202,8 +203,10 @@ class WorkflowWatches:
         return str(self.catalogue.latest_version)
 
     def _list(self, watch: Watch) -> Sequence[Entry]:
-        entries = self.catalogue.list()
-        return [entry for entry in entries if watch.name in ("", entry.name)]
+        if watch.name:
+            entry = self.catalogue.find_listed(watch.name)
+            return [entry] if entry else []
+        return [entry for entry, _ in self.catalogue.list()]
 
     def _encode_existing(self, watch: Watch, entry: Entry) -> str:
         if entry.resource_version > watch.version:
@@ -259,8 +262,8 @@ class WorkflowWatches:
 
 
 def coalesce(changes: Iterable[Change]) -> Iterator[Change]:
-    """Yield the changes without those that a later change of the same run follows: a watch gets the
-    current object, which would be the same for both."""
+    """Yield the last change of each run: a watch gets the current object, which would be the same
+    for all changes."""
     kept: dict[str, Change] = {}
     for change in changes:
         earlier = kept.pop(change.name, None)

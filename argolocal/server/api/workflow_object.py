@@ -21,8 +21,7 @@ POD_TYPES = ("Pod", "HTTP", "Plugin")
 # beginning of the name of a template of another object → True for a ClusterWorkflowTemplate
 SCOPES = {"namespaced": False, "cluster": True}
 TIME_FIELDS = ("startedAt", "finishedAt")
-# phases of a run that Argo does not know; a server continues a run that was interrupted
-RUNNING_PHASES = {"Interrupted": "Running", "Unreadable": "Error"}
+INTERRUPTED_MESSAGE = "The process of the run has ended before the run: retry it to continue it"
 
 # the progress of groups is only computed for runs with fewer nodes: it takes quadratic time
 MAX_PROGRESS_NODES = 1000
@@ -34,10 +33,14 @@ def make_workflow(
     resource_version: int,
     request: RunRequest | None = None,
     has_nodes: bool = True,
+    interrupted_at: str | None = None,
 ) -> Object:
     """Return the Workflow object of a run. `request`: a request that its runner has not read yet.
-    `has_nodes`: False leaves out the nodes, but not the progress."""
-    phase = RUNNING_PHASES.get(run.phase, run.phase)
+    `has_nodes`: False leaves out the nodes, but not the progress. `interrupted_at`: time of the
+    interruption of a run that no server continues; for clients, the run has ended with an error."""
+    phase = run.phase
+    if phase == "Interrupted":
+        phase = "Error" if interrupted_at else "Running"
     spec = _restore_references(copy.deepcopy(dict(run.spec)))
     if request and request.suspend is not None:
         spec["suspend"] = request.suspend or None
@@ -50,8 +53,16 @@ def make_workflow(
         "kind": "Workflow",
         "metadata": _make_metadata(run, namespace, phase, resource_version),
         "spec": spec,
-        "status": _make_status(run, phase, has_nodes),
+        "status": _make_status(run, phase, has_nodes) | _describe_interruption(interrupted_at),
     }
+
+
+def _describe_interruption(interrupted_at: str | None) -> Object:
+    """Return the fields of the status of a run that was interrupted, and that no server
+    continues."""
+    if not interrupted_at:
+        return {}
+    return {"finishedAt": whole_seconds(interrupted_at), "message": INTERRUPTED_MESSAGE}
 
 
 def whole_seconds(time: str | None) -> str | None:

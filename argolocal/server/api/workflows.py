@@ -189,11 +189,11 @@ def select_entries(backend: Backend, options: ListOptions) -> Sequence[tuple[Ent
     if not backend.has_namespace(options.namespace):
         return []
     backend.catalogue.refresh()
-    selected = []
-    for entry in backend.catalogue.list():
-        facts = backend.catalogue.facts(entry)
-        if facts and matches(entry, facts, options):
-            selected.append((entry, facts))
+    selected = [
+        (entry, facts)
+        for entry, facts in backend.catalogue.list()
+        if matches(entry, facts, options)
+    ]
 
     def rank(item: tuple[Entry, Facts]) -> tuple[bool, float]:
         facts = item[1]

@@ -9,14 +9,15 @@ what was decided (`cron/NAME.json` in the home). Source: Argo's workflow/cron/op
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
-from argolocal.errors import ArgolocalError, ConfigError, NodeError
+from argolocal.errors import ArgolocalError, NodeError, describe, say
 from argolocal.interfaces import Cluster
 from argolocal.language.functions import ExprError
 from argolocal.language.gofmt import format_timestamp
@@ -49,7 +50,7 @@ SUBMISSION_ERROR = "SubmissionError"
 # a look that follows the last one within so many seconds has missed nothing
 MAX_PAUSE_S = 60.0
 TERMINATE_TIMEOUT_S = 1.0
-INVALID = (ConfigError, ValueError, KeyError, TypeError, OSError)
+INVALID = (ArgolocalError, ValueError, KeyError, TypeError, OSError)
 
 
 class CronController:
@@ -67,6 +68,8 @@ class CronController:
         self.progress: dict[str, Progress] = {}
         # name of a CronWorkflow → its next scheduled time
         self.next_times: dict[str, float] = {}
+        # name of a CronWorkflow → the last warning about it
+        self.messages: dict[str, str] = {}
 
     def look(self) -> None:
         """Start the runs that are due now, and update the status of the CronWorkflows."""
@@ -75,37 +78,54 @@ class CronController:
         self._read_objects()
 
         for name in list(self.crons):
-            try:
+            with self._warnings(name):
                 self._reconcile_active(name)
                 if not is_continuous or self.next_times.get(name, 0.0) <= now:
                     self._look_at(name, now, is_continuous)
-            except ObjectMissing:
-                # it was deleted in this moment
-                continue
         self.last_look = now
 
     def _read_objects(self) -> None:
         version = self.objects.version()
         if version == self.version:
             return
-        self.version = version
 
-        crons = {item["metadata"]["name"]: item for item in self.objects.list(KIND)}
-        for name in self.crons.keys() - crons.keys():
+        names = self.objects.names(KIND)
+        for name in self.crons.keys() - set(names):
             self.progress.pop(name, None)
             self._progress_file(name).unlink(missing_ok=True)
 
-        is_first = self.last_look is None
         self.crons = {}
         self.next_times = {}
-        for name, cron in crons.items():
-            if (cron["metadata"].get("labels") or {}).get(
-                object_labels.CRON_WORKFLOW_COMPLETED
-            ) != "true":
-                self.crons[name] = cron
-                if is_first:
-                    self.progress.update(read_progress(self.cluster.home, name))
-                    self._restore_active(name)
+        for name in names:
+            with self._warnings(name):
+                self._read_object(name)
+        self.version = version
+
+    def _read_object(self, name: str) -> None:
+        cron = self.objects.get(KIND, name)
+        labels = cron["metadata"].get("labels") or {}
+        if labels.get(object_labels.CRON_WORKFLOW_COMPLETED) == "true":
+            return
+
+        if self.last_look is None:
+            self.progress.update(read_progress(self.cluster.home, name))
+        self.crons[name] = cron
+        if self.last_look is None:
+            self._restore_active(name)
+
+    @contextmanager
+    def _warnings(self, name: str) -> Iterator[None]:
+        """Print an error that concerns one CronWorkflow, once, so that the others continue."""
+        try:
+            yield
+        except ObjectMissing:
+            # it was deleted in this moment
+            return
+        except INVALID as error:
+            message = f"the CronWorkflow {name}: {describe(error)}"
+            if self.messages.get(name) != message:
+                say(f"warning: {message}")
+            self.messages[name] = message
 
     def _look_at(self, name: str, now: float, is_continuous: bool) -> None:
         cron = self.crons[name]

@@ -1,4 +1,5 @@
-"""Which scheduled time of a CronWorkflow is due. This module reads no clock and does no I/O.
+"""The choice of the scheduled time of a CronWorkflow that is due. This module reads no clock and
+does no I/O.
 
     decision = decide(cron, progress, now, is_continuous=True)
     decision.due        # unix time of the run to start, or None
@@ -36,7 +37,7 @@ class Missed:
 
 @dataclass(frozen=True)
 class Progress:
-    """What was decided about the times of a CronWorkflow.
+    """The decisions about the times of a CronWorkflow.
 
     `uid`: of the CronWorkflow. `schedule`: its schedules and time zone. `position`: unix time until
     which all times are decided. `decided`: intervals of unix times whose times were decided when

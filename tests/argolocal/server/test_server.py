@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from argolocal.common import homes
@@ -55,6 +56,25 @@ def test_queued_runs_survive_their_server_and_a_killed_run_continues(tmp_path: P
             wait_for_phase(home, name, "Succeeded")
         until("an empty queue", lambda: not any((home / "queue").iterdir()))
         assert count.read_text() == "once\n" * 3
+
+
+def test_a_damaged_schedule_and_the_death_of_the_fork_server_do_not_stop_the_queue(
+    tmp_path: Path,
+) -> None:
+    home = tmp_path / "home"
+    submit(home, "first", "true")
+    damaged = home / "objects/CronWorkflow/damaged.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("{")
+
+    with start_server(home) as server:
+        wait_for_phase(home, "first", "Succeeded")
+        assert server.process
+        (fork_server,) = psutil.Process(server.process.pid).children()
+        fork_server.kill()
+        submit(home, "second", "true")
+        wait_for_phase(home, "second", "Succeeded")
+    assert server.read_output().count("damaged.json is malformed") == 1
 
 
 def test_a_second_server_of_a_home_names_the_first(tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from argolocal.common.json_text import to_json
 from argolocal.state.journal import RunFiles
 from argolocal.state.stored_objects import StoredObjects
 from argolocal.view import runs
+from tests import builders
 from tests.commands import ROOT
 from tests.forked import Prompt
 
@@ -66,3 +68,17 @@ def test_a_missing_schedule_and_a_cluster_of_this_machine_are_refused(prompt: Pr
     both = prompt(f"rekindle schedule {CONFIG} --local -n models")
     assert both.returncode == 2
     assert "--local cannot be combined with --namespace" in both.stderr
+
+
+def test_a_submitted_run_waits_for_the_server_of_this_machine(
+    prompt: Prompt, tmp_path: Path
+) -> None:
+    manifest = tmp_path / "w.json"
+    template = {"name": "main", "container": builders.shell("true")}
+    manifest.write_text(to_json(builders.workflow(template, name="submitted", priority=3)))
+    done = prompt(f"rekindle submit --manifest {manifest} --local")
+    assert done.returncode == 0, done.stderr
+    assert "submitted is queued, and starts when a server runs" in done.stdout
+    assert runs.load_status(tmp_path / "home", "submitted")["phase"] == "Pending"
+    watched = prompt(f"rekindle submit --manifest {manifest} --local --watch")
+    assert "--local cannot be combined with --watch" in watched.stderr

@@ -12,6 +12,7 @@ from rekindle.cli import commands
 from rekindle.cluster import argo_server, workflows
 from rekindle.cluster.argo_server import ArgoServer
 from rekindle.errors import ConfigError, RekindleError
+from tests.argolocal.server.api.running import hello, serve
 from tests.http_server import Answer, HttpServer
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.workflows import manifest
@@ -133,3 +134,20 @@ def test_an_answer_of_unlimited_size_is_one_error(
     server.refuse("GET", WORKFLOWS_PATH, 200, {"items": [FOREIGN] * 10})
     with pytest.raises(RekindleError, match="its answer has more than 100 bytes"):
         argo.list_runs("a=b")
+
+
+def test_a_workflow_is_submitted_to_the_server_of_another_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve(tmp_path / "home") as api:
+        monkeypatch.setenv("ARGO_TOKEN", f"Bearer {api.token}")
+        client = ArgoServer.from_url(api.url, "argo")
+        assert client
+        workflow = hello("submitted")
+        client.submit(workflow)
+        api.wait("submitted")
+        assert client.read("submitted")["status"]["phase"] == "Succeeded"
+        names = [run["metadata"]["name"] for run in client.list_runs("")]
+        assert names == ["submitted"]
+        with pytest.raises(ConfigError, match="already exists"):
+            client.submit(workflow)

@@ -18,6 +18,7 @@ from argolocal.page.tabs.graph_words import (
     describe_counts_briefly,
     describe_dependencies,
     describe_omission,
+    describe_reuse,
     simplify_condition,
 )
 from argolocal.runner.run import resume_suspended
@@ -273,6 +274,12 @@ def test_the_reason_of_an_omitted_step_is_named(
     task: dict[str, Any], phases: dict[str, str], words: str
 ) -> None:
     assert describe_omission(task, phases) == words
+
+
+def test_the_source_of_a_cached_result_is_named() -> None:
+    message = "when ''demo-1/prepare' == ''' evaluated false"
+    assert describe_reuse(message) == "result of demo-1/prepare"
+    assert describe_reuse("memoized") == "memoized"
 
 
 def test_dependencies_and_counts_are_in_words() -> None:

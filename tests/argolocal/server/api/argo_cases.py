@@ -60,7 +60,7 @@ def refused(command: str, arguments: str, expect: str, note: str) -> Case:
     return Case(command, "", f"{command} {arguments}", expect, outcome=REFUSED, note=note)
 
 
-NO_TIMES = "the lines of a log have no times here: its last change counts"
+NO_TIMES = "lines of a log are stored without times: the last change of the log counts"
 EXISTING = "an Argo server refuses it while the workflow exists"
 
 CASES = [

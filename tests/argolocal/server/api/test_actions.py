@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from argolocal.runner.run import LocalRun
 from tests.argolocal.server.api.running import (
     ApiServer,
     Document,
@@ -196,3 +197,21 @@ def test_a_memoized_copy_reuses_the_steps_that_succeeded(api: ApiServer) -> None
 
     status, code, _ = refusal(api, finished["metadata"]["name"], "resubmit", memoized=True)
     assert (status, code) == (400, 3)
+
+
+def test_a_run_that_was_interrupted_has_ended_and_can_be_retried(tmp_path: Path) -> None:
+    with serve(tmp_path / "home", parallelism=0) as server:
+        run = LocalRun.new(hello("interrupted"), None, server.cluster)
+        run.files.append({"status": {"phase": "Running", "startedAt": "2026-01-01T00:00:00Z"}})
+        run.files.close()
+        status = server.workflow("interrupted")["status"]
+        assert status["phase"] == "Error"
+        assert "retry it" in status["message"]
+        assert status["finishedAt"]
+        labels = {"listOptions.labelSelector": "workflows.argoproj.io/completed=true"}
+        assert server.get("/workflows/argo", **labels)["items"]
+
+        put(server, "interrupted", "retry")
+        assert server.phase("interrupted") == "Running"
+        server.parallelism = 1
+        assert server.wait("interrupted")["status"]["phase"] == "Succeeded"

@@ -226,6 +226,21 @@ def _die(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+def test_a_damaged_schedule_does_not_stop_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = Home(tmp_path)
+    (tmp_path / "objects/CronWorkflow/a.json").write_text("{")
+    (tmp_path / "cron").mkdir()
+    (tmp_path / "cron/b.json").write_text("{")
+    home.objects.create({**cron_workflow(), "metadata": {"name": "b"}})
+    home.look(59)
+    assert home.look(60) == [run_at(60)]
+    errors = capsys.readouterr().err
+    assert errors.count("warning: the CronWorkflow a: ") == 1
+    assert errors.count("warning: the CronWorkflow b: ") == 1
+
+
 def test_a_deleted_schedule_starts_nothing_and_a_new_one_begins_now(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.look(59)

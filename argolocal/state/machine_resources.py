@@ -1,0 +1,168 @@
+"""The GPUs and the memory of this machine, which all runs in one home share.
+
+    resources = MachineResources(home, gpus=1, memory_bytes=64 << 30)
+    allocation = resources.acquire("train-1", PodRequest(gpus=1, memory_bytes=8 << 30))
+    allocation.variables    # {"CUDA_VISIBLE_DEVICES": "0", ...}
+    resources.release("train-1")
+
+A GPU, or a part of the memory, is a file locked with flock, so the kernel releases it when the
+process of the run exits for any reason. Only what other runs have acquired makes a pod wait: the
+pods of one run share what their run has acquired, so a run in progress never waits for itself.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from argolocal.common import program
+from argolocal.errors import ConfigError
+from argolocal.language.quantity import parse_quantity
+
+GPU = "nvidia.com/gpu"
+GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
+GPUS_VARIABLE = "GPUS"
+# number of equal parts of the memory
+MEMORY_PARTS = 128
+
+
+@dataclass(frozen=True)
+class PodRequest:
+    """The sum of the requests of a pod's containers."""
+
+    gpus: int = 0
+    memory_bytes: int = 0
+
+    def __str__(self) -> str:
+        memory = f"{self.memory_bytes / 1e9:.1f} GB of memory" if self.memory_bytes else ""
+        gpus = f"GPUs: {self.gpus}" if self.gpus else ""
+        return " and ".join(filter(None, (gpus, memory)))
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The resources that a pod may use. `variables`: environment variables of its containers."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def count_gpus() -> int:
+    """Return the number of GPUs that runs may use: $ARGOLOCAL_GPUS or $REKINDLE_GPUS or, if it is
+    not set, the number of NVIDIA GPUs of this machine. Raises ConfigError."""
+    name = program.variable(GPUS_VARIABLE)
+    text = os.environ.get(name)
+    if text is not None:
+        if not text.isdecimal() or len(text) > 4:
+            raise ConfigError(f"{name} is {text!r:.50}: it must be a number of GPUs, such as 1.")
+        return int(text)
+    try:
+        return len(os.listdir(GPU_FOLDER))
+    except OSError:
+        return 0
+
+
+def find_memory() -> int:
+    """Return the size of the memory of this machine in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def sum_requests(containers: Iterable[Mapping[str, Any]]) -> PodRequest:
+    """Return the total request of containers. As in Kubernetes, the default of a request is the
+    limit. Raises ValueError for a malformed quantity."""
+    gpus = 0
+    memory_bytes = 0
+    for container in containers:
+        resources = container.get("resources") or {}
+        limits = resources.get("limits") or {}
+        requests = resources.get("requests") or {}
+        gpus += int(parse_quantity(limits.get(GPU) or requests.get(GPU) or 0))
+        memory = requests.get("memory") or limits.get("memory") or 0
+        memory_bytes += int(parse_quantity(memory))
+    return PodRequest(gpus, memory_bytes)
+
+
+class MachineResources:
+    """The GPUs and parts of the memory that the run of this process has acquired."""
+
+    def __init__(self, home: Path, gpus: int, memory_bytes: int) -> None:
+        self.memory_bytes = memory_bytes
+        self.gpu_locks = UnitLocks(home / "locks/gpus", gpus)
+        self.memory_locks = UnitLocks(home / "locks/memory", MEMORY_PARTS)
+
+    def acquire(self, pod: str, request: PodRequest) -> Allocation | None:
+        """Acquire the requests of a pod, at most all of this machine. Return None if other runs
+        use it."""
+        gpus = self.gpu_locks.acquire(pod, request.gpus)
+        if gpus is None:
+            return None
+
+        parts = -(-request.memory_bytes * MEMORY_PARTS // self.memory_bytes)
+        if self.memory_locks.acquire(pod, parts) is None:
+            self.gpu_locks.release(pod)
+            return None
+
+        if not gpus:
+            return Allocation()
+        visible = ",".join(map(str, gpus))
+        return Allocation({"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible})
+
+    def release(self, pod: str) -> None:
+        """Release the resources of a pod, except those that other pods of this run share."""
+        self.gpu_locks.release(pod)
+        self.memory_locks.release(pod)
+
+
+class UnitLocks:
+    """Equal units, each a locked file. Pods of this run share the units that it has locked."""
+
+    def __init__(self, folder: Path, total: int) -> None:
+        self.folder = folder
+        self.total = total
+        self.descriptors: dict[int, int] = {}
+        # unit that this run has locked → its pods that use the unit
+        self.users: dict[int, set[str]] = {}
+
+    def acquire(self, pod: str, count: int) -> list[int] | None:
+        """Return `count` units for a pod, at most all; None if other runs have locked too many of
+        them."""
+        missing = min(count, self.total)
+        new_units: list[int] = []
+        for unit in range(self.total):
+            if len(new_units) == missing:
+                break
+            if unit not in self.descriptors and self._try_lock(unit):
+                new_units.append(unit)
+
+        shared = sorted(self.users, key=lambda unit: len(self.users[unit]))
+        shared_units = shared[: missing - len(new_units)]
+        units = [*new_units, *shared_units]
+        if len(units) < missing:
+            for unit in new_units:
+                os.close(self.descriptors.pop(unit))
+            return None
+
+        for unit in units:
+            self.users.setdefault(unit, set()).add(pod)
+        return sorted(units)
+
+    def release(self, pod: str) -> None:
+        """Release the units that only this pod uses."""
+        for unit, pods in list(self.users.items()):
+            pods.discard(pod)
+            if not pods:
+                del self.users[unit]
+                os.close(self.descriptors.pop(unit))
+
+    def _try_lock(self, unit: int) -> bool:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(self.folder / str(unit), flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        self.descriptors[unit] = descriptor
+        return True
