@@ -336,7 +336,7 @@ def ui(port: int | None, open_browser: bool) -> None:
 
 @commands.command
 @click.argument("manifests", metavar="FILE...", nargs=-1, required=True, type=NonEmptyPath())
-@output_option("text", "json")
+@make_output_option("text", "json")
 def apply(manifests: tuple[Path, ...], as_json: bool) -> None:
     """Store templates and schedules of this machine, as `kubectl apply` does on a cluster.
 
@@ -346,11 +346,11 @@ def apply(manifests: tuple[Path, ...], as_json: bool) -> None:
     Example:
       argolocal apply cron.yaml
     """
-    from argolocal.manifest.read import Documents
+    from argolocal.manifest.read import ManifestDocuments
     from argolocal.runner.cluster import LocalCluster
     from argolocal.server.objects import VERSIONED_KINDS, Objects
 
-    documents = Documents()
+    documents = ManifestDocuments()
     for path in manifests:
         documents.add(path)
 

@@ -44,10 +44,10 @@ class Pod:
         environment: Mapping[str, str],
         directories: Mapping[str, Path] | None = None,
         origin: Origin | None = None,
-        claims: Collection[str] = (),
+        claim_names: Collection[str] = (),
         counts_resources: bool = True,
     ) -> None:
-        """`claims`: names of the PersistentVolumeClaims that the pod's workflow creates.
+        """`claim_names`: names of the PersistentVolumeClaims that the pod's workflow creates.
         `counts_resources`: wait while other runs use the GPUs or the memory that the pod requests;
         a pod of a Deployment, which never ends, shares them."""
         self.counts_resources = counts_resources
@@ -129,9 +129,9 @@ class Pod:
         self.variables = allocation.variables
         return True
 
-    def restart(self, code: int, recreate: bool = False) -> None:
-        """Schedule a restart of the container by `poll` after the restart delay. With `recreate`,
-        the container restarts in a new pod with the same name."""
+    def restart(self, exit_code: int, recreates_pod: bool = False) -> None:
+        """Schedule a restart of the container by `poll` after the restart delay. With
+        `recreates_pod`, the container restarts in a new pod with the same name."""
         if time.monotonic() - self.started < RESET_BACKOFF_AFTER_S:
             self.recent_restarts += 1
         else:
@@ -209,7 +209,7 @@ class Pod:
             log=self.log,
             ip=self.ip,
             extra_env={**self.env, **self.variables},
-            private_paths=() if filesystem.available() else None,
+            private_paths=() if filesystem.supports_namespaces() else None,
             origin=self.origin,
         )
 

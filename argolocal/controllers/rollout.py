@@ -157,18 +157,18 @@ class Rollout:
 
         origin_fields = {key: value for key, value in origin.items() if key != "process"}
         folder = self.deployments.home / self.name
-        claims = claims_of_run(run) if run else []
+        claim_names = list_run_claims(run_files) if run_files else []
         pod = Pod(
             self.cluster,
-            name,
+            pod_name,
             spec,
             folder,
-            env,
-            origin=Origin(**fields),
-            claims=claims,
+            environment,
+            origin=Origin(**origin_fields),
+            claim_names=claim_names,
             counts_resources=False,
         )
-        self.replicas.append(Replica(pod, version, labels_of(template)))
+        self.replicas.append(Replica(pod, version, pod_labels(template)))
 
     def _terminate(self, replica: Replica) -> None:
         """Send no new connections to a pod, and terminate it within its

@@ -122,7 +122,7 @@ class LocalRuns:
             return []
 
         for entry in entries:
-            name = self.valid_names.get(entry) or RunName.or_none(entry)
+            name = self.valid_names.get(entry) or RunName.parse_or_none(entry)
             try:
                 if name:
                     times[name] = os.stat(f"{self.folder}/{name}/{MANIFEST_FILE}").st_mtime_ns

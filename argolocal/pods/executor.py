@@ -146,7 +146,7 @@ class Executor:
                 pod, lambda: [load_artifact() for load_artifact in load_calls], self._on_loaded
             )
         else:
-            self._start_process(pod)
+            self._spawn(pod)
 
     def wait(self, timeout: float | None) -> list[PodStarted | PodEnded]:
         """Return the next events, or an empty list after `timeout` seconds."""
@@ -154,9 +154,9 @@ class Executor:
         if self.deadline is not None:
             timeouts_seconds.append(self.deadline - time.time())
         if timeout is not None:
-            timeouts.append(timeout)
+            timeouts_seconds.append(timeout)
         if self.waiting:
-            timeouts.append(RESOURCE_POLL_S)
+            timeouts_seconds.append(RESOURCE_POLL_S)
 
         with self.interrupts.allowed():
             ready_keys = self.selector.select(0 if self.events else max(0.0, min(timeouts_seconds)))
@@ -240,7 +240,7 @@ class Executor:
                 signal_group(pod.process.pid, signal.SIGKILL)
 
             for container_name in list(pod.descriptors):
-                self._unwatch_process(pod, container_name)
+                self._unwatch(pod, container_name)
 
             artifacts.remove_directory(pod.volumes_folder)
 
@@ -266,7 +266,7 @@ class Executor:
 
         return min(filter(None, wake_times), default=None)
 
-    def _enforce_deadlines(self) -> None:
+    def _enforce(self) -> None:
         now = time.time()
         for pod in list(self.running.values()):
             if pod.kill_at and now >= pod.kill_at:
@@ -307,7 +307,7 @@ class Executor:
             signal_group(process.pid, signal.SIGKILL)
 
         for container_name in list(pod.descriptors):
-            self._unwatch_process(pod, container_name)
+            self._unwatch(pod, container_name)
 
         try:
             if pod.sidecars:
@@ -345,7 +345,7 @@ class Executor:
         except (ArtifactError, ArgolocalError, OSError, ValueError) as error:
             self._end(pod, "Error", f"init: Error (exit code 64): {error}", None)
         else:
-            self._start_process(pod)
+            self._spawn(pod)
 
     def _on_collected(self, pod: PodRun, future: Future[Any]) -> None:
         """End a pod whose outputs have been collected."""
@@ -364,7 +364,7 @@ class Executor:
         if future.result():
             self.events.append(PodStarted(pod.action.id, ContainerRun.ip))
 
-    def _start_process(self, pod: PodRun) -> None:
+    def _spawn(self, pod: PodRun) -> None:
         if pod.kill_reason is not None:
             self._end(pod, "Failed", pod.kill_reason, None)
             return
@@ -379,7 +379,7 @@ class Executor:
             return
 
         try:
-            run = pod.prepare(self.cluster, self.namespace)
+            container_run = pod.prepare(self.cluster, self.namespace)
         except (ConfigError, OSError, ValueError) as error:
             self._end(pod, "Error", str(error), None)
             return
@@ -472,7 +472,7 @@ class Executor:
         except (ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
             container_set.stop(0)
             for container_name in list(pod.descriptors):
-                self._unwatch_process(pod, container_name)
+                self._unwatch(pod, container_name)
 
             self._end(pod, "Error", str(error), None)
             return
@@ -503,7 +503,7 @@ class Executor:
             }
         )
 
-    def _unwatch_process(self, pod: PodRun, container_name: str) -> None:
+    def _unwatch(self, pod: PodRun, container_name: str) -> None:
         process_descriptor = pod.descriptors.pop(container_name)
         self.selector.unregister(process_descriptor)
         os.close(process_descriptor)
@@ -514,7 +514,7 @@ class Executor:
         process.wait()
         # a container's processes end with its first process
         signal_group(process.pid, signal.SIGKILL)
-        self._unwatch_process(pod, container_name)
+        self._unwatch(pod, container_name)
 
         if process.log_pipe.error:
             raise process.log_pipe.error
@@ -538,7 +538,7 @@ class Executor:
 
                 self._end(pod, *pod_result, None)
             else:
-                self._start_process(pod)
+                self._spawn(pod)
 
             return
 
@@ -555,8 +555,10 @@ class Executor:
     def _end(self, pod: PodRun, phase: str, message: str, outputs: Outputs | None) -> None:
         self.running.pop(pod.action.id)
         self.cluster.resources.release(pod.action.pod)
-        keys = [pod.journal_key(name) for name in pod.action.containers or ("main",)]
-        self.files.append({"pods": dict.fromkeys(keys)})
+        journal_keys = [
+            pod.journal_key(container_name) for container_name in pod.action.containers or ("main",)
+        ]
+        self.files.append({"pods": dict.fromkeys(journal_keys)})
         # append the event first, because a failure of the clean-up must not change the result of
         # the pod
         self.events.append(PodEnded(pod.action.id, phase, message, outputs))

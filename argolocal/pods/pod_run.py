@@ -29,9 +29,9 @@ from argolocal.manifest.volume_claims import list_claims
 from argolocal.pods import artifacts, containers, filesystem, volumes
 from argolocal.pods.artifacts import ArtifactError
 from argolocal.pods.kinds.container_set import ContainerSet, main_container
-from argolocal.pods.kinds.sidecars import KINDS, Sidecars
-from argolocal.pods.process import ContainerRun, Process, field_value
-from argolocal.pods.volumes import VolumeDirectory, bind_mounts
+from argolocal.pods.kinds.sidecars import CONTAINER_LIST_FIELDS, Sidecars
+from argolocal.pods.process import ContainerRun, Process, read_field
+from argolocal.pods.volumes import VolumeDirectory, make_bind_mounts
 from argolocal.state.machine_resources import sum_requests
 
 SIDECAR_GRACE_S = 10.0  # seconds between SIGTERM and SIGKILL
@@ -118,9 +118,9 @@ class PodRun:
         """The paths of the logs to save as artifacts, by container name."""
         if not (self.template.get("archiveLocation") or {}).get("archiveLogs"):
             return {}
-        log_paths = {
-            container["name"]: self._log(container) for container in self._list_containers()
-        } | {"main": self.log}
+        log_paths = {container["name"]: self._log(container) for container in self._members()} | {
+            "main": self.log
+        }
         return {
             container_name: log_path
             for container_name, log_path in log_paths.items()
@@ -133,7 +133,7 @@ class PodRun:
             return self.action.id
         return f"{self.action.id} {container_name}"
 
-    def _list_containers(self) -> list[dict[str, Any]]:
+    def _members(self) -> list[dict[str, Any]]:
         return (self.template.get("containerSet") or {}).get("containers") or []
 
     def _log(self, container: dict[str, Any]) -> Path:
@@ -142,7 +142,7 @@ class PodRun:
     def clean_up(self) -> None:
         """Remove files and logs of an earlier attempt of this pod, whose runner died."""
         for container in [
-            *self._list_containers(),
+            *self._members(),
             *(
                 container
                 for list_field in CONTAINER_LIST_FIELDS
@@ -439,6 +439,8 @@ def check_paths(template: dict[str, Any]) -> None:
     if literal_paths and not filesystem.supports_namespaces():
         raise ConfigError(
             f"{message_prefix} contains the path {literal_paths[0]}, which its pods would share,"
-            " because private mount namespaces are not available here. Write"
-            " {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of this path."
+            " because"
+            " private mount namespaces are not available here. Write"
+            " {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of this"
+            " path."
         )

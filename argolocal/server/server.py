@@ -114,5 +114,5 @@ class Duty:
             self.earliest_call = time.monotonic() + RETRY_INTERVAL_S
             message = describe(error)
             if message != self.last_message:
-                say(f"error: {message}")
+                write_stderr(f"error: {message}")
             self.last_message = message

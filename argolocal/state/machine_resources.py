@@ -51,7 +51,7 @@ class Allocation:
 def count_gpus() -> int:
     """Return the number of GPUs that runs may use: $ARGOLOCAL_GPUS or $REKINDLE_GPUS or, if it is
     not set, the number of NVIDIA GPUs of this machine. Raises ConfigError."""
-    name = program.variable(GPUS_VARIABLE)
+    name = program.environment_variable(GPUS_VARIABLE)
     text = os.environ.get(name)
     if text is not None:
         if not text.isdecimal() or len(text) > 4:

@@ -29,7 +29,7 @@ from argolocal.runner.cluster import LocalCluster
 from argolocal.server.queue import submit
 from argolocal.server.server_lock import find_server
 from argolocal.state.journal import JOURNAL_FILE, MANIFEST_FILE, RunFiles
-from benchmarks.bars import Bar, bar, parser, report
+from benchmarks.bars import Bar, make_bar, make_parser, report
 
 MEMORY_LIMIT_MB = 200
 LIST_LIMIT_S = 0.3
@@ -95,13 +95,13 @@ def measure_queue(home: Path, count: int, places: int) -> list[Bar]:
     succeeded = sum(status["phase"] == "Succeeded" for status in statuses)
     text = f"{count} workflows, {places} at a time"
     return [
-        bar("workflows that succeeded", succeeded, "", count, "more", text),
-        bar("one workflow is queued", queued_s / count, "s"),
-        bar("one workflow of the queue", total_s / count, "s", text=text),
-        bar(
+        make_bar("workflows that succeeded", succeeded, "", count, "more", text),
+        make_bar("one workflow is queued", queued_s / count, "s"),
+        make_bar("one workflow of the queue", total_s / count, "s", text=text),
+        make_bar(
             "the next run starts after the end of another", delays or [0.0], "s", NEXT_START_LIMIT_S
         ),
-        bar("memory of the server, at most", max(memory, default=0.0), "MB", MEMORY_LIMIT_MB),
+        make_bar("memory of the server, at most", max(memory, default=0.0), "MB", MEMORY_LIMIT_MB),
     ]
 
 
@@ -148,15 +148,15 @@ def measure_list(home: Path, count: int, requests: int) -> list[Bar]:
         cpu_s = cpu_end.user + cpu_end.system - cpu_start.user - cpu_start.system
         memory = measure_memory(server)
     return [
-        bar(f"first list of {count} runs", first_s, "s"),
-        bar(f"list of {count} finished runs", seconds, "s", LIST_LIMIT_S),
-        bar("CPU of the server for one list", cpu_s / requests, "s"),
-        bar(f"memory of the server with {count} runs", memory, "MB", MEMORY_LIMIT_MB),
+        make_bar(f"first list of {count} runs", first_s, "s"),
+        make_bar(f"list of {count} finished runs", seconds, "s", LIST_LIMIT_S),
+        make_bar("CPU of the server for one list", cpu_s / requests, "s"),
+        make_bar(f"memory of the server with {count} runs", memory, "MB", MEMORY_LIMIT_MB),
     ]
 
 
 def main() -> int:
-    command = parser(__doc__)
+    command = make_parser(__doc__)
     command.add_argument("--queued", type=int, default=1000)
     command.add_argument("--places", type=int, default=10)
     command.add_argument("--finished", type=int, default=10_000)

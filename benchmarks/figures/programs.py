@@ -92,11 +92,11 @@ PROGRAMS = (
         ),
         slow=True,
     ),
-    Program(
+    BenchmarkProgram(
         "benchmarks.commands.server",
         ("--queued=6", "--places=3", "--finished=12", "--requests=2"),
     ),
-    Program("benchmarks.cluster", needs=CLUSTER),
+    BenchmarkProgram("benchmarks.cluster", needs=CLUSTER_NEED),
 )
 
 

@@ -54,9 +54,7 @@ def config_options(command_function: Callable[..., Any]) -> Any:
         parameters: tuple[str, ...] = (),
         **other_options: Any,
     ) -> Any:
-        return command_function(
-            source=Source(config, sets, manifest, parameters), **other_options
-        )
+        return command_function(source=Source(config, sets, manifest, parameters), **other_options)
 
     set_option = click.option(
         "--set", "sets", multiple=True, metavar="A.B=C", help="Config value to override."

@@ -61,7 +61,7 @@ class RekindleRows(RowReader):
 
 def describe_verdict(run: Run) -> str:
     """Return the verdict of a run in words; "" without a verdict."""
-    verdict = results.parameters(run.status).get("verdict", "")
+    verdict = results.read_parameters(run.status).get("verdict", "")
     if verdict == "release" and run.phase != "Succeeded":
         return "passed the gate"
     return VERDICT_WORDS.get(verdict, verdict)

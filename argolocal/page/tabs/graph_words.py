@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from argolocal.engine.order import NAME_OR_RESULT
-from argolocal.manifest.loops import LOOPS
+from argolocal.manifest.loops import LOOP_FIELDS
 from argolocal.view.summary import CACHED_MESSAGE
 
 RESULT = re.compile(

@@ -115,15 +115,16 @@ class Artifacts:
         node = (self.backend.workflow(entry)["status"].get("nodes") or {}).get(node_id)
         if node is None:
             raise ApiError(
-                NOT_FOUND, f"the node {show(node_id)} does not exist in the workflow {entry.name}"
+                NOT_FOUND,
+                f"the node {format_untrusted(node_id)} does not exist in the workflow {entry.name}",
             )
         for artifact in (node.get(direction) or {}).get("artifacts") or []:
             if artifact.get("name") == name:
                 return artifact
         raise ApiError(
             NOT_FOUND,
-            f"the artifact {show(name)} does not exist in the {direction} of the node"
-            f" {show(node_id)}",
+            f"the artifact {format_untrusted(name)} does not exist in the {direction} of the node"
+            f" {format_untrusted(node_id)}",
         )
 
     def _open_store(self, artifact: Mapping[str, Any]) -> tuple[ObjectReader, str]:

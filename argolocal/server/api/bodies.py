@@ -97,7 +97,8 @@ class Body:
             raise ApiError(
                 INVALID_ARGUMENT,
                 f"{name} is a {format_untrusted(given_kind)} of {format_untrusted(version)}: it"
-                f" must be a {kind} of {API_VERSION}",
+                f" must be a {kind} of"
+                f" {API_VERSION}",
             )
 
         document = Body(values)
@@ -115,7 +116,7 @@ class Body:
                     f" request: {format_untrusted(given_namespace)} and"
                     f" {format_untrusted(namespace)}",
                 )
-        spec = without_nulls(document.part("spec").values)
+        spec = remove_nulls(document.part("spec").values)
         _drop_empty_names(spec)
         return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 

@@ -140,7 +140,7 @@ class Catalogue:
             folders = [entry.name for entry in os.scandir(self.folder)]
         except FileNotFoundError:
             return []
-        return [name for name in folders if name in self.entries or RunName.or_none(name)]
+        return [name for name in folders if name in self.entries or RunName.parse_or_none(name)]
 
     def _has_same_journal(self, entry: Entry) -> bool:
         """Return True if a run has ended, and its journal has not changed since then."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
-from argolocal.errors import ArgolocalError, NodeError, describe, say
+from argolocal.errors import ArgolocalError, NodeError, describe, write_stderr
 from argolocal.interfaces import Cluster
 from argolocal.language.functions import ExprError
 from argolocal.language.gofmt import format_timestamp
@@ -124,7 +124,7 @@ class CronController:
         except INVALID as error:
             message = f"the CronWorkflow {name}: {describe(error)}"
             if self.messages.get(name) != message:
-                say(f"warning: {message}")
+                write_stderr(f"warning: {message}")
             self.messages[name] = message
 
     def _look_at(self, name: str, now: float, is_continuous: bool) -> None:

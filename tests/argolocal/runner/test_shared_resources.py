@@ -19,7 +19,7 @@ GPU = {"limits": {"nvidia.com/gpu": 1}}
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
-    monkeypatch.setenv(program.variable("GPUS"), "2")
+    monkeypatch.setenv(program.environment_variable("GPUS"), "2")
     return LocalCluster(tmp_path)
 
 
@@ -51,7 +51,7 @@ def test_a_pod_waits_for_a_gpu_and_sees_only_this_one(cluster: LocalCluster) -> 
 def test_a_pod_that_waits_for_a_gpu_ends_at_its_deadline(cluster: LocalCluster) -> None:
     other = MachineResources(cluster.home, 2, find_memory())
     assert other.acquire("all", PodRequest(gpus=2))
-    run = LocalRun.new(workflow("true", activeDeadlineSeconds=1), {}, cluster)
+    run = LocalRun.create(workflow("true", activeDeadlineSeconds=1), {}, cluster)
     status = run.run()
     assert status["phase"] == "Failed"
     assert "deadline" in status["message"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
-from argolocal.common.homes import current
+from argolocal.common.homes import require_home
 from argolocal.page.tabs.artifact_source import StoredArtifacts
 from argolocal.runner.cluster import LocalCluster
 from argolocal.server.server import Server
@@ -14,7 +14,7 @@ from argolocal.server.server import Server
 
 def main() -> None:
     file = Path(sys.argv[1])
-    cluster = LocalCluster(current())
+    cluster = LocalCluster(require_home())
     server = Server(
         cluster,
         "argolocal.view.foreground:execute_queued",

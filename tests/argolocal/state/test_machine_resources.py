@@ -77,7 +77,7 @@ def test_the_default_of_a_request_is_the_limit() -> None:
 
 
 def test_a_setting_overrides_the_number_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = program.variable("GPUS")
+    name = program.environment_variable("GPUS")
     monkeypatch.setenv(name, "3")
     assert count_gpus() == 3
     monkeypatch.setenv(name, "many")

@@ -201,7 +201,7 @@ def test_a_memoized_copy_reuses_the_steps_that_succeeded(api: ApiServer) -> None
 
 def test_a_run_that_was_interrupted_has_ended_and_can_be_retried(tmp_path: Path) -> None:
     with serve(tmp_path / "home", parallelism=0) as server:
-        run = LocalRun.new(hello("interrupted"), None, server.cluster)
+        run = LocalRun.create(hello("interrupted"), None, server.cluster)
         run.files.append({"status": {"phase": "Running", "startedAt": "2026-01-01T00:00:00Z"}})
         run.files.close()
         status = server.workflow("interrupted")["status"]

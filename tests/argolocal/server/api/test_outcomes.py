@@ -19,7 +19,7 @@ import yaml
 from hera.workflows import WorkflowsService
 from hera.workflows import models as m
 
-from argolocal.manifest.read import documents, split
+from argolocal.manifest.read import parse_objects, split_main_object
 from argolocal.page.server import read_token
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
@@ -114,7 +114,7 @@ def manifests() -> dict[str, str]:
 
 
 def outcome_by_server(client: Client, manifest: str, folder: Path) -> Outcome:
-    main, others = split(documents(manifest))
+    main, others = split_main_object(parse_objects(manifest))
     LocalCluster(client.home).store_objects(others)
     name = main["metadata"]["name"]
     message = client.submit(main, folder)
@@ -126,13 +126,15 @@ def outcome_by_server(client: Client, manifest: str, folder: Path) -> Outcome:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not filesystem.available(), reason="needs mount namespaces")
+@pytest.mark.skipif(not filesystem.supports_namespaces(), reason="needs mount namespaces")
 @pytest.mark.parametrize("name", manifests())
 def test_a_workflow_of_a_client_has_the_outcome_of_a_run_in_the_foreground(
     server: RunningServer, alone: Alone, tmp_path: Path, name: str
 ) -> None:
     manifest = manifests()[name]
-    expected = alone.run(manifest, split(documents(manifest))[0]["metadata"]["name"])
+    expected = alone.run(
+        manifest, split_main_object(parse_objects(manifest))[0]["metadata"]["name"]
+    )
     actual = outcome_by_server(Client(server.home), manifest, tmp_path)
     assert not differences(actual, expected), "\n".join(differences(actual, expected))
 
