@@ -97,7 +97,7 @@ def measure_queue(home: Path, count: int, places: int) -> list[Bar]:
     return [
         make_bar("workflows that succeeded", succeeded, "", count, "more", text),
         make_bar("one workflow is queued", queued_s / count, "s"),
-        make_bar("one workflow of the queue", total_s / count, "s", text=text),
+        make_bar("one workflow of the queue", total_s / count, "s", remark_text=text),
         make_bar(
             "the next run starts after the end of another", delays or [0.0], "s", NEXT_START_LIMIT_S
         ),
