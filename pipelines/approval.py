@@ -13,13 +13,13 @@ from rekindle import Config, blocks
 
 def build(config: Config) -> Any:
     with blocks.pipeline(config) as workflow:
-        prepare_step = blocks.prepare()
-        train_step = blocks.train(prepare_step)
+        data = blocks.prepare()
+        model = blocks.train(data)
         with blocks.group("decide", mutex=config.name):
-            evaluate_step = blocks.evaluate(train_step)
-            with blocks.group("ship", when=evaluate_step.outputs.verdict == "release"):
-                approval_task = Task(name="approval", template=Suspend(name="wait-for-approval"))
-                release_step = blocks.release(evaluate_step)
-                approval_task.next(release_step)
-                blocks.verify(blocks.deploy(release_step))
+            evaluation = blocks.evaluate(model)
+            with blocks.group("ship", when=evaluation.outputs.verdict == "release"):
+                approval = Task(name="approval", template=Suspend(name="wait-for-approval"))
+                released = blocks.release(evaluation)
+                approval.next(released)
+                blocks.verify(blocks.deploy(released))
     return workflow

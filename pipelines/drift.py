@@ -19,10 +19,10 @@ class Config(rekindle.Config):
 
 
 def build(config: Config) -> Any:
-    drift_inputs = dict(config.drift) | {"workflow": "{{workflow.name}}", "experiment": config.name}
+    inputs = dict(config.drift) | {"workflow": "{{workflow.name}}", "experiment": config.name}
     with blocks.pipeline(config) as workflow:
-        drift_step = blocks.step("steps.monitoring.drift", inputs=drift_inputs, pod="report")
+        drift = blocks.step("steps.monitoring.drift", inputs=inputs, pod="report")
         if config.drift.retrain:
-            with blocks.group("retraining", when=drift_step.outputs.again == True):  # noqa: E712  # Argo evaluates it
+            with blocks.group("retraining", when=drift.outputs.again == True):  # noqa: E712  # Argo evaluates it
                 Task(name="retrain", template=build_retraining_template(config.drift.model))
     return workflow

@@ -23,8 +23,8 @@ class Config(rekindle.Config):
 
 def build(config: Config) -> Any:
     with blocks.pipeline(config) as workflow:
-        prepare_step = blocks.prepare()
-        champion_step = blocks.step("steps.champion", name=config.finetuning.base)
-        train_step = blocks.train(prepare_step, start=champion_step.outputs.model_uri)
-        blocks.decide(train_step)
+        data = blocks.prepare()
+        base = blocks.step("steps.champion", name=config.finetuning.base)
+        model = blocks.train(data, start=base.outputs.model_uri)
+        blocks.decide(model)
     return workflow

@@ -22,17 +22,12 @@ class Config(rekindle.Config):
 
 
 def build(config: Config) -> Any:
-    pod_replicas = {"Launcher": 1, "Worker": config.mpi.workers}
-    job_spec = {"slotsPerWorker": config.mpi.slots}
+    replicas = {"Launcher": 1, "Worker": config.mpi.workers}
+    spec = {"slotsPerWorker": config.mpi.slots}
     with blocks.pipeline(config) as workflow:
-        prepare_step = blocks.prepare()
-        training_job = blocks.job(
-            prepare_step,
-            "MPIJob",
-            "steps.boosting.boost",
-            pod_replicas,
-            task="train",
-            spec=job_spec,
+        data = blocks.prepare()
+        model = blocks.job(
+            data, "MPIJob", "steps.boosting.boost", replicas, task="train", spec=spec
         )
-        blocks.decide(training_job)
+        blocks.decide(model)
     return workflow

@@ -24,34 +24,26 @@ class Config(rekindle.Config):
 
 def build(config: Config) -> Any:
     with blocks.pipeline(config) as workflow:
-        prepare_step = blocks.prepare()
-        shift_step = blocks.step("steps.shifted", dataset=prepare_step.outputs.dataset)
+        data = blocks.prepare()
+        images = blocks.step("steps.shifted", dataset=data.outputs.dataset)
 
-        train_steps = [
+        models = [
             blocks.train(
-                shift_step,
-                task=f"train-{network_name}",
-                model=config.model.model_copy(update={"channels": channel_count}),
-                run_id=prepare_step.outputs.run_id,
+                images,
+                task=f"train-{name}",
+                model=config.model.model_copy(update={"channels": channels}),
+                run_id=data.outputs.run_id,
             )
-            for network_name, channel_count in zip(
-                ("small", "wide"), config.nightly.channels, strict=True
-            )
+            for name, channels in zip(("small", "wide"), config.nightly.channels, strict=True)
         ]
 
         with blocks.group("decide", mutex=config.name):
-            small_evaluation, wide_evaluation = (
-                blocks.evaluate(train_step, task=f"evaluate-{network_name}")
-                for network_name, train_step in zip(("small", "wide"), train_steps, strict=True)
+            small, wide = (
+                blocks.evaluate(model, task=f"evaluate-{name}")
+                for name, model in zip(("small", "wide"), models, strict=True)
             )
-            is_small_better = (
-                small_evaluation.outputs.metrics["accuracy"]
-                >= wide_evaluation.outputs.metrics["accuracy"]
-            )
-            for network_name, evaluation, has_won in (
-                ("small", small_evaluation, is_small_better),
-                ("wide", wide_evaluation, ~is_small_better),
-            ):
-                blocks.ship(evaluation, name=f"ship-{network_name}", when=has_won)
+            better = small.outputs.metrics["accuracy"] >= wide.outputs.metrics["accuracy"]
+            for name, evaluation, wins in (("small", small, better), ("wide", wide, ~better)):
+                blocks.ship(evaluation, name=f"ship-{name}", when=wins)
 
     return workflow

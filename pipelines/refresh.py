@@ -14,19 +14,19 @@ from rekindle.blocks.manifest.provenance import BACKFILL, parameter_tag
 
 
 def build(config: Config) -> Any:
-    data_settings = config.data.model_dump(mode="json")
+    data = config.data.model_dump(mode="json")
     with blocks.pipeline(config) as workflow, blocks.group("decide", mutex=config.name):
-        refresh_step = blocks.step(
+        refreshed = blocks.step(
             "steps.refresh",
             pod="evaluate",
             workload=config.workload,
             name=config.name,
-            data=data_settings,
+            data=data,
             workflow="{{workflow.name}}",
             experiment=config.name,
             backfill=parameter_tag(BACKFILL),
         )
 
-        blocks.ship(refresh_step)
+        blocks.ship(refreshed)
 
     return workflow

@@ -31,15 +31,13 @@ class Config(rekindle.Config):
 
 def build(config: Config) -> Any:
     with blocks.pipeline(config) as workflow:
-        champion_step = blocks.step("steps.champion", name=config.scoring.model)
-        instance_files_step = blocks.step(
-            "steps.scoring.instance_folders", prefix=config.scoring.files
-        )
+        champion = blocks.step("steps.champion", name=config.scoring.model)
+        files = blocks.step("steps.scoring.instance_folders", prefix=config.scoring.files)
         blocks.step(
             "steps.scoring.score",
-            model_uri=champion_step.outputs.model_uri,
+            model_uri=champion.outputs.model_uri,
             instances=S3Artifact(name="instances", key="{{item}}", archive=NoneArchiveStrategy()),
             file="{{item}}",
-            with_param=instance_files_step.outputs.keys,
+            with_param=files.outputs.keys,
         )
     return workflow

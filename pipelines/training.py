@@ -15,7 +15,7 @@ from rekindle import Config, blocks
 
 def build(config: Config) -> Any:
     with blocks.pipeline(config) as workflow:
-        prepare_step = blocks.prepare()
-        train_step = blocks.train(prepare_step)
-        blocks.decide(train_step)  # evaluate → (the gate) → release → deploy → verify → switch
+        data = blocks.prepare()
+        model = blocks.train(data)
+        blocks.decide(model)  # evaluate → (the gate) → release → deploy → verify → switch
     return workflow

@@ -21,20 +21,13 @@ class Config(rekindle.Config):
 
 
 def build(config: Config) -> Any:
-    pod_replicas = {"Master": 1, "Worker": config.trees.workers}
-    train_identity = config.train.identity()
+    replicas = {"Master": 1, "Worker": config.trees.workers}
+    train = config.train.identity()
     with blocks.pipeline(config) as workflow:
-        prepare_step = blocks.prepare()
-        network_step = blocks.train(prepare_step, family="network", task="train-network")
-        boosting_job = blocks.job(
-            prepare_step,
-            "XGBoostJob",
-            "steps.boosting.boost",
-            pod_replicas,
-            task="train-trees",
-            train=train_identity,
+        data = blocks.prepare()
+        network = blocks.train(data, family="network", task="train-network")
+        stumps = blocks.job(
+            data, "XGBoostJob", "steps.boosting.boost", replicas, task="train-trees", train=train
         )
-        blocks.decide(
-            blocks.choose(prepare_step, {"stumps": boosting_job, "network": network_step})
-        )
+        blocks.decide(blocks.choose(data, {"stumps": stumps, "network": network}))
     return workflow

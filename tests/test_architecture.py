@@ -22,8 +22,8 @@ PAGE = ROOT / "docs/architecture.md"
 PRODUCT = ("argolocal", "rekindle", "steps", "pipelines")
 CODE = (*PRODUCT, "benchmarks")
 MODULES = 15
-FILE_LINES = 665
-FUNCTION_LINES = 90
+FILE_LINES = 760
+FUNCTION_LINES = 145
 # subpackages that every subpackage of the same package may import: the modules of its top folder,
 # and small helpers
 COMMON = {

@@ -6,18 +6,18 @@ from tests.mutation.mutants import Mutant
 REASONS: dict[tuple[str, str, str], str] = {
     (
         "bootstrap.py",
-        "return list(np.arange(size).reshape(-1, 1))",
-        "return list(np.arange(size).reshape(-2, 1))",
+        "return list(np.arange(row_count).reshape(-1, 1))",
+        "return list(np.arange(row_count).reshape(-2, 1))",
     ): "NumPy computes a dimension that is negative, for any negative number",
     (
         "examples.py",
-        "record_reference(out, candidate, [request.instances[0] for request in self._requests])",
-        "record_reference(out, candidate, [request.instances[-1] for request in self._requests])",
+        "out, candidate_predictions, [request.instances[0] for request in self._requests]",
+        "out, candidate_predictions, [request.instances[-1] for request in self._requests]",
     ): "each of these requests has one instance",
     (
         "examples.py",
-        "rows = sorted(random.Random(0).sample(range(len(self)), min(MAX_REPLAYED_ROWS, len(self))))",
-        "rows = sorted(random.Random(-1).sample(range(len(self)), min(MAX_REPLAYED_ROWS, len(self))))",
+        "random.Random(0).sample(range(len(self)), min(MAX_REPLAYED_ROWS, len(self)))",
+        "random.Random(-1).sample(range(len(self)), min(MAX_REPLAYED_ROWS, len(self)))",
     ): "any sample is valid",
     (
         "interval.py",
@@ -31,8 +31,8 @@ REASONS: dict[tuple[str, str, str], str] = {
     ): "a snapshot of step 0 has set the step to 0 already",
     (
         "reduction.py",
-        "if self._inbox.numel() < rows * length:",
-        "if self._inbox.numel() < rows / length:",
+        "if self._inbox.numel() < buffer_count * slice_length:",
+        "if self._inbox.numel() < buffer_count / slice_length:",
     ): "a group receives the same number of values in every step",
     (
         "reduction.py",
@@ -46,8 +46,8 @@ REASONS: dict[tuple[str, str, str], str] = {
     ): "no error is recorded at step -1, so the group beside it is never compared",
     (
         "entries.py",
-        "if time.time() - entry.made > days * DAY_S:",
-        "if time.time() - entry.made >= days * DAY_S:",
+        "if time.time() - cache_entry.made > max_age_days * DAY_S:",
+        "if time.time() - cache_entry.made >= max_age_days * DAY_S:",
     ): "the clock never reads the same microsecond again",
 }
 

@@ -225,7 +225,7 @@ def test_a_pyproject_file_that_cannot_be_read_does_not_make_a_project(
 
     program = (
         "from pathlib import Path; from rekindle import project;"
-        f" print(project.find(Path({str(tmp_path)!r})))"
+        f" print(project.find_project_root(Path({str(tmp_path)!r})))"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30

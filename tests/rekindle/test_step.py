@@ -184,7 +184,7 @@ def test_every_step_documents_its_inputs(name: str) -> None:
 def test_loading_steps_imports_no_heavy_library_and_a_replay_no_torch() -> None:
     heavy = ["torch", "mlflow", "polars", "sklearn", "matplotlib", "boto3"]
     code = (
-        f"import sys, json; from rekindle.step import load; [load(name) for name in {STEPS}]; "
+        f"import sys, json; from rekindle.step import load_step_module; [load_step_module(name) for name in {STEPS}]; "
         f"loaded = [m for m in {heavy} if m in sys.modules]; import steps.fraud.replays; "
         "print(json.dumps([loaded, 'torch' in sys.modules]))"
     )

@@ -39,7 +39,7 @@ from rekindle.local.jobs.frameworks import (
 )
 from rekindle.local.ports import move_job_port
 
-MIN_RETRYABLE_EXIT_CODE = 128  # lowest exit code that restarts the pod, with restartPolicy ExitCode
+MIN_RETRYABLE_CODE = 128  # lowest exit code that restarts the pod, with restartPolicy ExitCode
 SUCCEEDED_PODS_ANNOTATION = "rekindle/succeeded-pods"  # annotation with the names of succeeded pods
 
 
@@ -350,7 +350,7 @@ class TrainingJobs(Controller):
                 del job_state.pods[pod.name]
             elif (
                 restart_policy == "ExitCode"
-                and exit_code >= MIN_RETRYABLE_EXIT_CODE
+                and exit_code >= MIN_RETRYABLE_CODE
                 and self.kind != "MPIJob"
             ):
                 pod.restart(exit_code, recreates_pod=True)

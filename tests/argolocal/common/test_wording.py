@@ -13,14 +13,14 @@ HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b[8mhidden\r\u202e"
 PROGRAM = f"""
 import click, sys
 from argolocal.cli.output import run_command
-from argolocal.errors import ConfigError, say
+from argolocal.errors import ConfigError, write_stderr
 
 def command():
     click.echo({HOSTILE!r})
     click.echo({HOSTILE!r}, err=True)
     print({HOSTILE!r})
     sys.stderr.write({HOSTILE!r})
-    say({HOSTILE!r})
+    write_stderr({HOSTILE!r})
     raise {{error}}({HOSTILE!r})
 
 sys.exit(run_command(command))

@@ -555,11 +555,11 @@ def test_a_pod_imports_only_from_the_project(
 
     monkeypatch.setenv(project.PATH_VARIABLE, str(folder))
     source = (
-        "import sys; from rekindle import project; step = project.load('steps.greet', 'step',"
+        "import sys; from rekindle import project; step = project.load_module('steps.greet', 'step',"
         " ['main']);"
     )
     source += (
-        "nightly = project.load('pipelines.nightly', 'pipeline', ['main']); print(step.__file__,"
+        "nightly = project.load_module('pipelines.nightly', 'pipeline', ['main']); print(step.__file__,"
         " nightly.__file__);"
     )
     source += "print([folder for folder in sys.path if folder.startswith(sys.argv[1])])"

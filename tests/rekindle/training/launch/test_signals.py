@@ -23,12 +23,12 @@ leaving = signals.install_sigterm_handler()
 from torch.utils.data import DataLoader
 batches = iter(DataLoader(range(10**6), num_workers=2))
 next(batches)
-assert signals.seconds_left() == float("inf")
+assert signals.compute_seconds_left() == float("inf")
 print("ready", flush=True)
 leaving.wait()
 for _ in range(20):
     next(batches)
-print(f"left {signals.seconds_left():.1f}", flush=True)
+print(f"left {signals.compute_seconds_left():.1f}", flush=True)
 sys.exit(143)
 """
 

@@ -647,7 +647,7 @@ def test_only_members_of_the_current_group_exchange_values() -> None:
 @pytest.mark.slow
 def test_a_full_disk_loses_log_lines_but_not_the_run() -> None:
     program = (
-        "from rekindle.training.membership.server import log; log('x'); log('y');"
+        "from rekindle.training.membership.server import print_log_line; print_log_line('x'); print_log_line('y');"
         " print('continues')"
     )
     with open("/dev/full", "w") as full:
