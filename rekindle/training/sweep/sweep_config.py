@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Settings = dict[str, Any]  # values by dotted path, such as train.learning_rate
 LOSS_METRIC = "loss"
-SectionT = TypeVar("SectionT", bound=BaseModel)
+AnySection = TypeVar("AnySection", bound=BaseModel)
 
 
 class SettingChoice(Section):
@@ -318,8 +318,8 @@ class Sweep(Section):
 
 
 def apply_settings(
-    config_section: SectionT, section_name: str, trial_settings: Mapping[str, object]
-) -> SectionT:
+    config_section: AnySection, section_name: str, trial_settings: Mapping[str, object]
+) -> AnySection:
     """Return the section `section_name` with the values of `trial_settings` for it. Raises
     ValueError that names the invalid setting."""
     changed_values = {
