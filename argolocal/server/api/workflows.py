@@ -1,7 +1,6 @@
 """The addresses of workflows: list, get, create, lint, submit and delete. Source: Argo's
 server/workflow/workflow_server.go."""
 
-import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -316,12 +315,5 @@ def delete_run(backend: Backend, entry: Entry) -> None:
         raise ApiError(
             INTERNAL, f"{files.root} is a link, or its manifest has another name: remove it by hand"
         )
-    files.queue_entry.unlink(missing_ok=True)
-    refuse_invalid(files.lock)
-    try:
-        # a folder without a manifest is not a run, if the removal is interrupted
-        (files.root / "manifest.yaml").unlink(missing_ok=True)
-        shutil.rmtree(files.root, ignore_errors=True)
-    finally:
-        files.close()
+    refuse_invalid(files.remove)
     backend.catalogue.refresh_run(entry.name)
