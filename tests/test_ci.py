@@ -24,10 +24,8 @@ def test_it():
 
 @pytest.mark.slow
 def test_a_test_that_only_passes_when_repeated_fails_ci(tmp_path: Path) -> None:
-    assert re.findall(r"^\s*[^#\s].*", (ROOT / ".ci/run").read_text(), re.MULTILINE)[-2:] == [
-        "make test",
-        "make check",
-    ]
+    commands = (ROOT / ".ci/run").read_text().splitlines()
+    assert commands.count("make test") == 1, commands
     (options,) = re.findall(
         r"^test: install\n\t@\$\(BIN\)/python (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE
     )
