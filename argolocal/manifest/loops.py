@@ -150,7 +150,7 @@ def _expand_item(
         defined_values = {key: value for key, value in tag_values.items() if value is not None}
         new_step = substitute(step, defined_values)
     else:
-        new_step = substitute(step, tag_values, EVERY_TAG, replaces_artifacts=False)
+        new_step = substitute(step, tag_values, EVERY_TAG, allows_missing_artifacts=False)
 
     return {
         **new_step,
