@@ -14,8 +14,10 @@ from pydantic import BaseModel
 
 from argolocal.manifest.schema import REASONS_UNSUPPORTED, TABLES
 
-PARTS = {"Supplied": "arguments", "InputArtifact": "inputs", "OutputArtifact": "outputs"}
-ONLY = {("Supplied", "fromExpression"): "of hooks: steps and tasks need from, or a location"}
+PARTS = {"ArgumentArtifact": "arguments", "InputArtifact": "inputs", "OutputArtifact": "outputs"}
+ONLY = {
+    ("ArgumentArtifact", "fromExpression"): "of hooks: steps and tasks need from, or a location"
+}
 PARTS["Argument"] = "arguments"
 PARTS["Input"] = "inputs"
 PARTS["Output"] = "outputs"
