@@ -1,8 +1,14 @@
 """Changes of the manifest VALID_WORKFLOW that the tests of lint share."""
 
 import copy
+import re
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from argolocal.errors import ConfigError
+from argolocal.validate import check, lint
 from tests.argolocal.validate.objects import VALID_WORKFLOW, find_container, find_template
 
 
@@ -83,3 +89,13 @@ def list_finish_callers(manifest: Any) -> list[Any]:
         *(each for each in tasks if each.get("template") == "finish"),
         find_task(manifest, "score")["hooks"]["exit"],
     ]
+
+
+def assert_mistake_is_found(change: Callable[[Any], Any], rule: str, message: str) -> None:
+    """Check that a change of VALID_WORKFLOW prevents the run. `message`: pattern of the finding."""
+    manifest = copy.deepcopy(VALID_WORKFLOW)
+    change(manifest)
+    found = lint(manifest)
+    assert [f for f in found if f.rule == rule and f.fatal and re.search(message, str(f))], found
+    with pytest.raises(ConfigError, match="cannot run"):
+        check(manifest)

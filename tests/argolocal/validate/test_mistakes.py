@@ -1,15 +1,13 @@
 """Lint finds each mistake that prevents a run: one mistake at a time in a correct manifest."""
 
-import copy
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from argolocal.errors import ConfigError
-from argolocal.validate import check, lint
+from argolocal.validate import lint
 from tests.argolocal.validate.manifests import (
+    assert_mistake_is_found,
     find_step,
     find_task,
     make_arguments,
@@ -40,7 +38,7 @@ def test_a_correct_manifest_passes() -> None:
     assert lint(make_cron_workflow("sample")) == []
 
 
-# places of a tag
+# kind of a field → function that writes a tag into such a field
 TAG_SETTERS: dict[str, Callable[[Any, str], Any]] = {
     "container": lambda w, tag: find_container(w).update(args=[f"[{tag}]"]),
     "argument": lambda w, tag: find_step(w, "three").update(arguments=make_arguments(note=tag)),
@@ -518,48 +516,6 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
         "tag",
         "without }}",
     ),
-    "failure only": (
-        lambda w: find_template(w, "apply")["resource"].pop("successCondition"),
-        "condition",
-        "succeeds immediately",
-    ),
-    "condition": (
-        lambda w: find_template(w, "apply")["resource"].update(
-            successCondition="status.conditions.#(type==x).status == True"
-        ),
-        "condition",
-        "not a label selector",
-    ),
-    "or": (
-        lambda w: find_template(w, "apply")["resource"].update(successCondition="a == b || c == d"),
-        "condition",
-        "selector",
-    ),
-    "action": (
-        lambda w: find_template(w, "apply")["resource"].update(action="aply"),
-        "resource",
-        'mean "apply"',
-    ),
-    "delete waits": (
-        lambda w: find_template(w, "apply")["resource"].update(action="delete"),
-        "condition",
-        "does not wait",
-    ),
-    "no manifest": (
-        lambda w: find_template(w, "apply")["resource"].pop("manifest"),
-        "resource",
-        "give a manifest",
-    ),
-    "job name": (
-        lambda w: w["metadata"].update(generateName="a" * 45 + "-"),
-        "name",
-        "57 characters",
-    ),
-    "job letter": (
-        lambda w: w["metadata"].update(generateName="1-"),
-        "name",
-        "begin with a letter",
-    ),
     "workflow name": (lambda w: w["metadata"].update(name="Sample_1"), "name", "lower-case"),
     "timeout": (
         lambda w: (
@@ -647,10 +603,4 @@ MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found_before_the_run(mistake: str) -> None:
-    change, rule, message = MISTAKES[mistake]
-    manifest = copy.deepcopy(VALID_WORKFLOW)
-    change(manifest)
-    found = lint(manifest)
-    assert [f for f in found if f.rule == rule and f.fatal and re.search(message, str(f))], found
-    with pytest.raises(ConfigError, match="cannot run"):
-        check(manifest)
+    assert_mistake_is_found(*MISTAKES[mistake])

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from argolocal.validate import lint
+from tests.argolocal.validate.manifests import assert_mistake_is_found
 from tests.argolocal.validate.objects import (
     INVALID_OBJECTS,
     OTHER_OBJECTS,
@@ -195,6 +196,57 @@ def test_a_mistake_in_an_object_that_a_cluster_accepts_is_a_warning(mistake: str
     wrong = VALID_OBJECTS[kind]()
     change(wrong)
     assert [(f.rule, f.fatal) for f in lint(wrong)] == [(rule, False)]
+
+
+RESOURCE_MISTAKES: dict[str, tuple[Callable[[Any], Any], str, str]] = {
+    "failure only": (
+        lambda w: find_template(w, "apply")["resource"].pop("successCondition"),
+        "condition",
+        "succeeds immediately",
+    ),
+    "condition": (
+        lambda w: find_template(w, "apply")["resource"].update(
+            successCondition="status.conditions.#(type==x).status == True"
+        ),
+        "condition",
+        "not a label selector",
+    ),
+    "or": (
+        lambda w: find_template(w, "apply")["resource"].update(successCondition="a == b || c == d"),
+        "condition",
+        "selector",
+    ),
+    "action": (
+        lambda w: find_template(w, "apply")["resource"].update(action="aply"),
+        "resource",
+        'mean "apply"',
+    ),
+    "delete waits": (
+        lambda w: find_template(w, "apply")["resource"].update(action="delete"),
+        "condition",
+        "does not wait",
+    ),
+    "no manifest": (
+        lambda w: find_template(w, "apply")["resource"].pop("manifest"),
+        "resource",
+        "give a manifest",
+    ),
+    "job name": (
+        lambda w: w["metadata"].update(generateName="a" * 45 + "-"),
+        "name",
+        "57 characters",
+    ),
+    "job letter": (
+        lambda w: w["metadata"].update(generateName="1-"),
+        "name",
+        "begin with a letter",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", RESOURCE_MISTAKES)
+def test_a_mistake_in_a_resource_template_is_found_before_the_run(mistake: str) -> None:
+    assert_mistake_is_found(*RESOURCE_MISTAKES[mistake])
 
 
 def test_tags_are_allowed_anywhere_in_an_object() -> None:
