@@ -16,9 +16,9 @@ from rekindle.cli.options import Target, cluster_options, config_options, local_
 from rekindle.cli.sources import Source
 
 if TYPE_CHECKING:
-    from rekindle.page.schedules import Schedules
+    from rekindle.page.schedules import Schedule, Schedules
 
-LIST = Path("list")
+LIST_ARGUMENT = Path("list")  # argument of `rekindle schedule` that prints the schedules
 
 
 @command
@@ -53,7 +53,7 @@ def schedule(
     """
     if is_local:
         target.require_none("--local")
-    if source.config == LIST and not LIST.exists():
+    if source.config == LIST_ARGUMENT and not LIST_ARGUMENT.exists():
         _print_schedules(target, as_json)
         return
 
@@ -72,7 +72,7 @@ def schedule(
         print_warnings(manifest, source.config)
 
     if is_local:
-        changes = _store(loaded, template, cron)
+        changes = _store_schedule(loaded, template, cron)
         namespace = None
     else:
         from rekindle.cluster import workflows
@@ -85,8 +85,9 @@ def schedule(
     print_result(as_json, result, "\n".join(changes))
 
 
-def _store(loaded: Any, template: dict[str, Any], cron: dict[str, Any]) -> list[str]:
-    """Store the schedule of a config on this machine. Return the changes, and how it starts."""
+def _store_schedule(loaded: Any, template: dict[str, Any], cron: dict[str, Any]) -> list[str]:
+    """Store the schedule of a config on this machine. Return lines that describe the changes; if no
+    server runs, one line says how to start it."""
     from argolocal.server.server_lock import find_server
     from rekindle.local.cluster import LocalCluster
     from rekindle.local.jobs.model_services import allow_any_port
@@ -105,23 +106,26 @@ def _print_schedules(target: Target, as_json: bool) -> None:
     from argolocal.view.runs import show_tables
 
     schedules = _read_schedules(target)
-    rows = [
-        {
-            "schedule": item.name,
-            "at": item.cron,
-            "timezone": item.timezone,
-            "suspended": item.is_suspended,
-            "last": item.last_time or "never",
-            "next": item.next_times[0] if item.next_times else "",
-            "missed": item.missed[0] if item.missed else "",
-            "why": item.problem or (item.reasons.get(item.missed[0], "") if item.missed else ""),
-        }
-        for item in schedules.schedules
-    ]
-    empty = "no schedules: `rekindle schedule CONFIG --local` stores one on this machine"
-    click.echo(show_tables({"schedules": rows}, as_json, empty))
+    rows = [_build_row(schedule_state) for schedule_state in schedules.schedules]
+    empty_text = "no schedules: `rekindle schedule CONFIG --local` stores one on this machine"
+    click.echo(show_tables({"schedules": rows}, as_json, empty_text))
     for note in schedules.notes:
         click.echo(note, err=True)
+
+
+def _build_row(schedule_state: "Schedule") -> dict[str, Any]:
+    """Return the row of a schedule in the table of `rekindle schedule list`."""
+    missed_time = next(iter(schedule_state.missed), "")
+    return {
+        "schedule": schedule_state.name,
+        "at": schedule_state.cron,
+        "timezone": schedule_state.timezone,
+        "suspended": schedule_state.is_suspended,
+        "last": schedule_state.last_time or "never",
+        "next": next(iter(schedule_state.next_times), ""),
+        "missed": missed_time,
+        "why": schedule_state.problem or schedule_state.reasons.get(missed_time, ""),
+    }
 
 
 def _read_schedules(target: Target) -> "Schedules":
@@ -193,8 +197,8 @@ def _run_here(name: str, as_json: bool) -> int:
 def unschedule(name: str, target: Target, is_local: bool, as_json: bool) -> None:
     """Delete a schedule with its WorkflowTemplate.
 
-    Runs of the schedule are kept, active runs too. To pause a schedule, use `rekindle schedule
-    CONFIG --suspend`.
+    Runs of the schedule are kept, and active runs continue. To pause a schedule, use `rekindle
+    schedule CONFIG --suspend`.
 
     Example:
       rekindle unschedule demo --namespace models
