@@ -40,8 +40,8 @@ class Objects(StoredObjects):
         return super().apply(manifest)
 
     def apply_and_describe(self, manifest: Mapping[str, Any]) -> str:
-        """Create or replace an object, and return the change in the words of `kubectl apply`.
-        Raises ConfigError."""
+        """Create or replace an object, and return the message of `kubectl apply`, such as
+        `CronWorkflow demo created`. Raises ConfigError."""
         kind = str(manifest.get("kind"))
         name = str((manifest.get("metadata") or {}).get("name"))
         previous = self.find(kind, name)
