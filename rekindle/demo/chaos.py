@@ -37,7 +37,7 @@ from rekindle.content.dataset import FILE_LIST
 from rekindle.demo.screen import AttackRecord, DemoRecording, DemoRun, View, live_view
 from rekindle.demo.watched_training import COORDINATOR, DemoCluster, WatchedTraining
 from rekindle.errors import NotFound
-from rekindle.keys import CACHED_PARAMETER, DATASET, REUSE_ROW
+from rekindle.keys import CACHED_PARAMETER, DATASET, REUSE_FIELD
 from rekindle.workload import load, prepare
 
 RESUME_AFTER_S = 3.0  # seconds after which a process that was stopped by SIGSTOP gets SIGCONT
@@ -193,7 +193,7 @@ def build_demo_job(
     ]
 
     # with an empty REUSE, no model is reused
-    cached_rows = {"prepare": {"at": dataset_key.removesuffix(f"/{DATASET}")}, REUSE_ROW: ""}
+    cached_rows = {"prepare": {"at": dataset_key.removesuffix(f"/{DATASET}")}, REUSE_FIELD: ""}
     tag_values = {
         "workflow.name": name,
         f"workflow.parameters.{CACHED_PARAMETER}": to_json(cached_rows),

@@ -31,7 +31,7 @@ def register() -> object:
 
 
 def remove_run_record() -> object:
-    tracking._artifact_root.cache_clear()
+    tracking._read_artifact_root.cache_clear()
     return removal.delete_record(RUN_ID)
 
 
@@ -81,7 +81,7 @@ CASES = [(path, number) for path, readers in READERS.items() for number in range
 
 @pytest.fixture
 def server() -> Iterator[MlflowServer]:
-    tracking._artifact_root.cache_clear()
+    tracking._read_artifact_root.cache_clear()
     with MlflowServer() as server:
         yield server
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from rekindle.errors import DataError
-from rekindle.sections import AnyModel, resolve_schema
+from rekindle.sections import LenientSchemaGenerator, resolve_schema
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -30,7 +30,9 @@ class FrameConverter:
     """Converts data frames to the instances of one type of request."""
 
     def __init__(self, request_type: type[BaseModel]) -> None:
-        self.schema: JsonSchema = request_type.model_json_schema(schema_generator=AnyModel)
+        self.schema: JsonSchema = request_type.model_json_schema(
+            schema_generator=LenientSchemaGenerator
+        )
         self.definitions: JsonSchema = self.schema.get("$defs", {})
 
     @cached_property
