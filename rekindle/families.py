@@ -147,8 +147,8 @@ def check_families(name: str, workload_module: Any) -> None:
         name == "" or NAME_PATTERN.fullmatch(str(name)) for name in family_names
     ):
         raise ConfigError(
-            f'workload "{name}": families is {_format_families(family_by_name)}: it must be a dict with'
-            ' names of lower-case letters, digits and hyphens, such as {"network": network,'
+            f'workload "{name}": families is {_format_families(family_by_name)}: it must be a dict'
+            ' with names of lower-case letters, digits and hyphens, such as {"network": network,'
             ' "trees": Fitted(trees, fit_trees)}.'
         )
 

@@ -1,7 +1,7 @@
 """Keys of a run's artifacts in the object store, `WORKFLOW/TASK/ARTIFACT`.
 
-Reused artifacts are not copied. Instead, the workflow parameter `cached` (CACHED_PARAMETER) contains
-the location of the reused artifacts of each task.
+Reused artifacts are not copied. Instead, the workflow parameter `cached` (CACHED_PARAMETER)
+contains the location of the reused artifacts of each task.
 """
 
 DATASET = "dataset"

@@ -380,11 +380,11 @@ def check_output_texts(outputs_model: type[StepOutputs], output_texts: Mapping[s
 def verify_artifacts(step_inputs: StepInputs) -> None:
     """Raise DataError if the files of an input, a dataset or a trained model, were changed after
     they had been written."""
-    from rekindle.content.verified_artifacts import find_digest_input, verify_artifact
+    from rekindle.content.verified_artifacts import read_digest_input, verify_artifact
 
     for name, input_field in type(step_inputs).model_fields.items():
         if is_artifact(input_field):
-            verify_artifact(name, getattr(step_inputs, name), find_digest_input(step_inputs))
+            verify_artifact(name, getattr(step_inputs, name), read_digest_input(step_inputs))
 
 
 Execute = Callable[[str, StepInputs, dict[str, Path], argparse.Namespace], None]

@@ -41,9 +41,9 @@ from rekindle.content.verified_release import (
     Sha256,
     compute_content_hash,
     read_verified_files,
-    reject_other_files,
-    reject_other_folder,
-    reject_other_hash,
+    reject_wrong_hash,
+    require_release_key,
+    verify_release_files,
 )
 from rekindle.content.weights import list_model_files, parse_description, read_description
 from rekindle.documents import (
@@ -276,7 +276,7 @@ def download(object_store: Store, release_prefix: str, release_folder: Path) -> 
     Raises StorageError, or DataError if `release_prefix` is not a release, or if a file was
     changed, added or removed.
     """
-    reject_other_folder(release_prefix, object_store.uri(release_prefix))
+    require_release_key(release_prefix, object_store.uri(release_prefix))
     object_store.download(release_prefix.rstrip("/") + "/", release_folder)
     return verify_release(release_folder, release_prefix, object_store.uri(release_prefix))
 
@@ -306,9 +306,9 @@ def verify_release(
             f"{release_address} is not a complete release ({error}). {REMEDY}"
         ) from error
 
-    reject_other_hash(release_prefix.rstrip("/"), release_record.files, release_address)
+    reject_wrong_hash(release_prefix.rstrip("/"), release_record.files, release_address)
     # the files in `described` are not checked: an interrupted release may have replaced them
-    reject_other_files(release_folder, release_record.files, release_address)
+    verify_release_files(release_folder, release_record.files, release_address)
     if model_description.sha256 != release_record.model_sha256:
         raise DataError(
             f"{release_address}: the weights have the sha256 {model_description.sha256} in"
@@ -324,7 +324,7 @@ def download_champion(object_store: Store, release_prefix: str, release_folder: 
     Raises NotFound if a file was deleted, DataError if a file was changed.
     """
     try:
-        reject_other_folder(release_prefix, object_store.uri(release_prefix))
+        require_release_key(release_prefix, object_store.uri(release_prefix))
         object_store.download(release_prefix.rstrip("/") + "/", release_folder)
         _require_files(
             object_store,

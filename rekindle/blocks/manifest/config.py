@@ -637,7 +637,8 @@ def _describe_error(error: ErrorDetails, loaded_config: Loaded, file: str) -> st
         choices = []
 
     hint = suggest_similar(str(invalid_value), choices)
-    return f"{location}: {path or 'the config'}{value_text}: {describe_broken_rule(config_model, error)}{hint}"
+    return f"{location}: {path or 'the config'}{value_text}:"
+        f" {describe_broken_rule(config_model, error)}{hint}"
 
 
 def _describe_missing_workload(file: Path) -> str:

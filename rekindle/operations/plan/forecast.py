@@ -92,7 +92,7 @@ class Forecast:
 
     @property
     def unconditional_cost(self) -> float | None:
-        """Return the cost of the tasks that do not depend on conditions; None if the prices are
+        """The cost of the tasks that do not depend on conditions; None if the prices are
         unknown."""
         running_costs = (
             task_forecast.usage.cost
@@ -115,8 +115,8 @@ class Forecast:
 
 
 class ForecastSources:
-    """The sources of a forecast: the home of this machine, or a cluster; the object store, if it
-    can be read."""
+    """The sources of a forecast: the home of this machine or a cluster and, if it can be read, the
+    object store. `notes` are sentences about sources that cannot be read."""
 
     def __init__(self, home_folder: Path, cluster: Cluster | None) -> None:
         self.home = home_folder
@@ -163,7 +163,7 @@ class ForecastSources:
 
         return find_anywhere
 
-    def look_up(
+    def look_up_results(
         self, manifest: Mapping[str, Any], workflow_parameters: Mapping[str, str]
     ) -> list[CacheResult]:
         if (
@@ -218,7 +218,7 @@ def forecast_run(
     workflow = store_templates(workflow, find_object, lambda spec, path: None)
 
     if is_cache_used and CACHED_PARAMETER not in workflow_parameters:
-        cache_results = forecast_sources.look_up(manifest, workflow_parameters)
+        cache_results = forecast_sources.look_up_results(manifest, workflow_parameters)
     else:
         cache_results = []
 
@@ -236,7 +236,7 @@ def forecast_run(
     else:
         former_runs = []
 
-    task_estimates = timing.TaskEstimator(
+    task_estimator = timing.TaskEstimator(
         task_tree, former_runs, forecast_sources.store, not forecast_sources.cluster
     )
     task_reasons = TaskReasons(
@@ -246,14 +246,14 @@ def forecast_run(
         run_name_prefix,
         bool(forecast_sources.cluster),
     )
-    time_estimates = {task.path: task_estimates.of(task) for task in task_tree.leaves()}
+    time_estimates = {task.path: task_estimator.estimate(task) for task in task_tree.leaves()}
     overhead_seconds = timing.compute_overhead(task_tree, former_runs)
 
     prices = Prices.load(project.current_root())
     training_runtimes = list_training_runtimes(task_tree.templates.values())
 
     task_forecasts = [
-        _make_row(
+        _make_task_forecast(
             task,
             resources.list_task_replicas(task, training_runtimes),
             time_estimates[task.path],
@@ -321,7 +321,7 @@ def _list_leaves_with_parents(task_tree: TaskTree) -> list[tuple[Task, Task]]:
     return leaf_pairs
 
 
-def _make_row(
+def _make_task_forecast(
     task: Task,
     replica_groups: list[PodReplicas],
     time_estimate: Estimate,

@@ -30,12 +30,14 @@ TASK_OUTPUT_PATTERN = re.compile(
 STEP_OUTPUT_PATTERN = re.compile(
     r"steps(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)"
 )
+# condition `when` of a task that runs unless it is cached
 CACHE_CONDITION_PATTERN = re.compile(
     r"'\{\{=sprig\.regexFind\('[^']*', "
     rf"jsonpath\((?:workflow\.parameters\.{CACHED_PARAMETER}|[^{{}}]*\b{REUSED_MODELS}\b[^{{}}]*), "
     r"'\$\.(\w+)\.at'\)\)\}\}' == ''"
 )
 LOOP_FIELDS = ("withItems", "withParam", "withSequence")
+# part of an expression in `depends` that is true only if a task fails
 FAILURE_PATTERN = re.compile(r"\.(Failed|Errored|AnyFailed|AllFailed)\b")
 EXIT_PATH = "onExit"  # path of the exit handler
 Scope = dict[str, Any]
@@ -72,11 +74,8 @@ class TaskTree:
     """The entrypoint of a workflow with resolved references, and its exit handler."""
 
     def __init__(self, workflow: Mapping[str, Any], given_cached_json: str = "") -> None:
-        """Raises InvalidDocument if the parameter `given_cached_json` is malformed.
-
-        `given_cached_json`: value of the workflow parameter `given_cached_json` (default: as in the
-        workflow).
-        """
+        """`given_cached_json`: value of the workflow parameter `cached`; "" for its value in the
+        workflow. Raises InvalidDocument if this value is malformed."""
         workflow_spec = workflow["spec"]
         self.templates = {
             workflow_template["name"]: workflow_template
@@ -234,7 +233,7 @@ class TaskTree:
                     filter(None, [child_task.reason, f"repeats {child_task.repeats}"])
                 )
 
-            self._count_items(child_task)
+            self._set_item_count(child_task)
             if child_task.status in (SKIPPED_STATUS, CACHED_STATUS):
                 child_task.children = {}
 
@@ -297,7 +296,7 @@ class TaskTree:
             return SKIPPED_STATUS, "only if the run fails"
         return SKIPPED_STATUS, f"its condition is false: {known_when}"
 
-    def _count_items(self, task: Task) -> None:
+    def _set_item_count(self, task: Task) -> None:
         if not has_loop(task.call):
             return
 

@@ -31,9 +31,8 @@ from rekindle.training.spec import TrainingSpec
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-MIN_POD_SECONDS = (
-    0.001  # minimum duration of a pod in seconds, so that each pod counts towards the peak
-)
+# minimum duration of a pod, so that each pod counts towards the peak
+MIN_POD_SECONDS = 0.001
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,8 @@ NO_TIME_ESTIMATE = Estimate(0.0)
 
 
 class TaskEstimator:
-    """Estimates tasks of `tree` from former runs. `store` has the ledgers; None if it cannot be
-    read."""
+    """Estimates the durations of the tasks of a task tree from former runs. `object_store` contains
+    the ledgers; it is None if it cannot be read."""
 
     def __init__(
         self,
@@ -80,9 +79,9 @@ class TaskEstimator:
         self.store = object_store
         self.is_local = is_local
 
-    def of(self, task: Task) -> Estimate:
-        """Return the estimate of a task: 0 if it is cached or skipped; a conditional task is
-        assumed to run."""
+    def estimate(self, task: Task) -> Estimate:
+        """Return the estimated duration of a task: 0 if it is cached or skipped. A conditional task
+        is assumed to run."""
         if task.status in (CACHED_STATUS, SKIPPED_STATUS):
             return NO_TIME_ESTIMATE
 
@@ -149,9 +148,12 @@ class TaskEstimator:
         if not former_spec:
             return task_record.seconds, "", 0.0
 
-        if not (
-            self.store and (step_times := _read_step_times(self.store, former_run.name, task.name))
-        ):
+        if self.store:
+            step_times = _read_step_times(self.store, former_run.name, task.name)
+        else:
+            step_times = None
+
+        if not step_times:
             samples_ratio = _count_sequential_samples(
                 task_spec, self.is_local
             ) / _count_sequential_samples(former_spec, self.is_local)

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from argolocal.common.json_text import to_json
 from rekindle import tracking
-from rekindle.content.verified_release import REFERENCE, read_described_file, reject_other_folder
+from rekindle.content.verified_release import REFERENCE, read_described_file, require_release_key
 from rekindle.documents import Document, parse
 from rekindle.errors import DataError, RekindleError, write_stderr
 from rekindle.names import ModelName
@@ -72,7 +72,7 @@ def compute_request_shifts(
         )
 
     release_key = champion.uri.rstrip("/")
-    reject_other_folder(release_key, object_store.uri(release_key))
+    require_release_key(release_key, object_store.uri(release_key))
 
     try:
         reference_bytes = read_described_file(object_store, release_key, REFERENCE)
