@@ -637,8 +637,8 @@ def _describe_error(error: ErrorDetails, loaded_config: Loaded, file: str) -> st
         choices = []
 
     hint = suggest_similar(str(invalid_value), choices)
-    return f"{location}: {path or 'the config'}{value_text}:"
-        f" {describe_broken_rule(config_model, error)}{hint}"
+    rule_text = describe_broken_rule(config_model, error)
+    return f"{location}: {path or 'the config'}{value_text}: {rule_text}{hint}"
 
 
 def _describe_missing_workload(file: Path) -> str:

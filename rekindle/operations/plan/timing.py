@@ -107,7 +107,7 @@ class TaskEstimator:
             {training_note for _, training_note, _ in training_estimates if training_note}
         )
         free_seconds = median(
-            [free_part_seconds for *_, free_part_seconds in training_estimates] or [0.0]
+            [uncharged_seconds for *_, uncharged_seconds in training_estimates] or [0.0]
         )
         estimated_seconds = [training_seconds for training_seconds, *_ in training_estimates] or [
             task_record.seconds for task_record in _select_most_similar(task, matching_records)
@@ -245,7 +245,7 @@ def _compute_samples_per_step(task_spec: TrainingSpec) -> int:
 
 
 def _count_sequential_samples(task_spec: TrainingSpec, is_local: bool) -> float:
-    """Return the number of samples that one worker processes one after the other in each step."""
+    """Return the number of samples that one worker processes in each step, one after the other."""
     worker_count = min(task_spec.workers, task_spec.virtual_workers)
     if is_local:
         worker_count = min(worker_count, os.cpu_count() or 1)
@@ -316,11 +316,12 @@ def _select_most_similar(
     ]
 
 
-def schedule(
+def compute_schedule(
     task_tree: TaskTree, seconds_by_path: Mapping[str, float]
 ) -> tuple[float, dict[str, TimeSpan]]:
-    """Return the duration of the run in seconds and the span of each task, if all pods start
-    without delay. `seconds_by_path`: by path."""
+    """Return the duration of the run in seconds, and the time span of each task by its path, if all
+    pods start without delay. `seconds_by_path`: duration of each task; a missing one counts as
+    0."""
     spans_by_path: dict[str, TimeSpan] = {}
 
     def schedule_task(task: Task, start_seconds: float) -> float:
@@ -353,7 +354,7 @@ def compute_pod_spans(
         path: 1.0 if estimate.seconds is None else max(estimate.seconds, MIN_POD_SECONDS)
         for path, estimate in estimates.items()
     }
-    return schedule(task_tree, seconds_by_path)[1]
+    return compute_schedule(task_tree, seconds_by_path)[1]
 
 
 def find_critical_path(spans_by_path: Mapping[str, TimeSpan]) -> list[str]:
@@ -387,7 +388,7 @@ def compute_overhead(task_tree: TaskTree, former_runs: Iterable[FormerRun]) -> f
             seconds_by_path = {
                 path: task_record.seconds for path, task_record in former_run.records.items()
             }
-            end_seconds, _ = schedule(task_tree, seconds_by_path)
+            end_seconds, _ = compute_schedule(task_tree, seconds_by_path)
             gap_seconds.append(max(0.0, former_run.seconds - end_seconds))
 
     if gap_seconds:
@@ -397,8 +398,9 @@ def compute_overhead(task_tree: TaskTree, former_runs: Iterable[FormerRun]) -> f
 
 @dataclass(frozen=True)
 class TotalEstimate:
-    """`seconds`, `low` and `high`: duration of the run in seconds if each task takes its median,
-    minimum or maximum time. `find_critical_path` and `spans` belong to `seconds`."""
+    """The expected duration of a run. `seconds`, `low` and `high`: duration in seconds if each task
+    takes its median, minimum or maximum time. `critical_path` and `spans` are those of the median
+    times."""
 
     seconds: float
     low: float
@@ -421,10 +423,10 @@ def compute_total(
         if includes_conditional or leaf_task.status != CONDITIONAL_STATUS
     ]
 
-    def schedule_with(
+    def compute_schedule_with(
         select_seconds: Callable[[Estimate], Any],
     ) -> tuple[float, dict[str, TimeSpan]]:
-        return schedule(
+        return compute_schedule(
             task_tree,
             {
                 leaf_task.path: select_seconds(estimates_by_path[leaf_task.path]) or 0.0
@@ -432,9 +434,9 @@ def compute_total(
             },
         )
 
-    seconds, spans = schedule_with(lambda estimate: estimate.seconds)
-    low, _ = schedule_with(lambda estimate: estimate.low)
-    high, _ = schedule_with(lambda estimate: estimate.high)
+    seconds, spans = compute_schedule_with(lambda estimate: estimate.seconds)
+    low, _ = compute_schedule_with(lambda estimate: estimate.low)
+    high, _ = compute_schedule_with(lambda estimate: estimate.high)
 
     return TotalEstimate(
         seconds + overhead_seconds,
