@@ -226,6 +226,7 @@ def compute_quantile(buckets: Buckets, q: float) -> float:
 
 
 def count_values(buckets: Buckets) -> float:
+    """Return the number of values in a cumulative histogram."""
     return buckets.get(inf, 0)
 
 
@@ -247,17 +248,16 @@ def _compute_share_below(buckets: Buckets, threshold: float) -> float:
 
 
 def _compute_upper_share(q: float, divergence_rate: float) -> float:
-    """Return the upper confidence bound of the share `q`: the larger share whose Kullback-Leibler
-    divergence from `q` is `divergence_rate`."""
+    """Return the upper confidence bound of the share `q`: the share above `q` whose
+    Kullback-Leibler divergence from `q` is `divergence_rate`."""
     lower_share = q
     upper_share = 1.0
     for _ in range(60):
         middle_share = (lower_share + upper_share) / 2
-        lower_share, upper_share = (
-            (middle_share, upper_share)
-            if _compute_divergence(middle_share, q) < divergence_rate
-            else (lower_share, middle_share)
-        )
+        if _compute_divergence(middle_share, q) < divergence_rate:
+            lower_share = middle_share
+        else:
+            upper_share = middle_share
     return upper_share
 
 
@@ -267,6 +267,7 @@ def _compute_divergence(p: float, q: float) -> float:
 
 
 def _compute_log_choices(n: int, k: int) -> float:
+    """Return the logarithm of the binomial coefficient "n choose k"."""
     if 0 <= k <= n:
         return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
     return -inf
