@@ -18,7 +18,12 @@ from rekindle.errors import Conflict, NotFound
 from rekindle.mlflow_api import Answer, ArtifactChanged, RequestRefused, RunAnswer, send_request
 from rekindle.names import ObjectId, RunName, split_address
 from rekindle.release.release_files import ReleaseOwner, read_owner
-from rekindle.release.retention import listing, ownership
+from rekindle.release.retention import (
+    listing,
+    mlflow_records,
+    ownership,
+    registered_versions,
+)
 from rekindle.release.retention.decision import Release, Removal, RunRemoval
 from rekindle.storage import Store
 
@@ -155,7 +160,7 @@ def _remove_run(
         claims.remove_claims(object_store, run_name)
     own_store_id = listing.read_or_create_store_id(object_store)
 
-    run_id = listing.find_record_id(
+    run_id = mlflow_records.find_record_id(
         run_removal.run.pipeline, run_name, run_mark.run_id if run_mark else "", own_store_id
     )
     if run_id and run_removal.keep_mlflow:
@@ -164,7 +169,9 @@ def _remove_run(
             run_tags={tracking.ARTIFACTS_EMPTIED: "removed", listing.STORE_TAG: own_store_id},
         )
     elif run_id:
-        trial_ids = listing.find_trial_ids(run_id, run_name, run_mark.trial_ids if run_mark else [])
+        trial_ids = mlflow_records.find_trial_ids(
+            run_id, run_name, run_mark.trial_ids if run_mark else []
+        )
         for record_id in (*trial_ids, run_id):
             delete_record(record_id)
 
@@ -220,7 +227,7 @@ def _remove_release(object_store: Store, release: Release, resumable_seconds: fl
         removed_tag = {**removed_mark, "value": listing.read_or_create_store_id(object_store)}
         send_request("POST", "mlflow/model-versions/set-tag", Answer, json=removed_tag)
         # the alias was set after the decision, so keep the version
-        if listing.has_alias(release.model, str(release.version)):
+        if registered_versions.has_alias(release.model, str(release.version)):
             send_request("DELETE", "mlflow/model-versions/delete-tag", Answer, json=removed_mark)
             return
 
@@ -228,7 +235,7 @@ def _remove_release(object_store: Store, release: Release, resumable_seconds: fl
         release.model, release.prefix, object_store.uri(release.prefix), version_fields["version"]
     )
     # checked again: another version of the same files may have been registered since the decision
-    if not listing.has_other_version(object_store, release):
+    if not registered_versions.has_other_version(object_store, release):
         _remove_files(object_store, release, [object_entry.key for object_entry in release_objects])
 
     with suppress_missing_errors():

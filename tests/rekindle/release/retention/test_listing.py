@@ -13,13 +13,9 @@ from rekindle.mlflow_api import ModelVersion
 from rekindle.names import RunName
 from rekindle.release.retention import listing, ownership
 from rekindle.release.retention.decision import Release
-from rekindle.release.retention.listing import (
-    RegisteredVersions,
-    find_record_id,
-    find_trial_ids,
-    list_addresses,
-    make_inputs_function,
-)
+from rekindle.release.retention.listing import make_inputs_function
+from rekindle.release.retention.mlflow_records import find_record_id, find_trial_ids
+from rekindle.release.retention.registered_versions import RegisteredVersions, list_addresses
 from rekindle.storage import Store
 from tests.http_server import Answer, HttpServer
 
