@@ -70,15 +70,7 @@ def evaluate(
     verify_dataset(dataset_folder)
     verify_weights(candidate_folder)
     all_examples = read_examples(workload, dataset_folder)
-    compared_rows = ComparedRows(all_examples, [], "")
-
-    if champion_folder and read_dataset_digest(champion_folder) != read_dataset_digest(
-        dataset_folder
-    ):
-        compared_rows = exclude_seen_rows(
-            workload, all_examples, dataset_folder, read_dataset_facts(champion_folder)
-        )
-
+    compared_rows = select_compared_rows(workload, all_examples, champion_folder, dataset_folder)
     all_examples.max_batch = max_batch
     compared_rows.examples.max_batch = max_batch
 
@@ -188,6 +180,20 @@ def read_examples(
         )
 
     return examples
+
+
+def select_compared_rows(
+    workload: Any, examples: Examples, champion_folder: Path | None, dataset_folder: Path
+) -> ComparedRows:
+    """Return the test rows for a comparison with the champion. If the champion was trained on
+    another dataset, these are only the rows that it was not trained on."""
+    if champion_folder is None:
+        return ComparedRows(examples, [], "")
+    if read_dataset_digest(champion_folder) == read_dataset_digest(dataset_folder):
+        return ComparedRows(examples, [], "")
+
+    champion_facts = read_dataset_facts(champion_folder)
+    return exclude_seen_rows(workload, examples, dataset_folder, champion_facts)
 
 
 def exclude_seen_rows(

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 NO_CACHE_REASON = Reason("the cache is not used")
+POD_STATUSES = (RUNS_STATUS, CONDITIONAL_STATUS)  # states of the tasks that may create pods
 # kinds of objects that a manifest may refer to
 REFERENCED_KINDS = {
     "WorkflowTemplate": WORKFLOW_TEMPLATES,
@@ -108,7 +109,7 @@ class Forecast:
         """Return True if a task would or may run. Tasks of the exit handler, which every run has,
         do not count."""
         return any(
-            task_forecast.status in (RUNS_STATUS, CONDITIONAL_STATUS)
+            task_forecast.status in POD_STATUSES
             for task_forecast in self.rows
             if not task_forecast.task.startswith(EXIT_PATH)
         )
@@ -228,9 +229,7 @@ def forecast_run(
     )
     run_name_prefix = _get_run_name_prefix(manifest)
 
-    has_running_tasks = any(
-        task.status in (RUNS_STATUS, CONDITIONAL_STATUS) for task in task_tree.leaves()
-    )
+    has_running_tasks = any(task.status in POD_STATUSES for task in task_tree.leaves())
     if has_running_tasks:
         former_runs = forecast_sources.former_runs(workflow, run_name_prefix)
     else:
@@ -268,23 +267,11 @@ def forecast_run(
     requests_by_path = {
         task_forecast.path: task_forecast.requests
         for task_forecast in task_forecasts
-        if task_forecast.status in (RUNS_STATUS, CONDITIONAL_STATUS)
+        if task_forecast.status in POD_STATUSES
     }
     peak_requests = resources.compute_peak(
         requests_by_path, timing.compute_pod_spans(task_tree, time_estimates)
     )
-    replicas_by_task = {
-        task_forecast.task: task_forecast.pods
-        for task_forecast in task_forecasts
-        if task_forecast.status in (RUNS_STATUS, CONDITIONAL_STATUS)
-    }
-
-    if forecast_sources.cluster:
-        shortages = capacity.find_shortages(
-            forecast_sources.cluster, replicas_by_task, peak_requests
-        )
-    else:
-        shortages = []
 
     return Forecast(
         name=run_name_prefix.rstrip("-"),
@@ -299,9 +286,27 @@ def forecast_run(
         peak=peak_requests,
         releases=releases.plan_releases(task_tree, forecast_sources.champion),
         currency=prices.currency if prices else "",
-        shortages=shortages,
+        shortages=_find_shortages(forecast_sources.cluster, task_forecasts, peak_requests),
         notes=forecast_sources.notes,
     )
+
+
+def _find_shortages(
+    cluster: Cluster | None,
+    task_forecasts: list[TaskForecast],
+    peak_requests: Mapping[str, float],
+) -> list[str]:
+    """Return sentences about pods that do not fit into the cluster; [] for a run on this
+    machine."""
+    if not cluster:
+        return []
+
+    replicas_by_task = {
+        task_forecast.task: task_forecast.pods
+        for task_forecast in task_forecasts
+        if task_forecast.status in POD_STATUSES
+    }
+    return capacity.find_shortages(cluster, replicas_by_task, peak_requests)
 
 
 def _list_leaves_with_parents(task_tree: TaskTree) -> list[tuple[Task, Task]]:
@@ -328,7 +333,7 @@ def _make_task_forecast(
     task_reason: Reason,
     prices: Prices | None,
 ) -> TaskForecast:
-    if task.status not in (RUNS_STATUS, CONDITIONAL_STATUS):
+    if task.status not in POD_STATUSES:
         replica_groups = []
 
     # model servers are excluded, as in the cost of a run, because they continue after the run

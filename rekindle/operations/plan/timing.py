@@ -127,24 +127,7 @@ class TaskEstimator:
     ) -> tuple[float, str, float]:
         """Estimate a training with the settings `task_spec` from a former training; return its
         seconds, a note, and the seconds that are not charged."""
-        former_tree = former_run.tree
-        if former_tree:
-            former_task = next(
-                (
-                    leaf_task
-                    for leaf_task in former_tree.leaves()
-                    if leaf_task.path == task_record.path
-                ),
-                None,
-            )
-        else:
-            former_task = None
-
-        if former_tree and former_task:
-            former_spec = read_training_spec(former_tree, former_task)
-        else:
-            former_spec = None
-
+        former_spec = _read_former_spec(former_run, task_record)
         if not former_spec:
             return task_record.seconds, "", 0.0
 
@@ -274,6 +257,17 @@ def read_training_spec(task_tree: TaskTree, task: Task) -> TrainingSpec | None:
     if isinstance(parsed_spec, TrainingSpec):
         return parsed_spec
 
+    return None
+
+
+def _read_former_spec(former_run: FormerRun, task_record: TaskRecord) -> TrainingSpec | None:
+    """Return the settings of a task of a former run; None if the task did not train."""
+    if not former_run.tree:
+        return None
+
+    for leaf_task in former_run.tree.leaves():
+        if leaf_task.path == task_record.path:
+            return read_training_spec(former_run.tree, leaf_task)
     return None
 
 
