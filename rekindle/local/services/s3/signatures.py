@@ -174,8 +174,11 @@ def _read_header_signature(request_headers: Message) -> ClaimedSignature:
         )
         raise S3Error(400, "InvalidArgument", error_message)
 
+    access_key, credential_scope, signed_headers, signature = authorization_match.groups()
     signing_date = request_headers.get("x-amz-date", "")
-    return ClaimedSignature(*authorization_match.groups(), signing_date, payload_hash)
+    return ClaimedSignature(
+        access_key, credential_scope, signed_headers, signature, signing_date, payload_hash
+    )
 
 
 def _check_signed_headers(claimed_signature: ClaimedSignature, request_headers: Message) -> None:
