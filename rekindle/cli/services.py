@@ -417,6 +417,7 @@ def server(
     open_store = open_home_artifacts(home()).open_store
     page = Page(make_parts(home())).application()
     execute = "rekindle.view.pipeline_display:execute_queued"
-    Server(LocalCluster(home()), execute, open_store, parallelism).serve(
-        page, port, lambda address: announce_page(address, open_browser)
+    home_server = Server(LocalCluster(home()), execute, open_store, parallelism)
+    home_server.serve(
+        page, port, lambda address: announce_page(address, open_browser, home_server.describe())
     )

@@ -11,6 +11,7 @@ from argolocal.errors import suggest_similar
 from argolocal.manifest.types import Object
 from argolocal.server.cron.controller import PATH_ANNOTATION, build_workflow
 from argolocal.server.objects import Objects
+from rekindle.cluster.workflows import describe_differences
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 
@@ -39,7 +40,27 @@ def store_schedule(cluster: LocalCluster, template: Object, cron: Object) -> lis
     objects = Objects(cluster)
     annotations = {**(cron["metadata"].get("annotations") or {}), PATH_ANNOTATION: cluster.path}
     cron = {**cron, "metadata": {**cron["metadata"], "annotations": annotations}}
-    return [objects.apply_and_describe(schedule_object) for schedule_object in (template, cron)]
+    previous = objects.find("CronWorkflow", cron["metadata"]["name"])
+    changes = [objects.apply_and_describe(schedule_object) for schedule_object in (template, cron)]
+    if previous:
+        old_times = _select_times(previous["spec"])
+        new_times = _select_times(cron["spec"])
+        changes += describe_differences(old_times, new_times, "spec")
+    return changes
+
+
+def _select_times(spec: Object) -> Object:
+    """Return the fields of a CronWorkflow that say when it runs."""
+    return {field: spec.get(field) for field in ("schedules", "timezone", "suspend")}
+
+
+def set_suspended(cluster: LocalCluster, name: str, is_suspended: bool) -> None:
+    """Suspend or resume a schedule. Raises ConfigError if it does not exist."""
+
+    def change(cron: Object) -> None:
+        cron["spec"]["suspend"] = is_suspended
+
+    Objects(cluster).update("CronWorkflow", name, change)
 
 
 def find_schedule(cluster: LocalCluster, name: str) -> Object:

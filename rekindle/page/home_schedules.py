@@ -7,11 +7,11 @@ from pathlib import Path
 
 from argolocal.engine.nodes import parse_time as parse_seconds
 from argolocal.manifest.types import Object
-from argolocal.server.cron.controller import KIND, read_progress
-from argolocal.server.cron.progress import Missed, find_next, list_schedules
+from argolocal.server.cron.controller import KIND
+from argolocal.server.cron.listing import read_missed
+from argolocal.server.cron.progress import find_next, list_schedules
 from argolocal.server.server_lock import find_server
 from argolocal.state.stored_objects import StoredObjects
-from rekindle.errors import ConfigError
 from rekindle.page.cron_words import describe_schedule
 from rekindle.page.schedules import (
     NEXT_TIMES,
@@ -71,7 +71,7 @@ def make_home_schedule(home: Path, cron: Object, now: datetime) -> Schedule:
     active = status.get("active") or []
     last = status.get("lastScheduledTime")
     last_run = f"{name}-{int(parse_seconds(last))}" if last else ""
-    missed_times = _read_missed(home, name)
+    missed_times = read_missed(home, name)
     words = [] if problem else [describe_schedule(line) for line in lines]
 
     return Schedule(
@@ -99,15 +99,6 @@ def _list_next_times(cron: Object, now: datetime) -> list[str]:
         times.append(_format_seconds(time))
         time = find_next(cron, time)
     return times
-
-
-def _read_missed(home: Path, name: str) -> list[Missed]:
-    """Return the scheduled times at which no run was started, newest first."""
-    try:
-        progress = read_progress(home, name).get(name)
-    except (ConfigError, KeyError, TypeError):
-        return []
-    return list(reversed(progress.missed)) if progress else []
 
 
 def _describe_conditions(status: Object) -> str:

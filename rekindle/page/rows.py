@@ -5,12 +5,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from argolocal.manifest.object_labels import SCHEDULED_TIME_ANNOTATION
 from argolocal.page.run_list import ReadLogs, RowReader
 from argolocal.page.sources import Run
 from argolocal.state.journal import RunFiles
 from argolocal.view.summary import Step
 from rekindle.blocks.manifest import workflow_origin
-from rekindle.blocks.manifest.provenance import SCHEDULED_TIME
+from rekindle.blocks.manifest.provenance import SCHEDULED_TIME, SCHEDULED_TIME_TAG
 from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.documents import InvalidDocument
 from rekindle.errors import RekindleError
@@ -49,7 +50,7 @@ class RekindleRows(RowReader):
             "Verdict": describe_verdict(run),
             "Model": find_model(run),
             "Cost": describe_cost(run),
-            SCHEDULED: workflow_origin.read_parameter(run.manifest, SCHEDULED_TIME),
+            SCHEDULED: read_scheduled_time(run.manifest),
         }
 
     def progress(self, name: str, running_steps: Sequence[Step]) -> str:
@@ -57,6 +58,15 @@ class RekindleRows(RowReader):
             return ""
         reader = LogProgress(name, RunFiles(self.home, name).logs, self.home / "deployments")
         return next(filter(None, map(reader.of, running_steps)), "")
+
+
+def read_scheduled_time(manifest: Mapping[str, Any]) -> str:
+    """Return the time that a schedule or a backfill gave a run; "" for other runs."""
+    value = workflow_origin.read_parameter(manifest, SCHEDULED_TIME)
+    if value != SCHEDULED_TIME_TAG:
+        return value
+    annotations = manifest["metadata"].get("annotations") or {}
+    return str(annotations.get(SCHEDULED_TIME_ANNOTATION) or "")
 
 
 def describe_verdict(run: Run) -> str:

@@ -108,7 +108,7 @@ class ProjectSchedules:
 
         runs = [row for row in rows if row.pipeline == name and row.started]
         last = runs[0] if runs else None
-        covered = {parse_time(row.facts[SCHEDULED]) for row in runs if row.facts.get(SCHEDULED)}
+        covered = {parse_time_or_none(row.facts.get(SCHEDULED, "")) for row in runs}
         missed: list[datetime] = []
         if last and last.started:
             oldest = parse_time(runs[-1].started or last.started)
@@ -261,6 +261,15 @@ def parse_time(text: str) -> datetime:
     """Return a time in the format of RFC 3339; without a time zone, it is in UTC."""
     time = datetime.fromisoformat(text)
     return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def parse_time_or_none(text: str) -> datetime | None:
+    """Return a time in the format of RFC 3339, or None for another text: users choose the
+    parameters of a run."""
+    try:
+        return parse_time(text)
+    except ValueError:
+        return None
 
 
 def format_time(time: datetime) -> str:

@@ -10,6 +10,7 @@ from argolocal.runner.cluster import LocalCluster
 from argolocal.server.cron.controller import CronController
 from argolocal.state.stored_objects import StoredObjects
 from rekindle.page.home_schedules import HomeSchedules, make_home_schedule
+from rekindle.page.rows import read_scheduled_time
 from rekindle.page.schedules import (
     ProjectSchedules,
     Schedule,
@@ -73,6 +74,23 @@ def test_times_without_a_run_are_missed(tmp_path: Path) -> None:
     facts = {"Scheduled": schedule.missed[0]}
     rows.insert(0, RunRow("nightly-1", "nightly", "succeeded", started=started, facts=facts))
     assert schedule.missed[0] not in read_project(tmp_path, config, rows).missed
+
+
+def test_a_run_with_a_malformed_scheduled_time_does_not_hide_the_schedules(tmp_path: Path) -> None:
+    facts = {"Scheduled": "{{workflow.scheduledTime}}"}
+    rows = [RunRow("nightly-1", "nightly", "failed", started="2020-01-01T00:00:00Z", facts=facts)]
+    config = "name: nightly\nschedule: {cron: 0 0 * * *}\n"
+    assert read_project(tmp_path, config, rows).last_run == "nightly-1"
+
+
+def test_the_scheduled_time_of_a_run_is_the_time_that_its_schedule_inserted() -> None:
+    parameter = {"name": "scheduled-time", "value": "{{workflow.scheduledTime}}"}
+    annotations = {"workflows.argoproj.io/scheduled-time": "2026-11-30T06:45:00Z"}
+    manifest = {
+        "metadata": {"name": "demo-1", "annotations": annotations},
+        "spec": {"arguments": {"parameters": [parameter]}},
+    }
+    assert read_scheduled_time(manifest) == "2026-11-30T06:45:00Z"
 
 
 def test_a_pipeline_that_never_ran_has_missed_nothing(tmp_path: Path) -> None:
