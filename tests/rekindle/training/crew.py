@@ -61,8 +61,8 @@ def provide(environment: dict[str, str], folder: Path) -> None:
 
 
 def joined(s3: Store, prefix: str, name: str = "") -> bool:
-    """Return True if the ledger of the run `flags(prefix)` has the join of any member, or of
-    `name`."""
+    """Return True if the ledger of the run `flags(prefix)` records that a member has joined: any
+    member, or the member `name`."""
     lines = [
         line
         for entry in s3.list(f"{prefix}/checkpoints/ledger")
@@ -114,6 +114,7 @@ class Member:
     log: Path
 
     def said(self) -> str:
+        """Return the output of the process so far."""
         if self.log.exists():
             return self.log.read_text()
         return ""
@@ -146,7 +147,8 @@ class Crew:
             "MASTER_PORT": str(port),
             REKINDLE_SECRET: SECRET,
         }
-        self.logs, self.members = logs, list[Member]()
+        self.logs = logs
+        self.members = list[Member]()
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["tests.rekindle.training.loaded"])
 
@@ -199,8 +201,8 @@ class Crew:
         until("the condition of the test", condition, seconds, evidence=logs)
 
     def held(self, number: int, *members: Member) -> None:
-        """Wait until a member is held after `number` micro-batches, and the others wait for it; see
-        `release`."""
+        """Wait until one of `members` pauses after `number` micro-batches (TOY_HOLD), until
+        `release(number)` is called; the other members wait for it."""
         self.until(lambda: any(f"held at {number}\n" in member.said() for member in members))
 
     def release(self, number: int) -> None:

@@ -1,5 +1,5 @@
-"""A new group continues with the newest state of its members, and all keep theirs until a copy is
-complete."""
+"""A new group continues with the newest state of its members. Each member keeps its own state until
+it has received the complete newest one."""
 
 import threading
 from pathlib import Path

@@ -125,7 +125,7 @@ def test_a_verdict_reaches_training_workers_and_is_kept(monkeypatch: pytest.Monk
     with socket.create_server(("127.0.0.1", 0)) as server:
         worker = elastic.ElasticGroup(INPUTS, server.getsockname(), {}, torch.device("cpu"))
         checks: list[bool] = []
-        worker.client.run_complete = lambda: bool(checks.append(False))
+        worker.client.is_run_complete = lambda: bool(checks.append(False))
         threading.Thread(target=_publish_and_give_up, args=(server, worker), daemon=True).start()
         leaving = threading.Event()
         assert worker.form(-1, leaving) == elastic.GroupView(0, 1)
