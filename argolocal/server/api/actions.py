@@ -237,7 +237,9 @@ def _prepare_retry(
     """Write the first state of a retried run. The caller has locked the run."""
     restarted_ids = options.select_restarted(status["nodes"])
     new_status = reset_for_retry(status, restarted_ids, bool(options.parameters))
-    override_parameters(workflow["spec"], options.parameters)
+    for field in ("spec", "submittedSpec"):
+        if field in workflow:
+            override_parameters(workflow[field], options.parameters)
     workflow["spec"].pop("shutdown", None)
     shutil.rmtree(files.root / "creates", ignore_errors=True)
     write_atomically(files.root / MANIFEST_FILE, to_json(workflow, indent=1))

@@ -230,7 +230,8 @@ class WorkflowLogs:
 def list_pods(workflow: Object) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Yield the names and labels of the pods of a workflow, in the order of their start."""
     name = workflow["metadata"]["name"]
-    templates = {item.get("name"): item for item in workflow["spec"].get("templates") or []}
+    spec = workflow["status"].get("storedWorkflowTemplateSpec") or workflow["spec"]
+    templates = {item.get("name"): item for item in spec.get("templates") or []}
     stored_templates = workflow["status"].get("storedTemplates") or {}
     nodes = [
         node for node in (workflow["status"].get("nodes") or {}).values() if node["type"] == "Pod"

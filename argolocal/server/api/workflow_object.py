@@ -20,6 +20,8 @@ POD_NAME_FORMAT = "workflows.argoproj.io/pod-name-format"
 POD_TYPES = ("Pod", "HTTP", "Plugin")
 # beginning of the name of a template of another object → True for a ClusterWorkflowTemplate
 SCOPES = {"namespaced": False, "cluster": True}
+# fields of the spec that a user changes while the workflow runs
+CHANGING_FIELDS = ("suspend", "shutdown")
 TIME_FIELDS = ("startedAt", "finishedAt")
 INTERRUPTED_MESSAGE = "The process of the run has ended before the run: retry it to continue it"
 
@@ -41,7 +43,14 @@ def make_workflow(
     phase = run.phase
     if phase == "Interrupted":
         phase = "Error" if interrupted_at else "Running"
-    spec = _restore_references(copy.deepcopy(dict(run.spec)))
+    resolved_spec = _restore_references(copy.deepcopy(dict(run.spec)))
+    spec = resolved_spec
+    status = _make_status(run, phase, has_nodes) | _describe_interruption(interrupted_at)
+    if run.manifest.get("submittedSpec"):
+        spec = copy.deepcopy(run.manifest["submittedSpec"])
+        spec.update({field: run.spec.get(field) for field in CHANGING_FIELDS})
+        status["storedWorkflowTemplateSpec"] = resolved_spec
+
     if request and request.suspend is not None:
         spec["suspend"] = request.suspend or None
     if request and request.shutdown and phase not in COMPLETED_PHASES:
@@ -53,7 +62,7 @@ def make_workflow(
         "kind": "Workflow",
         "metadata": _make_metadata(run, namespace, phase, resource_version),
         "spec": spec,
-        "status": _make_status(run, phase, has_nodes) | _describe_interruption(interrupted_at),
+        "status": status,
     }
 
 

@@ -156,3 +156,35 @@ def test_a_workflow_uses_a_stored_template(api: ApiServer) -> None:
 
 
 REFERENCE = {"name": "shared", "template": "main"}
+
+
+def test_a_workflow_keeps_its_reference_and_shows_the_spec_that_it_resolved(
+    api: ApiServer,
+) -> None:
+    api.change("POST", "/workflow-templates/argo", {"template": template("base")})
+    manifest = hello()
+    manifest["spec"] = {"workflowTemplateRef": {"name": "base"}}
+
+    finished = api.wait(api.submit(manifest))
+
+    assert finished["status"]["phase"] == "Succeeded"
+    assert finished["spec"] == {"workflowTemplateRef": {"name": "base"}}
+    resolved = finished["status"]["storedWorkflowTemplateSpec"]
+    assert resolved["templates"][0]["name"] == "main"
+    assert resolved["arguments"]["parameters"] == [{"name": "message", "value": "hello"}]
+
+
+def test_a_copy_of_a_workflow_uses_the_template_as_it_is_now(api: ApiServer) -> None:
+    api.change("POST", "/workflow-templates/argo", {"template": template("changing")})
+    manifest = hello()
+    manifest["spec"] = {"workflowTemplateRef": {"name": "changing"}}
+    name = api.submit(manifest)
+    api.wait(name)
+
+    changed = template("changing")
+    changed["spec"]["templates"][0]["container"]["command"] = ["false"]
+    changed["spec"]["templates"][0]["container"]["args"] = []
+    api.change("PUT", "/workflow-templates/argo/changing", {"template": changed})
+    copy = api.change("PUT", f"/workflows/argo/{name}/resubmit", {"name": name})
+
+    assert api.wait(copy["metadata"]["name"])["status"]["phase"] == "Failed"

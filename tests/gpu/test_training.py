@@ -1,0 +1,109 @@
+"""A training on GPUs keeps its promises: kill anything, and the weights stay the same.
+
+make test-gpu
+"""
+
+import json
+import signal
+from typing import Any
+
+import pytest
+
+from rekindle.storage import Store
+from tests.rekindle.training.crew import Crew, Member, flags
+
+pytestmark = pytest.mark.gpu
+# the first CUDA context of a process takes seconds
+TIMEOUT_S = 240
+
+
+def read_weights_hash(s3: Store, prefix: str) -> str:
+    """Return the sha256 of the weights that a training has stored."""
+    card: dict[str, Any] = json.loads(s3.get(f"{prefix}/model/model.json"))
+    return card["sha256"]
+
+
+def finish(*members: Member) -> None:
+    """Wait until all processes have ended successfully."""
+    for member in members:
+        assert member.code(TIMEOUT_S) == 0, member.said()
+
+
+@pytest.fixture(params=["float32", "bf16"])
+def settings(request: pytest.FixtureRequest, device: str) -> dict[str, str]:
+    """The settings of a training on the device, in both precisions."""
+    return {"device": device, "precision": request.param}
+
+
+def test_the_same_training_gives_the_same_weights_twice(
+    crew: Crew, s3: Store, settings: dict[str, str]
+) -> None:
+    prefixes = [f"gpu-twice-{settings['precision']}-{number}" for number in range(2)]
+    for prefix in prefixes:
+        finish(crew.alone(flags(prefix, **settings)))
+    first, second = (read_weights_hash(s3, prefix) for prefix in prefixes)
+    assert first == second
+
+
+def test_a_killed_training_ends_with_the_weights_of_an_undisturbed_one(
+    crew: Crew, s3: Store, settings: dict[str, str]
+) -> None:
+    undisturbed = f"gpu-undisturbed-{settings['precision']}"
+    finish(crew.alone(flags(undisturbed, **settings)))
+
+    killed = f"gpu-killed-{settings['precision']}"
+    member = crew.alone(flags(killed, **settings), TOY_HOLD="60")
+    crew.held(60, member)
+    member.send(signal.SIGKILL)
+    member.process.join()
+    finish(crew.alone(flags(killed, **settings)))
+
+    assert read_weights_hash(s3, killed) == read_weights_hash(s3, undisturbed)
+
+
+def test_two_workers_give_the_weights_of_one(
+    crew: Crew, s3: Store, settings: dict[str, str], worker_devices: list[dict[str, str]]
+) -> None:
+    alone = f"gpu-alone-{settings['precision']}"
+    finish(crew.alone(flags(alone, **settings), **worker_devices[0]))
+
+    prefix = f"gpu-pair-{settings['precision']}"
+    arguments = flags(prefix, workers=2, **settings)
+    coordinator = crew.coordinator(arguments)
+    workers = [
+        crew.worker(f"worker-{index}", arguments, **environment)
+        for index, environment in enumerate(worker_devices)
+    ]
+    finish(coordinator, *workers)
+
+    assert read_weights_hash(s3, prefix) == read_weights_hash(s3, alone)
+
+
+def test_a_killed_worker_does_not_stop_the_other_and_the_weights_stay_the_same(
+    crew: Crew, s3: Store, settings: dict[str, str], worker_devices: list[dict[str, str]]
+) -> None:
+    alone = f"gpu-survivor-alone-{settings['precision']}"
+    finish(crew.alone(flags(alone, **settings), **worker_devices[0]))
+
+    prefix = f"gpu-survivor-{settings['precision']}"
+    arguments = flags(prefix, workers=2, **settings)
+    coordinator = crew.coordinator(arguments)
+    victim = crew.worker("victim", arguments, TOY_HOLD="40", **worker_devices[0])
+    survivor = crew.worker("survivor", arguments, **worker_devices[1])
+    crew.held(40, victim)
+    victim.send(signal.SIGKILL)
+    victim.process.join()
+    replacement = crew.worker("replacement", arguments, **worker_devices[0])
+    finish(coordinator, survivor, replacement)
+
+    assert read_weights_hash(s3, prefix) == read_weights_hash(s3, alone)
+
+
+def test_a_model_that_does_not_fit_into_the_gpu_is_said_so(crew: Crew, device: str) -> None:
+    if device == "cpu":
+        pytest.skip("needs a GPU: the memory of a CPU machine is limited by its kernel")
+    # a layer of 10 x WIDTH and a state of the optimizer twice as large
+    wide = json.dumps({"width": 10_000_000_000})
+    member = crew.alone(flags("gpu-too-large", device=device, model=wide))
+    assert member.code(TIMEOUT_S) != 0
+    assert "out of memory" in member.said()
