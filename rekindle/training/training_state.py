@@ -102,12 +102,7 @@ class TrainingState:
             else None
         )
 
-        for parameter, parameter_view in zip(
-            self.parameters, self.view_parameters(self.weights), strict=True
-        ):
-            parameter_view.copy_(parameter.data)
-            parameter.data = parameter_view
-
+        self._move_parameters()
         self._average.copy_(self.weights)
         self.optimizer.attach(self.weights, moments)
         self.buffers.attach(self._buffers)
@@ -117,6 +112,14 @@ class TrainingState:
         ]
         # number of float32 elements that are summed over the virtual workers
         self.width = self.size + sum(self._extra_widths)
+
+    def _move_parameters(self) -> None:
+        """Copy the values of the parameters into `weights`, and make each parameter a view of
+        its elements there."""
+        parameter_views = self.view_parameters(self.weights)
+        for parameter, parameter_view in zip(self.parameters, parameter_views, strict=True):
+            parameter_view.copy_(parameter.data)
+            parameter.data = parameter_view
 
     def view_parameters(self, flat_tensor: Tensor) -> list[Tensor]:
         """Return views of a flat tensor, one per parameter."""
