@@ -20,7 +20,7 @@ from rekindle.training.membership import client, handshake
 from rekindle.training.membership.lease import CoordinatorLease
 from rekindle.training.membership.protocol import PROTOCOL_VERSION
 from rekindle.training.spec import TrainingSpec as Inputs
-from tests.rekindle.training.crew import SECRET, Crew, Member, flags, run_member
+from tests.rekindle.training.crew import SECRET, Crew, Member, make_flags, run_member
 from tests.waiting import until
 
 INPUTS = Inputs.model_validate(
@@ -48,7 +48,7 @@ def test_survivors_do_not_time_out_if_a_second_worker_dies_during_the_setup_of_a
     assert not [
         line
         for member in survivors
-        for line in member.said().splitlines()
+        for line in member.read_log().splitlines()
         if TIMED_OUT.search(line)
     ]
 
@@ -59,9 +59,9 @@ def kill_pairs(crew: Crew) -> list[Member]:
 
     Return the survivors of each time.
     """
-    argv = flags("twice", workers=4, steps=10**6, checkpoint_steps=0, virtual_workers=8)
-    coordinator = crew.coordinator(argv)
-    workers = {name: crew.worker(name, argv) for name in "abcd"}
+    argv = make_flags("twice", workers=4, steps=10**6, checkpoint_steps=0, virtual_workers=8)
+    coordinator = crew.start_coordinator(argv)
+    workers = {name: crew.start_worker(name, argv) for name in "abcd"}
     survivors = list[Member]()
     chance = random.Random(4)
 
@@ -71,7 +71,7 @@ def kill_pairs(crew: Crew) -> list[Member]:
         return {name for name, worker in workers.items() if worker.process.exitcode is not None}
 
     def all_train() -> bool:
-        workers.update({name: crew.worker(name, argv) for name in ended()})
+        workers.update({name: crew.start_worker(name, argv) for name in ended()})
         return members(coordinator) == set("abcd")
 
     for attempt in range(6):
@@ -89,7 +89,7 @@ def kill_pairs(crew: Crew) -> list[Member]:
 
         for name in (first, second):
             workers[name].process.join()
-            workers[name] = crew.worker(name, argv)
+            workers[name] = crew.start_worker(name, argv)
 
     return survivors
 
@@ -100,20 +100,20 @@ TIMED_OUT = re.compile("time(d )?out|no member has sent", re.IGNORECASE)
 
 def members(coordinator: Member) -> set[str]:
     """Return the names of the members of the newest generation."""
-    lines = [line for line in coordinator.said().splitlines() if " generation " in line]
+    lines = [line for line in coordinator.read_log().splitlines() if " generation " in line]
     if lines:
         return set(lines[-1].split(": ")[-1].split())
     return set()
 
 
 def test_a_coordinator_reports_a_port_that_is_taken(crew: Crew) -> None:
-    argv = flags("port", workers=1)
-    first = crew.coordinator(argv)
+    argv = make_flags("port", workers=1)
+    first = crew.start_coordinator(argv)
     crew.until(lambda: _listens(crew))
-    second = crew.coordinator(argv)
-    assert second.code() == 1
-    assert "another coordinator may be running on this machine" in second.said()
-    assert "MASTER_PORT" in second.said()
+    second = crew.start_coordinator(argv)
+    assert second.wait_for_exit_code() == 1
+    assert "another coordinator may be running on this machine" in second.read_log()
+    assert "MASTER_PORT" in second.read_log()
     assert first.process.exitcode is None
 
 
@@ -209,7 +209,7 @@ def test_a_coordinator_exits_with_its_verdict_while_the_object_store_is_unrespon
         endpoint = "http://{}:{}".format(*silent.getsockname())
         environment = crew.environment | crew.meeting | {"S3_ENDPOINT_URL": endpoint}
         log = crew.logs / "impatient.log"
-        argv = ["coordinator", *flags("hanging", workers=1)]
+        argv = ["coordinator", *make_flags("hanging", workers=1)]
         process = crew.context.Process(target=_impatient, args=(argv, environment, str(log)))
         process.start()
         crew.members.append(coordinator := Member(process, log))
@@ -222,7 +222,7 @@ def test_a_coordinator_exits_with_its_verdict_while_the_object_store_is_unrespon
             worker.sendall(
                 b'{"failed": "no such column", "code": 65, "name": "a", "temporary": false}\n'
             )
-            assert coordinator.code(30) == 65
+            assert coordinator.wait_for_exit_code(30) == 65
 
 
 def _impatient(argv: list[str], environment: dict[str, str], log: str) -> None:
@@ -236,7 +236,7 @@ def _impatient(argv: list[str], environment: dict[str, str], log: str) -> None:
 def test_sigterm_to_the_coordinator_does_not_count_its_workers_as_lost(
     crew: Crew, s3: Store
 ) -> None:
-    coordinator = crew.coordinator(flags("told", workers=1))
+    coordinator = crew.start_coordinator(make_flags("told", workers=1))
     crew.until(lambda: _listens(crew))
 
     join = {
@@ -256,7 +256,7 @@ def test_sigterm_to_the_coordinator_does_not_count_its_workers_as_lost(
         )
         assert b"open" in worker.recv(1000)
         coordinator.send(signal.SIGTERM)
-        assert coordinator.code() == 143
+        assert coordinator.wait_for_exit_code() == 143
 
     events = [event["event"] for event in read_events(s3, "told/checkpoints/ledger")]
     assert "join" in events
@@ -352,15 +352,18 @@ def test_a_receiver_does_not_wait_for_a_sender_that_died_within_a_message(crew: 
 
 @pytest.mark.slow
 def test_the_ledger_has_the_last_step_even_if_no_worker_reported_it(crew: Crew, s3: Store) -> None:
-    argv = flags("last", workers=1, steps=100, checkpoint_steps=0)
-    coordinator = crew.coordinator(argv)
-    worker = crew.worker("a", argv)
-    assert worker.code() == 0
-    assert coordinator.code() == 0
+    argv = make_flags("last", workers=1, steps=100, checkpoint_steps=0)
+    coordinator = crew.start_coordinator(argv)
+    worker = crew.start_worker("a", argv)
+    assert worker.wait_for_exit_code() == 0
+    assert coordinator.wait_for_exit_code() == 0
     model = json.loads(s3.get("last/model/model.json"))
     assert completed(s3, "last") == [(100, model["sha256"])], "not the step of the newest heartbeat"
     s3.delete([entry.key for entry in s3.list("last/checkpoints/ledger")])
-    assert crew.coordinator(argv).code() == 0  # as if the worker had died before its report
+
+    # as if the worker had died before its report
+    restarted_coordinator = crew.start_coordinator(argv)
+    assert restarted_coordinator.wait_for_exit_code() == 0
     assert completed(s3, "last") == [(100, model["sha256"])]
 
 

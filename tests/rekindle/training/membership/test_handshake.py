@@ -16,7 +16,7 @@ from rekindle.training.membership import client, handshake
 from rekindle.training.membership.protocol import PROTOCOL_VERSION
 from rekindle.training.membership.server import MAX_UNVERIFIED_CONNECTIONS
 from tests.ports import listens
-from tests.rekindle.training.crew import SECRET, Crew, flags
+from tests.rekindle.training.crew import SECRET, Crew, make_flags
 from tests.rekindle.training.membership.members import serving
 
 pytestmark = pytest.mark.usefixtures("secret")
@@ -129,7 +129,7 @@ def test_a_silent_connection_is_closed(s3: Store, monkeypatch: pytest.MonkeyPatc
 
 
 def test_many_unverified_connections_do_not_fill_memory_or_block_workers(crew: Crew) -> None:
-    coordinator = crew.coordinator(flags("crowd", workers=1))
+    coordinator = crew.start_coordinator(make_flags("crowd", workers=1))
     address = crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"])
     crew.until(lambda: listens(address[1], address[0]))
     process = psutil.Process(coordinator.process.pid)
@@ -155,7 +155,9 @@ def test_many_unverified_connections_do_not_fill_memory_or_block_workers(crew: C
 
     assert sizes[-1] - sizes[1] < 5 << 20, "the first rounds belong to its start"
     assert coordinator.process.exitcode is None
-    assert coordinator.said().count("without this run's secret") == 1, "strangers can fill the log"
+    assert coordinator.read_log().count("without this run's secret") == 1, (
+        "strangers can fill the log"
+    )
 
 
 def test_a_worker_sends_nothing_to_a_false_coordinator() -> None:
@@ -184,14 +186,14 @@ def test_a_worker_sends_nothing_to_a_false_coordinator() -> None:
 
 @pytest.mark.parametrize("invalid", ["", "short"])
 def test_processes_refuse_to_start_without_a_valid_secret(crew: Crew, invalid: str) -> None:
-    argv = flags("none")
+    argv = make_flags("none")
     environment = {handshake.REKINDLE_SECRET: invalid}
     for member in (
-        crew.coordinator(argv, **environment),
-        crew.light_launcher("a", argv, **environment),
+        crew.start_coordinator(argv, **environment),
+        crew.start_light_launcher("a", argv, **environment),
     ):
-        assert member.code() == 78
+        assert member.wait_for_exit_code() == 78
         assert (
             f"{handshake.REKINDLE_SECRET} is {'too short' if invalid else 'not set'}"
-            in member.said()
+            in member.read_log()
         )
