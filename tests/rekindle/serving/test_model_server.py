@@ -213,7 +213,7 @@ def test_slow_clients_do_not_block_others_and_time_out(server: Running) -> None:
         client.close()
 
 
-def readable(clients: list[socket.socket]) -> list[socket.socket]:
+def find_answered(clients: list[socket.socket]) -> list[socket.socket]:
     """Return the clients that have received an answer."""
     return select.select(clients, [], [], 0)[0]
 
@@ -236,8 +236,8 @@ def test_clients_that_never_finish_large_bodies_do_not_block_others(
 
         # the budget has room for 16 of 40; which ones are dropped depends on the order in which
         # their bytes arrive
-        until("24 slow clients are dropped", lambda: len(readable(slow)) >= 24)
-        assert {client.recv(1000).partition(b"\r\n")[0] for client in readable(slow)} == {
+        until("24 slow clients are dropped", lambda: len(find_answered(slow)) >= 24)
+        assert {client.recv(1000).partition(b"\r\n")[0] for client in find_answered(slow)} == {
             b"HTTP/1.1 503 Service Unavailable"
         }
 

@@ -72,7 +72,7 @@ def kill_pairs(crew: Crew) -> list[Member]:
 
     def all_train() -> bool:
         workers.update({name: crew.start_worker(name, argv) for name in ended()})
-        return members(coordinator) == set("abcd")
+        return read_newest_members(coordinator) == set("abcd")
 
     for attempt in range(6):
         crew.until(all_train)
@@ -81,10 +81,16 @@ def kill_pairs(crew: Crew) -> list[Member]:
         workers[first].send(signal.SIGKILL)
 
         if attempt % 2:  # otherwise both are lost at once
-            crew.until(lambda first=first: members(coordinator) == set("abcd") - {first} - ended())
+            crew.until(
+                lambda first=first: (
+                    read_newest_members(coordinator) == set("abcd") - {first} - ended()
+                )
+            )
 
         workers[second].send(signal.SIGKILL)
-        crew.until(lambda remaining=remaining: members(coordinator) == remaining - ended())
+        crew.until(
+            lambda remaining=remaining: read_newest_members(coordinator) == remaining - ended()
+        )
         survivors += [workers[name] for name in remaining]
 
         for name in (first, second):
@@ -98,7 +104,7 @@ def kill_pairs(crew: Crew) -> list[Member]:
 TIMED_OUT = re.compile("time(d )?out|no member has sent", re.IGNORECASE)
 
 
-def members(coordinator: Member) -> set[str]:
+def read_newest_members(coordinator: Member) -> set[str]:
     """Return the names of the members of the newest generation."""
     lines = [line for line in coordinator.read_log().splitlines() if " generation " in line]
     if lines:
@@ -109,7 +115,7 @@ def members(coordinator: Member) -> set[str]:
 def test_a_coordinator_reports_a_port_that_is_taken(crew: Crew) -> None:
     argv = make_flags("port", workers=1)
     first = crew.start_coordinator(argv)
-    crew.until(lambda: _listens(crew))
+    crew.until(lambda: _is_listening(crew))
     second = crew.start_coordinator(argv)
     assert second.wait_for_exit_code() == 1
     assert "another coordinator may be running on this machine" in second.read_log()
@@ -133,14 +139,14 @@ def test_a_verdict_reaches_training_workers_and_is_kept(monkeypatch: pytest.Monk
 
     # a client that ignored the verdict would check whether the run is complete, because the
     # coordinator is gone
-    until("the end of the client, or its check", lambda: checks or not listens_to_a_coordinator())
+    until("the end of the client, or its check", lambda: checks or not has_coordinator_thread())
     with pytest.raises(RunAborted, match="no such column") as caught:
         worker.form(0, leaving)
 
     assert caught.value.exit_code == 65
 
 
-def listens_to_a_coordinator() -> bool:
+def has_coordinator_thread() -> bool:
     return any(thread.name == "coordinator" for thread in threading.enumerate())
 
 
@@ -210,10 +216,10 @@ def test_a_coordinator_exits_with_its_verdict_while_the_object_store_is_unrespon
         environment = crew.environment | crew.meeting | {"S3_ENDPOINT_URL": endpoint}
         log = crew.logs / "impatient.log"
         argv = ["coordinator", *make_flags("hanging", workers=1)]
-        process = crew.context.Process(target=_impatient, args=(argv, environment, str(log)))
+        process = crew.context.Process(target=_run_impatiently, args=(argv, environment, str(log)))
         process.start()
         crew.members.append(coordinator := Member(process, log))
-        crew.until(lambda: _listens(crew))
+        crew.until(lambda: _is_listening(crew))
         silent.accept()
 
         with client.connect_to_coordinator(
@@ -225,7 +231,7 @@ def test_a_coordinator_exits_with_its_verdict_while_the_object_store_is_unrespon
             assert coordinator.wait_for_exit_code(30) == 65
 
 
-def _impatient(argv: list[str], environment: dict[str, str], log: str) -> None:
+def _run_impatiently(argv: list[str], environment: dict[str, str], log: str) -> None:
     """Run a member that waits only briefly until its last events are written."""
     from rekindle.training.ledger import events
 
@@ -237,7 +243,7 @@ def test_sigterm_to_the_coordinator_does_not_count_its_workers_as_lost(
     crew: Crew, s3: Store
 ) -> None:
     coordinator = crew.start_coordinator(make_flags("told", workers=1))
-    crew.until(lambda: _listens(crew))
+    crew.until(lambda: _is_listening(crew))
 
     join = {
         "protocol": PROTOCOL_VERSION,
@@ -263,7 +269,7 @@ def test_sigterm_to_the_coordinator_does_not_count_its_workers_as_lost(
     assert "lost" not in events
 
 
-def _listens(crew: Crew) -> bool:
+def _is_listening(crew: Crew) -> bool:
     with socket.socket() as probe:
         return (
             probe.connect_ex((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) == 0
@@ -295,12 +301,12 @@ def test_the_older_of_two_coordinators_exits_and_another_runs_lease_is_kept(s3: 
 def _send(port: int) -> None:
     import torch
 
-    pg = _pair(port, 1)
+    pg = _create_pair(port, 1)
     pg.broadcast(torch.ones(30_000_000), 1).wait()
     signal.pause()
 
 
-def _pair(port: int, rank: int) -> Any:
+def _create_pair(port: int, rank: int) -> Any:
     import torch
 
     from rekindle.training.group.process_group import create_process_group, dist
@@ -324,7 +330,7 @@ def test_a_receiver_does_not_wait_for_a_sender_that_died_within_a_message(crew: 
     sender.start()
     target = torch.zeros(30_000_000)
     over = threading.Event()
-    pg = _pair(port, 0)
+    pg = _create_pair(port, 0)
     work = pg.broadcast(target, 1)
     caller = InterruptibleCaller(over.is_set)
 
@@ -358,15 +364,17 @@ def test_the_ledger_has_the_last_step_even_if_no_worker_reported_it(crew: Crew, 
     assert worker.wait_for_exit_code() == 0
     assert coordinator.wait_for_exit_code() == 0
     model = json.loads(s3.get("last/model/model.json"))
-    assert completed(s3, "last") == [(100, model["sha256"])], "not the step of the newest heartbeat"
+    assert read_completions(s3, "last") == [(100, model["sha256"])], (
+        "not the step of the newest heartbeat"
+    )
     s3.delete([entry.key for entry in s3.list("last/checkpoints/ledger")])
 
     # as if the worker had died before its report
     restarted_coordinator = crew.start_coordinator(argv)
     assert restarted_coordinator.wait_for_exit_code() == 0
-    assert completed(s3, "last") == [(100, model["sha256"])]
+    assert read_completions(s3, "last") == [(100, model["sha256"])]
 
 
-def completed(s3: Store, prefix: str) -> list[tuple[int, str]]:
+def read_completions(s3: Store, prefix: str) -> list[tuple[int, str]]:
     events = read_events(s3, f"{prefix}/checkpoints/ledger")
     return [(event["step"], event["sha256"]) for event in events if event["event"] == "complete"]

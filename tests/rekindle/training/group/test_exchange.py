@@ -33,13 +33,13 @@ def test_a_worker_listens_only_until_its_group_is_complete(crew: Crew) -> None:
     seen = set[str]()
 
     def trains() -> bool:
-        seen.update(str(address) for pod in pods for address in listeners(pod))
+        seen.update(str(address) for pod in pods for address in find_listening_addresses(pod))
         return any(" step=" in pod.read_log() for pod in pods)
 
     crew.until(trains)
-    assert not any(listeners(pod) for pod in pods)
+    assert not any(find_listening_addresses(pod) for pod in pods)
     assert seen <= {"127.0.7.1", "127.0.7.2"}, "no public TCPStore"
-    assert listeners(coordinator) == [ip_address("127.0.0.1")]
+    assert find_listening_addresses(coordinator) == [ip_address("127.0.0.1")]
 
 
 @pytest.mark.parametrize("is_member", [True, False], ids=["member", "stranger"])
@@ -71,7 +71,7 @@ def test_a_process_without_the_secret_cannot_take_a_members_place(
     assert problems == ({} if is_member else {0: failure, 1: failure})
 
 
-def listeners(member: Member) -> list[Any]:
+def find_listening_addresses(member: Member) -> list[Any]:
     connections = psutil.Process(member.process.pid).net_connections("tcp")
     return [
         ip_address(entry.laddr.ip) for entry in connections if entry.status == psutil.CONN_LISTEN

@@ -26,7 +26,7 @@ def crew(toy_dataset: None, s3_environment: dict[str, str], tmp_path: Path) -> I
     crew = Crew(s3_environment | {"REKINDLE_SHM": str(tmp_path / "shm")}, tmp_path)
     yield crew
     crew.close()
-    crew.until(lambda: not processes(crew), 10)
+    crew.until(lambda: not find_parent_pids(crew), 10)
 
 
 def launch_forked(crew: Crew, prefix: str, **environment: str) -> Member:
@@ -43,15 +43,15 @@ def launch_command(crew: Crew, prefix: str, **environment: str) -> Member:
     )
 
 
-def sha256(s3: Store, prefix: str) -> str:
+def read_model_digest(s3: Store, prefix: str) -> str:
     return json.loads(s3.get(f"{prefix}/model/model.json"))["sha256"]
 
 
-def shared_memory(crew: Crew) -> list[str]:
+def list_shared_memory(crew: Crew) -> list[str]:
     return os.listdir(crew.environment["REKINDLE_SHM"])
 
 
-def processes(crew: Crew) -> dict[int, int]:
+def find_parent_pids(crew: Crew) -> dict[int, int]:
     """Return pid → parent pid of the crew's processes, found by their logs, which child processes
     inherit."""
     parents = {}
@@ -64,10 +64,12 @@ def processes(crew: Crew) -> dict[int, int]:
     return parents
 
 
-def descendants(crew: Crew, launcher: Member) -> tuple[int, list[int]]:
+def find_children(crew: Crew, launcher: Member) -> tuple[int, list[int]]:
     """Return the pids of a launcher's forkserver (its oldest child) and workers."""
     assert launcher.process.pid
-    children = [pid for pid, parent in processes(crew).items() if parent == launcher.process.pid]
+    children = [
+        pid for pid, parent in find_parent_pids(crew).items() if parent == launcher.process.pid
+    ]
     forkserver, *workers = sorted(children, key=lambda pid: read_start_ticks(pid) or 0)
     return forkserver, workers
 
@@ -80,7 +82,7 @@ def survives_sigterm(pid: int | None) -> bool:
 
 def loads_torch(crew: Crew, launcher: Member) -> bool:
     with suppress(ValueError, OSError):
-        return "libtorch" in Path(f"/proc/{descendants(crew, launcher)[0]}/maps").read_text()
+        return "libtorch" in Path(f"/proc/{find_children(crew, launcher)[0]}/maps").read_text()
     return False
 
 
@@ -91,7 +93,7 @@ def test_permanent_errors_are_not_retried(crew: Crew, trouble: str, code: int) -
     launcher = launch_forked(crew, trouble, TROUBLE=trouble)
     assert launcher.wait_for_exit_code() == code, launcher.read_log()
     assert launcher.read_log().count("is wrong") == 1
-    assert not shared_memory(crew)
+    assert not list_shared_memory(crew)
 
 
 def test_a_loss_that_is_not_a_scalar_is_rejected_with_its_shape(crew: Crew) -> None:
@@ -121,7 +123,7 @@ def test_a_workloads_connection_error_is_retried_twice(
 ) -> None:
     launcher = launch_forked(crew, "cut", TROUBLE="cut cut")
     assert launcher.wait_for_exit_code() == 0, launcher.read_log()
-    assert sha256(s3, "cut") == undisturbed
+    assert read_model_digest(s3, "cut") == undisturbed
 
 
 def test_a_worker_resumes_after_any_kind_of_end(crew: Crew, s3: Store, undisturbed: str) -> None:
@@ -133,8 +135,8 @@ def test_a_worker_resumes_after_any_kind_of_end(crew: Crew, s3: Store, undisturb
     assert "toy trouble" in log
     assert "Segmentation fault" in log
     assert "ended with code 3" in log
-    assert sha256(s3, "again") == undisturbed
-    assert not shared_memory(crew)
+    assert read_model_digest(s3, "again") == undisturbed
+    assert not list_shared_memory(crew)
 
 
 @pytest.mark.slow
@@ -150,7 +152,7 @@ def test_a_worker_that_always_crashes_ends_the_run_with_its_traceback(crew: Crew
         "error: pod was ended by SIGSEGV, 3 times without a newer step (now -1)"
         in launcher.read_log()
     )
-    assert shared_memory(crew)  # the same pod may start again
+    assert list_shared_memory(crew)  # the same pod may start again
     assert "trouble.py" in launcher.read_log()
     assert "pod (3 times without a newer step)" in coordinator.read_log()
 
@@ -176,18 +178,18 @@ def test_two_sigterms_during_training_lose_no_step(crew: Crew, s3: Store, undist
     crew.release(20)
     assert launcher.wait_for_exit_code() == 143, launcher.read_log()
     step = launcher.read_log().split("left after step ")[1].split(",")[0]
-    assert not shared_memory(crew)
+    assert not list_shared_memory(crew)
     again = launch_forked(crew, "launcher-term")
     assert again.wait_for_exit_code() == 0, again.read_log()
     assert f"resuming from step {step} " in again.read_log(), again.read_log()
-    assert sha256(s3, "launcher-term") == undisturbed
+    assert read_model_digest(s3, "launcher-term") == undisturbed
 
 
 @pytest.mark.slow
 def test_a_worker_that_does_not_leave_is_killed_within_the_grace_period(crew: Crew) -> None:
     launcher = launch_command(crew, "stuck", TOY_HOLD="20", TOY_LOADER="1", REKINDLE_GRACE="2")
     crew.wait_until_held(20, launcher)
-    _, workers = descendants(crew, launcher)
+    _, workers = find_children(crew, launcher)
     os.kill(workers[0], signal.SIGSTOP)
     launcher.send(signal.SIGTERM)
     assert launcher.wait_for_exit_code(10) == 143, launcher.read_log()
@@ -202,10 +204,10 @@ def test_two_workers_of_a_pod_survive_their_forkserver_and_each_other(
     coordinator = crew.start_coordinator(argv)
     launcher = crew.start_light_launcher("pod", argv, PET_NPROC_PER_NODE="2", TOY_HOLD="20 40 60")
     crew.wait_until_held(20, launcher)
-    forkserver, workers = descendants(crew, launcher)
+    forkserver, workers = find_children(crew, launcher)
     os.kill(forkserver, signal.SIGKILL)
     crew.until(lambda: "torch for the workers was ended by SIGKILL" in launcher.read_log())
-    assert {*workers} <= {*processes(crew)}
+    assert {*workers} <= {*find_parent_pids(crew)}
     crew.release(20)
     crew.wait_until_held(40, launcher)
     os.kill(workers[0], signal.SIGKILL)
@@ -218,8 +220,8 @@ def test_two_workers_of_a_pod_survive_their_forkserver_and_each_other(
     assert {"pod pod/1", "pod/1 pod"} & {
         line.partition(": ")[2] for line in coordinator.read_log().splitlines()
     }
-    assert sha256(s3, "two") == undisturbed
-    assert not shared_memory(crew)
+    assert read_model_digest(s3, "two") == undisturbed
+    assert not list_shared_memory(crew)
 
 
 def test_ending_a_forkserver_that_has_already_ended_is_allowed() -> None:
@@ -237,15 +239,15 @@ def test_after_killing_all_processes_a_run_resumes_from_shared_memory(
     launcher = launch_command(crew, "launcher-killed", TOY_HOLD="70", TOY_LOADER="1")
     crew.wait_until_held(70, launcher)
     # launcher, forkserver, worker, its two DataLoader processes
-    crew.until(lambda: len(processes(crew)) == 5)
+    crew.until(lambda: len(find_parent_pids(crew)) == 5)
     launcher.send(signal.SIGKILL)
     launcher.wait_for_exit_code()
-    crew.until(lambda: not processes(crew), 10)
-    assert shared_memory(crew)
+    crew.until(lambda: not find_parent_pids(crew), 10)
+    assert list_shared_memory(crew)
     again = launch_forked(crew, "launcher-killed")
     assert again.wait_for_exit_code() == 0, again.read_log()
-    assert sha256(s3, "launcher-killed") == undisturbed
-    assert not shared_memory(crew)
+    assert read_model_digest(s3, "launcher-killed") == undisturbed
+    assert not list_shared_memory(crew)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rekindle.training.membership.state_machine import MembershipStateMachine
 from rekindle.training.spec import JOIN_TIMEOUT_S
-from tests.rekindle.training.membership.members import config, hello
+from tests.rekindle.training.membership.members import make_join_message, make_spec
 
 NAMES = list("abcdef")
 
@@ -19,7 +19,7 @@ class Run(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.config = config()
+        self.config = make_spec()
         self.membership = MembershipStateMachine(self.config)
         self.opened: dict[str, int] = {}  # live worker → newest generation it has received
         self.acked: dict[str, int] = {}
@@ -63,7 +63,7 @@ class Run(RuleBasedStateMachine):
             "step": self.step,
             "group": generation if worker in self.training else 0,
         }
-        self.membership.join(self.now, hello(worker, **about))
+        self.membership.join(self.now, make_join_message(worker, **about))
         self.deliver()
 
     @rule(worker=st.sampled_from(NAMES))

@@ -11,25 +11,25 @@ from rekindle.training.membership.state_machine import (
     CrashCounter,
     MembershipStateMachine,
 )
-from tests.rekindle.training.membership.members import config, hello, started
+from tests.rekindle.training.membership.members import make_join_message, make_spec, publish_group
 
 
-def of_kind(membership: MembershipStateMachine, kind: str) -> list[dict[str, Any]]:
+def select_events(membership: MembershipStateMachine, kind: str) -> list[dict[str, Any]]:
     return [event for event in membership.events if event["event"] == kind]
 
 
-def with_workers(*workers: str, **settings: Any) -> MembershipStateMachine:
+def join_workers(*workers: str, **settings: Any) -> MembershipStateMachine:
     """Return a run whose workers have joined and acknowledged, all at time 0."""
-    membership = MembershipStateMachine(config(**settings))
+    membership = MembershipStateMachine(make_spec(**settings))
     for worker in workers:
-        membership.join(0, hello(worker))
+        membership.join(0, make_join_message(worker))
     for worker in workers:
         membership.acknowledge(0, worker, membership.generation, -1)
     return membership
 
 
 def test_a_first_group_waits_one_second_for_the_configured_workers() -> None:
-    membership = with_workers("a", "b", workers=3)
+    membership = join_workers("a", "b", workers=3)
     assert not membership.has_quorum(0.9)
     assert not membership.lacks_workers
     assert not membership.unacknowledged_ids
@@ -38,16 +38,16 @@ def test_a_first_group_waits_one_second_for_the_configured_workers() -> None:
     membership.tick(1.0)
     assert membership.is_published
     assert membership.members == ["a", "b"]
-    assert with_workers("a", "b", "c", workers=3).is_published, "no wait when all have joined"
+    assert join_workers("a", "b", "c", workers=3).is_published, "no wait when all have joined"
 
 
 def test_after_the_loss_of_all_workers_a_group_waits_for_as_many_workers_as_before() -> None:
-    membership = started("a", "b", workers=3)
+    membership = publish_group("a", "b", workers=3)
     for worker in "ab":
         membership.remove(5, worker)
-    membership.join(5, hello("c"))
+    membership.join(5, make_join_message("c"))
     membership.acknowledge(5, "c", 2, -1)
-    membership.join(5, hello("d"))
+    membership.join(5, make_join_message("d"))
     assert not membership.is_published
     membership.acknowledge(5, "d", 2, -1)
     assert membership.is_published
@@ -55,7 +55,7 @@ def test_after_the_loss_of_all_workers_a_group_waits_for_as_many_workers_as_befo
 
 
 def test_after_repeated_groups_without_a_step_the_pause_doubles() -> None:
-    membership = started("a", "b", min_workers=1)
+    membership = publish_group("a", "b", min_workers=1)
     pauses = []
 
     for generation in range(1, 14):
@@ -80,65 +80,69 @@ def test_after_repeated_groups_without_a_step_the_pause_doubles() -> None:
 
 
 def test_the_ledger_has_each_join_once_and_the_first_step() -> None:
-    membership = with_workers("a", "b", workers=2)
-    membership.join(1, hello("a", generation=1, group=1, peers=["a", "b"]))  # its connection broke
-    assert [(event["worker"], event["step"]) for event in of_kind(membership, "join")] == [
+    membership = join_workers("a", "b", workers=2)
+    membership.join(
+        1, make_join_message("a", generation=1, group=1, peers=["a", "b"])
+    )  # its connection broke
+    assert [(event["worker"], event["step"]) for event in select_events(membership, "join")] == [
         ("a", -1),
         ("b", -1),
     ]
     assert [
-        (event["generation"], event["step"]) for event in of_kind(membership, "generation")
+        (event["generation"], event["step"]) for event in select_events(membership, "generation")
     ] == [(1, -1)]
     membership.heartbeat(1, "a", 0)
-    assert of_kind(membership, "step") == [{"event": "step", "step": 0}]
+    assert select_events(membership, "step") == [{"event": "step", "step": 0}]
 
 
 def test_the_ledger_has_the_step_of_a_restored_state() -> None:
-    membership = MembershipStateMachine(config(workers=2))
-    membership.join(0, hello("a", step=7))
-    membership.join(0, hello("b", step=3))
+    membership = MembershipStateMachine(make_spec(workers=2))
+    membership.join(0, make_join_message("a", step=7))
+    membership.join(0, make_join_message("b", step=3))
     for worker in "ab":
         membership.acknowledge(0, worker, 1, 3)
-    assert [event["step"] for event in of_kind(membership, "generation")] == [7]
+    assert [event["step"] for event in select_events(membership, "generation")] == [7]
 
 
 def test_the_ledger_gets_at_most_one_step_per_second() -> None:
-    membership = started("a", "b")
+    membership = publish_group("a", "b")
     for step, now in enumerate((1.0, 1.5, 1.9, 2.0, 2.9, 3.5), 1):
         membership.heartbeat(now, "a", step)
-    assert [event["step"] for event in of_kind(membership, "step")] == [1, 4, 6]
+    assert [event["step"] for event in select_events(membership, "step")] == [1, 4, 6]
 
 
 def test_a_member_that_missed_the_member_list_interrupts_the_others() -> None:
-    membership = started("a", "b", "c")
-    membership.join(2, hello("c", generation=1, group=0, peers=["a", "b", "c"]))
+    membership = publish_group("a", "b", "c")
+    membership.join(2, make_join_message("c", generation=1, group=0, peers=["a", "b", "c"]))
     assert membership.outbox == [(worker, {"open": 2, "hard": True}) for worker in "abc"]
-    assert [(event["generation"], event["hard"]) for event in of_kind(membership, "open")] == [
-        (2, True)
-    ]
+    assert [
+        (event["generation"], event["hard"]) for event in select_events(membership, "open")
+    ] == [(2, True)]
 
 
 def test_a_worker_that_joins_during_an_open_generation_receives_its_number() -> None:
-    membership = MembershipStateMachine(config())
-    membership.join(0, hello("a"))
+    membership = MembershipStateMachine(make_spec())
+    membership.join(0, make_join_message("a"))
     assert membership.outbox == [("a", {"open": 1, "hard": True})]
     membership.outbox.clear()
-    membership.join(0, hello("b"))
+    membership.join(0, make_join_message("b"))
     assert membership.outbox == [("b", {"open": 1, "hard": True})]
 
 
 def test_a_failure_report_counts_as_a_sign_of_life() -> None:
-    membership = started("a", "b", "c", min_workers=1)
+    membership = publish_group("a", "b", "c", min_workers=1)
     membership.report_failure(2, "a", 1)
-    assert of_kind(membership, "fault") == [{"event": "fault", "name": "a", "generation": 1}]
+    assert select_events(membership, "fault") == [{"event": "fault", "name": "a", "generation": 1}]
     membership.tick(2.5)
     assert list(membership.alive_workers) == ["a"]
 
 
 def test_after_a_coordinator_restart_previous_members_have_priority() -> None:
-    membership = MembershipStateMachine(config(min_workers=1, max_workers=1, workers=1))
-    membership.join(0, hello("new"))
-    membership.join(0, hello("old", generation=5, group=0, peers=["old", "gone"], step=9))
+    membership = MembershipStateMachine(make_spec(min_workers=1, max_workers=1, workers=1))
+    membership.join(0, make_join_message("new"))
+    membership.join(
+        0, make_join_message("old", generation=5, group=0, peers=["old", "gone"], step=9)
+    )
     for worker in ("new", "old"):
         membership.acknowledge(0.1, worker, membership.generation, 9)
     membership.tick(1.0)
@@ -146,14 +150,14 @@ def test_after_a_coordinator_restart_previous_members_have_priority() -> None:
 
 
 def test_a_pause_of_the_coordinator_is_not_counted_against_workers() -> None:
-    membership = started("a", "b", hung_seconds=20)
+    membership = publish_group("a", "b", hung_seconds=20)
     membership.remove(2, "b")
-    membership.join(2, hello("x", fingerprint={"torch": "3"}))
+    membership.join(2, make_join_message("x", fingerprint={"torch": "3"}))
     membership.shift_times(30)
     membership.heartbeat(33, "a", -1)
-    membership.join(33, hello("x", fingerprint={"torch": "3"}))
+    membership.join(33, make_join_message("x", fingerprint={"torch": "3"}))
     assert membership.verdict is None, "the refused worker has waited for one second"
-    membership = started("a", "b", "c", hung_seconds=20)
+    membership = publish_group("a", "b", "c", hung_seconds=20)
     membership.remove(2, "c")
     membership.acknowledge(2, "a", 2, -1)
     membership.heartbeat(2, "b", -1, is_busy=True)
@@ -171,7 +175,7 @@ def test_a_pause_of_the_coordinator_is_not_counted_against_workers() -> None:
 
 
 def test_a_group_without_steps_is_probed_after_hung_seconds() -> None:
-    membership = started("a", "b", hung_seconds=20)
+    membership = publish_group("a", "b", hung_seconds=20)
     for now in (20, 21):  # its group was published at 1
         for worker in "ab":
             membership.heartbeat(now, worker, -1)
@@ -187,7 +191,7 @@ def test_a_group_without_steps_is_probed_after_hung_seconds() -> None:
 
 
 def test_a_silent_worker_is_dropped_after_silence_seconds() -> None:
-    membership = started("a", "b", silence_seconds=2)
+    membership = publish_group("a", "b", silence_seconds=2)
     membership.heartbeat(3, "a", -1)
     membership.tick(3)  # its group was published at 1
     assert list(membership.alive_workers) == ["a", "b"]
@@ -196,7 +200,7 @@ def test_a_silent_worker_is_dropped_after_silence_seconds() -> None:
 
 
 def test_a_group_may_exchange_sixteen_values_per_member() -> None:
-    membership = started("a", "b")
+    membership = publish_group("a", "b")
     for number in range(32):
         membership.forward_value("a", {"put": 1, "key": f"{number}", "value": ""})
     assert len(membership.values) == 32
@@ -210,18 +214,18 @@ def test_a_group_may_exchange_sixteen_values_per_member() -> None:
 
 
 def test_a_restarted_coordinator_logs_when_all_members_are_back() -> None:
-    membership = MembershipStateMachine(config())
+    membership = MembershipStateMachine(make_spec())
     about = {"generation": 5, "group": 5, "peers": ["a", "b", "c"], "step": 7}
     for worker in "ab":
-        membership.join(0, hello(worker, **about))
+        membership.join(0, make_join_message(worker, **about))
     assert membership.log == []
-    membership.join(0, hello("c", **about))
+    membership.join(0, make_join_message("c", **about))
     assert membership.log == ["generation 5 continues, all 3 are connected again"]
 
 
 def test_a_drain_waits_for_the_step_and_a_loss_interrupts_it() -> None:
     for reason, hard in (("drain", False), ("connection", True)):
-        membership = started("a", "b", "c")
+        membership = publish_group("a", "b", "c")
         membership.remove(2, "b", reason)
         assert membership.outbox == [(worker, {"open": 2, "hard": hard}) for worker in "ac"]
         assert membership.events[0]["event"] == ("lost" if hard else "drain")
@@ -245,7 +249,7 @@ def test_a_long_list_of_names_is_truncated() -> None:
 
 @pytest.mark.parametrize("probed", [True, False], ids=["probed", "joined"])
 def test_a_probed_worker_has_thirty_seconds_and_others_have_hung_seconds(probed: bool) -> None:
-    membership = started("a", "b", "c", hung_seconds=60)
+    membership = publish_group("a", "b", "c", hung_seconds=60)
     opened = 61.1 if probed else 2.0
     if probed:
         live(membership, "abc", opened)
@@ -271,7 +275,7 @@ def live(membership: MembershipStateMachine, workers: Iterable[str], now: float)
 
 
 def test_a_run_without_workers_logs_that_it_waits() -> None:
-    membership = started("a", min_workers=1, workers=1)
+    membership = publish_group("a", min_workers=1, workers=1)
     membership.remove(2, "a")
     for now in (3, 33):
         membership.tick(now)
