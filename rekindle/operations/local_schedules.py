@@ -15,14 +15,15 @@ from rekindle.cluster.workflows import describe_differences
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 
-# Rekindle's own retention removes old runs, with their artifacts
+# history limit of a CronWorkflow: high enough that only Rekindle's own retention removes old runs,
+# which also removes their artifacts
 KEPT_RUNS = 1_000_000
 
 
 def prepare_cron(cron: Object, has_deadline: bool) -> Object:
-    """Return the CronWorkflow of a config as this machine needs it. `has_deadline`: the config sets
-    schedule.deadline_minutes; otherwise, a machine that was off starts the newest missed run
-    whenever it is on again."""
+    """Return the CronWorkflow of a config, adapted to this machine. `has_deadline`: True if the
+    config sets schedule.deadline_minutes. Without a deadline, a machine that was off starts the
+    newest missed run as soon as it is on again."""
     spec = {
         **cron["spec"],
         "successfulJobsHistoryLimit": KEPT_RUNS,
@@ -40,10 +41,11 @@ def store_schedule(cluster: LocalCluster, template: Object, cron: Object) -> lis
     annotations = {**(cron["metadata"].get("annotations") or {}), PATH_ANNOTATION: cluster.path}
     cron = {**cron, "metadata": {**cron["metadata"], "annotations": annotations}}
     previous = objects.find("CronWorkflow", cron["metadata"]["name"])
-    changes = [objects.apply_and_describe(item) for item in (template, cron)]
+    changes = [objects.apply_and_describe(schedule_object) for schedule_object in (template, cron)]
     if previous:
-        old_spec, new_spec = (_select_times(item["spec"]) for item in (previous, cron))
-        changes += describe_differences(old_spec, new_spec, "spec")
+        old_times = _select_times(previous["spec"])
+        new_times = _select_times(cron["spec"])
+        changes += describe_differences(old_times, new_times, "spec")
     return changes
 
 
@@ -85,12 +87,13 @@ def delete_schedule(cluster: LocalCluster, name: str) -> None:
         objects.delete("WorkflowTemplate", name)
 
 
-def build_run(cluster: LocalCluster, name: str, time: int) -> dict[str, Any]:
-    """Return the Workflow that a schedule would start at a time in unix seconds. Raises ConfigError
+def build_run(cluster: LocalCluster, name: str, unix_seconds: int) -> dict[str, Any]:
+    """Return the Workflow that a schedule would start at a time in Unix seconds. Raises ConfigError
     if the schedule does not exist."""
-    workflow = build_workflow(find_schedule(cluster, name), time)
+    workflow = build_workflow(find_schedule(cluster, name), unix_seconds)
     metadata = workflow["metadata"]
-    # a run that a user starts is not a run of the schedule: it does not count for its policies
+    # a run that a user starts does not belong to the schedule, so the schedule's concurrency policy
+    # and history limits ignore it
     del metadata["ownerReferences"]
     del metadata["name"]
     return {**workflow, "metadata": {**metadata, "generateName": f"{name}-"}}

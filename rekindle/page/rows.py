@@ -19,7 +19,7 @@ from rekindle.operations import results
 from rekindle.view.progress import LogProgress
 
 SCHEDULED = "Scheduled"  # title of the column with the time that a schedule or a backfill set
-# caching helps, because all runs of a config record the same manifest
+# unpacked manifests are cached, because all runs of a config record the same manifest
 MAX_CACHED_MANIFESTS = 16
 
 VERDICT_WORDS = {
@@ -48,7 +48,7 @@ class RekindleRows(RowReader):
     def facts(self, run: Run) -> Mapping[str, str]:
         return {
             "Verdict": describe_verdict(run),
-            "Model": model_of(run),
+            "Model": find_model(run),
             "Cost": describe_cost(run),
             SCHEDULED: read_scheduled_time(run.manifest),
         }
@@ -77,7 +77,7 @@ def describe_verdict(run: Run) -> str:
     return VERDICT_WORDS.get(verdict, verdict)
 
 
-def model_of(run: Run) -> str:
+def find_model(run: Run) -> str:
     """Return the registered model that a run trains or uses; "" without a model."""
     released_models = {release.model for release in results.list_releases(run.status)}
     if released_models:
@@ -95,7 +95,7 @@ def model_of(run: Run) -> str:
 
 
 def describe_cost(run: Run) -> str:
-    """Return the cost of a run, such as "1.20 USD"; "" without prices, or with malformed ones."""
+    """Return the cost of a run, such as "1.20 USD"; "" if the prices are missing or malformed."""
     # imported here to keep the start of the page fast
     from rekindle.training.cost import tariff
     from rekindle.training.cost.run_cost import compute_run_costs

@@ -15,9 +15,9 @@ from rekindle.page.schedules import (
     ProjectSchedules,
     Schedule,
     format_time,
+    list_next_times,
     list_times,
     make_cluster_schedule,
-    next_times,
 )
 from tests import builders
 from tests.browser import start_page
@@ -34,28 +34,28 @@ def read_project(folder: Path, config: str, rows: Sequence[RunRow] = ()) -> Sche
 
 def test_the_next_times_are_in_the_time_zone_of_the_schedule() -> None:
     # the clocks of Paris go forward on 29 March 2026
-    assert next_times(["0 3 * * *"], "Europe/Paris", NOW) == [
+    assert list_next_times(["0 3 * * *"], "Europe/Paris", NOW) == [
         "2026-03-29T01:00+00:00",
         "2026-03-30T01:00+00:00",
         "2026-03-31T01:00+00:00",
     ]
-    assert next_times(["0 0 29 2 *"], "UTC", NOW) == []
+    assert list_next_times(["0 0 29 2 *"], "UTC", NOW) == []
 
 
 def test_several_lines_of_a_schedule_are_merged() -> None:
-    times = next_times(["0 18 * * *", "@hourly"], "UTC", NOW)
+    times = list_next_times(["0 18 * * *", "@hourly"], "UTC", NOW)
     assert times == ["2026-03-28T13:00+00:00", "2026-03-28T14:00+00:00", "2026-03-28T15:00+00:00"]
 
 
 def test_the_times_of_a_period_count_from_the_last_run() -> None:
     last = datetime(2026, 3, 28, 11, 20, tzinfo=UTC)
-    assert next_times(["@every 45m"], "UTC", NOW, last) == [
+    assert list_next_times(["@every 45m"], "UTC", NOW, last) == [
         "2026-03-28T12:05+00:00",
         "2026-03-28T12:50+00:00",
         "2026-03-28T13:35+00:00",
     ]
-    assert next_times(["@every 45m"], "UTC", last, last)[0] == "2026-03-28T12:05+00:00"
-    assert next_times(["@every 45m"], "UTC", NOW) == []
+    assert list_next_times(["@every 45m"], "UTC", last, last)[0] == "2026-03-28T12:05+00:00"
+    assert list_next_times(["@every 45m"], "UTC", NOW) == []
 
 
 def test_times_without_a_run_are_missed(tmp_path: Path) -> None:
