@@ -16,7 +16,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from rekindle.content.verified_release import read_verified_files
-from rekindle.content.weights import REMEDY, WEIGHTS_FILE, parse_description, reject_other_weights
+from rekindle.content.weights import REMEDY, WEIGHTS_FILE, parse_description, reject_wrong_weights
 from rekindle.content.weights import view_tensor_bytes as view_tensor_bytes
 from rekindle.content.weights import weights_sha256 as weights_sha256
 from rekindle.documents import MODEL_FILE
@@ -371,7 +371,7 @@ def load_weights(model: nn.Module, store: Store, release_prefix: str) -> None:
             f"{store.uri(release_key)}/{WEIGHTS_FILE} does not contain tensors ({error}). {REMEDY}"
         ) from error
 
-    reject_other_weights(
+    reject_wrong_weights(
         model_description.sha256,
         weights_sha256(released_tensors),
         lambda: hashlib.sha256(weights_bytes).hexdigest(),

@@ -180,7 +180,7 @@ class CronController:
         active = [reference["name"] for reference in _status(cron).get("active") or []]
         policy = spec.get("concurrencyPolicy") or "Allow"
         if policy == "Forbid" and active:
-            return f"concurrencyPolicy is Forbid, and {active[-1]} was active"
+            return f"the previous run {active[-1]} was in progress (concurrencyPolicy: Forbid)"
         if policy == "Replace":
             for run in active:
                 self._terminate(run)
