@@ -38,8 +38,8 @@ def describe_success(
 ) -> str:
     """Return the outcome of a successful run as text, with one line per fact. `outcome_facts`
     (endpoint, commands, cost, ...): further lines, placed before the line with the duration.
-    `is_rekindle`: Rekindle rendered the workflow, so outputs such as `verdict` have their
-    meaning."""
+    `is_rekindle`: True if Rekindle rendered the workflow; otherwise outputs such as `verdict` may
+    mean something else, and are not shown."""
     output_values = read_parameters(run_status) if is_rekindle else {}
     start_time = run_status.get("startedAt")
     finish_time = run_status.get("finishedAt")
