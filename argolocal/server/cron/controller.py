@@ -337,14 +337,6 @@ def build_workflow(cron: Object, time: int) -> Object:
     own_labels: Mapping[str, Any] = metadata.get("labels") or {}
     added: Mapping[str, Any] = cron["spec"].get("workflowMetadata") or {}
     labels = {key: own_labels[key] for key in PROPAGATED_LABELS if key in own_labels}
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
     workflow_metadata = {
         "name": f"{metadata['name']}-{time}",
         "labels": {
@@ -356,7 +348,7 @@ def build_workflow(cron: Object, time: int) -> Object:
             object_labels.SCHEDULED_TIME_ANNOTATION: format_timestamp(time),
             **(added.get("annotations") or {}),
         },
-        "ownerReferences": [owner],
+        "ownerReferences": [make_owner_reference(metadata)],
     }
     if metadata.get("namespace"):
         workflow_metadata["namespace"] = metadata["namespace"]
@@ -365,6 +357,18 @@ def build_workflow(cron: Object, time: int) -> Object:
         "kind": "Workflow",
         "metadata": workflow_metadata,
         "spec": cron["spec"]["workflowSpec"],
+    }
+
+
+def make_owner_reference(metadata: Mapping[str, Any]) -> Object:
+    """Return the reference to a CronWorkflow, given its metadata, that its runs contain."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
     }
 
 
