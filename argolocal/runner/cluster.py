@@ -26,10 +26,11 @@ from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
 from argolocal.common.processes import mentions_home
 from argolocal.errors import ConfigError, InvalidDocument
+from argolocal.manifest.allowed_values import VERSIONED_KINDS
 from argolocal.pods.container_images import BASE_IMAGES, IMAGES_FILE_NAME, Image, image_base_name
 from argolocal.state.journal import STRUCTURE_ERRORS, Busy, RunFiles
 from argolocal.state.machine_resources import MachineResources, count_gpus, find_memory
-from argolocal.state.stored_objects import VERSIONED_KINDS, StoredObjects
+from argolocal.state.stored_objects import StoredObjects
 from argolocal.store import FolderStore, ObjectStore
 
 if TYPE_CHECKING:
@@ -303,18 +304,9 @@ class LocalCluster:
         """Store the objects that accompany a Workflow in its file, as `kubectl apply` would. Raises
         ConfigError."""
         for kubernetes_object in objects:
-            kind = kubernetes_object.get("kind")
-            name = (kubernetes_object.get("metadata") or {}).get("name")
-            if kind not in STORABLE_KINDS:
-                raise ConfigError(
-                    f"{kind} {name!r} in the Workflow's file is not supported: use one of"
-                    f" {', '.join(STORABLE_KINDS)}."
-                )
-
-            object_names.check_object_name(kind, name)
-            if kind in object_names.DATA_KINDS:
-                object_names.check_data(kubernetes_object, str(kind), str(name))
-
+            check_storable(kubernetes_object)
+            kind = kubernetes_object["kind"]
+            name = kubernetes_object["metadata"]["name"]
             if kind in VERSIONED_KINDS:
                 StoredObjects(self.home).apply(kubernetes_object)
                 continue
@@ -323,6 +315,21 @@ class LocalCluster:
             homes.create_home(self.home)
             object_file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(object_file, to_json(kubernetes_object), 0o600)
+
+
+def check_storable(kubernetes_object: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an object that `store_objects` cannot store."""
+    kind = kubernetes_object.get("kind")
+    name = (kubernetes_object.get("metadata") or {}).get("name")
+    if kind not in STORABLE_KINDS:
+        raise ConfigError(
+            f"{kind} {name!r} in the Workflow's file is not supported: use one of"
+            f" {', '.join(STORABLE_KINDS)}."
+        )
+
+    object_names.check_object_name(kind, name)
+    if kind in object_names.DATA_KINDS:
+        object_names.check_data(kubernetes_object, str(kind), str(name))
 
 
 def trust(home: Path) -> None:

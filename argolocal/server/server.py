@@ -22,7 +22,7 @@ from argolocal.runner.cluster import LocalCluster
 from argolocal.server.api.application import WithApi, make_api
 from argolocal.server.api.backend import NAMESPACE, Backend
 from argolocal.server.api.catalogue import Catalogue
-from argolocal.server.cron.controller import CronController
+from argolocal.server.cron.controller import KIND, CronController
 from argolocal.server.objects import Objects
 from argolocal.server.queue import Queue
 from argolocal.server.run_processes import RunProcesses
@@ -58,6 +58,15 @@ class Server:
         self.objects = Objects(cluster, clock)
         self.schedules = CronController(cluster, self.objects, clock)
         self.ending = threading.Event()
+
+    def describe(self) -> str:
+        """Return what the server does, as a text for the user who starts it."""
+        count = len(self.objects.names(KIND))
+        return (
+            f"The server runs up to {self.queue.parallelism} workflows of {self.cluster.home} at"
+            f" the same time. Schedules: {count}.\nCtrl-C ends the server. Its runs continue, and"
+            " the next server watches them."
+        )
 
     def serve(self, page: ASGIApp, port: int | None, announce: Callable[[str], None]) -> None:
         """Serve a page and run queued runs until SIGINT or SIGTERM. Raises Busy if the home already

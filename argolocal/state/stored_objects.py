@@ -24,9 +24,9 @@ from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
 from argolocal.errors import ConfigError
 from argolocal.language.gofmt import format_timestamp
+from argolocal.manifest.allowed_values import VERSIONED_KINDS
 from argolocal.manifest.types import Object
 
-VERSIONED_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
 # fields of `metadata` that this module sets
 SERVER_FIELDS = ("uid", "creationTimestamp", "generation", "resourceVersion")
 FOLDER = "objects"

@@ -104,13 +104,25 @@ def show_all(cluster: LocalCluster, as_json: bool, make_row: MakeRow | None = No
     (default: make_run_row)."""
     make_row = make_row or make_run_row
     run_rows = [
-        make_row(run_name, status, status["phase"], status.get("startedAt"))
+        make_row(run_name, status, status["phase"], _find_creation(cluster.home, run_name, status))
         for run_name, status in _list_runs(cluster.home)
     ]
     tables = {"runs": run_rows, "serving": cluster.overview()}
     return show_tables(
         tables, as_json, f"no runs in {cluster.home} yet: `{program.name} run` starts a run"
     )
+
+
+def _find_creation(home: Path, name: str, status: Status) -> str | None:
+    """Return the time of a run's creation, or None if its files are unreadable. A run that waits in
+    the queue has not started."""
+    if status["phase"] == "Unreadable":
+        return None
+    if status.get("startedAt"):
+        return str(status["startedAt"])
+    with suppress(ConfigError):
+        return RunFiles(home, name).workflow()["metadata"].get("creationTimestamp")
+    return None
 
 
 def show_run(home: Path, name: str, as_json: bool) -> str:

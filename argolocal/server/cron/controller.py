@@ -189,8 +189,13 @@ class CronController:
 
         active_runs = [reference["name"] for reference in _status(cron).get("active") or []]
         policy = spec.get("concurrencyPolicy") or "Allow"
+<<<<<<< HEAD
         if policy == "Forbid" and active_runs:
             return f"concurrencyPolicy is Forbid, and {active_runs[-1]} was active"
+=======
+        if policy == "Forbid" and active:
+            return f"the previous run {active[-1]} was in progress (concurrencyPolicy: Forbid)"
+>>>>>>> main
         if policy == "Replace":
             for run in active_runs:
                 self._terminate(run)
@@ -350,6 +355,7 @@ def build_workflow(cron: Object, time: int) -> Object:
     """Return the Workflow of a CronWorkflow for a scheduled time in unix seconds. Source: Argo's
     workflow/common/convert.go."""
     metadata = cron["metadata"]
+<<<<<<< HEAD
     cron_labels: Mapping[str, Any] = metadata.get("labels") or {}
     added_metadata: Mapping[str, Any] = cron["spec"].get("workflowMetadata") or {}
     labels = {key: cron_labels[key] for key in PROPAGATED_LABELS if key in cron_labels}
@@ -361,6 +367,11 @@ def build_workflow(cron: Object, time: int) -> Object:
         "controller": True,
         "blockOwnerDeletion": True,
     }
+=======
+    own_labels: Mapping[str, Any] = metadata.get("labels") or {}
+    added: Mapping[str, Any] = cron["spec"].get("workflowMetadata") or {}
+    labels = {key: own_labels[key] for key in PROPAGATED_LABELS if key in own_labels}
+>>>>>>> main
     workflow_metadata = {
         "name": f"{metadata['name']}-{time}",
         "labels": {
@@ -372,7 +383,7 @@ def build_workflow(cron: Object, time: int) -> Object:
             object_labels.SCHEDULED_TIME_ANNOTATION: format_timestamp(time),
             **(added_metadata.get("annotations") or {}),
         },
-        "ownerReferences": [owner],
+        "ownerReferences": [make_owner_reference(metadata)],
     }
     if metadata.get("namespace"):
         workflow_metadata["namespace"] = metadata["namespace"]
@@ -381,6 +392,18 @@ def build_workflow(cron: Object, time: int) -> Object:
         "kind": "Workflow",
         "metadata": workflow_metadata,
         "spec": cron["spec"]["workflowSpec"],
+    }
+
+
+def make_owner_reference(metadata: Mapping[str, Any]) -> Object:
+    """Return the reference to a CronWorkflow, given its metadata, that its runs contain."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
     }
 
 

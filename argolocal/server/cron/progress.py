@@ -24,6 +24,7 @@ MAX_MISSED = 20
 MAX_INTERVALS = 200
 # lengths of the periods in which the newest scheduled times are searched, one after the other
 SEARCHED_PERIODS_S = (3600.0, 86400.0, 32 * 86400.0, 400 * 86400.0, 6 * 366 * 86400.0)
+CHANGED = "the schedule was changed while no server ran, so it started no run for earlier times"
 NOT_RUNNING = "the server did not run at this time"
 TOO_LATE = "the server did not run until startingDeadlineSeconds ({}) was over"
 
@@ -100,8 +101,15 @@ def decide(cron: Object, progress: Progress | None, now: float, is_continuous: b
     if progress is None or progress.uid != uid:
         progress = Progress(uid, schedule, parse_time(cron["metadata"]["creationTimestamp"]))
     elif progress.schedule != schedule:
+<<<<<<< HEAD
         # as in Argo, times of the new schedule before now do not start a run
+=======
+        # as in Argo, times of the new schedule that are over do not start a run
+        start = progress.position
+>>>>>>> main
         progress = replace(progress, schedule=schedule, position=now)
+        if not is_continuous:
+            return Decision(progress, missed=find_times(cron, start, now), reason=CHANGED)
 
     if now <= progress.position:
         # the clock was set back; times that are not decided may come again
