@@ -86,8 +86,8 @@ class Objects(StoredObjects):
             check_storable(item)
 
     def apply_and_describe(self, manifest: Mapping[str, Any]) -> str:
-        """Create or replace an object, and return the change in the words of `kubectl apply`.
-        Raises ConfigError."""
+        """Create or replace an object, and return the message of `kubectl apply`, such as
+        `CronWorkflow demo created`. Raises ConfigError."""
         kind = str(manifest.get("kind"))
         name = _read_name(manifest)
         previous = self.find(kind, name)

@@ -156,7 +156,7 @@ def test_a_schedule_of_this_machine_shows_its_next_times_and_why_a_time_was_miss
     cluster = LocalCluster(home)
     objects = StoredObjects(home, datetime(2026, 3, 20, tzinfo=UTC).timestamp)
     objects.create({**cron, "spec": {**cron["spec"], "startingDeadlineSeconds": 60}})
-    CronController(cluster, objects, NOW.timestamp).look()
+    CronController(cluster, objects, NOW.timestamp).reconcile()
 
     (schedule,) = HomeSchedules(home).read({}).schedules
     assert schedule.missed == ["2026-03-23T02:00+00:00"]

@@ -48,7 +48,7 @@ class Home:
     def look(self, second: float) -> list[str]:
         """Look at the schedule, and return the runs that wait in the queue."""
         self.now = START + second
-        self.controller.look()
+        self.controller.reconcile()
         return self.queue.waiting()
 
     def finish(self, *names: str) -> None:
