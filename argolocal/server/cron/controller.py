@@ -189,13 +189,8 @@ class CronController:
 
         active_runs = [reference["name"] for reference in _status(cron).get("active") or []]
         policy = spec.get("concurrencyPolicy") or "Allow"
-<<<<<<< HEAD
         if policy == "Forbid" and active_runs:
-            return f"concurrencyPolicy is Forbid, and {active_runs[-1]} was active"
-=======
-        if policy == "Forbid" and active:
-            return f"the previous run {active[-1]} was in progress (concurrencyPolicy: Forbid)"
->>>>>>> main
+            return f"the previous run {active_runs[-1]} was in progress (concurrencyPolicy: Forbid)"
         if policy == "Replace":
             for run in active_runs:
                 self._terminate(run)
@@ -355,23 +350,9 @@ def build_workflow(cron: Object, time: int) -> Object:
     """Return the Workflow of a CronWorkflow for a scheduled time in unix seconds. Source: Argo's
     workflow/common/convert.go."""
     metadata = cron["metadata"]
-<<<<<<< HEAD
     cron_labels: Mapping[str, Any] = metadata.get("labels") or {}
     added_metadata: Mapping[str, Any] = cron["spec"].get("workflowMetadata") or {}
     labels = {key: cron_labels[key] for key in PROPAGATED_LABELS if key in cron_labels}
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
-=======
-    own_labels: Mapping[str, Any] = metadata.get("labels") or {}
-    added: Mapping[str, Any] = cron["spec"].get("workflowMetadata") or {}
-    labels = {key: own_labels[key] for key in PROPAGATED_LABELS if key in own_labels}
->>>>>>> main
     workflow_metadata = {
         "name": f"{metadata['name']}-{time}",
         "labels": {

@@ -101,12 +101,8 @@ def decide(cron: Object, progress: Progress | None, now: float, is_continuous: b
     if progress is None or progress.uid != uid:
         progress = Progress(uid, schedule, parse_time(cron["metadata"]["creationTimestamp"]))
     elif progress.schedule != schedule:
-<<<<<<< HEAD
         # as in Argo, times of the new schedule before now do not start a run
-=======
-        # as in Argo, times of the new schedule that are over do not start a run
         start = progress.position
->>>>>>> main
         progress = replace(progress, schedule=schedule, position=now)
         if not is_continuous:
             return Decision(progress, missed=find_times(cron, start, now), reason=CHANGED)
