@@ -69,7 +69,7 @@ def run(inputs: Inputs) -> Outputs:
     """
     from rekindle import tracking, workload
     from rekindle.cache.key import data_digest_or_empty, digest_if_unchanged
-    from rekindle.content.verified_release import VERDICT, reject_changed_files
+    from rekindle.content.verified_release import VERDICT, verify_described_files
     from rekindle.content.weights import list_model_files, read_description
     from rekindle.release import release_files as release
     from rekindle.sections import parse_section
@@ -92,7 +92,7 @@ def run(inputs: Inputs) -> Outputs:
         inputs.workdir / folder_name for folder_name in ("current", "dataset", "model", "report")
     )
     release_record = release.download(Store.from_env(), champion_release.uri, current_folder)
-    reject_changed_files(
+    verify_described_files(
         current_folder, release_record.described, [release.REFERENCE], champion_release.uri
     )
 

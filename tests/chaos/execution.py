@@ -151,12 +151,12 @@ class Execution:
             store = {"S3_ENDPOINT_URL": self.proxy.url}
 
             if pod is self.coordinator:
-                pod.member = self.crew.coordinator(self.argv, **store)
+                pod.member = self.crew.start_coordinator(self.argv, **store)
             else:
                 starts = {
-                    "": self.crew.worker,
-                    "light": self.crew.light_launcher,
-                    "real": self.crew.launcher,
+                    "": self.crew.start_worker,
+                    "light": self.crew.start_light_launcher,
+                    "real": self.crew.start_launcher,
                 }
                 workers = {"PET_NPROC_PER_NODE": str(self.schedule.per_pod)}
                 pod.member = starts[self.schedule.launcher](pod.name, self.argv, **store, **workers)
