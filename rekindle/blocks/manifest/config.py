@@ -283,7 +283,7 @@ def load_config(
         raise ConfigError(*_describe_errors(error, loaded, str(file))) from error
 
     loaded = Loaded(config, origins)
-    reject_secrets(loaded, _own_section_names(config))
+    reject_secrets(config, _own_section_names(config), loaded.origin)
     _check_against_workload(loaded, workload, str(file))
     return loaded
 

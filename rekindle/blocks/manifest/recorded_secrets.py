@@ -2,16 +2,12 @@
 it during a run."""
 
 import re
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
 
 from argolocal.common.addresses import AFTER_HOST, SECRET_NAME
 from argolocal.common.environment import is_secret_name
 from rekindle.errors import ConfigError, without_secrets
-from rekindle.sections import iterate_leaves
-
-if TYPE_CHECKING:
-    from rekindle.blocks.manifest.config import Loaded
+from rekindle.sections import Section, iterate_leaves
 
 # Matches a URL with a password, or with a signature or token in its query, fragment or path; a
 # variable such as $(PASSWORD) is not a match. The password may contain slashes and spaces; the host
@@ -26,21 +22,24 @@ PASSWORD_URL = re.compile(
 )
 
 
-def reject_secrets(loaded_config: "Loaded", own_sections: Collection[str]) -> None:
+def reject_secrets(
+    config: Section, own_sections: Collection[str], find_origin: Callable[[str], str]
+) -> None:
     """Raise ConfigError for a URL with a password or signature, and for a secret in
-    `own_sections`, the sections that the workload and the pipeline define."""
-    for dotted_key, value in iterate_leaves(loaded_config.config, ""):
+    `own_sections`, the sections that the workload and the pipeline define. `find_origin`: returns
+    the origin of the value of a key, for the message."""
+    for dotted_key, value in iterate_leaves(config, ""):
         key = dotted_key.lstrip(".")
         if isinstance(value, str) and PASSWORD_URL.search(value):
             raise ConfigError(
-                f"{without_secrets(loaded_config.origin(key))}: {key} is a URL with a password or"
+                f"{without_secrets(find_origin(key))}: {key} is a URL with a password or"
                 " a signature, which everyone can read who can read the manifest or MLflow:"
                 " remove it. A step can read a password from its environment, which has the keys of"
                 " the Secret rekindle-s3."
             )
         if key.partition(".")[0] in own_sections and _is_secret(key, value):
             raise ConfigError(
-                f"{omit_flag_value(loaded_config.origin(key))}: {key} is a secret, which"
+                f"{omit_flag_value(find_origin(key))}: {key} is a secret, which"
                 " everyone can read who can read the manifest or MLflow: remove it. A step can read"
                 " it from its environment, which has the keys of the Secret rekindle-s3."
             )
