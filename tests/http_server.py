@@ -71,15 +71,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(answer)
             return
 
-        data = answer.body.encode() if isinstance(answer.body, str) else answer.body
+        body_bytes = answer.body.encode() if isinstance(answer.body, str) else answer.body
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Length", str(len(body_bytes)))
         self.end_headers()
 
         if self.command != "HEAD":
-            self.wfile.write(data)
+            self.wfile.write(body_bytes)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_any
 

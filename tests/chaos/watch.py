@@ -59,16 +59,16 @@ class Watch:
                 else:
                     self.lines.append((time.time(), self._names[path], line))
                     if self._names[path].startswith("coordinator") and (
-                        found := GENERATION.search(line)
+                        generation_line := GENERATION.search(line)
                     ):
                         self.last_progress = time.time()
-                        self.generations.append((self.last_progress, int(found[1])))
+                        self.generations.append((self.last_progress, int(generation_line[1])))
 
     def _add_step(self, step: Step) -> None:
         is_first = all(other.pid != step.pid for other in reversed(self.steps))
         self.steps.append(step)
-        if is_first and step.step < (saved := self.snapshots.get(step.name, -1)):
-            details = f"starts with step {step.step}, its shared memory had {saved}"
+        if is_first and step.step < (saved_step := self.snapshots.get(step.name, -1)):
+            details = f"starts with step {step.step}, its shared memory had {saved_step}"
             self.setbacks.append(f"{step.name} ({step.pid}) {details}")
         if step.step > self.newest or is_first:
             text = f"({step.pid}) starts step {step.step}"
@@ -99,27 +99,29 @@ class Watch:
     def losses(self) -> list[str]:
         """Return avoidable losses: a live process was set back, or a new one started before its
         shared memory."""
-        newest: dict[int, int] = {}
+        newest_step_by_pid: dict[int, int] = {}
         losses = list(self.setbacks)
         for step in self.steps:
-            if step.step < newest.get(step.pid, -1):
-                setback = f"was set back from step {newest[step.pid]} to step {step.step}"
+            if step.step < newest_step_by_pid.get(step.pid, -1):
+                setback = (
+                    f"was set back from step {newest_step_by_pid[step.pid]} to step {step.step}"
+                )
                 losses.append(f"{step.name} ({step.pid}) {setback}")
-            newest[step.pid] = step.step
+            newest_step_by_pid[step.pid] = step.step
         return losses
 
     def repeated_steps(self) -> int:
         """Return the number of steps repeated because all processes that had done them were
         dead."""
-        newest = -1
-        total = 0
+        newest_step = -1
+        repeated_count = 0
         for step in self.steps:
             # some processes still start the step that others have just finished
-            if step.step < newest - 1:
-                total += newest - step.step
-                newest = step.step
-            newest = max(newest, step.step)
-        return total
+            if step.step < newest_step - 1:
+                repeated_count += newest_step - step.step
+                newest_step = step.step
+            newest_step = max(newest_step, step.step)
+        return repeated_count
 
     def story(self) -> str:
         """Return all lines, ordered by time."""

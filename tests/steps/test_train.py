@@ -15,7 +15,7 @@ import pytest
 from rekindle.storage import Store
 from rekindle.training.ledger import events as ledger
 from tests.chaos.faults import Proxy
-from tests.ports import listens
+from tests.ports import is_listening
 from tests.rekindle.training import toy
 from tests.rekindle.training.crew import Crew, flags, joined
 
@@ -27,8 +27,10 @@ def sha256(s3: Store, prefix: str) -> str:
 def checkpoint_count(s3: Store, prefix: str) -> int:
     """Return the number of checkpoints if `latest` names the newest one, else 0."""
     manifests = sorted(entry.key for entry in s3.list(f"{prefix}/manifests/"))
-    named = s3.head(f"{prefix}/latest") and json.loads(s3.get(f"{prefix}/latest"))["manifest"]
-    if manifests and named == manifests[-1]:
+    newest_manifest = (
+        s3.head(f"{prefix}/latest") and json.loads(s3.get(f"{prefix}/latest"))["manifest"]
+    )
+    if manifests and newest_manifest == manifests[-1]:
         return len(manifests)
     return 0
 
@@ -71,11 +73,11 @@ def test_training_recovers_from_the_loss_of_all_workers_and_a_damaged_checkpoint
     coordinator = crew.coordinator(argv)
     workers = [crew.worker(name, argv, TOY_HOLD="25 60") for name in "ab"]
 
-    for number, checkpoints in ((25, 1), (60, 2)):
-        crew.held(number, *workers)
+    for held_step, checkpoints in ((25, 1), (60, 2)):
+        crew.held(held_step, *workers)
         crew.until(lambda n=checkpoints: checkpoint_count(s3, "all/checkpoints") >= n)
         if checkpoints == 1:
-            crew.release(number)
+            crew.release(held_step)
 
     for member in [coordinator, *workers]:
         member.send(signal.SIGKILL)
@@ -84,15 +86,15 @@ def test_training_recovers_from_the_loss_of_all_workers_and_a_damaged_checkpoint
     *_, older, newest = sorted(entry.key for entry in s3.list("all/checkpoints/manifests/"))
     step = json.loads(s3.get(older))["step"]
     chunk = json.loads(s3.get(newest))["chunks"][0]
-    data = bytearray(s3.get(f"all/checkpoints/chunks/{chunk}"))
-    data[1000] ^= 1
-    s3.put(f"all/checkpoints/chunks/{chunk}", data)
+    chunk_data = bytearray(s3.get(f"all/checkpoints/chunks/{chunk}"))
+    chunk_data[1000] ^= 1
+    s3.put(f"all/checkpoints/chunks/{chunk}", chunk_data)
 
-    alone = crew.alone([*argv, "--min-workers=1"])
-    assert alone.code() == 0, alone.said()
-    assert f"chunk 0 ({chunk}) is damaged" in alone.said()
-    assert newest in alone.said()
-    assert f"resuming from step {step}" in alone.said()
+    single_worker = crew.alone([*argv, "--min-workers=1"])
+    assert single_worker.code() == 0, single_worker.said()
+    assert f"chunk 0 ({chunk}) is damaged" in single_worker.said()
+    assert newest in single_worker.said()
+    assert f"resuming from step {step}" in single_worker.said()
     assert sha256(s3, "all") == undisturbed
 
 
@@ -165,10 +167,10 @@ def test_training_continues_without_its_coordinator(
     coordinator.send(signal.SIGKILL)
     crew.release(20)
     crew.held(60, a, b)
-    again = crew.coordinator(argv)
+    new_coordinator = crew.coordinator(argv)
     crew.release(60)
     crew.release(80)
-    assert again.code() == 0, again.said()
+    assert new_coordinator.code() == 0, new_coordinator.said()
     assert a.code() == 0, a.said() + b.said()
     assert b.code() == 0, a.said() + b.said()
     assert sha256(s3, "headless") == undisturbed
@@ -179,17 +181,17 @@ def test_a_worker_with_a_snapshot_does_not_wait_for_another_that_reads_the_store
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:
     argv = flags("waits", workers=3, min_workers=2, checkpoint_steps=0, hot_seconds=1e-9)
-    earlier = crew.alone(argv, POD_NAME="brings", TOY_HOLD="60")
-    crew.held(60, earlier)
-    earlier.send(signal.SIGKILL)
-    earlier.process.join()
+    earlier_worker = crew.alone(argv, POD_NAME="brings", TOY_HOLD="60")
+    crew.held(60, earlier_worker)
+    earlier_worker.send(signal.SIGKILL)
+    earlier_worker.process.join()
     coordinator = crew.coordinator(argv)
 
     with Proxy(s3.endpoint or "") as proxy:
         waits = crew.worker("waits", argv, S3_ENDPOINT_URL=proxy.url)
         crew.until(lambda: joined(s3, "waits", "waits"))
         proxy.fault("refuse", 600)
-        other = crew.worker("other", argv)
+        other_worker = crew.worker("other", argv)
         crew.until(
             lambda: "waiting for the object store, for the newest checkpoint" in waits.said()
         )
@@ -197,7 +199,7 @@ def test_a_worker_with_a_snapshot_does_not_wait_for_another_that_reads_the_store
         crew.held(20, brings)
         proxy.fault("", 0)
         crew.release(20)
-        codes = [member.code() for member in (coordinator, waits, other, brings)]
+        codes = [member.code() for member in (coordinator, waits, other_worker, brings)]
 
     assert codes == [0] * 4, waits.said()
     assert "in shared memory" in waits.said()
@@ -214,7 +216,7 @@ def test_an_error_before_a_worker_joins_ends_the_run(crew: Crew) -> None:
     argv = flags("no-device", workers=1, device="cuda")
     coordinator = crew.coordinator(argv)
     # only workers that have joined get its messages
-    crew.until(lambda: listens(int(crew.meeting["MASTER_PORT"])))
+    crew.until(lambda: is_listening(int(crew.meeting["MASTER_PORT"])))
     worker = crew.worker("w", argv, CUDA_VISIBLE_DEVICES="")
     assert worker.code() == 78
     assert coordinator.code() == 78, coordinator.said()
@@ -263,10 +265,10 @@ def test_model_and_checkpoints_of_another_run_are_not_overwritten(
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:
     objects = {entry.key: entry.etag for entry in s3.list("undisturbed/")}
-    same = crew.alone(flags("undisturbed"))
+    equal_run = crew.alone(flags("undisturbed"))
     model = crew.alone(flags("undisturbed", seed=1))
     checkpoints = crew.alone(flags("undisturbed", seed=1, out="elsewhere"))
-    assert same.code() == 0
+    assert equal_run.code() == 0
     assert model.code() == 78
     assert checkpoints.code() == 78
     assert "is the model of another run" in model.said()
@@ -321,8 +323,8 @@ def test_torchrun_continues_after_a_kill_and_saves_on_sigterm(
 
     step = json.loads(s3.get(json.loads(s3.get("torchrun/checkpoints/latest"))["manifest"]))["step"]
     assert f"left after step {step}, after SIGTERM" in log.read_text()
-    rest = crew.alone(argv)
-    assert rest.code() == 0, rest.said()
+    resumed_run = crew.alone(argv)
+    assert resumed_run.code() == 0, resumed_run.said()
     assert sha256(s3, "torchrun") == undisturbed
 
 
