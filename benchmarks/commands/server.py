@@ -35,6 +35,12 @@ MEMORY_LIMIT_MB = 200
 LIST_LIMIT_S = 0.3
 NEXT_START_LIMIT_S = 0.2
 TIMEOUT_S = 3600.0
+# the request of `argo list`
+API_LIST = (
+    "/api/v1/workflows/argo?fields=metadata,items.metadata,items.spec,items.status.phase,"
+    "items.status.message,items.status.finishedAt,items.status.startedAt,"
+    "items.status.estimatedDuration,items.status.progress"
+)
 MANIFEST: dict[str, Any] = {
     "apiVersion": "argoproj.io/v1alpha1",
     "kind": "Workflow",
@@ -120,6 +126,13 @@ def copy_runs(home: Path, count: int) -> None:
         (root / JOURNAL_FILE).write_text(journal.replace(source.name, name))
 
 
+def measure_request(client: httpx.Client, address: str) -> float:
+    """Return the seconds until the answer to a request is complete."""
+    start = time.monotonic()
+    client.get(address).raise_for_status()
+    return time.monotonic() - start
+
+
 def measure_list(home: Path, count: int, requests: int) -> list[Bar]:
     """Request the list of runs from a server with many finished runs."""
     copy_runs(home, count)
@@ -146,10 +159,14 @@ def measure_list(home: Path, count: int, requests: int) -> list[Bar]:
             seconds.append(time.monotonic() - start)
         cpu_end = server.cpu_times()
         cpu_s = cpu_end.user + cpu_end.system - cpu_start.user - cpu_start.system
+        api_seconds = [measure_request(client, API_LIST) for _ in range(requests + 1)]
         memory = measure_memory(server)
     return [
         make_bar(f"first list of {count} runs", first_s, "s"),
         make_bar(f"list of {count} finished runs", seconds, "s", LIST_LIMIT_S),
+        make_bar(
+            f"all {count} runs by the API, as `argo list`", api_seconds[1:], "s", LIST_LIMIT_S
+        ),
         make_bar("CPU of the server for one list", cpu_s / requests, "s"),
         make_bar(f"memory of the server with {count} runs", memory, "MB", MEMORY_LIMIT_MB),
     ]

@@ -14,8 +14,8 @@ from argolocal.server.api.backend import Backend
 from argolocal.server.api.bodies import Body
 from argolocal.server.api.catalogue import Entry, Facts
 from argolocal.server.api.errors import INVALID_ARGUMENT, NOT_FOUND, ApiError
-from argolocal.server.api.selectors import parse_labels, parse_list_options
-from argolocal.server.api.workflows import delete_run, make_page, select_entries
+from argolocal.server.api.selectors import Fields, parse_labels, parse_list_options
+from argolocal.server.api.workflows import answer_list, delete_run, select_entries
 
 
 class Archive:
@@ -41,7 +41,7 @@ class Archive:
         query = request.query_params
         options = parse_list_options(query, query.get("namespace", ""))
         entries = [item for item in select_entries(self.backend, options) if _has_ended(item[1])]
-        return JSONResponse(make_page(self.backend, entries, options, has_nodes=False))
+        return answer_list(self.backend, entries, options, Fields(), has_nodes=False)
 
     def get(self, request: Request) -> Response:
         """Answer GET /archived-workflows/UID."""

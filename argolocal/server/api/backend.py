@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from argolocal.common import object_names
@@ -11,7 +12,7 @@ from argolocal.interfaces import Cluster
 from argolocal.manifest.types import Object
 from argolocal.page.tabs.artifact_source import ObjectReader
 from argolocal.runner.run import validate_workflow
-from argolocal.server.api.catalogue import Catalogue, Entry
+from argolocal.server.api.catalogue import Catalogue, Entry, ItemTexts
 from argolocal.server.api.errors import (
     ALREADY_EXISTS,
     INTERNAL,
@@ -43,6 +44,11 @@ class Backend:
     catalogue: Catalogue
     open_store: Callable[[Mapping[str, Any]], ObjectReader]
     namespace: str = NAMESPACE
+
+    @cached_property
+    def item_texts(self) -> ItemTexts:
+        """The runs in lists as JSON texts."""
+        return ItemTexts(self.catalogue)
 
     def has_namespace(self, namespace: str) -> bool:
         """Return True if a list of a namespace contains the objects; "" means all namespaces."""

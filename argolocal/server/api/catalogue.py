@@ -11,6 +11,7 @@ a version from before a restart of the server is recognized as old. A change wit
 watch is noticed at the next reading.
 """
 
+import json
 import math
 import os
 import time
@@ -24,13 +25,14 @@ from datetime import datetime
 from threading import Lock, RLock, Thread
 
 from argolocal.common.checked_names import RunName
-from argolocal.common.json_text import loads, to_json
+from argolocal.common.json_text import to_json
 from argolocal.engine.nodes import format_time
 from argolocal.errors import ArgolocalError
 from argolocal.manifest.types import Object
 from argolocal.page.sources import LocalRuns, Run
 from argolocal.runner import requests
 from argolocal.server.api.errors import OUT_OF_RANGE, ApiError
+from argolocal.server.api.selectors import Fields
 from argolocal.server.api.workflow_object import make_workflow
 from argolocal.state.journal import JOURNAL_FILE, MANIFEST_FILE, RunFiles
 
@@ -38,6 +40,8 @@ from argolocal.state.journal import JOURNAL_FILE, MANIFEST_FILE, RunFiles
 MAX_CHANGES = 10_000
 # bytes of compressed objects without nodes that stay in memory
 MAX_CACHED_BYTES = 32_000_000
+# bytes of the texts for lists that stay in memory
+MAX_TEXT_BYTES = 16_000_000
 
 
 @dataclass(frozen=True)
@@ -223,7 +227,7 @@ class Catalogue:
             is_current = entry.summary_version == entry.file_version
         if not (summary and is_current):
             summary = self._summarize(entry)
-        workflow: Object = loads(zlib.decompress(summary))
+        workflow: Object = json.loads(zlib.decompress(summary))
         workflow["metadata"]["resourceVersion"] = str(entry.resource_version)
         return workflow
 
@@ -318,6 +322,43 @@ class Catalogue:
         if self.cached.pop(entry.name, None):
             self.cached_bytes -= len(entry.summary)
         entry.summary = b""
+
+
+class ItemTexts:
+    """The JSON texts of runs without their nodes, which stay in memory: clients request the same
+    fields of thousands of finished runs again and again. All methods may be called from several
+    threads."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
+        self.lock = Lock()
+        # name of a run, selected fields → resource version, JSON; least recently used first
+        self.texts: OrderedDict[tuple[str, Fields], tuple[int, bytes]] = OrderedDict()
+        self.bytes = 0
+
+    def read(self, entry: Entry, fields: Fields) -> bytes:
+        """Return the JSON text of a run with the fields of it that a client wants. Raises
+        ConfigError if its files are malformed."""
+        key = (entry.name, fields)
+        version = entry.resource_version
+        with self.lock:
+            cached_version, text = self.texts.get(key, (0, b""))
+            if cached_version == version:
+                self.texts.move_to_end(key)
+                return text
+
+        text = to_json(fields.select_item(self.catalogue.summary(entry))).encode()
+        with self.lock:
+            self._keep(key, version, text)
+        return text
+
+    def _keep(self, key: tuple[str, Fields], version: int, text: bytes) -> None:
+        _, replaced_text = self.texts.pop(key, (0, b""))
+        self.texts[key] = (version, text)
+        self.bytes += len(text) - len(replaced_text)
+        while self.bytes > MAX_TEXT_BYTES:
+            _, (_, removed_text) = self.texts.popitem(last=False)
+            self.bytes -= len(removed_text)
 
 
 def _read_facts(run: Run, workflow: Object) -> Facts:

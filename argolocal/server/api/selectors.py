@@ -97,6 +97,12 @@ class Fields:
         selected: dict[str, Any] = self._select(document, "")
         return selected
 
+    def select_item(self, item: dict[str, Any]) -> dict[str, Any]:
+        """Return an item of a list with only the fields that are wanted of the list."""
+        selected_items = self.select({"items": [item]}).get("items") or [{}]
+        selected_item: dict[str, Any] = selected_items[0]
+        return selected_item
+
     def _select(self, value: Any, path: str) -> Any:
         if isinstance(value, list):
             return [self._select(item, path) for item in value]

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from argolocal.common.checked_names import format_untrusted
+from argolocal.common.json_text import to_json
 from argolocal.errors import ArgolocalError
 from argolocal.manifest import object_labels
 from argolocal.manifest.allowed_values import API_VERSION
@@ -67,8 +68,7 @@ class Workflows:
         fields = Fields.parse(request.query_params.get("fields", ""))
         entries = select_entries(self.backend, options)
         has_nodes = not fields.excludes("items.status.nodes")
-        page = make_page(self.backend, entries, options, has_nodes)
-        return JSONResponse(fields.select(page))
+        return answer_list(self.backend, entries, options, fields, has_nodes)
 
     def get(self, request: Request) -> Response:
         """Answer GET /workflows/NAMESPACE/NAME."""
@@ -214,29 +214,46 @@ def matches(entry: Entry, facts: Facts, options: ListOptions) -> bool:
     return all(conditions)
 
 
-def make_page(
+def answer_list(
     backend: Backend,
     entries: Sequence[tuple[Entry, Facts]],
     options: ListOptions,
+    fields: Fields,
     has_nodes: bool,
-) -> Object:
-    """Return a part of a list as a WorkflowList. Runs that were deleted in the meantime are left
-    out."""
+) -> Response:
+    """Return a part of a list as a WorkflowList with only some fields. Runs that were deleted in
+    the meantime are left out."""
+    catalogue = backend.catalogue
     end = options.offset + options.limit if options.limit else len(entries)
-    read = backend.catalogue.workflow if has_nodes else backend.catalogue.summary
-    metadata: Object = {"resourceVersion": str(backend.catalogue.latest_version)}
+    metadata: Object = {"resourceVersion": str(catalogue.latest_version)}
     if end < len(entries):
         metadata["continue"] = str(end)
     if options.has_remaining_count:
         metadata["remainingItemCount"] = max(0, len(entries) - end)
 
-    items = []
+    texts: list[bytes] = []
     for entry, _ in entries[options.offset : end]:
         try:
-            items.append(read(entry))
+            if has_nodes:
+                item = fields.select_item(catalogue.workflow(entry))
+                texts.append(to_json(item).encode())
+            else:
+                texts.append(backend.item_texts.read(entry, fields))
         except (ArgolocalError, OSError):
             continue
-    return {"metadata": metadata, "items": items or None}
+    return Response(format_page(metadata, texts, fields), media_type="application/json")
+
+
+def format_page(metadata: Object, item_texts: list[bytes], fields: Fields) -> bytes:
+    """Return the JSON text of a list with these items. An empty list is null, as in Argo."""
+    page = fields.select({"metadata": metadata, "items": None})
+    if "items" not in page or not item_texts:
+        return to_json(page).encode()
+
+    del page["items"]
+    members = [f"{to_json(name)}:{to_json(value)}".encode() for name, value in page.items()]
+    members.append(b'"items":[' + b",".join(item_texts) + b"]")
+    return b"{" + b",".join(members) + b"}"
 
 
 def apply_options(manifest: Object, options: Body) -> None:
