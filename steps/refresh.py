@@ -72,20 +72,10 @@ def run(inputs: Inputs) -> Outputs:
     """
     from rekindle import tracking, workload
     from rekindle.cache.key import data_digest_or_empty, digest_if_unchanged
-    from rekindle.content.verified_release import VERDICT, reject_changed_files
-    from rekindle.content.weights import list_model_files, read_description
-    from rekindle.release import release_files as release
+    from rekindle.release.release_files import record_predictions
     from rekindle.sections import parse_section
-    from rekindle.storage import Store
 
-    workload_module: Any = workload.load(inputs.workload)
-
-    if not hasattr(workload_module, "refresh"):
-        raise ConfigError(
-            f"{inputs.workload} does not define refresh(release, data, out), so its models cannot"
-            " be updated. Train a new model, or define refresh."
-        )
-
+    workload_module = _load_workload(inputs.workload)
     champion_release = tracking.require_champion(inputs.name)
     data_settings = parse_section(workload_module.Data, inputs.data, "data")
     run_id = tracking.start_run(
@@ -94,10 +84,7 @@ def run(inputs: Inputs) -> Outputs:
     release_folder, dataset_folder, model_folder, report_folder = (
         inputs.workdir / folder_name for folder_name in ("current", "dataset", "model", "report")
     )
-    release_record = release.download(Store.from_env(), champion_release.uri, release_folder)
-    reject_changed_files(
-        release_folder, release_record.described, [release.REFERENCE], champion_release.uri
-    )
+    _download_release(champion_release.uri, release_folder)
 
     for output_folder in (dataset_folder, model_folder, report_folder):
         output_folder.mkdir()
@@ -114,7 +101,7 @@ def run(inputs: Inputs) -> Outputs:
         )
         _apply_refresh(refreshed, release_folder, dataset_folder)
         new_predictions = predict(release_folder, refreshed.instances)
-        release.record_predictions(report_folder, new_predictions)
+        record_predictions(report_folder, new_predictions)
     else:
         verdict = "same"
         verdict_reason = (
@@ -122,14 +109,7 @@ def run(inputs: Inputs) -> Outputs:
             f" {champion_release.version} ends."
         )
 
-    evaluation_files = [
-        file_name
-        for file_name in (VERDICT, release.REFERENCE)
-        if (release_folder / file_name).exists()
-    ]
-    _move_files(release_folder, model_folder, list_model_files(read_description(release_folder)))
-    _move_files(release_folder, report_folder, evaluation_files)
-
+    _move_outputs(release_folder, model_folder, report_folder)
     source_digest, warnings = digest_if_unchanged(data_settings.source, digest_before)
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
     sys.stderr.write(f"{verdict}: {verdict_reason}\n")
@@ -158,6 +138,32 @@ def run(inputs: Inputs) -> Outputs:
     )
 
 
+def _load_workload(module_name: str) -> Any:
+    """Import the workload. Raises ConfigError if it does not define `refresh`."""
+    from rekindle import workload
+
+    workload_module = workload.load(module_name)
+    if not hasattr(workload_module, "refresh"):
+        raise ConfigError(
+            f"{module_name} does not define refresh(release, data, out), so its models cannot"
+            " be updated. Train a new model, or define refresh."
+        )
+
+    return workload_module
+
+
+def _download_release(release_uri: str, release_folder: Path) -> None:
+    """Download a release. Raises DataError if one of its files was changed."""
+    from rekindle.content.verified_release import reject_changed_files
+    from rekindle.release import release_files
+    from rekindle.storage import Store
+
+    release_record = release_files.download(Store.from_env(), release_uri, release_folder)
+    reject_changed_files(
+        release_folder, release_record.described, [release_files.REFERENCE], release_uri
+    )
+
+
 def _apply_refresh(refreshed: "Refreshed", release_folder: Path, dataset_folder: Path) -> None:
     """Complete the new dataset in `dataset_folder`, and replace the serving state of the release by
     the new one."""
@@ -170,6 +176,19 @@ def _apply_refresh(refreshed: "Refreshed", release_folder: Path, dataset_folder:
     )
     shutil.rmtree(release_folder / "state", ignore_errors=True)
     shutil.copytree(dataset_folder, release_folder, dirs_exist_ok=True)
+
+
+def _move_outputs(release_folder: Path, model_folder: Path, report_folder: Path) -> None:
+    """Move the model of the release, and the files of its evaluation, to the output folders."""
+    from rekindle.content.verified_release import VERDICT
+    from rekindle.content.weights import list_model_files, read_description
+    from rekindle.release.release_files import REFERENCE
+
+    evaluation_files = [
+        file_name for file_name in (VERDICT, REFERENCE) if (release_folder / file_name).exists()
+    ]
+    _move_files(release_folder, model_folder, list_model_files(read_description(release_folder)))
+    _move_files(release_folder, report_folder, evaluation_files)
 
 
 def _move_files(source_folder: Path, target_folder: Path, file_names: Iterable[str]) -> None:

@@ -47,9 +47,8 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup has set this
 gc.disable()  # during collection, when four processes import all tested modules
 # also true for the process that controls the others
 IS_ONLY_PROCESS = "PYTEST_XDIST_WORKER" not in os.environ
-PIECES_BY_FILE = {
-    "tests/conformance/test_recorded.py": 6
-}  # file → number of pieces that it is split into for several processes
+# file → number of pieces that it is split into for several processes
+PIECES_BY_FILE = {"tests/conformance/test_recorded.py": 6}
 # tests that one process of xdist runs; the first two fork from a process that has loaded torch
 FILES_BY_CREW = {
     "launchers": (
@@ -92,7 +91,8 @@ LONG_FILES = (
 
 
 class ByFile(LoadScopeScheduling):
-    """Assigns the tests of a file, or of a piece of a file, to one process of xdist."""
+    """Assigns all tests of a file, of a piece of a file, or of a crew of files, to one process of
+    xdist."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

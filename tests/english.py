@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 CODE = ("argolocal", "rekindle", "steps", "pipelines", "template", "benchmarks", "tests")
-# a floor: each pattern is good English now and then, and tiring as a habit
+# each pattern is good English now and then, and tiring as a habit
 PATTERNS = {
     "what + verb as a noun": (
         r"what(?:ever)? (?!if\b|to\b|kind\b|happen|change|fail)(?:\w+)(?![^.]*\?)"
@@ -91,7 +91,7 @@ class Text(NamedTuple):
 
 
 def tracked(*paths: str) -> list[str]:
-    """The files of the project, as git knows them."""
+    """Return the files of the project that git tracks or would track, optionally only `paths`."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *paths]
     file_names = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=True
@@ -100,7 +100,7 @@ def tracked(*paths: str) -> list[str]:
 
 
 def texts(path: str) -> Iterator[Text]:
-    """The prose of one file: Python, YAML or Markdown."""
+    """Yield the prose of one file: Python, YAML or Markdown."""
     source = (ROOT / path).read_text()
     if path.endswith(".md"):
         yield from _page(path, source)

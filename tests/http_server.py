@@ -27,8 +27,8 @@ class Answer(NamedTuple):
 
 
 class HttpServer:
-    """Serves until the context is left. `answer` returns an answer, or the bytes to send in its
-    place: with none, the connection is closed."""
+    """Serves until the context is left. `answer` returns an Answer, or raw bytes to send instead; with
+    b"", the connection is closed without an answer."""
 
     def __init__(
         self, answer: Callable[[Request], Answer | bytes], host: str = "127.0.0.1"

@@ -136,8 +136,7 @@ TORCH = ("rekindle.attached.", "rekindle.training.", "steps.fraud.", "steps.lang
 HERA = ("pipelines.", "rekindle.blocks.")
 
 
-# modules in whose lists `git` is a kind of artifact of Argo
-# names that a module declares, and others import: labels, tags, Secrets, environment variables,
+# names that one module declares and others import: labels, tags, Secrets, environment variables,
 # files
 SHARED_NAMES = (
     r"[a-z.-]+\.(io|dev|org)/[\w-]+",
@@ -148,6 +147,7 @@ SHARED_NAMES = (
 )
 EXITS = re.compile(r"(\b_?exit|SystemExit|\bconclude|\b_end)$")
 EXIT_CODE = re.compile(r"(exit_?|\b)codes?$", re.IGNORECASE)
+# modules in whose lists `git` is a kind of artifact of Argo, not a command
 NAMES_GIT = ("argolocal.manifest.schema", "argolocal.validate.arguments")
 
 
@@ -420,7 +420,7 @@ def test_functions_are_short():
 
 
 def picture(graph: Mapping[str, Iterable[str]]) -> str:
-    """Return a Mermaid chart without arrows that follow from longer paths."""
+    """Return a Mermaid chart of the graph, without the arrows that a path of other arrows implies."""
 
     @cache
     def reached(name: str) -> frozenset[str]:

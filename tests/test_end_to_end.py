@@ -73,7 +73,7 @@ def watch_processes(command_lines: set[str]) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def command_lines() -> set[str]:
-    """Command lines of all processes while `started` ran."""
+    """Command lines of all processes that ran during `finished_run`."""
     return set()
 
 

@@ -1,7 +1,7 @@
 """Execute a schedule: start a real run, perform the schedule's acts on it, and restart processes
 that die.
 
-This takes the role of Kubernetes: a pod that exits with a code other than 0, 78 or 65 is restarted
+This module takes the role of Kubernetes: a pod that exits with a code other than 0, 78 or 65 is restarted
 with the same name after a short delay.
 """
 
@@ -42,7 +42,7 @@ class Pod:
 
     name: str
     member: Member | None = None
-    start_time: float = 0.0  # time to start or restart the process
+    start_time: float = 0.0  # earliest time to start or restart the process
     # signals that were sent to the current process
     signals: set[signal.Signals] = field(default_factory=set)
     started: float = 0.0
@@ -85,7 +85,7 @@ class Execution:
             self.waiting.setdefault(act.when, []).append(act)
 
     def execute(self) -> None:
-        """Run it to its end; fill `problems`."""
+        """Execute the schedule until the run ends, and record deviations in `problems`."""
         for moment in self.waiting:
             if moment.kind == "request":
                 self.proxy.hold(
@@ -135,7 +135,7 @@ class Execution:
         if signal.SIGKILL in pod.signals:
             allowed.add(-9)
         if signal.SIGTERM in pod.signals and time.monotonic() < pod.started + 2:
-            allowed.add(-15)  # the signal came before its handler was installed
+            allowed.add(-15)  # the signal arrived before the handler was installed
         if time.monotonic() < self.faulty_until:
             allowed.add(1)
         if code not in allowed:
@@ -274,7 +274,7 @@ class Execution:
 
     def _record_snapshot(self, pod: Pod) -> None:
         """Record the newest step in the killed workers' shared memory: new processes must not start
-        before it."""
+        with an earlier step."""
         for slot in range(self.schedule.per_pod):
             name = pod.name + (f"/{slot}" if slot else "")
             nodes = [
@@ -364,8 +364,8 @@ class Execution:
     # the end
 
     def _end(self) -> None:
-        """Wait until all pods end by themselves: pods that die now restart, find the run complete
-        and clean up."""
+        """Wait until all pods end by themselves. A pod that dies now is restarted, finds that the run
+        is complete, and removes its snapshots."""
         end_seconds = time.monotonic()
         is_terminated = False
         frozen_pods = {name.split()[1] for _, name, _ in self._later}
@@ -398,12 +398,12 @@ class Execution:
 
             time.sleep(0.005)
 
-        # if it is still alive
+        # the coordinator may still be alive
         self._send(self.coordinator, "kill", self._processes(self.coordinator, "all"))
 
     def _dump(self) -> None:
-        """Write all processes' stacks into their logs; a real launcher's workers do not support
-        that."""
+        """Let all processes write their stacks into their logs; the workers of a real launcher
+        cannot do this."""
         for pod in self.all_pods if self.schedule.launcher != "real" else [self.coordinator]:
             _signal(self._processes(pod, "all"), signal.SIGUSR1)
         time.sleep(0.5)
@@ -432,9 +432,9 @@ def _children(pid: int) -> list[int]:
 def classify(children: list[int]) -> tuple[list[int], list[int]]:
     """Return the forkserver and the workers among a launcher's children, which are sorted by age.
 
-    A forkserver blocks SIGTERM. So does a worker, which is younger, until its signal thread runs. A
-    process without blocked signals or other threads may be a forkserver that has just started: it
-    is omitted.
+    A forkserver blocks SIGTERM. A worker, which is younger, also blocks SIGTERM until its signal
+    thread runs. A process with one thread that does not block SIGTERM may be a forkserver that has
+    just started, so it is in neither list.
     """
     status = {child: _status(child) for child in children}
     blocking = [child for child, (threads, blocks) in status.items() if threads == 1 and blocks]

@@ -32,8 +32,8 @@ MAX_HOLD_S = 5.0  # longest time to hold a request
 
 
 class Proxy:
-    """Listens at `url` on 127.0.0.1; a fault lasts some seconds, a new fault replaces the previous
-    one."""
+    """A proxy that listens at `url` on 127.0.0.1. A fault lasts for some seconds; a new fault
+    replaces the previous one."""
 
     def __init__(self, upstream: str, seed: int = 0) -> None:
         address = urlsplit(upstream)
@@ -65,8 +65,8 @@ class Proxy:
             self._loop.call_soon_threadsafe(lambda: [_reset(client) for client in self._clients])
 
     def hold(self, kind: str, number: int, callback: Callable[[], None]) -> None:
-        """Call `then` when request `number` (from 1) of a kind has been received; hold it until
-        `then` returns."""
+        """Call `callback` when request `number` (from 1) of a kind has been received; forward the
+        request only after `callback` has returned."""
         self._holds[kind, number] = callback
 
     def _serve(self) -> None:

@@ -54,8 +54,8 @@ FOREVER = 1e9  # seconds: until the operator removes the pod
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment: `plus` seconds after the run's start, a training step or a generation; or while a
-    request is held."""
+    """A moment of a run: `plus` seconds after its start, a training step or a generation, or the
+    time during which a request to the object store is held."""
 
     kind: str  # start | step | generation | request
     number: int = 0  # number of the step, the generation or the request
@@ -73,8 +73,8 @@ class Moment:
 
 @dataclass(frozen=True)
 class Act:
-    """One act on the run. `victims` are indices into the processes that are alive at that
-    moment."""
+    """One act on the run, such as a signal. `victims` are indices into the list of the processes
+    that are alive at that moment."""
 
     when: Moment
     verb: str  # one of SIGNALS, FAULTS, DAMAGES, "join"
@@ -95,7 +95,7 @@ class Act:
         return f"{self.when.words()}: {store}{self.verb} {victims}".rstrip() + duration
 
     def kinds(self) -> set[str]:
-        """Return the kinds of its action and its moment: `verb target`, `at KIND`."""
+        """Return the kind of the action (`verb target`) and the kind of the moment (`at KIND`)."""
         return {f"{self.verb} {self.target}".rstrip(), f"at {self.when.request or self.when.kind}"}
 
 
@@ -109,7 +109,7 @@ class Schedule:
     launcher: str
     per_pod: int  # number of workers per launcher
     settings: dict[str, Any] = field(hash=False)
-    pace: float  # seconds per micro-batch
+    pace: float  # duration of a micro-batch in seconds
     acts: tuple[Act, ...]
     delays: tuple[float, ...]  # delays before restarts, used in turn
 
@@ -174,7 +174,8 @@ class Schedule:
         ]
 
     def coverage(self) -> set[str]:
-        """Return the kinds of its acts and moments; `burst`: several acts at the same moment."""
+        """Return the kinds of all acts and moments, and `burst` if several acts have the same
+        moment."""
         kinds = set[str]().union(*(act.kinds() for act in self.acts))
         return kinds | (
             {"burst"} if len({act.when for act in self.acts}) < len(self.acts) else set()

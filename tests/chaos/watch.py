@@ -31,22 +31,23 @@ class Watch:
     last_progress: float = field(default_factory=time.time)
     # killed worker → newest step in its shared memory
     snapshots: dict[str, int] = field(default_factory=dict)
-    setbacks: list[str] = field(default_factory=list)  # starts before that step
+    # descriptions of processes that started with a step before the step in `snapshots`
+    setbacks: list[str] = field(default_factory=list)
     _files: dict[Path, tuple[int, str]] = field(default_factory=dict)  # open file, incomplete line
     _names: dict[Path, str] = field(default_factory=dict)
 
     def add(self, log: Path, name: str) -> None:
-        """Also read this log."""
+        """Also read the log of the process `name`."""
         self._names[log] = name
 
     def say(self, text: str) -> None:
-        """Add a line of the operator."""
+        """Add a line to the story, in the name of the operator."""
         self.last_progress = time.time()
         self.lines.append((self.last_progress, "OPERATOR", text))
 
     def record_snapshot(self, name: str, step: int) -> None:
-        """Record a killed worker's newest step in shared memory: a new process must not start
-        before it."""
+        """Record the newest step in the shared memory of a killed worker: a new process must not
+        start with an earlier step."""
         self.snapshots[name] = max(step, self.snapshots.get(name, -1))
 
     def poll(self) -> None:
@@ -97,8 +98,8 @@ class Watch:
         self._names.clear()
 
     def losses(self) -> list[str]:
-        """Return avoidable losses: a live process was set back, or a new one started before its
-        shared memory."""
+        """Return the avoidable losses: a live process went back to an earlier step, or a new process
+        started with an earlier step than its shared memory had."""
         newest_step_by_pid: dict[int, int] = {}
         losses = list(self.setbacks)
         for step in self.steps:
@@ -111,12 +112,12 @@ class Watch:
         return losses
 
     def repeated_steps(self) -> int:
-        """Return the number of steps repeated because all processes that had done them were
+        """Return the number of steps that were repeated because all processes with newer weights were
         dead."""
         newest_step = -1
         repeated_count = 0
         for step in self.steps:
-            # some processes still start the step that others have just finished
+            # one step is not a loss: some processes still start the step that others have finished
             if step.step < newest_step - 1:
                 repeated_count += newest_step - step.step
                 newest_step = step.step

@@ -1,7 +1,7 @@
 """All code blocks of the documents, by language: files load, fragments of Python run, commands
 exist.
 
-Commands that only read are run, the commands in NEEDS are only parsed, and test_stories.py runs the
+Commands that only read are run, the commands in COMMANDS_BY_NEED are only parsed, and test_stories.py runs the
 others.
 """
 
@@ -184,7 +184,7 @@ def _check_command(block: Block, words: list[str]) -> None:
         name = "python"
 
     assert any(name in names for names in COMMANDS_BY_NEED.values()), (
-        f"{block}: nothing checks `{' '.join(words)}`: see NEEDS"
+        f"{block}: nothing checks `{' '.join(words)}`: see COMMANDS_BY_NEED"
     )
 
 

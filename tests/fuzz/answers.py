@@ -1,5 +1,5 @@
-"""Fuzzing of answers: an answer of MLflow or of the API server is accepted, or has one short
-fault."""
+"""Fuzzing of answers: an answer of MLflow or of the API server is accepted, or rejected with one
+short message."""
 
 import json
 import random
@@ -78,7 +78,7 @@ def mlflow_answers(_folder: Path) -> Case:
 
 
 def cluster_objects(_folder: Path) -> Case:
-    """Return a case that compares a changed object of the API server with its type."""
+    """Return a case that validates a changed object of the API server."""
 
     def case(rng: random.Random) -> None:
         plural = rng.choice(list(OBJECTS))

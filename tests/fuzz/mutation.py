@@ -66,7 +66,8 @@ VALUES: list[Any] = [
 
 
 def mutate(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
-    """Return `data` with a few changes: bytes, pieces, cuts, repetitions, excerpts of others."""
+    """Return `data` with a few random changes: other bytes, inserted PIECES, cuts, repetitions, and
+    excerpts of `others`."""
     for _ in range(1 + int(rng.expovariate(0.6))):
         start = rng.randrange(len(data) + 1)
         end = min(len(data), start + int(rng.expovariate(0.02)))

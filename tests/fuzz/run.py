@@ -1,4 +1,4 @@
-"""Run the cases of one target; seed and number determine a case."""
+"""Run the cases of one target. The seed and the number of a case determine its input."""
 
 import contextlib
 import io

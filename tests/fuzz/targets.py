@@ -1,5 +1,8 @@
-"""Parsers of untrusted input with their permitted results. A case that raises, hangs or does harm
-is a failure."""
+"""The parsers of untrusted input, each with checks of its result. A case fails if the parser raises
+an unexpected exception, hangs, or returns or writes something dangerous.
+
+Each function of TARGETS prepares its inputs in `folder`, and returns the function that runs a case.
+"""
 
 import gzip
 import hashlib
@@ -47,7 +50,7 @@ Case = Callable[[random.Random], None]
 
 
 def archives(folder: Path) -> Case:
-    """Unpack tarballs and zips."""
+    """Unpack changed tarballs and zips; nothing may be written outside of the target folder."""
     outside = folder / "outside"
     unpack_folder = folder / "place"
     outside.write_text("precious")
@@ -148,7 +151,7 @@ def archives(folder: Path) -> Case:
 
 
 def sparse(rng: random.Random) -> dict[str, str]:
-    """Return headers of a sparse file, valid or not."""
+    """Return pax headers of a sparse file, which may be invalid."""
     offsets_and_sizes: list[int] = []
     for _ in range(rng.randrange(1, 30)):
         if rng.random() < 0.8:
@@ -182,7 +185,7 @@ def sparse_member(rng: random.Random) -> bytes:
 
 
 def _fix_checksum(block: bytes) -> bytes:
-    """Return a block of a tarball; if it is a header, with a valid checksum."""
+    """Return the block of a tarball unchanged, or with a valid checksum if it is a header."""
     if block[257:262] != b"ustar" or len(block) < 512:
         return block
     bare = block[:148] + b" " * 8 + block[156:]
@@ -241,7 +244,8 @@ REQUESTS: list[tuple[str, str, dict[str, str], bytes]] = [
 
 
 def s3_requests(folder: Path) -> Case:
-    """Requests to the object store: complete heads, signed or not, and bodies."""
+    """Send requests to the object store: complete heads, with or without a valid signature, and
+    bodies. No request may end with status 500."""
     files = ObjectFiles(folder / "s3")
     files.create("data")
     buffer = memoryview(bytearray(BLOCK_BYTES))
@@ -285,7 +289,7 @@ def s3_requests(folder: Path) -> Case:
         check_listing()
 
     def check_listing() -> None:
-        """Compare the pages of a listing with the objects."""
+        """Check that the pages of a listing together contain exactly the stored objects."""
         listed_keys = []
         after = START_POSITION
         while True:
@@ -369,7 +373,8 @@ def _signature(method: str, target: str, headers: dict[str, str]) -> dict[str, s
 
 
 def mlflow_heads(folder: Path) -> Case:
-    """Heads of requests to the embedded MLflow: only those with the token or a cookie pass."""
+    """Check heads of requests to the embedded MLflow: only requests with the token or the cookie
+    are let through."""
     login = MlflowLogin("secret-token", 5000)
     session = login.login.session
 
@@ -420,8 +425,7 @@ def mlflow_heads(folder: Path) -> Case:
                 or has_secret
             ), (head, login_answer)
             assert login_answer.count(b"\r\n\r\n") == 1, (head, login_answer)
-            # a message shows an invalid byte before the rest of a session as its code, such as the
-            # first characters
+            # an answer shows invalid bytes as escapes, so the session may lack its first characters
             knows_session = has_secret or session[4:].encode() in head
             assert knows_session or session.encode() not in login_answer, (head, login_answer)
 

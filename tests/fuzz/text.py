@@ -1,5 +1,5 @@
-"""YAML, JSON and expressions that are cheap to write but expensive to parse: they must give one
-short error."""
+"""Fuzzing of YAML, JSON and expressions that are cheap to write but expensive to parse: they must be
+rejected with one short error."""
 
 import json
 import random
@@ -67,7 +67,7 @@ EXPRESSIONS = [
 
 
 def make_aliases(rng: random.Random) -> str:
-    """Return anchors that each refer to the previous one several times, in a random form."""
+    """Return YAML anchors, each of which refers to the previous anchor several times."""
     count = rng.randrange(2, 12)
     form = rng.choice(["{{<<: [{0}]}}", "[{0}]", "{{x: [{0}]}}", "{{? [{0}] : 1}}", "{{<<: {1}}}"])
     lines = [f"a0: &a0 {rng.choice(['{x: 1}', '[1]', 'x' * rng.randrange(100_000)])}"]

@@ -1,4 +1,4 @@
-"""Input that processes of a training read from others: lines to a coordinator, checkpoints,
+"""Fuzzing of the input that processes of a training read: lines to a coordinator, checkpoints and
 snapshots."""
 
 import asyncio
@@ -58,7 +58,7 @@ SESSION: list[dict[str, Any]] = [
 
 
 class Transport(asyncio.Transport):
-    """The end of the coordinator of a connection to the test case."""
+    """The coordinator's end of a connection; the other end is the test case."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Transport(asyncio.Transport):
 
 
 def coordinator_lines(folder: Path) -> Case:
-    """Lines from workers and from clients without the secret to a coordinator."""
+    """Send lines to a coordinator, from workers and from clients that do not know the secret."""
     spec = TrainingSpec.model_validate(
         {
             "workload": "w",

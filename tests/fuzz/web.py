@@ -1,5 +1,5 @@
-"""Any answer of a web server must give one short message, and redirects must not send secrets to
-other hosts."""
+"""Fuzzing of web servers: any answer gives one short message, and after a redirect no secret is sent
+to another host."""
 
 import os
 import random
@@ -47,7 +47,8 @@ STATUSES = [200, 200, 301, 302, 303, 307, 308, 300, 304, 404, 500, 100, 999]
 
 
 class Web:
-    """A proxy for all hosts that gives prepared answers and records the heads of requests."""
+    """A proxy that answers requests to any host with prepared answers, and records the heads of the
+    requests."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -94,7 +95,7 @@ def make_answer(rng: random.Random) -> bytes:
 
 
 def web_answers(folder: Path) -> Case:
-    """Give answers to http templates and for http artifacts."""
+    """Give changed answers to the requests of http templates and http artifacts."""
     web = Web()
     address = f"http://127.0.0.1:{web.listener.getsockname()[1]}"
     proxies = {"http_proxy": address, "https_proxy": address, "no_proxy": "", "NO_PROXY": ""}

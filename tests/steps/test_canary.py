@@ -48,7 +48,7 @@ def set_address(patch: pytest.MonkeyPatch, name: str, server: Running) -> None:
 
 @contextmanager
 def load(servers: dict[str, Running], **other_requests: Any) -> Iterator[None]:
-    """Send requests to both servers until the block ends; `odd` changes every third request to the
+    """Send requests to both servers until the block ends; `other_requests` changes every third request to the
     new one."""
     over = threading.Event()
 
