@@ -174,7 +174,7 @@ def measure_checkpoints(
         training_state.memory.uniform_()
         record("memcpy", measure_seconds(lambda: memcpy_target.copy_(training_state.memory)))
         wait_until_idle()
-        checkpoints._snapshot_due = 0.0
+        checkpoints._next_snapshot_time = 0.0
         record(
             "hot wait",
             measure_seconds(

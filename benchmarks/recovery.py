@@ -74,9 +74,9 @@ class MeasuredRun:
 
     def start(self) -> None:
         """Start all processes of the run."""
-        self.coordinator = self.crew.coordinator(self.argv)
+        self.coordinator = self.crew.start_coordinator(self.argv)
         self.launchers = {
-            worker_name: self.crew.launcher(worker_name, self.argv, STAMPS=str(self.folder))
+            worker_name: self.crew.start_launcher(worker_name, self.argv, STAMPS=str(self.folder))
             for worker_name in WORKER_NAMES
         }
 
@@ -305,9 +305,9 @@ def measure_coordinator_kill(
         measured_run.coordinator.process.join()
         time.sleep(0.5)
         restart_seconds = time.monotonic()
-        measured_run.coordinator = measured_run.crew.coordinator(measured_run.argv)
+        measured_run.coordinator = measured_run.crew.start_coordinator(measured_run.argv)
         measured_run.crew.until(
-            lambda: "all 3 are connected again" in measured_run.coordinator.said()
+            lambda: "all 3 are connected again" in measured_run.coordinator.read_log()
         )
         rejoin_seconds.append(time.monotonic() - restart_seconds)
         time.sleep(max(0.0, kill_seconds + 2 - time.monotonic()))

@@ -154,12 +154,12 @@ def _load_workload(module_name: str) -> Any:
 
 def _download_release(release_uri: str, release_folder: Path) -> None:
     """Download a release. Raises DataError if one of its files was changed."""
-    from rekindle.content.verified_release import reject_changed_files
+    from rekindle.content.verified_release import verify_described_files
     from rekindle.release import release_files
     from rekindle.storage import Store
 
     release_record = release_files.download(Store.from_env(), release_uri, release_folder)
-    reject_changed_files(
+    verify_described_files(
         release_folder, release_record.described, [release_files.REFERENCE], release_uri
     )
 

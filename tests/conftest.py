@@ -187,9 +187,9 @@ def mlflow_server(services: Services, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(scope="session")
 def toy_dataset(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
     """Upload the toy dataset to the object store."""
-    from tests.rekindle.training.crew import provide
+    from tests.rekindle.training.crew import upload_dataset
 
-    provide(s3_environment, tmp_path_factory.mktemp("toy"))
+    upload_dataset(s3_environment, tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture
@@ -206,10 +206,13 @@ def undisturbed(
     toy_dataset: None, s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """sha256 of the weights that one undisturbed process trains."""
-    from tests.rekindle.training.crew import Crew, flags
+    from tests.rekindle.training.crew import Crew, make_flags
 
     crew = Crew(s3_environment, tmp_path_factory.mktemp("undisturbed"))
-    member = crew.alone(flags("undisturbed"))
-    assert member.code() == 0, member.said()
-    yield re.findall(r"^trained \d+ steps: model ([0-9a-f]{64})$", member.said(), re.MULTILINE)[-1]
+    member = crew.start_lone_worker(make_flags("undisturbed"))
+    assert member.wait_for_exit_code() == 0, member.read_log()
+    digests = re.findall(
+        r"^trained \d+ steps: model ([0-9a-f]{64})$", member.read_log(), re.MULTILINE
+    )
+    yield digests[-1]
     crew.close()

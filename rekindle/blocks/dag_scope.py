@@ -9,7 +9,7 @@ from hera.workflows import DAG, NoneArchiveStrategy, Parameter, S3Artifact, Task
 from argolocal.common.json_text import to_json
 from rekindle.blocks.dependencies import Dependencies, after_all, parse_depends
 from rekindle.blocks.wiring import Block, current_line
-from rekindle.keys import CACHED_PARAMETER, REUSE_ROW, cached_name
+from rekindle.keys import CACHED_PARAMETER, REUSE_FIELD, cached_name
 
 VERDICT_OUTPUTS = ("verdict", "reason", "metrics")
 # names of the outputs that a workflow exports
@@ -170,4 +170,4 @@ def set_cache_default(workflow_parameters: Iterable[Any], task_names: Iterable[s
     cache_rows = {cached_name(task_name): {"task": task_name, "at": ""} for task_name in task_names}
     for workflow_parameter in workflow_parameters:
         if workflow_parameter.name == CACHED_PARAMETER:
-            workflow_parameter.value = to_json(cache_rows | {REUSE_ROW: "yes"})
+            workflow_parameter.value = to_json(cache_rows | {REUSE_FIELD: "yes"})

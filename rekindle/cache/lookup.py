@@ -30,7 +30,7 @@ from rekindle.cache.key import (
 from rekindle.documents import Document, parse_object
 from rekindle.documents import parse as parse_document
 from rekindle.errors import ConfigError
-from rekindle.keys import CACHED_PARAMETER, REUSE_ROW, cached_name
+from rekindle.keys import CACHED_PARAMETER, REUSE_FIELD, cached_name
 from rekindle.names import TaskReference, format_untrusted
 from rekindle.step import Step, StepInputs, is_artifact, load_step_module, parse_inputs
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # the step (empty: the argument before this flag)
 STEP_COMMANDS = {
     "rekindle": (4, ""),
-    **{kind.launcher: (2, kind.step) for kind in kubernetes_names.MEMBER_KINDS},
+    **{modules.launcher: (2, modules.step) for modules in kubernetes_names.MEMBER_MODULES},
 }
 # JSONPath of a task's row in the parameter CACHED
 JSON_PATH_NAME = re.compile(r"\$\.(\w+)")
@@ -177,7 +177,7 @@ def cached_parameter(
             cached_rows[cached_name(cache_result.task)].update(
                 {**cache_entry.outputs, "at": cache_entry.at}
             )
-    return to_json(cached_rows | {REUSE_ROW: "yes" if allows_reuse else "no"})
+    return to_json(cached_rows | {REUSE_FIELD: "yes" if allows_reuse else "no"})
 
 
 def reused_tasks(manifest: Mapping[str, Any]) -> dict[str, str]:

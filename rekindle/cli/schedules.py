@@ -1,8 +1,9 @@
 """Commands for schedules, on a cluster or on this machine."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,9 +15,6 @@ from rekindle.cli.group import command
 from rekindle.cli.on_cluster import confirm_duplicate, print_warnings, report_submission
 from rekindle.cli.options import Target, cluster_options, config_options, local_option
 from rekindle.cli.sources import Source
-
-if TYPE_CHECKING:
-    from rekindle.page.schedules import Schedules
 
 LIST = Path("list")
 
@@ -42,12 +40,16 @@ def schedule(
     machine was off starts later, unless the config sets schedule.deadline_minutes and this time is
     over.
 
+    With --local, CONFIG may be the name of a schedule: then --suspend or --unsuspend changes
+    nothing else. A config replaces the whole schedule, so give all options --set again.
+
     `rekindle schedule list` prints the schedules of this machine, or of the cluster that
     --namespace or --context names: their last and next time, and why a time was missed.
 
     Example:
       rekindle schedule configs/cluster.yaml --namespace models
       rekindle schedule configs/demo.yaml --local
+      rekindle schedule demo --local --suspend
       rekindle schedule configs/cluster.yaml --suspend
       rekindle schedule list
     """
@@ -55,6 +57,9 @@ def schedule(
         target.require_none("--local")
     if source.config == LIST and not LIST.exists():
         _print_schedules(target, as_json)
+        return
+    if is_local and suspend is not None and _is_stored_name(source):
+        _suspend(str(source.config), suspend, as_json)
         return
 
     from rekindle.blocks.manifest.render import render_manifest
@@ -68,8 +73,10 @@ def schedule(
     if suspend:
         cron["spec"]["suspend"] = True
 
-    for manifest in (template, cron):
-        print_warnings(manifest, source.config)
+    if not is_local:
+        # on one machine, images are programs of the machine, so their tags do not matter
+        for manifest in (template, cron):
+            print_warnings(manifest, source.config)
 
     if is_local:
         changes = _store(loaded, template, cron)
@@ -83,6 +90,24 @@ def schedule(
 
     result = {"schedule": cron["metadata"]["name"], "namespace": namespace, "changes": changes}
     print_result(as_json, result, "\n".join(changes))
+
+
+def _is_stored_name(source: Source) -> bool:
+    """Return True if the argument is not a file, but the name of a schedule of this machine."""
+    from argolocal.state.stored_objects import StoredObjects
+
+    if source.config is None or source.sets or source.config.exists():
+        return False
+    return StoredObjects(home()).find("CronWorkflow", str(source.config)) is not None
+
+
+def _suspend(name: str, is_suspended: bool, as_json: bool) -> None:
+    from rekindle.local.cluster import LocalCluster
+    from rekindle.operations import local_schedules
+
+    local_schedules.set_suspended(LocalCluster(home()), name, is_suspended)
+    change = f"CronWorkflow {name} {'suspended' if is_suspended else 'resumed'}"
+    print_result(as_json, {"schedule": name, "namespace": None, "changes": [change]}, change)
 
 
 def _store(loaded: Any, template: dict[str, Any], cron: dict[str, Any]) -> list[str]:
@@ -104,35 +129,44 @@ def _store(loaded: Any, template: dict[str, Any], cron: dict[str, Any]) -> list[
 def _print_schedules(target: Target, as_json: bool) -> None:
     from argolocal.view.runs import show_tables
 
-    schedules = _read_schedules(target)
+    is_on_cluster = bool(target.namespace or target.context)
+    rows, notes = _list_on_cluster(target) if is_on_cluster else _list_here()
+    empty = "no schedules: `rekindle schedule CONFIG --local` stores one on this machine"
+    click.echo(show_tables({"schedules": rows}, as_json, empty))
+    for note in notes:
+        click.echo(note, err=True)
+
+
+def _list_here() -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rows of the schedules of this machine, and notes."""
+    from argolocal.server.cron.listing import list_rows
+    from argolocal.server.server_lock import find_server
+    from rekindle.page.home_schedules import NO_SERVER
+
+    rows = [asdict(row) for row in list_rows(home(), time.time())]
+    return rows, [] if find_server(home()) else [NO_SERVER]
+
+
+def _list_on_cluster(target: Target) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rows of the schedules in a namespace, and notes."""
+    from rekindle.page.schedules import ClusterSchedules
+
+    found = ClusterSchedules(target.connect()).read({})
     rows = [
         {
             "schedule": item.name,
             "at": item.cron,
             "timezone": item.timezone,
             "suspended": item.is_suspended,
-            "last": item.last_time or "never",
-            "next": item.next_times[0] if item.next_times else "",
-            "missed": item.missed[0] if item.missed else "",
-            "why": item.problem or (item.reasons.get(item.missed[0], "") if item.missed else ""),
+            "last": item.last_time,
+            "next": item.next_times[0] if item.next_times else None,
+            "missed": len(item.missed),
+            "missed_time": item.missed[0] if item.missed else None,
+            "reason": item.problem,
         }
-        for item in schedules.schedules
+        for item in found.schedules
     ]
-    empty = "no schedules: `rekindle schedule CONFIG --local` stores one on this machine"
-    click.echo(show_tables({"schedules": rows}, as_json, empty))
-    for note in schedules.notes:
-        click.echo(note, err=True)
-
-
-def _read_schedules(target: Target) -> "Schedules":
-    if target.namespace or target.context:
-        from rekindle.page.schedules import ClusterSchedules
-
-        return ClusterSchedules(target.connect()).read({})
-
-    from rekindle.page.home_schedules import HomeSchedules
-
-    return HomeSchedules(home()).read({})
+    return rows, found.notes
 
 
 @command

@@ -151,12 +151,12 @@ class Execution:
             store_variables = {"S3_ENDPOINT_URL": self.proxy.url}
 
             if pod is self.coordinator:
-                pod.member = self.crew.coordinator(self.argv, **store_variables)
+                pod.member = self.crew.start_coordinator(self.argv, **store_variables)
             else:
                 start_by_launcher = {
-                    "": self.crew.worker,
-                    "light": self.crew.light_launcher,
-                    "real": self.crew.launcher,
+                    "": self.crew.start_worker,
+                    "light": self.crew.start_light_launcher,
+                    "real": self.crew.start_launcher,
                 }
                 worker_variables = {"PET_NPROC_PER_NODE": str(self.schedule.per_pod)}
                 pod.member = start_by_launcher[self.schedule.launcher](

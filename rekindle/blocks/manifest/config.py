@@ -44,7 +44,7 @@ from rekindle.release.watch.notification import NotifyConfig
 from rekindle.sections import (
     Section,
     Setting,
-    broken_rule,
+    describe_broken_rule,
     describe_settings,
     iterate_leaves,
     list_valid_keys,
@@ -637,9 +637,8 @@ def _describe_error(error: ErrorDetails, loaded_config: Loaded, file: str) -> st
         choices = []
 
     hint = suggest_similar(str(invalid_value), choices)
-    return (
-        f"{location}: {path or 'the config'}{value_text}: {broken_rule(config_model, error)}{hint}"
-    )
+    rule_text = describe_broken_rule(config_model, error)
+    return f"{location}: {path or 'the config'}{value_text}: {rule_text}{hint}"
 
 
 def _describe_missing_workload(file: Path) -> str:

@@ -17,6 +17,8 @@ RELEASE_PARAMETERS = ("git_sha", "lock_hash", "config_hash", "manifest_hash")
 PROVENANCE_PARAMETERS = (*RELEASE_PARAMETERS, "config", "manifest", CACHED_PARAMETER)
 # workflow parameters that are set only by scheduled runs and `rekindle backfill`
 SCHEDULED_TIME = "scheduled-time"
+# value of this parameter in a schedule: Argo inserts the time
+SCHEDULED_TIME_TAG = "{{workflow.scheduledTime}}"
 BACKFILL = "backfill"
 # workflow parameters whose values do not affect the manifest's hash
 RESERVED_PARAMETERS = (*PROVENANCE_PARAMETERS, SCHEDULED_TIME, BACKFILL)

@@ -25,6 +25,7 @@ from rekindle.blocks.manifest.provenance import (
     PROVENANCE_PARAMETERS,
     RESERVED_PARAMETERS,
     SCHEDULED_TIME,
+    SCHEDULED_TIME_TAG,
     hash_lock_file,
     read_git_sha,
 )
@@ -107,9 +108,7 @@ def _render_cron(config: "Config") -> Manifest:
     Argo names the runs NAME-UNIXTIME."""
     schedule_config = config.schedule
     run_metadata = {"labels": workflow_labels(config.name)}
-    workflow_arguments = {
-        "parameters": [{"name": SCHEDULED_TIME, "value": "{{workflow.scheduledTime}}"}]
-    }
+    workflow_arguments = {"parameters": [{"name": SCHEDULED_TIME, "value": SCHEDULED_TIME_TAG}]}
 
     cron_spec = {
         "schedules": [schedule_config.cron],

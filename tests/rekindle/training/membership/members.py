@@ -1,4 +1,4 @@
-"""A coordinator, and members that say hello to it."""
+"""A coordinator, and the messages of members that join it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ from tests.rekindle.training.crew import SECRET
 from tests.waiting import until
 
 
-def config(**settings: Any) -> TrainingSpec:
+def make_spec(**settings: Any) -> TrainingSpec:
     values: dict[str, Any] = {
         "max_workers": 4,
         "min_workers": 2,
@@ -27,11 +27,11 @@ def config(**settings: Any) -> TrainingSpec:
     )
 
 
-def started(*workers: str, **settings: Any) -> MembershipStateMachine:
+def publish_group(*workers: str, **settings: Any) -> MembershipStateMachine:
     """Return a run whose first group is published."""
-    membership = MembershipStateMachine(config(**settings))
+    membership = MembershipStateMachine(make_spec(**settings))
     for worker in workers:
-        membership.join(0, hello(worker))
+        membership.join(0, make_join_message(worker))
     for worker in workers:
         membership.acknowledge(0, worker, 1, 0)
     membership.tick(JOIN_TIMEOUT_S)
@@ -41,7 +41,7 @@ def started(*workers: str, **settings: Any) -> MembershipStateMachine:
     return membership
 
 
-def hello(worker: str, **settings: Any) -> dict[str, Any]:
+def make_join_message(worker: str, **settings: Any) -> dict[str, Any]:
     first = {
         "id": worker,
         "name": worker,
