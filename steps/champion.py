@@ -17,8 +17,8 @@ class Inputs(StepInputs):
     server: str = Field(
         default="",
         description=(
-            "Deployment that may serve the champion: the step logs a message if another one does;"
-            " empty: the run reads the release, so retention keeps it"
+            "Deployment that may serve the champion: the step logs a message if another Deployment"
+            " serves it; empty: the run reads the champion's release, so retention keeps it"
         ),
     )
     deployments: list[dict[str, Any]] = Field(

@@ -53,7 +53,7 @@ class EventStream(StreamingResponse):
 
 class Subject:
     """A run, a log, or the list of runs, which at least one viewer has open. `version`: the last
-    version that viewers were told about. `task`: the task that watches the subject."""
+    version that viewers were notified about. `task`: the task that watches the subject."""
 
     def __init__(self) -> None:
         self.version: str | None = None
@@ -69,16 +69,16 @@ class Subject:
 
 
 class ChangeBudget:
-    """Limits the rate at which viewers are told about changes: at most CHANGES_AT_ONCE in quick
-    succession, then one per interval. `changes`: number of changes that are allowed now."""
+    """Limits how often viewers are notified about changes: at most CHANGES_AT_ONCE times in quick
+    succession, then once per interval. `changes`: number of changes that are allowed now."""
 
     def __init__(self, now: float) -> None:
         self.changes = float(CHANGES_AT_ONCE)
         self.updated_at = now
 
     def spend(self, now: float, interval_s: float) -> bool:
-        """Return True if viewers may be told about a change now, and count the change.
-        `interval_s`: seconds after which one more change is allowed."""
+        """Return True if viewers may be notified about a change now, and count the change.
+        `interval_s`: seconds until one more change is allowed."""
         self.changes += (now - self.updated_at) / interval_s
         self.changes = min(self.changes, CHANGES_AT_ONCE)
         self.updated_at = now
@@ -145,7 +145,7 @@ class Watchers:
                 subject.task.cancel()
 
     async def _watch(self, name: str, subject: Subject) -> None:
-        """Check the version of a subject again and again, and tell its viewers about changes."""
+        """Check the version of a subject again and again, and notify its viewers about changes."""
         start = time.monotonic()
         budget = ChangeBudget(start)
         last_change = start

@@ -232,13 +232,13 @@ class RunRows:
 
     def version(self) -> str:
         """Return a text that changes whenever a row or the progress of a running step changes."""
-        parts = []
+        versions = []
         for name in self.source.names():
-            parts.append(f"{name}={self.source.version(name)}")
-            cached = self.rows.get(name)
-            if cached and cached.running_steps:
-                parts.append(self.reader.progress(name, cached.running_steps))
-        return "/".join(parts)
+            versions.append(f"{name}={self.source.version(name)}")
+            cached_row = self.rows.get(name)
+            if cached_row and cached_row.running_steps:
+                versions.append(self.reader.progress(name, cached_row.running_steps))
+        return "/".join(versions)
 
     def _make_filter(self, title: str, selected: str) -> Filter:
         """Return the filter of a column. Its choices are the values in the computed rows."""
@@ -262,30 +262,32 @@ class RunRows:
         Thread(target=fill, name="rows", daemon=True).start()
 
     def _row_with_progress(self, name: str) -> RunRow:
-        cached = self._row(name)
-        if not cached.running_steps:
-            return cached.row
-        return replace(cached.row, progress=self.reader.progress(name, cached.running_steps))
+        cached_row = self._row(name)
+        if not cached_row.running_steps:
+            return cached_row.row
+        progress = self.reader.progress(name, cached_row.running_steps)
+        return replace(cached_row.row, progress=progress)
 
     def _row(self, name: str) -> _CachedRow:
+        """Return the row of a run, computed again if the run has changed."""
         version = self.source.version(name)
-        cached = self.rows.get(name)
-        if cached and cached.version == version:
-            return cached
+        cached_row = self.rows.get(name)
+        if cached_row and cached_row.version == version:
+            return cached_row
 
         try:
             run = self.source.read(name)
             steps = _list_steps(run)
             row = self.reader.make_row(run, steps)
-            cached = _CachedRow(run.version, row, [] if run.is_finished else _running(steps))
+            cached_row = _CachedRow(run.version, row, [] if run.is_finished else _running(steps))
         except ArgolocalError as error:
-            cached = _CachedRow(version, RunRow(name, "", "unreadable", str(error)))
+            cached_row = _CachedRow(version, RunRow(name, "", "unreadable", str(error)))
         except FORM_ERRORS as error:
             message = describe_malformed(name, error)
-            cached = _CachedRow(version, RunRow(name, "", "unreadable", message))
+            cached_row = _CachedRow(version, RunRow(name, "", "unreadable", message))
 
-        self.rows[name] = cached
-        return cached
+        self.rows[name] = cached_row
+        return cached_row
 
 
 def _matches(row: RunRow, text: str, state: str, selected: Mapping[str, str]) -> bool:

@@ -117,19 +117,19 @@ class LocalRuns:
     def names(self) -> list[str]:
         times: dict[str, int] = {}
         try:
-            entries = os.listdir(self.folder)
+            folder_names = os.listdir(self.folder)
         except FileNotFoundError:
             return []
 
-        for entry in entries:
-            name = self.valid_names.get(entry) or RunName.parse_or_none(entry)
+        for folder_name in folder_names:
+            name = self.valid_names.get(folder_name) or RunName.parse_or_none(folder_name)
             try:
                 if name:
                     times[name] = os.stat(f"{self.folder}/{name}/{MANIFEST_FILE}").st_mtime_ns
-                    self.valid_names[entry] = name
+                    self.valid_names[folder_name] = name
             except OSError:
                 # the folder is not a run, or its run is being created or removed
-                self.valid_names.pop(entry, None)
+                self.valid_names.pop(folder_name, None)
                 continue
         return sorted(times, key=lambda name: times[name], reverse=True)
 

@@ -266,8 +266,8 @@ class Executor:
 
     @property
     def deadline(self) -> float | None:
-        """The unix time of the next deadline or retry, until which `wait` may sleep. None if there
-        is none."""
+        """The unix time of the next deadline or retry; `wait` may sleep until then. None if no
+        deadline or retry is due."""
         wake_times: list[float | None] = []
         for pod in self.running.values():
             wake_times.append(pod.kill_at or pod.action.deadline)

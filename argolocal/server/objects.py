@@ -43,34 +43,38 @@ class Objects(StoredObjects):
         return super().apply(manifest)
 
     def apply_all(self, objects: Sequence[tuple[str, Object]]) -> list[str]:
-        """Store the objects of several files, each given with its file, or none of them if one is
-        invalid. Return the changes in the words of `kubectl apply`. Raises ConfigError."""
-        # templates come first, because schedules may refer to them
-        ordered = sorted(objects, key=lambda pair: pair[1].get("kind") == "CronWorkflow")
-        by_name = {(item.get("kind"), _read_name(item)): item for _, item in ordered}
+        """Store the objects of several files. If an object is invalid, store nothing and raise
+        ConfigError. Return the messages of `kubectl apply`. `objects`: (file, object)."""
+        # store templates first, because schedules may refer to them
+        ordered_objects = sorted(objects, key=lambda pair: pair[1].get("kind") == "CronWorkflow")
+        objects_by_name = {
+            (manifest.get("kind"), _read_name(manifest)): manifest
+            for _, manifest in ordered_objects
+        }
 
         def find(kind: str, name: str) -> Object | None:
-            return by_name.get((kind, name)) or self.cluster.find(kind, name)
+            return objects_by_name.get((kind, name)) or self.cluster.find(kind, name)
 
-        for file, item in ordered:
+        for file, manifest in ordered_objects:
             try:
-                self._check(item, find, file)
+                self._check(manifest, find, file)
             except ConfigError as error:
-                kind = item.get("kind")
-                raise ConfigError(f"{file}: {kind} {_read_name(item)}: {error}") from None
+                kind = manifest.get("kind")
+                raise ConfigError(f"{file}: {kind} {_read_name(manifest)}: {error}") from None
 
-        changes: list[str] = []
-        for _, item in ordered:
-            if item["kind"] in VERSIONED_KINDS:
-                changes.append(self.apply_and_describe(item))
+        messages: list[str] = []
+        for _, manifest in ordered_objects:
+            if manifest["kind"] in VERSIONED_KINDS:
+                messages.append(self.apply_and_describe(manifest))
             else:
-                self.cluster.store_objects([item])
-                changes.append(f"{item['kind']} {_read_name(item)} stored")
-        return changes
+                self.cluster.store_objects([manifest])
+                messages.append(f"{manifest['kind']} {_read_name(manifest)} stored")
+        return messages
 
-    def _check(self, item: Object, find: Find, file: str) -> None:
-        """Raise ConfigError for an object that cannot be stored."""
-        kind = str(item.get("kind"))
+    def _check(self, manifest: Object, find: Find, file: str) -> None:
+        """Raise ConfigError for an object that cannot be stored. `find`: function that finds an
+        object to which the object refers. `file`: file of the object, for the message."""
+        kind = str(manifest.get("kind"))
         if kind == "Workflow":
             command = shlex.join([program.name, "run", file])
             raise ConfigError(f"a Workflow is not stored. Run it: `{command}`.")
@@ -80,26 +84,26 @@ class Objects(StoredObjects):
                 f"this kind is not stored on one machine. The kinds are {', '.join(kinds)}."
             )
         if kind in VERSIONED_KINDS:
-            object_names.check_object_name(kind, (item.get("metadata") or {}).get("name"))
-            validate.check(item, find_object=find)
+            object_names.check_object_name(kind, (manifest.get("metadata") or {}).get("name"))
+            validate.check(manifest, find_object=find)
         else:
-            check_storable(item)
+            check_storable(manifest)
 
     def apply_and_describe(self, manifest: Mapping[str, Any]) -> str:
         """Create or replace an object, and return the message of `kubectl apply`, such as
         `CronWorkflow demo created`. Raises ConfigError."""
         kind = str(manifest.get("kind"))
         name = _read_name(manifest)
-        previous = self.find(kind, name)
-        stored = self.apply(manifest)
-        if previous is None:
+        old_object = self.find(kind, name)
+        new_object = self.apply(manifest)
+        if old_object is None:
             change = "created"
-        elif previous["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]:
+        elif old_object["metadata"]["resourceVersion"] == new_object["metadata"]["resourceVersion"]:
             change = "unchanged"
         else:
             change = "configured"
         return f"{kind} {name} {change}"
 
 
-def _read_name(item: Mapping[str, Any]) -> str:
-    return str((item.get("metadata") or {}).get("name") or "without a name")
+def _read_name(manifest: Mapping[str, Any]) -> str:
+    return str((manifest.get("metadata") or {}).get("name") or "without a name")

@@ -147,7 +147,7 @@ class Queue:
     def start_next(self) -> list[str]:
         """Start waiting runs until `parallelism` is reached, and return the names of the started
         runs."""
-        started: list[str] = []
+        started_names: list[str] = []
         with self.lock:
             waiting_names = self.waiting()
             stopped_names = self._find_stopped(waiting_names)
@@ -162,8 +162,8 @@ class Queue:
                 # a command such as `resume` may have started the run in the meantime
                 if not self._find_process(RunFiles(self.cluster.home, name)):
                     self.processes[name] = self.launch(name)
-                    started.append(name)
-        return started
+                    started_names.append(name)
+        return started_names
 
     def _find_stopped(self, names: Iterable[str]) -> list[str]:
         """Return the names of waiting runs that a user has stopped. They are started even if

@@ -60,12 +60,12 @@ class Server:
         self.ending = threading.Event()
 
     def describe(self) -> str:
-        """Return what the server does, as a text for the user who starts it."""
-        count = len(self.objects.names(KIND))
+        """Return a description of the server for the user who starts it."""
+        schedule_count = len(self.objects.names(KIND))
         return (
             f"The server runs up to {self.queue.parallelism} workflows of {self.cluster.home} at"
-            f" the same time. Schedules: {count}.\nCtrl-C ends the server. Its runs continue, and"
-            " the next server watches them."
+            f" the same time. Schedules: {schedule_count}.\nCtrl-C ends the server. Its runs"
+            " continue, and the next server watches them."
         )
 
     def serve(self, page: ASGIApp, port: int | None, announce: Callable[[str], None]) -> None:

@@ -52,9 +52,9 @@ class ServerLock:
                 time.sleep(0.01)
                 continue
 
-            other = _read_record(self.descriptor)
+            server = _read_record(self.descriptor)
             os.close(self.descriptor)
-            details = f" (pid {other.pid}, http://127.0.0.1:{other.port})" if other else ""
+            details = f" (pid {server.pid}, http://127.0.0.1:{server.port})" if server else ""
             raise Busy(
                 f"a server runs in {self.home} already{details}: use it, end it, or set"
                 f" {program.environment_variable('HOME')} to another directory."

@@ -273,8 +273,8 @@ class RunFiles:
             raise make_write_error(error, self.root) from error
 
     def check_space(self) -> None:
-        """Raise DiskFull if the disk is almost full. Call this method after another failure, of
-        which a full disk is then the probable cause."""
+        """Raise DiskFull if the disk is almost full. Call this method after another failure,
+        because a full disk may be its cause."""
         disk_status = os.statvfs(self.root)
         # only root may use the reserved blocks
         free_blocks = disk_status.f_bavail if os.geteuid() else disk_status.f_bfree

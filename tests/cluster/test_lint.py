@@ -23,23 +23,25 @@ def refusal(obj: Any) -> str:
         "-",
     ]
 
-    done = subprocess.run(
+    completed = subprocess.run(
         command, input=json.dumps(obj), capture_output=True, text=True, timeout=60
     )
-    if done.returncode:
-        return done.stderr
+    if completed.returncode:
+        return completed.stderr
 
     return ""
 
 
 def test_the_api_server_accepts_valid_objects_and_rejects_invalid_objects() -> None:
-    wrong = {mistake: OBJECTS[kind]() for mistake, (kind, *_) in WRONG_OBJECTS.items()}
-    for mistake, obj in wrong.items():
+    invalid_objects = {mistake: OBJECTS[kind]() for mistake, (kind, *_) in WRONG_OBJECTS.items()}
+    for mistake, obj in invalid_objects.items():
         WRONG_OBJECTS[mistake][1](obj)
     with ThreadPoolExecutor(4) as pool:
-        right = dict(
+        valid_objects = dict(
             zip(OBJECTS, pool.map(lambda make: refusal(make()), OBJECTS.values()), strict=True)
         )
-        answers = dict(zip(wrong, pool.map(refusal, wrong.values()), strict=True))
-    assert right == dict.fromkeys(OBJECTS, "")
+        answers = dict(
+            zip(invalid_objects, pool.map(refusal, invalid_objects.values()), strict=True)
+        )
+    assert valid_objects == dict.fromkeys(OBJECTS, "")
     assert {mistake for mistake, answer in answers.items() if not answer} == ACCEPTED

@@ -15,7 +15,7 @@ import pytest
 from rekindle.storage import Store
 from rekindle.training.ledger import events as ledger
 from tests.chaos.faults import Proxy
-from tests.ports import listens
+from tests.ports import is_listening
 from tests.rekindle.training import toy
 from tests.rekindle.training.crew import Crew, has_joined, make_flags
 
@@ -27,8 +27,10 @@ def sha256(s3: Store, prefix: str) -> str:
 def checkpoint_count(s3: Store, prefix: str) -> int:
     """Return the number of checkpoints if `latest` names the newest one, else 0."""
     manifests = sorted(entry.key for entry in s3.list(f"{prefix}/manifests/"))
-    named = s3.head(f"{prefix}/latest") and json.loads(s3.get(f"{prefix}/latest"))["manifest"]
-    if manifests and named == manifests[-1]:
+    newest_manifest = (
+        s3.head(f"{prefix}/latest") and json.loads(s3.get(f"{prefix}/latest"))["manifest"]
+    )
+    if manifests and newest_manifest == manifests[-1]:
         return len(manifests)
     return 0
 
@@ -73,11 +75,11 @@ def test_training_recovers_from_the_loss_of_all_workers_and_a_damaged_checkpoint
     coordinator = crew.start_coordinator(argv)
     workers = [crew.start_worker(name, argv, TOY_HOLD="25 60") for name in "ab"]
 
-    for number, checkpoints in ((25, 1), (60, 2)):
-        crew.wait_until_held(number, *workers)
+    for held_step, checkpoints in ((25, 1), (60, 2)):
+        crew.wait_until_held(held_step, *workers)
         crew.until(lambda n=checkpoints: checkpoint_count(s3, "all/checkpoints") >= n)
         if checkpoints == 1:
-            crew.release(number)
+            crew.release(held_step)
 
     for member in [coordinator, *workers]:
         member.send(signal.SIGKILL)
@@ -86,15 +88,15 @@ def test_training_recovers_from_the_loss_of_all_workers_and_a_damaged_checkpoint
     *_, older, newest = sorted(entry.key for entry in s3.list("all/checkpoints/manifests/"))
     step = json.loads(s3.get(older))["step"]
     chunk = json.loads(s3.get(newest))["chunks"][0]
-    data = bytearray(s3.get(f"all/checkpoints/chunks/{chunk}"))
-    data[1000] ^= 1
-    s3.put(f"all/checkpoints/chunks/{chunk}", data)
+    chunk_data = bytearray(s3.get(f"all/checkpoints/chunks/{chunk}"))
+    chunk_data[1000] ^= 1
+    s3.put(f"all/checkpoints/chunks/{chunk}", chunk_data)
 
-    alone = crew.start_lone_worker([*argv, "--min-workers=1"])
-    assert alone.wait_for_exit_code() == 0, alone.read_log()
-    assert f"chunk 0 ({chunk}) is damaged" in alone.read_log()
-    assert newest in alone.read_log()
-    assert f"resuming from step {step}" in alone.read_log()
+    single_worker = crew.start_lone_worker([*argv, "--min-workers=1"])
+    assert single_worker.wait_for_exit_code() == 0, single_worker.read_log()
+    assert f"chunk 0 ({chunk}) is damaged" in single_worker.read_log()
+    assert newest in single_worker.read_log()
+    assert f"resuming from step {step}" in single_worker.read_log()
     assert sha256(s3, "all") == undisturbed
 
 
@@ -169,10 +171,10 @@ def test_training_continues_without_its_coordinator(
     coordinator.send(signal.SIGKILL)
     crew.release(20)
     crew.wait_until_held(60, a, b)
-    again = crew.start_coordinator(argv)
+    new_coordinator = crew.start_coordinator(argv)
     crew.release(60)
     crew.release(80)
-    assert again.wait_for_exit_code() == 0, again.read_log()
+    assert new_coordinator.wait_for_exit_code() == 0, new_coordinator.read_log()
     assert a.wait_for_exit_code() == 0, a.read_log() + b.read_log()
     assert b.wait_for_exit_code() == 0, a.read_log() + b.read_log()
     assert sha256(s3, "headless") == undisturbed
@@ -183,17 +185,17 @@ def test_a_worker_with_a_snapshot_does_not_wait_for_another_that_reads_the_store
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:
     argv = make_flags("waits", workers=3, min_workers=2, checkpoint_steps=0, hot_seconds=1e-9)
-    earlier = crew.start_lone_worker(argv, POD_NAME="brings", TOY_HOLD="60")
-    crew.wait_until_held(60, earlier)
-    earlier.send(signal.SIGKILL)
-    earlier.process.join()
+    earlier_worker = crew.start_lone_worker(argv, POD_NAME="brings", TOY_HOLD="60")
+    crew.wait_until_held(60, earlier_worker)
+    earlier_worker.send(signal.SIGKILL)
+    earlier_worker.process.join()
     coordinator = crew.start_coordinator(argv)
 
     with Proxy(s3.endpoint or "") as proxy:
         waits = crew.start_worker("waits", argv, S3_ENDPOINT_URL=proxy.url)
         crew.until(lambda: has_joined(s3, "waits", "waits"))
         proxy.fault("refuse", 600)
-        other = crew.start_worker("other", argv)
+        other_worker = crew.start_worker("other", argv)
         crew.until(
             lambda: "waiting for the object store, for the newest checkpoint" in waits.read_log()
         )
@@ -201,7 +203,9 @@ def test_a_worker_with_a_snapshot_does_not_wait_for_another_that_reads_the_store
         crew.wait_until_held(20, brings)
         proxy.fault("", 0)
         crew.release(20)
-        codes = [member.wait_for_exit_code() for member in (coordinator, waits, other, brings)]
+        codes = [
+            member.wait_for_exit_code() for member in (coordinator, waits, other_worker, brings)
+        ]
 
     assert codes == [0] * 4, waits.read_log()
     assert "in shared memory" in waits.read_log()
@@ -218,7 +222,7 @@ def test_an_error_before_a_worker_joins_ends_the_run(crew: Crew) -> None:
     argv = make_flags("no-device", workers=1, device="cuda")
     coordinator = crew.start_coordinator(argv)
     # only workers that have joined get its messages
-    crew.until(lambda: listens(int(crew.meeting["MASTER_PORT"])))
+    crew.until(lambda: is_listening(int(crew.meeting["MASTER_PORT"])))
     worker = crew.start_worker("w", argv, CUDA_VISIBLE_DEVICES="")
     assert worker.wait_for_exit_code() == 78
     assert coordinator.wait_for_exit_code() == 78, coordinator.read_log()
@@ -267,10 +271,10 @@ def test_model_and_checkpoints_of_another_run_are_not_overwritten(
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:
     objects = {entry.key: entry.etag for entry in s3.list("undisturbed/")}
-    same = crew.start_lone_worker(make_flags("undisturbed"))
+    equal_run = crew.start_lone_worker(make_flags("undisturbed"))
     model = crew.start_lone_worker(make_flags("undisturbed", seed=1))
     checkpoints = crew.start_lone_worker(make_flags("undisturbed", seed=1, out="elsewhere"))
-    assert same.wait_for_exit_code() == 0
+    assert equal_run.wait_for_exit_code() == 0
     assert model.wait_for_exit_code() == 78
     assert checkpoints.wait_for_exit_code() == 78
     assert "is the model of another run" in model.read_log()
@@ -325,8 +329,8 @@ def test_torchrun_continues_after_a_kill_and_saves_on_sigterm(
 
     step = json.loads(s3.get(json.loads(s3.get("torchrun/checkpoints/latest"))["manifest"]))["step"]
     assert f"left after step {step}, after SIGTERM" in log.read_text()
-    rest = crew.start_lone_worker(argv)
-    assert rest.wait_for_exit_code() == 0, rest.read_log()
+    resumed_run = crew.start_lone_worker(argv)
+    assert resumed_run.wait_for_exit_code() == 0, resumed_run.read_log()
     assert sha256(s3, "torchrun") == undisturbed
 
 

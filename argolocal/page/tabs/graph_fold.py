@@ -70,13 +70,13 @@ def hide_internal(
         if step.label in internal:
             continue
         needs: dict[str, None] = {}
-        seen: set[str] = set()
+        visited: set[str] = set()
         stack = list(reversed(step.needs))
         while stack:
             need = stack.pop()
-            if need in seen:
+            if need in visited:
                 continue
-            seen.add(need)
+            visited.add(need)
             if need in internal:
                 stack += reversed(internal[need])
             else:
@@ -219,13 +219,13 @@ def remove_implied_edges(count: int, edges: Sequence[tuple[int, int]]) -> list[t
 
     def is_implied(source: int, target: int) -> bool:
         stack = [other for other in successors[source] if other != target]
-        seen = set(stack)
+        visited = set(stack)
         while stack:
             node = stack.pop()
             if node == target:
                 return True
-            new_nodes = [other for other in successors[node] if other not in seen]
-            seen.update(new_nodes)
+            new_nodes = [successor for successor in successors[node] if successor not in visited]
+            visited.update(new_nodes)
             stack += new_nodes
         return False
 

@@ -112,16 +112,16 @@ def assign_layers(count: int, edges: Iterable[Edge]) -> list[int]:
     is_source = [not number for number in open_edges]
     layer_of = [0] * count
     ready = [node for node in range(count) if is_source[node]]
-    ordered: list[int] = []
-    waiting = iter(range(count))
+    finished: list[int] = []
+    candidates = iter(range(count))
 
-    while len(ordered) < count:
+    while len(finished) < count:
         if not ready:
             # only nodes of a cycle remain: continue with the first of them
-            ready = [next(node for node in waiting if open_edges[node] > 0)]
+            ready = [next(node for node in candidates if open_edges[node] > 0)]
             open_edges[ready[0]] = 0
         node = ready.pop()
-        ordered.append(node)
+        finished.append(node)
         open_edges[node] = -1
         for successor in successors[node]:
             if open_edges[successor] <= 0:
@@ -131,7 +131,7 @@ def assign_layers(count: int, edges: Iterable[Edge]) -> list[int]:
             if not open_edges[successor]:
                 ready.append(successor)
 
-    for node in reversed(ordered):
+    for node in reversed(finished):
         if is_source[node] and successors[node]:
             nearest = min(layer_of[successor] for successor in successors[node])
             layer_of[node] = max(layer_of[node], nearest - 1)

@@ -132,16 +132,17 @@ def divide_loop(run: Run, steps: Sequence[Step], parents: Parents, now: float) -
 
 def _merge(pieces: Sequence[Piece]) -> list[Piece]:
     """Join time spans that overlap or nearly touch. Return them sorted by their start."""
-    merged: list[Piece] = []
+    merged_pieces: list[Piece] = []
     for piece in sorted(pieces, key=lambda piece: piece.start):
-        if merged and piece.start <= merged[-1].end + MIN_WAIT_S:
-            last = merged[-1]
+        if merged_pieces and piece.start <= merged_pieces[-1].end + MIN_WAIT_S:
+            last = merged_pieces.pop()
             is_finished = last.phase in FINISHED_PHASES and piece.phase in FINISHED_PHASES
             phase = last.phase if is_finished else "Running"
-            merged[-1] = Piece(Stage.RUNNING, last.start, max(last.end, piece.end), phase)
-        else:
-            merged.append(piece)
-    return merged
+            piece = Piece(Stage.RUNNING, last.start, max(last.end, piece.end), phase)
+
+        merged_pieces.append(piece)
+
+    return merged_pieces
 
 
 def seconds_in(pieces: Sequence[Piece], stage: Stage) -> float:

@@ -67,7 +67,7 @@ def _waiting_sentences(run: Run, find_duration: Callable[[str], str]) -> Iterato
 
 
 def _waiting_sentence(node: Mapping[str, Any], name: str) -> str:
-    """Return a sentence about what the step `name` waits for, or "" if it does not wait."""
+    """Return a sentence with the reason why the step `name` waits, or "" if it does not wait."""
     message = str(node.get("message") or "")
     lock = (node.get("synchronizationStatus") or {}).get("waiting")
     if lock:

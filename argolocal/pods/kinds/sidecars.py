@@ -48,7 +48,7 @@ class Sidecars:
         self.sidecar_specs = list(template.get("sidecars") or [])
         self.running: dict[str, Process] = {}
         self.init_name = ""  # name of the running init container
-        # the error because of which the log of a sidecar is incomplete
+        # the reason why the log of a sidecar is incomplete
         self.log_error: OSError | None = None
 
     def start_next_init(self) -> Process | None:

@@ -162,11 +162,11 @@ class CronController:
     def _must_be_stored(self, name: str, decision: Decision, is_continuous: bool) -> bool:
         """Return True unless the decision only changes the position of the progress, which need not
         be stored."""
-        previous = self.progress.get(name)
+        old_progress = self.progress.get(name)
         has_new_schedule = (
-            previous is None
-            or previous.uid != decision.progress.uid
-            or previous.schedule != decision.progress.schedule
+            old_progress is None
+            or old_progress.uid != decision.progress.uid
+            or old_progress.schedule != decision.progress.schedule
         )
         return decision.is_new or has_new_schedule or not is_continuous
 

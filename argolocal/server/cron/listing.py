@@ -1,4 +1,4 @@
-"""The schedules of a home as rows of a table: their last and next times, and the missed ones.
+"""List the schedules of a home as rows of a table, with their last, next and missed times.
 
 rows = list_rows(home, now)
 """
@@ -16,8 +16,10 @@ from argolocal.state.stored_objects import StoredObjects
 
 @dataclass(frozen=True)
 class ScheduleRow:
-    """A schedule. Times are in the format of RFC 3339, or None. `missed`: number of missed times
-    that are known; `missed_time` and `reason`: of the newest one."""
+    """A schedule. `at`: its schedules in crontab format. `last`, `next`: the last and the next
+    scheduled time. `missed`: number of recorded missed times. `missed_time`: the newest missed
+    time. `reason`: problem of the schedule, or the reason for the newest missed time, or "". Times
+    are in the format of RFC 3339, or None."""
 
     schedule: str
     at: str
@@ -40,7 +42,8 @@ def make_row(home: Path, cron: Object, now: float) -> ScheduleRow:
     spec = cron["spec"]
     status = cron.get("status") or {}
     is_suspended = bool(spec.get("suspend")) or status.get("phase") == "Stopped"
-    problem = " ".join(str(item.get("message")) for item in status.get("conditions") or [])
+    conditions = status.get("conditions") or []
+    problem = " ".join(str(condition.get("message")) for condition in conditions)
     next_time = None
     if not is_suspended:
         try:
@@ -63,7 +66,8 @@ def make_row(home: Path, cron: Object, now: float) -> ScheduleRow:
 
 
 def read_missed(home: Path, name: str) -> list[Missed]:
-    """Return the times of a schedule that have no run, newest first."""
+    """Return the missed times of a schedule, newest first. Return [] if its progress is missing or
+    unreadable."""
     try:
         progress = read_progress(home, name).get(name)
     except (ConfigError, KeyError, TypeError):

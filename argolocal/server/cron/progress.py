@@ -1,5 +1,5 @@
-"""Decide at which scheduled time of a CronWorkflow a run must start now. This module does not read
-the clock and does no I/O.
+"""Decide whether a scheduled time of a CronWorkflow is due, so that its run must start now. This
+module does not read the clock and does no I/O.
 
     decision = decide(cron, progress, now, is_continuous=True)
     decision.due        # scheduled time of the run to start, in unix seconds, or None

@@ -559,20 +559,20 @@ def test_an_unknown_parameter_is_an_error_with_a_suggestion() -> None:
 
 
 def test_the_page_of_all_fields_matches_the_code() -> None:
-    from tests.argo_fields import page
+    from tests.argo_fields import make_page
 
     kept = Path(__file__).parents[3] / "docs/argo-fields.md"
-    assert kept.read_text() == page(), "python -m tests.argo_fields > docs/argo-fields.md"
+    assert kept.read_text() == make_page(), "python -m tests.argo_fields > docs/argo-fields.md"
 
 
 def test_the_field_table_has_no_spelling_mistakes() -> None:
-    from tests.argo_fields import described
+    from tests.argo_fields import collect_fields
 
     dropped = {"Locks": {"mutex", "semaphore"}}  # removed in Argo 4, which ignores them
     dropped["CronSpec"] = {"schedule"}
     # new in Argo 4.1, missing in Hera's models
     dropped.update({key: {"podResources"} for key in ("Spec", "Template")})
-    for table, fields in described().items():
+    for table, fields in collect_fields().items():
         assert set(TABLES[table]) - set(fields) - dropped.get(table, set()) == set(), table
 
 

@@ -10,7 +10,7 @@ from rekindle.training.membership.protocol import PROTOCOL_VERSION
 from rekindle.training.membership.server import Coordinator
 from rekindle.training.membership.state_machine import MembershipStateMachine
 from rekindle.training.spec import JOIN_TIMEOUT_S, TrainingSpec
-from tests.ports import free_port, listens
+from tests.ports import free_port, is_listening
 from tests.rekindle.training.crew import SECRET
 from tests.waiting import until
 
@@ -73,7 +73,9 @@ async def serving() -> AsyncIterator[tuple[Coordinator, tuple[str, int]]]:
     port = free_port()
     coordinator = Coordinator(TrainingSpec.model_validate(settings), SECRET.encode())
     run = asyncio.create_task(coordinator.run("127.0.0.1", port))
-    await asyncio.to_thread(until, "the coordinator to listen", lambda: run.done() or listens(port))
+    await asyncio.to_thread(
+        until, "the coordinator to listen", lambda: run.done() or is_listening(port)
+    )
     yield coordinator, ("127.0.0.1", port)
     coordinator.set_exit_code(0)
     await run

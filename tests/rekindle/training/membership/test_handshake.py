@@ -15,7 +15,7 @@ from rekindle.storage import Store
 from rekindle.training.membership import client, handshake
 from rekindle.training.membership.protocol import PROTOCOL_VERSION
 from rekindle.training.membership.server import MAX_UNVERIFIED_CONNECTIONS
-from tests.ports import listens
+from tests.ports import is_listening
 from tests.rekindle.training.crew import SECRET, Crew, make_flags
 from tests.rekindle.training.membership.members import serving
 
@@ -131,7 +131,7 @@ def test_a_silent_connection_is_closed(s3: Store, monkeypatch: pytest.MonkeyPatc
 def test_many_unverified_connections_do_not_fill_memory_or_block_workers(crew: Crew) -> None:
     coordinator = crew.start_coordinator(make_flags("crowd", workers=1))
     address = crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"])
-    crew.until(lambda: listens(address[1], address[0]))
+    crew.until(lambda: is_listening(address[1], address[0]))
     process = psutil.Process(coordinator.process.pid)
     sizes = list[int]()
 
