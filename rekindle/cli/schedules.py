@@ -16,7 +16,7 @@ from rekindle.cli.on_cluster import confirm_duplicate, print_warnings, report_su
 from rekindle.cli.options import Target, cluster_options, config_options, local_option
 from rekindle.cli.sources import Source
 
-LIST = Path("list")
+LIST_ARGUMENT = Path("list")  # argument of `rekindle schedule` that prints the schedules
 
 
 @command
@@ -55,11 +55,11 @@ def schedule(
     """
     if is_local:
         target.require_none("--local")
-    if source.config == LIST and not LIST.exists():
+    if source.config == LIST_ARGUMENT and not LIST_ARGUMENT.exists():
         _print_schedules(target, as_json)
         return
     if is_local and suspend is not None and _is_stored_name(source):
-        _suspend(str(source.config), suspend, as_json)
+        _set_suspended(str(source.config), suspend, as_json)
         return
 
     from rekindle.blocks.manifest.render import render_manifest
@@ -79,7 +79,7 @@ def schedule(
             print_warnings(manifest, source.config)
 
     if is_local:
-        changes = _store(loaded, template, cron)
+        changes = _store_schedule(loaded, template, cron)
         namespace = None
     else:
         from rekindle.cluster import workflows
@@ -101,7 +101,8 @@ def _is_stored_name(source: Source) -> bool:
     return StoredObjects(home()).find("CronWorkflow", str(source.config)) is not None
 
 
-def _suspend(name: str, is_suspended: bool, as_json: bool) -> None:
+def _set_suspended(name: str, is_suspended: bool, as_json: bool) -> None:
+    """Suspend or resume a stored schedule of this machine, and print the change."""
     from rekindle.local.cluster import LocalCluster
     from rekindle.operations import local_schedules
 
@@ -110,8 +111,9 @@ def _suspend(name: str, is_suspended: bool, as_json: bool) -> None:
     print_result(as_json, {"schedule": name, "namespace": None, "changes": [change]}, change)
 
 
-def _store(loaded: Any, template: dict[str, Any], cron: dict[str, Any]) -> list[str]:
-    """Store the schedule of a config on this machine. Return the changes, and how it starts."""
+def _store_schedule(loaded: Any, template: dict[str, Any], cron: dict[str, Any]) -> list[str]:
+    """Store the schedule of a config on this machine. Return lines that describe the changes; if no
+    server runs, one line says how to start it."""
     from argolocal.server.server_lock import find_server
     from rekindle.local.cluster import LocalCluster
     from rekindle.local.jobs.model_services import allow_any_port
@@ -131,8 +133,8 @@ def _print_schedules(target: Target, as_json: bool) -> None:
 
     is_on_cluster = bool(target.namespace or target.context)
     rows, notes = _list_on_cluster(target) if is_on_cluster else _list_here()
-    empty = "no schedules: `rekindle schedule CONFIG --local` stores one on this machine"
-    click.echo(show_tables({"schedules": rows}, as_json, empty))
+    empty_text = "no schedules: `rekindle schedule CONFIG --local` stores one on this machine"
+    click.echo(show_tables({"schedules": rows}, as_json, empty_text))
     for note in notes:
         click.echo(note, err=True)
 
@@ -151,22 +153,22 @@ def _list_on_cluster(target: Target) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the rows of the schedules in a namespace, and notes."""
     from rekindle.page.schedules import ClusterSchedules
 
-    found = ClusterSchedules(target.connect()).read({})
+    cluster_schedules = ClusterSchedules(target.connect()).read({})
     rows = [
         {
-            "schedule": item.name,
-            "at": item.cron,
-            "timezone": item.timezone,
-            "suspended": item.is_suspended,
-            "last": item.last_time,
-            "next": item.next_times[0] if item.next_times else None,
-            "missed": len(item.missed),
-            "missed_time": item.missed[0] if item.missed else None,
-            "reason": item.problem,
+            "schedule": schedule_state.name,
+            "at": schedule_state.cron,
+            "timezone": schedule_state.timezone,
+            "suspended": schedule_state.is_suspended,
+            "last": schedule_state.last_time,
+            "next": schedule_state.next_times[0] if schedule_state.next_times else None,
+            "missed": len(schedule_state.missed),
+            "missed_time": schedule_state.missed[0] if schedule_state.missed else None,
+            "reason": schedule_state.problem,
         }
-        for item in found.schedules
+        for schedule_state in cluster_schedules.schedules
     ]
-    return rows, found.notes
+    return rows, cluster_schedules.notes
 
 
 @command
@@ -227,8 +229,8 @@ def _run_here(name: str, as_json: bool) -> int:
 def unschedule(name: str, target: Target, is_local: bool, as_json: bool) -> None:
     """Delete a schedule with its WorkflowTemplate.
 
-    Runs of the schedule are kept, active runs too. To pause a schedule, use `rekindle schedule
-    CONFIG --suspend`.
+    Runs of the schedule are kept, and active runs continue. To pause a schedule, use `rekindle
+    schedule CONFIG --suspend`.
 
     Example:
       rekindle unschedule demo --namespace models

@@ -416,8 +416,8 @@ def server(
 
     open_store = open_home_artifacts(home()).open_store
     page = Page(make_parts(home())).application()
-    execute = "rekindle.view.pipeline_display:execute_queued"
-    home_server = Server(LocalCluster(home()), execute, open_store, parallelism)
+    execute_function = "rekindle.view.pipeline_display:execute_queued"
+    home_server = Server(LocalCluster(home()), execute_function, open_store, parallelism)
     home_server.serve(
         page, port, lambda address: announce_page(address, open_browser, home_server.describe())
     )
