@@ -30,7 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from benchmarks.bars import make_bar, make_parser, report
+from benchmarks.bars import Bar, make_bar, make_parser, report
 from rekindle.storage import Store
 from rekindle.training.checkpoint.chunks import CHUNK_BYTES, run_for_chunks
 from rekindle.training.checkpoint.durable import RankAndGroupSize
@@ -39,11 +39,12 @@ from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import TrainConfig
 from rekindle.training.training_state import TrainingState, view_tensor_bytes
 
-STEP_SECONDS = 0.2  # duration in seconds of a step while a checkpoint is written in the background
-SHORT_STEP_SECONDS = (
-    0.00043  # duration in seconds of a short step, for measuring the overhead of snapshots
-)
-SMALL_STATE_MB = 5  # size of a small state in megabytes, for measuring the overhead of snapshots
+STEP_SECONDS = 0.2  # duration of a step while a checkpoint is written in the background
+# duration of a step, and size of the state in MB, for measuring the overhead of snapshots
+SHORT_STEP_SECONDS = 0.00043
+SMALL_STATE_MB = 5
+# columns of the table that compares ways to save the state
+FIGURE_NAMES = ("wait", "durable", "slower", "lost")
 
 
 @contextlib.contextmanager
@@ -78,7 +79,8 @@ def start_store_endpoint(root_folder: Path) -> Iterator[Store]:
 def open_checkpoints(
     store: Store, state_megabytes: int, recorded_events: list[dict[str, Any]]
 ) -> WorkerCheckpoints:
-    """Return the Checkpoints object of a worker that has not made a step yet."""
+    """Return the checkpoints of a worker that has not made a step yet; events are appended to
+    `recorded_events`."""
     matrix_width = round((state_megabytes * 1e6 / 12) ** 0.5)
     linear_model = torch.nn.Linear(matrix_width, matrix_width, bias=False)
     state = TrainingState(
@@ -120,25 +122,26 @@ class CalibratedSteps:
     def __init__(self) -> None:
         self.matrix = torch.randn(512, 512)
         work_seconds = min(measure_seconds(self._work) for _ in range(20))
-        self.count = max(1, round(STEP_SECONDS / work_seconds))
-        self.alone = median(measure_seconds(self.step) for _ in range(7))
+        self.repetitions = max(1, round(STEP_SECONDS / work_seconds))
+        self.undisturbed_seconds = median(measure_seconds(self.step) for _ in range(7))
 
     def _work(self) -> None:
         torch.mm(self.matrix, self.matrix)
 
     def step(self) -> None:
-        for _ in range(self.count):
+        for _ in range(self.repetitions):
             self._work()
 
     def during(self, is_busy: Callable[[], bool]) -> tuple[float, float]:
-        """Run training steps while `busy()` returns True.
+        """Run training steps while `is_busy()` returns True.
 
-        Returns the slow-down of these steps as a factor, and the total delay in seconds.
+        Return the slow-down of these steps as a factor, and their total delay in seconds.
         """
         step_seconds = [measure_seconds(self.step)]
         while is_busy():
             step_seconds.append(measure_seconds(self.step))
-        return median(step_seconds) / self.alone, sum(step_seconds) - len(step_seconds) * self.alone
+        delay_seconds = sum(step_seconds) - len(step_seconds) * self.undisturbed_seconds
+        return median(step_seconds) / self.undisturbed_seconds, delay_seconds
 
 
 def measure_checkpoints(
@@ -160,10 +163,10 @@ def measure_checkpoints(
         while not checkpoints.snapshots.is_idle:
             time.sleep(0.01)
 
-    def bare(run_number: int) -> None:
+    def put_chunk(chunk_number: int) -> None:
         store_client.put(
-            f"bare/{run_number}",
-            memory_view[run_number * CHUNK_BYTES : (run_number + 1) * CHUNK_BYTES],
+            f"bare/{chunk_number}",
+            memory_view[chunk_number * CHUNK_BYTES : (chunk_number + 1) * CHUNK_BYTES],
         )
 
     for _ in range(run_count):
@@ -171,7 +174,7 @@ def measure_checkpoints(
         training_state.memory.uniform_()
         record("memcpy", measure_seconds(lambda: memcpy_target.copy_(training_state.memory)))
         wait_until_idle()
-        checkpoints._snapshot_due = 0.0
+        checkpoints._next_snapshot_time = 0.0
         record(
             "hot wait",
             measure_seconds(
@@ -182,7 +185,7 @@ def measure_checkpoints(
         record(
             "bare",
             measure_seconds(
-                lambda: run_for_chunks(bare, range(-(-len(memory_view) // CHUNK_BYTES)))
+                lambda: run_for_chunks(put_chunk, range(-(-len(memory_view) // CHUNK_BYTES)))
             ),
         )
         training_state.step += 1
@@ -247,8 +250,9 @@ def measure_other_savers(
 ) -> dict[str, dict[str, float]]:
     """Measure other ways to save the state, for comparison, and return their figures.
 
-    The figures are the waiting time, the time until the state is durable, the slow-down of steps
-    during the write, and the seconds lost.
+    The figures FIGURE_NAMES of a method are the seconds that the training waits, the seconds until
+    the state is durable, the factor by which steps are slower during the write, and the seconds
+    that the training loses in total.
     """
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -280,12 +284,12 @@ def measure_other_savers(
         }
 
     figure_rows = []
-    for tensor_number in range(max(2, run_count // 2)):
+    for run_number in range(max(2, run_count // 2)):
         start_seconds = time.perf_counter()
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             future: Any = async_save(
-                saved_state, checkpoint_id=folder / f"dcp-{tensor_number % 2}", no_dist=True
+                saved_state, checkpoint_id=folder / f"dcp-{run_number % 2}", no_dist=True
             )
 
         wait_seconds = time.perf_counter() - start_seconds
@@ -301,10 +305,9 @@ def measure_other_savers(
             )
         )
 
-    figure_names = ("wait", "durable", "slower", "lost")
     figures_by_method["dcp.async_save"] = {
-        method_name: median(figure_row[figure_index] for figure_row in figure_rows)
-        for figure_index, method_name in enumerate(figure_names)
+        figure_name: median(figure_row[figure_index] for figure_row in figure_rows)
+        for figure_index, figure_name in enumerate(FIGURE_NAMES)
     }
     return figures_by_method
 
@@ -341,7 +344,25 @@ def main() -> int:
     finally:
         shutil.rmtree(temporary_folder)
 
-    bars = [
+    table_rows = {
+        "memcpy alone": {"wait": figures_by_name["memcpy"]},
+        "rekindle": figures_by_name
+        | {
+            "wait": figures_by_name["durable wait"],
+            "lost": figures_by_name["durable wait"] + figures_by_name["lost"],
+        },
+        **peer_figures,
+    }
+    if not options.json:
+        print_table(options.megabytes, table_rows)
+
+    bars = make_bars(figures_by_name, snapshot_overhead_us)
+    return report(bars, as_json=options.json, rows=table_rows)
+
+
+def make_bars(figures_by_name: dict[str, float], snapshot_overhead_us: float) -> list[Bar]:
+    """Return the figures of Rekindle's checkpoints, relative to the measured references."""
+    return [
         make_bar(
             "wait for a snapshot in shared memory",
             figures_by_name["hot wait"] / figures_by_name["memcpy"],
@@ -368,29 +389,17 @@ def main() -> int:
         ),
     ]
 
-    figures_by_name.update(
-        {
-            "wait": figures_by_name["durable wait"],
-            "lost": figures_by_name["durable wait"] + figures_by_name["lost"],
-        }
+
+def print_table(state_megabytes: int, table_rows: dict[str, dict[str, float]]) -> None:
+    """Print a row with the figures of each way to save the state."""
+    print(
+        f"{state_megabytes} MB of state   {'wait s':>8} {'durable s':>10} {'step x':>7}"
+        f" {'lost s':>7}"
     )
-    table_rows = {
-        "memcpy alone": {"wait": figures_by_name["memcpy"]},
-        "rekindle": figures_by_name,
-        **peer_figures,
-    }
-
-    if not options.json:
-        print(
-            f"{options.megabytes} MB of state   {'wait s':>8} {'durable s':>10} {'step x':>7}"
-            f" {'lost s':>7}"
-        )
-        for row_name, table_row in table_rows.items():
-            figures_by_name = (table_row.get(key) for key in ("wait", "durable", "slower", "lost"))
-            cell_texts = ["" if figure is None else f"{figure:.3f}" for figure in figures_by_name]
-            print(f"{row_name:28}", *(f"{cell_text:>8}" for cell_text in cell_texts))
-
-    return report(bars, as_json=options.json, rows=table_rows)
+    for row_name, table_row in table_rows.items():
+        cell_values = [table_row.get(figure_name) for figure_name in FIGURE_NAMES]
+        cell_texts = ["" if value is None else f"{value:.3f}" for value in cell_values]
+        print(f"{row_name:28}", *(f"{cell_text:>8}" for cell_text in cell_texts))
 
 
 if __name__ == "__main__":

@@ -43,13 +43,13 @@ class MeasuredClients:
 
     def __init__(self, request_texts: list[bytes]) -> None:
         self.texts = request_texts
-        self.seconds: list[float] = []
+        self.seconds: list[float] = []  # latencies of the requests, without the probes
         self.probes = 0
         # number of failed requests by client kind and reason
         self.failures: Counter[str] = Counter()
 
     async def client(self, client_kind: str, end_seconds: float) -> None:
-        """Send requests until the time `end_seconds`."""
+        """Send requests as a client of the kind `client_kind` until the time `end_seconds`."""
         connection_writer = connection_reader = None
 
         while (start_seconds := time.perf_counter()) < end_seconds:
@@ -162,7 +162,7 @@ def measure_flood(temporary_folder: Path, duration_seconds: float) -> list[Bar]:
         *serve_command,
     ]
 
-    def run() -> MeasuredClients:
+    def run_clients() -> MeasuredClients:
         clients = MeasuredClients(request_messages)
         asyncio.run(clients.run(duration_seconds))
         return clients
@@ -172,12 +172,20 @@ def measure_flood(temporary_folder: Path, duration_seconds: float) -> list[Bar]:
     with start_server(
         limited_serve_command, server_environment, f"http://127.0.0.1:{FIRST_PORT}/health/ready"
     ):
-        run()  # warm-up, because the first requests are slower
+        run_clients()  # warm-up, because the first requests are slower
         for _ in range(RUN_COUNT):
-            unflooded_clients.append(run())
+            unflooded_clients.append(run_clients())
             with flood_from_process():
-                flooded_clients.append(run())
+                flooded_clients.append(run_clients())
 
+    return make_bars(unflooded_clients, flooded_clients)
+
+
+def make_bars(
+    unflooded_clients: list[MeasuredClients], flooded_clients: list[MeasuredClients]
+) -> list[Bar]:
+    """Return the figures of the runs without and with the flood; run n of both lists was made at
+    nearly the same time."""
     failure_counts = sum(
         (clients.failures for clients in unflooded_clients + flooded_clients), Counter[str]()
     )

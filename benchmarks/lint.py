@@ -21,7 +21,7 @@ from hera.workflows import DAG, Container, Parameter, Resource, Task, Workflow
 from hera.workflows import models as m
 
 from argolocal.validate import lint
-from benchmarks.bars import make_bar, make_parser, report
+from benchmarks.bars import Bar, make_bar, make_parser, report
 from rekindle import blocks
 from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.blocks.manifest.render import (
@@ -42,7 +42,7 @@ JOB_MANIFEST = """
 """
 
 
-def pipeline(task_count: int) -> Workflow:
+def make_task_pipeline(task_count: int) -> Workflow:
     """Return a workflow of `task_count` tasks, in which about ten tasks share each template."""
     with Workflow(generate_name="large-", entrypoint="main") as workflow:
         input_parameters = [
@@ -117,7 +117,7 @@ def measure_seconds(task_count: int) -> tuple[float, float]:
     """
     gc.collect()
     start_cpu_seconds = time.process_time()
-    manifest: dict[str, Any] = sort_keys_for_reading(pipeline(task_count).to_dict())
+    manifest: dict[str, Any] = sort_keys_for_reading(make_task_pipeline(task_count).to_dict())
     manifest_sha256(manifest)
     to_yaml(manifest)
     rendered_cpu_seconds = time.process_time()
@@ -194,25 +194,30 @@ def main() -> int:
     )
 
     options = argument_parser.parse_args()
+    bars = measure_task_pipelines(options.tasks, options.runs)
+    bars += measure_block_pipelines(options.tasks, options.runs)
+    return report(bars, as_json=options.json)
+
+
+def measure_task_pipelines(task_count: int, run_count: int) -> list[Bar]:
+    """Measure pipelines of Hera tasks: of `task_count`, twice and four times as many tasks."""
     # warm-up, because Hera and pydantic initialize themselves in the first call
-    measure_seconds(options.tasks)
+    measure_seconds(task_count)
     cpu_seconds_by_size: dict[int, list[tuple[float, float]]] = {1: [], 2: [], 4: []}
 
-    for _ in range(options.runs):
+    for _ in range(run_count):
         # measure the sizes alternately, so that other load on the machine affects all of them
         # equally
         for size_factor, cpu_second_pairs in cpu_seconds_by_size.items():
-            cpu_second_pairs.append(measure_seconds(size_factor * options.tasks))
+            cpu_second_pairs.append(measure_seconds(size_factor * task_count))
 
     bars = []
     for size_factor, cpu_second_pairs in cpu_seconds_by_size.items():
-        limit_seconds = 1.5 if options.tasks * size_factor == 500 else None
-        figure_name = f"render and lint, {options.tasks * size_factor} tasks"
+        limit_seconds = 1.5 if task_count * size_factor == 500 else None
         lint_cpu_seconds = min(linted_cpu_seconds for _, linted_cpu_seconds in cpu_second_pairs)
-
         bars.append(
             make_bar(
-                figure_name,
+                f"render and lint, {task_count * size_factor} tasks",
                 [sum(cpu_second_pair) for cpu_second_pair in cpu_second_pairs],
                 "CPU s",
                 limit_seconds,
@@ -234,31 +239,34 @@ def main() -> int:
             )
         )
 
+    return bars
+
+
+def measure_block_pipelines(block_count: int, run_count: int) -> list[Bar]:
+    """Measure pipelines of blocks: of `block_count`, and of four times as many blocks."""
     config = load_config(CONFIG_PATH, environment={}).config
+    # warm-up
     measure_block_seconds(config, 10)
-    build_seconds_by_size = {
+    cpu_seconds_by_size = {
         size_factor: [
-            measure_block_seconds(config, size_factor * options.tasks) for _ in range(options.runs)
+            measure_block_seconds(config, size_factor * block_count) for _ in range(run_count)
         ]
         for size_factor in (1, 4)
     }
-    limit_seconds = 0.5 if options.tasks == 500 else None
-    bars.append(
+    limit_seconds = 0.5 if block_count == 500 else None
+    cost_ratio = min(cpu_seconds_by_size[4]) / 4 / min(cpu_seconds_by_size[1])
+
+    return [
         make_bar(
-            f"build, render and lint, {options.tasks} blocks",
-            build_seconds_by_size[1],
+            f"build, render and lint, {block_count} blocks",
+            cpu_seconds_by_size[1],
             "CPU s",
             limit_seconds,
-        )
-    )
-    cost_ratio = min(build_seconds_by_size[4]) / 4 / min(build_seconds_by_size[1])
-    bars.append(
+        ),
         make_bar(
             "cost per block of the largest pipeline, relative to the smallest", cost_ratio, "x", 1.5
-        )
-    )
-
-    return report(bars, as_json=options.json)
+        ),
+    ]
 
 
 if __name__ == "__main__":

@@ -56,11 +56,9 @@ class MeasuredRun:
     def __init__(
         self, crew: Crew, stamps_folder: Path, run_name: str, **training_settings: float
     ) -> None:
-        self.crew, self.folder, self.first_workers_steps = (
-            crew,
-            stamps_folder / run_name,
-            list[stamped.StampedStep](),
-        )
+        self.crew = crew
+        self.folder = stamps_folder / run_name
+        self.first_workers_steps: list[stamped.StampedStep] = []
         self.folder.mkdir()
         flag_values = (
             TRAINING_FLAGS
@@ -76,9 +74,9 @@ class MeasuredRun:
 
     def start(self) -> None:
         """Start all processes of the run."""
-        self.coordinator = self.crew.coordinator(self.argv)
+        self.coordinator = self.crew.start_coordinator(self.argv)
         self.launchers = {
-            worker_name: self.crew.launcher(worker_name, self.argv, STAMPS=str(self.folder))
+            worker_name: self.crew.start_launcher(worker_name, self.argv, STAMPS=str(self.folder))
             for worker_name in WORKER_NAMES
         }
 
@@ -101,7 +99,7 @@ class MeasuredRun:
     def signal(self, signal_number: signal.Signals, *worker_names: str) -> float:
         """Send a signal to the workers `worker_names`, but not to their launchers.
 
-        Returns the time immediately before the signals are sent.
+        Return the time (of time.monotonic) immediately before the signals are sent.
         """
         worker_pids = [
             stamped.find_newest_pid(self.folder, worker_name) for worker_name in worker_names
@@ -120,7 +118,7 @@ class MeasuredRun:
         ]
 
     def wait_for_all(self, since_seconds: float = 0.0, min_step_count: int = 12) -> float:
-        """Wait until all workers train together. Returns the time at which the last worker finished
+        """Wait until all workers train together. Return the time at which the last worker finished
         its first step with all workers in the group."""
         since_seconds = since_seconds or time.monotonic()
         steps_by_name: dict[str, list[stamped.StampedStep]] = {}
@@ -203,7 +201,7 @@ def measure_killed_worker(
     """Repeatedly kill a worker, which its launcher restarts; for SIGSTOP, stop a worker and then
     continue it.
 
-    Returns two lists of seconds: until the survivors finish a step, and until all workers train
+    Return two lists of seconds: until the survivors finish a step, and until all workers train
     together again.
     """
     next_step_seconds = []
@@ -223,16 +221,16 @@ def measure_killed_worker(
     return {"next step": next_step_seconds, "back": rejoin_seconds}
 
 
-def measure_all_killed(measured_run: MeasuredRun, repetition_count: int) -> dict[str, list[float]]:
-    """Kill all workers. Returns the seconds until all of them, restored from shared memory, have
-    finished a step."""
+def measure_all_killed(measured_run: MeasuredRun, repetition_count: int) -> list[float]:
+    """Repeatedly kill all workers. Return the seconds until all of them, restored from shared
+    memory, have finished a step."""
     next_step_seconds = []
     for _ in range(repetition_count):
         time.sleep(random.uniform(0.5, 1.0))
         kill_seconds = measured_run.signal(signal.SIGKILL, *WORKER_NAMES)
         next_step_seconds.append(measured_run.wait_for_all(kill_seconds, 1) - kill_seconds)
         measured_run.wait_for_all()
-    return {"next step": next_step_seconds}
+    return next_step_seconds
 
 
 def measure_processes_killed(
@@ -241,11 +239,11 @@ def measure_processes_killed(
     """Kill all processes. If `has_snapshots` is False, also delete the snapshots in memory, as if
     the nodes were lost.
 
-    Returns three lists of durations in seconds: from the restart until all workers have finished a
+    Return three lists of durations in seconds: from the restart until all workers have finished a
     step, the duration of the repeated steps, and the duration of importing torch.
     """
     next_step_seconds = []
-    lost_step_counts = []
+    repeated_step_seconds = []
     import_seconds = []
 
     for _ in range(repetition_count):
@@ -256,25 +254,24 @@ def measure_processes_killed(
                 snapshot_file.unlink()
 
         import_seconds.append(measure_torch_import())
-        kill_seconds = time.monotonic()
+        restart_seconds = time.monotonic()
         measured_run.start()
-        next_step_seconds.append(measured_run.wait_for_all(kill_seconds, 1) - kill_seconds)
+        next_step_seconds.append(measured_run.wait_for_all(restart_seconds, 1) - restart_seconds)
         first_weight = stamped.read_steps(measured_run.folder, WORKER_NAMES[0])[0].weight
         recorded_steps = measured_run.first_workers_steps
-        # steps of the killed run from the same weights; empty if no step was lost
+        # recorded steps that began with the same weights; empty if no step was lost
         restart_indexes = [
             step_index
             for step_index, step in enumerate(recorded_steps)
             if step.weight == first_weight
         ]
-        lost_step_counts.append(
-            sum(step.finished - step.began for step in recorded_steps[restart_indexes[-1] :])
-            if restart_indexes
-            else 0.0
+        repeated_steps = recorded_steps[restart_indexes[-1] :] if restart_indexes else []
+        repeated_step_seconds.append(
+            sum((step.finished - step.began for step in repeated_steps), start=0.0)
         )
         measured_run.wait_for_all()
 
-    return {"next step": next_step_seconds, "lost": lost_step_counts, "import": import_seconds}
+    return {"next step": next_step_seconds, "lost": repeated_step_seconds, "import": import_seconds}
 
 
 def measure_torch_import() -> float:
@@ -289,7 +286,7 @@ def measure_coordinator_kill(
 ) -> dict[str, list[float]]:
     """Kill and restart the coordinator.
 
-    Returns the delay of the slowest step as a multiple of the usual duration of a step, and the
+    Return the delay of the slowest step as a multiple of the usual duration of a step, and the
     seconds until all workers have registered again.
     """
     slowest_step_seconds = []
@@ -308,9 +305,9 @@ def measure_coordinator_kill(
         measured_run.coordinator.process.join()
         time.sleep(0.5)
         restart_seconds = time.monotonic()
-        measured_run.coordinator = measured_run.crew.coordinator(measured_run.argv)
+        measured_run.coordinator = measured_run.crew.start_coordinator(measured_run.argv)
         measured_run.crew.until(
-            lambda: "all 3 are connected again" in measured_run.coordinator.said()
+            lambda: "all 3 are connected again" in measured_run.coordinator.read_log()
         )
         rejoin_seconds.append(time.monotonic() - restart_seconds)
         time.sleep(max(0.0, kill_seconds + 2 - time.monotonic()))
@@ -354,8 +351,12 @@ def start_crew() -> Iterator[tuple[Crew, Path]]:
 def measure_scenarios(
     repetition_count: int, peer_repetition_count: int, scenario_names: set[str]
 ) -> list[Bar]:
-    """Run `scenarios` (empty: all scenarios), and return their figures."""
+    """Run the scenarios `scenario_names` (empty: all scenarios), and return their figures.
+
+    `peer_repetition_count`: number of runs of torchrun; 0: without torchrun.
+    """
     bars: list[Bar] = []
+    fewer_repetitions = max(3, repetition_count // 2)
 
     def is_selected(scenario_name: str) -> bool:
         return not scenario_names or scenario_name in scenario_names
@@ -363,69 +364,16 @@ def measure_scenarios(
     with start_crew() as (crew, folder):
         measured_run = MeasuredRun(crew, folder, "run")
         if is_selected("killed"):
-            durations_by_figure = measure_killed_worker(
-                measured_run, repetition_count, signal.SIGKILL
-            )
-            bars += [
-                make_bar(
-                    "SIGKILL of one of three workers: next step",
-                    durations_by_figure["next step"],
-                    "s",
-                    0.10,
-                ),
-                make_bar(
-                    "SIGKILL of one of three workers: all workers train together",
-                    durations_by_figure["back"],
-                    "s",
-                    1.0,
-                ),
-            ]
-
+            bars += make_kill_bars(measured_run, repetition_count)
         if is_selected("frozen"):
-            durations_by_figure = measure_killed_worker(
-                measured_run, max(3, repetition_count // 2), signal.SIGSTOP
-            )
-            bars += [
-                make_bar(
-                    "SIGSTOP of one of three workers: next step",
-                    durations_by_figure["next step"],
-                    "s",
-                    1.5,
-                ),
-                make_bar(
-                    "SIGCONT of this worker: all workers train together",
-                    durations_by_figure["back"],
-                    "s",
-                ),
-            ]
-
+            bars += make_freeze_bars(measured_run, fewer_repetitions)
         if is_selected("headless"):
-            durations_by_figure = measure_coordinator_kill(
-                measured_run, max(3, repetition_count // 2)
-            )
-            bars += [
-                make_bar(
-                    "SIGKILL of the coordinator: delay of the slowest step",
-                    durations_by_figure["slowest step"],
-                    "steps",
-                    1.0,
-                ),
-                make_bar(
-                    "start of a new coordinator: all workers have registered",
-                    durations_by_figure["back"],
-                    "s",
-                    1.0,
-                ),
-            ]
+            bars += make_coordinator_bars(measured_run, fewer_repetitions)
 
         lost_step_count = measured_run.repeated()
         if is_selected("all"):
-            durations_by_figure = measure_all_killed(measured_run, max(3, repetition_count // 2))
-            bars.append(
-                make_bar(
-                    "SIGKILL of all workers: next step", durations_by_figure["next step"], "s", 1.5
-                )
-            )
+            next_step_seconds = measure_all_killed(measured_run, fewer_repetitions)
+            bars.append(make_bar("SIGKILL of all workers: next step", next_step_seconds, "s", 1.5))
 
         if is_selected("gone"):
             measured_run.kill()
@@ -436,62 +384,119 @@ def measure_scenarios(
                 hot_seconds=HOT_INTERVAL_S,
                 checkpoint_seconds=DURABLE_INTERVAL_S,
             )
-            node_loss_repetitions = max(3, repetition_count // 2)
-            node_loss_durations = measure_processes_killed(
-                measured_run, node_loss_repetitions, has_snapshots=True
-            )
-            all_nodes_loss_durations = measure_processes_killed(
-                measured_run, node_loss_repetitions, has_snapshots=False
-            )
-
-            bars += [
-                make_bar(
-                    "SIGKILL of all workers and launchers: next step",
-                    node_loss_durations["next step"],
-                    "s",
-                    1.5,
-                ),
-                make_bar(
-                    "time of `import torch` in one process, just before the restart",
-                    node_loss_durations["import"],
-                    "s",
-                ),
-                make_bar(
-                    "time of repeated steps, with a snapshot every 0.25 s",
-                    node_loss_durations["lost"],
-                    "s",
-                    HOT_INTERVAL_S,
-                ),
-                make_bar(
-                    "loss of all nodes: next step", all_nodes_loss_durations["next step"], "s"
-                ),
-                make_bar(
-                    "time of repeated steps, with a checkpoint every 3 s",
-                    all_nodes_loss_durations["lost"],
-                    "s",
-                    DURABLE_INTERVAL_S,
-                ),
-            ]
+            bars += make_process_loss_bars(measured_run, fewer_repetitions)
 
         bars.append(
             make_bar("steps lost in failures that a worker survived", lost_step_count, "steps", 0)
         )
 
     if peer_repetition_count and is_selected("killed"):
-        torchrun_bar = make_bar(
-            "SIGKILL of one of three nodes under tuned torchrun: next step",
-            torchrun.measure_next_step(peer_repetition_count),
-            "s",
-        )
-        node_loss_repetitions = torchrun_bar["value"] / bars[0]["value"]
-        bars += [
-            torchrun_bar,
-            make_bar(
-                "time of torchrun, relative to Rekindle", node_loss_repetitions, "times", 50, "more"
-            ),
-        ]
+        bars += compare_with_torchrun(peer_repetition_count, recovery_seconds=bars[0]["value"])
 
     return bars
+
+
+def make_kill_bars(measured_run: MeasuredRun, repetition_count: int) -> list[Bar]:
+    """Return the figures of the scenario `killed`: a worker gets SIGKILL."""
+    seconds_by_figure = measure_killed_worker(measured_run, repetition_count, signal.SIGKILL)
+    return [
+        make_bar(
+            "SIGKILL of one of three workers: next step",
+            seconds_by_figure["next step"],
+            "s",
+            0.10,
+        ),
+        make_bar(
+            "SIGKILL of one of three workers: all workers train together",
+            seconds_by_figure["back"],
+            "s",
+            1.0,
+        ),
+    ]
+
+
+def make_freeze_bars(measured_run: MeasuredRun, repetition_count: int) -> list[Bar]:
+    """Return the figures of the scenario `frozen`: a worker is stopped, and later continued."""
+    seconds_by_figure = measure_killed_worker(measured_run, repetition_count, signal.SIGSTOP)
+    return [
+        make_bar(
+            "SIGSTOP of one of three workers: next step", seconds_by_figure["next step"], "s", 1.5
+        ),
+        make_bar(
+            "SIGCONT of this worker: all workers train together", seconds_by_figure["back"], "s"
+        ),
+    ]
+
+
+def make_coordinator_bars(measured_run: MeasuredRun, repetition_count: int) -> list[Bar]:
+    """Return the figures of the scenario `headless`: the coordinator is killed and replaced."""
+    values_by_figure = measure_coordinator_kill(measured_run, repetition_count)
+    return [
+        make_bar(
+            "SIGKILL of the coordinator: delay of the slowest step",
+            values_by_figure["slowest step"],
+            "steps",
+            1.0,
+        ),
+        make_bar(
+            "start of a new coordinator: all workers have registered",
+            values_by_figure["back"],
+            "s",
+            1.0,
+        ),
+    ]
+
+
+def make_process_loss_bars(measured_run: MeasuredRun, repetition_count: int) -> list[Bar]:
+    """Return the figures of the scenario `gone`: all processes are killed, first with the snapshots
+    in memory kept, then with these snapshots deleted."""
+    process_loss_seconds = measure_processes_killed(
+        measured_run, repetition_count, has_snapshots=True
+    )
+    node_loss_seconds = measure_processes_killed(
+        measured_run, repetition_count, has_snapshots=False
+    )
+    return [
+        make_bar(
+            "SIGKILL of all workers and launchers: next step",
+            process_loss_seconds["next step"],
+            "s",
+            1.5,
+        ),
+        make_bar(
+            "time of `import torch` in one process, just before the restart",
+            process_loss_seconds["import"],
+            "s",
+        ),
+        make_bar(
+            "time of repeated steps, with a snapshot every 0.25 s",
+            process_loss_seconds["lost"],
+            "s",
+            HOT_INTERVAL_S,
+        ),
+        make_bar("loss of all nodes: next step", node_loss_seconds["next step"], "s"),
+        make_bar(
+            "time of repeated steps, with a checkpoint every 3 s",
+            node_loss_seconds["lost"],
+            "s",
+            DURABLE_INTERVAL_S,
+        ),
+    ]
+
+
+def compare_with_torchrun(run_count: int, recovery_seconds: float) -> list[Bar]:
+    """Return the seconds until torchrun makes the next step, and their ratio to
+    `recovery_seconds`, the same figure of Rekindle."""
+    torchrun_bar = make_bar(
+        "SIGKILL of one of three nodes under tuned torchrun: next step",
+        torchrun.measure_next_step(run_count),
+        "s",
+    )
+    time_ratio = torchrun_bar["value"] / recovery_seconds
+    return [
+        torchrun_bar,
+        make_bar("time of torchrun, relative to Rekindle", time_ratio, "times", 50, "more"),
+    ]
 
 
 def main() -> int:

@@ -41,9 +41,8 @@ SOURCE_BY_MODEL = {
     "power": "power.csv",
     "fraud": "simulate://7?cards=5000&terminals=10000&days=183",
 }
-MIN_RATE_BY_MODEL = {
-    "fraud": 1323
-}  # required answers per second of a model that batching does not make faster
+# required answers per second of models that batching does not make faster
+MIN_RATE_BY_MODEL = {"fraud": 1323}
 MODEL_GUIDE_PATH = Path(__file__).parents[1] / "docs" / "your-own-model.md"
 SERVER_CORES = {0, 1}
 REQUEST_HEAD_TEMPLATE = (
@@ -350,13 +349,13 @@ class MeasuredServer:
         start_cpu_seconds = self.cpu()
         asyncio.run(client_load.run(client_count, slow, duration_seconds))
         answer_count = len(client_load.seconds)
-        start_cpu_seconds = self.cpu() - start_cpu_seconds
+        spent_cpu_seconds = self.cpu() - start_cpu_seconds
         answers_per_second = answer_count / (time.perf_counter() - start_seconds)
         return RunMeasurements(
             answers_per_second,
             1000 * quantiles(client_load.seconds, n=100)[98],
             client_load.failures,
-            1000 * start_cpu_seconds / answer_count,
+            1000 * spent_cpu_seconds / answer_count,
         )
 
     def cpu(self) -> float:
@@ -449,87 +448,96 @@ def measure_model(
             [turn_runs[server_index] for turn_runs in runs_by_turn]
             for server_index in range(len(measured_servers))
         )
-
-        bars = [
-            make_bar(
-                f"{model_name}: requests of one record, 32 clients",
-                _list_figures(batched_runs, "rate"),
-                "/s",
-                MIN_RATE_BY_MODEL.get(model_name),
-                "more",
-            ),
-            make_bar("  p99 of these requests", _list_figures(batched_runs, "p99"), "ms", 40),
-            make_bar("  CPU time per request", _list_figures(batched_runs, "cpu"), "ms"),
-            make_bar("  rate with serve.max_batch 1", _list_figures(single_runs, "rate"), "/s"),
-            make_bar(
-                "  CPU time per request with serve.max_batch 1",
-                _list_figures(single_runs, "cpu"),
-                "ms",
-            ),
-            make_bar(
-                "  rate in batches, relative to serve.max_batch 1",
-                _compute_ratios(batched_runs, single_runs, "rate"),
-                "times",
-                None if model_name in MIN_RATE_BY_MODEL else 3,
-                "more",
-            ),
-            make_bar("  rate of mlflow models serve", _list_figures(mlflow_runs, "rate"), "/s"),
-            make_bar("  p99 of mlflow models serve", _list_figures(mlflow_runs, "p99"), "ms"),
-            make_bar(
-                "  CPU time per request of mlflow models serve",
-                _list_figures(mlflow_runs, "cpu"),
-                "ms",
-            ),
-            make_bar(
-                "  requests that failed with mlflow models serve",
-                sum(_list_figures(mlflow_runs, "failures")),
-                "",
-            ),
-            make_bar(
-                "  rate in batches, relative to mlflow models serve",
-                _compute_ratios(batched_runs, mlflow_runs, "rate"),
-                "times",
-                5,
-                "more",
-            ),
-        ]
-
+        bars = make_load_bars(model_name, batched_runs, single_runs, mlflow_runs)
         failure_count = sum(_list_figures(batched_runs + single_runs, "failures"))
 
         if measures_slow_clients:
-            runs_without_slow_clients = [
-                measured_servers[0].run(8, duration_seconds) for _ in range(RUN_COUNT)
-            ]
-            runs_with_slow_clients = [
-                measured_servers[0].run(8, duration_seconds, slow=64) for _ in range(RUN_COUNT)
-            ]
-            failure_count += sum(
-                _list_figures(runs_without_slow_clients + runs_with_slow_clients, "failures")
+            slow_client_bars, slow_client_failures = measure_slow_clients(
+                measured_servers[0], duration_seconds
             )
-
-            bars += [
-                make_bar(
-                    "  p99 of 8 clients alone",
-                    _list_figures(runs_without_slow_clients, "p99"),
-                    "ms",
-                ),
-                make_bar(
-                    "  p99 of 8 clients with 64 slow clients",
-                    _list_figures(runs_with_slow_clients, "p99"),
-                    "ms",
-                ),
-                make_bar(
-                    "  p99 with slow clients, relative to p99 without slow clients",
-                    _compute_ratios(runs_with_slow_clients, runs_without_slow_clients, "p99"),
-                    "times",
-                    2,
-                ),
-            ]
+            bars += slow_client_bars
+            failure_count += slow_client_failures
 
     return [*bars, make_bar("  requests that failed with Rekindle", failure_count, "", 0)]
 
 
+def make_load_bars(
+    model_name: str,
+    batched_runs: list[RunMeasurements],
+    single_runs: list[RunMeasurements],
+    mlflow_runs: list[RunMeasurements],
+) -> list[Bar]:
+    """Return the figures of the three servers of a model: the server that predicts in batches, the
+    server that predicts one by one, and MLflow's server."""
+    return [
+        make_bar(
+            f"{model_name}: requests of one record, 32 clients",
+            _list_figures(batched_runs, "rate"),
+            "/s",
+            MIN_RATE_BY_MODEL.get(model_name),
+            "more",
+        ),
+        make_bar("  p99 of these requests", _list_figures(batched_runs, "p99"), "ms", 40),
+        make_bar("  CPU time per request", _list_figures(batched_runs, "cpu"), "ms"),
+        make_bar("  rate with serve.max_batch 1", _list_figures(single_runs, "rate"), "/s"),
+        make_bar(
+            "  CPU time per request with serve.max_batch 1",
+            _list_figures(single_runs, "cpu"),
+            "ms",
+        ),
+        make_bar(
+            "  rate in batches, relative to serve.max_batch 1",
+            _compute_ratios(batched_runs, single_runs, "rate"),
+            "times",
+            None if model_name in MIN_RATE_BY_MODEL else 3,
+            "more",
+        ),
+        make_bar("  rate of mlflow models serve", _list_figures(mlflow_runs, "rate"), "/s"),
+        make_bar("  p99 of mlflow models serve", _list_figures(mlflow_runs, "p99"), "ms"),
+        make_bar(
+            "  CPU time per request of mlflow models serve",
+            _list_figures(mlflow_runs, "cpu"),
+            "ms",
+        ),
+        make_bar(
+            "  requests that failed with mlflow models serve",
+            sum(_list_figures(mlflow_runs, "failures")),
+            "",
+        ),
+        make_bar(
+            "  rate in batches, relative to mlflow models serve",
+            _compute_ratios(batched_runs, mlflow_runs, "rate"),
+            "times",
+            5,
+            "more",
+        ),
+    ]
+
+
+def measure_slow_clients(
+    measured_server: MeasuredServer, duration_seconds: float
+) -> tuple[list[Bar], float]:
+    """Measure 8 clients, first alone and then next to 64 slow clients. Return the figures, and the
+    number of failed requests."""
+    undisturbed_runs = [measured_server.run(8, duration_seconds) for _ in range(RUN_COUNT)]
+    disturbed_runs = [measured_server.run(8, duration_seconds, slow=64) for _ in range(RUN_COUNT)]
+    bars = [
+        make_bar("  p99 of 8 clients alone", _list_figures(undisturbed_runs, "p99"), "ms"),
+        make_bar(
+            "  p99 of 8 clients with 64 slow clients", _list_figures(disturbed_runs, "p99"), "ms"
+        ),
+        make_bar(
+            "  p99 with slow clients, relative to p99 without slow clients",
+            _compute_ratios(disturbed_runs, undisturbed_runs, "p99"),
+            "times",
+            2,
+        ),
+    ]
+    return bars, sum(_list_figures(undisturbed_runs + disturbed_runs, "failures"))
+
+
 def _list_figures(measured_runs: list[RunMeasurements], figure_name: str) -> list[float]:
+    """Return one figure, a field of RunMeasurements, of each run."""
     return [getattr(measured_run, figure_name) for measured_run in measured_runs]
 
 

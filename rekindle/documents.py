@@ -71,8 +71,8 @@ class Document(BaseModel):
 
 
 def name_field(name_type: type[CheckedName], *, is_optional: bool = False) -> AfterValidator:
-    """Return the pydantic validator of a text field that must be a valid `name_type` of name. With
-    `is_optional`, the field may be empty."""
+    """Return a pydantic validator for a text field that contains a name of the type `name_type`,
+    such as ModelName. With `is_optional`, the field may be empty."""
 
     def check(text: str) -> str:
         if (text or not is_optional) and not name_type.matches(text):
@@ -86,9 +86,9 @@ D = TypeVar("D", bound=BaseModel)
 
 
 class BestValidation(Document):
-    """The step with the lowest loss on the held-out samples. `validation_loss` becomes None for a
-    loss that is not finite. `released` is True if the model has the weights of this step instead of
-    the last weights."""
+    """The training step whose weights had the lowest loss on the held-out samples.
+    `validation_loss` is None if that loss is not finite. `released` is True if the trained model
+    has the weights of this step, and False if it has the weights of the last step."""
 
     step: int = Field(ge=0, lt=2**53)
     validation_loss: float | None
@@ -106,15 +106,15 @@ class Sealed(Document):
     @model_validator(mode="before")
     @classmethod
     def _verify_checksum(cls, document_fields: Any) -> Any:
-        recorded_checksum = (
-            document_fields.get(CHECKSUM) if isinstance(document_fields, dict) else None
-        )
-        if recorded_checksum and recorded_checksum != (
-            actual_checksum := _compute_checksum(document_fields)
-        ):
+        if not isinstance(document_fields, dict) or not document_fields.get(CHECKSUM):
+            return document_fields
+
+        recorded_checksum = document_fields[CHECKSUM]
+        actual_checksum = _compute_checksum(document_fields)
+        if recorded_checksum != actual_checksum:
             raise ValueError(
-                f"the sha256 of its fields is {actual_checksum}, and"
-                f" {format_untrusted(recorded_checksum)} in {CHECKSUM}: it was changed"
+                f"the sha256 of its fields is {actual_checksum}, but its {CHECKSUM} is"
+                f" {format_untrusted(recorded_checksum)}: it was changed"
             )
         return document_fields
 
@@ -129,10 +129,10 @@ class ResultFile(Document):
 class ModelFile(Sealed):
     """model.json of a trained model. `start` is the key prefix of the release with the initial
     weights, `digest` is the digest of the dataset, and `identity` is the hash of all inputs of the
-    training. `fingerprint` describes the machine, as far as the bits of the weights depend on it.
-    `chosen` describes how validation chose the family; `paused` is True if the training stopped
-    before its end and can be resumed. Unknown fields are preserved, since a workload may add its
-    own fields.
+    training. `fingerprint` contains the properties of the machine that affect the bits of the
+    weights. `chosen` describes how validation chose the family. `paused` is True if the training
+    stopped before its end and can be resumed. Unknown fields are preserved, since a workload may
+    add its own fields.
 
     `files`: files of the result of a training program, by path; empty for a model with weights.
     `is_file`: True if the result is one file, not a folder.
@@ -220,8 +220,8 @@ def validate_value(document_type: type[D], parsed_value: Any) -> D:
     with suppress(ValidationError):
         return document_type.model_validate(parsed_value)
 
-    # convert to JSON text first, so that tuples are accepted as arrays, and messages name JSON
-    # types
+    # validate the JSON text instead, which accepts tuples as arrays, and whose error messages name
+    # the types of JSON
     try:
         return document_type.model_validate_json(to_json(parsed_value, default=str))
     except ValidationError as error:

@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 MAX_VALUE_CHARS = 100  # maximum number of characters of a wrong value in a message
-# matches the value of an invalid header in error messages of requests and http.client, because it
-# may be a token, for example with a newline at its end
+# matches the header value that requests and http.client quote when they reject it; it may be a
+# token, for example one with a newline at its end
 HEADER_VALUE = re.compile(r"(?<=header value)(?=:? b?['\"]).*", re.DOTALL)
 
 
@@ -45,14 +45,15 @@ class DataError(RekindleError):
 
 
 class CodeError(RekindleError):
-    """The user's code raised an exception that a retry would raise again; the message has its
-    FILE:LINE and text."""
+    """The user's code raised an exception that a retry would raise again. The message contains the
+    FILE:LINE and the text of the exception."""
 
     exit_code = exit_codes.CODE_ERROR
 
 
 class RunAborted(RekindleError):
-    """The coordinator aborted the run with `exit_code`. The cause was another process."""
+    """The coordinator aborted the run because another process failed; `exit_code` is the exit code
+    of the run."""
 
 
 class TrackingError(RekindleError):
@@ -61,8 +62,8 @@ class TrackingError(RekindleError):
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check of `rekindle doctor`, with the remedy for a failure. `found`
-    describes the result; `required` is False if a failure is only a warning."""
+    """The result of one check of `rekindle doctor`. `found` describes what the check found, and
+    `remedy` how to correct a failure. `required` is False if a failure is only a warning."""
 
     name: str
     ok: bool
@@ -91,8 +92,8 @@ def without_secrets(text: str) -> str:
 def describe_cause(error: BaseException, request_address: str) -> str:
     """Return the text of an error of a request to `request_address`, without secrets.
 
-    For a malformed address, return only the class of the error: clients disagree about which part
-    is the password, and may quote it as a host or port.
+    For a malformed address, return only the class of the error. HTTP clients disagree about which
+    part of such an address is the password, and may quote the password as the host or port.
     """
     if HIDDEN_MARK in format_address(request_address):
         return f"{type(error).__name__}; the address must be http(s)://HOST[:PORT]"

@@ -140,15 +140,15 @@ def check_families(name: str, workload_module: Any) -> None:
         )
 
     family_by_name = get_families(workload_module)
-    chosen_by = get_selection_metric(workload_module)
+    selection_metric = get_selection_metric(workload_module)
 
     family_names = list(family_by_name) if isinstance(family_by_name, dict) else []
     if not family_names or not all(
         name == "" or NAME_PATTERN.fullmatch(str(name)) for name in family_names
     ):
         raise ConfigError(
-            f'workload "{name}": families is {_describe(family_by_name)}: it must be a dict with'
-            ' names of lower-case letters, digits and hyphens, such as {"network": network,'
+            f'workload "{name}": families is {_format_families(family_by_name)}: it must be a dict'
+            ' with names of lower-case letters, digits and hyphens, such as {"network": network,'
             ' "trees": Fitted(trees, fit_trees)}.'
         )
 
@@ -159,14 +159,14 @@ def check_families(name: str, workload_module: Any) -> None:
                 " (section, facts) that returns a torch.nn.Module, or a rekindle.Fitted."
             )
 
-    if not isinstance(chosen_by, Metric):
+    if not isinstance(selection_metric, Metric):
         raise ConfigError(
-            f'workload "{name}": chosen_by is {chosen_by!r:.100}: it must be a rekindle.Metric with'
-            ' the name of one of its `measures`, such as Metric("accuracy").'
+            f'workload "{name}": chosen_by is {selection_metric!r:.100}: it must be a'
+            ' rekindle.Metric with the name of one of its `measures`, such as Metric("accuracy").'
         )
 
 
-def _describe(family_by_name: object) -> str:
+def _format_families(family_by_name: object) -> str:
     if not isinstance(family_by_name, dict) or not family_by_name:
         return f"{family_by_name!r:.100}"
     return f"a dict with the names {', '.join(map(repr, family_by_name))}"

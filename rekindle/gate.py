@@ -1,6 +1,6 @@
 """The gate: decides from an evaluation whether to release a candidate, and explains the verdict.
 
-Pipelines import `Gate` from this module, so it imports no numeric library.
+Pipelines import `Gate` from this module, so it must be cheap to import: it does not import NumPy.
 """
 
 import math
@@ -56,8 +56,8 @@ class Metric:
 
 
 class Gate(Section):
-    """The rule for replacing the champion. If no bound is set, the first model of a name is not
-    released."""
+    """The rules for releasing a candidate. The first model of a name has no champion to be compared
+    with, so it is released only if at least one bound (`minimum` or `maximum`) is set."""
 
     minimum: dict[str, float] = Field(
         default_factory=dict,
@@ -131,7 +131,8 @@ class Decision:
     champion: Champion | None
     # number of rows on which the champion was evaluated before its release; 0 if unknown
     champion_rows: int = 0
-    # difference from a champion with equal weights, such as `its code`; "" if they do not differ
+    # if the champion has the same weights: what differs nevertheless, such as `its code`; "" if
+    # nothing differs
     changed: str = ""
 
     def decide(self) -> tuple[Verdict, str]:
@@ -281,9 +282,8 @@ class Decision:
         return broken_bounds, met_bounds
 
     def _check_baseline_margin(self) -> tuple[list[str], list[str]]:
-        """Return two lists as `_check_bounds` does. The text about gate.beats_baseline is in the
-        first list if the candidate breaks this bound, and in the second list if the candidate meets
-        it; both lists are empty if the bound is not set."""
+        """Return two lists as `_check_bounds` does, for the bound gate.beats_baseline. One of the
+        lists contains the text about this bound; both are empty if the bound is not set."""
         margin = self.gate.beats_baseline
         difference = self.evaluation.baseline_difference
 
@@ -303,12 +303,12 @@ class Decision:
             ]
 
         if mean_gain >= margin:
-            chance_text = " may be chance:"
+            shortfall_text = " may be chance:"
         else:
-            chance_text = f" is less than gate.beats_baseline ({margin:g}):"
+            shortfall_text = f" is less than gate.beats_baseline ({margin:g}):"
 
         return [
-            f"its advantage over the baseline{chance_text} {self._format_interval(difference)}"
+            f"its advantage over the baseline{shortfall_text} {self._format_interval(difference)}"
         ], []
 
     def _format_interval(self, difference: Difference) -> str:
@@ -364,13 +364,12 @@ class Decision:
         gate = self.gate
         metric_values = self.evaluation.metrics
         metric = next(metric for metric in self.metrics if metric.name == difference.metric)
-        candidate, champion = (
-            metric_values[model_role][metric.name] for model_role in ("candidate", "champion")
-        )
-        digits = metric.digits
+        candidate_value = metric_values["candidate"][metric.name]
+        champion_value = metric_values["champion"][metric.name]
         comparison_text = (
-            f"{metric.text(candidate)} against {champion:.{digits}f} of the champion (version"
-            f" {champion_version}) on the same rows: {self._format_interval(difference)}"
+            f"{metric.text(candidate_value)} against {champion_value:.{metric.digits}f} of the"
+            f" champion (version {champion_version}) on the same rows:"
+            f" {self._format_interval(difference)}"
         )
         mean_gain = metric.gain(difference.mean)
 
@@ -409,8 +408,8 @@ def _difference_as_json(metric_difference: Difference | None) -> dict[str, Any] 
 
 
 def check_bounds(gate: Gate, metrics: Sequence[Metric]) -> None:
-    """Raise ConfigError for a bound of an unknown metric, and for bounds that a good model cannot
-    meet."""
+    """Raise ConfigError for a bound of an unknown metric, for a minimum above the maximum, and for
+    a metric whose only bound rejects good values, such as a maximum of the accuracy."""
     metric_names = [metric.name for metric in metrics]
     for key in ("minimum", "maximum"):
         for name in getattr(gate, key):
@@ -449,7 +448,7 @@ def check_bounds(gate: Gate, metrics: Sequence[Metric]) -> None:
 
 
 def _format_value(value: float | None) -> str:
-    """Return a value with five significant digits. None is a value that is not a number."""
+    """Format a value with five significant digits. None stands for NaN."""
     if value is None:
         return "not a number"
     return format(value, ".5g")

@@ -1,7 +1,7 @@
 """Keys of a run's artifacts in the object store, `WORKFLOW/TASK/ARTIFACT`.
 
-Reused artifacts are not copied: the workflow parameter `cached_expression` (CACHED) contains their
-location for each task.
+Reused artifacts are not copied. Instead, the workflow parameter `cached` (CACHED_PARAMETER)
+contains the location of the reused artifacts of each task.
 """
 
 DATASET = "dataset"
@@ -17,29 +17,30 @@ CACHED_PARAMETER = "cached"
 # because of the hyphen
 TASK_PARAMETER = "task-name"
 AGAIN_SUFFIX = "-again"  # suffix of the name of a task that repeats another task
-# output of `prepare`: the value of CACHED, plus the trainings whose models `prepare` has found in
-# the cache
+# output of `prepare`: the value of the parameter `cached`, extended by the trainings whose models
+# `prepare` has found in the cache
 REUSED_MODELS = "reused_models"
-# header in the response of the embedded object store to HeadBucket
+# header in the embedded object store's response to HeadBucket: free bytes on its disk
 FREE_BYTES_HEADER = "x-rekindle-free-bytes"
-# field of the JSON in `cached_expression`: "yes" if tasks may look up the cache when they start
-REUSE_ROW = "reuse"
+# field of the parameter `cached`: "yes" if tasks may look up their results in the cache when they
+# start
+REUSE_FIELD = "reuse"
 
 
 def key(task_name: str, artifact_name: str, workflow_name: str = "{{workflow.name}}") -> str:
-    """Return the key of an artifact. By default, it begins with the template tag for the current
-    workflow."""
+    """Return the key of an artifact. By default, it begins with the template tag of the current
+    workflow's name."""
     return f"{workflow_name}/{task_name}/{artifact_name}"
 
 
 def cached_name(task_name: str) -> str:
-    """Convert a task's name to its key in the parameter CACHED, which needs no quotes in a
-    JSONPath."""
+    """Return the key of a task in the parameter `cached`. It contains no hyphen, so it needs no
+    quotes in a JSONPath."""
     return task_name.replace("-", "_")
 
 
 def cached_expression(task_name: str, field_name: str = "at") -> str:
-    """Return the Argo expression that reads a field of a task from the parameter CACHED."""
+    """Return the Argo expression that reads a field of a task from the parameter `cached`."""
     return (
         f"jsonpath(workflow.parameters.{CACHED_PARAMETER},"
         f" '$.{cached_name(task_name)}.{field_name}')"
@@ -47,8 +48,8 @@ def cached_expression(task_name: str, field_name: str = "at") -> str:
 
 
 def cached_key(task_name: str, artifact_name: str) -> str:
-    """Return a template tag for the key of an artifact: that of the cached run if the task is
-    cached, else that of this run."""
+    """Return a template tag that Argo replaces by the key of an artifact: the key in the cached run
+    if the task is cached, else the key in this run."""
     cached_location = cached_expression(task_name)
     return (
         f"{{{{={cached_location} == '' ? workflow.name + '/{task_name}' :"
@@ -59,4 +60,4 @@ def cached_key(task_name: str, artifact_name: str) -> str:
 def reuse_tag() -> str:
     """Return a template tag that Argo replaces by `yes`, or by `no` if the run must not use the
     cache."""
-    return f"{{{{=jsonpath(workflow.parameters.{CACHED_PARAMETER}, '$.{REUSE_ROW}')}}}}"
+    return f"{{{{=jsonpath(workflow.parameters.{CACHED_PARAMETER}, '$.{REUSE_FIELD}')}}}}"

@@ -54,8 +54,9 @@ REKINDLE_SERVER = "REKINDLE_SERVER"
 
 
 class MemberModules(NamedTuple):
-    """`launcher`: module of the first process in a worker's pod; `coordinator`: module in the
-    coordinator's pod. Both get the inputs of `step` as flags."""
+    """The modules that the pods of an elastic job run. `launcher`: first process in a worker's pod;
+    `coordinator`: process in the coordinator's pod. Both get the inputs of the step module `step`
+    as flags."""
 
     step: str
     launcher: str
@@ -79,6 +80,6 @@ PROGRAM_MODULES = MemberModules(
 )
 # in a job of another framework, the pod with rank 0 also runs the coordinator
 PROGRAM_IN_JOB_MODULES = PROGRAM_MODULES._replace(launcher=_join_module_names("program", "job_pod"))
-MEMBER_KINDS = (WORKLOAD_MODULES, PROGRAM_MODULES, PROGRAM_IN_JOB_MODULES)
-LAUNCHERS = frozenset(kind.launcher for kind in MEMBER_KINDS)
-COORDINATOR_MODULES = frozenset(kind.coordinator for kind in MEMBER_KINDS)
+MEMBER_MODULES = (WORKLOAD_MODULES, PROGRAM_MODULES, PROGRAM_IN_JOB_MODULES)
+LAUNCHERS = frozenset(modules.launcher for modules in MEMBER_MODULES)
+COORDINATOR_MODULES = frozenset(modules.coordinator for modules in MEMBER_MODULES)

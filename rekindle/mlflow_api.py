@@ -48,12 +48,12 @@ MAX_RETRIES = 10  # the maximum that MLflow's client accepts
 TIMEOUT_S = 30
 MAX_ANSWER_BYTES = 64 << 20  # for comparison, 1,000 runs with 100 parameters take 10 MB
 UNAVAILABLE_STATUSES = (502, 503, 504)  # sent by proxies without a server
-MAX_SHOWN_LENGTH = 300  # limit for the text of other answers
+MAX_SHOWN_LENGTH = 300  # maximum characters of an answer in an error message
 SERVER_REMEDY = "Check that MLFLOW_TRACKING_URI is the address of an MLflow server."
-# an unclosed tag ends at the next <, an unclosed script at the end of the page, so that a search
-# takes linear time
+# matches HTML tags, and scripts and styles with their content. An unclosed tag ends at the next <,
+# and an unclosed script at the end of the page: otherwise, a search could take quadratic time
 HTML_TAGS = re.compile(r"<(script|style)\b.*?(?:</\1>|\Z)|<[^<>]*>", re.DOTALL | re.IGNORECASE)
-# these numbers are texts in proto3's JSON format
+# numbers that proto3's JSON format represents as texts
 NOT_FINITE_TEXTS = ("NaN", "Infinity", "-Infinity")
 MAX_INT64 = (1 << 63) - 1
 T = TypeVar("T")
@@ -134,12 +134,13 @@ VersionNumber = Annotated[str, name_field(Version)]
 
 
 class Answer(Document):
-    """The base class of answers. It is also used for answers whose fields are not read."""
+    """The base class of MLflow's answers. It is also the type of answers whose fields Rekindle does
+    not read."""
 
 
 class ArtifactChanged(Answer):
     """The answer to a request that writes or deletes an artifact. MLflow's FastAPI server sends an
-    empty one."""
+    empty body."""
 
 
 class ErrorAnswer(Answer):
@@ -160,7 +161,7 @@ class RunInfo(Answer):
 
 
 class RunContent(Answer):
-    """`metrics` contains only finite numbers."""
+    """The metrics, parameters and tags of a run. Metrics that are not finite are left out."""
 
     metrics: Metrics = Field(default_factory=dict)
     params: Tags = Field(default_factory=dict)
@@ -277,7 +278,8 @@ def get_server_address() -> str:
 def send_request(method: str, path: str, answer_type: type[A], **request_options: Any) -> A:
     """Return MLflow's answer to a request as a document of the type `answer_type`.
 
-    Raises RequestRefused, or TrackingError if the answer is malformed or not from MLflow.
+    Raises RequestRefused if MLflow answers with an error, and TrackingError if it does not answer,
+    or if the answer is malformed or does not come from MLflow.
     """
     import requests
 
@@ -400,7 +402,7 @@ def _configured_session() -> "requests.Session":
 
 
 @cache
-def _create_session(max_attempts: int, token: str) -> "requests.Session":
+def _create_session(max_retries: int, token: str) -> "requests.Session":
     from requests.adapters import HTTPAdapter
     from urllib3.util import Retry
 
@@ -410,7 +412,7 @@ def _create_session(max_attempts: int, token: str) -> "requests.Session":
     retried_statuses = (408, 429, 500, *UNAVAILABLE_STATUSES)
 
     retry_policy = Retry(
-        max_attempts,
+        max_retries,
         backoff_factor=1,
         status_forcelist=retried_statuses,
         allowed_methods=None,

@@ -1,5 +1,5 @@
-"""The base class of the sections of a config, and the description of their keys. Also copies the
-first rows of a data file."""
+"""The base class of the sections of a config, and descriptions of their keys. This module can also
+copy the first rows of a data file."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -55,7 +55,7 @@ def resolve_schema(json_schema: dict[str, Any], definitions: dict[str, Any]) -> 
     return json_schema
 
 
-class AnyModel(GenerateJsonSchema):
+class LenientSchemaGenerator(GenerateJsonSchema):
     """A generator of JSON schemas that allows any value for types that JSON schema cannot
     describe."""
 
@@ -70,28 +70,29 @@ class AnyModel(GenerateJsonSchema):
 # keys needs it
 @lru_cache(64)
 def _get_json_schema(section_type: type[BaseModel]) -> dict[str, Any]:
-    return section_type.model_json_schema(schema_generator=AnyModel)
+    return section_type.model_json_schema(schema_generator=LenientSchemaGenerator)
 
 
 def list_valid_keys(section_type: type[BaseModel], path: Iterable[str | int]) -> set[str]:
     """Return the keys that are valid at `path` of a model; an empty set if they are unknown."""
-    return set(_schemas_at(section_type, path)[1].get("properties", ()))
+    return set(_find_schemas(section_type, path)[1].get("properties", ()))
 
 
-def broken_rule(section_type: type[BaseModel], error: ErrorDetails) -> str:
-    """Return a sentence with the rule that a value violates according to pydantic. For a pattern,
-    which is hard to read, the sentence contains the description of the field instead."""
-    key_description = _schemas_at(section_type, error["loc"])[0].get("description")
+def describe_broken_rule(section_type: type[BaseModel], error: ErrorDetails) -> str:
+    """Return a sentence with the rule that a value violates according to pydantic. If the rule is a
+    regular expression, which is hard to read, the sentence contains the field's description
+    instead."""
+    key_description = _find_schemas(section_type, error["loc"])[0].get("description")
     if error["type"] == "string_pattern_mismatch" and key_description:
         return f"it has the wrong form for: {key_description}."
     return format_rule(error["msg"])
 
 
-def _schemas_at(
+def _find_schemas(
     section_type: type[BaseModel], path: Iterable[str | int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the JSON schema at `path` of a model, once as written and once with its reference
-    resolved; {} if `path` is unknown."""
+    """Return the JSON schema at `path` of a model, first as written, then with its reference
+    resolved. Both are {} if `path` is unknown."""
     root_schema = _get_json_schema(section_type)
     definitions = root_schema.get("$defs", {})
     unresolved_schema = root_schema
@@ -111,7 +112,8 @@ def _schemas_at(
 
 
 class Setting(NamedTuple):
-    """One key of a config file. `default` is None if the key is required, or is a section."""
+    """One key of a config file. `values` describes the allowed values. `default` is None if the key
+    is required, or is a section."""
 
     key: str
     values: str
@@ -120,14 +122,14 @@ class Setting(NamedTuple):
 
 
 def describe_settings(section_type: type[BaseModel], key: str = "") -> list[Setting]:
-    """Describe `key` (such as "train.workers"), or all keys below `key` if it is a section (such as
-    "train"; "": all keys).
+    """Describe the config key `key`, such as "train.workers". If `key` is a section, such as
+    "train", describe all keys below it; if it is empty, describe all keys of the config.
 
     Raises ConfigError if `key` is unknown.
     """
     path = list(filter(None, key.split(".")))
     for depth, key_part in enumerate(path):
-        parent_schema = _schemas_at(section_type, path[:depth])[1]
+        parent_schema = _find_schemas(section_type, path[:depth])[1]
         section_properties = parent_schema.get("properties", {})
         if key_part not in section_properties and not isinstance(
             parent_schema.get("additionalProperties"), dict
@@ -143,7 +145,7 @@ def describe_settings(section_type: type[BaseModel], key: str = "") -> list[Sett
     return list(
         _describe_schema_keys(
             ".".join(path),
-            _schemas_at(section_type, path)[0],
+            _find_schemas(section_type, path)[0],
             _get_json_schema(section_type).get("$defs", {}),
             frozenset(),
         )
@@ -298,13 +300,13 @@ def parse_section(section_type: type[S], section_values: object, name: str) -> S
     except ValidationError as error:
         raise ConfigError(
             *(
-                _error_sentence(section_type, name, error_details)
+                _describe_error(section_type, name, error_details)
                 for error_details in error.errors()
             )
         ) from error
 
 
-def _error_sentence(section_type: type[Section], name: str, error: ErrorDetails) -> str:
+def _describe_error(section_type: type[Section], name: str, error: ErrorDetails) -> str:
     key = ".".join(map(str, [name, *error["loc"]])).lstrip(".")
     if error["type"] == "extra_forbidden":
         *path, last_key = error["loc"]
@@ -318,13 +320,13 @@ def _error_sentence(section_type: type[Section], name: str, error: ErrorDetails)
         shown_value = type(error["input"]).__name__
     if error["type"] == "missing":
         return f"{key} is missing."
-    return f"{key} is {shown_value!r}: {broken_rule(section_type, error)}"
+    return f"{key} is {shown_value!r}: {describe_broken_rule(section_type, error)}"
 
 
 def copy_first_rows(source_file: Path, row_count: int, target_folder: Path) -> Path | None:
     """Copy about `row_count` rows of a CSV, JSON lines or parquet file to `target_folder`.
 
-    Return the copy, or None for another format.
+    Return the path of the copy; None if the file has another format, or does not exist.
     """
     target_file = target_folder / source_file.name
 
@@ -341,8 +343,8 @@ def copy_first_rows(source_file: Path, row_count: int, target_folder: Path) -> P
 
 
 def copy_lines(source_file: Path, target_file: Path, line_count: int) -> None:
-    """Copy the first `line_count` lines; if the last one ends inside a quoted field, continue to
-    the end of that field."""
+    """Copy the first `line_count` lines of a file. If the last of them ends inside a quoted field,
+    also copy the lines up to the end of that field."""
     quote_count = 0
     with source_file.open("rb") as source_stream, target_file.open("wb") as target_stream:
         for line_number, line in enumerate(source_stream):

@@ -45,7 +45,7 @@ from rekindle.errors import (
     without_secrets,
 )
 from rekindle.project import user_exceptions
-from rekindle.sections import broken_rule
+from rekindle.sections import describe_broken_rule
 
 SCALAR_TYPES = (str, int, float, bool, Path)
 # the kubelet shows the content of this file as the container's message
@@ -60,7 +60,8 @@ Artifact = Annotated[Path, ArtifactMark()]
 # maximum size of the text in an encoded parameter, such as the manifest of a run; etcd limits a
 # workflow to 1.5 MB
 MAX_PARAMETER_BYTES = 10_000_000
-SHA256_PATTERN = "^[0-9a-f]{64}$"  # valid names of input and output fields
+# patterns of input and output fields that contain a sha256
+SHA256_PATTERN = "^[0-9a-f]{64}$"
 SHA256_OR_EMPTY = "^([0-9a-f]{64})?$"
 
 
@@ -100,10 +101,10 @@ class Reuse:
     and the data it reads.
 
     A step with side effects must not have REUSE. `ignored_inputs`: inputs that do not affect the
-    outputs. `data_read`: returns, for the inputs, the paths and s3:// URIs of all data that the
-    outputs depend on. `not_reused_if`: function that returns the reason why outputs must not be
-    reused for given inputs, or "". `stored`: names of artifacts that the step itself writes to the
-    object store. An output `run_id` is never reused.
+    outputs. `data_read`: function that gets the inputs, and returns the paths and s3:// URIs of all
+    data that the outputs depend on. `not_reused_if`: function that gets the inputs, and returns the
+    reason why their outputs must not be reused, or "" if they may be reused. `stored`: names of
+    artifacts that the step itself writes to the object store. An output `run_id` is never reused.
     """
 
     ignored_inputs: tuple[str, ...] = ()
@@ -135,8 +136,8 @@ def short_name(module: str) -> str:
 
 
 def is_artifact(field_info: FieldInfo) -> bool:
-    """Return True if a field of Inputs or Outputs is passed as an artifact, and False if as a
-    parameter."""
+    """Return True if a field of Inputs or Outputs is passed as an artifact, and False if it is
+    passed as a parameter."""
     return any(isinstance(metadata_mark, ArtifactMark) for metadata_mark in field_info.metadata)
 
 
@@ -156,14 +157,15 @@ def format_parameter(parameter_value: object) -> str:
 
 
 def encode_parameter(text: str) -> str:
-    """Encode a text for a parameter (zlib in base64), since Argo would replace template tags in
-    it."""
+    """Encode a text for a parameter, as base64 of its zlib compression. In the plain text, Argo
+    would replace template tags."""
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def decode_parameter(encoded_parameter: str) -> str:
-    """Decode a parameter that `encode_parameter` has encoded. Raises ValueError, also for a text
-    with more than MAX_PARAMETER_BYTES bytes, which is never decompressed as a whole."""
+    """Decode a parameter that `encode_parameter` has encoded. Raises ValueError for an invalid
+    encoding, and for a text with more than MAX_PARAMETER_BYTES bytes. Such a text is not
+    decompressed beyond the limit."""
     zlib_decoder = zlib.decompressobj()
     try:
         # one byte more than the limit, so that data of exactly this size is read up to its end
@@ -239,7 +241,7 @@ def _describe_error(
         value_description = f"{format_flag(name)}{inner_path} is {error['input']!r}"
     else:
         value_description = "the inputs are wrong"
-    return f"{value_description}: {broken_rule(inputs_model, error)}"
+    return f"{value_description}: {describe_broken_rule(inputs_model, error)}"
 
 
 def _is_scalar(annotation: object) -> bool:
@@ -333,7 +335,7 @@ def format_output(name: str, output_value: object) -> str:
 
     text = format_parameter(output_value)
     if not isinstance(output_value, SCALAR_TYPES):
-        # valid, because "{{" in JSON occurs only inside strings, where an escape means the same
+        # in JSON, "{{" occurs only inside strings, where this escape stands for the same character
         text = text.replace("{{", "{\\u007b")
 
     try:
@@ -378,11 +380,11 @@ def check_output_texts(outputs_model: type[StepOutputs], output_texts: Mapping[s
 def verify_artifacts(step_inputs: StepInputs) -> None:
     """Raise DataError if the files of an input, a dataset or a trained model, were changed after
     they had been written."""
-    from rekindle.content.verified_artifacts import find_digest_input, verify_artifact
+    from rekindle.content.verified_artifacts import read_digest_input, verify_artifact
 
     for name, input_field in type(step_inputs).model_fields.items():
         if is_artifact(input_field):
-            verify_artifact(name, getattr(step_inputs, name), find_digest_input(step_inputs))
+            verify_artifact(name, getattr(step_inputs, name), read_digest_input(step_inputs))
 
 
 Execute = Callable[[str, StepInputs, dict[str, Path], argparse.Namespace], None]

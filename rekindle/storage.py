@@ -51,6 +51,7 @@ PART_BYTES = 256 << 20  # size of the parts in which a large object is written
 THREADS = 8  # parallel transfers; more are not faster
 STORE_ID_KEY = "store-id"  # object with the random id of this store
 BOTO_LOADER = create_loader()  # shared by all Stores, since parsing boto's model of S3 takes 0.1 s
+# S3 error codes for invalid credentials, and for credentials without the needed permission
 REFUSED_CODES = {
     "403",
     "AccessDenied",
@@ -60,7 +61,7 @@ REFUSED_CODES = {
 }
 # characters that XML cannot represent; keys with them are deleted one by one, because a request to
 # delete several objects is XML
-UNLISTABLE_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+NON_XML_CHARACTERS = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 T = TypeVar("T")
 
 
@@ -93,7 +94,7 @@ class Store:
         themselves."""
         self.bucket = bucket
         self.endpoint = endpoint
-        self._keys = access_key, secret_key
+        self._credentials = access_key, secret_key
 
         client_config = Config(
             retries={
@@ -151,7 +152,7 @@ class Store:
     def short_retries(self) -> "Store":
         """Return a Store of the same bucket that makes at most two attempts within half a
         minute."""
-        return Store(self.bucket, self.endpoint, *self._keys, short_retries=True)
+        return Store(self.bucket, self.endpoint, *self._credentials, short_retries=True)
 
     def get(self, key: str, max_bytes: int | None = MAX_BYTES) -> bytes:
         """Return the bytes of an object. Raises NotFound, and InvalidDocument if the object has
@@ -204,7 +205,7 @@ class Store:
         )
 
     def head(self, key: str) -> StoredObject | None:
-        """Return the object's entry, or None if it does not exist."""
+        """Return the size, etag and time of an object; None if it does not exist."""
         try:
             head_answer = self._request(
                 key, lambda: self.client.head_object(Bucket=self.bucket, Key=key)
@@ -220,21 +221,19 @@ class Store:
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete objects; missing objects are ignored."""
-        unlistable_keys = [key for key in keys if UNLISTABLE_CHARACTERS.search(key)]
-        for key in unlistable_keys:
+        non_xml_keys = [key for key in keys if NON_XML_CHARACTERS.search(key)]
+        for key in non_xml_keys:
             with suppress(NotFound):
                 self._request(
                     key, lambda key=key: self.client.delete_object(Bucket=self.bucket, Key=key)
                 )
 
-        listable_keys = [key for key in keys if not UNLISTABLE_CHARACTERS.search(key)]
-        for batch_start in range(0, len(listable_keys), 1000):
-            batch_objects = [
-                {"Key": key} for key in listable_keys[batch_start : batch_start + 1000]
-            ]
+        xml_keys = [key for key in keys if not NON_XML_CHARACTERS.search(key)]
+        for batch_start in range(0, len(xml_keys), 1000):
+            batch_objects = [{"Key": key} for key in xml_keys[batch_start : batch_start + 1000]]
             delete_request = {"Objects": batch_objects, "Quiet": True}
             delete_answer = self._request(
-                listable_keys[batch_start],
+                xml_keys[batch_start],
                 lambda delete_request=delete_request: self.client.delete_objects(
                     Bucket=self.bucket, Delete=delete_request
                 ),
@@ -285,7 +284,7 @@ class Store:
         self._request(key, call)
 
     def copy(self, source: str, target: str) -> None:
-        """Copy an object within the bucket; an object of more than 5 GiB in parts, as S3
+        """Copy an object within the bucket. An object of more than 5 GiB is copied in parts, as S3
         requires."""
         copy_source = {"Bucket": self.bucket, "Key": source}
         transfer_config = TransferConfig(multipart_threshold=MAX_COPY_BYTES)
@@ -295,8 +294,8 @@ class Store:
         )
 
     def upload(self, path: Path, key: str, links: bool = True) -> None:
-        """Upload a file to `key`, or a directory to the prefix `key` (`links`: follow symbolic
-        links)."""
+        """Upload a file to `key`, or a directory to the prefix `key`. If `links` is False, symbolic
+        links in the directory are skipped."""
         if path.is_file():
             self._request(key, lambda: self.client.upload_file(str(path), self.bucket, key))
             return
@@ -338,20 +337,21 @@ class Store:
                     " not a safe path."
                 )
 
-        def fetch(entry: StoredObject) -> None:
-            file = path / entry.key[len(folder_prefix) :]
-            # skip an empty object that web consoles of object stores create to represent a folder
-            if entry.key.endswith("/"):
+        def download_object(stored_object: StoredObject) -> None:
+            object_key = stored_object.key
+            file = path / object_key[len(folder_prefix) :]
+            # web consoles of object stores represent a folder by an empty object
+            if object_key.endswith("/"):
                 file.mkdir(parents=True, exist_ok=True)
                 return
 
             file.parent.mkdir(parents=True, exist_ok=True)
             self._request(
-                entry.key, lambda: self.client.download_file(self.bucket, entry.key, str(file))
+                object_key, lambda: self.client.download_file(self.bucket, object_key, str(file))
             )
 
         with ThreadPoolExecutor(THREADS) as thread_pool:
-            list(thread_pool.map(fetch, listed_objects))
+            list(thread_pool.map(download_object, listed_objects))
 
     @property
     def address(self) -> str:
@@ -359,7 +359,7 @@ class Store:
         return format_address(self.endpoint or "AWS")
 
     def uri(self, key: str) -> str:
-        """s3://bucket/key"""
+        """Return the address s3://BUCKET/KEY of an object."""
         return f"s3://{self.bucket}/{key}"
 
     def _request(self, key: str, send_request: Callable[[], T]) -> T:
@@ -402,7 +402,7 @@ class Store:
 
 
 def read_or_create_store_id(object_store: Store) -> str:
-    """Return the id of the object store. Create the id if it does not exist. Raises
+    """Return the id of the object store. Create it if the store does not have an id. Raises
     StorageError."""
     with suppress(NotFound):
         return object_store.get(STORE_ID_KEY).decode(errors="replace")
@@ -412,8 +412,8 @@ def read_or_create_store_id(object_store: Store) -> str:
 
 
 class _UploadBody(io.RawIOBase):
-    """A file object that returns all its bytes in one read, without a copy. Several reads would be
-    slow, since each one waits for the interpreter lock."""
+    """A file object whose first read returns all its bytes, without a copy. Several reads would be
+    slow, since each of them waits for the interpreter lock."""
 
     def __init__(self, body_bytes: bytes | bytearray | memoryview) -> None:
         self._data = memoryview(body_bytes)
@@ -436,8 +436,9 @@ class _UploadBody(io.RawIOBase):
 
 
 def retry_until_stopped(function: Callable[[], T], stop_event: threading.Event, purpose: str) -> T:
-    """Return the result of `call()`, which is repeated while the object store is unavailable.
-    Raises SystemExit(143) once `stop_event` is set. `purpose` is part of the log line."""
+    """Return the result of `function()`. Repeat the call while the object store is unavailable.
+    Raises SystemExit(143) once `stop_event` is set. `purpose` is a phrase for the log, such as "to
+    read the dataset"."""
     last_message_time = -math.inf
     pause_seconds = 0.1
 

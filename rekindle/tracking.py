@@ -2,8 +2,9 @@
 
 The alias `champion` in the registry names the served version. The only setting is
 `MLFLOW_TRACKING_URI`; MLflow's server also stores the artifacts. Operations are idempotent, because
-Argo retries steps. Failures raise TrackingError with the server and the remedy. The module uses
-MLflow's REST API: the import of its Python client would take 4 s of CPU time in every step.
+Argo retries steps. Failures raise TrackingError, whose message names the server and the remedy. The
+module uses MLflow's REST API, because the import of MLflow's Python client would take 4 s of CPU
+time in every step.
 """
 
 import os
@@ -38,7 +39,7 @@ from rekindle.names import (
 )
 from rekindle.step import format_parameter
 
-# tags of a run; the tag of a provenance field of a release is PREFIX + the field's name
+# tags of a run; the tag for a field of a release's provenance is TAG_PREFIX + the field's name
 TAG_PREFIX = "rekindle."
 WORKFLOW = "rekindle.workflow"
 WORKLOAD = "rekindle.workload"
@@ -48,22 +49,25 @@ CODE = "rekindle.code"
 CONFIG_HASH = "rekindle.config_hash"
 MANIFEST_HASH = "rekindle.manifest_hash"
 GIT_SHA = "rekindle.git_sha"
-SCHEDULED_TIME_TAG = "rekindle.scheduled"  # scheduled time
+SCHEDULED_TIME_TAG = "rekindle.scheduled"  # time for which the run was scheduled
 WINDOW_END = "data.window_until"  # end of the moving data window
-VERSION = "rekindle.version"  # a release: version, file prefix, sha256
+# tags of a run that made a release: version, key prefix of the files, and sha256 of the weights
+VERSION = "rekindle.version"
 MODEL_URI = "rekindle.model_uri"
 MODEL_SHA256 = "rekindle.model_sha256"
 CANARY = "rekindle.canary"  # outcome of the canary
 PROMOTED = "rekindle.promoted"  # value: MODEL VERSION
 FAILURES = "rekindle.failures"  # messages of the failed steps
 CURRENCY = "rekindle.currency"
-# tag with the value "removed" after the deletion of everything but the run's record in MLflow
+# the value "removed" means that only the run's record in MLflow is left; all its files are deleted
 ARTIFACTS_EMPTIED = "rekindle.artifacts"
 STORE_TAG = "rekindle.store"  # id of the object store
 PARENT = "mlflow.parentRunId"  # for a trial: MLflow run of its sweep
 DIGEST = "rekindle.digest"  # digest of the prepared dataset
-CACHED = "rekindle.cached."  # CACHED + task: source of its reused outputs
-REFERS_TO_RUNS = "rekindle.refers"  # reused outputs are read in place, not copied
+# the tag CACHED + TASK names the run and the task whose outputs the task TASK reuses
+CACHED = "rekindle.cached."
+# set if the run reads reused outputs in the storage of the earlier runs, instead of copying them
+REFERS_TO_RUNS = "rekindle.refers"
 BACKFILL = "rekindle.backfill"  # the run belongs to a backfill
 NOTE = "mlflow.note.content"  # description of the run
 # tags of a model version: prefix of its files, sha256 of its weights
@@ -75,7 +79,8 @@ UNCONFIRMED = "rekindle.unconfirmed"
 DEPLOYMENT = "rekindle.deployment"  # tag of a promoted model version: its Deployment
 KEEP_RELEASES = "rekindle.keep_releases"  # tag of a promoted model version: its serve.keep_releases
 PROMOTED_BY = "rekindle.promoted_by"  # tag of a model version: the MLflow run that promoted it last
-CHAMPION_SINCE = "rekindle.champion_since"  # tag of a model version: since when, in milliseconds
+# tag of a model version: time at which it became the champion, in milliseconds since 1970
+CHAMPION_SINCE = "rekindle.champion_since"
 CHAMPION = "champion"  # alias of the served version
 CANDIDATE = "candidate"  # alias of the version registered last
 # MLflow's page of the experiment shows runs and charts instead of traces
@@ -91,11 +96,12 @@ TABLE_COLUMNS = (
 # MLflow's limits per request; MAX_PARAMS also applies to tags
 MAX_METRICS = 1000
 MAX_PARAMS = 100
-MAX_SAME_NAMES = 1000  # maximum runs of equal name to read
-MAX_LAST_RUNS = 20  # earlier runs to compare a new run with
-NUMBER_PATTERN = re.compile("[0-9]{1,9}")  # valid value of KEEP_RELEASES
+# MLflow's limits, in characters
 MAX_PARAM_LENGTH = 6000
 MAX_DIGEST_LENGTH = 36
+MAX_SAME_NAMES = 1000  # maximum number of runs with equal names to read
+MAX_LAST_RUNS = 20  # maximum number of earlier runs with which a new run is compared
+NUMBER_PATTERN = re.compile("[0-9]{1,9}")  # valid value of KEEP_RELEASES
 
 
 @dataclass(frozen=True)
@@ -130,11 +136,11 @@ def start_run(
     if run_id:
         return run_id
 
-    own_store_id = _own_store_id()
+    own_store_id = _find_own_store_id()
     store_tags = {STORE_TAG: own_store_id} if own_store_id else {}
     tag_pairs = _make_pairs({**(run_tags or {}), **store_tags, WORKFLOW: workflow_name})
     run_request = {
-        "experiment_id": _experiment_id(experiment_name),
+        "experiment_id": _get_or_create_experiment(experiment_name),
         "run_name": workflow_name,
         "start_time": _now_ms(),
         "tags": tag_pairs,
@@ -150,15 +156,15 @@ def find_run(experiment_name: str, workflow_name: str) -> str | None:
     """
     run_filter = format_condition(f"tags.`{WORKFLOW}`", workflow_name)
     for found_run in _search_runs(
-        _experiment_ids(experiment_name), "start_time", run_filter, MAX_SAME_NAMES
+        _find_experiment_ids(experiment_name), "start_time", run_filter, MAX_SAME_NAMES
     ):
         recorded_store = found_run.data.tags.get(STORE_TAG, "")
-        if not recorded_store or _own_store_id() in ("", recorded_store):
+        if not recorded_store or _find_own_store_id() in ("", recorded_store):
             return found_run.info.run_id
     return None
 
 
-def _own_store_id() -> str:
+def _find_own_store_id() -> str:
     """Return the id of the object store of this process; "" without a store, or if it is
     unavailable."""
     bucket = os.environ.get(S3_BUCKET, "")
@@ -170,17 +176,17 @@ def _own_store_id() -> str:
 
 @cache
 def _read_store_id(bucket_name: str, endpoint_url: str) -> str:
-    # imported in this function: it needs the client of the object store
+    # imported only here, because the client of the object store is slow to import
     from rekindle.storage import Store, read_or_create_store_id
 
     return read_or_create_store_id(Store(bucket_name, endpoint_url or None, short_retries=True))
 
 
 def find_last_start(experiment_name: str) -> float:
-    """Return the start time of the newest workflow's run in `experiment_name`, in Unix seconds, or
-    0."""
+    """Return the start time of the newest workflow's run in `experiment_name`, in Unix seconds; 0
+    if the experiment has no run."""
     newest_runs = _search_runs(
-        _experiment_ids(experiment_name), "start_time DESC", f"tags.`{WORKFLOW}` != ''"
+        _find_experiment_ids(experiment_name), "start_time DESC", f"tags.`{WORKFLOW}` != ''"
     )
     if newest_runs:
         return newest_runs[0].info.start_time / 1000
@@ -206,7 +212,7 @@ def find_last_prepared_runs(
 
     run_filter += f" AND {more_filter}" if more_filter else ""
     matching_runs = _search_runs(
-        _experiment_ids(experiment_name), "start_time DESC", run_filter, MAX_LAST_RUNS
+        _find_experiment_ids(experiment_name), "start_time DESC", run_filter, MAX_LAST_RUNS
     )
 
     return [
@@ -268,8 +274,8 @@ def log_to_run(
     )
     param_pairs = _make_pairs(
         {
-            name: format_parameter(metric_value)[:MAX_PARAM_LENGTH]
-            for name, metric_value in flatten(run_params or {}).items()
+            name: format_parameter(param_value)[:MAX_PARAM_LENGTH]
+            for name, param_value in flatten(run_params or {}).items()
         }
     )
 
@@ -343,7 +349,7 @@ def log_folder(run_id: str, path: Path, name: str) -> None:
 
 def log_artifact(run_id: str, path: str, artifact_content: bytes) -> None:
     """Log an artifact of the run. Raises TrackingError if the server does not store artifacts."""
-    artifact_root = split_address(_artifact_root(run_id))
+    artifact_root = split_address(_read_artifact_root(run_id))
     if artifact_root.scheme != "mlflow-artifacts":
         raise TrackingError(
             f"MLflow at {format_address(get_server_address())} keeps artifacts in"
@@ -386,7 +392,7 @@ def show_columns(experiment_name: str, metric_names: Iterable[str]) -> None:
         ("mlflow.experiment.primaryMetric.name", listed_metrics[0]),
     ):
         experiment_tag = {
-            "experiment_id": _experiment_id(experiment_name),
+            "experiment_id": _get_or_create_experiment(experiment_name),
             "key": key,
             "value": tag_value,
         }
@@ -453,7 +459,7 @@ def register_version(
     version_tags: Mapping[str, str],
 ) -> Release:
     """Return the version of the model `name` whose files are at `model_uri`, and give it the alias
-    `candidate`. Create it if it does not exist.
+    `candidate`. Create the version if it does not exist.
 
     `source`: full address of the files (s3://bucket/prefix).
     """
@@ -468,7 +474,7 @@ def register_version(
     }
 
     while True:
-        for existing_version in _registered_versions(name, model_uri, source):
+        for existing_version in _find_registered_versions(name, model_uri, source):
             version_number = existing_version.version
             # the alias protects the version from retention
             _set_alias(name, CANDIDATE, version_number)
@@ -486,7 +492,9 @@ def register_version(
         version_number = created_version.version
         # search again: if another process has registered the same files, only the first version is
         # kept
-        first_version = next(iter(_registered_versions(name, model_uri, source)), created_version)
+        first_version = next(
+            iter(_find_registered_versions(name, model_uri, source)), created_version
+        )
         if first_version.version == version_number and _confirm_first_version(name, version_number):
             _set_alias(name, CANDIDATE, version_number)
             return _make_release(created_version)
@@ -496,17 +504,17 @@ def register_version(
 
 def remove_duplicates(name: str, model_uri: str, source: str, version_number: str) -> None:
     """Delete later versions with the same files as the version `version_number`. Normally, the
-    process that registered such a duplicate deletes it, but it may have ended before.
+    process that registers such a duplicate deletes it, but this process may have ended before.
     """
-    for registered_version in _registered_versions(name, model_uri, source):
+    for registered_version in _find_registered_versions(name, model_uri, source):
         is_later = int(registered_version.version) > int(version_number)
         if is_later and UNCONFIRMED in registered_version.tags:
             _delete("model-versions/delete", {"name": name, "version": registered_version.version})
 
 
 def _confirm_first_version(name: str, version_number: str) -> bool:
-    """Record that a version is the first with its files. Return False if the version was
-    deleted."""
+    """Delete the tag UNCONFIRMED of a version, which is the first with its files. Return False if
+    the version was deleted in the meantime."""
     version_key = {"name": name, "version": version_number, "key": UNCONFIRMED}
     return _delete("model-versions/delete-tag", version_key)
 
@@ -522,7 +530,9 @@ def _delete(path: str, request_content: Mapping[str, Any]) -> bool:
     return True
 
 
-def _registered_versions(name: str, model_uri: str, source: str) -> list[mlflow_api.ModelVersion]:
+def _find_registered_versions(
+    name: str, model_uri: str, source: str
+) -> list[mlflow_api.ModelVersion]:
     """Return the versions of `name` whose files are at `model_uri` in this bucket, oldest first,
     except versions that are being removed."""
     search_filter = (
@@ -571,7 +581,7 @@ def promoted_releases(name: str) -> list[Release]:
         try:
             releases.append(_make_release(model_version))
         except (InvalidName, TrackingError) as error:
-            write_stderr(f"a version is passed over: {error}")
+            write_stderr(f"a version is ignored: {error}")
 
     return sorted(releases, key=lambda release: int(release.version))
 
@@ -656,7 +666,7 @@ def _search_runs(
     return []
 
 
-def _experiment_ids(name: str) -> list[str]:
+def _find_experiment_ids(name: str) -> list[str]:
     """Return a list with the id of the experiment `name`; an empty list if it does not exist."""
     experiment_answer = _get_or_none(
         "experiments/get-by-name", mlflow_api.ExperimentAnswer, experiment_name=name
@@ -671,7 +681,7 @@ def _read_run(run_id: str) -> mlflow_api.Run:
 
 
 @cache
-def _artifact_root(run_id: str) -> str:
+def _read_artifact_root(run_id: str) -> str:
     return _read_run(run_id).info.artifact_uri
 
 
@@ -685,7 +695,9 @@ def _get_or_none(path: str, answer_type: type[A], **query_parameters: str) -> A 
         return None
 
 
-def _experiment_id(name: str) -> str:
+def _get_or_create_experiment(name: str) -> str:
+    """Return the id of the experiment `name`; create the experiment if it does not exist. Raises
+    TrackingError if the experiment is deleted."""
     _create_if_missing("experiments/create", {"name": name, "tags": _make_pairs(EXPERIMENT_TAGS)})
     path = "mlflow/experiments/get-by-name"
     query_parameters = {"experiment_name": name}
@@ -709,6 +721,8 @@ def _create_if_missing(path: str, request_content: Mapping[str, Any]) -> None:
 
 
 def _make_pairs(values_by_name: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Convert tags or parameters to a list of key-value pairs, as MLflow's requests contain
+    them."""
     return [{"key": name, "value": str(value)} for name, value in values_by_name.items()]
 
 
@@ -733,7 +747,8 @@ def resolve_run_id(run_id: str) -> str:
 
 
 def _request(method: str, path: str, answer_type: type[A], **request_options: Any) -> A:
-    """Send a request and return MLflow's answer. `run_id` may be EXPERIMENT/WORKFLOW."""
+    """Send a request and return MLflow's answer. The value `run_id` in its JSON or its query may be
+    EXPERIMENT/WORKFLOW, which is replaced by the run's id."""
     request_values = request_options.get("json") or request_options.get("params") or {}
     if "run_id" in request_values:
         request_values["run_id"] = resolve_run_id(request_values["run_id"])

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
 
 SMALL_DISK_REMEDY = "free space, or set TMPDIR to a directory on a larger disk."
-POD_PRIVATE = Path("/tmp")
+POD_PRIVATE = Path("/tmp")  # each pod has its own /tmp, so it cannot read files in ours
 
 
 class DataConfig(Section):
@@ -42,15 +42,20 @@ class DataConfig(Section):
 
     source: str = Field(description="raw data: a file, a folder, an s3:// URI, or simulate://SEED")
     tolerated_rejects: float = Field(
-        default=0.001, ge=0, le=1, description="share of bad rows that stops the run"
+        default=0.001,
+        ge=0,
+        le=1,
+        description="maximum share of rejected rows; a larger share stops the run",
     )
     minimum_share: float = Field(
-        default=0, ge=0, description="minimum share of the last run's rows, in a moving window"
+        default=0,
+        ge=0,
+        description="minimum number of rows in a moving window, as a share of the last run's rows",
     )
 
     @field_validator("source")
     @classmethod
-    def _name_source(cls, source: str) -> str:
+    def _require_source(cls, source: str) -> str:
         if not source:
             raise ValueError("it must name the raw data, such as data/power.csv")
         return source
@@ -119,7 +124,7 @@ class Prepared:
     facts: dict[str, Any] = field(default_factory=dict)
     tags: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)  # sentences about suspicious data
-    # property → fraction of rows; the next run warns if it changed
+    # property → fraction of rows with it; the next run warns if the fraction has changed
     shares: dict[str, float] = field(default_factory=dict)
     newest: str = ""
 
@@ -155,8 +160,8 @@ class Dataset(Sized, Protocol):
     A dataset with state (a curriculum, the cursor of a stream) also defines `state_dict() -> dict`
     and `load_state_dict(dict)`. The state must be small and JSON. Between two steps, it must be
     equal in all workers, although they read different batches. So only `advance(step)` may change
-    the state; every worker calls this method after each update, numbered from 1. The state is part
-    of every snapshot and checkpoint, and is sent to joining workers.
+    the state; every worker calls this method after each update, with the number of the step, from
+    1. The state is part of every snapshot and checkpoint, and is sent to joining workers.
     """
 
     def batch(self, indices: "torch.Tensor") -> tuple["torch.Tensor", ...]:
@@ -166,8 +171,8 @@ class Dataset(Sized, Protocol):
 
 class Predictor(Protocol):
     """A released model that answers requests and keeps no state between them; see
-    rekindle/release/predictor.py. An optional method `warn(request) -> str` returns a sentence for
-    the response if its predictions deserve less trust, else "".
+    rekindle/release/predictor.py. An optional method `warn(request) -> str` returns a warning for
+    the response if its predictions are less reliable than usual, else "".
     """
 
     @property
@@ -203,9 +208,9 @@ class Workload(Protocol):
     `families` replaces `model` (rekindle/families.py). `example_facts`: example of the facts that
     `prepare` returns, with which `rekindle lint` builds the model without data.
 
-    `load(path, facts)` replaces `model`, `dataset` and `loss` if a program trains the model, which
-    the section `program` of the config sets: it returns the model, any object, from the result of
-    the program, a file or folder.
+    If the config has a section `program`, that program trains the model. Then `load(path, facts)`
+    replaces `model`, `dataset` and `loss`: it returns the model, which may be any object, from the
+    program's result, a file or folder.
     """
 
     Data: type[DataConfig]
@@ -256,15 +261,18 @@ LOAD_FUNCTION = "load"
 SERVING_NAMES = ("Instance", "predict")
 # function → its required arguments; includes optional functions
 FUNCTION_ARGUMENTS = {
-    **{"prepare": ("data", "out"), "dataset": ("path", "split"), "model": ("section", "facts")},
-    **{"loss": ("model", "batch"), "measures": ("model", "batch"), "examples": ("path",)},
+    "prepare": ("data", "out"),
+    "dataset": ("path", "split"),
+    "model": ("section", "facts"),
+    "loss": ("model", "batch"),
+    "measures": ("model", "batch"),
+    "examples": ("path",),
     LOAD_FUNCTION: ("path", "facts"),
-    **{
-        "predict": ("model", "instances", "facts"),
-        "optimizer": ("model", "train"),
-        "schedule": ("step", "total"),
-    },
-    **{"predictor": ("release",), "refresh": ("release", "data", "out")},
+    "predict": ("model", "instances", "facts"),
+    "optimizer": ("model", "train"),
+    "schedule": ("step", "total"),
+    "predictor": ("release",),
+    "refresh": ("release", "data", "out"),
 }
 # function → its optional arguments
 OPTIONAL_ARGUMENTS = {
@@ -292,7 +300,35 @@ def load(name: str) -> Workload:
             " (see docs/your-own-model.md)."
         )
 
-    metrics = workload_module.metrics
+    _check_metrics(name, workload_module.metrics)
+    _check_attribute_types(name, workload_module)
+
+    if families.has_model(workload_module):
+        families.check_families(name, workload_module)
+
+    for label, function, argument_names in families.iterate_functions(workload_module):
+        _check_arguments(name, label, function, argument_names)
+
+    for function_name, argument_names in FUNCTION_ARGUMENTS.items():
+        if takes_optional_argument(workload_module, function_name):
+            optional_arguments = OPTIONAL_ARGUMENTS[function_name]
+        else:
+            optional_arguments = ()
+
+        _check_arguments(
+            name,
+            function_name,
+            getattr(workload_module, function_name, None),
+            (*argument_names, *optional_arguments),
+        )
+
+    _check_spelling(name, workload_module)
+    return cast(Workload, workload_module)
+
+
+def _check_metrics(name: str, metrics: object) -> None:
+    """Raise ConfigError unless `metrics` of the workload `name` is a sequence of Metrics that have
+    unique names and functions."""
     if not isinstance(metrics, (tuple, list)) or not all(
         isinstance(workload_metric, Metric) for workload_metric in metrics
     ):
@@ -308,6 +344,18 @@ def load(name: str) -> Workload:
             " names."
         )
 
+    for workload_metric in metrics:
+        if workload_metric.function is None:
+            metric_name = workload_metric.name
+            raise ConfigError(
+                f'workload "{name}": metric {metric_name} lacks a function:'
+                f" Metric({metric_name!r}, function)."
+            )
+
+
+def _check_attribute_types(name: str, workload_module: object) -> None:
+    """Raise ConfigError if an attribute of the workload that must be a class or a dict has another
+    type."""
     for attribute_name, base_class in (
         ("Data", DataConfig),
         ("Model", Section),
@@ -325,35 +373,6 @@ def load(name: str) -> Workload:
         raise ConfigError(
             f'workload "{name}": example_facts is {example_facts!r}: it must be a dict.'
         )
-
-    for label in (
-        workload_metric.name for workload_metric in metrics if workload_metric.function is None
-    ):
-        raise ConfigError(
-            f'workload "{name}": metric {label} lacks a function: Metric({label!r}, function).'
-        )
-
-    if families.has_model(workload_module):
-        families.check_families(name, workload_module)
-
-    for label, function, argument_names in families.iterate_functions(workload_module):
-        _check_arguments(name, label, function, argument_names)
-
-    for function, metric_names in FUNCTION_ARGUMENTS.items():
-        if takes_optional_argument(workload_module, function):
-            optional_arguments = OPTIONAL_ARGUMENTS[function]
-        else:
-            optional_arguments = ()
-
-        _check_arguments(
-            name,
-            function,
-            getattr(workload_module, function, None),
-            (*metric_names, *optional_arguments),
-        )
-
-    _check_spelling(name, workload_module)
-    return cast(Workload, workload_module)
 
 
 def _list_required_names(name: str, workload_module: object) -> tuple[str, ...]:
@@ -390,7 +409,8 @@ def check_program(name: str) -> None:
 
 
 def takes_optional_argument(workload_module: object, name: str) -> bool:
-    """Return True if the workload's function `name` takes its optional argument (OPTIONAL)."""
+    """Return True if the workload's function `name` takes its optional argument
+    (OPTIONAL_ARGUMENTS)."""
     optional_function = getattr(workload_module, name, None)
     if name not in OPTIONAL_ARGUMENTS or not callable(optional_function):
         return False
@@ -415,8 +435,8 @@ def get_training_function(workload_module: object, name: str, model_section: obj
 
 
 def _check_spelling(name: str, workload_module: object) -> None:
-    """Raise ConfigError if a function looks like a misspelt optional function: a similar name and
-    the same arguments as one that is missing."""
+    """Raise ConfigError if a function of the workload looks like a misspelt optional function: it
+    has a similar name and the same arguments as a function that the workload does not define."""
     undefined_names = {
         function_name
         for function_name in FUNCTION_ARGUMENTS
@@ -504,8 +524,8 @@ def record_dataset(out: Path, prepared: Prepared, trained_on: str = "") -> str:
 
     This function writes dataset.json, and then the list of all files with their hashes, whose
     sha256 is the digest. Steps that derive a dataset from another dataset call this function; after
-    `prepare`, the engine calls it. `trained_on`: set if `out` has only a newer serving state of a
-    released model: the digest of this model's dataset.
+    `prepare`, the engine calls it. `trained_on`: digest of the dataset of a released model, if
+    `out` contains only a newer serving state for that model.
     """
     _check_prepared(prepared)
     if not any(out.iterdir()):
@@ -520,7 +540,9 @@ def record_dataset(out: Path, prepared: Prepared, trained_on: str = "") -> str:
         "facts": prepared.facts,
     }
 
-    dataset_record.update({"digest": trained_on} if trained_on else {})
+    if trained_on:
+        dataset_record["digest"] = trained_on
+
     try:
         text = to_json(dataset_record, indent=1)
     except (TypeError, ValueError) as error:

@@ -72,13 +72,13 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def count_pods(traffic_percent: int, champion_pod_count: int) -> int:
-    """Return how many candidate pods get about `traffic_percent` of the traffic if a Service
-    spreads it evenly over them and `champion_pod_count` champion pods."""
+    """Return the number of candidate pods that get about `traffic_percent` of the traffic if a
+    Service spreads the traffic evenly over all pods of candidate and champion."""
     return max(1, round(champion_pod_count * traffic_percent / (100 - traffic_percent)))
 
 
 def count_split_pods(traffic_percent: int, champion_pod_count: int) -> int:
-    """Return how many candidate pods `traffic_percent` of the traffic needs if
+    """Return the number of candidate pods that can serve `traffic_percent` of the traffic, since
     `champion_pod_count` champion pods can serve all of it."""
     return max(1, ceil(champion_pod_count * traffic_percent / 100))
 

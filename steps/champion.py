@@ -17,8 +17,8 @@ class Inputs(StepInputs):
     server: str = Field(
         default="",
         description=(
-            "Deployment that may serve the champion: the step logs a message if another one does;"
-            " empty: the run reads the release, so retention keeps it"
+            "Deployment that may serve the champion: the step logs a message if another Deployment"
+            " serves it; empty: the run reads the champion's release, so retention keeps it"
         ),
     )
     deployments: list[dict[str, Any]] = Field(
@@ -43,7 +43,7 @@ def run(inputs: Inputs) -> Outputs:
     """Look up the champion. Raises ConfigError if the model does not have one."""
     from rekindle import tracking
     from rekindle.cache import claims
-    from rekindle.content.verified_release import reject_other_folder
+    from rekindle.content.verified_release import require_release_key
     from rekindle.errors import write_stderr
     from rekindle.storage import Store
 
@@ -57,7 +57,7 @@ def run(inputs: Inputs) -> Outputs:
     if not inputs.server:
         object_store = Store.from_env()
         release_key = champion_release.uri.rstrip("/")
-        reject_other_folder(release_key, object_store.uri(release_key))
+        require_release_key(release_key, object_store.uri(release_key))
         claims.claim_tasks(object_store, [release_key])
 
     other_deployments = [

@@ -11,7 +11,9 @@ without `run_id`, nothing is logged to MLflow.
 
 import math
 import os
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -20,8 +22,11 @@ from rekindle import Artifact, Evaluation, Gate, StepInputs, StepOutputs, gate
 from rekindle.release.serve_config import DEFAULT_MAX_BATCH
 from rekindle.step import SHA256_OR_EMPTY, SHA256_PATTERN
 
-# fields of a metric's difference between two models to log
-INTERVAL = ("mean", "low", "high")
+if TYPE_CHECKING:
+    from rekindle.tracking import Release
+
+# logged fields of the difference in a metric between two models
+DIFFERENCE_FIELDS = ("mean", "low", "high")
 
 
 class Inputs(StepInputs, Gate):
@@ -85,24 +90,18 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.content.verified_release import VERDICT
     from rekindle.content.weights import read_description
     from rekindle.release.evaluation import evaluate
-    from rekindle.release.release_files import (
-        describe_changes,
-        download_champion,
-        read_evaluated_rows,
-    )
-    from rekindle.storage import Store
 
+    workload_module: Any = workload.load(inputs.workload)
     candidate_sha256 = read_description(inputs.model).sha256
     champion_release = tracking.champion(inputs.name) if inputs.name else None
-    champion_folder = None
+    has_champion_weights = bool(champion_release and champion_release.sha256 == candidate_sha256)
 
-    if champion_release and champion_release.sha256 != candidate_sha256:
-        champion_folder = download_champion(
-            Store.from_env(), champion_release.uri, inputs.workdir / "champion"
-        )
+    # a champion with the candidate's weights needs no evaluation of its own
+    champion_folder = None
+    if champion_release and not has_champion_weights:
+        champion_folder = _download_champion(inputs, champion_release)
 
     report_folder = inputs.workdir / "report"
-    workload_module: Any = workload.load(inputs.workload)
     evaluation = evaluate(
         workload_module,
         inputs.model,
@@ -112,55 +111,27 @@ def run(inputs: Inputs) -> Outputs:
         inputs,
         inputs.max_batch,
     )
-    compared_champion = (
-        (champion_release.version, champion_release.sha256) if champion_release else None
-    )
-    champion_rows = read_evaluated_rows(champion_folder) if champion_folder else 0
-
-    identical_champion = (
-        champion_release
-        if champion_release and champion_release.sha256 == candidate_sha256
-        else None
-    )
-    if identical_champion:
-        change_description = describe_changes(
-            Store.from_env(), identical_champion, workload_module, inputs.servers
-        )
-    else:
-        change_description = ""
 
     gate_decision = gate.Decision(
-        inputs,
-        workload_module.metrics,
-        evaluation,
-        candidate_sha256,
-        compared_champion,
-        champion_rows,
-        change_description,
+        inputs, workload_module.metrics, evaluation, candidate_sha256, champion=None
     )
+    if champion_release:
+        gate_decision = _add_champion(
+            gate_decision, champion_release, champion_folder, workload_module, inputs.servers
+        )
+
     verdict, verdict_reason = gate_decision.decide()
     verdict_record = gate_decision.record(verdict, verdict_reason) | {"max_batch": inputs.max_batch}
     (report_folder / VERDICT).write_text(to_json(verdict_record, indent=1) + "\n")
 
     if inputs.run_id:
-        name_prefix = f"{inputs.part}/" if inputs.part else ""
-        run_tags = {f"{name_prefix}verdict": verdict, f"{name_prefix}reason": verdict_reason}
-        run_tags.update(
-            {f"{name_prefix}family": evaluation.chosen["family"]} if evaluation.chosen else {}
-        )
-        tracking.log_to_run(
-            inputs.run_id, run_metrics=metrics_to_log(evaluation, name_prefix), run_tags=run_tags
-        )
-        tracking.log_metrics(inputs.run_id, curves(evaluation, name_prefix))
-        tracking.log_folder(inputs.run_id, report_folder, f"{name_prefix}evaluation")
+        _log_evaluation(inputs, evaluation, verdict, verdict_reason, report_folder)
 
-    candidate_metrics = evaluation.metrics["candidate"]
-    champion_version = champion_release.version if champion_release else ""
     step_outputs = {
         "judged": verdict,
         "reason": verdict_reason,
-        "metrics": candidate_metrics,
-        "champion": champion_version,
+        "metrics": evaluation.metrics["candidate"],
+        "champion": champion_release.version if champion_release else "",
     }
 
     # "keep" prevents a release, because `steps.release` accepts only the verdict "release"
@@ -170,6 +141,66 @@ def run(inputs: Inputs) -> Outputs:
 
     step_outputs["verdict"] = verdict
     return Outputs(**step_outputs, model_sha256=candidate_sha256, report=report_folder)
+
+
+def _download_champion(inputs: Inputs, champion_release: "Release") -> Path:
+    """Download the release of the champion, and return its folder."""
+    from rekindle.release.release_files import download_champion
+    from rekindle.storage import Store
+
+    return download_champion(Store.from_env(), champion_release.uri, inputs.workdir / "champion")
+
+
+def _add_champion(
+    gate_decision: gate.Decision,
+    champion_release: "Release",
+    champion_folder: Path | None,
+    workload_module: Any,
+    servers_digest: str,
+) -> gate.Decision:
+    """Return the decision with the facts about the champion.
+
+    `champion_folder`: its downloaded release; None if it has the candidate's weights.
+    """
+    from rekindle.release.release_files import describe_changes, read_evaluated_rows
+    from rekindle.storage import Store
+
+    champion_rows = 0
+    change_description = ""
+    if champion_folder:
+        champion_rows = read_evaluated_rows(champion_folder)
+    else:
+        change_description = describe_changes(
+            Store.from_env(), champion_release, workload_module, servers_digest
+        )
+
+    return replace(
+        gate_decision,
+        champion=(champion_release.version, champion_release.sha256),
+        champion_rows=champion_rows,
+        changed=change_description,
+    )
+
+
+def _log_evaluation(
+    inputs: Inputs,
+    evaluation: Evaluation,
+    verdict: gate.Verdict,
+    verdict_reason: str,
+    report_folder: Path,
+) -> None:
+    """Log verdict, metrics and report to the MLflow run `inputs.run_id`."""
+    from rekindle import tracking
+
+    name_prefix = f"{inputs.part}/" if inputs.part else ""
+    run_tags = {f"{name_prefix}verdict": str(verdict), f"{name_prefix}reason": verdict_reason}
+    if evaluation.chosen:
+        run_tags[f"{name_prefix}family"] = evaluation.chosen["family"]
+
+    run_metrics = metrics_to_log(evaluation, name_prefix)
+    tracking.log_to_run(inputs.run_id, run_metrics=run_metrics, run_tags=run_tags)
+    tracking.log_metrics(inputs.run_id, list_part_metrics(evaluation, name_prefix))
+    tracking.log_folder(inputs.run_id, report_folder, f"{name_prefix}evaluation")
 
 
 def metrics_to_log(evaluation: Evaluation, name_prefix: str) -> dict[str, float]:
@@ -198,7 +229,7 @@ def metrics_to_log(evaluation: Evaluation, name_prefix: str) -> dict[str, float]
                     f"{difference.metric}_{difference_prefix}difference_{interval_field}": getattr(
                         difference, interval_field
                     )
-                    for interval_field in INTERVAL
+                    for interval_field in DIFFERENCE_FIELDS
                 }
             )
 
@@ -220,7 +251,7 @@ def metrics_to_log(evaluation: Evaluation, name_prefix: str) -> dict[str, float]
     }
 
 
-def curves(evaluation: Evaluation, name_prefix: str) -> list[tuple[str, float, int]]:
+def list_part_metrics(evaluation: Evaluation, name_prefix: str) -> list[tuple[str, float, int]]:
     """Return (name, value, part number) for each metric of the candidate and each part of the test
     data, such as a week."""
     metric_names = evaluation.metrics["candidate"]

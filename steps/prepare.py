@@ -8,6 +8,7 @@ The workload's `prepare` defines how the data is processed.
 
 import os
 import sys
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,7 @@ MAX_SHARE_RATIO = 2
 def must_compare(inputs: "Inputs") -> str:
     """Return the reason why the dataset must not come from the cache, or "" if it may come from the
     cache."""
-    is_compared = inputs.skip and inputs.scheduled and not inputs.backfill
-    if is_compared:
+    if inputs.skip and inputs.scheduled and not inputs.backfill:
         return "a scheduled run compares its data with the data of the last run"
     return ""
 
@@ -49,11 +49,11 @@ def other_files(inputs: "Inputs") -> list[str]:
 
 
 def files_read(inputs: "Inputs") -> list[str]:
+    """Return the source of the data, and the other files that the section `data` names."""
     return [inputs.data["source"], *other_files(inputs)]
 
 
-# inputs that do not affect the cache key: the dataset does not depend on the workflow that prepared
-# it
+# inputs that the dataset does not depend on, so they are not part of the cache key
 IGNORED_INPUTS = ("workflow", "experiment", "config", "manifest", "cached", "backfill", "skip")
 REUSE = Reuse(IGNORED_INPUTS, data_read=files_read, not_reused_if=must_compare)
 
@@ -108,13 +108,14 @@ class Outputs(StepOutputs):
     )
     reused_models: dict[str, Any] = Field(
         description=(
-            "the input `cached`; as a task, also the earlier trainings whose models are copied to"
+            "the input `cached`, extended by the earlier trainings whose models the task copies to"
             " this run"
         )
     )
 
 
 def run(inputs: Inputs) -> Outputs:
+    """Prepare the dataset, compare it with earlier runs, and record its properties in MLflow."""
     from rekindle import tracking
     from rekindle.cache.key import data_digest_or_empty, digest_if_unchanged
     from rekindle.sections import parse_section
@@ -129,18 +130,8 @@ def run(inputs: Inputs) -> Outputs:
     if inputs.config.get("workload") == inputs.workload:
         check_trainable(inputs.config | {"data": inputs.data}, inputs.scheduled)
 
-    data_settings = parse_section(workload_module.Data, inputs.data, "data")
-    data_settings = data_settings.at(run_time)
-    run_id = tracking.start_run(
-        inputs.experiment, inputs.workflow, {tracking.WORKLOAD: inputs.workload}
-    )
-    tracking.show_columns(
-        inputs.experiment, (workload_metric.name for workload_metric in workload_module.metrics)
-    )
-    record(
-        run_id, inputs.config or {"data": data_settings.model_dump(mode="json")}, inputs.manifest
-    )
-    mark_run(inputs)
+    data_settings = parse_section(workload_module.Data, inputs.data, "data").at(run_time)
+    run_id = _start_run(inputs, workload_module, data_settings)
 
     dataset_folder = inputs.workdir / "dataset"
     digest_before = data_digest_or_empty(data_settings.source)
@@ -161,57 +152,93 @@ def run(inputs: Inputs) -> Outputs:
     stale_data_warnings = moving_window.warn_of_stale_data(
         prepared, data_settings, run_time, last_runs, is_past=bool(inputs.backfill)
     )
-    compared_tags, unchanged_reason, change_warnings = _compare(inputs, run_id, prepared, run_time)
+    comparison = _compare(inputs, run_id, prepared, run_time)
     source_digest, mixed_source_warnings = digest_if_unchanged(data_settings.source, digest_before)
     warnings = [
         *prepared.warnings,
         *share_warnings,
         *stale_data_warnings,
-        *change_warnings,
+        *comparison.warnings,
         *mixed_source_warnings,
     ]
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
-    compared_tags.update(
-        {f"data.{tag_name}": str(tag_value) for tag_name, tag_value in prepared.tags.items()}
-    )
-    row_counts = {"rows": prepared.rows, "rejected": prepared.rejected}
-    compared_tags.update(
-        {tracking.SCHEDULED_TIME_TAG: run_time.isoformat()} if inputs.scheduled else {}
-    )
-    compared_tags.update({tracking.BACKFILL: "yes"} if inputs.backfill else {})
-    compared_tags.update({"data.warnings": " ".join(warnings)} if warnings else {})
-    compared_tags.update({moving_window.NEWEST_TAG: prepared.newest} if prepared.newest else {})
-    compared_tags.update({tracking.WINDOW_END: run_time.isoformat()} if data_settings.moves else {})
-    logged_figures = row_counts | prepared.shares
 
+    run_tags = comparison.run_tags | _describe_dataset(inputs, prepared, run_time, warnings)
+    run_tags[tracking.DIGEST] = dataset_digest
+    if data_settings.moves:
+        run_tags[tracking.WINDOW_END] = run_time.isoformat()
+
+    row_counts = {"rows": prepared.rows, "rejected": prepared.rejected}
     tracking.log_to_run(
         run_id,
         run_params={"data.digest": dataset_digest},
-        run_metrics=logged_figures,
-        run_tags={tracking.DIGEST: dataset_digest} | compared_tags,
+        run_metrics=row_counts | prepared.shares,
+        run_tags=run_tags,
     )
-
     tracking.log_dataset(
         run_id, inputs.experiment, dataset_digest, data_settings.source, row_counts
     )
 
-    step_outputs = {
-        "dataset": dataset_folder,
-        "digest": dataset_digest,
-        "rows": prepared.rows,
-        "run_id": run_id,
-        "warnings": warnings,
-        "reused_models": inputs.cached,
-    }
+    return Outputs(
+        dataset=dataset_folder,
+        digest=dataset_digest,
+        rows=prepared.rows,
+        run_id=run_id,
+        source_digest=source_digest,
+        warnings=warnings,
+        unchanged=comparison.unchanged_reason,
+        reused_models=inputs.cached,
+    )
 
-    return Outputs(**step_outputs, source_digest=source_digest, unchanged=unchanged_reason)
+
+def _start_run(inputs: Inputs, workload_module: Any, data_settings: Any) -> str:
+    """Create the MLflow run of the workflow with its config and manifest, unless it exists, and
+    return its id. On a cluster, also mark the run's folder in the object store."""
+    from rekindle import tracking
+
+    run_id = tracking.start_run(
+        inputs.experiment, inputs.workflow, {tracking.WORKLOAD: inputs.workload}
+    )
+    metric_names = (workload_metric.name for workload_metric in workload_module.metrics)
+    tracking.show_columns(inputs.experiment, metric_names)
+    config_document = inputs.config or {"data": data_settings.model_dump(mode="json")}
+    record(run_id, config_document, inputs.manifest)
+    mark_run(inputs)
+    return run_id
 
 
-def _compare(
-    inputs: Inputs, run_id: str, prepared: Prepared, run_time: datetime
-) -> tuple[dict[str, str], str, list[str]]:
-    """Compare a scheduled run with the last scheduled run. Return the tags of the run, the reason
-    to skip the training ("" if the run trains), and warnings.
+def _describe_dataset(
+    inputs: Inputs, prepared: Prepared, run_time: datetime, warnings: list[str]
+) -> dict[str, str]:
+    """Return the tags of the MLflow run that describe the dataset and the time of the run."""
+    from rekindle import tracking
+    from steps.monitoring import moving_window
+
+    run_tags = {f"data.{tag_name}": str(tag_value) for tag_name, tag_value in prepared.tags.items()}
+    if inputs.scheduled:
+        run_tags[tracking.SCHEDULED_TIME_TAG] = run_time.isoformat()
+    if inputs.backfill:
+        run_tags[tracking.BACKFILL] = "yes"
+    if warnings:
+        run_tags["data.warnings"] = " ".join(warnings)
+    if prepared.newest:
+        run_tags[moving_window.NEWEST_TAG] = prepared.newest
+    return run_tags
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """The result of comparing a scheduled run with the last scheduled run."""
+
+    # tags of the MLflow run that identify its code, config and manifest; the next run reads them
+    run_tags: dict[str, str] = field(default_factory=dict)
+    # why this run skips the training; "": the run trains
+    unchanged_reason: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+
+def _compare(inputs: Inputs, run_id: str, prepared: Prepared, run_time: datetime) -> RunComparison:
+    """Compare a scheduled run with the last scheduled run; the result is empty for other runs.
 
     If the run trains although the source is unchanged, a warning names the changes of code or
     config.
@@ -220,19 +247,18 @@ def _compare(
     from steps.monitoring import moving_window, run_identity
 
     if not must_compare(inputs) or not inputs.manifest:
-        return {}, "", []
+        return RunComparison()
 
     run_manifest = unpack_manifest(inputs.manifest)
     module_names = {inputs.workload, str(inputs.config.get("pipeline", inputs.workload))}
     code_identity = run_identity.find(run_manifest, module_names)
-    identity_tags = moving_window.identity_tags(run_manifest, code_identity.code)
-    identity_tags.update(
-        {run_identity.UNCOVERED_TAG: code_identity.uncovered} if code_identity.uncovered else {}
-    )
+    run_tags = moving_window.identity_tags(run_manifest, code_identity.code)
+    if code_identity.uncovered:
+        run_tags[run_identity.UNCOVERED_TAG] = code_identity.uncovered
 
     last_run = moving_window.last_scheduled(inputs.experiment, inputs.workload, run_id, run_time)
     if not last_run or not moving_window.has_no_newer_rows(prepared.newest, last_run):
-        return identity_tags, "", []
+        return RunComparison(run_tags)
 
     unchanged_sentence = f"{inputs.data['source']} does not contain rows after {prepared.newest}"
     reference_text = (
@@ -240,40 +266,29 @@ def _compare(
         f" {last_run.tags[tracking.SCHEDULED_TIME_TAG]:.10}"
     )
 
-    change_texts = moving_window.describe_changes(identity_tags, inputs.config, last_run)
+    change_texts = moving_window.describe_changes(run_tags, inputs.config, last_run)
     if change_texts:
-        return (
-            identity_tags,
-            "",
-            [
-                f"{unchanged_sentence}, but since {reference_text}, {' and '.join(change_texts)}"
-                " changed: this run trains."
-            ],
+        warning = (
+            f"{unchanged_sentence}, but since {reference_text}, {' and '.join(change_texts)}"
+            " changed: this run trains."
         )
+        return RunComparison(run_tags, warnings=[warning])
 
     uncovered_reason = code_identity.uncovered or run_identity.why_uncovered(last_run, run_manifest)
     if uncovered_reason:
-        return (
-            identity_tags,
-            "",
-            [f"{unchanged_sentence}, but this run trains, because {uncovered_reason}"],
-        )
+        warning = f"{unchanged_sentence}, but this run trains, because {uncovered_reason}"
+        return RunComparison(run_tags, warnings=[warning])
 
     unchanged_reason = (
         f"{unchanged_sentence}, and code and config have not changed since {reference_text}: this"
         " run trains nothing."
     )
-
-    return (
-        identity_tags
-        | {
-            "verdict": "same",
-            "reason": unchanged_reason,
-            moving_window.SAME_TAG: last_run.tags[tracking.WORKFLOW],
-        },
-        unchanged_reason,
-        [],
-    )
+    verdict_tags = {
+        "verdict": "same",
+        "reason": unchanged_reason,
+        moving_window.SAME_TAG: last_run.tags[tracking.WORKFLOW],
+    }
+    return RunComparison(run_tags | verdict_tags, unchanged_reason)
 
 
 def warn_of_changed_shares(

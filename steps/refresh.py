@@ -10,15 +10,18 @@ releases and verifies it.
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from argolocal.common.json_text import to_json
 from rekindle import Artifact, ConfigError, StepInputs, StepOutputs, gate
 from rekindle.step import SHA256_PATTERN
+
+if TYPE_CHECKING:
+    from rekindle.workload import Refreshed
 
 
 class Inputs(StepInputs):
@@ -69,55 +72,36 @@ def run(inputs: Inputs) -> Outputs:
     """
     from rekindle import tracking, workload
     from rekindle.cache.key import data_digest_or_empty, digest_if_unchanged
-    from rekindle.content.verified_release import VERDICT, reject_changed_files
-    from rekindle.content.weights import list_model_files, read_description
-    from rekindle.release import release_files as release
+    from rekindle.release.release_files import record_predictions
     from rekindle.sections import parse_section
-    from rekindle.storage import Store
 
-    workload_module: Any = workload.load(inputs.workload)
-
-    if not hasattr(workload_module, "refresh"):
-        raise ConfigError(
-            f"{inputs.workload} does not define refresh(release, data, out), so its models cannot"
-            " be updated. Train a new model, or define refresh."
-        )
-
+    workload_module = _load_workload(inputs.workload)
     champion_release = tracking.require_champion(inputs.name)
     data_settings = parse_section(workload_module.Data, inputs.data, "data")
     run_id = tracking.start_run(
         inputs.experiment, inputs.workflow, {tracking.WORKLOAD: inputs.workload}
     )
-    current_folder, dataset_folder, model_folder, report_folder = (
+    release_folder, dataset_folder, model_folder, report_folder = (
         inputs.workdir / folder_name for folder_name in ("current", "dataset", "model", "report")
     )
-    release_record = release.download(Store.from_env(), champion_release.uri, current_folder)
-    reject_changed_files(
-        current_folder, release_record.described, [release.REFERENCE], champion_release.uri
-    )
+    _download_release(champion_release.uri, release_folder)
 
     for output_folder in (dataset_folder, model_folder, report_folder):
         output_folder.mkdir()
 
-    data_end = workload.read_data_until(current_folder) or "an unknown time"
+    data_end = workload.read_data_until(release_folder) or "an unknown time"
     digest_before = data_digest_or_empty(data_settings.source)
 
-    refresh_result = workload_module.refresh(current_folder, data_settings, dataset_folder)
-    if refresh_result:
+    refreshed = workload_module.refresh(release_folder, data_settings, dataset_folder)
+    if refreshed:
         verdict = "release"
         verdict_reason = (
-            f"version {champion_release.version} with {refresh_result.rows:,} rows of data since"
+            f"version {champion_release.version} with {refreshed.rows:,} rows of data since"
             f" {data_end}."
         )
-        prepared_dataset = workload.Prepared(refresh_result.rows, facts=refresh_result.facts)
-        workload.record_dataset(
-            dataset_folder,
-            prepared_dataset,
-            trained_on=workload.read_dataset_digest(current_folder),
-        )
-        shutil.rmtree(current_folder / "state", ignore_errors=True)
-        shutil.copytree(dataset_folder, current_folder, dirs_exist_ok=True)
-        release.record_predictions(report_folder, predict(current_folder, refresh_result.instances))
+        _apply_refresh(refreshed, release_folder, dataset_folder)
+        new_predictions = predict(release_folder, refreshed.instances)
+        record_predictions(report_folder, new_predictions)
     else:
         verdict = "same"
         verdict_reason = (
@@ -125,24 +109,11 @@ def run(inputs: Inputs) -> Outputs:
             f" {champion_release.version} ends."
         )
 
-    evaluation_files = [
-        folder_name
-        for folder_name in (VERDICT, release.REFERENCE)
-        if (current_folder / folder_name).exists()
-    ]
-    model_files = list_model_files(read_description(current_folder))
-    for output_folder, file_names in (
-        (model_folder, model_files),
-        (report_folder, evaluation_files),
-    ):
-        for folder_name in file_names:
-            (output_folder / folder_name).parent.mkdir(parents=True, exist_ok=True)
-            (current_folder / folder_name).rename(output_folder / folder_name)
-
+    _move_outputs(release_folder, model_folder, report_folder)
     source_digest, warnings = digest_if_unchanged(data_settings.source, digest_before)
     sys.stderr.writelines(f"warning: {warning}\n" for warning in warnings)
     sys.stderr.write(f"{verdict}: {verdict_reason}\n")
-    newer_row_count = refresh_result.rows if refresh_result else 0
+    newer_row_count = refreshed.rows if refreshed else 0
     tracking.log_to_run(
         run_id,
         run_metrics={"rows": newer_row_count},
@@ -153,22 +124,78 @@ def run(inputs: Inputs) -> Outputs:
         verdict = "keep"
         verdict_reason = f"a past week is not released: {verdict_reason}"
 
-    step_outputs: dict[str, Any] = {
-        "verdict": verdict,
-        "reason": verdict_reason,
-        "source_digest": source_digest,
-        "champion": champion_release.version,
-        "model_sha256": champion_release.sha256,
-    }
-
     return Outputs(
-        **step_outputs,
+        verdict=verdict,
+        reason=verdict_reason,
+        source_digest=source_digest,
+        champion=champion_release.version,
+        model_sha256=champion_release.sha256,
         run_id=run_id,
         rows=newer_row_count,
         dataset=dataset_folder,
         model=model_folder,
         report=report_folder,
     )
+
+
+def _load_workload(module_name: str) -> Any:
+    """Import the workload. Raises ConfigError if it does not define `refresh`."""
+    from rekindle import workload
+
+    workload_module = workload.load(module_name)
+    if not hasattr(workload_module, "refresh"):
+        raise ConfigError(
+            f"{module_name} does not define refresh(release, data, out), so its models cannot"
+            " be updated. Train a new model, or define refresh."
+        )
+
+    return workload_module
+
+
+def _download_release(release_uri: str, release_folder: Path) -> None:
+    """Download a release. Raises DataError if one of its files was changed."""
+    from rekindle.content.verified_release import verify_described_files
+    from rekindle.release import release_files
+    from rekindle.storage import Store
+
+    release_record = release_files.download(Store.from_env(), release_uri, release_folder)
+    verify_described_files(
+        release_folder, release_record.described, [release_files.REFERENCE], release_uri
+    )
+
+
+def _apply_refresh(refreshed: "Refreshed", release_folder: Path, dataset_folder: Path) -> None:
+    """Complete the new dataset in `dataset_folder`, and replace the serving state of the release by
+    the new one."""
+    from rekindle import workload
+
+    workload.record_dataset(
+        dataset_folder,
+        workload.Prepared(refreshed.rows, facts=refreshed.facts),
+        trained_on=workload.read_dataset_digest(release_folder),
+    )
+    shutil.rmtree(release_folder / "state", ignore_errors=True)
+    shutil.copytree(dataset_folder, release_folder, dirs_exist_ok=True)
+
+
+def _move_outputs(release_folder: Path, model_folder: Path, report_folder: Path) -> None:
+    """Move the model of the release, and the files of its evaluation, to the output folders."""
+    from rekindle.content.verified_release import VERDICT
+    from rekindle.content.weights import list_model_files, read_description
+    from rekindle.release.release_files import REFERENCE
+
+    evaluation_files = [
+        file_name for file_name in (VERDICT, REFERENCE) if (release_folder / file_name).exists()
+    ]
+    _move_files(release_folder, model_folder, list_model_files(read_description(release_folder)))
+    _move_files(release_folder, report_folder, evaluation_files)
+
+
+def _move_files(source_folder: Path, target_folder: Path, file_names: Iterable[str]) -> None:
+    """Move files, whose names may contain folders, from one folder to another."""
+    for file_name in file_names:
+        (target_folder / file_name).parent.mkdir(parents=True, exist_ok=True)
+        (source_folder / file_name).rename(target_folder / file_name)
 
 
 def predict(

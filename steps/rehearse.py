@@ -68,24 +68,27 @@ class NoFacts(dict[str, Any]):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Return the findings; an error of the workload is one of them.
+    """Try the workload, and return the report; an error of the workload is part of the report.
 
-    If `thorough`, repeat with all rows after an error that the small number of rows may cause, and
-    report only the error of the repetition.
+    With `thorough`, an error that the small number of rows may cause is followed by a second try
+    with all rows, and only an error of the second try is reported.
     """
-    rehearsal_report = find(inputs, inputs.workdir / "first")
+    rehearsal_report = try_workload(inputs, inputs.workdir / "first")
     if inputs.thorough and rehearsal_report.get("may_need_more_rows"):
         first_error = rehearsal_report["error"]
-        rehearsal_report = find(inputs.model_copy(update={"rows": 0}), inputs.workdir / "all")
+        rehearsal_report = try_workload(
+            inputs.model_copy(update={"rows": 0}), inputs.workdir / "all"
+        )
         if "error" not in rehearsal_report:
             rehearsal_report["first_rows_error"] = first_error
 
-    # replace NaN: after a single step, an undefined loss or metric is no error of the workload
+    # after a single training step, a loss or metric that is NaN is not an error of the workload
     return Outputs(report=replace_nan(rehearsal_report))
 
 
-def find(inputs: Inputs, rehearsal_folder: Path) -> dict[str, Any]:
-    """Try the workload once, with files in `rehearsal_folder`; return the findings."""
+def try_workload(inputs: Inputs, rehearsal_folder: Path) -> dict[str, Any]:
+    """Try the workload once, with files in `rehearsal_folder`; return the report with the
+    findings."""
     from rekindle.project import user_exceptions
 
     rehearsal_report: dict[str, Any] = {"stage": "device", "rows": 0}

@@ -171,8 +171,8 @@ def describe_origin(inputs: Inputs) -> dict[str, Any]:
 
 
 def provenance(inputs: Inputs, model_description: "ModelFile") -> dict[str, str]:
-    """Return what determines the weights (data, code, settings), where they were trained, and how
-    recent their data is."""
+    """Return the facts about the origin of the weights: data, code, settings, machine and image of
+    the training, and the end time of the data."""
     from rekindle.workload import read_data_until
 
     provenance_facts = {fact_name: getattr(inputs, fact_name) for fact_name in Origin.model_fields}
@@ -182,11 +182,13 @@ def provenance(inputs: Inputs, model_description: "ModelFile") -> dict[str, str]
         provenance_facts["image"] = "host"
         provenance_facts["image_digest"] = "host"
 
-    provenance_facts.update({"source_digest": inputs.source_digest} if inputs.source_digest else {})
+    if inputs.source_digest:
+        provenance_facts["source_digest"] = inputs.source_digest
     provenance_facts["data_digest"] = model_description.digest or "unknown"
-    provenance_facts.update(
-        {"data_until": data_until} if (data_until := read_data_until(inputs.dataset)) else {}
-    )
+
+    data_until = read_data_until(inputs.dataset)
+    if data_until:
+        provenance_facts["data_until"] = data_until
 
     return provenance_facts | {
         fact_name: str(fingerprint_value)

@@ -90,24 +90,24 @@ class Outputs(StepOutputs):
 
 
 class Problems:
-    """Collects errors that do not fail the step. They are printed, and become warnings of the
-    step."""
+    """Collects errors that do not fail the step. Each error is printed, and becomes a warning of
+    the step."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
 
     @contextmanager
-    def noted(self, effect_phrase: str) -> Iterator[None]:
-        """Record an error that the body raises; `effect_phrase`: the consequence of the error,
-        as the start of the warning."""
+    def record_errors(self, consequence: str) -> Iterator[None]:
+        """Record an error of the body as a warning that starts with `consequence`, such as "old
+        runs are not removed"."""
         try:
             yield
         except RekindleError as error:
-            self._record(f"{effect_phrase}: {error}")
+            self._record(f"{consequence}: {error}")
         # catch any exception, since the run must be closed
         except Exception as error:
             traceback.print_exc()
-            self._record(f"{effect_phrase}: {error!r}")
+            self._record(f"{consequence}: {error!r}")
 
     def _record(self, problem_sentence: str) -> None:
         self.texts.append(problem_sentence)
@@ -119,17 +119,17 @@ def run(inputs: Inputs) -> Outputs:
     is unavailable."""
     from rekindle import tracking
 
-    problem_recorder = Problems()
+    problems = Problems()
 
     cache_limits = inputs.config.get("cache")
     if cache_limits:
-        with problem_recorder.noted("the cache is not trimmed"):
+        with problems.record_errors("the cache is not trimmed"):
             trim_cache(cache_limits)
 
     run_id = tracking.find_run(inputs.experiment, inputs.workflow)
     if not run_id:
         sys.stderr.write(f"no MLflow run found for {inputs.workflow}: nothing to close\n")
-        return Outputs(run_id="", training_costs={}, warnings=problem_recorder.texts)
+        return Outputs(run_id="", training_costs={}, warnings=problems.texts)
 
     if inputs.cached:
         record_cached(run_id, inputs)
@@ -143,13 +143,13 @@ def run(inputs: Inputs) -> Outputs:
     recorded_manifest = dict[str, Any]()
     tariff_by_task = dict[str, "TrainingTariff"]()
 
-    with problem_recorder.noted("the costs of the training are not recorded"):
+    with problems.record_errors("the costs of the training are not recorded"):
         recorded_manifest = unpack_manifest(inputs.manifest)
         tariff_by_task = training_tariffs(recorded_manifest, ledger_by_task)
 
     for task_name, ledger in ledger_by_task.items():
         # an error here must not prevent the end of the workflow
-        with problem_recorder.noted("the summary of the training is not recorded"):
+        with problems.record_errors("the summary of the training is not recorded"):
             ledger_summary = training_summary(ledger)
             if not ledger_summary:
                 continue
@@ -163,7 +163,7 @@ def run(inputs: Inputs) -> Outputs:
                     0, f"{training_label}: {without_secrets(ledger_summary.message)}"
                 )
 
-            training_cost = log(
+            training_cost = log_training(
                 run_id,
                 ledger_summary,
                 inputs.workdir / task_name,
@@ -175,24 +175,18 @@ def run(inputs: Inputs) -> Outputs:
 
     sweep_section = inputs.config.get("sweep")
     if sweep_section:
-        with problem_recorder.noted("the costs of the trials are not recorded"):
+        with problems.record_errors("the costs of the trials are not recorded"):
             log_trial_costs(run_id, inputs.workflow, sweep_section, recorded_manifest)
 
-    if failure_lines:
-        failures_text = "\n".join(line[:FAILURE_LENGTH] for line in failure_lines[:MAX_FAILURES])
-        tracking.log_to_run(run_id, run_tags={tracking.FAILURES: failures_text})
-
-    tracking.log_to_run(
-        run_id, run_tags={tracking.NOTE: description(run_id, failure_lines, metric_prefixes)}
-    )
+    tag_run(run_id, failure_lines, metric_prefixes)
     tracking.finish(run_id, convert_phase(inputs.status, failure_lines))
-    with problem_recorder.noted("the end of the run is not recorded"):
+    with problems.record_errors("the end of the run is not recorded"):
         record_end(inputs, recorded_manifest, run_id)
 
-    with problem_recorder.noted("old runs are not removed"):
+    with problems.record_errors("old runs are not removed"):
         apply_retention(inputs, run_id)
 
-    return Outputs(run_id=run_id, training_costs=cost_by_training, warnings=problem_recorder.texts)
+    return Outputs(run_id=run_id, training_costs=cost_by_training, warnings=problems.texts)
 
 
 def trim_cache(cache_limits: dict[str, Any]) -> None:
@@ -326,19 +320,14 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
             run_tags={tracking.DIGEST: dataset_digests[0]},
         )
 
-    cached_tags = {
-        f"{tracking.CACHED}{cached_task_name}": source_task
-        for cached_task_name, source_task in source_by_task.items()
+    run_tags = {
+        f"{tracking.CACHED}{task_name}": source_task
+        for task_name, source_task in source_by_task.items()
     }
-    tracking.log_to_run(
-        run_id,
-        run_tags=cached_tags
-        | (
-            {tracking.REFERS_TO_RUNS: "yes"}
-            if any(cached_task.source for cached_task in cached_tasks)
-            else {}
-        ),
-    )
+    if any(cached_task.source for cached_task in cached_tasks):
+        run_tags[tracking.REFERS_TO_RUNS] = "yes"
+
+    tracking.log_to_run(run_id, run_tags=run_tags)
 
 
 def training_summary(ledger_prefix: str) -> "LedgerSummary | None":
@@ -393,7 +382,7 @@ def log_trial_costs(
     )
 
 
-def log(
+def log_training(
     run_id: str,
     ledger_summary: "LedgerSummary",
     plot_folder: Path,
@@ -419,9 +408,9 @@ def log(
     summary_metrics = publish.compute_metrics(ledger_summary, f"{metric_prefix}workers")
     summary_metrics.update(
         {
-            f"{metric_prefix}cost/{tag_name}": tag_value
-            for tag_name, tag_value in cost_section.items()
-            if isinstance(tag_value, float)
+            f"{metric_prefix}cost/{cost_name}": cost_amount
+            for cost_name, cost_amount in cost_section.items()
+            if isinstance(cost_amount, float)
         }
     )
     tracking.log_to_run(run_id, run_metrics=summary_metrics, run_tags=summary_tags)
@@ -431,7 +420,19 @@ def log(
     return cost_section.get("total")
 
 
-def description(run_id: str, failure_lines: list[str], metric_prefixes: list[str]) -> str:
+def tag_run(run_id: str, failure_lines: list[str], metric_prefixes: list[str]) -> None:
+    """Store the failures and the description of the run in its tags."""
+    from rekindle import tracking
+
+    if failure_lines:
+        failures_text = "\n".join(line[:FAILURE_LENGTH] for line in failure_lines[:MAX_FAILURES])
+        tracking.log_to_run(run_id, run_tags={tracking.FAILURES: failures_text})
+
+    run_note = describe_run(run_id, failure_lines, metric_prefixes)
+    tracking.log_to_run(run_id, run_tags={tracking.NOTE: run_note})
+
+
+def describe_run(run_id: str, failure_lines: list[str], metric_prefixes: list[str]) -> str:
     """Return the note of the MLflow run: Markdown with verdicts, failures, and plots of evaluations
     and trainings."""
     from rekindle import tracking

@@ -25,6 +25,7 @@ from rekindle.step import SHA256_PATTERN
 if TYPE_CHECKING:
     from rekindle import Store
     from rekindle.release.compare import PredictionComparison
+    from rekindle.release.model_client import ModelClient
 
 
 class Inputs(StepInputs):
@@ -124,85 +125,33 @@ def run(inputs: Inputs) -> Outputs:
     Raises DataError if a prediction differs, RekindleError if the service does not serve the
     weights.
     """
-    from rekindle import Store, tracking
+    from rekindle import Store
     from rekindle.errors import write_stderr
     from rekindle.release import promotion
-    from rekindle.release.compare import (
-        PredictionComparison,
-        compare_predictions,
-        read_numerics,
-        read_predictions,
-    )
+    from rekindle.release.compare import PredictionComparison
     from rekindle.release.model_client import ModelClient, resolve_endpoint
     from rekindle.release.release_files import PREDICTIONS_FILE
     from rekindle.release.watch import drift
 
     service_endpoint = resolve_endpoint(inputs.endpoint or f"http://{inputs.name}:8080")
 
-    promotion_target = (
-        inputs.name,
-        inputs.version,
-        inputs.champion,
-        inputs.deployment,
-        inputs.run_id,
-    )
-    # skip a version that a later one has replaced, because its servers may have been deleted
-    if inputs.promote and promotion.is_superseded(*promotion_target):
-        write_stderr(
-            f"version {inputs.version} of {inputs.name} was promoted before, and a later version"
-            " has replaced it"
-        )
-        if inputs.run_id:
-            tracking.log_to_run(inputs.run_id, run_tags=promotion_tags(inputs))
-
-        return Outputs(
-            max_difference=0,
-            replayed=0,
-            compared="",
-            endpoint=service_endpoint,
-            promoted=True,
-            former="",
-            running=[inputs.deployment],
-            expired=[],
-        )
+    # the servers of a version that a later one has replaced may have been deleted
+    if inputs.promote and promotion.is_superseded(*_promotion_target(inputs)):
+        return _skip_superseded(inputs, service_endpoint)
 
     model_client = ModelClient(
         service_endpoint, inputs.name, inputs.model_sha256, time.monotonic() + inputs.wait_seconds
     )
-    server_metadata = model_client.wait()
+    server_status = model_client.wait()
     model_client.predict(model_client.example())
-    prediction_comparison = PredictionComparison(inputs.tolerance)
-    comparison_text = "the example only"
 
     if (inputs.report / PREDICTIONS_FILE).exists():
-        replay_requests = read_predictions(inputs.report, inputs.sample)
-        server_numerics = server_metadata.get("numerics")
-        is_exact = (
-            server_metadata.get("max_batch") == 1
-            and server_numerics
-            and server_numerics == read_numerics(inputs.report)
-        )
-        prediction_comparison = compare_predictions(
-            model_client,
-            replay_requests,
-            0.0 if is_exact else inputs.tolerance,
-            are_independent=bool(server_numerics),
-        )
-        reject_differences(prediction_comparison, inputs, service_endpoint)
-
-        if prediction_comparison.tolerance:
-            precision_text = f"within {prediction_comparison.tolerance:g}"
-        else:
-            precision_text = "to the bit"
-
-        comparison_text = (
-            f"{precision_text}, in batches of up to {server_metadata.get('max_batch', 1)}"
-        )
-        write_stderr(
-            f"{prediction_comparison.replayed} test rows have the same served and offline"
-            f" predictions, {comparison_text}"
+        prediction_comparison, comparison_text = _replay_test_rows(
+            inputs, model_client, server_status, service_endpoint
         )
     else:
+        prediction_comparison = PredictionComparison(inputs.tolerance)
+        comparison_text = "the example only"
         write_stderr(f"the report does not contain {PREDICTIONS_FILE}: only the example was tested")
 
     # retry, because a service may become unavailable between the two changes of a promotion
@@ -212,19 +161,89 @@ def run(inputs: Inputs) -> Outputs:
     if promotion_result["promoted"]:
         drift.reset_counts(Store.from_env(), inputs.name, inputs.version)
 
-    step_outputs = {
-        "max_difference": prediction_comparison.max_difference,
-        "replayed": prediction_comparison.replayed,
-        "endpoint": service_endpoint,
-    }
-    return Outputs(**step_outputs, compared=comparison_text, **promotion_result)
+    return Outputs(
+        max_difference=prediction_comparison.max_difference,
+        replayed=prediction_comparison.replayed,
+        endpoint=service_endpoint,
+        compared=comparison_text,
+        **promotion_result,
+    )
+
+
+def _promotion_target(inputs: Inputs) -> tuple[str, str, str, str, str]:
+    """Return the arguments by which rekindle.release.promotion identifies a promotion."""
+    return inputs.name, inputs.version, inputs.champion, inputs.deployment, inputs.run_id
+
+
+def _skip_superseded(inputs: Inputs, service_endpoint: str) -> Outputs:
+    """Return the outputs for a version that was promoted before, and that a later version has
+    replaced; it is not verified again."""
+    from rekindle import tracking
+    from rekindle.errors import write_stderr
+
+    write_stderr(
+        f"version {inputs.version} of {inputs.name} was promoted before, and a later version"
+        " has replaced it"
+    )
+    if inputs.run_id:
+        tracking.log_to_run(inputs.run_id, run_tags=promotion_tags(inputs))
+
+    return Outputs(
+        max_difference=0,
+        replayed=0,
+        compared="",
+        endpoint=service_endpoint,
+        promoted=True,
+        former="",
+        running=[inputs.deployment],
+        expired=[],
+    )
+
+
+def _replay_test_rows(
+    inputs: Inputs,
+    model_client: "ModelClient",
+    server_status: dict[str, Any],
+    service_endpoint: str,
+) -> tuple["PredictionComparison", str]:
+    """Send the recorded requests to the servers, and compare the predictions. Return the comparison
+    and a description of its precision. Raises DataError if a prediction differs."""
+    from rekindle.errors import write_stderr
+    from rekindle.release.compare import compare_predictions, read_numerics, read_predictions
+
+    replay_requests = read_predictions(inputs.report, inputs.sample)
+    server_numerics = server_status.get("numerics")
+    is_exact = (
+        server_status.get("max_batch") == 1
+        and server_numerics
+        and server_numerics == read_numerics(inputs.report)
+    )
+    prediction_comparison = compare_predictions(
+        model_client,
+        replay_requests,
+        0.0 if is_exact else inputs.tolerance,
+        are_independent=bool(server_numerics),
+    )
+    reject_differences(prediction_comparison, inputs, service_endpoint)
+
+    if prediction_comparison.tolerance:
+        precision_text = f"within {prediction_comparison.tolerance:g}"
+    else:
+        precision_text = "to the bit"
+
+    comparison_text = f"{precision_text}, in batches of up to {server_status.get('max_batch', 1)}"
+    write_stderr(
+        f"{prediction_comparison.replayed} test rows have the same served and offline"
+        f" predictions, {comparison_text}"
+    )
+    return prediction_comparison, comparison_text
 
 
 def conclude(inputs: Inputs, prediction_comparison: "PredictionComparison") -> dict[str, Any]:
-    """Promote the version if `inputs.promote` is True. Log and return the result, which names the
-    Deployments that are previous, running and expired.
+    """Promote the version if `inputs.promote` is true. Log the result, and return the outputs
+    `promoted`, `former`, `running` and `expired`.
 
-    Raises ChampionChanged if the champion has changed and the evaluation cannot be repeated.
+    Raises ChampionChangedError if the champion has changed and the evaluation cannot be repeated.
     """
     from rekindle import Store, tracking
     from rekindle.errors import write_stderr
@@ -248,11 +267,8 @@ def conclude(inputs: Inputs, prediction_comparison: "PredictionComparison") -> d
         is_promoted = False
         write_stderr(f"{error}")
 
-    if (
-        not is_promoted
-        and (current_champion := tracking.champion(inputs.name))
-        and current_champion.deployment != inputs.deployment
-    ):
+    current_champion = None if is_promoted else tracking.champion(inputs.name)
+    if current_champion and current_champion.deployment != inputs.deployment:
         former_deployment = current_champion.deployment
 
     if inputs.run_id:
@@ -290,7 +306,7 @@ def promotion_tags(inputs: Inputs) -> dict[str, str]:
 
 def promote_candidate(object_store: "Store", inputs: Inputs) -> str:
     """Promote the version, and store the verdict of its last evaluation; return the name of the
-    previous champion's Deployment. Raises ChampionChanged."""
+    previous champion's Deployment. Raises ChampionChangedError."""
     from rekindle.content.verified_release import VERDICT
     from rekindle.release import promotion
 
@@ -300,17 +316,11 @@ def promote_candidate(object_store: "Store", inputs: Inputs) -> str:
             " which is not promoted. Run the pipeline again."
         )
 
-    if inputs.model_uri and (verdict_path := inputs.report / VERDICT).exists():
+    verdict_path = inputs.report / VERDICT
+    if inputs.model_uri and verdict_path.exists():
         object_store.put(f"{inputs.model_uri.rstrip('/')}/{VERDICT}", verdict_path.read_bytes())
 
-    promotion_target = (
-        inputs.name,
-        inputs.version,
-        inputs.champion,
-        inputs.deployment,
-        inputs.run_id,
-    )
-    return promotion.promote(object_store, *promotion_target)
+    return promotion.promote(object_store, *_promotion_target(inputs))
 
 
 def reject_differences(

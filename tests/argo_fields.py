@@ -14,14 +14,18 @@ from pydantic import BaseModel
 
 from argolocal.manifest.schema import REASONS_UNSUPPORTED, TABLES
 
-PARTS = {"ArgumentArtifact": "arguments", "InputArtifact": "inputs", "OutputArtifact": "outputs"}
-ONLY = {
+OWNER_BY_TABLE = {
+    "ArgumentArtifact": "arguments",
+    "InputArtifact": "inputs",
+    "OutputArtifact": "outputs",
+}
+LIMITS = {
     ("ArgumentArtifact", "fromExpression"): "of hooks: steps and tasks need from, or a location"
 }
-PARTS["Argument"] = "arguments"
-PARTS["Input"] = "inputs"
-PARTS["Output"] = "outputs"
-HEAD = """# Argo fields that the local runner supports
+OWNER_BY_TABLE["Argument"] = "arguments"
+OWNER_BY_TABLE["Input"] = "inputs"
+OWNER_BY_TABLE["Output"] = "outputs"
+PAGE_HEAD = """# Argo fields that the local runner supports
 
 `rekindle run` implements a field as Argo does, or rejects the manifest before anything starts and names the path of the
 field. *Ignored* fields do not matter on a single machine; runs of manifests that Rekindle did not render warn about
@@ -65,26 +69,26 @@ claim is a directory below `.rekindle/claims`.
 """
 
 
-def described() -> dict[str, dict[str, set[type[BaseModel]]]]:
+def collect_fields() -> dict[str, dict[str, set[type[BaseModel]]]]:
     """Return for each table the fields of Argo and the models that have them."""
     tables: dict[str, dict[str, set[type[BaseModel]]]] = {}
-    waiting: list[tuple[str, type[BaseModel]]] = [
+    pending_tables: list[tuple[str, type[BaseModel]]] = [
         ("CronSpec", models.CronWorkflowSpec),
         ("Spec", models.WorkflowSpec),
     ]
-    seen = set(waiting)
+    seen_tables = set(pending_tables)
 
-    for table, model in waiting:
+    for table, model in pending_tables:
         fields = tables.setdefault(table, {})
         for name, field in model.model_fields.items():
             alias = field.alias or name
             fields.setdefault(alias, set()).add(model)
-            below = TABLES[table].get(alias, "").strip("[]{}")
+            field_table = TABLES[table].get(alias, "").strip("[]{}")
 
-            for inner in _models(field.annotation):
-                if below in TABLES and (below, inner) not in seen:
-                    seen.add((below, inner))
-                    waiting.append((below, inner))
+            for inner_model in _models(field.annotation):
+                if field_table in TABLES and (field_table, inner_model) not in seen_tables:
+                    seen_tables.add((field_table, inner_model))
+                    pending_tables.append((field_table, inner_model))
 
     return tables
 
@@ -97,21 +101,21 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models(argument)
 
 
-def page() -> str:
+def make_page() -> str:
     """Return the page."""
-    sections = [HEAD]
+    sections = [PAGE_HEAD]
 
-    for table, fields in described().items():
+    for table, fields in collect_fields().items():
         if not fields:
             continue
 
         rules = {name: TABLES[table].get(name, "!") for name in sorted(fields)}
-        names = ", ".join(
+        model_names = ", ".join(
             sorted({model.__name__ for owners in fields.values() for model in owners})
         )
 
-        done = [
-            f"`{name}`" + (f" ({ONLY[table, name]})" if (table, name) in ONLY else "")
+        supported = [
+            f"`{name}`" + (f" ({LIMITS[table, name]})" if (table, name) in LIMITS else "")
             for name, rule in rules.items()
             if rule not in "-!"
         ]
@@ -124,8 +128,8 @@ def page() -> str:
             if rule == "!"
         ]
 
-        lines = [("Supported", done), ("Ignored", ignored), ("Refused", refused)]
-        title = names + (f" of {PARTS[table]}" if table in PARTS else "")
+        lines = [("Supported", supported), ("Ignored", ignored), ("Refused", refused)]
+        title = model_names + (f" of {OWNER_BY_TABLE[table]}" if table in OWNER_BY_TABLE else "")
         sections.append(
             f"## {title}\n\n"
             + "\n".join(f"- {label}: {', '.join(fields)}" for label, fields in lines if fields)
@@ -135,4 +139,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(make_page(), end="")

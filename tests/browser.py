@@ -20,7 +20,7 @@ NO_CHROMIUM = "chromium is not installed (Debian: apt-get install chromium)"
 
 @contextmanager
 def start_browser() -> Iterator[Browser]:
-    """Start a headless Chromium. Skips the test if it is not installed."""
+    """Start a headless Chromium. Skip the test if Chromium is not installed."""
     if not CHROMIUM:
         pytest.skip(NO_CHROMIUM)
     with sync_playwright() as playwright:

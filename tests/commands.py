@@ -19,10 +19,10 @@ DOCUMENTS = [
     ROOT / "template/README.md",
 ]
 # commands that only read: test_blocks.py runs them on all pages
-READS = tuple(
+READ_COMMANDS = tuple(
     f"rekindle {name}" for name in ("config", "render", "lint", "check", "platform render", "step")
 )
-READS += ("argolocal lint",)
+READ_COMMANDS += ("argolocal lint",)
 README = ROOT / "README.md"
 SERVING = ROOT / "docs/serving.md"
 # make target → its command; the tests cannot run themselves
@@ -31,7 +31,7 @@ RECIPES = {
     "make test": "python -m pytest -n 4",
 }
 # command → other tests that run it; includes commands that never end
-ELSEWHERE = {
+TESTED_ELSEWHERE = {
     "make test": ".ci/run",
     "rekindle run mine.yaml": "tests/test_end_to_end.py",
     "rekindle demo chaos": "tests/rekindle/demo/test_chaos.py",
@@ -94,9 +94,11 @@ def commands(document: Path) -> list[str]:
 
 def typed_by_hand(document: Path) -> list[str]:
     """Return the commands of a page that no other test runs."""
-    others = (*READS, *ELSEWHERE)
+    tested_commands = (*READ_COMMANDS, *TESTED_ELSEWHERE)
     return [
-        command for command in commands(document) if not any(other in command for other in others)
+        command
+        for command in commands(document)
+        if not any(tested_command in command for tested_command in tested_commands)
     ]
 
 
@@ -114,7 +116,7 @@ def shell(folder: Path, **settings: str) -> Iterator["Shell"]:
     end."""
     port = str(free_port())
 
-    kept = {
+    inherited_variables = {
         k: v
         for k, v in os.environ.items()
         if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_", "ARGOLOCAL_"))
@@ -122,16 +124,23 @@ def shell(folder: Path, **settings: str) -> Iterator["Shell"]:
 
     # set by the fixture mlflow_server
     if "MLFLOW_TRACKING_URI" in settings and "MLFLOW_TRACKING_TOKEN" in os.environ:
-        kept["MLFLOW_TRACKING_TOKEN"] = os.environ["MLFLOW_TRACKING_TOKEN"]
+        inherited_variables["MLFLOW_TRACKING_TOKEN"] = os.environ["MLFLOW_TRACKING_TOKEN"]
 
     path = f"{BIN}:{os.environ['PATH']}"
-    opened = Shell(
-        folder, {**kept, "PATH": path, "REKINDLE_SERVE__PORT": port, "NO_COLOR": "1", **settings}
+    opened_shell = Shell(
+        folder,
+        {
+            **inherited_variables,
+            "PATH": path,
+            "REKINDLE_SERVE__PORT": port,
+            "NO_COLOR": "1",
+            **settings,
+        },
     )
     try:
-        yield opened
+        yield opened_shell
     finally:
-        opened("rekindle down")
+        opened_shell("rekindle down")
 
 
 class Shell:

@@ -46,12 +46,11 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup has set this
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 gc.disable()  # during collection, when four processes import all tested modules
 # also true for the process that controls the others
-ALONE = "PYTEST_XDIST_WORKER" not in os.environ
-PIECES = {
-    "tests/conformance/test_recorded.py": 6
-}  # file → number of pieces that it is split into for several processes
+IS_ONLY_PROCESS = "PYTEST_XDIST_WORKER" not in os.environ
+# file → number of pieces that it is split into for several processes
+PIECES_BY_FILE = {"tests/conformance/test_recorded.py": 6}
 # tests that one process of xdist runs; the first two fork from a process that has loaded torch
-CREWS = {
+FILES_BY_CREW = {
     "launchers": (
         "tests/rekindle/training/launch/",
         "tests/rekindle/test_user_functions.py",
@@ -75,7 +74,7 @@ CREWS = {
     ),
 }
 # files to start first, in this order: at the end, one of them would run alone
-LONG = (
+LONG_FILES = (
     "tests/test_first_run.py",
     "tests/steps/test_train.py",
     "tests/steps/fraud/test_handbook_protocol.py",
@@ -85,22 +84,23 @@ LONG = (
     "tests/rekindle/cli/test_own_pipeline.py",
     "tests/rekindle/test_documents.py",
     "tests/rekindle/serving/test_connections.py",
-    *PIECES,
+    *PIECES_BY_FILE,
     "tests/rekindle/serving/test_model_server.py",
     "tests/rekindle/cli/test_stranger.py",
 )
 
 
 class ByFile(LoadScopeScheduling):
-    """Assigns the tests of a file, or of a piece of a file, to one process of xdist."""
+    """Assigns all tests of a file, of a piece of a file, or of a crew of files, to one process of
+    xdist."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        crew = next((name for name, places in CREWS.items() if file.startswith(places)), "")
+        crew = next((name for name, places in FILES_BY_CREW.items() if file.startswith(places)), "")
         if crew:
             return crew
-        if file in PIECES:
-            return f"{file}{zlib.crc32(nodeid.encode()) % PIECES[file]}"
+        if file in PIECES_BY_FILE:
+            return f"{file}{zlib.crc32(nodeid.encode()) % PIECES_BY_FILE[file]}"
         return file
 
 
@@ -112,8 +112,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out the slow tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_slow_cases(items)
-    order = {name: index for index, name in enumerate(LONG)}
-    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(LONG)))
+    order = {name: index for index, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(LONG_FILES)))
 
 
 def mark_slow_cases(items: list[pytest.Item]) -> None:
@@ -140,13 +140,13 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     """Embedded services of this session, started by the first process that needs them."""
-    base = tmp_path_factory.getbasetemp()
-    yield Services((base if ALONE else base.parent) / "home", {})
+    temporary_folder = tmp_path_factory.getbasetemp()
+    yield Services((temporary_folder if IS_ONLY_PROCESS else temporary_folder.parent) / "home", {})
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     factory = getattr(session.config, "_tmp_path_factory", None)
-    if ALONE and factory and (home := Path(factory.getbasetemp()) / "home").exists():
+    if IS_ONLY_PROCESS and factory and (home := Path(factory.getbasetemp()) / "home").exists():
         Services(home, {}).down()
 
 
@@ -187,9 +187,9 @@ def mlflow_server(services: Services, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(scope="session")
 def toy_dataset(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
     """Upload the toy dataset to the object store."""
-    from tests.rekindle.training.crew import provide
+    from tests.rekindle.training.crew import upload_dataset
 
-    provide(s3_environment, tmp_path_factory.mktemp("toy"))
+    upload_dataset(s3_environment, tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture
@@ -206,10 +206,13 @@ def undisturbed(
     toy_dataset: None, s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """sha256 of the weights that one undisturbed process trains."""
-    from tests.rekindle.training.crew import Crew, flags
+    from tests.rekindle.training.crew import Crew, make_flags
 
     crew = Crew(s3_environment, tmp_path_factory.mktemp("undisturbed"))
-    member = crew.alone(flags("undisturbed"))
-    assert member.code() == 0, member.said()
-    yield re.findall(r"^trained \d+ steps: model ([0-9a-f]{64})$", member.said(), re.MULTILINE)[-1]
+    member = crew.start_lone_worker(make_flags("undisturbed"))
+    assert member.wait_for_exit_code() == 0, member.read_log()
+    digests = re.findall(
+        r"^trained \d+ steps: model ([0-9a-f]{64})$", member.read_log(), re.MULTILINE
+    )
+    yield digests[-1]
     crew.close()

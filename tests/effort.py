@@ -11,12 +11,12 @@ def calls(function: Callable[[], Any]) -> int:
     """Return the number of Python and C calls in this thread while `function` runs."""
     count = 0
 
-    def note(frame: FrameType, event: str, argument: Any) -> None:
+    def count_event(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 
     previous = sys.getprofile()
-    sys.setprofile(note)
+    sys.setprofile(count_event)
     try:
         function()
     finally:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 CODE = ("argolocal", "rekindle", "steps", "pipelines", "template", "benchmarks", "tests")
-# a floor: each pattern is good English now and then, and tiring as a habit
+# each pattern is good English now and then, and tiring as a habit
 PATTERNS = {
     "what + verb as a noun": (
         r"what(?:ever)? (?!if\b|to\b|kind\b|happen|change|fail)(?:\w+)(?![^.]*\?)"
@@ -43,7 +43,9 @@ PATTERNS = {
     "so many, so long": r"so (?:many|much|long|few)",
     "told, handed on": r"(?:told|hand(?:s|ed)? on|take[ns]? (?:for|back)|took back)",
 }
-ANY = {name: re.compile(rf"\b{pattern}\b", re.IGNORECASE) for name, pattern in PATTERNS.items()}
+REGEX_BY_PATTERN = {
+    name: re.compile(rf"\b{pattern}\b", re.IGNORECASE) for name, pattern in PATTERNS.items()
+}
 OPENINGS = re.compile(r"(?:What|Where|How|Who|Whether|Those|Which|Whatever|Whoever|Whose)\b")
 # tokenize finds the same comments, but needs as long as everything else here
 STRING_OR_COMMENT = re.compile(
@@ -79,7 +81,7 @@ class Text(NamedTuple):
 
     def hits(self) -> Iterator[tuple[str, str]]:
         flat = " ".join(self.text.split())
-        for name, pattern in ANY.items():
+        for name, pattern in REGEX_BY_PATTERN.items():
             for hit in pattern.finditer(flat):
                 yield name, flat[max(0, hit.start() - 40) : hit.end() + 40]
 
@@ -88,17 +90,17 @@ class Text(NamedTuple):
         return len(re.findall(r"[A-Za-z][A-Za-z'-]*", self.text))
 
 
-def tracked(*below: str) -> list[str]:
-    """The files of the project, as git knows them."""
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *below]
-    names = subprocess.run(
-        listed, cwd=ROOT, capture_output=True, text=True, check=True
+def tracked(*paths: str) -> list[str]:
+    """Return the files of the project that git tracks or would track, optionally only `paths`."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *paths]
+    file_names = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split("\n")
-    return sorted({name for name in names if name and (ROOT / name).is_file()})
+    return sorted({name for name in file_names if name and (ROOT / name).is_file()})
 
 
 def texts(path: str) -> Iterator[Text]:
-    """The prose of one file: Python, YAML or Markdown."""
+    """Yield the prose of one file: Python, YAML or Markdown."""
     source = (ROOT / path).read_text()
     if path.endswith(".md"):
         yield from _page(path, source)
@@ -136,12 +138,12 @@ def _python(path: str, source: str) -> Iterator[Text]:
 
     for node in nodes:
         if isinstance(node, ast.JoinedStr):
-            words = [
+            string_parts = [
                 str(part.value) if isinstance(part, ast.Constant) else "VALUE"
                 for part in node.values
             ]
             docstrings.update(id(part) for part in node.values)
-            yield from _message(path, node.lineno, "".join(words))
+            yield from _message(path, node.lineno, "".join(string_parts))
 
     for node in nodes:
         if (
@@ -151,13 +153,13 @@ def _python(path: str, source: str) -> Iterator[Text]:
         ):
             yield from _message(path, node.lineno, node.value)
 
-    for found in STRING_OR_COMMENT.finditer(source):
-        if found["comment"]:
+    for token in STRING_OR_COMMENT.finditer(source):
+        if token["comment"]:
             yield Text(
                 path,
-                source.count("\n", 0, found.start()) + 1,
+                source.count("\n", 0, token.start()) + 1,
                 "comment",
-                found["comment"].lstrip("# "),
+                token["comment"].lstrip("# "),
             )
 
 
@@ -179,20 +181,20 @@ def subpackage(path: str) -> str:
 
 
 @cache
-def prose(*below: str) -> list[Text]:
+def prose(*paths: str) -> list[Text]:
     """Return all prose of the project, or of some of its files and folders."""
-    if below:
-        files = tracked(*below)
+    if paths:
+        files = tracked(*paths)
     else:
         files = [*tracked(*CODE, "configs"), *tracked("*.md")]
     suffixes = (".py", ".md", ".yaml")
     return [text for path in sorted(set(files)) if path.endswith(suffixes) for text in texts(path)]
 
 
-def names(*below: str) -> Iterator[tuple[str, int, str]]:
+def names(*paths: str) -> Iterator[tuple[str, int, str]]:
     """Yield file, line and name of each variable or parameter whose name does not say what its
     value is."""
-    for path in tracked(*below):
+    for path in tracked(*paths):
         if path.endswith(".py"):
             for node in ast.walk(ast.parse((ROOT / path).read_text())):
                 if isinstance(node, ast.arg) and node.arg in VAGUE_NAMES:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 # imported by nearly every command
-HEAVY = (
+PRELOADED_MODULES = (
     "boto3",
     "hera.workflows",
     "kubernetes.client",
@@ -76,9 +76,9 @@ class Prompt:
         assert self.process.stdout
 
         with tempfile.TemporaryDirectory() as outputs:
-            out = Path(outputs, "out")
-            err = Path(outputs, "err")
-            files = {"out": str(out), "err": str(err)}
+            stdout_file = Path(outputs, "out")
+            stderr_file = Path(outputs, "err")
+            files = {"out": str(stdout_file), "err": str(stderr_file)}
 
             request = {
                 "arguments": [*arguments],
@@ -89,42 +89,44 @@ class Prompt:
 
             self.process.stdin.write(json.dumps(request) + "\n")
             self.process.stdin.flush()
-            code = int(self.process.stdout.readline())
+            exit_code = int(self.process.stdout.readline())
 
-            return subprocess.CompletedProcess([*arguments], code, out.read_text(), err.read_text())
+            return subprocess.CompletedProcess(
+                [*arguments], exit_code, stdout_file.read_text(), stderr_file.read_text()
+            )
 
 
 def run(request: dict[str, Any]) -> None:
     """Run the command in this process, and exit."""
     from rekindle.__main__ import main
 
-    null = os.open(os.devnull, os.O_RDONLY)
+    null_file = os.open(os.devnull, os.O_RDONLY)
 
     files = [os.open(request[name], os.O_WRONLY | os.O_CREAT) for name in ("out", "err")]
-    for target, file in enumerate((null, *files)):
+    for target, file in enumerate((null_file, *files)):
         os.dup2(file, target)
 
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = ["rekindle", *request["arguments"]]
-    code: Any = 1
+    exit_code: Any = 1
 
     try:
         main()
-    except SystemExit as end:
-        code = end.code or 0
+    except SystemExit as exit_request:
+        exit_code = exit_request.code or 0
     except BaseException:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code if isinstance(code, int) else 1)
+        os._exit(exit_code if isinstance(exit_code, int) else 1)
 
 
 def serve() -> None:
     """Fork a command for each line of stdin, and print its exit code."""
-    for name in HEAVY:
+    for name in PRELOADED_MODULES:
         import_module(name)
 
     # loads boto3's description of S3

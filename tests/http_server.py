@@ -27,8 +27,8 @@ class Answer(NamedTuple):
 
 
 class HttpServer:
-    """Serves until the context is left. `answer` returns an answer, or the bytes to send in its
-    place: with none, the connection is closed."""
+    """Serves until the context is left. `answer` returns an Answer, or raw bytes to send instead; with
+    b"", the connection is closed without an answer."""
 
     def __init__(
         self, answer: Callable[[Request], Answer | bytes], host: str = "127.0.0.1"
@@ -71,15 +71,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(answer)
             return
 
-        data = answer.body.encode() if isinstance(answer.body, str) else answer.body
+        body_bytes = answer.body.encode() if isinstance(answer.body, str) else answer.body
         self.send_response(answer.status)
         for name, value in answer.headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Length", str(len(body_bytes)))
         self.end_headers()
 
         if self.command != "HEAD":
-            self.wfile.write(data)
+            self.wfile.write(body_bytes)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = handle_any
 

@@ -44,9 +44,9 @@ def kinds(
     pods = {pod: SMALL for pod in ("train", "coordinator", "serve")}
     config = ClusterConfig.model_validate({"image": image, "pods": pods, "retries": 1, **cluster})
     pod = config.pod("train")
-    code = ["-c", lead]
-    first = Replica(pod, code)
-    others = Replica(pod, ["-c", worker], count=2)
+    lead_arguments = ["-c", lead]
+    first_replica = Replica(pod, lead_arguments)
+    other_replicas = Replica(pod, ["-c", worker], count=2)
     serve = ServeConfig.model_validate({})
     train = TrainConfig.model_validate({"workers": 2})
     training = pytorch_job.build_pytorch_job(
@@ -63,14 +63,14 @@ def kinds(
 
     objects = {
         "PyTorchJob": Kind(training, pytorch_job.SUCCESS, FAILURE),
-        "TFJob": kubeflow("TFJob", {"Chief": first, "Worker": others}),
+        "TFJob": kubeflow("TFJob", {"Chief": first_replica, "Worker": other_replicas}),
         "TFJob/dynamic": kubeflow(
-            "TFJob", {"Chief": first, "Worker": others}, enableDynamicWorker=True
+            "TFJob", {"Chief": first_replica, "Worker": other_replicas}, enableDynamicWorker=True
         ),
-        "XGBoostJob": kubeflow("XGBoostJob", {"Master": first, "Worker": others}),
-        "PaddleJob": kubeflow("PaddleJob", {"Master": first, "Worker": others}),
-        "JAXJob": kubeflow("JAXJob", {"Worker": others}),
-        "MPIJob": kubeflow("MPIJob", {"Launcher": first, "Worker": others}),
+        "XGBoostJob": kubeflow("XGBoostJob", {"Master": first_replica, "Worker": other_replicas}),
+        "PaddleJob": kubeflow("PaddleJob", {"Master": first_replica, "Worker": other_replicas}),
+        "JAXJob": kubeflow("JAXJob", {"Worker": other_replicas}),
+        "MPIJob": kubeflow("MPIJob", {"Launcher": first_replica, "Worker": other_replicas}),
         "TrainingRuntime": Kind(
             train_job.training_runtime(name, train, config, member_commands(WORKLOAD_MODULES, []))
         ),

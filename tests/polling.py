@@ -15,7 +15,8 @@ def wait(
     seconds: float = 60,
     others: Iterable[Controller] = (),
 ) -> dict[str, Any]:
-    """Poll the controller and `others` until `holds(status)` of the object; return that status."""
+    """Poll the controller and `others` until `holds` returns a true value for the status of the
+    object; return that status."""
     status: dict[str, Any] = {}
 
     def poll() -> bool:

@@ -8,7 +8,7 @@ from random import SystemRandom
 LOWEST_OUTGOING = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
 
-def listens(port: int, host: str = "127.0.0.1") -> bool:
+def is_listening(port: int, host: str = "127.0.0.1") -> bool:
     with socket.socket() as probe:
         return probe.connect_ex((host, port)) == 0
 

@@ -61,7 +61,7 @@ class Proxy:
         self.server.server_close()
 
     def note(self, method: str, path: str) -> Write | None:
-        """Count a request if it writes."""
+        """Record a request that writes, and return it; return None for a request that only reads."""
         if method in READS or path.partition("?")[0].endswith(SEARCHES) or "dryRun" in path:
             return None
         with self.lock:

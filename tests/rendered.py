@@ -33,13 +33,13 @@ PLATFORMS = (
     Platform("models", mlflow="https://mlflow.example.com", region="eu-central-1"),
 )
 CLUSTER = "cluster.yaml"
-HARVEST = ["cluster.harvest=true", "cluster.gang=kueue", "cluster.queue=team"]
+HARVEST_SETTINGS = ["cluster.harvest=true", "cluster.gang=kueue", "cluster.queue=team"]
 # (config, settings), in addition to the unchanged configs
 VARIANTS = (
     *[
         (CLUSTER, [f"cluster.backend={backend}", *more])
         for backend in BACKENDS
-        for more in ([], HARVEST)
+        for more in ([], HARVEST_SETTINGS)
     ],
     *[
         (CLUSTER, ["cluster.gang=" + gang, "cluster.queue=team"])
@@ -69,7 +69,7 @@ VARIANTS = (
     ),
     ("drift.yaml", ["drift.retrain=true"]),
 )
-APPLIED = ("apply", "create")
+APPLYING_ACTIONS = ("apply", "create")
 
 
 def rendered() -> list[Manifest]:
@@ -87,7 +87,7 @@ def rendered() -> list[Manifest]:
 def rendered_pods() -> Iterator[Manifest]:
     """Yield the pods in objects that only their own controllers know: those of workflows and of
     training jobs."""
-    seen = set[str]()
+    seen_texts = set[str]()
 
     for manifest in _everything():
         if manifest["apiVersion"] in ("v1", "apps/v1", "batch/v1"):
@@ -100,18 +100,18 @@ def rendered_pods() -> Iterator[Manifest]:
             # without the containers of Argo, which have its images and resources
             # (tests/rekindle/cluster)
             containers = [container for container in spec["containers"] if "image" in container]
-            whole = {key: value for key, value in spec.items() if key != "initContainers"} | {
+            pod_spec = {key: value for key, value in spec.items() if key != "initContainers"} | {
                 "containers": containers
             }
 
-            text = json.dumps(whole, sort_keys=True)
-            if containers and text not in seen:
+            spec_text = json.dumps(pod_spec, sort_keys=True)
+            if containers and spec_text not in seen_texts:
                 metadata = {
-                    "name": f"{manifest['kind'].lower()}-{name}-{len(seen)}",
+                    "name": f"{manifest['kind'].lower()}-{name}-{len(seen_texts)}",
                     "namespace": "models",
                 }
-                seen.add(text)
-                yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": whole}
+                seen_texts.add(spec_text)
+                yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
 
 
 def _everything() -> Iterator[Manifest]:
@@ -133,7 +133,9 @@ def workflows() -> list[tuple[str, Manifest]]:
     """Return the manifests of all kinds of every config and of its variants, each with a label."""
     configs = [(file.name, list[str]()) for file in sorted((ROOT / "configs").glob("*.yaml"))]
     return [
-        each for name, settings in (*configs, *VARIANTS) for each in render_kinds(name, *settings)
+        labelled_manifest
+        for name, settings in (*configs, *VARIANTS)
+        for labelled_manifest in render_kinds(name, *settings)
     ]
 
 
@@ -151,7 +153,7 @@ def render_kinds(name: str, *settings: str) -> list[tuple[str, Manifest]]:
 def _applied(workflow: Manifest) -> Iterator[Manifest]:
     """Yield the objects that the steps of a workflow apply."""
     for template in workflow["spec"].get("templates", []):
-        if template.get("resource", {}).get("action") in APPLIED:
+        if template.get("resource", {}).get("action") in APPLYING_ACTIONS:
             yield json.loads(re.sub(r"\{\{.*?\}\}", "1", template["resource"]["manifest"]))
 
 

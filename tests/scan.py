@@ -42,25 +42,27 @@ SKIPPED = {
 }
 
 
-def findings() -> tuple[str, list[str]]:
+def run_scanners() -> tuple[str, list[str]]:
     """Return what was scanned, and the findings of both programs without a reason in SKIPPED."""
     objects = rendered()
     with tempfile.TemporaryDirectory() as folder:
         counts, invalid = _kubeconform(Path(folder, "objects"), objects)
         standard = [
-            each for each in objects if re.fullmatch(r"[^.]*|.*\.k8s\.io/.*", each["apiVersion"])
+            manifest
+            for manifest in objects
+            if re.fullmatch(r"[^.]*|.*\.k8s\.io/.*", manifest["apiVersion"])
         ]
         checks, failed = _checkov(Path(folder, "checkov"), [*standard, *rendered_pods()])
 
     unused = [pattern for pattern in SKIPPED if not any(re.match(pattern, line) for line in failed)]
     assert not unused, f"nothing fails {', '.join(unused)}: remove it from SKIPPED"
     kinds = len({manifest["kind"] for manifest in objects})
-    scanned = (
+    summary = (
         f"{counts} of {len(objects)} objects of {kinds} kinds are valid; checkov passed {checks}"
         " checks"
     )
 
-    return scanned, invalid + [line for line in failed if not re.match("|".join(SKIPPED), line)]
+    return summary, invalid + [line for line in failed if not re.match("|".join(SKIPPED), line)]
 
 
 def _kubeconform(folder: Path, objects: list[dict[str, Any]]) -> tuple[int, list[str]]:
@@ -73,12 +75,12 @@ def _kubeconform(folder: Path, objects: list[dict[str, Any]]) -> tuple[int, list
     location = ["-schema-location", f"{SCHEMAS}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"]
     command = [TOOLS / "kubeconform", *location, "-strict", "-summary", "-output", "json", folder]
     report = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
-    wrong = [
-        f"kubeconform {each['kind']} {Path(each['filename']).name}: {each['msg']}"
-        for each in report["resources"]
+    error_lines = [
+        f"kubeconform {resource['kind']} {Path(resource['filename']).name}: {resource['msg']}"
+        for resource in report["resources"]
     ]
 
-    return report["summary"]["valid"], wrong
+    return report["summary"]["valid"], error_lines
 
 
 def _checkov(folder: Path, objects: list[dict[str, Any]]) -> tuple[int, list[str]]:
@@ -109,14 +111,17 @@ def _checkov(folder: Path, objects: list[dict[str, Any]]) -> tuple[int, list[str
     reports = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     failed = [check for report in reports for check in report["results"]["failed_checks"]]
     lines = sorted(
-        {f"{c['check_id']} {c['resource']} {c['file_path']}: {c['check_name']}" for c in failed}
+        {
+            f"{check['check_id']} {check['resource']} {check['file_path']}: {check['check_name']}"
+            for check in failed
+        }
     )
 
     return sum(report["summary"]["passed"] for report in reports), lines
 
 
 if __name__ == "__main__":
-    scanned, found = findings()
+    scanned, found = run_scanners()
     print(
         "\n".join(found)
         or f"{scanned}; no findings; {len(SKIPPED)} rules are skipped, each with a reason"

@@ -54,7 +54,7 @@ Schema = dict[str, Any]
 
 
 def schema_of(manifest: dict[str, Any]) -> Schema:
-    """Return the excerpt for the kind of an object."""
+    """Return the excerpt of the schema for the kind of an object."""
     return json.loads((SCHEMAS / file_name(manifest["apiVersion"], manifest["kind"])).read_text())
 
 

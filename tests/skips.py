@@ -13,23 +13,24 @@ ALLOWED = "TESTS_MAY_SKIP"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for reason, count in skipped(terminalreporter).items():
+    for reason, count in count_skips(terminalreporter).items():
         terminalreporter.write_line(f"NOT TESTED HERE: {count} tests, {reason}", yellow=True)
-    refused = not_allowed(terminalreporter)
-    if refused:
+    forbidden_reasons = list_forbidden_reasons(terminalreporter)
+    if forbidden_reasons:
         terminalreporter.write_line(
-            f"In CI that is a failure, unless {ALLOWED} has: {','.join(refused)}", red=True
+            f"In CI that is a failure, unless {ALLOWED} has: {','.join(forbidden_reasons)}",
+            red=True,
         )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter and not session.exitstatus and not_allowed(reporter):
+    if reporter and not session.exitstatus and list_forbidden_reasons(reporter):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def skipped(reporter: pytest.TerminalReporter) -> Counter[str]:
+def count_skips(reporter: pytest.TerminalReporter) -> Counter[str]:
     """Return the number of skipped tests by reason."""
     reports = [
         report for report in reporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)
@@ -37,9 +38,9 @@ def skipped(reporter: pytest.TerminalReporter) -> Counter[str]:
     return Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
 
 
-def not_allowed(reporter: pytest.TerminalReporter) -> list[str]:
+def list_forbidden_reasons(reporter: pytest.TerminalReporter) -> list[str]:
     """Return the reasons of skipped tests that are failures here."""
     allowed = {reason.strip() for reason in os.environ.get(ALLOWED, "").split(",")}
     if os.environ.get("CI"):
-        return sorted(skipped(reporter).keys() - allowed)
+        return sorted(count_skips(reporter).keys() - allowed)
     return []

@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 
-NOBODY = 65534
+NOBODY_UID = 65534
 # files of /proc/PID
 PROC_FILES = (
     "environ",
@@ -26,20 +26,20 @@ PROC_FILES = (
     "io",
     "task/{pid}/environ",
 )
-HEAD = "HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
+REQUEST_HEAD = "HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n"
 REQUESTS = (
-    f"GET / {HEAD}\r\n",
-    f"GET /metrics {HEAD}\r\n",
-    f"GET /api/2.0/mlflow/experiments/search?max_results=9 {HEAD}Authorization: Bearer x\r\n\r\n",
-    f"GET /rekindle?list-type=2 {HEAD}\r\n",
-    f"PUT /rekindle/theirs {HEAD}Content-Length: 6\r\n\r\ntheirs",
-    f"PUT /api/2.0/mlflow-artifacts/artifacts/theirs {HEAD}Content-Length: 6\r\n\r\ntheirs",
+    f"GET / {REQUEST_HEAD}\r\n",
+    f"GET /metrics {REQUEST_HEAD}\r\n",
+    f"GET /api/2.0/mlflow/experiments/search?max_results=9 {REQUEST_HEAD}Authorization: Bearer x\r\n\r\n",
+    f"GET /rekindle?list-type=2 {REQUEST_HEAD}\r\n",
+    f"PUT /rekindle/theirs {REQUEST_HEAD}Content-Length: 6\r\n\r\ntheirs",
+    f"PUT /api/2.0/mlflow-artifacts/artifacts/theirs {REQUEST_HEAD}Content-Length: 6\r\n\r\ntheirs",
     '{{"type": "hello", "name": "worker-0"}}\n',
     "\0\0\0\1" * 4000,
 )
 
 
-def files(path: str) -> list[str]:
+def access_path(path: str) -> list[str]:
     """Return the accesses that succeed for a file, or for a folder and its contents."""
     reached = []
     for mode, flags in (("read", os.O_RDONLY), ("write", os.O_WRONLY | os.O_APPEND)):
@@ -49,9 +49,9 @@ def files(path: str) -> list[str]:
                 reached.append(f"{mode} {path}")
 
     with contextlib.suppress(OSError):
-        inside = os.listdir(path)
+        file_names = os.listdir(path)
         reached.append(f"list {path}")
-        reached += [hit for name in inside for hit in files(f"{path}/{name}")]
+        reached += [access for name in file_names for access in access_path(f"{path}/{name}")]
 
     with contextlib.suppress(OSError):
         os.mkdir(f"{path}/theirs")
@@ -66,20 +66,20 @@ def read(path: str) -> bytes:
         return file.read(1)
 
 
-def process(pid: int) -> list[str]:
+def access_process(pid: int) -> list[str]:
     """Return the files of a process that can be read, and if it can be signalled."""
     reached = []
 
     for name in PROC_FILES:
         path = f"/proc/{pid}/{name.format(pid=pid)}"
         with contextlib.suppress(OSError):
-            look = {
+            access_file = {
                 "fd": os.listdir,
                 "cwd": os.readlink,
                 "root": os.readlink,
                 "exe": os.readlink,
             }.get(name, read)
-            reached += [f"read {path}"] if look(path) else []
+            reached += [f"read {path}"] if access_file(path) else []
 
     with contextlib.suppress(OSError):
         os.kill(pid, 0)
@@ -88,21 +88,21 @@ def process(pid: int) -> list[str]:
     return reached
 
 
-def port(address: str, number: int) -> list[str]:
+def send_requests(address: str, port_number: int) -> list[str]:
     """Return the answers to all requests."""
     answers = []
 
-    for text in REQUESTS:
+    for request_text in REQUESTS:
         with (
             contextlib.suppress(OSError),
-            socket.create_connection((address, number), timeout=2) as connection,
+            socket.create_connection((address, port_number), timeout=2) as connection,
         ):
             connection.settimeout(0.2)
             answer = b""
 
             with contextlib.suppress(OSError):
                 connection.sendall(
-                    text.replace("{port}", str(number))
+                    request_text.replace("{port}", str(port_number))
                     .replace("{{", "{")
                     .replace("}}", "}")
                     .encode()
@@ -119,11 +119,13 @@ def main() -> None:
     task = json.load(sys.stdin)
     "".encode("idna")  # loads the codec for addresses
     os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
-    reached = [hit for path in task["paths"] for hit in files(path)]
-    reached += [hit for pid in task["processes"] for hit in process(pid)]
-    answers = {f"{address}:{number}": port(address, number) for address, number in task["ports"]}
+    os.setgid(NOBODY_UID)
+    os.setuid(NOBODY_UID)
+    reached = [access for path in task["paths"] for access in access_path(path)]
+    reached += [access for pid in task["processes"] for access in access_process(pid)]
+    answers = {
+        f"{address}:{number}": send_requests(address, number) for address, number in task["ports"]
+    }
     print(json.dumps({"reached": reached, "answers": answers}))
 
 

@@ -21,9 +21,9 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/architecture.md"
 PRODUCT = ("argolocal", "rekindle", "steps", "pipelines")
 CODE = (*PRODUCT, "benchmarks")
-MODULES = 15
-FILE_LINES = 760
-FUNCTION_LINES = 145
+MAX_MODULES = 15
+MAX_FILE_LINES = 760
+MAX_FUNCTION_LINES = 145
 # subpackages that every subpackage of the same package may import: the modules of its top folder,
 # and small helpers
 COMMON = {
@@ -136,8 +136,7 @@ TORCH = ("rekindle.attached.", "rekindle.training.", "steps.fraud.", "steps.lang
 HERA = ("pipelines.", "rekindle.blocks.")
 
 
-# modules in whose lists `git` is a kind of artifact of Argo
-# names that a module declares, and others import: labels, tags, Secrets, environment variables,
+# names that one module declares and others import: labels, tags, Secrets, environment variables,
 # files
 SHARED_NAMES = (
     r"[a-z.-]+\.(io|dev|org)/[\w-]+",
@@ -148,6 +147,7 @@ SHARED_NAMES = (
 )
 EXITS = re.compile(r"(\b_?exit|SystemExit|\bconclude|\b_end)$")
 EXIT_CODE = re.compile(r"(exit_?|\b)codes?$", re.IGNORECASE)
+# modules in whose lists `git` is a kind of artifact of Argo, not a command
 NAMES_GIT = ("argolocal.manifest.schema", "argolocal.validate.arguments")
 
 
@@ -158,7 +158,7 @@ def trees() -> dict[str, ast.Module]:
     return {module_name(path): ast.parse(path.read_text()) for path in paths}
 
 
-def product() -> dict[str, ast.Module]:
+def select_product_trees() -> dict[str, ast.Module]:
     return {module: tree for module, tree in trees().items() if module.split(".")[0] in PRODUCT}
 
 
@@ -192,7 +192,7 @@ def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
                 yield name if name in trees() else node.module
 
 
-def files(module: str) -> set[str]:
+def list_project_imports(module: str) -> set[str]:
     """Return the modules of this repository that a module imports."""
     return trees().keys() & set(all_imports(module))
 
@@ -208,10 +208,10 @@ def subpackage(module: str, seen_from: str = "") -> str:
     if not prefix.startswith("argolocal"):
         return prefix.rpartition(".")[2]
 
-    outside = (
+    is_seen_as_one = (
         seen_from and not seen_from.startswith("argolocal") and prefix not in COMMON["argolocal"]
     )
-    if outside:
+    if is_seen_as_one:
         return "argolocal."
 
     return prefix
@@ -221,8 +221,8 @@ def subpackage(module: str, seen_from: str = "") -> str:
 def crossings() -> dict[tuple[str, str], list[str]]:
     """Return the imports from one subpackage into another."""
     lines: dict[tuple[str, str], list[str]] = {}
-    for module in product():
-        for target in files(module):
+    for module in select_product_trees():
+        for target in list_project_imports(module):
             if subpackage(module) != subpackage(target):
                 crossing = subpackage(module), subpackage(target, module)
                 lines.setdefault(crossing, []).append(f"{module} imports {target}")
@@ -242,7 +242,7 @@ def allowed() -> dict[str, set[str]]:
 
 
 def test_imports_are_acyclic():
-    graph = {module: files(module) - {module} for module in trees()}
+    graph = {module: list_project_imports(module) - {module} for module in trees()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -254,13 +254,13 @@ def test_a_subpackage_imports_only_allowed_subpackages():
         name: targets | COMMON["argolocal" if name.startswith("argolocal") else "rekindle"]
         for name, targets in allowed().items()
     }
-    wrong = [
+    forbidden_imports = [
         line
         for (source, target), lines in crossings().items()
         if target not in rules[source]
         for line in lines
     ]
-    assert not wrong, "\n".join(sorted(wrong))
+    assert not forbidden_imports, "\n".join(sorted(forbidden_imports))
 
 
 def test_every_arrow_of_the_picture_is_an_import():
@@ -270,8 +270,8 @@ def test_every_arrow_of_the_picture_is_an_import():
 
 def test_argolocal_imports_neither_rekindle_nor_training_libraries():
     argolocal = [module for module in trees() if module.split(".")[0] == "argolocal"]
-    needed = {name.split(".")[0] for module in argolocal for name in all_imports(module)}
-    assert needed - {*sys.stdlib_module_names} == {"argolocal", *LIBRARIES}
+    imported_packages = {name.split(".")[0] for module in argolocal for name in all_imports(module)}
+    assert imported_packages - {*sys.stdlib_module_names} == {"argolocal", *LIBRARIES}
 
 
 def test_the_engine_imports_no_project_and_steps_import_no_pipelines():
@@ -281,14 +281,14 @@ def test_the_engine_imports_no_project_and_steps_import_no_pipelines():
         "steps": {"pipelines"},
         "pipelines": {"steps"},
     }
-    for module in product():
+    for module in select_product_trees():
         forbidden = others[module.split(".")[0]] | {"tests", "benchmarks"}
         assert not forbidden & {name.split(".")[0] for name in all_imports(module)}, module
 
 
 def test_no_test_imports_a_module_of_tests():
     """Helpers that tests share are in modules next to them."""
-    wrong = {
+    forbidden_imports = {
         f"{path.relative_to(ROOT)} imports {name}"
         for path in (ROOT / "tests").rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
@@ -297,7 +297,7 @@ def test_no_test_imports_a_module_of_tests():
         if "tests." in name and ".test_" in name
     }
 
-    assert wrong == set()
+    assert forbidden_imports == set()
 
 
 def test_only_one_module_starts_git():
@@ -306,7 +306,7 @@ def test_only_one_module_starts_git():
 
     modules = {
         module
-        for module in product()
+        for module in select_product_trees()
         for call in nodes(module)
         if isinstance(call, ast.List | ast.Tuple | ast.Call)
         for first in (call.args if isinstance(call, ast.Call) else call.elts)[:1]
@@ -318,7 +318,7 @@ def test_only_one_module_starts_git():
     assert modules == {"rekindle.blocks.manifest.repository"}
 
 
-def texts(tree: ast.Module) -> set[str]:
+def collect_strings(tree: ast.Module) -> set[str]:
     """Return the texts of a module, without docstrings and the texts of f-strings."""
     others = {
         id(part)
@@ -338,8 +338,8 @@ def test_a_shared_name_is_written_in_one_module(shared: str):
     """The other modules import the constant, so that a name is never changed in one place only."""
     pattern = re.compile(shared)
     modules: dict[str, list[str]] = {}
-    for module, tree in product().items():
-        for text in texts(tree):
+    for module, tree in select_product_trees().items():
+        for text in collect_strings(tree):
             if pattern.fullmatch(text) and text not in trees():
                 modules.setdefault(text, []).append(module)
 
@@ -349,7 +349,7 @@ def test_a_shared_name_is_written_in_one_module(shared: str):
 def test_an_alias_of_a_manifest_has_one_home():
     aliases = {
         (module, node.targets[0].id)
-        for module, tree in product().items()
+        for module, tree in select_product_trees().items()
         for node in tree.body
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)
@@ -363,33 +363,33 @@ def test_an_alias_of_a_manifest_has_one_home():
 
 def test_exit_codes_have_names():
     """`argolocal.common.exit_codes` names the numbers that end a process."""
-    numbers = {value for value in vars(exit_codes).values() if isinstance(value, int)}
+    exit_numbers = {value for value in vars(exit_codes).values() if isinstance(value, int)}
 
-    wrong = {
+    unnamed_codes = {
         f"{module}, line {node.lineno}: {ast.unparse(node)}"
-        for module, tree in product().items()
+        for module, tree in select_product_trees().items()
         for node in ast.walk(tree)
         if (isinstance(node, ast.Call) and EXITS.search(ast.unparse(node.func)))
         or (isinstance(node, ast.Assign) and EXIT_CODE.search(ast.unparse(node.targets[0])))
         for value in ast.walk(node)
-        if isinstance(value, ast.Constant) and value.value in numbers
+        if isinstance(value, ast.Constant) and value.value in exit_numbers
     }
 
-    assert wrong == set()
+    assert unnamed_codes == set()
 
 
 @pytest.mark.parametrize(("library", "allowed"), [("torch", TORCH), ("hera", HERA)])
 def test_heavy_libraries_are_imported_lazily(library: str, allowed: tuple[str, ...]):
     users = {
         module
-        for module, tree in product().items()
-        for name in imports(top(tree))
+        for module, tree in select_product_trees().items()
+        for name in imports(list_top_level_imports(tree))
         if name.split(".")[0] == library
     }
     assert {module for module in users if not module.startswith(allowed)} == set()
 
 
-def top(tree: ast.Module) -> list[ast.stmt]:
+def list_top_level_imports(tree: ast.Module) -> list[ast.stmt]:
     """Return the imports that run when a module is imported."""
     return [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
 
@@ -397,7 +397,7 @@ def top(tree: ast.Module) -> list[ast.stmt]:
 @pytest.mark.parametrize("folder", CODE)
 def test_a_folder_has_few_modules(folder: str):
     modules = Counter(path.parent.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py"))
-    assert {str(path): count for path, count in modules.items() if count > MODULES} == {}
+    assert {str(path): count for path, count in modules.items() if count > MAX_MODULES} == {}
 
 
 def test_files_are_short():
@@ -406,7 +406,7 @@ def test_files_are_short():
         for folder in CODE
         for path in (ROOT / folder).rglob("*.py")
     }
-    assert {str(path): length for path, length in lengths.items() if length > FILE_LINES} == {}
+    assert {str(path): length for path, length in lengths.items() if length > MAX_FILE_LINES} == {}
 
 
 def test_functions_are_short():
@@ -416,11 +416,11 @@ def test_functions_are_short():
         for node in nodes(module)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
-    assert {name: length for name, length in lengths.items() if length > FUNCTION_LINES} == {}
+    assert {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES} == {}
 
 
 def picture(graph: Mapping[str, Iterable[str]]) -> str:
-    """Return a Mermaid chart without arrows that follow from longer paths."""
+    """Return a Mermaid chart of the graph, without the arrows that a path of other arrows implies."""
 
     @cache
     def reached(name: str) -> frozenset[str]:
@@ -464,22 +464,22 @@ def test_the_architecture_page_names_every_folder_and_top_module(package: str):
 
 def mentions(path: Path) -> Iterator[str]:
     """Yield the Python files that docstrings and comments of a file name, such as `loop.py`."""
-    texts = [
+    collect_strings = [
         ast.get_docstring(node) or ""
         for node in nodes(module_name(path))
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     with path.open("rb") as file:
         tokens = tokenize.tokenize(file.readline)
-        texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
+        collect_strings += [token.string for token in tokens if token.type == tokenize.COMMENT]
 
-    for text in texts:
+    for text in collect_strings:
         yield from re.findall(r"(?<![\w/.])((?:[a-z_]\w*/)*[a-z_]\w*\.py)\b", text)
 
 
 def test_the_files_that_docstrings_and_comments_name_exist():
     """A reader who follows a name must not end at a file that was renamed."""
-    files = {
+    list_project_imports = {
         f"/{path.relative_to(ROOT)}"
         for folder in (*CODE, "tests")
         for path in (ROOT / folder).rglob("*.py")
@@ -491,7 +491,8 @@ def test_the_files_that_docstrings_and_comments_name_exist():
         for folder in CODE
         for path in (ROOT / folder).rglob("*.py")
         for name in mentions(path)
-        if name not in examples and not any(file.endswith(f"/{name}") for file in files)
+        if name not in examples
+        and not any(file.endswith(f"/{name}") for file in list_project_imports)
     }
 
     assert missing == set()

@@ -32,9 +32,13 @@ def test_a_test_that_only_passes_when_repeated_fails_ci(tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_it.py").write_text(FIRST_TIME)
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST")
+    }
     command = [sys.executable, *shlex.split(options.replace("-n 4", "-n 1"))]
-    done = subprocess.run(command, cwd=tmp_path, env=inherited, capture_output=True, text=True)
-    assert done.returncode == 1, done.stdout
-    assert "1 failed" in done.stdout, done.stdout
+    completed = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert completed.returncode == 1, completed.stdout
+    assert "1 failed" in completed.stdout, completed.stdout
     assert (tmp_path / "runs").read_text() == "x"

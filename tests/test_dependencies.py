@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 # package → first version without the known vulnerabilities that matter here
-FIXED = {
+FIRST_FIXED_VERSION = {
     "mlflow": "3.17.0",
     "pytest": "9.0.3",  # CVE-2025-71176
     "requests": "2.33.0",  # CVE-2026-25645
@@ -19,11 +19,11 @@ FIXED = {
     "torch": "2.6.0",  # CVE-2025-32434
     "urllib3": "2.7.0",  # CVE-2026-44432
 }
-FILE = tomllib.loads(Path("pyproject.toml").read_text())
-PROJECT = FILE["project"]
-BUILD = FILE["build-system"]["requires"]
+PYPROJECT = tomllib.loads(Path("pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+BUILD = PYPROJECT["build-system"]["requires"]
 TEMPLATE = tomllib.loads(Path("template/pyproject.toml").read_text())["project"]
-GROUPS = {
+REQUIREMENTS_BY_GROUP = {
     "": PROJECT["dependencies"],
     "build": BUILD,
     **PROJECT["optional-dependencies"],
@@ -32,9 +32,9 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize(("name", "fixed"), FIXED.items())
+@pytest.mark.parametrize(("name", "fixed"), FIRST_FIXED_VERSION.items())
 def test_no_group_of_dependencies_accepts_a_vulnerable_version(name: str, fixed: str) -> None:
-    requirements = [Requirement(text) for group in GROUPS.values() for text in group]
+    requirements = [Requirement(text) for group in REQUIREMENTS_BY_GROUP.values() for text in group]
     bounds = [
         Version(specifier.version)
         for requirement in requirements

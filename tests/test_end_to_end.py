@@ -52,13 +52,13 @@ PASSWORD = "hunter-45871"  # password of MLflow
 
 
 @contextmanager
-def watch_processes(seen: set[str]) -> Iterator[None]:
+def watch_processes(command_lines: set[str]) -> Iterator[None]:
     """Collect the command lines of all processes, like `ps`."""
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(0.3):
-            seen.update(
+            command_lines.update(
                 " ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])
             )
 
@@ -72,17 +72,17 @@ def watch_processes(seen: set[str]) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def seen() -> set[str]:
-    """Command lines of all processes while `started` ran."""
+def command_lines() -> set[str]:
+    """Command lines of all processes that ran during `finished_run`."""
     return set()
 
 
 @pytest.fixture(scope="module")
-def started(
+def finished_run(
     tmp_path_factory: pytest.TempPathFactory,
     s3_environment: dict[str, str],
     services: Services,
-    seen: set[str],
+    command_lines: set[str],
 ) -> Iterator[tuple[Shell, dict[str, Any]]]:
     """Run `rekindle run mine.yaml` of the README; yield the shell and its result."""
     folder = tmp_path_factory.mktemp("mine")
@@ -91,9 +91,9 @@ def started(
     mlflow = services.url("mlflow")
     services.ready()
     # for this run, the embedded services count as real services
-    real = {**s3_environment, "MLFLOW_TRACKING_URI": mlflow}
+    service_variables = {**s3_environment, "MLFLOW_TRACKING_URI": mlflow}
 
-    real.update(
+    service_variables.update(
         {
             **services.login(),
             "MLFLOW_TRACKING_USERNAME": "ann",
@@ -101,27 +101,27 @@ def started(
         }
     )
 
-    with shell(folder, **real, REKINDLE_TRAIN__EPOCHS="1") as typed:
-        with watch_processes(seen):
-            done = typed("rekindle run mine.yaml -o json")
+    with shell(folder, **service_variables, REKINDLE_TRAIN__EPOCHS="1") as run_command:
+        with watch_processes(command_lines):
+            completed = run_command("rekindle run mine.yaml -o json")
 
-        assert done.returncode == 0, done.stderr
-        yield typed, json.loads(done.stdout)
+        assert completed.returncode == 0, completed.stderr
+        yield run_command, json.loads(completed.stdout)
 
 
-def served(result: dict[str, Any]) -> str:
+def read_served_sha256(result: dict[str, Any]) -> str:
     """Return the sha256 of the served model."""
     with urllib.request.urlopen(result["endpoint"] + "/health/ready") as answer:
         return json.load(answer)["sha256"]
 
 
-def test_a_model_of_the_users_data_becomes_the_champion(started: tuple[Shell, dict[str, Any]]):
-    _, result = started
+def test_a_model_of_the_users_data_becomes_the_champion(finished_run: tuple[Shell, dict[str, Any]]):
+    _, result = finished_run
     assert result["phase"] == "Succeeded"
     assert result["verdict"] == "release"
     assert 0 < result["metrics"]["ap"] <= 1
     assert 0.5 < result["metrics"]["auc"] <= 1
-    assert served(result) == result["model_sha256"]
+    assert read_served_sha256(result) == result["model_sha256"]
 
 
 def post(url: str, body: dict[str, Any]) -> Any:
@@ -136,10 +136,10 @@ def post(url: str, body: dict[str, Any]) -> Any:
         return None
 
 
-def test_mlflow_serves_the_released_model_as_documented(started: tuple[Shell, dict[str, Any]]):
-    typed, result = started
-    served = f"{result['endpoint']}/v1/models/mine"
-    with urllib.request.urlopen(f"{served}/example") as answer:
+def test_mlflow_serves_the_released_model_as_documented(finished_run: tuple[Shell, dict[str, Any]]):
+    run_command, result = finished_run
+    model_url = f"{result['endpoint']}/v1/models/mine"
+    with urllib.request.urlopen(f"{model_url}/example") as answer:
         example = json.load(answer)
 
     port = str(free_port())
@@ -153,20 +153,24 @@ def test_mlflow_serves_the_released_model_as_documented(started: tuple[Shell, di
         documented.replace("models:/demo@", "models:/mine@").replace("5001", port),
     ]
 
-    log = typed.folder / "mlflow.log"
-    rival = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+    log = run_command.folder / "mlflow.log"
+    conflicting_variables = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
     # user and password would take precedence over the token, or conflict with it
-    environment = {name: value for name, value in typed.environ.items() if name not in rival}
+    environment = {
+        name: value
+        for name, value in run_command.environ.items()
+        if name not in conflicting_variables
+    }
     params = {name: json.dumps(value) for name, value in example.items() if name != "instances"}
     body = {"dataframe_records": example["instances"], "params": params}
 
-    with log.open("w") as out:
+    with log.open("w") as log_file:
         server = subprocess.Popen(
             command,
-            cwd=typed.folder,
+            cwd=run_command.folder,
             env=environment,
-            stdout=out,
-            stderr=out,
+            stdout=log_file,
+            stderr=log_file,
             start_new_session=True,
         )
 
@@ -175,22 +179,22 @@ def test_mlflow_serves_the_released_model_as_documented(started: tuple[Shell, di
         answer = until(
             "MLflow to serve", lambda: post(invocations, body), 120, evidence=log.read_text
         )
-        assert answer == post(f"{served}:predict", example)
+        assert answer == post(f"{model_url}:predict", example)
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait()
 
 
 def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(
-    started: tuple[Shell, dict[str, Any]],
-    seen: set[str],
+    finished_run: tuple[Shell, dict[str, Any]],
+    command_lines: set[str],
     s3_environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ):
     from mlflow import MlflowClient
 
-    typed, result = started
-    token = typed.environ["MLFLOW_TRACKING_TOKEN"]
+    run_command, result = finished_run
+    token = run_command.environ["MLFLOW_TRACKING_TOKEN"]
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)
 
     secrets = {
@@ -200,41 +204,49 @@ def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(
         s3_environment["AWS_ACCESS_KEY_ID"],
     }
 
-    of_run = typed.folder / f".rekindle/objects/Secret/{result['workflow']}-train-transformer.json"
-    encoded = json.loads(of_run.read_text())["data"]["secret"]
-    secrets.update({encoded, base64.b64decode(encoded).decode()})
-    logs = typed(f"rekindle logs {result['workflow']}").stdout
-    run = str(
-        MlflowClient(typed.environ["MLFLOW_TRACKING_URI"]).get_run(result["run_id"]).to_dictionary()
+    secret_path = (
+        run_command.folder / f".rekindle/objects/Secret/{result['workflow']}-train-transformer.json"
     )
-    lines = "\n".join(seen)
-    assert "rekindle.training" in lines
-    assert "rekindle.workflow" in run
+    encoded = json.loads(secret_path.read_text())["data"]["secret"]
+    secrets.update({encoded, base64.b64decode(encoded).decode()})
+    logs = run_command(f"rekindle logs {result['workflow']}").stdout
+    run_text = str(
+        MlflowClient(run_command.environ["MLFLOW_TRACKING_URI"])
+        .get_run(result["run_id"])
+        .to_dictionary()
+    )
+    all_command_lines = "\n".join(command_lines)
+    assert "rekindle.training" in all_command_lines
+    assert "rekindle.workflow" in run_text
     assert len(logs) > 100
-    files = [each for each in (typed.folder / ".rekindle").rglob("*") if each.is_file()]
+    files = [path for path in (run_command.folder / ".rekindle").rglob("*") if path.is_file()]
 
-    kept = {
-        str(each): each.read_text(errors="replace")
-        for each in files
-        if each.suffix in (".log", ".jsonl", ".json", ".yaml") and each != of_run
+    text_by_file = {
+        str(path): path.read_text(errors="replace")
+        for path in files
+        if path.suffix in (".log", ".jsonl", ".json", ".yaml") and path != secret_path
     }
 
-    assert len(kept) > 5
-    places = {"command lines": lines, "MLflow": run, "logs": logs} | kept
+    assert len(text_by_file) > 5
+    text_by_place = {
+        "command lines": all_command_lines,
+        "MLflow": run_text,
+        "logs": logs,
+    } | text_by_file
     assert [
-        place for place, text in places.items() if any(secret in text for secret in secrets)
+        place for place, text in text_by_place.items() if any(secret in text for secret in secrets)
     ] == []
 
 
 def test_the_champion_keeps_serving_if_the_next_run_misses_the_minimum(
-    started: tuple[Shell, dict[str, Any]],
+    finished_run: tuple[Shell, dict[str, Any]],
 ):
-    typed, result = started
+    run_command, result = finished_run
     # the trees have the same weights with each seed
     settings = (
         "--set families='[transformer]' --set gate.minimum='{auc: 0.9999}' --set train.seed=9"
     )
-    kept = typed(f"rekindle run mine.yaml {settings} -o json")
-    assert kept.returncode == 3, kept.stderr
-    assert json.loads(kept.stdout)["verdict"] == "keep", kept.stderr
-    assert served(result) == result["model_sha256"]
+    rejected_run = run_command(f"rekindle run mine.yaml {settings} -o json")
+    assert rejected_run.returncode == 3, rejected_run.stderr
+    assert json.loads(rejected_run.stdout)["verdict"] == "keep", rejected_run.stderr
+    assert read_served_sha256(result) == result["model_sha256"]

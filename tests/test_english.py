@@ -10,12 +10,12 @@ MOST_NAMES = 64
 
 
 def test_no_subpackage_and_no_page_has_many_forbidden_patterns() -> None:
-    above = {
+    hits_above_limit = {
         name: hits
         for name, (hits, words) in rates().items()
         if hits > max(1, MOST_HITS * words / 1000)
     }
-    assert not above, "python -m tests.english FILES shows each place"
+    assert not hits_above_limit, "python -m tests.english FILES shows each place"
 
 
 def test_no_docstring_begins_with_a_question_word() -> None:
@@ -23,8 +23,8 @@ def test_no_docstring_begins_with_a_question_word() -> None:
 
 
 def test_variables_are_named_after_their_values() -> None:
-    found = [f"{path}:{line}: {name}" for path, line, name in names(*CODE[:-2])]
-    assert len(found) <= MOST_NAMES, found
+    vague_names = [f"{path}:{line}: {name}" for path, line, name in names(*CODE[:-2])]
+    assert len(vague_names) <= MOST_NAMES, vague_names
 
 
 @pytest.mark.parametrize("text", ["Whether it is so.", "What is known."])

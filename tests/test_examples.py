@@ -13,7 +13,7 @@ import pytest
 from tests.commands import ROOT, shell
 
 
-def answer(url: str, body: Any = None) -> Any:
+def send_request(url: str, body: Any = None) -> Any:
     data = json.dumps(body).encode() if body else None
     with urllib.request.urlopen(
         urllib.request.Request(url, data, {"content-type": "application/json"})
@@ -39,20 +39,22 @@ def test_an_example_becomes_a_served_model(
     mlflow_server: str,
 ) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
+    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as run_command:
         # all tests share MLflow, and each process has its own bucket
         model_name = f"{name}-{uuid.uuid4().hex[:6]}"
         sets = " ".join(f"--set {setting}" for setting in [f"name={model_name}", *settings])
-        done = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
-        assert done.returncode == 0, done.stderr
-        result = json.loads(done.stdout)
+        completed = run_command(f"rekindle run configs/{name}.yaml {sets} -o json")
+        assert completed.returncode == 0, completed.stderr
+        result = json.loads(completed.stdout)
         assert result["verdict"] == "release"
         assert next(iter(result["metrics"])) == metric
         model = f"{result['endpoint']}/v1/models/{model_name}"
-        (prediction,) = answer(f"{model}:predict", answer(f"{model}/example"))["predictions"]
+        (prediction,) = send_request(f"{model}:predict", send_request(f"{model}/example"))[
+            "predictions"
+        ]
         assert set(prediction) >= (
             {"digit", "probabilities"} if name == "digits" else {"bits", "bytes"}
         )
 
         with pytest.raises(urllib.error.HTTPError, match="422"):
-            answer(f"{model}:predict", {"instances": [{"pixels": 1, "text": ""}]})
+            send_request(f"{model}:predict", {"instances": [{"pixels": 1, "text": ""}]})

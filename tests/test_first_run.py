@@ -30,24 +30,24 @@ ROOTLESS = os.geteuid() != 0
 class FirstRun:
     """A run of the command, and observations of other processes while it ran."""
 
-    typed: Shell
+    run_command: Shell
     output: str
-    lines: set[str] = field(default_factory=set)  # command lines of its processes
+    command_lines: set[str] = field(default_factory=set)  # command lines of its processes
     # files and processes that another user could access
-    reached: list[str] = field(default_factory=list)
+    accesses: list[str] = field(default_factory=list)
     answers: dict[str, set[str]] = field(default_factory=dict)  # port → answers to another user
     # port → command line of the process that listens
     owners: dict[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
-        return self.typed.folder
+        return self.run_command.folder
 
     def observe(self, existing_paths: set[str]) -> None:
         """Record the command lines, and try to access the run as another user."""
         processes = processes_of(self.folder)
         ports = listening(processes)
-        self.lines.update({line(process) for process in processes})
+        self.command_lines.update({read_command_line(process) for process in processes})
         self.owners.update({f"{host}:{port}": owner for (host, port), owner in ports.items()})
 
         if ROOTLESS:
@@ -62,7 +62,7 @@ class FirstRun:
 
         command = [sys.executable, str(ROOT / "tests/stranger.py")]
 
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
             input=json.dumps(task),
             capture_output=True,
@@ -71,15 +71,15 @@ class FirstRun:
             start_new_session=True,
         )
 
-        assert done.returncode == 0, done.stderr
-        answer = json.loads(done.stdout)
-        self.reached += answer["reached"]
+        assert completed.returncode == 0, completed.stderr
+        report = json.loads(completed.stdout)
+        self.accesses += report["reached"]
 
-        for port, texts in answer["answers"].items():
+        for port, texts in report["answers"].items():
             self.answers.setdefault(port, set()).update(texts)
 
 
-def line(process: psutil.Process) -> str:
+def read_command_line(process: psutil.Process) -> str:
     """Return the command line of a process; "" if it has ended."""
     try:
         return " ".join(process.cmdline())
@@ -90,15 +90,15 @@ def line(process: psutil.Process) -> str:
 def processes_of(folder: Path) -> list[psutil.Process]:
     """Find the processes of the project in `folder` by command line, environment or working
     directory."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
-            words = [*process.cmdline(), *process.environ().values(), process.cwd()]
+            texts = [*process.cmdline(), *process.environ().values(), process.cwd()]
         except psutil.Error:
             continue
-        if any(str(folder) in word for word in words):
-            found.append(process)
-    return found
+        if any(str(folder) in text for text in texts):
+            processes.append(process)
+    return processes
 
 
 def listening(processes: list[psutil.Process]) -> dict[tuple[str, int], str]:
@@ -108,7 +108,7 @@ def listening(processes: list[psutil.Process]) -> dict[tuple[str, int], str]:
         try:
             for connection in process.net_connections("tcp"):
                 if connection.status == psutil.CONN_LISTEN:
-                    ports[connection.laddr[0], connection.laddr[1]] = line(process)
+                    ports[connection.laddr[0], connection.laddr[1]] = read_command_line(process)
         except psutil.Error:
             continue
     return ports
@@ -121,7 +121,7 @@ def shared_paths() -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FirstRun]:
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FirstRun]:
     """Run `make run` in a folder with only the configs, and observe it until it ends."""
     folder = tmp_path_factory.mktemp("first")
     shutil.copytree(ROOT / "configs", folder / "configs")
@@ -132,17 +132,17 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FirstRun]:
         parent.chmod(parent.stat().st_mode | stat.S_IROTH | stat.S_IXOTH)
 
     existing_paths = shared_paths()
-    with shell(folder) as typed, ThreadPoolExecutor(1) as pool:
-        first = FirstRun(typed, "")
-        running = pool.submit(typed, RECIPES["make run"])
+    with shell(folder) as run_command, ThreadPoolExecutor(1) as pool:
+        first_run = FirstRun(run_command, "")
+        running = pool.submit(run_command, RECIPES["make run"])
         while not wait([running], timeout=4).done:  # an observation costs half a second of a core
-            first.observe(existing_paths)
+            first_run.observe(existing_paths)
 
         done = running.result()
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-        first.output = done.stdout
-        first.observe(existing_paths)
-        yield first
+        first_run.output = done.stdout
+        first_run.observe(existing_paths)
+        yield first_run
 
 
 def figures(text: str) -> dict[str, float]:
@@ -153,82 +153,92 @@ def figures(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in reversed(pairs)}
 
 
-def test_the_first_command_serves_a_model_as_documented(first: FirstRun) -> None:
-    (trial,) = re.findall(r"^try it +(.*)$", first.output, re.MULTILINE)
-    (score,) = json.loads(first.typed(trial).stdout)["predictions"]
+def test_the_first_command_serves_a_model_as_documented(first_run: FirstRun) -> None:
+    (trial,) = re.findall(r"^try it +(.*)$", first_run.output, re.MULTILINE)
+    (score,) = json.loads(first_run.run_command(trial).stdout)["predictions"]
     assert 0 < score < 1
     requests, *_ = blocks(SERVING, "sh")  # the other blocks are for a cluster
     for request in requests.commands:
-        answer = first.typed(request.replace("127.0.0.1:8080", trial.split("/")[2]))
+        answer = first_run.run_command(request.replace("127.0.0.1:8080", trial.split("/")[2]))
         assert answer.returncode == 0, request
         assert "error" not in json.loads(answer.stdout), request
 
 
-def test_the_terminal_picture_matches_a_run(first: FirstRun) -> None:
+def test_the_terminal_picture_matches_a_run(first_run: FirstRun) -> None:
     words = [
-        each.split("  ")[0] for each in first.output[first.output.index("verdict") :].splitlines()
+        line.split("  ")[0]
+        for line in first_run.output[first_run.output.index("verdict") :].splitlines()
     ]
-    shown = unescape(TERMINAL.read_text()).replace("\xa0", " ")
-    missing = [word for word in words if f">{word} " not in shown]
+    shown_text = unescape(TERMINAL.read_text()).replace("\xa0", " ")
+    missing = [word for word in words if f">{word} " not in shown_text]
     assert missing == [], "python -m tests.docs.pictures"
-    assert figures(shown) == pytest.approx(figures(first.output), abs=0.01), (
+    assert figures(shown_text) == pytest.approx(figures(first_run.output), abs=0.01), (
         "python -m tests.docs.pictures"
     )
 
 
-def test_the_next_commands_of_the_readme_work(first: FirstRun) -> None:
+def test_the_next_commands_of_the_readme_work(first_run: FirstRun) -> None:
     following = [command for command in typed_by_hand(README) if command not in RECIPES]
     for command in following:
         if not command.startswith("rekindle run"):  # another whole run, see docs/test_stories.py
-            done = first.typed(command)
-            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+            completed = first_run.run_command(command)
+            assert completed.returncode == 0, f"{command}\n{completed.stdout}{completed.stderr}"
 
 
-def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(first: FirstRun) -> None:
-    secrets = secrets_of(first.folder)
+def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(first_run: FirstRun) -> None:
+    secrets = secrets_of(first_run.folder)
     assert len(secrets) == 3
-    status = json.loads(first.typed("rekindle status -o json").stdout)["runs"][0]
-    logs = first.typed(f"rekindle logs {status['run']}").stdout
-    lines = "\n".join(first.lines)
-    assert "rekindle.training" in lines
+    status = json.loads(first_run.run_command("rekindle status -o json").stdout)["runs"][0]
+    logs = first_run.run_command(f"rekindle logs {status['run']}").stdout
+    command_lines = "\n".join(first_run.command_lines)
+    assert "rekindle.training" in command_lines
     assert len(logs) > 100
-    files = [file for file in (first.folder / ".rekindle").rglob("*") if file.is_file()]
+    files = [file for file in (first_run.folder / ".rekindle").rglob("*") if file.is_file()]
 
-    kept = {
+    content_by_file = {
         str(file): file.read_bytes()
         for file in files
         if not {"services", "Secret"} & set(file.parts)
     }
 
-    assert any(name.endswith("mlflow.db") for name in kept)
-    places = {"command lines": lines.encode(), "logs": logs.encode()} | kept
-    forms = [
+    assert any(name.endswith("mlflow.db") for name in content_by_file)
+    content_by_place = {
+        "command lines": command_lines.encode(),
+        "logs": logs.encode(),
+    } | content_by_file
+    secret_forms = [
         form for secret in secrets for form in (secret.encode(), base64.b64encode(secret.encode()))
     ]
-    assert [place for place, text in places.items() if any(form in text for form in forms)] == []
+    assert [
+        place
+        for place, text in content_by_place.items()
+        if any(form in text for form in secret_forms)
+    ] == []
 
 
 def secrets_of(folder: Path) -> set[str]:
     """Return the secrets of the home."""
-    found: set[str] = set()
+    secrets: set[str] = set()
     for file in (folder / ".rekindle/services").glob("*.json"):
         content: dict[str, Any] = json.loads(file.read_text())
         if "pid" not in content:
-            found.update(set(content.values()))
-    return found
+            secrets.update(set(content.values()))
+    return secrets
 
 
 @pytest.mark.skipif(ROOTLESS, reason="needs root")
-def test_another_user_cannot_access_a_run(first: FirstRun) -> None:
-    assert first.reached == []
-    services = [owner for owner in first.owners.values() if "local.services." in owner]
-    assert len(services) == 2, first.owners
-    assert any("rekindle.training" in owner for owner in first.owners.values()), first.owners
+def test_another_user_cannot_access_a_run(first_run: FirstRun) -> None:
+    assert first_run.accesses == []
+    services = [owner for owner in first_run.owners.values() if "local.services." in owner]
+    assert len(services) == 2, first_run.owners
+    assert any("rekindle.training" in owner for owner in first_run.owners.values()), (
+        first_run.owners
+    )
 
-    for port, texts in first.answers.items():
+    for port, texts in first_run.answers.items():
         answer = "\n".join(texts)
-        owner = first.owners[port]
-        assert not [secret for secret in secrets_of(first.folder) if secret in answer], owner
+        owner = first_run.owners[port]
+        assert not [secret for secret in secrets_of(first_run.folder) if secret in answer], owner
         content = answer.replace("/theirs", "")
         assert "rekindle_training" not in answer, (owner, answer)
         assert "theirs" not in content, (owner, answer)

@@ -43,12 +43,12 @@ def test_the_api_server_knows_every_field_of_every_rendered_object(
 def test_an_excerpt_rejects_what_the_api_server_rejects(
     objects: list[dict[str, Any]], kind: str, change: dict[str, Any], error: str
 ) -> None:
-    manifest = next(each for each in objects if each["kind"] == kind)
+    manifest = next(manifest for manifest in objects if manifest["kind"] == kind)
     manifest = manifest | {"spec": manifest["spec"] | change}
     assert error in wrong(manifest, schema_of(manifest))
 
 
 @pytest.mark.slow
 def test_all_findings_of_checkov_and_kubeconform_are_explained() -> None:
-    done = subprocess.run(["make", "scan"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = subprocess.run(["make", "scan"], cwd=ROOT, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stdout + completed.stderr

@@ -46,8 +46,10 @@ def test_a_skip_is_reported_and_fails_in_ci_unless_allowed(
 
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.skips"]
     environment = inherited | {"PYTHONPATH": str(ROOT)} | settings
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == code, done.stdout
-    assert "NOT TESTED HERE: 2 tests, no moon here" in done.stdout
-    assert "NOT TESTED HERE: 1 tests, no sea here" in done.stdout
-    assert ("unless TESTS_MAY_SKIP has: " in done.stdout) == bool(code)
+    completed = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert completed.returncode == code, completed.stdout
+    assert "NOT TESTED HERE: 2 tests, no moon here" in completed.stdout
+    assert "NOT TESTED HERE: 1 tests, no sea here" in completed.stdout
+    assert ("unless TESTS_MAY_SKIP has: " in completed.stdout) == bool(code)

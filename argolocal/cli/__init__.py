@@ -2,6 +2,7 @@
 result."""
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib import import_module
@@ -12,6 +13,7 @@ import click
 
 from argolocal.cli.group import CONTEXT_SETTINGS, Commands
 from argolocal.cli.options import (
+    NonEmptyName,
     NonEmptyPath,
     RunNameParam,
     ask_option,
@@ -30,6 +32,7 @@ from argolocal.common.homes import require_home as home
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import shorten
 from argolocal.errors import write_stderr
+from argolocal.manifest.allowed_values import VERSIONED_KINDS
 
 if TYPE_CHECKING:
     from argolocal.manifest.read import ManifestDocuments
@@ -341,32 +344,66 @@ def apply(manifests: tuple[Path, ...], as_json: bool) -> None:
     """Store templates and schedules of this machine, as `kubectl apply` does on a cluster.
 
     Workflows find a WorkflowTemplate by its name, and `argolocal server` starts the runs of a
-    CronWorkflow. FILE may be a folder.
+    CronWorkflow. FILE may be a folder. If one object is invalid, none is stored.
 
     Example:
       argolocal apply cron.yaml
     """
     from argolocal.manifest.read import ManifestDocuments
     from argolocal.runner.cluster import LocalCluster
-    from argolocal.server.objects import VERSIONED_KINDS, Objects
+    from argolocal.server.objects import Objects
 
     documents = ManifestDocuments()
     for path in manifests:
         documents.add(path)
 
-    cluster = LocalCluster(home())
-    objects = Objects(cluster)
-    changes = []
-    # store templates first, because schedules may refer to them
-    for _, item in sorted(
-        documents.objects, key=lambda pair: pair[1].get("kind") == "CronWorkflow"
-    ):
-        if item.get("kind") in VERSIONED_KINDS:
-            changes.append(objects.apply_and_describe(item))
-        else:
-            cluster.store_objects([item])
-            changes.append(f"{item['kind']} {item['metadata']['name']} stored")
+    changes = Objects(LocalCluster(home())).apply_all(documents.objects)
     print_result(as_json, {"changes": changes}, "\n".join(changes))
+
+
+@commands.command
+@make_output_option("text", "json")
+def get(as_json: bool) -> None:
+    """List the templates and schedules that `argolocal apply` has stored on this machine.
+
+    A schedule has its last and next time, the number of times that it missed, and the reason for
+    the newest of them.
+
+    Example:
+      argolocal get
+      argolocal get -o json
+    """
+    from argolocal.runner.cluster import LocalCluster
+    from argolocal.server.cron.listing import list_rows
+    from argolocal.server.objects import Objects
+    from argolocal.view.runs import show_tables
+
+    objects = Objects(LocalCluster(home()))
+    templates = [
+        {"kind": kind, "name": name}
+        for kind in ("WorkflowTemplate", "ClusterWorkflowTemplate")
+        for name in objects.names(kind)
+    ]
+    schedules = [asdict(row) for row in list_rows(home(), time.time())]
+    tables = {"templates": templates, "schedules": schedules}
+    click.echo(show_tables(tables, as_json, "nothing is stored: `argolocal apply FILE` stores"))
+
+
+@commands.command
+@click.argument("kind", type=click.Choice(VERSIONED_KINDS))
+@click.argument("name", type=NonEmptyName())
+@make_output_option("text", "json")
+def delete(kind: str, name: str, as_json: bool) -> None:
+    """Delete a template or a schedule of this machine. Runs are kept, also runs in progress.
+
+    Example:
+      argolocal delete CronWorkflow nightly
+    """
+    from argolocal.runner.cluster import LocalCluster
+    from argolocal.server.objects import Objects
+
+    Objects(LocalCluster(home())).delete(kind, name)
+    print_result(as_json, {"kind": kind, "name": name, "deleted": True}, f"{kind} {name} deleted")
 
 
 @commands.command
@@ -406,8 +443,9 @@ def server(
     open_store = StoredArtifacts.in_home(cluster.home, cluster.bucket).open_store
     page = Page(make_parts(cluster.home)).application()
     execute = "argolocal.view.foreground:execute_queued"
-    Server(cluster, execute, open_store, parallelism).serve(
-        page, port, lambda address: announce_page(address, open_browser)
+    home_server = Server(cluster, execute, open_store, parallelism)
+    home_server.serve(
+        page, port, lambda address: announce_page(address, open_browser, home_server.describe())
     )
 
 

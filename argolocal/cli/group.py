@@ -9,6 +9,17 @@ import click
 
 from argolocal.errors import suggest_similar
 
+# commands of argo and kubectl → commands that do the same here, of which a program has some
+OTHER_NAMES = {
+    "describe": ("explain", "status"),
+    "list": ("status",),
+    "ls": ("status",),
+    "ps": ("status",),
+    "resubmit": ("rerun",),
+    "retry": ("resume",),
+    "terminate": ("stop",),
+    "watch": ("status",),
+}
 # settings of click for all commands
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
@@ -54,8 +65,15 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
-            ctx.fail(f'"{args[0]}" is not a command.{suggest_similar(args[0], set(self.commands))}')
+            ctx.fail(f'"{args[0]}" is not a command.{self._suggest(args[0])}')
         return super().resolve_command(ctx, args)
+
+    def _suggest(self, word: str) -> str:
+        """Return the sentence "Did you mean ...?", or "" if no command is similar."""
+        for command_name in OTHER_NAMES.get(word, ()):
+            if command_name in self.commands:
+                return f' Did you mean "{command_name}"?'
+        return suggest_similar(word, set(self.commands))
 
 
 def copy_for_program(command: Any, program: str) -> click.Command:

@@ -124,8 +124,8 @@ def _print_error(message: str) -> None:
     click.echo(f"error: {shorten(remove_address_secrets(message))}", err=True)
 
 
-def announce_page(address: str, open_browser: bool) -> None:
-    """Print the address of a page, and open it in a browser if `open_browser`."""
-    click.echo(f"{address}\nCtrl-C ends the page.")
+def announce_page(address: str, open_browser: bool, note: str = "Ctrl-C ends the page.") -> None:
+    """Print the address of a page and a note, and open the page in a browser if `open_browser`."""
+    click.echo(f"{address}\n{note}")
     if open_browser:
         click.launch(homes.write_redirect_page(homes.home_path(), address))

@@ -21,10 +21,10 @@ from argolocal.interfaces import Cluster
 from argolocal.language import kubectl_path
 from argolocal.language.selector import SelectorError, evaluate_conditions, selects
 from argolocal.language.yaml_text import parse_one
+from argolocal.manifest.allowed_values import VERSIONED_KINDS
 from argolocal.manifest.patch import PATCH_FUNCTIONS, PatchError
 from argolocal.manifest.read import ObjectIdentity, generate_suffix
 from argolocal.manifest.types import Object
-from argolocal.state.stored_objects import VERSIONED_KINDS
 
 # flags with a value that are accepted and ignored
 FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")

@@ -380,7 +380,8 @@ def find_ignored_fields(value: object, type_name: str, path: str) -> Iterator[st
         ):
             raise ConfigError(f"{field_label} is {child_value!r:.200}: {problem}.")
 
-        if field_rule == "-":
+        # programs write empty fields that their users have not set
+        if field_rule == "-" and child_value not in (None, "", {}, []):
             yield key
 
     for key in REQUIRED_FIELDS[type_name]:

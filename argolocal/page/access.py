@@ -16,7 +16,7 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-# status of HTTP → code of gRPC, which clients of Argo expect: they take no code for a success
+# HTTP status → gRPC code in the body: without it, clients of Argo take the response for a success
 GRPC_CODES = {401: 16, 403: 7}
 FORM_TOKEN = "form_token"  # key in the ASGI scope, and name of the form field  # nosec B105
 HEADERS = {
@@ -31,7 +31,8 @@ HEADERS = {
 
 
 class Access:
-    """Passes on only the requests of the user who has the token."""
+    """ASGI middleware that forwards a request to `app` only if it contains the token, or the cookie
+    of a browser that has sent the token before."""
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self.app = app
@@ -56,11 +57,12 @@ class Access:
             await send(message)
 
         scope[FORM_TOKEN] = self.form_token
-        answer = self._answer(scope)
-        await (answer or self.app)(scope, receive, send_with_headers)
+        response = self._respond(scope)
+        await (response or self.app)(scope, receive, send_with_headers)
 
-    def _answer(self, scope: Scope) -> Response | None:
-        """Return the answer to a request that the page must not receive, else None."""
+    def _respond(self, scope: Scope) -> Response | None:
+        """Return the response to a request that must not be forwarded: a login or a refused
+        request. Return None for a request to forward."""
         sent_headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             sent_headers.setdefault(name.decode("latin-1").lower(), []).append(
@@ -72,11 +74,12 @@ class Access:
 
         match self.login.check(scope["method"], target, sent_headers):
             case NewSession(cookie):
-                # a page, because a request after an HTTP redirect would still count as cross-site
-                # and lack the SameSite=Strict cookie
+                # respond with a page that loads the address instead of an HTTP redirect: after a
+                # redirect, the request would still count as cross-site, so that browsers would not
+                # send the SameSite=Strict cookie
                 address = escape(f"http://{sent_headers['host'][0]}{path}")
                 page = f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">'
-                # the address contains the token
+                # without a referrer, because the address of this request contains the token
                 headers = {"Set-Cookie": cookie, "Referrer-Policy": "no-referrer"}
                 return HTMLResponse(page, headers=headers)
             case Refusal(status, message):

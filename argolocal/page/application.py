@@ -37,15 +37,16 @@ from argolocal.page.sources import FORM_ERRORS, Run, RunSource, describe_malform
 from argolocal.page.tab import ChangingTab, Tab, parameters_of
 from argolocal.state.journal import Busy
 
-# maximum bytes of all rendered pages in memory, and of a single one
+# maximum number of bytes of all rendered pages in memory, and of one rendered page in memory
 MAX_CACHED_BYTES = 8_000_000
 MAX_CACHED_PAGE_BYTES = 4_000_000
 MAX_CACHED_RUNS = 4
 log = logging.getLogger("uvicorn.error")
-# kind of an error → status of the answer; other errors are those of another service
+# class of an error → HTTP status of the response; any other error has the status 502, because it
+# comes from another service
 ERROR_STATUS = {ConfigError: 400, Busy: 409, NotFound: 404}
-# After so many seconds, a page is rendered again even if its run has not changed, because it says
-# how long something has taken.
+# seconds after which a page is rendered again even if its run has not changed, because the page
+# shows how long something has taken
 RUNNING_PAGE_AGE_S = 5
 FINISHED_PAGE_AGE_S = 60
 
@@ -54,7 +55,8 @@ FINISHED_PAGE_AGE_S = 60
 class Section:
     """A page that the navigation lists next to the list of runs, for example the page of models.
 
-    `build` returns an object of the type `content`; the template `NAME.html` shows it.
+    `build` receives the query parameters, and returns an object of the type `content`. The template
+    `NAME.html` shows this object.
     """
 
     name: str
@@ -65,8 +67,8 @@ class Section:
 
 @dataclass(frozen=True)
 class RunDocument:
-    """A JSON object about a run at the URL path /runs/RUN/NAME. A command prints the same object
-    with `-o json`."""
+    """A JSON object about a run, at the URL path /runs/RUN/NAME. `build` returns the object. A
+    command prints the same object with `-o json`."""
 
     name: str
     title: str
@@ -75,12 +77,12 @@ class RunDocument:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of the web page. `rekindle` adds tabs and sections.
+    """The parts from which a web page is assembled. `rekindle` adds tabs and sections.
 
     `rows`: the rows of the list of runs (default: rows without additional columns). `packages`:
-    packages with templates, in order of precedence. `routes`: additional HTTP routes. `links`:
-    links in the navigation, title → address. `actions`: actions on a run; `page_actions`: all other
-    actions. `documents`: JSON objects about a run.
+    Python packages with templates; the first one that contains a template is used. `routes`:
+    additional HTTP routes. `links`: links in the navigation, title → URL. `actions`: actions on a
+    run. `page_actions`: all other actions. `documents`: JSON objects about a run.
     """
 
     source: RunSource
@@ -96,7 +98,8 @@ class Parts:
 
 
 class Page:
-    """The handlers of all HTTP requests to the page."""
+    """The handlers of all HTTP requests to the page. `runs`: runs that were read recently, by name.
+    `bodies`: rendered pages that were requested recently, by the key of `cached`."""
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -110,7 +113,7 @@ class Page:
         self.runs: OrderedDict[str, Run] = OrderedDict()
         self.bodies: OrderedDict[tuple[str, ...], bytes] = OrderedDict()
         self.bodies_size = 0
-        # name of a run → CPU seconds of its last rendering
+        # name of a run, or "" for the list of runs → CPU seconds of the last rendering of its page
         self.render_seconds: dict[str, float] = {}
         self.render_locks: dict[str, Lock] = {}
         self.lock = Lock()
@@ -180,28 +183,28 @@ class Page:
             for tab in self.tabs.values()
         ]
         resources += [
-            Resource(f"/runs/{{run}}/{item.name}", item.title, dict, {})
-            for item in self.documents.values()
+            Resource(f"/runs/{{run}}/{document.name}", document.title, dict, {})
+            for document in self.documents.values()
         ]
         return JSONResponse(describe_api(resources, self.rows.reader.filters))
 
     def show_run(self, request: Request) -> Response:
         """Answer GET /runs/RUN/TAB (default: the first tab)."""
         run = self.find_run(request.path_params["run"])
-        first = next(iter(self.tabs))
-        name = request.path_params.get("tab", first)
-        if name in self.documents:
-            body = to_json(self.documents[name].build(run), indent=2)
+        first_name = next(iter(self.tabs))
+        tab_name = request.path_params.get("tab", first_name)
+        if tab_name in self.documents:
+            body = to_json(self.documents[tab_name].build(run), indent=2)
             return Response(body, media_type="application/json")
 
-        tab = self.tabs.get(name)
+        tab = self.tabs.get(tab_name)
         if tab is None:
-            raise HTTPException(404, f"the tab {name!r} does not exist.")
+            raise HTTPException(404, f"the tab {tab_name!r} does not exist.")
 
-        max_age = FINISHED_PAGE_AGE_S if run.is_finished else RUNNING_PAGE_AGE_S
+        max_age_s = FINISHED_PAGE_AGE_S if run.is_finished else RUNNING_PAGE_AGE_S
         version = self._tab_version(run, tab)
         query = str(request.query_params)
-        key = (run.name, version, name, query, _period(max_age), _media_type(request))
+        key = (run.name, version, tab_name, query, _period(max_age_s), _media_type(request))
         return self.cached(key, lambda: self._render_tab(request, run, tab))
 
     def _render_tab(self, request: Request, run: Run, tab: Tab) -> Response:
@@ -237,8 +240,8 @@ class Page:
         return show
 
     def find_run(self, name: str) -> Run:
-        """Return a run. An unchanged run comes from memory. Raises HTTPException with status 404
-        for an unknown run, and ConfigError for malformed files."""
+        """Return a run, from memory if it has not changed. Raises HTTPException with status 404 for
+        an unknown run, and ConfigError for malformed files."""
         run_name = RunName.parse_or_none(name)
         version = self.source.version(run_name) if run_name else ""
         if not run_name or not version:
@@ -262,8 +265,9 @@ class Page:
         return self.rows.reader.row(run)
 
     def cached(self, key: tuple[str, ...], render: Callable[[], Response]) -> Response:
-        """Return the response with this key from memory, or else render it. The key begins with the
-        name of the run, or "", and ends with the media type."""
+        """Return the response with this key from memory. If it is not in memory, call `render` and
+        keep the response. The key begins with the name of the run, or "", and ends with the media
+        type."""
         with self.lock:
             render_lock = self.render_locks.setdefault(key[0], Lock())
         # if several viewers request the same page at the same time, it is rendered only once
@@ -278,6 +282,7 @@ class Page:
         return Response(body, media_type=key[-1])
 
     def _keep(self, key: tuple[str, ...], body: bytes) -> None:
+        """Store a rendered page in memory, and remove the oldest pages if there are too many."""
         if len(body) > MAX_CACHED_PAGE_BYTES:
             return
         with self.lock:
@@ -290,8 +295,9 @@ class Page:
     def answer(
         self, request: Request, content: type, value: Any, template: str, **values: Any
     ) -> Response:
-        """Return a response with `value` as JSON or HTML, depending on the request's Accept
-        header."""
+        """Return a response with `value`, an object of the type `content`: as JSON or, depending on
+        the request's Accept header, as HTML from `template`. `values`: other variables of the
+        template."""
         if _media_type(request) == "application/json":
             return Response(_encode_json(content, value), media_type="application/json")
 
@@ -326,9 +332,12 @@ class Page:
             status = error.status_code
             message = error.detail
         else:
-            status = next(
-                (status for kind, status in ERROR_STATUS.items() if isinstance(error, kind)), 502
+            statuses = (
+                status
+                for error_class, status in ERROR_STATUS.items()
+                if isinstance(error, error_class)
             )
+            status = next(statuses, 502)
             message = str(error)
 
         if _media_type(request) == "application/json":
@@ -342,8 +351,8 @@ class Page:
         return HTMLResponse(_encode(html), status)
 
     def refuse_malformed(self, request: Request, error: Exception) -> Response:
-        """Answer a request for a run whose records have an unexpected form."""
-        # the cause may also be a bug of this program
+        """Respond to a request for a run whose records have an unexpected form."""
+        # write the traceback to the log, because the cause may also be a bug of this program
         log.error("%s could not be shown", request.url.path, exc_info=error)
         run = request.path_params.get("run")
         message = describe_malformed(run, error) if run else describe(error)
@@ -377,7 +386,7 @@ class Page:
 
 
 def _encode(text: str) -> bytes:
-    """Return a text in UTF-8. A half of a surrogate pair, which JSON permits, becomes `?`."""
+    """Encode a text in UTF-8. Half of a surrogate pair, which JSON permits, becomes `?`."""
     return text.encode(errors="replace")
 
 
@@ -387,7 +396,7 @@ def _encode_json(content: type, value: Any) -> bytes:
     try:
         return adapter.dump_json(value, indent=2)
     except ValueError:
-        # a text contains a half of a surrogate pair, which is escaped here
+        # a text contains half of a surrogate pair, which `to_json` escapes
         return to_json(adapter.dump_python(value), indent=2).encode()
 
 

@@ -28,16 +28,20 @@ LOCATION = re.compile(r"\(([^()\s,]+\.\w+), line (\d+)\)")
 SHELL_LOCATION = re.compile(
     rf"^(\S+\.sh|bash|sh|\S*{re.escape(SCRIPT_PATH)}): (?:line )?(\d+): ", re.MULTILINE
 )
-# folders of files that the user has not written
+# matches the paths of files that the user has not written
 LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib/python3|^<")
+# matches the last line of a traceback
 EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(: .*)?$")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A failed step. `node`: the identifier of the step in URLs of the graph. `location`: FILE:LINE
-    of the user's code. `log`: lines around the error in the log of `pod`; `error_line`: index of
-    the error's line in `log`."""
+    """A failed step.
+
+    `node`: the identifier of the step in URLs of the graph. `location`: FILE:LINE of the user's
+    code, or "". `log`: lines around the error in the log of `pod`. `error_line`: index of the
+    error's line in `log`, or -1. `other_failures`: identifiers of the other failed steps.
+    """
 
     step: str
     node: str
@@ -60,8 +64,8 @@ class Failure:
 def describe_failure(run: Run, logs: Mapping[str, LogFile] | None = None) -> str:
     """Return the failure of a run in one line, or the run's message if no step has failed.
 
-    `logs`: the log of each pod. Without logs, the line contains only the step's message, not the
-    error in its log.
+    `logs`: the logs of the run by pod. Without `logs`, the line contains only the message of the
+    step, not the error in its log.
     """
     failure = find_failure(run, logs or {})
     if failure:
@@ -111,16 +115,16 @@ def address_of(run: str, node_name: str) -> str:
 
 
 def step_name(run: str, node_name: str) -> str:
-    """Return the name of a step as users see it: without the numbers of groups and attempts."""
+    """Return the name of a step that users see: without the numbers of step groups and attempts."""
     name = re.sub(r"\[\d+\]\.?", ".", address_of(run, node_name))
     return causes.ATTEMPT_NUMBER.sub("", name).strip(".").replace("..", ".")
 
 
 def find_failed_nodes(run: Run) -> list[Mapping[str, Any]]:
-    """Return the failed steps. The first one is the step that made the run fail.
+    """Return the nodes of the failed steps. The first one is the step that made the run fail.
 
-    A step that succeeded in a retry is not included. Exit handlers, and steps whose failure the
-    manifest allows, are last.
+    A step that succeeded in a later attempt is not included. Exit handlers, and steps whose failure
+    the manifest allows, come last.
     """
     nodes = {node["name"]: node for node in list((run.status.get("nodes") or {}).values())}
     tolerated_tasks = _tolerated_tasks(run)
@@ -136,10 +140,9 @@ def find_failed_nodes(run: Run) -> list[Mapping[str, Any]]:
         if is_attempt and retry["phase"] in FINISHED_PHASES - FAILED_PHASES:
             continue
         # keep only the last attempt of a retried step, because it explains the failure
-        current = failures.get(step)
-        if not current or causes.parse_attempt_number(
-            current["name"]
-        ) < causes.parse_attempt_number(name):
+        attempt_number = causes.parse_attempt_number(name)
+        other = failures.get(step)
+        if not other or causes.parse_attempt_number(other["name"]) < attempt_number:
             failures[step] = node
 
     def order(node: Mapping[str, Any]) -> tuple[bool, bool, bool, str]:
@@ -169,8 +172,8 @@ def _tolerated_tasks(run: Run) -> set[str]:
 
 
 def _root_message(run: Run, node: Mapping[str, Any]) -> str:
-    """Return the message of a node. If it only refers to other attempts, return the message of an
-    attempt."""
+    """Return the message of a node. If this message only refers to other attempts, return the
+    message of the last attempt that states a reason."""
     message = str(node.get("message") or "")
     if not causes.is_secondary_message(message):
         return message
@@ -217,10 +220,10 @@ def _error_of_log(text: str) -> str:
     error = summary.find_last_error(text)
     if error:
         return error
-    _, traceback, rest = text.rpartition("Traceback (most recent call last)")
-    if not traceback:
+    _, traceback_start, traceback = text.rpartition("Traceback (most recent call last)")
+    if not traceback_start:
         return ""
-    lines = rest.splitlines()[1:]
+    lines = traceback.splitlines()[1:]
     return next((line for line in lines if EXCEPTION.match(line)), "")
 
 
@@ -242,6 +245,7 @@ def find_location(text: str) -> str:
 
 
 def _last_frame_of_user(frames: Iterable[tuple[str, str]]) -> tuple[str, str]:
+    """Return (file, line) of the innermost call in the user's code, or else in a library."""
     frames = list(frames)
     packages = Path(__file__).parents[2]
     library_folders = (

@@ -1,7 +1,7 @@
-"""Server-sent events. They tell an open page that its run, or the list of runs, has changed.
+"""Server-sent events, which tell an open page that its run, or the list of runs, has changed.
 
-An event contains only the new version. The page then requests itself again, so the server renders
-each version once for all viewers.
+An event contains only the new version. The page in the browser then requests its content again, so
+the server renders each version only once for all viewers.
 """
 
 import asyncio
@@ -16,15 +16,16 @@ from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 CHECK_INTERVAL_S = 0.2
-# A subject that has just changed is checked more often, because it is likely to change again.
+# interval for a subject that has changed in the last ACTIVE_S seconds, because it is likely to
+# change again
 CHECK_INTERVAL_AFTER_CHANGE_S = 0.1
 ACTIVE_S = 10.0
 # maximum share of a CPU core that is spent on checking one subject
 CHECK_SHARE = 0.01
 MAX_CHECK_INTERVAL_S = 2.0
-# minimum seconds between two updates of a page that changes all the time; the first changes after a
-# pause are shown at once
+# minimum number of seconds between two updates of a page that changes all the time
 CHANGE_INTERVAL_S = 0.5
+# number of changes after a pause that are shown without delay
 CHANGES_AT_ONCE = 5
 # maximum share of a CPU core that is spent on rendering a page that changes all the time
 RENDER_SHARE = 0.25
@@ -51,7 +52,8 @@ class EventStream(StreamingResponse):
 
 
 class Subject:
-    """A run, a log, or the list of runs that at least one viewer has open."""
+    """A run, a log, or the list of runs, which at least one viewer has open. `version`: the last
+    version that viewers were notified about. `task`: the task that watches the subject."""
 
     def __init__(self) -> None:
         self.version: str | None = None
@@ -67,19 +69,19 @@ class Subject:
 
 
 class ChangeBudget:
-    """Limits the rate at which viewers are told about changes: at most CHANGES_AT_ONCE in quick
-    succession, then one per interval."""
+    """Limits how often viewers are notified about changes: at most CHANGES_AT_ONCE times in quick
+    succession, then once per interval. `changes`: number of changes that are allowed now."""
 
     def __init__(self, now: float) -> None:
         self.changes = float(CHANGES_AT_ONCE)
-        self.time = now
+        self.updated_at = now
 
     def spend(self, now: float, interval_s: float) -> bool:
-        """Return True if viewers may be told about a change now, and count the change.
-        `interval_s`: seconds after which one more change is allowed."""
-        self.changes += (now - self.time) / interval_s
+        """Return True if viewers may be notified about a change now, and count the change.
+        `interval_s`: seconds until one more change is allowed."""
+        self.changes += (now - self.updated_at) / interval_s
         self.changes = min(self.changes, CHANGES_AT_ONCE)
-        self.time = now
+        self.updated_at = now
 
         if self.changes < 1:
             return False
@@ -88,9 +90,9 @@ class ChangeBudget:
 
 
 class Watchers:
-    """Watches each subject once, for all of its viewers, and only while it has viewers.
+    """Watches each subject once for all of its viewers, and only while it has viewers.
 
-    Its methods are called only in the thread of the event loop.
+    Its methods may be called only in the thread of the event loop.
     """
 
     def __init__(
@@ -99,8 +101,8 @@ class Watchers:
         render_seconds: Callable[[str], float] = lambda subject: 0.0,
         change_interval_s: float = CHANGE_INTERVAL_S,
     ) -> None:
-        """`read_version`: returns the version of a subject. `render_seconds`: returns the CPU
-        seconds of the last rendering of a subject's page."""
+        """`read_version`: function that returns the version of a subject. `render_seconds`:
+        function that returns the CPU seconds of the last rendering of a subject's page."""
         self.read_version = read_version
         self.render_seconds = render_seconds
         self.change_interval_s = change_interval_s
@@ -111,17 +113,17 @@ class Watchers:
         KEEP_ALIVE_S without a change."""
         subject = self._enter(name)
         try:
-            shown: str | None = None
+            yielded_version: str | None = None
             while True:
-                # there must be no `await` between this line and the comparison, else a change could
-                # be missed
-                changed = subject.changed
-                if subject.version is not None and subject.version != shown:
-                    shown = subject.version
-                    yield shown
+                # no `await` may stand between this line and the comparison, because the generator
+                # could miss a change during the `await`
+                change_event = subject.changed
+                if subject.version is not None and subject.version != yielded_version:
+                    yielded_version = subject.version
+                    yield yielded_version
                     continue
                 try:
-                    await asyncio.wait_for(changed.wait(), KEEP_ALIVE_S)
+                    await asyncio.wait_for(change_event.wait(), KEEP_ALIVE_S)
                 except TimeoutError:
                     yield None
         finally:
@@ -143,13 +145,15 @@ class Watchers:
                 subject.task.cancel()
 
     async def _watch(self, name: str, subject: Subject) -> None:
+        """Check the version of a subject again and again, and notify its viewers about changes."""
         start = time.monotonic()
         budget = ChangeBudget(start)
         last_change = start
         while True:
             try:
                 version, check_seconds = await run_in_threadpool(self._check, name)
-            except Exception as error:  # for example, the home is temporarily unreadable
+            except Exception as error:
+                # for example, the home is unreadable for a moment
                 log.warning("%s cannot be watched: %s", name or "the list of runs", error)
                 await asyncio.sleep(MAX_CHECK_INTERVAL_S)
                 continue

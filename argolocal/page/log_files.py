@@ -75,8 +75,8 @@ def read_end(log: LogFile, size: int) -> str:
 
 
 def find_log_with_error(logs: Iterable[LogFile]) -> LogFile | None:
-    """Of the logs that contain an error, return the one that was written least recently. If no log
-    contains an error, consider all logs."""
+    """Return the log with an error whose last line is the oldest. If no log contains an error,
+    return the log whose last line is the oldest, or None if there are no logs."""
     by_age = sorted(logs, key=_last_change)
     for log in by_age:
         if ERROR_LINE.search(read_end(log, SEARCHED_END_BYTES)):
@@ -85,7 +85,7 @@ def find_log_with_error(logs: Iterable[LogFile]) -> LogFile | None:
 
 
 def _last_change(log: LogFile) -> float:
-    """Return the time of the last line in unix seconds; 0 if it is unknown."""
+    """Return the unix time at which the last line was written, or 0 if it is unknown."""
     if not isinstance(log, LocalLog):
         return 0.0
     try:

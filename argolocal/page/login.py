@@ -1,9 +1,9 @@
 """Access control of a server that serves only one user of this machine.
 
-Programs send the token of the home as a bearer token. A browser sends the token once, in the URL
-that a command prints, and gets a cookie. Pages of other origins cannot use the login of a browser.
-Other origins include other ports of this machine, and host names that resolve to it (DNS
-rebinding).
+Programs send the token of the home as a bearer token. A browser sends the token only once, in the
+URL that a command prints, and receives a cookie. A page of another origin cannot use this cookie.
+Another origin may also be another port of this machine, or a host name that resolves to this
+machine (DNS rebinding).
 """
 
 import hmac
@@ -19,8 +19,8 @@ HOST = re.compile(r"(localhost|127\.0\.0\.1)(:[0-9]{1,5})?")
 
 @dataclass(frozen=True)
 class Refusal:
-    """A request that the server must not answer. `status`: 401 for a request without a login, 403
-    for a request with another host or origin."""
+    """The reason why the server must refuse a request. `status`: 401 for a request without a login,
+    403 for a request with another host or origin."""
 
     status: int
     message: str
@@ -28,8 +28,8 @@ class Refusal:
 
 @dataclass(frozen=True)
 class NewSession:
-    """A request whose URL contains the token. `cookie`: value of the Set-Cookie header for the
-    response."""
+    """The login of a browser, whose request has the token in its URL. `cookie`: value of the
+    Set-Cookie header for the response."""
 
     cookie: str
 
@@ -46,7 +46,8 @@ class Login:
         self.hint = hint
 
     def check(self, method: str, target: str, headers: Headers) -> Refusal | NewSession | None:
-        """Return None if the server may answer the request.
+        """Return None if the server may process the request, a Refusal if it must refuse the
+        request, and a NewSession if it must set the cookie.
 
         `target`: path and query of the request. `headers`: all values of each header, by the
         header's name in lower case.
@@ -90,8 +91,8 @@ class Login:
 
 
 def _is_cross_site(method: str, headers: Headers) -> bool:
-    """Return True if the browser's headers say that another site sent this request and the user did
-    not follow a link."""
+    """Return True if, according to the browser's headers, a page of another site has sent this
+    request without a user who followed a link."""
     site, mode, purpose = (
         ",".join(headers.get(f"sec-fetch-{name}", [])) for name in ("site", "mode", "dest")
     )

@@ -13,8 +13,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def format_metrics(prefix: str, rows: Iterable[RunRow]) -> str:
-    """Return the metrics of the runs, which are sorted from newest to oldest. `prefix`: the
-    program's name, which starts each metric's name."""
+    """Return the metrics of runs. `prefix`: first part of the name of each metric. `rows`: the runs
+    from the newest to the oldest."""
     newest_first = list(rows)
     counts = Counter((row.pipeline, row.state) for row in newest_first)
     pipelines = sorted({row.pipeline for row in newest_first})
@@ -33,11 +33,13 @@ def format_metrics(prefix: str, rows: Iterable[RunRow]) -> str:
     ]
     for pipeline in pipelines:
         for state in STATES:
-            labels = _labels(pipeline=pipeline, state=state)
+            labels = _format_labels(pipeline=pipeline, state=state)
             lines.append(f"{prefix}_runs{labels} {counts[pipeline, state]}")
 
-    running = {pipeline: counts[pipeline, "running"] for pipeline in pipelines}
-    lines += _gauge(f"{prefix}_runs_running", "Number of runs in progress, by pipeline.", running)
+    running_counts = {pipeline: counts[pipeline, "running"] for pipeline in pipelines}
+    lines += _gauge(
+        f"{prefix}_runs_running", "Number of runs in progress, by pipeline.", running_counts
+    )
     lines += _gauge(
         f"{prefix}_runs_last_duration_seconds",
         "Duration of the newest finished run of a pipeline.",
@@ -52,13 +54,14 @@ def format_metrics(prefix: str, rows: Iterable[RunRow]) -> str:
 
 
 def _gauge(name: str, description: str, values: Mapping[str, float]) -> list[str]:
+    """Return the lines of a metric with one value for each pipeline."""
     head = [f"# HELP {name} {description}", f"# TYPE {name} gauge"]
     return head + [
-        f"{name}{_labels(pipeline=pipeline)} {value}" for pipeline, value in values.items()
+        f"{name}{_format_labels(pipeline=pipeline)} {value}" for pipeline, value in values.items()
     ]
 
 
-def _labels(**values: str) -> str:
+def _format_labels(**values: str) -> str:
     pairs = [f'{name}="{_escape(value)}"' for name, value in values.items()]
     return f"{{{','.join(pairs)}}}"
 

@@ -1,7 +1,7 @@
-"""Describe the page's JSON API as an OpenAPI 3.1 document. The schemas are generated from the types
-of the responses.
+"""Describe the page's JSON API as an OpenAPI 3.1 document. Pydantic generates the schemas, which
+are JSON Schemas, from the types of the responses.
 
-Source: spec.openapis.org/oas/v3.1.1. Pydantic generates the schemas, which are JSON Schemas.
+Source: spec.openapis.org/oas/v3.1.1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class ErrorAnswer:
 
 @dataclass(frozen=True)
 class Resource:
-    """A URL path whose GET response is an object of the type `content`."""
+    """A URL path. The response to a GET request is an object of the type `content`."""
 
     path: str
     title: str
@@ -43,7 +43,8 @@ class Resource:
 def describe_api(resources: Sequence[Resource], list_filters: Sequence[str]) -> Document:
     """Return the OpenAPI document of a page. `list_filters`: additional query parameters of the
     list of runs."""
-    contents = [RunList, *(item.content for item in resources), Plan, Actions, Outcome, ErrorAnswer]
+    contents = [RunList, *(resource.content for resource in resources)]
+    contents += [Plan, Actions, Outcome, ErrorAnswer]
     schemas, definitions = _make_schemas(contents)
 
     paths: dict[str, Document] = {
@@ -56,9 +57,10 @@ def describe_api(resources: Sequence[Resource], list_filters: Sequence[str]) -> 
         },
         "/runs/{run}/actions/{action}": _describe_action(schemas),
     }
-    for item in resources:
-        parameters = [_query(name, text) for name, text in item.parameters.items()]
-        paths[item.path] = {"get": _operation(item.title, item.content, schemas, parameters)}
+    for resource in resources:
+        parameters = [_query(name, text) for name, text in resource.parameters.items()]
+        operation = _operation(resource.title, resource.content, schemas, parameters)
+        paths[resource.path] = {"get": operation}
 
     for path, operations in paths.items():
         parameters = [_path_parameter(name) for name in ("run", "action") if f"{{{name}}}" in path]
@@ -87,10 +89,12 @@ def describe_api(resources: Sequence[Resource], list_filters: Sequence[str]) -> 
 def _make_schemas(contents: Sequence[type]) -> tuple[Schemas, Document]:
     """Return a schema for each type, and the definitions that these schemas refer to."""
     types = list(dict.fromkeys(contents))
-    adapters = [(number, "serialization", TypeAdapter(item)) for number, item in enumerate(types)]
-    by_key, document = TypeAdapter.json_schemas(cast(Any, adapters), ref_template=REFERENCE)
-    by_number = {key[0]: schema for key, schema in by_key.items()}
-    schemas = {item: dict(by_number[number]) for number, item in enumerate(types)}
+    adapters = [
+        (number, "serialization", TypeAdapter(content)) for number, content in enumerate(types)
+    ]
+    schema_by_key, document = TypeAdapter.json_schemas(cast(Any, adapters), ref_template=REFERENCE)
+    schema_by_number = {key[0]: schema for key, schema in schema_by_key.items()}
+    schemas = {content: dict(schema_by_number[number]) for number, content in enumerate(types)}
     return schemas, document.get("$defs", {})
 
 

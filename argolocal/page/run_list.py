@@ -14,11 +14,11 @@ from argolocal.runner.rerun import make_name_prefix
 from argolocal.view import summary
 from argolocal.view.summary import FINISHED_PHASES, Step, parse_timestamp
 
-# phases of steps that have ended without completing their work
+# phases of finished steps that do not count as done
 NOT_DONE = {"Failed", "Error", "Omitted"}
 
 ROWS_PER_PAGE = 100
-# state that the list shows → phases of a run
+# state of a run in the list → phases of a run in this state
 STATES = {
     "running": ("Running", "Pending"),
     "waiting": ("Waiting",),
@@ -31,7 +31,8 @@ STATES = {
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run in the list. Times are in the format of RFC 3339."""
+    """One run in the list. `started` and `finished`: times in the format of RFC 3339. `done` and
+    `total`: numbers of steps without a parent."""
 
     name: str
     pipeline: str
@@ -52,7 +53,8 @@ class RunRow:
 @dataclass(frozen=True)
 class Filter:
     """A filter of the list by the values of one column, such as the model. `name`: query parameter
-    in the URL; `title`: title of the column."""
+    in the URL. `title`: title of the column. `selected`: value by which the list is filtered, or
+    ""."""
 
     name: str
     title: str
@@ -62,7 +64,8 @@ class Filter:
 
 @dataclass(frozen=True)
 class RunList:
-    """One page of the list of runs. `count`: number of runs on all pages that match the filter."""
+    """One page of the list of runs. `count`: number of runs on all pages. `text`: text that each
+    run must contain. `pages`: number of pages. `columns`: titles of the additional columns."""
 
     rows: list[RunRow]
     count: int
@@ -75,14 +78,15 @@ class RunList:
     filters: list[Filter] = field(default_factory=list)
 
 
-# name of a run → log of each pod
+# function that returns the logs of a run by pod; argument: name of the run
 ReadLogs = Callable[[str], Mapping[str, LogFile]]
 
 
 class RowReader:
     """Creates the row of a run. Subclasses add columns.
 
-    `read_logs`: returns the logs of a run, which are searched for the cause of its failure.
+    `read_logs`: function that returns the logs of a run; they are searched for the cause of its
+    failure.
     """
 
     filters: tuple[str, ...] = ()
@@ -172,8 +176,8 @@ def _running(steps: Iterable[Step]) -> list[Step]:
 class RunRows:
     """The rows of all runs of a source. A row is computed again only if its run has changed.
 
-    Without a filter, only the rows on the shown page are computed first. A thread computes the
-    other rows, so that the first page appears quickly.
+    Without a filter, `find` computes only the rows on the shown page, so that the first page
+    appears quickly. A thread then computes the other rows.
     """
 
     def __init__(self, source: RunSource, reader: RowReader) -> None:
@@ -217,7 +221,7 @@ class RunRows:
             for title, value in row.facts.items()
             if value not in ("", row.pipeline)
         )
-        filters = [self._filter(title, value) for title, value in selected.items()]
+        filters = [self._make_filter(title, value) for title, value in selected.items()]
         return RunList(
             rows, len(names), text, state, page, pages, list(STATES), list(columns), filters
         )
@@ -228,15 +232,16 @@ class RunRows:
 
     def version(self) -> str:
         """Return a text that changes whenever a row or the progress of a running step changes."""
-        parts = []
+        versions = []
         for name in self.source.names():
-            parts.append(f"{name}={self.source.version(name)}")
-            cached = self.rows.get(name)
-            if cached and cached.running_steps:
-                parts.append(self.reader.progress(name, cached.running_steps))
-        return "/".join(parts)
+            versions.append(f"{name}={self.source.version(name)}")
+            cached_row = self.rows.get(name)
+            if cached_row and cached_row.running_steps:
+                versions.append(self.reader.progress(name, cached_row.running_steps))
+        return "/".join(versions)
 
-    def _filter(self, title: str, selected: str) -> Filter:
+    def _make_filter(self, title: str, selected: str) -> Filter:
+        """Return the filter of a column. Its choices are the values in the computed rows."""
         values = {cached.row.facts.get(title, "") for cached in list(self.rows.values())}
         choices = sorted(filter(None, values | {selected}))
         return Filter(title.lower(), title, choices, selected)
@@ -257,33 +262,37 @@ class RunRows:
         Thread(target=fill, name="rows", daemon=True).start()
 
     def _row_with_progress(self, name: str) -> RunRow:
-        cached = self._row(name)
-        if not cached.running_steps:
-            return cached.row
-        return replace(cached.row, progress=self.reader.progress(name, cached.running_steps))
+        cached_row = self._row(name)
+        if not cached_row.running_steps:
+            return cached_row.row
+        progress = self.reader.progress(name, cached_row.running_steps)
+        return replace(cached_row.row, progress=progress)
 
     def _row(self, name: str) -> _CachedRow:
+        """Return the row of a run, computed again if the run has changed."""
         version = self.source.version(name)
-        cached = self.rows.get(name)
-        if cached and cached.version == version:
-            return cached
+        cached_row = self.rows.get(name)
+        if cached_row and cached_row.version == version:
+            return cached_row
 
         try:
             run = self.source.read(name)
             steps = _list_steps(run)
             row = self.reader.make_row(run, steps)
-            cached = _CachedRow(run.version, row, [] if run.is_finished else _running(steps))
+            cached_row = _CachedRow(run.version, row, [] if run.is_finished else _running(steps))
         except ArgolocalError as error:
-            cached = _CachedRow(version, RunRow(name, "", "unreadable", str(error)))
+            cached_row = _CachedRow(version, RunRow(name, "", "unreadable", str(error)))
         except FORM_ERRORS as error:
             message = describe_malformed(name, error)
-            cached = _CachedRow(version, RunRow(name, "", "unreadable", message))
+            cached_row = _CachedRow(version, RunRow(name, "", "unreadable", message))
 
-        self.rows[name] = cached
-        return cached
+        self.rows[name] = cached_row
+        return cached_row
 
 
 def _matches(row: RunRow, text: str, state: str, selected: Mapping[str, str]) -> bool:
+    """Return True if a row contains `text` and has the state and the column values that the user
+    has selected."""
     if state and row.state != state:
         return False
     if any(value and row.facts.get(title) != value for title, value in selected.items()):

@@ -20,7 +20,7 @@ from argolocal.page.access import Access
 
 FIRST_PORT = 7070
 PORTS_TO_TRY = 100
-REQUEST_TIMEOUT_S = 10.0  # for the arrival of a request
+REQUEST_TIMEOUT_S = 10.0  # a connection without a request is closed after this time
 MAX_WAITING_CONNECTIONS = 256
 MAX_DESCRIPTORS = 8192
 TOKEN_FILE = "page-token"  # name of the file in the home  # nosec B105
@@ -51,13 +51,14 @@ def listen(port: int | None) -> socket.socket:
 
 
 class Connection(AutoHTTPProtocol):
-    """uvicorn's protocol for one connection. Every user of this machine can connect to the page, so
-    a connection without a request is closed soon, and never keeps out another one."""
+    """uvicorn's protocol for one connection. Every user of this machine can connect to the page.
+    Therefore a connection without a request is closed soon, or earlier if there are too many of
+    them, so that it never blocks other connections."""
 
     if TYPE_CHECKING:
         loop: asyncio.AbstractEventLoop
         transport: asyncio.Transport
-        # the request that arrived last and its answer; None before the first request
+        # uvicorn's object for the last request and its response; None before the first request
         cycle: Any
 
     # connections that have not sent a request yet, oldest first
@@ -101,7 +102,7 @@ class Connection(AutoHTTPProtocol):
 
 
 def raise_descriptor_limit() -> None:
-    """Allow this process more open files: each viewer of a page needs one."""
+    """Raise the limit of open files of this process, because each viewer of a page needs one."""
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_DESCRIPTORS if hard_limit < 0 else min(hard_limit, MAX_DESCRIPTORS)
     if 0 <= soft_limit < limit:
@@ -111,8 +112,8 @@ def raise_descriptor_limit() -> None:
 def serve(
     app: ASGIApp, token: str, listening_socket: socket.socket, announce: Callable[[str], None]
 ) -> None:
-    """Serve the page until SIGINT or SIGTERM. `announce` is called with the URL of the page, which
-    contains the token."""
+    """Serve the page until SIGINT or SIGTERM. `announce`: function to call with the URL of the
+    page, which contains the token."""
     port = listening_socket.getsockname()[1]
     raise_descriptor_limit()
     config = uvicorn.Config(

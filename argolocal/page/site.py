@@ -23,7 +23,7 @@ from argolocal.view import runs
 
 
 def make_tabs(source: RunSource, overview: OverviewTab, artifacts: ArtifactsTab) -> list[Tab]:
-    """Return the tabs that every run of every program has."""
+    """Return the tabs of a run that the pages of argolocal and rekindle share."""
     return [overview, LogsTab(source), TimelineTab(), artifacts]
 
 

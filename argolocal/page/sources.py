@@ -1,6 +1,6 @@
 """The source of the runs that a page shows: the home on this machine.
 
-`rekindle.page` adds the runs of a cluster, with the same interface.
+`rekindle.page` contains another source with the same interface: the runs of a cluster.
 """
 
 import os
@@ -21,11 +21,11 @@ from argolocal.state.journal_reader import JournalReader
 from argolocal.view import runs
 from argolocal.view.summary import FINISHED_PHASES, Status
 
-# maximum bytes of the files whose parsed content stays in memory; the parsed content is about six
+# maximum size of the files whose parsed content stays in memory; the parsed content is about six
 # times as large
 MAX_CACHED_BYTES = 4_000_000
-# exceptions that a manifest or a status with an unexpected form causes; their checks are those of a
-# runner, which needs less of them than a page
+# exceptions that code of the page may raise for a manifest or a status with an unexpected form,
+# because only the fields that a runner needs have been checked
 FORM_ERRORS = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -100,8 +100,8 @@ def describe_malformed(name: str, error: Exception) -> str:
 
 
 class LocalRuns:
-    """The runs of a home. The parsed files of recently read runs stay in memory, so only the lines
-    that a runner has added must be parsed."""
+    """The runs of a home. The parsed files of recently read runs stay in memory, so that only the
+    lines must be parsed that a runner has appended in the meantime."""
 
     def __init__(self, home: Path) -> None:
         self.home = home.resolve()
@@ -117,24 +117,25 @@ class LocalRuns:
     def names(self) -> list[str]:
         times: dict[str, int] = {}
         try:
-            entries = os.listdir(self.folder)
+            folder_names = os.listdir(self.folder)
         except FileNotFoundError:
             return []
 
-        for entry in entries:
-            name = self.valid_names.get(entry) or RunName.parse_or_none(entry)
+        for folder_name in folder_names:
+            name = self.valid_names.get(folder_name) or RunName.parse_or_none(folder_name)
             try:
                 if name:
                     times[name] = os.stat(f"{self.folder}/{name}/{MANIFEST_FILE}").st_mtime_ns
-                    self.valid_names[entry] = name
+                    self.valid_names[folder_name] = name
             except OSError:
                 # the folder is not a run, or its run is being created or removed
-                self.valid_names.pop(entry, None)
+                self.valid_names.pop(folder_name, None)
                 continue
         return sorted(times, key=lambda name: times[name], reverse=True)
 
     def version(self, name: str) -> str:
-        # texts instead of paths, because a list asks for the versions of thousands of runs
+        # strings are faster than Path objects, and a list asks for the versions of thousands of
+        # runs
         root = f"{self.folder}/{name}"
         manifest = _mark(f"{root}/{MANIFEST_FILE}")
         if not manifest:
@@ -159,8 +160,7 @@ class LocalRuns:
 
         status = runs.settle_phase(status, reader.files)
         if status["phase"] in FINISHED_PHASES:
-            # if the files change later, `version` notices that their state differs from the stored
-            # one
+            # if the files change later, `version` returns another text than this one
             version = "-".join(version.split("-")[:2])
             self.finished[name] = version
         self._limit_memory(reader)
@@ -181,8 +181,8 @@ class LocalRuns:
             return reader
 
     def _limit_memory(self, reader: "RunReader") -> None:
-        """Count the size of a run that was read. Remove the least recently read runs from memory,
-        until the size limit is met or one run is left."""
+        """Add the size of a run that was read to the total. Then remove the least recently read
+        runs from memory until the total is below the limit, or until one run is left."""
         with self.lock:
             if self.readers.get(reader.files.name) is reader:
                 self.readers_size += reader.size - reader.counted_size
@@ -198,7 +198,7 @@ class RunReader:
     def __init__(self, files: RunFiles) -> None:
         self.files = files
         self.lock = Lock()
-        # size that LocalRuns has counted
+        # size of this run in the total that LocalRuns has computed
         self.counted_size = 0
         self.journal = JournalReader(files.root / JOURNAL_FILE)
         self.manifest: Mapping[str, Any] = {}

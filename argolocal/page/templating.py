@@ -1,5 +1,5 @@
-"""Render HTML with Jinja templates. Each package `page` has templates in its folder `templates/`.
-All values are escaped."""
+"""Render HTML with Jinja templates, which escape all values. The templates of a package are in its
+folder `templates/`."""
 
 import time
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ def age(text: str | None) -> str:
     try:
         start = datetime.fromisoformat(text).timestamp()
     except (ValueError, TypeError):
-        # the time of another program
+        # another program has written the time in another format
         return escape_control_chars(str(text))
     seconds = max(0.0, time.time() - start)
     if seconds >= 2 * 86400:
@@ -79,4 +79,5 @@ def format_measure(value: float) -> str:
 
 
 def render(environment: Environment, template: str, values: Mapping[str, Any]) -> str:
+    """Return the HTML of a template, with `values` as its variables."""
     return environment.get_template(template).render(values)

@@ -1,14 +1,13 @@
 """Unpack untrusted archives safely: nothing is written outside of one new directory.
 
-`tarfile` only reads the tarball; this module writes the files. The data filter of tarfile is not
-enough: it does not exist before Python 3.11.4, long chains of links bypass it in later versions
-(CVE-2025-4517), and it does not limit sizes. This module first writes files and directories, while
-no link exists that a write could follow. Then it creates the links, whose targets must be inside
-the directory. This module also limits the disk space, the number of entries and the size of a
-header.
+The data filter of `tarfile` is not enough: it does not exist before Python 3.11.4, long chains of
+links bypass it in later versions (CVE-2025-4517), and it does not limit sizes. Therefore `tarfile`
+only reads the tarball, and this module writes the files. It first writes files and directories,
+while no link exists that a write could follow. Then it creates the links, whose targets must be
+inside the directory. It also limits the disk space, the number of entries and the size of a header.
 
-Sources: Argo's executor.go (untar), for the entries that are dropped or rejected; CVE-2025-8194,
-for entries with a negative size.
+As in Argo's executor.go (untar), some entries are dropped or rejected. Entries with a negative size
+are rejected because of CVE-2025-8194.
 """
 
 import io
@@ -34,9 +33,9 @@ from argolocal.pods.tarballs import (
 )
 
 MAX_ENTRIES = 100_000  # maximum number of files, directories and links in an archive
-# the entries of a tarball are counted part by part; unpacked size of a part in bytes
+# size in bytes of the part of an unpacked tarball whose entries are counted at once
 COUNTED_BYTES = 128 << 20
-# after each count, this many entries are written before the next count
+# number of entries to write between two counts
 UNCOUNTED_ENTRIES = 1000
 MAX_DISK_SHARE = 0.9  # maximum share of the free disk space that an unpacked archive may occupy
 MAX_RECORDS = 100  # maximum number of records in the global headers of a tarball
@@ -128,8 +127,8 @@ def unpack_tar(
     max_entries: int = MAX_ENTRIES,
     max_disk_share: float = MAX_DISK_SHARE,
 ) -> None:
-    """Replace a gzipped tar by its contents. A single entry is moved to `path`. Several entries are
-    moved into the folder `path`.
+    """Unpack a gzipped tar, and delete it. If it has a single entry, this entry becomes `path`.
+    Otherwise, `path` becomes a folder with the entries.
 
     As in Argo, owners, setuid bits, devices and hard links are dropped. Raises ArchiveError.
     """
@@ -166,7 +165,8 @@ def unpack_zip(
     max_entries: int = MAX_ENTRIES,
     max_disk_share: float = MAX_DISK_SHARE,
 ) -> None:
-    """Unpack a zip as `unpack_tar` does; links in the zip become files."""
+    """Unpack a zip in the same way as `unpack_tar`. A link in the zip becomes a file that contains
+    the link's target. Raises ArchiveError."""
     with (
         _unpack_directory(archive, path) as directory,
         _CountingZipFile(archive, max_entries) as counted_file,
@@ -198,8 +198,8 @@ def unpack_zip(
 def _check_zip(
     counted_file: _CountingZipFile, zip_entries: list[zipfile.ZipInfo], budget: "_UnpackBudget"
 ) -> None:
-    """Raise ArchiveError for entries that exceed the budget, share bytes or are neither stored nor
-    deflated."""
+    """Raise ArchiveError for entries that exceed the budget, overlap each other, or have another
+    compression method than "stored" or "deflated"."""
     previous_end = 0
 
     for zip_entry in sorted(zip_entries, key=lambda zip_entry: zip_entry.header_offset):
@@ -227,22 +227,23 @@ def _check_zip(
 
 
 class _EntryCounter:
-    """Counts the entries of a tarball's next part before they are written, so that a tarball with
-    too many entries fails early. Writing many files is slow.
+    """Counts the entries of the next part of a tarball before they are written. Thus a tarball with
+    too many entries fails early, before many files are written, which is slow.
 
-    Parts that consist of large files are not counted, because counting decompresses them a second
-    time.
+    The next part is counted only after UNCOUNTED_ENTRIES entries, so that parts with large files
+    are not counted: counting decompresses a part a second time.
     """
 
     def __init__(self, archive_name: str, max_entries: int) -> None:
         self.name = archive_name
         self.max_entries = max_entries
-        # end position of the last counted part
+        # position in the tarball at which the last counted part ends
         self.end = -1
         self.uncounted_entries = UNCOUNTED_ENTRIES
 
     def check(self, tar_stream: TarStream, offset: int, max_entries: int) -> None:
-        """Raise ArchiveError if the part at `offset` has more than `max_entries` entries."""
+        """Raise ArchiveError if the part at `offset` has more than `max_entries` entries. Call this
+        method before each entry is written; most calls do nothing."""
         if offset < self.end:
             return
         self.uncounted_entries += 1
@@ -318,7 +319,7 @@ def _unpack_directory(archive: Path, path: Path) -> Iterator[Path]:
 
 
 class _UnpackedTree:
-    """The unpacked tree below a directory."""
+    """The unpacked files below the directory `root`."""
 
     def __init__(self, root: Path, budget: _UnpackBudget) -> None:
         self.root = root
@@ -327,6 +328,8 @@ class _UnpackedTree:
         self.links: dict[tuple[str, ...], tuple[str, str]] = {}
 
     def add(self, tar_file: tarfile.TarFile, tar_entry: tarfile.TarInfo) -> None:
+        """Write a file or directory of a tarball, or remember a link for `add_links`. Raises
+        ArchiveError."""
         entry_path = os.path.normpath(tar_entry.name)
         if entry_path.startswith(("/", "../")) or entry_path in (".", ".."):
             raise ArchiveError(f"illegal file path: {tar_entry.name}")
@@ -377,11 +380,11 @@ class _UnpackedTree:
             self.make_directory(path_parts[:-1])
             self.budget.take(0)
             path.mkdir()
-            path.chmod(0o755)  # set the mode again, because the umask applied to mkdir
+            path.chmod(0o755)  # mkdir has applied the umask to its mode
 
     def add_links(self, directory_name: str) -> None:
-        """Create the links. Raises ArchiveError if a link's target, or the path to it, is outside
-        of the directory `directory_name`."""
+        """Create the links. Raises ArchiveError if a link leads out of the directory, which will
+        have the name `directory_name`."""
         top_names = {*os.listdir(self.root), *(link_path[0] for link_path in self.links)}
         final_path = lambda link_path: (directory_name, *link_path[len(top_names) == 1 :])  # noqa: E731
         link_targets = {
@@ -396,7 +399,7 @@ class _UnpackedTree:
 
 
 def _stays_inside(link_path: tuple[str, ...], link_targets: dict[tuple[str, ...], str]) -> bool:
-    """Return True if the link at `link_path` never leads outside of the directory `path[0]` when
+    """Return True if the link at `link_path` never leads out of the directory `link_path[0]` when
     the kernel resolves it."""
     current_directory = list(link_path[:-1])
     remaining_names = link_targets[link_path].split("/")[::-1]

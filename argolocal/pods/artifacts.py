@@ -1,7 +1,7 @@
 """Copy artifacts between a pod's directory and the object store, with Argo's keys and archives.
 
-An artifact without `archive` is unpacked if it is a gzipped tar. If a tar has a single entry, the
-entry is moved to the artifact's path.
+An input artifact without the field `archive` is unpacked if it is a gzipped tar. If a tar has a
+single entry, this entry becomes the file or directory at the artifact's path.
 
 Source: Argo's executor.go (loadArtifact, unpack, saveArtifact).
 """
@@ -21,7 +21,7 @@ from argolocal.manifest.allowed_values import ARTIFACT_GC_STRATEGIES
 from argolocal.pods import archives, web
 from argolocal.store import ObjectStore
 
-# returns the ObjectStore of an `s3` location
+# a function that returns the ObjectStore of an `s3` location
 OpenStore = Callable[..., Any]
 # Argo's executor copies files into this directory before it zips them
 STAGING_PATH = "/tmp/argo/outputs/artifacts"
@@ -36,7 +36,7 @@ class GoTarFile(tarfile.TarFile):
 
 
 class ArtifactError(Exception):
-    """An artifact cannot be loaded or saved. The message equals Argo's."""
+    """An artifact cannot be loaded or saved. The message is the one that Argo would show."""
 
 
 def load(artifact: dict[str, Any], path: Path, open_store: OpenStore) -> None:
@@ -88,10 +88,14 @@ def load(artifact: dict[str, Any], path: Path, open_store: OpenStore) -> None:
 
 
 def _download(artifact: dict[str, Any], target_file: Path) -> None:
+    """Download an `http` artifact. Raises ArtifactError."""
     http_source = artifact["http"]
-    headers = [(header["name"], header["value"]) for header in http_source.get("headers") or []]
     # drop a Host header, because Go's HTTP client ignores it
-    headers = [header for header in headers if header[0].lower() != "host"]
+    headers = [
+        (header["name"], header["value"])
+        for header in http_source.get("headers") or []
+        if header["name"].lower() != "host"
+    ]
     message = f"artifact {artifact['name']} failed to load"
 
     try:
@@ -104,7 +108,7 @@ def _download(artifact: dict[str, Any], target_file: Path) -> None:
             with target_file.open("wb") as file:
                 web.copy_body(response, file, max_bytes)
     except (web.WebError, OSError) as error:
-        # this OSError means that the local file cannot be written
+        # an OSError means that the local file cannot be written
         raise ArtifactError(f"{message}: {error}") from None
 
 
@@ -121,12 +125,11 @@ def save_artifact(
     """Upload an output artifact. Return the artifact with its key, or None if an optional artifact
     is missing.
 
-    `link_path`: path of the artifact in the template. It may be a link to `path`.
-    `temporary_folder`: directory for temporary archives. `archive_location`: `s3` of the template's
-    archiveLocation, the default location. Raises ArtifactError.
+    `link_path`: file at the artifact's path in the pod, possibly a link. `path`: file or directory
+    to which this link leads. `temporary_folder`: directory for temporary archives.
+    `archive_location`: `s3` of the template's archiveLocation, the default location. Raises
+    ArtifactError.
     """
-    archive_options = artifact.get("archive") or {}
-
     failed_call = _find_failing_call(artifact, link_path, path)
     if failed_call:
         if artifact.get("optional"):
@@ -137,44 +140,21 @@ def save_artifact(
     if not (path.is_file() or path.is_dir()):
         raise ArtifactError(f"{artifact['path']} is not a regular file or directory")
 
-    artifact_name = link_path.name
-    uploaded_file = path
-
-    if "zip" in archive_options:
-        artifact_name = f"{artifact['name']}.zip"
-        uploaded_file = temporary_folder / f".{artifact['name']}.zip"
-        _zip_path(path, uploaded_file, artifact["name"])
-    elif "none" not in archive_options:
-        artifact_name = f"{artifact['name']}.tgz"
-        uploaded_file = temporary_folder / f".{artifact['name']}.tgz"
-
-        requested_level = (archive_options.get("tar") or {}).get("compressionLevel")
-        # as in Argo, an invalid gzip level is ignored; `check_artifacts` rejects it for files in
-        # volumes
-        if isinstance(requested_level, int) and requested_level in range(10):
-            compression_level = requested_level
-        else:
-            compression_level = 6
-
-        with (
-            gzip.GzipFile(uploaded_file, "wb", compression_level, mtime=0) as gzip_file,
-            GoTarFile.open(fileobj=gzip_file, mode="w") as tar_file,
-        ):
-            tar_file.add(link_path if path.is_dir() else path, arcname=link_path.name)
-
+    uploaded_file, key_name = _pack_artifact(artifact, link_path, path, temporary_folder)
     artifact_location = artifact.get("s3") or {}
     base_location = _default_location(archive_location, f"{workflow_name}/{pod_name}")
     target_location = {
         **base_location,
-        "key": f"{base_location['key']}/{artifact_name}",
-    } | artifact_location
+        "key": f"{base_location['key']}/{key_name}",
+        **artifact_location,
+    }
 
+    # the artifact's own bucket gets no other settings, such as credentials, of the default location
     if artifact_location.get("endpoint") and artifact_location.get("bucket"):
         target_location = {**artifact_location, "key": target_location["key"]}
 
-    object_key = target_location["key"]
     try:
-        open_store(target_location).upload(uploaded_file, object_key, links=False)
+        open_store(target_location).upload(uploaded_file, target_location["key"], links=False)
     except StorageError as error:
         raise ArtifactError(f"artifact {artifact['name']} failed to save: {error}") from None
     finally:
@@ -184,9 +164,44 @@ def save_artifact(
     return {**artifact, "s3": target_location}
 
 
+def _pack_artifact(
+    artifact: dict[str, Any], link_path: Path, path: Path, temporary_folder: Path
+) -> tuple[Path, str]:
+    """Pack an output artifact into the archive that its field `archive` asks for. Return the file
+    to upload, and its name in the default key. Without an archive, the file to upload is `path`."""
+    archive_options = artifact.get("archive") or {}
+
+    if "zip" in archive_options:
+        key_name = f"{artifact['name']}.zip"
+        zip_path = temporary_folder / f".{key_name}"
+        _zip_path(path, zip_path, artifact["name"])
+        return zip_path, key_name
+
+    if "none" in archive_options:
+        return path, link_path.name
+
+    key_name = f"{artifact['name']}.tgz"
+    tar_path = temporary_folder / f".{key_name}"
+    requested_level = (archive_options.get("tar") or {}).get("compressionLevel")
+    # as in Argo, an invalid gzip level is ignored; `check_artifacts` rejects it for files in
+    # volumes
+    if isinstance(requested_level, int) and requested_level in range(10):
+        compression_level = requested_level
+    else:
+        compression_level = 6
+
+    with (
+        gzip.GzipFile(tar_path, "wb", compression_level, mtime=0) as gzip_file,
+        GoTarFile.open(fileobj=gzip_file, mode="w") as tar_file,
+    ):
+        tar_file.add(link_path if path.is_dir() else path, arcname=link_path.name)
+
+    return tar_path, key_name
+
+
 def _find_failing_call(artifact: dict[str, Any], link_path: Path, path: Path) -> str:
-    """Return the system call that would fail in Argo's executor, or "". For example, Argo can zip a
-    file only if its name is the artifact's name."""
+    """Return the system call of Argo's executor that would not find its file, or "". For example,
+    Argo can zip a file only if its name is the artifact's name."""
     archive_options = artifact.get("archive") or {}
     if not path.exists():
         return f"open /var/run/argo/outputs/artifacts{artifact['path']}.tgz"
@@ -224,36 +239,37 @@ def save_log(
 
 
 def _zip_path(path: Path, zip_path: Path, entry_name: str) -> None:
-    """Zip a directory or file. In the zip, a directory has the artifact's name and contains no
-    empty directories, and a file is below Argo's staging path."""
+    """Zip a directory or file. As in Argo, a directory gets the name `entry_name` in the zip and
+    loses its empty directories, and a file gets the path STAGING_PATH/`entry_name`."""
     with zipfile.ZipFile(zip_path, "w", zipfile.ZIP_DEFLATED) as zip_archive:
         if path.is_file():
             zip_entry = zipfile.ZipInfo.from_file(path)
             zip_entry.filename = f"{STAGING_PATH}/{entry_name}"
             with zip_archive.open(zip_entry, "w") as entry_writer, path.open("rb") as source_file:
                 shutil.copyfileobj(source_file, entry_writer)
-        for source_file in sorted(
-            zip_entry for zip_entry in path.rglob("*") if zip_entry.is_file()
-        ):
-            zip_archive.write(source_file, Path(entry_name) / source_file.relative_to(path))
+
+        for file_path in sorted(path.rglob("*")):
+            if file_path.is_file():
+                zip_archive.write(file_path, Path(entry_name) / file_path.relative_to(path))
 
 
 def collect_garbage(
     status: dict[str, Any], spec: dict[str, Any], open_store: OpenStore
 ) -> list[str]:
-    """Delete the output artifacts with the strategy OnWorkflowCompletion. Return the ids of the
-    changed nodes.
+    """Delete the output artifacts whose garbage collection strategy is OnWorkflowCompletion, and
+    mark them as deleted in `status`. Return the ids of the changed nodes.
 
-    Failures are recorded as a condition of the status. OnWorkflowDeletion has no effect here,
+    A failure becomes a condition of the status. The strategy OnWorkflowDeletion has no effect here,
     because workflows are never deleted. As in Argo's S3 driver, a key with a trailing / is a
     directory. Source: Argo's artifact_gc.go.
     """
     changed_node_ids = []
 
     for node_id, node in status["nodes"].items():
-        for artifact in (
-            ((node.get("outputs") or {}).get("artifacts") or []) if node["type"] == "Pod" else ()
-        ):
+        if node["type"] != "Pod":
+            continue
+
+        for artifact in (node.get("outputs") or {}).get("artifacts") or []:
             if (
                 artifact.get("deleted")
                 or find_gc_strategy(artifact, spec) != ARTIFACT_GC_STRATEGIES[0]
@@ -279,13 +295,15 @@ def collect_garbage(
 
 
 def _delete_objects(key: str, store: ObjectStore) -> None:
-    store.delete(
-        [listed_object.key for listed_object in store.list(key)] if key.endswith("/") else [key]
-    )
+    if key.endswith("/"):
+        store.delete([listed_object.key for listed_object in store.list(key)])
+    else:
+        store.delete([key])
 
 
 def find_gc_strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
-    """Return the garbage collection strategy of an artifact, or else of the workflow."""
+    """Return the garbage collection strategy of an artifact. If it has none, return the strategy of
+    the workflow, or else "Never"."""
     strategies = (
         (strategy_owner.get("artifactGC") or {}).get("strategy")
         for strategy_owner in (artifact, spec)
@@ -294,8 +312,8 @@ def find_gc_strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
 
 
 def check_artifacts(template: dict[str, Any], field_path: str) -> None:
-    """Raise ConfigError for an artifact that has no path, a path outside of the pod, or an invalid
-    gzip level."""
+    """Raise ConfigError for an artifact of a pod without a path, an artifact with a path in a
+    template that has no pod, or an invalid gzip level."""
     is_pod = not template.keys() & {"dag", "steps", "suspend"}
     artifacts = {
         direction: (template.get(direction) or {}).get("artifacts") or []
@@ -305,8 +323,8 @@ def check_artifacts(template: dict[str, Any], field_path: str) -> None:
         "volumeMounts"
     ) or []
     mount_paths = [
-        *(parameter_or_mount.get("mountPath") for parameter_or_mount in volume_mounts),
-        *(parameter_or_mount.get("path") for parameter_or_mount in artifacts["inputs"]),
+        *(volume_mount.get("mountPath") for volume_mount in volume_mounts),
+        *(artifact.get("path") for artifact in artifacts["inputs"]),
     ]
 
     numbered_artifacts = [
@@ -329,7 +347,7 @@ def check_artifacts(template: dict[str, Any], field_path: str) -> None:
             "compressionLevel"
         )
         is_in_mount = artifact_field.startswith("outputs") and any(
-            volume_mount and Path(path).is_relative_to(volume_mount) for volume_mount in mount_paths
+            mount_path and Path(path).is_relative_to(mount_path) for mount_path in mount_paths
         )
         if is_in_mount and compression_level is not None and compression_level not in range(-2, 10):
             raise ConfigError(
@@ -339,13 +357,15 @@ def check_artifacts(template: dict[str, Any], field_path: str) -> None:
 
 
 def _read_owner_id(path: Path) -> int | None:
+    """Return the user id of a file's owner, or None if the file does not exist."""
     with contextlib.suppress(FileNotFoundError):
         return path.stat().st_uid
     return None
 
 
 def remove_directory(root: Path) -> None:
-    """Remove a pod's directory, which another thread may be removing at the same time."""
+    """Remove a pod's directory, which another thread may be removing at the same time. If the
+    directory belongs to another user, files that cannot be removed are left without an error."""
     may_remove = os.getuid() in (0, _read_owner_id(root))
 
     def on_error(_function: Any, _path: str, error: Any) -> None:

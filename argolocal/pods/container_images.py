@@ -10,7 +10,7 @@ from argolocal.errors import ConfigError
 
 # name of the file in the home in which users define images
 IMAGES_FILE_NAME = "images.yaml"
-# images whose programs exist on every machine: name → CMD of the Dockerfile
+# images whose programs exist on every machine: name → default command of the image
 BASE_IMAGES = {
     "python": ("python3",),
     "alpine": ("/bin/sh",),
@@ -23,9 +23,9 @@ BASE_IMAGES = {
 
 @dataclass(frozen=True)
 class Image:
-    """An image on this machine.
+    """The properties of an image on this machine.
 
-    `python`: Python interpreter to use for the command `python` of the container. `env`:
+    `python`: Python interpreter that runs if the command of a container is `python`. `env`:
     environment variables of the image. `command`, `args` and `directory`: ENTRYPOINT, CMD and
     WORKDIR of the image.
     """
@@ -38,8 +38,8 @@ class Image:
 
     @classmethod
     def read_table(cls, file: Path) -> "dict[str, Image]":
-        """Read a YAML file that maps the name of each image to its entrypoint, command and other
-        fields. Raises ConfigError."""
+        """Read a YAML file that maps the name of each image to the fields of an Image. Return {} if
+        the file does not exist. Raises ConfigError."""
         if not file.exists():
             return {}
 

@@ -1,8 +1,8 @@
 """Check that the API server would accept the containers of a template's pod, and that this machine
 can run them.
 
-    check(template, where, cluster)           # before the run; raises ConfigError
-    check_images(template, where, cluster)    # when the pod starts and parameters have values
+    check_containers(template, field_path, cluster)    # before the run; raises ConfigError
+    check_images(template, field_path, cluster)    # when the pod starts and parameters have values
 """
 
 import re
@@ -39,7 +39,8 @@ def list_containers(template: Data) -> Iterator[tuple[str, Data]]:
 
 
 def find_port_number(container: Data, port: int | str) -> int:
-    """Return the number of a port, or of the containerPort with this name. Raises ValueError."""
+    """Return the number of `port`, which is a number or the name of a containerPort. Raises
+    ValueError."""
     port_numbers = {
         container_port.get("name"): container_port["containerPort"]
         for container_port in container.get("ports") or []
@@ -58,8 +59,8 @@ def check_containers(template: Data, field_path: str, cluster: Cluster) -> None:
 
 
 def check_pod_names(template: Data, pod_name: str) -> None:
-    """Raise ConfigError for a name in a pod that the API server rejects. Names are checked when the
-    pod starts, because earlier they may contain tags."""
+    """Raise ConfigError for a name in a pod that the API server would reject. Call this function
+    when the pod starts, because names may contain tags before."""
     message_prefix = f'Pod "{pod_name}" is invalid'
     for container_path, container in list_containers(template):
         if "name" in container:
@@ -79,16 +80,19 @@ def check_pod_names(template: Data, pod_name: str) -> None:
             object_names.SUBDOMAIN_RULE.check(template[field], f"{message_prefix}: spec.{field}")
 
     for host_alias in template.get("hostAliases") or []:
-        for host_name in (
-            (host_alias.get("hostnames") or []) if isinstance(host_alias, dict) else []
-        ):
+        if not isinstance(host_alias, dict):
+            continue
+
+        for host_name in host_alias.get("hostnames") or []:
             object_names.SUBDOMAIN_RULE.check(
                 host_name, f"{message_prefix}: spec.hostAliases.hostnames"
             )
 
 
 def check_images(template: Data, field_path: str, cluster: Cluster) -> None:
-    """Raise ConfigError for an image whose programs do not exist on this machine."""
+    """Raise ConfigError for an image that this machine does not support. An image is supported if
+    it is in BASE_IMAGES or images.yaml, or if its command is `python -m` with a module of the
+    cluster."""
     for container_path, container in list_containers(template):
         image = str(container.get("image"))
         command_words = [*(container.get("command") or []), *(container.get("args") or [])]
@@ -115,8 +119,8 @@ def check_images(template: Data, field_path: str, cluster: Cluster) -> None:
 
 
 def python_version_warnings(spec: dict[str, Any], cluster: Cluster) -> Iterator[str]:
-    """Yield a warning for each image `python:X.Y` of a workflow whose Python version differs from
-    the one used here."""
+    """Yield a warning for each image `python:X.Y` of a workflow if this program runs on another
+    version of Python."""
     local_version = f"{sys.version_info.major}.{sys.version_info.minor}"
     templates_by_image: dict[str, list[str]] = {}
 
@@ -166,7 +170,8 @@ def _check_environment(container: Data, field_path: str) -> None:
 def _check_mounts(container: Data, field_path: str) -> None:
     index_of_path: dict[str, int] = {}
     for index, volume_mount in enumerate(container.get("volumeMounts") or []):
-        first_index = index_of_path.setdefault(mount_path := volume_mount["mountPath"], index)
+        mount_path = volume_mount["mountPath"]
+        first_index = index_of_path.setdefault(mount_path, index)
         if first_index != index:
             raise ConfigError(
                 f"{field_path}[{index}].mountPath is {mount_path!r}, which is also the path of"

@@ -3,10 +3,10 @@ their outputs.
 
     executor.start(action)
     events = executor.wait(timeout)
-    executor.kill(id)
-    executor.halt(grace)
+    executor.kill(node_id)
+    executor.halt(grace_seconds)
 
-Transfers and templates without a process (http, data) run in threads.
+Transfers of artifacts, and templates without a process (http, data), run in threads.
 """
 
 import os
@@ -48,13 +48,17 @@ from argolocal.store import ObjectStore
 
 START_ERRORS = (FileNotFoundError, PermissionError, StartError)
 INIT_FAILED_MESSAGE = "Pod failed before main container starts due to PodInitializing: "
-RESOURCE_POLL_S = 0.2  # seconds between attempts to acquire what other runs may release
+RESOURCE_POLL_S = 0.2  # seconds between attempts to acquire GPUs and memory that other runs use
 DEADLINE_EXCEEDED = "Pod was active on the node longer than the specified deadline"
 
 
 class Executor:
     """Runs all pods of one run. Only the thread that creates an Executor may call its methods,
-    because the processes die with the thread that starts them."""
+    because the kernel kills the processes when the thread that has started them ends.
+
+    `running`: pods that have not ended, by node id. `events`: events that `wait` has not returned
+    yet. `wakeup`: eventfd to which threads write when they have ended, so that `wait` returns.
+    """
 
     def __init__(
         self,
@@ -82,7 +86,7 @@ class Executor:
         self.threads: list[threading.Thread] = []
 
     def start(self, action: StartPod) -> None:
-        """Run the pod of a node."""
+        """Start the pod of a node. An error ends the node instead of being raised."""
         with self._end_node_on_error(action.id):
             self._start(action)
 
@@ -149,25 +153,30 @@ class Executor:
             self._spawn(pod)
 
     def wait(self, timeout: float | None) -> list[PodStarted | PodEnded]:
-        """Return the next events, or an empty list after `timeout` seconds."""
-        timeouts_seconds = [0.1 if self.resources.busy else 1.0]
+        """Wait for at most `timeout` seconds, or about one second, until something has happened.
+        Return the new events, possibly none."""
+        timeouts_s = [0.1 if self.resources.busy else 1.0]
         if self.deadline is not None:
-            timeouts_seconds.append(self.deadline - time.time())
+            timeouts_s.append(self.deadline - time.time())
         if timeout is not None:
-            timeouts_seconds.append(timeout)
+            timeouts_s.append(timeout)
         if self.waiting:
-            timeouts_seconds.append(RESOURCE_POLL_S)
+            timeouts_s.append(RESOURCE_POLL_S)
 
         with self.interrupts.allowed():
-            ready_keys = self.selector.select(0 if self.events else max(0.0, min(timeouts_seconds)))
+            ready_keys = self.selector.select(0 if self.events else max(0.0, min(timeouts_s)))
 
         for selector_key, _ in ready_keys:
             if selector_key.data is None:
                 os.eventfd_read(self.wakeup)
-            elif pod := self.running.get(selector_key.data[0]):
-                # an error may have ended the pod in the meantime
-                with self._end_node_on_error(pod.action.id):
-                    self._on_exit(pod, selector_key.data[1])
+                continue
+
+            node_id, container_name = selector_key.data
+            pod = self.running.get(node_id)
+            # an error may have ended the pod in the meantime
+            if pod:
+                with self._end_node_on_error(node_id):
+                    self._on_exit(pod, container_name)
 
         for pod in list(self.running.values()):
             if pod.work and pod.work[0].done():
@@ -176,13 +185,13 @@ class Executor:
                 with self._end_node_on_error(pod.action.id):
                     callback(pod, future)
 
-        waiting = self.waiting
+        waiting_pods = self.waiting
         self.waiting = []
-        for pod in waiting:
+        for pod in waiting_pods:
             with self._end_node_on_error(pod.action.id):
                 self._spawn(pod)
 
-        self._enforce()
+        self._enforce_deadlines()
         self.cluster.poll()  # restart services of the cluster that have died
         self.events += self.resources.poll()
         pending_events = self.events
@@ -191,17 +200,16 @@ class Executor:
         return pending_events
 
     def kill(self, node_id: str, reason: str = "", grace_seconds: float | None = None) -> None:
-        """Send SIGTERM to a pod, and SIGKILL after `grace_seconds` seconds. The default of
-        `grace_seconds` is terminationGracePeriodSeconds."""
+        """Send SIGTERM to the pod of a node, and SIGKILL after `grace_seconds` seconds. The default
+        of `grace_seconds` is terminationGracePeriodSeconds. `reason`: message of the node."""
         self.resources.forget(node_id)
 
         pod = self.running.get(node_id)
         if not pod or pod.kill_reason is not None:
             return
-        if (
-            grace_seconds is None
-            and (grace_seconds := pod.template.get("terminationGracePeriodSeconds")) is None
-        ):
+        if grace_seconds is None:
+            grace_seconds = pod.template.get("terminationGracePeriodSeconds")
+        if grace_seconds is None:
             grace_seconds = SIDECAR_GRACE_S
 
         pod.kill_reason = reason
@@ -250,14 +258,16 @@ class Executor:
         self.waiting.clear()
 
     def close(self) -> None:
-        """Close descriptors, except the eventfd if a thread may still write to it."""
+        """Close the descriptors of this executor, except the eventfd if a thread may still write to
+        it."""
         self.selector.close()
         if not any(thread.is_alive() for thread in self.threads):
             os.close(self.wakeup)
 
     @property
     def deadline(self) -> float | None:
-        """Time of the next deadline or retry, until which `wait` may sleep."""
+        """The unix time of the next deadline or retry; `wait` may sleep until then. None if no
+        deadline or retry is due."""
         wake_times: list[float | None] = []
         for pod in self.running.values():
             wake_times.append(pod.kill_at or pod.action.deadline)
@@ -266,7 +276,9 @@ class Executor:
 
         return min(filter(None, wake_times), default=None)
 
-    def _enforce(self) -> None:
+    def _enforce_deadlines(self) -> None:
+        """Kill the pods whose deadline or grace period is over, and start the retries that are
+        due."""
         now = time.time()
         for pod in list(self.running.values()):
             if pod.kill_at and now >= pod.kill_at:
@@ -321,8 +333,8 @@ class Executor:
         slow_call: Callable[[], Any],
         on_finished: Callable[[PodRun, Future[Any]], None],
     ) -> None:
-        """Run slow `slow_call` in a daemon thread, which does not delay Ctrl-C. When the work is
-        done, call `on_finished` in the event loop."""
+        """Run `slow_call` in a daemon thread, because a daemon thread does not delay Ctrl-C.
+        Afterwards, call `on_finished` in the event loop."""
         future = Future[Any]()
         pod.work = future, on_finished
 
@@ -340,6 +352,7 @@ class Executor:
             return self.cluster.store(s3_location)
 
     def _on_loaded(self, pod: PodRun, future: Future[Any]) -> None:
+        """Start a pod whose input artifacts have been loaded, or end it with their error."""
         try:
             future.result()
         except (ArtifactError, ArgolocalError, OSError, ValueError) as error:
@@ -361,10 +374,14 @@ class Executor:
         self._end(pod, *pod_result)
 
     def _on_probed(self, pod: PodRun, future: Future[Any]) -> None:
+        """Report a daemon as started if its readiness probe has passed."""
         if future.result():
             self.events.append(PodStarted(pod.action.id, ContainerRun.ip))
 
     def _spawn(self, pod: PodRun) -> None:
+        """Start the next containers of a pod whose inputs are loaded: the next init container, or
+        else the sidecars and the main container. If other runs use the GPUs or the memory of the
+        pod, put it into `waiting`."""
         if pod.kill_reason is not None:
             self._end(pod, "Failed", pod.kill_reason, None)
             return
@@ -428,8 +445,8 @@ class Executor:
             self.events.append(PodStarted(pod.action.id, container_run.ip))
 
     def _end_unstarted(self, pod: PodRun, error: Exception) -> None:
-        """End a pod in which a container cannot start. As in Argo, the node gets an exit code only
-        if this is the main container."""
+        """End a pod because one of its containers cannot start. As in Argo, the node gets an exit
+        code only if it is the main container that cannot start."""
         init_name = pod.sidecars.init_name if pod.sidecars else ""
         if pod.sidecars:
             pod.sidecars.stop(0)
@@ -488,20 +505,13 @@ class Executor:
             )
 
     def _watch(self, pod: PodRun, process: Process, container_name: str = "main") -> None:
+        """Let `wait` notice the exit of a process, and record the process in the journal."""
         pod.descriptors[container_name] = os.pidfd_open(process.pid)
         self.selector.register(
             pod.descriptors[container_name], selectors.EVENT_READ, (pod.action.id, container_name)
         )
-        self.files.append(
-            {
-                "pods": {
-                    pod.journal_key(container_name): [
-                        process.pid,
-                        read_start_ticks(process.pid) or 0,
-                    ]
-                }
-            }
-        )
+        process_record = [process.pid, read_start_ticks(process.pid) or 0]
+        self.files.append({"pods": {pod.journal_key(container_name): process_record}})
 
     def _unwatch(self, pod: PodRun, container_name: str) -> None:
         process_descriptor = pod.descriptors.pop(container_name)
@@ -509,10 +519,12 @@ class Executor:
         os.close(process_descriptor)
 
     def _on_exit(self, pod: PodRun, container_name: str) -> None:
+        """Handle the exit of a container's process: start the next containers of the pod, or
+        collect its outputs."""
         process = pod.group.running[container_name] if pod.group else pod.process
         assert process
         process.wait()
-        # a container's processes end with its first process
+        # as in Kubernetes, all processes of a container end with its first process
         signal_group(process.pid, signal.SIGKILL)
         self._unwatch(pod, container_name)
 
@@ -525,18 +537,16 @@ class Executor:
             return
 
         pod.kill_at = None
-        if pod.sidecars and (container_name := pod.sidecars.init_name):
+        if pod.sidecars and pod.sidecars.init_name:
             pod.process = None
             if process.code and pod.kill_reason is None:
                 pod.sidecars.stop(0)
                 # as in Argo, these exit codes mean that the container was terminated on request
-                is_terminated = process.code in TERMINATED_EXIT_CODES
-                if is_terminated:
-                    pod_result = ("Error", INIT_FAILED_MESSAGE)
+                if process.code in TERMINATED_EXIT_CODES:
+                    self._end(pod, "Error", INIT_FAILED_MESSAGE, None)
                 else:
-                    pod_result = ("Failed", f"{container_name}: {process.failure}")
-
-                self._end(pod, *pod_result, None)
+                    message = f"{pod.sidecars.init_name}: {process.failure}"
+                    self._end(pod, "Failed", message, None)
             else:
                 self._spawn(pod)
 
@@ -553,6 +563,8 @@ class Executor:
             self._on_collected(pod, _resolve_future(Future[Any](), collect_outputs))
 
     def _end(self, pod: PodRun, phase: str, message: str, outputs: Outputs | None) -> None:
+        """Report the end of a pod, release its resources and delete its volumes. The files of a
+        pod that has succeeded are deleted, too."""
         self.running.pop(pod.action.id)
         self.cluster.resources.release(pod.action.pod)
         journal_keys = [
@@ -571,6 +583,8 @@ class Executor:
 
 
 def _resolve_future(future: Future[Any], slow_call: Callable[[], Any]) -> Future[Any]:
+    """Set the result of `future` to the result of `slow_call`, or to its exception. Return the
+    future."""
     try:
         future.set_result(slow_call())
     except BaseException as error:

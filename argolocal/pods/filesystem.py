@@ -1,8 +1,8 @@
 """Give a pod its own file system tree without a container: the machine's `/` with private
 directories.
 
-A pod sees all files of the machine, except that it has its own /tmp, and its own directories for
-files that the manifest declares. For example, /tmp/out.txt is a different file in each pod: on the
+A pod sees all files of the machine, but it has its own /tmp, and its own directories for the files
+that the manifest declares. For example, /tmp/out.txt is a different file in each pod: on the
 machine, it is the file tmp/out.txt below the pod's root directory. In a system directory such as
 /usr, only the declared path itself is private.
 
@@ -10,8 +10,8 @@ As in a container, writes and deletions outside of the private directories never
 they go to an overlay (overlayfs, in memory) that is deleted with the pod. Where an overlay is
 impossible (on some kernels, and on file systems mounted below the overlay), the pod has read-only
 access. If the user is root and the kernel allows it, one overlay covers all files of the machine,
-and outputs behind links are read from it. Otherwise, each top-level directory has an overlay of its
-own. /dev/shm is shared with the machine unless a volume is mounted there.
+and the runner reads outputs behind links from this overlay. Otherwise, each top-level directory has
+its own overlay. The pod shares /dev/shm with the machine, unless a volume is mounted there.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ import socket
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,12 @@ SHARED_MEMORY_PATH = "/dev/shm"
 # an escaped character in /proc/self/mountinfo, for example a space
 OCTAL_ESCAPE = re.compile(rb"\\([0-7]{3})")
 LIBC = ctypes.CDLL(None, use_errno=True)
-BindMount = tuple[Path, str, bool]
+BindMount = tuple[Path, str, bool]  # (source, mount path, read only)
 
 
 def find_unsupported_path(paths: Iterable[str]) -> str | None:
-    """Return the first path that cannot be private, because it is a system directory or below /dev,
-    /proc or /sys; or None."""
+    """Return the first path that cannot be private: a system directory, or a path below /dev, /proc
+    or /sys. None if all paths can be private."""
     for path in paths:
         top_level = _find_top_level(Path(path))
         if Path(path) != Path(SHARED_MEMORY_PATH) and (
@@ -70,7 +71,7 @@ def path_in_root(root: Path, path: str) -> Path:
     """Return the path on this machine of the file that a pod with the root directory `root` sees at
     `path`."""
     path_parts = Path(os.path.normpath(path)).parts[1:]
-    # the directory, for example /bin, may be a link
+    # a system directory may be a link to another one, as /bin often is to /usr/bin
     if path_parts[:1] and path_parts[0] in SYSTEM_DIRECTORIES:
         path = str(Path(os.path.realpath(Path("/", *path_parts[:-1]))) / path_parts[-1])
     return root / os.path.normpath(path).lstrip("/")
@@ -80,18 +81,19 @@ def resolve_links(path: str, host_path: Callable[[Path], Path]) -> Path:
     """Resolve all links of `path` in a pod. `host_path` maps a path of the pod without links to a
     file on this machine. Raises OSError for a loop of links."""
     resolved_path = Path("/")
+    # the names that are not resolved yet, in reverse order
     remaining_names = [*reversed(Path(os.path.normpath(path)).parts[1:])]
     link_count = 0
 
     while remaining_names:
-        path_part = remaining_names.pop()
-        host_file = host_path(resolved_path / path_part)
-        if path_part == ".." or not host_file.is_symlink():
-            if path_part == "..":
-                resolved_path = resolved_path.parent
-            else:
-                resolved_path = resolved_path / path_part
+        name = remaining_names.pop()
+        if name == "..":
+            resolved_path = resolved_path.parent
+            continue
 
+        host_file = host_path(resolved_path / name)
+        if not host_file.is_symlink():
+            resolved_path = resolved_path / name
             continue
 
         link_count += 1
@@ -99,20 +101,21 @@ def resolve_links(path: str, host_path: Callable[[Path], Path]) -> Path:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
         link_target = Path(os.readlink(host_file))
-        resolved_path = Path("/") if link_target.is_absolute() else resolved_path
-        remaining_names += reversed(
-            [path_part for path_part in link_target.parts if path_part != "/"]
-        )
+        if link_target.is_absolute():
+            resolved_path = Path("/")
+
+        remaining_names += reversed([name for name in link_target.parts if name != "/"])
 
     return resolved_path
 
 
 def _find_top_level(path: Path) -> str:
+    """Return the name of the top-level directory of an absolute path, or "" for `/` itself."""
     return next(iter(path.parts[1:2]), "")
 
 
 def succeeds_in_child(action: Callable[[], None]) -> bool:
-    """Run `action` in a child process. Return True if `action` succeeds."""
+    """Run `action` in a child process. Return True if `action` does not raise an exception."""
     child_pid = os.fork()
     if child_pid == 0:
         try:
@@ -133,21 +136,94 @@ def supports_namespaces() -> bool:
 def _supports_root_overlay() -> bool:
     """Return True if one overlay can cover all files of the machine. The result is cached."""
 
-    def mount() -> None:
+    def mount_test_overlay() -> None:
         _enter_namespace(os.getuid(), os.getgid())
         _raise_on_error(LIBC.mount(b"none", b"/tmp", b"tmpfs", 0, None), "mount")
         view_path = Path("/tmp/view")
         view_path.mkdir()
         _raise_on_error(not _mount_overlay(Path("/"), view_path, Path("/tmp/machine")), "mount")
 
-    return succeeds_in_child(mount)
+    return succeeds_in_child(mount_test_overlay)
+
+
+@dataclass(frozen=True)
+class _MountPlan:
+    """The mounts that make the file system tree of one container.
+
+    `view`: directory that becomes the root of the container. `scratch`: directory for the changes
+    in the overlays; a tmpfs is mounted there. `separate_mounts`: directories of the machine that
+    are mounted one by one. `private_names`: private top-level directories to mount over the
+    overlay of the machine. `nested_mounts`: mount points of the machine that overlays do not
+    contain, by the path below which they are. `binds`: (source, target, read only), sorted by the
+    depth of the target; with None as third value, the source gets an overlay.
+    """
+
+    root: Path
+    view: Path
+    scratch: Path
+    covers_machine: bool
+    separate_mounts: list[Path]
+    private_names: list[str]
+    nested_mounts: dict[Path, list[Path]]
+    binds: list[tuple[Path, Path, bool | None]]
+    child_socket: socket.socket
+
+    def enter(self) -> None:
+        """Mount everything and move this process into the tree. In a tree with one overlay, also
+        send a descriptor of the tree to the parent process."""
+        _enter_namespace(os.getuid(), os.getgid())
+        _raise_on_error(LIBC.mount(b"none", os.fsencode(self.scratch), b"tmpfs", 0, None), "mount")
+        if self.covers_machine:
+            self.view.mkdir()
+            _raise_on_error(
+                not _mount_overlay(Path("/"), self.view, self.scratch / "machine"), "mount"
+            )
+
+        for index, source_path in enumerate(self.separate_mounts):
+            target_path = self.view / source_path.relative_to("/")
+            _mount_layer(source_path, target_path, self.scratch / str(index))
+
+        for name in self.private_names:
+            self._mount_private_directory(name)
+
+        self._mount_nested(Path("/"))
+        for index, (source_path, target_path, is_read_only) in enumerate(self.binds):
+            if is_read_only is None:
+                _mount_layer(source_path, target_path, self.scratch / f"kept{index}")
+                self._mount_nested(source_path)
+            else:
+                _bind_mount(source_path, target_path, is_read_only)
+
+        if self.covers_machine:
+            socket.send_fds(self.child_socket, [b"/"], [os.open(self.view, os.O_PATH)])
+        else:
+            # the overlays still use the tmpfs after this unmount
+            _raise_on_error(LIBC.umount2(os.fsencode(self.scratch), MNT_DETACH), "umount")
+
+        os.chroot(self.view)
+        os.chdir("/")
+
+    def _mount_private_directory(self, name: str) -> None:
+        target_path = self.view / name
+        if target_path.is_symlink() or not target_path.is_dir():
+            target_path.unlink(missing_ok=True)
+            target_path.mkdir()
+
+        _bind_mount(self.root / name, target_path, is_read_only=False)
+
+    def _mount_nested(self, outer_path: Path) -> None:
+        for mount_point in self.nested_mounts[outer_path]:
+            with contextlib.suppress(OSError):  # another process may remove a mount at any time
+                target_path = self.view / mount_point.relative_to("/")
+                _bind_mount(mount_point, target_path, is_read_only=True)
 
 
 class FileSystemView:
     """The file system tree of one container: the declared `paths` below `root`, and all other files
     of the machine.
 
-    `binds`: (source, mount path, read only) of each mounted file or directory.
+    `binds`: the mounted files and directories, outer mounts first. `fd`: descriptor of the tree if
+    one overlay covers the machine and the container has started, otherwise None.
     """
 
     def __init__(
@@ -173,10 +249,11 @@ class FileSystemView:
         self.fd: int | None = None
 
     def host_path(self, path: Path, must_exist: bool = False) -> Path:
-        """Return the file on this machine for a pod's `path`, of which only the last part may be a
-        link.
+        """Return the path on this machine of the file that the pod sees at `path`. Only the last
+        part of `path` may be a link.
 
-        With `must_exist`, raises OSError for a file of the machine that no overlay covers.
+        With `must_exist`, raises OSError if only a file of the machine itself is at `path`: the pod
+        cannot have written it.
         """
         for source_path, mount_path, _ in reversed(self.binds):
             if path.is_relative_to(mount_path):
@@ -207,7 +284,8 @@ class FileSystemView:
         """Prepare the directories. Return a function that the new process must call to enter the
         tree. The function only makes system calls.
 
-        `paths_to_keep`: paths that must stay visible. Raises OSError.
+        `paths_to_keep`: paths of the machine that the pod must see even if a private directory
+        hides them. Raises OSError.
         """
         root = self.root
         kept_paths = self._make_mount_points(paths_to_keep)
@@ -231,85 +309,45 @@ class FileSystemView:
                 if top_level.name in KERNEL_DIRECTORIES
                 or os.fsencode(top_level) in machine_mount_points
             ]
-        # `root` itself becomes the view, since it contains the private files and the machine's
-        # mounts
+            private_names = [name for name in os.listdir(root) if name in self.private_top_levels]
         else:
+            # `root` itself becomes the view, since it contains the private files; the machine's
+            # directories are mounted into it
             view_path = root
             separate_mounts = [*_make_root_mount_points(top_levels, root, self.declared_paths)]
+            private_names = []
 
-        mount_points = _list_mounts_below(
-            machine_mount_points,
-            [top_level for top_level in top_levels if top_level.name not in KERNEL_DIRECTORIES],
-        )
-        nested_mounts = {
-            path: _list_mounts_below(machine_mount_points, [path]) for path in kept_paths
-        }
-        private_names = [
-            name for name in os.listdir(root) if covers_machine and name in self.private_top_levels
-        ]
+        overlaid_paths = [path for path in top_levels if path.name not in KERNEL_DIRECTORIES]
+        nested_mounts = {Path("/"): _list_mounts_below(machine_mount_points, overlaid_paths)}
+        for path in kept_paths:
+            nested_mounts[path] = _list_mounts_below(machine_mount_points, [path])
+
         all_binds = [*((path, str(path), None) for path in kept_paths), *self.binds]
         view_binds = [
-            (bind_source, path_in_root(view_path, path), is_bind_read_only)
-            for bind_source, path, is_bind_read_only in all_binds
+            (source_path, path_in_root(view_path, path), is_read_only)
+            for source_path, path, is_read_only in all_binds
         ]
         view_binds.sort(key=lambda bind_mount: len(bind_mount[1].parts))
         self.sockets = parent_socket, child_socket = socket.socketpair()
         parent_socket.setblocking(False)
 
-        def mirror(paths: list[Path]) -> None:
-            for path in paths:
-                with contextlib.suppress(OSError):  # another process may remove a mount at any time
-                    _bind_mount(path, view_path / path.relative_to("/"), is_read_only=True)
-
-        def enter() -> None:
-            _enter_namespace(os.getuid(), os.getgid())
-            _raise_on_error(
-                LIBC.mount(b"none", os.fsencode(scratch_directory), b"tmpfs", 0, None), "mount"
-            )
-            if covers_machine:
-                view_path.mkdir()
-                _raise_on_error(
-                    not _mount_overlay(Path("/"), view_path, scratch_directory / "machine"), "mount"
-                )
-
-            for mount_index, mount_source in enumerate(separate_mounts):
-                _mount_layer(
-                    mount_source,
-                    view_path / mount_source.relative_to("/"),
-                    scratch_directory / str(mount_index),
-                )
-
-            for name in private_names:
-                if (view_path / name).is_symlink() or not (view_path / name).is_dir():
-                    (view_path / name).unlink(missing_ok=True)
-                    (view_path / name).mkdir()
-
-                _bind_mount(root / name, view_path / name, is_read_only=False)
-
-            mirror(mount_points)
-            for mount_index, (mount_source, target_path, is_read_only) in enumerate(view_binds):
-                if is_read_only is None:
-                    _mount_layer(
-                        mount_source, target_path, scratch_directory / f"kept{mount_index}"
-                    )
-                    mirror(nested_mounts[mount_source])
-                else:
-                    _bind_mount(mount_source, target_path, is_read_only)
-
-            if covers_machine:
-                socket.send_fds(child_socket, [b"/"], [os.open(view_path, os.O_PATH)])
-            else:
-                # the overlays still use the tmpfs after this unmount
-                _raise_on_error(LIBC.umount2(os.fsencode(scratch_directory), MNT_DETACH), "umount")
-
-            os.chroot(view_path)
-            os.chdir("/")
-
-        return enter
+        plan = _MountPlan(
+            root=root,
+            view=view_path,
+            scratch=scratch_directory,
+            covers_machine=covers_machine,
+            separate_mounts=separate_mounts,
+            private_names=private_names,
+            nested_mounts=nested_mounts,
+            binds=view_binds,
+            child_socket=child_socket,
+        )
+        return plan.enter
 
     def child_started(self) -> None:
-        """Keep the overlay readable while this object exists. Call this method after each attempt
-        to start a process, even if it failed."""
+        """Receive the descriptor of the overlay from the child process, so that the overlay stays
+        readable while this object exists. Call this method after each attempt to start a process,
+        even if the attempt failed."""
         parent_socket, child_socket = self.sockets
         with contextlib.suppress(BlockingIOError):
             _, received_descriptors, _, _ = socket.recv_fds(
@@ -321,7 +359,8 @@ class FileSystemView:
         child_socket.close()
 
     def _has_own_top_levels(self) -> bool:
-        """Return True if the top-level directory of each private file is private to the pod."""
+        """Return True if no declared path needs a top-level directory that the pod shares with the
+        machine: each is below a private top-level directory."""
         top_levels = [(_find_top_level(path), path) for path in self.declared_paths]
         return all(
             top_level not in SYSTEM_DIRECTORIES
@@ -330,9 +369,9 @@ class FileSystemView:
         )
 
     def _make_mount_points(self, paths_to_keep: Iterable[Path]) -> list[Path]:
-        """Create the private directories and their mount points. Return the paths of the machine
-        that private directories hide although the pod needs them. The caller must mount these
-        paths."""
+        """Create the private directories and the mount points in them. Return the paths of the
+        machine that private directories hide although the pod needs them. The caller must mount
+        these paths."""
         home_directory = Path(os.environ.get("HOME", "/"))
         # top-level directories of the declared paths, except of files directly below /
         top_levels = {
@@ -340,7 +379,7 @@ class FileSystemView:
         }
 
         for name in self.private_top_levels:
-            # the link is left from an earlier attempt of this pod
+            # an earlier attempt of this pod has left the link
             if (self.root / name).is_symlink():
                 (self.root / name).unlink()
 
@@ -412,27 +451,26 @@ def enter_process_root(pid: int) -> Callable[[], None]:
 
 
 def _read_mount_points() -> set[bytes]:
+    """Return the paths of all mount points of this process."""
     with open("/proc/self/mountinfo", "rb") as mount_table:
-        return {
-            OCTAL_ESCAPE.sub(
-                lambda escape_match: bytes([int(escape_match[1], 8)]), line.split(b" ")[4]
-            )
-            for line in mount_table
-        }
+        escaped_paths = [line.split(b" ")[4] for line in mount_table]
+    decode_escape = lambda match: bytes([int(match[1], 8)])  # noqa: E731
+    return {OCTAL_ESCAPE.sub(decode_escape, path) for path in escaped_paths}
 
 
 def _list_mounts_below(all_mount_points: set[bytes], directories: Iterable[Path]) -> list[Path]:
-    """Return the outermost mount points below the directories `directories`. These file systems
-    must be mounted separately, because an overlay of a directory does not contain them."""
+    """Return the outermost mount points below `directories`. These file systems must be mounted
+    separately, because an overlay of a directory does not contain them."""
     prefixes = tuple(os.fsencode(directory) + b"/" for directory in directories)
     mount_points: list[bytes] = []
-    for mount_point in sorted(
-        mount_point for mount_point in all_mount_points if mount_point.startswith(prefixes)
-    ):
-        if not mount_point.startswith(
-            tuple(outer_mount_point + b"/" for outer_mount_point in mount_points)
-        ) and os.path.exists(mount_point):
+    for mount_point in sorted(all_mount_points):
+        if not mount_point.startswith(prefixes):
+            continue
+
+        outer_prefixes = tuple(outer_mount_point + b"/" for outer_mount_point in mount_points)
+        if not mount_point.startswith(outer_prefixes) and os.path.exists(mount_point):
             mount_points.append(mount_point)
+
     return [Path(os.fsdecode(mount_point)) for mount_point in mount_points]
 
 
@@ -451,18 +489,11 @@ def _mount_layer(source_path: Path, target_path: Path, layer_path: Path) -> None
 
 
 def _mount_overlay(source_path: Path, target_path: Path, layer_path: Path) -> bool:
+    """Mount an overlay of `source_path` at `target_path`. Return False if the kernel refuses."""
     for folder in (layer_path, layer_path / "upper", layer_path / "work"):
         folder.mkdir()
-    lower_directory, upper_directory = (
-        re.sub(r"([\\\\:,])", r"\\\1", str(path)) for path in (source_path, layer_path)
-    )
-    mount_options = ",".join(
-        [
-            f"lowerdir={lower_directory}",
-            f"upperdir={upper_directory}/upper",
-            f"workdir={upper_directory}/work",
-        ]
-    )
+    lower, layer = (re.sub(r"([\\\\:,])", r"\\\1", str(path)) for path in (source_path, layer_path))
+    mount_options = f"lowerdir={lower},upperdir={layer}/upper,workdir={layer}/work"
     # an unprivileged user needs the option userxattr to mount an overlay
     return not all(
         LIBC.mount(
@@ -504,7 +535,8 @@ def _bind_mount(
 def _make_root_mount_points(
     top_level_paths: Iterable[Path], root: Path, declared_paths: Iterable[Path]
 ) -> Iterator[Path]:
-    """Create mount points in `root` for the entries of /. Yield the directories to mount there."""
+    """Create mount points in `root` for the entries of /. Yield the paths to mount there. In a
+    system directory with declared paths, each other entry is mounted separately."""
     private_tree: dict[str, Any] = {}
     for path in declared_paths:
         if _find_top_level(path) in SYSTEM_DIRECTORIES - KERNEL_DIRECTORIES:
@@ -562,6 +594,8 @@ def _make_mount_point(source_path: Path, target_path: Path) -> None:
 
 
 def _enter_namespace(uid: int, gid: int) -> None:
+    """Move this process into a new mount namespace, whose mounts do not reach the machine. Raises
+    OSError."""
     # in a container, even root may need a user namespace to call unshare
     if uid or LIBC.unshare(CLONE_NEWNS):
         _raise_on_error(LIBC.unshare(CLONE_NEWNS | CLONE_NEWUSER), "unshare")
@@ -577,6 +611,7 @@ def _enter_namespace(uid: int, gid: int) -> None:
 
 
 def _raise_on_error(return_code: int, call_name: str) -> None:
+    """Raise OSError with the system's errno if `return_code` is not 0."""
     if return_code:
         error_number = ctypes.get_errno()
         raise OSError(error_number, f"{call_name}: {os.strerror(error_number)}")

@@ -1,10 +1,10 @@
 """Apply memory limits to containers, if this system allows a process to create cgroups next to or
 below its own cgroup.
 
-    memory = create_memory_cgroup(container, "pod.main")    # None: no limit, or no cgroups
-    memory.enter()             # in the container's process, before exec
-    memory.close()             # after the exit
-    memory.limit_exceeded      # True after an OOM kill
+    cgroup = create_memory_cgroup(container, "pod.main")    # None: no limit, or no cgroups
+    cgroup.enter()             # in the container's process, before exec
+    cgroup.close()             # after the exit
+    cgroup.limit_exceeded      # True if the kernel has killed a process of the container (OOM kill)
 
 In cgroup version 2, a cgroup that contains processes cannot have children with memory limits.
 Therefore a new cgroup is a sibling of the runner's cgroup, below the user's systemd app.slice.
@@ -27,22 +27,24 @@ from argolocal.common.processes import read_start_ticks
 from argolocal.language.quantity import parse_quantity
 from argolocal.pods.filesystem import succeeds_in_child
 
-# a `limits` field in JSON or YAML
+# matches a field `limits` with its contents in JSON or YAML
 LIMITS_IN_TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")
 # start of a cgroup's name; the pid and start time of its creator follow
 CGROUP_PREFIX = "argolocal-"
-# cgroup file that some kernels lack → content to write ("" stands for the memory limit)
+# control file that not every kernel has → text to write; "" stands for the memory limit
 OPTIONAL_FILES = {
     "memory.memsw.limit_in_bytes": "",
     "memory.swap.max": "0",
     "memory.oom.group": "1",
 }
-# seconds between the attempts to remove the cgroup, while killed processes exit
+# seconds to wait after each attempt to remove a cgroup whose killed processes have not exited yet
 PAUSES_S = [0.001 * 2**number for number in range(8)]
 
 
 class MemoryCgroup:
-    """A cgroup with a memory limit. `limit_exceeded` is valid after `close`. Raises OSError."""
+    """A cgroup with a memory limit. `limit_exceeded`: True if the kernel has killed a process
+    because of the limit; valid after `close`. The constructor creates the cgroup, and raises
+    OSError."""
 
     def __init__(self, cgroup_folder: Path, cgroup_version: int, limit_bytes: int) -> None:
         self.folder = cgroup_folder
@@ -92,12 +94,18 @@ def _write_control_file(control_file: Path, control_value: str) -> None:
 
 
 def create_memory_cgroup(container: Mapping[str, Any], cgroup_name: str) -> MemoryCgroup | None:
-    """Create a cgroup for a container with a memory limit, or return None. Raises OSError,
-    ValueError."""
+    """Create a cgroup for a container with a memory limit. Return None if the container has no
+    memory limit, or if this system cannot limit memory. Raises OSError, and ValueError for a
+    malformed quantity."""
     limits = (container.get("resources") or {}).get("limits") or {}
     limit_bytes = int(parse_quantity(limits.get("memory") or 0))
-    if not limit_bytes or not (cgroup_parent := _find_cgroup_parent()):
+    if not limit_bytes:
         return None
+
+    cgroup_parent = _find_cgroup_parent()
+    if not cgroup_parent:
+        return None
+
     parent_folder, cgroup_version = cgroup_parent
     return MemoryCgroup(
         parent_folder / f"{_cgroup_prefix()}-{cgroup_name[:150]}-{uuid.uuid4().hex[:8]}",
@@ -111,8 +119,8 @@ def _cgroup_prefix() -> str:
 
 
 def find_limit_names(value: object) -> Iterator[str]:
-    """Yield the names of all resource limits in a spec, such as `memory`, including limits in the
-    text of patches."""
+    """Yield the names of all resource limits in a spec, such as `memory`. In texts, such as patches
+    of a pod spec, only the limit `memory` is found."""
     if isinstance(value, str):
         yield from re.findall(r"\bmemory\b", "".join(LIMITS_IN_TEXT.findall(value)))
     for key, child_value in value.items() if isinstance(value, Mapping) else ():
@@ -130,8 +138,9 @@ def supports_memory_limits() -> bool:
 
 @cache
 def _find_cgroup_parent() -> tuple[Path, int] | None:
-    """Return the folder for new cgroups and the cgroup version, or None. On the first call, child
-    processes test whether new cgroups can be created in the folders."""
+    """Return the folder for new cgroups and the cgroup version. None if this system cannot limit
+    memory. The result is cached: only the first call creates test cgroups, and child processes that
+    enter them."""
     for parent_folder, cgroup_version in _candidate_cgroups():
         _remove_abandoned_cgroups(parent_folder)
         with contextlib.suppress(OSError):
@@ -146,7 +155,7 @@ def _find_cgroup_parent() -> tuple[Path, int] | None:
 
 
 def _remove_abandoned_cgroups(parent_folder: Path) -> None:
-    """Remove the cgroups that dead runners have left."""
+    """Remove the cgroups that runners have left when they were killed."""
     for cgroup in parent_folder.glob(f"{CGROUP_PREFIX}*-*-*"):
         pid, start_ticks = cgroup.name.removeprefix(CGROUP_PREFIX).split("-")[:2]
         if str(read_start_ticks(int(pid))) != start_ticks:

@@ -6,7 +6,7 @@ log file itself, `echo > /dev/stdout` would truncate it.
     process.wait()
     log_pipe.finish()
 
-One thread reads the pipes of all containers.
+One thread reads the pipes of all containers of this process.
 """
 
 import contextlib
@@ -27,11 +27,12 @@ READER_LOCK = threading.Lock()
 
 
 class LogPipe:
-    """Copies stdout and stderr of one process to the file `log`, and stdout also to the file
-    `copy`.
+    """Copies stdout and stderr of one process to the file `log_path`, and stdout also to the file
+    `copy_path`.
 
     `out` and `err`: write ends of the pipes. They are closed at the end of the `with` block.
-    `error`: reason why the log is incomplete.
+    `sinks`: read end of each pipe → files to which its output is copied. `error`: the reason why
+    the log is incomplete, or None.
     """
 
     def __init__(self, log_path: Path, copy_path: Path | None = None) -> None:
@@ -71,8 +72,8 @@ class LogPipe:
             self.finish()
 
     def read(self, read_end: int) -> int:
-        """Copy at most one chunk. Return the size of the chunk, 0 at the end of the pipe, or -1 if
-        no data is available yet."""
+        """Copy at most one chunk of output. Return its number of bytes, 0 at the end of the pipe,
+        or -1 if no output is available yet."""
         try:
             chunk = os.read(read_end, CHUNK_BYTES)
         except BlockingIOError:
@@ -89,18 +90,24 @@ class LogPipe:
         return len(chunk)
 
     def finish(self) -> None:
-        """Copy the remaining output and close the pipes, even if orphaned processes could still
-        write to them."""
+        """Copy the remaining output and close the pipes and the files, even if orphaned processes
+        could still write to the pipes."""
         _get_reader().end(self)
 
     def drain(self, read_end: int) -> None:
         """Copy the bytes that are available now, but not bytes that are written during the copy."""
         (available_bytes,) = struct.unpack("i", fcntl.ioctl(read_end, termios.FIONREAD, bytes(4)))
-        while available_bytes > 0 and (chunk_bytes := self.read(read_end)) > 0:
-            available_bytes -= chunk_bytes
+        while available_bytes > 0:
+            copied_bytes = self.read(read_end)
+            if copied_bytes <= 0:
+                return
+
+            available_bytes -= copied_bytes
 
 
 class _Reader(threading.Thread):
+    """The thread that copies the output of all containers. `pipes`: read end → its LogPipe."""
+
     def __init__(self) -> None:
         super().__init__(name="logs", daemon=True)
         self.lock = threading.Lock()
@@ -114,8 +121,8 @@ class _Reader(threading.Thread):
             self.ready.register(read_end, select.EPOLLIN)
 
     def end(self, log_pipe: LogPipe) -> None:
-        """Copy all output and close the pipes. Several threads may call this method at the same
-        time."""
+        """Copy the available output of `log_pipe` and close it. Several threads may call this
+        method at the same time."""
         with self.lock:
             for read_end in [
                 read_end for read_end in log_pipe.sinks if self.pipes.get(read_end) is log_pipe
@@ -151,8 +158,7 @@ def _create_reader() -> _Reader:
         max_open_files = MAX_OPEN_FILES
     else:
         max_open_files = min(MAX_OPEN_FILES, hard_limit)
-    if (
-        0 <= soft_limit < max_open_files
-    ):  # raise the limit, because each pod needs a few file descriptors
+    # each pod needs a few file descriptors
+    if 0 <= soft_limit < max_open_files:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max_open_files, hard_limit))
     return _Reader()

@@ -6,8 +6,8 @@
 
 A pod's private files are below its root directory (filesystem.py). If mount namespaces are
 unavailable, the tags `{{inputs|outputs...path}}` are replaced by paths on this machine. As in Argo,
-outputs are collected even after a failure, and a failure of the main container takes precedence
-over missing outputs.
+outputs are collected even if the main container has failed, and then the message of the pod is
+about this failure, not about missing outputs.
 """
 
 import json
@@ -51,8 +51,12 @@ def list_containers(template: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 @dataclass
 class PodRun:
-    """One running pod. `work`: the future of a task that runs in a thread, and the callback for the
-    event loop when it is done."""
+    """One running pod.
+
+    `log`: log of the main container. `work`: the future of a call that runs in a thread, and the
+    function that the event loop calls afterwards. `kill_reason`: message about why the pod is
+    killed, or None. `kill_at`: unix time at which SIGKILL is sent.
+    """
 
     action: StartPod
     root: Path
@@ -75,8 +79,8 @@ class PodRun:
 
     @cached_property
     def private_paths(self) -> tuple[str, ...] | None:
-        """The paths of the pod's private files. None if mount namespaces are unavailable; then all
-        paths come from template tags."""
+        """The paths of the pod's private files. None if mount namespaces are unavailable; then the
+        template may refer to its files only by tags."""
         if not filesystem.supports_namespaces():
             return None
         paths = [
@@ -94,6 +98,7 @@ class PodRun:
 
     @property
     def group(self) -> ContainerSet | None:
+        """The containers of a containerSet template, or None for other templates."""
         if isinstance(self.sidecars, ContainerSet):
             return self.sidecars
         return None
@@ -155,7 +160,7 @@ class PodRun:
 
     @property
     def view(self) -> filesystem.FileSystemView | None:
-        """The file system tree of the main container."""
+        """The file system tree of the main container. None if mount namespaces are unavailable."""
         if self.private_paths is None:
             return None
         if self.group:
@@ -174,9 +179,9 @@ class PodRun:
         return ContainerRun(self.action.pod, container, self.root, self.log, namespace=namespace)
 
     def acquire_resources(self, cluster: Cluster) -> bool:
-        """Acquire the GPUs and the memory that the containers of this pod request, and set their
-        variables. Return False while other runs use them. Raises ValueError for a malformed
-        quantity."""
+        """Acquire the GPUs and the memory that the containers of this pod request, and add
+        environment variables such as CUDA_VISIBLE_DEVICES to the containers. Return False while
+        other runs use the GPUs or the memory. Raises ValueError for a malformed quantity."""
         if self.has_resources:
             return True
         main_containers = list_containers(self.template)
@@ -212,8 +217,8 @@ class PodRun:
         )
 
     def prepare(self, cluster: Cluster, namespace: str) -> ContainerRun:
-        """Prepare the pod's files, and return the container to run. Raises ConfigError, OSError or
-        ValueError."""
+        """Prepare the pod's files, and return its main container. Set `sidecars` if the pod has
+        other containers. Raises ConfigError, OSError or ValueError."""
         # check the image again, because the check before the run cannot check image names that
         # contain tags
         containers.check_images(self.template, self.action.pod, cluster)
@@ -229,8 +234,9 @@ class PodRun:
             script_path = str(script_file) if self.private_paths is None else SCRIPT_PATH
             container["args"] = [*(container.get("args") or []), script_path]
 
-        for script_path in list_declared_paths(template) if self.private_paths is None else ():
-            self.host_path(script_path).parent.mkdir(parents=True, exist_ok=True)
+        if self.private_paths is None:
+            for path in list_declared_paths(template):
+                self.host_path(path).parent.mkdir(parents=True, exist_ok=True)
 
         container_run = replace(
             self.container_run(container, namespace),
@@ -270,8 +276,9 @@ class PodRun:
         return container_view.host_path(resolved_path, must_exist=True)
 
     def collect(self, workflow_name: str, open_store: Store) -> tuple[str, str, Outputs]:
-        """Collect the outputs of a pod whose processes have exited. Return its phase, message and
-        outputs."""
+        """Stop the sidecars of a pod whose other processes have exited, and collect its outputs.
+        Return its phase, message and outputs. Raises StorageError or OSError if a log cannot be
+        saved."""
         sidecar_failure = self.sidecars.stop(SIDECAR_GRACE_S) if self.sidecars else ""
         if self.sidecars and self.sidecars.log_error:
             raise self.sidecars.log_error
@@ -285,61 +292,13 @@ class PodRun:
             failure_message = f"main: {self.process.failure}" if exit_code else ""
 
         outputs: Outputs = {} if exit_code is None else {"exitCode": str(exit_code)}
-        error_messages: list[str] = []
         if self.action.capture and exit_code is not None:
             outputs.update(_read_result(self.root / ".stdout"))
 
-        output_specs = self.template.get("outputs") or {}
-        for parameter in output_specs.get("parameters") or []:
-            value = self._read_parameter(parameter)
-            if value is None:
-                missing_path = (parameter.get("valueFrom") or {}).get("path", "").lstrip("/")
-                error_messages.append(
-                    f"open /var/run/argo/outputs/parameters/{missing_path}: no such file or"
-                    " directory"
-                )
-
-            outputs.setdefault("parameters", []).append(
-                parameter if value is None else {**parameter, "value": value}
-            )
-
-        artifact_errors: list[str] = []
-        for artifact in output_specs.get("artifacts") or []:
-            try:
-                archive_location = (self.template.get("archiveLocation") or {}).get("s3")
-                link_path = self.host_path(artifact["path"], keeps_final_link=True)
-                artifact_file = self.host_path(artifact["path"])
-
-                saved_artifact = artifacts.save_artifact(
-                    artifact,
-                    link_path,
-                    artifact_file,
-                    self.root,
-                    self.action.pod,
-                    workflow_name,
-                    open_store,
-                    archive_location,
-                )
-                if saved_artifact:
-                    outputs.setdefault("artifacts", []).append(saved_artifact)
-            except (ArtifactError, OSError) as error:
-                artifact_errors.append(str(error))
-
-        for container_name, log_path in self.archived_logs.items():
-            outputs.setdefault("artifacts", []).append(
-                artifacts.save_log(
-                    container_name,
-                    log_path,
-                    self.template,
-                    f"{workflow_name}/{self.action.pod}",
-                    open_store,
-                )
-            )
-
-        if artifact_errors:
-            error_messages.append(
-                "".join(f"{failure_message}; " for failure_message in artifact_errors)
-            )
+        error_messages = [
+            *self._collect_parameters(outputs),
+            *self._save_artifacts(outputs, workflow_name, open_store),
+        ]
         if self.kill_reason or failure_message:
             return "Failed", self.kill_reason or failure_message, outputs
         if error_messages:
@@ -349,7 +308,60 @@ class PodRun:
 
         return "Succeeded", "", outputs
 
+    def _collect_parameters(self, outputs: Outputs) -> Iterator[str]:
+        """Add the output parameters to `outputs`. Yield a message for each missing parameter."""
+        for parameter in (self.template.get("outputs") or {}).get("parameters") or []:
+            value = self._read_parameter(parameter)
+            if value is None:
+                missing_path = (parameter.get("valueFrom") or {}).get("path", "").lstrip("/")
+                yield (
+                    f"open /var/run/argo/outputs/parameters/{missing_path}: no such file or"
+                    " directory"
+                )
+
+            outputs.setdefault("parameters", []).append(
+                parameter if value is None else {**parameter, "value": value}
+            )
+
+    def _save_artifacts(
+        self, outputs: Outputs, workflow_name: str, open_store: Store
+    ) -> Iterator[str]:
+        """Upload the output artifacts and the archived logs, and add them to `outputs`. Yield one
+        message about all artifacts that cannot be saved."""
+        saved_artifacts: list[dict[str, Any]] = []
+        artifact_errors: list[str] = []
+        archive_location = (self.template.get("archiveLocation") or {}).get("s3")
+
+        for artifact in (self.template.get("outputs") or {}).get("artifacts") or []:
+            try:
+                saved_artifact = artifacts.save_artifact(
+                    artifact,
+                    self.host_path(artifact["path"], keeps_final_link=True),
+                    self.host_path(artifact["path"]),
+                    self.root,
+                    self.action.pod,
+                    workflow_name,
+                    open_store,
+                    archive_location,
+                )
+                if saved_artifact:
+                    saved_artifacts.append(saved_artifact)
+            except (ArtifactError, OSError) as error:
+                artifact_errors.append(str(error))
+
+        key_prefix = f"{workflow_name}/{self.action.pod}"
+        saved_artifacts += [
+            artifacts.save_log(container_name, log_path, self.template, key_prefix, open_store)
+            for container_name, log_path in self.archived_logs.items()
+        ]
+        if saved_artifacts:
+            outputs["artifacts"] = saved_artifacts
+        if artifact_errors:
+            yield "".join(f"{error_text}; " for error_text in artifact_errors)
+
     def _read_parameter(self, parameter: dict[str, Any]) -> str | None:
+        """Return the value of an output parameter. None if its file is missing and it has no
+        default."""
         value_source = parameter.get("valueFrom") or {}
         if "path" not in value_source:
             return parameter.get("value", value_source.get("default"))
@@ -371,7 +383,7 @@ class PodRun:
 
 
 def list_declared_paths(template: dict[str, Any]) -> Iterator[str]:
-    """Yield the paths that a template declares."""
+    """Yield the paths of the artifacts and output parameters that a template declares."""
     yield from (
         artifact["path"] for artifact in template["inputs"]["artifacts"] if artifact.get("path")
     )
@@ -386,8 +398,8 @@ def list_declared_paths(template: dict[str, Any]) -> Iterator[str]:
 
 
 def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
-    """Return the template with `root` put before each marked path. Without `root`, only remove the
-    marks."""
+    """Return the template with `root` instead of each POD_PATH_MARK, which stands before the paths
+    from tags. Without `root`, only remove the marks."""
     template_json = to_json(template, ensure_ascii=False)
     if POD_PATH_MARK not in template_json:
         return template
@@ -397,7 +409,7 @@ def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]
 
 
 def _read_result(stdout: Path) -> Outputs:
-    """Return the end of stdout as the output `result`, or {} if the container never started."""
+    """Return {"result": the end of stdout}, or {} if the container never started."""
     if not stdout.exists():
         return {}
     with open(stdout, "rb") as stdout_file:
@@ -408,9 +420,10 @@ def _read_result(stdout: Path) -> Outputs:
 
 def check_paths(template: dict[str, Any]) -> None:
     """Raise ConfigError if a template uses paths that cannot be redirected into the pod's folder.
-    The tags of the template are not replaced yet."""
-    message_prefix = f'template "{template.get("name")}"'
+    The template still contains its tags."""
+    template_text = f'template "{template.get("name")}"'
     container_json = to_json(main_container(template))
+    # paths that the container uses directly, not by a tag
     literal_paths = [
         volume_mount["mountPath"]
         for volume_mount in main_container(template).get("volumeMounts") or []
@@ -418,29 +431,27 @@ def check_paths(template: dict[str, Any]) -> None:
     template_paths = [*literal_paths]
 
     for direction in ("inputs", "outputs"):
-        for output_kind in ("artifacts", "parameters"):
-            for output in (template.get(direction) or {}).get(output_kind) or []:
-                path = output.get("path") or (output.get("valueFrom") or {}).get("path")
-                if path:
-                    template_paths.append(path)
-                    if (
-                        path in container_json
-                        or f"{direction}.{output_kind}.{output['name']}.path" not in container_json
-                    ):
-                        literal_paths.append(path)
+        for list_field in ("artifacts", "parameters"):
+            for declaration in (template.get(direction) or {}).get(list_field) or []:
+                path = declaration.get("path") or (declaration.get("valueFrom") or {}).get("path")
+                if not path:
+                    continue
+
+                template_paths.append(path)
+                tag_name = f"{direction}.{list_field}.{declaration['name']}.path"
+                if path in container_json or tag_name not in container_json:
+                    literal_paths.append(path)
 
     invalid_path = filesystem.find_unsupported_path(template_paths)
     if invalid_path:
         raise ConfigError(
-            f"{message_prefix}: the path {invalid_path} is in a system directory: use a path below"
+            f"{template_text}: the path {invalid_path} is in a system directory: use a path below"
             " /tmp."
         )
 
     if literal_paths and not filesystem.supports_namespaces():
         raise ConfigError(
-            f"{message_prefix} contains the path {literal_paths[0]}, which its pods would share,"
-            " because"
-            " private mount namespaces are not available here. Write"
-            " {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of this"
-            " path."
+            f"{template_text} contains the path {literal_paths[0]}, which its pods would share,"
+            " because private mount namespaces are not available here. Write"
+            " {{outputs.parameters.NAME.path}} (or ...artifacts.NAME.path) instead of this path."
         )

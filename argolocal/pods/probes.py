@@ -12,8 +12,8 @@ from argolocal.pods.containers import find_port_number
 
 
 class Probe:
-    """One probe of a container, with Kubernetes' defaults. `kind` is the probe's key in
-    `container`."""
+    """One probe of a container, with Kubernetes' defaults. `probe_field`: field of `container` with
+    the probe, such as readinessProbe. `delay`, `period` and `timeout` are seconds."""
 
     def __init__(self, container: Mapping[str, Any], probe_field: str) -> None:
         probe_spec: Mapping[str, Any] = container[probe_field]
@@ -29,8 +29,9 @@ class Probe:
         self.success_threshold = int(probe_spec.get("successThreshold") or 1)
 
     def answers(self, ip: str) -> bool:
-        """Probe the container, and block until it responds. Return True if the HTTP status is 2xx
-        or 3xx, or if it has accepted the TCP connection."""
+        """Send an HTTP request or open a TCP connection to the container, and block until it
+        responds or the timeout is over. Return True if the HTTP status is 2xx or 3xx, or if the
+        container has accepted the TCP connection."""
         probe_target = self.http or self.tcp or {}
         host = probe_target.get("host") or ip
         port = find_port_number(self.container, probe_target["port"])
@@ -62,8 +63,8 @@ class Probe:
             return False
 
     async def passes(self, ip: str) -> bool:
-        """Call `answers` in a new thread, so that a blocked probe delays neither other probes nor
-        the exit of the process."""
+        """Return the result of `answers`. The call runs in a new thread, so that a blocked probe
+        delays neither other probes nor the exit of this process."""
         event_loop = asyncio.get_running_loop()
         result_future: asyncio.Future[bool] = event_loop.create_future()
 

@@ -4,8 +4,7 @@ manifest.
     process = start_container(ContainerRun(name, container, root=..., log=...), cluster)
 
 The kernel kills the process when its parent dies. This module runs container and script templates,
-and the pods of jobs and Deployments. `root` is the root directory of the pod. `private_paths` are
-private to the pod, in addition to its volumes (see filesystem.py).
+and the pods of jobs and Deployments.
 """
 
 import os
@@ -23,6 +22,7 @@ from argolocal.common.linux import die_with_parent, stop_ignoring_signals
 from argolocal.errors import ConfigError
 from argolocal.interfaces import Cluster
 from argolocal.pods import filesystem, limits
+from argolocal.pods.container_images import Image
 from argolocal.pods.log_pipe import LogPipe
 from argolocal.pods.volumes import VolumeDirectory, make_bind_mounts
 
@@ -32,13 +32,13 @@ ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")  # printable ASCII except =, as in K
 
 
 class StartError(OSError):
-    """The container cannot be started by any runtime. The kubelet reports exit code 128."""
+    """A container that no runtime could start. The kubelet reports exit code 128 for it."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The Python interpreter and import path of the command that created a pod. The pod uses them,
-    too (see Cluster.path)."""
+    """The Python interpreter and import path of the command that created a pod. The processes of
+    the pod use them, too (see Cluster.path). `prefix`: the interpreter's sys.prefix."""
 
     python: str = sys.executable
     prefix: str = sys.prefix
@@ -49,9 +49,11 @@ class Origin:
 class ContainerRun:
     """One container to run.
 
-    `extra_env`: variables that override the container's variables. `stdout`: file that receives a
-    copy of stdout. `volumes`: directories to mount. `root_pid`: pid of a process whose file system
-    tree the container shares.
+    `name`: name of the pod. `root`: root directory of the pod. `extra_env`: variables that override
+    the container's variables. `private_paths`: paths that are private to the pod, in addition to
+    its volumes (see filesystem.py); with None, the container sees the machine's files. `stdout`:
+    file that receives a copy of stdout. `volumes`: directories to mount. `root_pid`: pid of a
+    process whose file system tree the container shares.
     """
 
     name: str
@@ -68,7 +70,7 @@ class ContainerRun:
     origin: Origin | None = None  # the default is the interpreter and import path of this process
 
 
-# maximum number of characters of a host name; the kubelet truncates the pod's name to it
+# maximum length of a host name; as in the kubelet, a longer name of a pod is truncated
 MAX_HOSTNAME_LENGTH = 63
 MAX_MESSAGE_BYTES = 4096  # the kubelet's limit for a termination message
 FIELD_READERS: dict[str, Callable[[ContainerRun], str]] = {
@@ -81,8 +83,8 @@ FIELD_READERS: dict[str, Callable[[ContainerRun], str]] = {
 
 
 class TerminationMessage:
-    """The termination message of a container: a file in memory. The path of the file is in the
-    container's environment variable program.TERMINATION_LOG."""
+    """The termination message of a container, which the container writes to a file in memory. The
+    environment variable program.TERMINATION_LOG_VARIABLE contains the path of the file."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -157,25 +159,13 @@ def start_container(container_run: ContainerRun, cluster: Cluster) -> Process:
     origin = container_run.origin or Origin(path=cluster.path)
     environment = make_environment(container_run, cluster)
     image = cluster.image(container["image"])
-    command = container.get("command") or image.command
-
-    container_args = container.get("args") or ([] if container.get("command") else image.args)
-    if not (command or container_args):
-        raise ConfigError(
-            f"{container_run.name}: the command of container {container['name']} is missing, and"
-            " the default command of its image is not known. Set the command."
-        )
-
-    arguments = [
-        expand_variables(str(argument_word), environment)
-        for argument_word in [*command, *container_args]
-    ]
+    arguments = _make_arguments(container_run, image, environment)
     working_directory = container.get("workingDir") or image.directory
 
     _reject_nul_bytes(
         [
             ("workingDir", working_directory or ""),
-            *(("an argument", argument_word) for argument_word in arguments),
+            *(("an argument", argument) for argument in arguments),
             *environment.items(),
         ]
     )
@@ -185,27 +175,7 @@ def start_container(container_run: ContainerRun, cluster: Cluster) -> Process:
 
     container_run.root.mkdir(parents=True, exist_ok=True)
     container_run.log.parent.mkdir(parents=True, exist_ok=True)
-    view = enter_view = None
-
-    if working_directory:
-        private_paths = _paths_with_working_directory(container_run, working_directory)
-    else:
-        private_paths = container_run.private_paths
-
-    if private_paths is not None and container_run.root_pid:
-        enter_view = filesystem.enter_process_root(container_run.root_pid)
-    elif private_paths is not None:
-        volume_mounts = container.get("volumeMounts") or []
-        binds = make_bind_mounts(
-            container_run.volumes,
-            volume_mounts,
-            lambda expression: expand_variables(expression, environment),
-        )
-        import_folders = [
-            Path(import_folder) for import_folder in origin.path.split(os.pathsep) if import_folder
-        ]
-        view = filesystem.FileSystemView(container_run.root, private_paths, binds)
-        enter_view = view.prepare([*import_folders, Path(origin.prefix)])
+    view, enter_view = _prepare_view(container_run, origin, environment, working_directory)
 
     with LogPipe(container_run.log, container_run.stdout) as log_pipe:
         memory_cgroup = limits.create_memory_cgroup(
@@ -247,6 +217,57 @@ def start_container(container_run: ContainerRun, cluster: Cluster) -> Process:
     return process
 
 
+def _make_arguments(
+    container_run: ContainerRun, image: Image, environment: Mapping[str, str]
+) -> list[str]:
+    """Return the command line of a container: `command` and `args`, each of them by default from
+    the image. Raises ConfigError if both are unknown."""
+    container = container_run.container
+    command = container.get("command") or image.command
+
+    # as in Kubernetes, the arguments of the image only belong to the command of the image
+    container_args = container.get("args") or ([] if container.get("command") else image.args)
+    if not (command or container_args):
+        raise ConfigError(
+            f"{container_run.name}: the command of container {container['name']} is missing, and"
+            " the default command of its image is not known. Set the command."
+        )
+
+    return [expand_variables(str(word), environment) for word in [*command, *container_args]]
+
+
+def _prepare_view(
+    container_run: ContainerRun,
+    origin: Origin,
+    environment: Mapping[str, str],
+    working_directory: str | None,
+) -> tuple[filesystem.FileSystemView | None, Callable[[], None] | None]:
+    """Return a container's file system tree, and the function with which its process enters the
+    tree. The first is None if the tree belongs to another process. Both are None if the container
+    sees the machine's files.
+
+    Raises ConfigError or OSError.
+    """
+    if working_directory:
+        private_paths = _paths_with_working_directory(container_run, working_directory)
+    else:
+        private_paths = container_run.private_paths
+
+    if private_paths is None:
+        return None, None
+    if container_run.root_pid:
+        return None, filesystem.enter_process_root(container_run.root_pid)
+
+    bind_mounts = make_bind_mounts(
+        container_run.volumes,
+        container_run.container.get("volumeMounts") or [],
+        lambda expression: expand_variables(expression, environment),
+    )
+    view = filesystem.FileSystemView(container_run.root, private_paths, bind_mounts)
+    import_folders = [Path(folder) for folder in origin.path.split(os.pathsep) if folder]
+    return view, view.prepare([*import_folders, Path(origin.prefix)])
+
+
 def _reject_nul_bytes(named_texts: list[tuple[str, str]]) -> None:
     """Raise StartError for the first (name, text) with a NUL byte."""
     for name, text in named_texts:
@@ -257,8 +278,8 @@ def _reject_nul_bytes(named_texts: list[tuple[str, str]]) -> None:
 def _paths_with_working_directory(
     container_run: ContainerRun, working_directory: str
 ) -> tuple[str, ...] | None:
-    """Return the private paths. A missing working directory is included, because container runtimes
-    would create it.
+    """Return the private paths of the container, and its working directory if it is missing on this
+    machine, because container runtimes would create it.
 
     Raises StartError, or ConfigError if this system does not allow private directories.
     """
@@ -285,7 +306,8 @@ def _paths_with_working_directory(
 
 
 def describe_missing_command(error: OSError) -> str:
-    """Return the message of Argo's executor (Go's exec.LookPath) about a missing command."""
+    """Return the message of Argo's executor (Go's exec.LookPath) about a command that does not
+    exist or cannot be executed."""
     command_name = str(error.filename)
     reason = "permission denied"
     if isinstance(error, FileNotFoundError):
@@ -343,18 +365,14 @@ def make_environment(container_run: ContainerRun, cluster: Cluster) -> dict[str,
     _check_names(container_run)
 
     for env_source in container.get("envFrom") or []:
+        prefix = env_source.get("prefix", "")
         for reference_field, read_object in (
             ("configMapRef", cluster.configmap),
             ("secretRef", cluster.secret),
         ):
             if reference_field in env_source:
                 object_data = _read_object(container_run, read_object, env_source[reference_field])
-                variables.update(
-                    {
-                        env_source.get("prefix", "") + key: value
-                        for key, value in object_data.items()
-                    }
-                )
+                variables.update({prefix + key: value for key, value in object_data.items()})
 
     for env_variable in container.get("env") or []:
         value = _resolve_variable(container_run, env_variable, cluster)
@@ -367,7 +385,8 @@ def make_environment(container_run: ContainerRun, cluster: Cluster) -> dict[str,
 
 
 def _check_names(container_run: ContainerRun) -> None:
-    """Raise ConfigError for the name of an environment variable that the API server rejects."""
+    """Raise ConfigError if the API server would reject the name of an environment variable or a
+    prefix of `envFrom`."""
     container = container_run.container
     env_prefixes = [
         env_source.get("prefix") or "x" for env_source in container.get("envFrom") or []
@@ -380,13 +399,10 @@ def _check_names(container_run: ContainerRun) -> None:
     for env_field, variable_names in names_by_field.items():
         for index, variable_name in enumerate(variable_names):
             if not ENVIRONMENT_NAME.fullmatch(variable_name):
-                message_prefix = (
-                    f'Pod "{container_run.name}" is invalid:'
-                    f" {container['name']}.{env_field}[{index}]"
-                )
                 raise ConfigError(
-                    f"{message_prefix} is {variable_name!r}: it must consist of printable ASCII"
-                    " characters except '='."
+                    f'Pod "{container_run.name}" is invalid:'
+                    f" {container['name']}.{env_field}[{index}] is {variable_name!r}: it must"
+                    " consist of printable ASCII characters except '='."
                 )
 
 
@@ -395,6 +411,8 @@ def _read_object(
     read_object: Callable[[str], Mapping[str, str]],
     object_reference: Mapping[str, Any],
 ) -> Mapping[str, str]:
+    """Return the data of a ConfigMap or Secret, or {} if it is optional and missing. Raises
+    ConfigError."""
     try:
         return read_object(object_reference["name"])
     except KeyError:
@@ -409,6 +427,8 @@ def _read_object(
 def _resolve_variable(
     container_run: ContainerRun, env_variable: Mapping[str, Any], cluster: Cluster
 ) -> str | None:
+    """Return the value of an environment variable. None if its key is optional and missing. Raises
+    ConfigError."""
     value_source = env_variable.get("valueFrom")
     if not value_source:
         return str(env_variable.get("value") or "")
@@ -438,8 +458,8 @@ def _resolve_variable(
 
 
 def read_field(container_run: ContainerRun, field_path: str, variable_name: str) -> str:
-    """Return the value of the environment variable `variable_name`, whose fieldRef has the
-    fieldPath `field_path`. Raises ConfigError."""
+    """Return the value of a field of the pod, such as `metadata.name`. `variable_name`: the
+    variable or file that refers to the field. Raises ConfigError."""
     if field_path not in FIELD_READERS:
         raise ConfigError(
             f"{container_run.name}: the fieldPath {field_path!r} of {variable_name} must be one of"

@@ -34,8 +34,8 @@ class TarEntry(tarfile.TarInfo):
 
 
 class CountedTarEntry(TarEntry):
-    """An entry of a tar that is counted, but not unpacked. For an ordinary entry, only type and
-    size are parsed."""
+    """An entry of a tar that is counted, but not unpacked. Parsing is fast, because only the type
+    and the size of an ordinary entry are read."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -54,8 +54,12 @@ class CountedTarEntry(TarEntry):
 
 
 class GzipMembers(io.RawIOBase):
-    """The decompressed members of a gzip file. The number of small members is limited, because
-    decompressing many small members is slow."""
+    """The decompressed content of a gzip file, which may consist of several members. The number of
+    small members is limited, because decompressing many of them is slow.
+
+    `input`: compressed bytes that were read from the file but not decompressed yet.
+    `small_members`: number of small members that may still follow.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -80,7 +84,7 @@ class GzipMembers(io.RawIOBase):
         while True:
             compressed_bytes = self.input or self.file.read(CHUNK_BYTES)
             if not self.decoder:
-                # remove the zero bytes that pad the space between members
+                # remove the zero bytes that may pad the space between two members
                 self.input = compressed_bytes.lstrip(b"\0")
                 if not compressed_bytes:
                     return 0
@@ -120,8 +124,8 @@ class GzipMembers(io.RawIOBase):
 
 
 class TarStream:
-    """A gzipped tar that is read from start to end. `budget` is the number of bytes that `read` may
-    still return."""
+    """A gzipped tar that is read from start to end. `budget`: number of bytes that `read` may still
+    return. `position`: number of bytes that were read."""
 
     def __init__(self, path: Path) -> None:
         self.members = GzipMembers(path)
@@ -141,23 +145,23 @@ class TarStream:
     def close(self) -> None:
         self.file.close()
 
-    def _take(self, max_bytes: int) -> bytes:
-        taken_bytes = self.buffered[:max_bytes]
+    def _read_next(self, max_bytes: int) -> bytes:
+        next_bytes = self.buffered[:max_bytes]
         self.buffered = self.buffered[max_bytes:]
-        if len(taken_bytes) < max_bytes:
-            taken_bytes += self.file.read(max_bytes - len(taken_bytes))
-        return taken_bytes
+        if len(next_bytes) < max_bytes:
+            next_bytes += self.file.read(max_bytes - len(next_bytes))
+        return next_bytes
 
     def tell(self) -> int:
         return self.position
 
     def seek(self, position: int) -> None:
-        # reject seeking back, because the file would be decompressed again
+        # seeking back is rejected, because it would decompress the file again from its start
         if position < self.position:
             raise tarfile.ReadError("its parts are not in the order of their offsets")
 
         while self.position < position:
-            skipped_bytes = len(self._take(min(position - self.position, CHUNK_BYTES)))
+            skipped_bytes = len(self._read_next(min(position - self.position, CHUNK_BYTES)))
             if not skipped_bytes:  # no more data: the end of the file is reached
                 break
             self.position += skipped_bytes
@@ -168,7 +172,7 @@ class TarStream:
             raise tarfile.ReadError(f"it has a header of more than {MAX_HEADER_BYTES} bytes")
 
         self.budget -= size
-        read_bytes = self._take(size)
+        read_bytes = self._read_next(size)
         self.position += len(read_bytes)
         return read_bytes
 

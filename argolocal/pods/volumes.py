@@ -1,8 +1,9 @@
 """Create the volumes of a pod as directories of this machine: emptyDir, configMap, secret,
 projected, downwardAPI and claims.
 
-A claim is a directory in the home. It outlives pods and, unless the run deletes its claims, also
-runs. Sources: Argo's addVolumeReferences, createPVCs and deletePVCs; Kubernetes' volume plugins.
+A claim is a directory in the home. It still exists after the pods have ended, and after the run has
+ended unless the run deletes its claims. Sources: Argo's addVolumeReferences, createPVCs and
+deletePVCs; Kubernetes' volume plugins.
 """
 
 import os
@@ -34,7 +35,7 @@ READ_ONLY_VOLUME_KINDS = VOLUME_KINDS[1:5]
 
 @dataclass(frozen=True)
 class VolumeDirectory:
-    """The directory of a volume."""
+    """The directory on this machine with the contents of a volume."""
 
     path: Path
     read_only: bool = False
@@ -54,7 +55,8 @@ def create(
     read_field: FieldValue,
     run_claims: Collection[str],
 ) -> dict[str, VolumeDirectory]:
-    """Create the directories of volumes. `run_claims`: names of the claims that the run creates.
+    """Create the directories of volumes, below `folder` except for claims. Return them by the names
+    of the volumes. `run_claims`: names of the claims that the run creates.
 
     Raises ConfigError for a missing ConfigMap, Secret, key or claim.
     """
@@ -106,8 +108,8 @@ def create(
 
 
 def remove_contents(directories: Mapping[str, VolumeDirectory], folder: Path) -> None:
-    """Delete the contents of volumes with Secrets or ConfigMaps below `folder`, because they must
-    not stay on disk."""
+    """Delete the read-only volumes below `folder`, because Secrets and ConfigMaps must not stay on
+    disk."""
     for directory in directories.values():
         if directory.read_only and directory.path.is_relative_to(folder):
             shutil.rmtree(directory.path, ignore_errors=True)
@@ -118,12 +120,12 @@ def make_bind_mounts(
     volume_mounts: list[Data],
     expand_expression: Callable[[str], str] = str,
 ) -> list[tuple[Path, str, bool]]:
-    """Return (source, mount path, read only) of a container's volume mounts. `expand_expression`
-    evaluates a subPathExpr.
+    """Return (source, mount path, read only) for each volume mount of a container, outer mounts
+    first. A missing subPath is created. `expand_expression`: function that evaluates a subPathExpr.
 
-    Raises ConfigError for a missing subPath in a read-only volume.
+    Raises ConfigError, for example for a missing subPath in a read-only volume.
     """
-    bind_paths = []
+    bind_mounts = []
 
     for volume_mount in volume_mounts:
         volume = volumes.get(volume_mount["name"])
@@ -155,11 +157,10 @@ def make_bind_mounts(
                 " below /tmp."
             )
 
-        bind_paths.append(
-            (source_path, mount_path, bool(volume.read_only or volume_mount.get("readOnly")))
-        )
+        is_read_only = bool(volume.read_only or volume_mount.get("readOnly"))
+        bind_mounts.append((source_path, mount_path, is_read_only))
 
-    return sorted(bind_paths, key=lambda bind_path: bind_path[1].count("/"))
+    return sorted(bind_mounts, key=lambda bind_mount: bind_mount[1].count("/"))
 
 
 def _claim_path(cluster: Cluster, claim_name: str) -> Path:
@@ -170,7 +171,8 @@ def _claim_path(cluster: Cluster, claim_name: str) -> Path:
 def _list_volume_files(
     volume: Data, cluster: Cluster, read_field: FieldValue, default_mode: int = 0o644
 ) -> Iterator[tuple[str, bytes, int]]:
-    """Yield path, content and mode of every file of a volume."""
+    """Yield path, content and mode of every file that Kubernetes would write into a volume.
+    `default_mode`: mode of the files if the volume has no defaultMode. Raises ConfigError."""
     for volume_kind in READ_ONLY_VOLUME_KINDS:
         volume_source = volume.get(volume_kind) or {}
         if volume_source.get("defaultMode") is None:
@@ -203,25 +205,26 @@ def _list_volume_files(
 def _list_object_files(
     volume_kind: str, volume_source: Data, volume_name: str, cluster: Cluster
 ) -> Iterator[tuple[str, bytes, int | None]]:
+    """Yield path, content and mode of the files in a ConfigMap or Secret. The mode is None if the
+    volume does not set one for the file. Raises ConfigError."""
     object_name = volume_source.get("secretName") or volume_source["name"]
-    volume_kind = "ConfigMap" if volume_kind == "configMap" else "Secret"
+    object_kind = "ConfigMap" if volume_kind == "configMap" else "Secret"
 
-    object_files = cluster.files(volume_kind, object_name)
+    object_files = cluster.files(object_kind, object_name)
     if object_files is None and volume_source.get("optional"):
         return
 
     if object_files is None:
         raise ConfigError(
-            f"volume {volume_name}: the {volume_kind} {object_name!r} does not exist here: add it"
+            f"volume {volume_name}: the {object_kind} {object_name!r} does not exist here: add it"
             " to the Workflow's file, separated by ---."
         )
 
     selected_items = volume_source.get("items")
-    for selected_item in (
-        [{"key": data_key, "path": data_key} for data_key in object_files]
-        if selected_items is None
-        else selected_items
-    ):
+    if selected_items is None:
+        selected_items = [{"key": data_key, "path": data_key} for data_key in object_files]
+
+    for selected_item in selected_items:
         if selected_item["key"] in object_files:
             yield (
                 selected_item["path"],
@@ -230,13 +233,14 @@ def _list_object_files(
             )
         elif not volume_source.get("optional"):
             raise ConfigError(
-                f"volume {volume_name}: the {volume_kind} {object_name!r} does not contain the key"
+                f"volume {volume_name}: the {object_kind} {object_name!r} does not contain the key"
                 f" {selected_item['key']!r}."
             )
 
 
 def check_without_mounts(volumes: list[Data], pod_name: str) -> None:
-    """Raise ConfigError for a volume that needs mount namespaces."""
+    """Raise ConfigError for a volume of a pod that runs without mount namespaces, unless the volume
+    is an emptyDir."""
     for volume in volumes:
         if "emptyDir" not in volume:
             raise ConfigError(
@@ -265,6 +269,7 @@ def check_pod_volumes(spec: Data, field_path: str) -> None:
 
 
 def _check_volumes(volume_owner: Data, field_path: str) -> None:
+    """Raise ConfigError for an invalid volume of a pod, template or workflow."""
     for index, volume in enumerate(volume_owner.get("volumes") or []):
         volume_kinds = [
             volume_field
@@ -289,8 +294,8 @@ def _check_mount(volume_mount: Data, volume_names: Collection[str], field_path: 
 
 
 def check_volumes(spec: Data, templates: list[tuple[dict[str, Any], str]]) -> None:
-    """Raise ConfigError for a mount of an unknown volume, and for a volume without exactly one
-    kind."""
+    """Raise ConfigError for an invalid volume, mount or volumeClaimGC of a workflow. `templates`:
+    the templates with their field paths."""
     shared_volumes = [
         *(spec.get("volumes") or []),
         *((spec.get("templateDefaults") or {}).get("volumes") or []),

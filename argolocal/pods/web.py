@@ -2,8 +2,8 @@
 
     with request("https://example.com/a", headers=[("Authorization", "...")]) as response: ...
 
-After a redirection to another host that is not a subdomain of the first host, LOGIN_HEADERS are no
-longer sent. Ports are not compared. Source: Go's net/http/client.go (redirectBehavior,
+After a redirection to another host, LOGIN_HEADERS are sent only if the new host is a subdomain of
+the first host. Ports are not compared. Source: Go's net/http/client.go (redirectBehavior,
 makeHeadersCopier, shouldCopyHeaderOnRedirect, refererForURL).
 """
 
@@ -37,8 +37,8 @@ Headers = Iterable[tuple[str, str]]
 
 
 class WebError(Exception):
-    """A request failed or its response was incomplete. `url`: URL that failed, without its
-    password. `cause`: exception or text."""
+    """A request has failed, or its response is incomplete. `url`: URL of the request, without its
+    password. `cause`: exception or text about the failure."""
 
     def __init__(self, url: str, cause: object) -> None:
         super().__init__(f"{url}: {cause}")
@@ -58,8 +58,9 @@ def request(
 ) -> HTTPResponse:
     """Send a request and return the response, even if its status is an error. Raises WebError.
 
-    `leave_host`: True follows redirections to other hosts; False returns the redirection itself as
-    the response.
+    `timeout`: seconds, or None to wait for ever. `verify`: check the certificate of the server.
+    `proxies`: use the proxies of the environment. `leave_host`: follow redirections to other hosts;
+    with False, such a redirection itself is the response.
     """
     ssl_context = None
     if not verify:
@@ -74,9 +75,10 @@ def request(
     }
 
     for _ in range(MAX_REDIRECTS + 1):
-        sent_headers = dict(remaining_headers.values()) | (
-            {} if "referer" in remaining_headers or not referer_url else {"Referer": referer_url}
-        )
+        sent_headers = dict(remaining_headers.values())
+        if referer_url and "referer" not in remaining_headers:
+            sent_headers["Referer"] = referer_url
+
         response = _send(url, method, sent_headers, body, timeout, ssl_context, proxies)
 
         location = response.headers.get("Location")
@@ -106,9 +108,9 @@ def request(
             dropped_headers += ("host",)
 
         remaining_headers = {
-            header_name: lower_case_name
-            for header_name, lower_case_name in remaining_headers.items()
-            if header_name not in dropped_headers
+            lower_case_name: header
+            for lower_case_name, header in remaining_headers.items()
+            if lower_case_name not in dropped_headers
         }
         if (previous_url_parts.scheme, url_parts.scheme) != ("https", "http"):
             referer_url = _without_user(previous_url)
@@ -122,7 +124,7 @@ def copy_body(response: HTTPResponse, file: BinaryIO, max_bytes: int) -> None:
     """Write the body of a response to a file. Raises OSError, and WebError if the body is
     incomplete or too long."""
     written_bytes = 0
-    while chunk := _read_chunk(response):
+    for chunk in iter(lambda: _read_chunk(response), b""):
         written_bytes += file.write(chunk)
         if written_bytes > max_bytes:
             raise WebError(
@@ -131,6 +133,7 @@ def copy_body(response: HTTPResponse, file: BinaryIO, max_bytes: int) -> None:
 
 
 def _read_chunk(response: HTTPResponse) -> bytes:
+    """Return the next part of a response, or b"" at its end. Raises WebError."""
     try:
         chunk = response.read(1 << 20)
         if not chunk and response.length:
@@ -149,6 +152,7 @@ def _send(
     ssl_context: ssl.SSLContext | None,
     uses_proxies: bool,
 ) -> HTTPResponse:
+    """Send one request, without following redirections. Raises WebError."""
     url_parts = _split_url(url)
     if url_parts.username is not None and not any(
         header_name.lower() == "authorization" for header_name in headers
@@ -188,6 +192,7 @@ def _send(
 
 
 def _redirect_target(url: str, location: str) -> str:
+    """Return the URL to which the header Location redirects. Raises WebError."""
     try:
         return urllib.parse.urljoin(url, _quote_location(location))
     except ValueError as error:

@@ -1,12 +1,12 @@
-"""The local cluster that runs workflows. It provides ConfigMaps, Secrets, images, addresses and
+"""The local cluster in which workflows run. It provides ConfigMaps, Secrets, images, addresses and
 an object store.
 
     cluster = LocalCluster(Path(".argolocal"))
     cluster.configmap("settings")["REGION"]
 
 All state is in the home: `objects/<Kind>/<name>.json`, `deployments/`, `store/<bucket>/`. An
-optional `images.yaml` in the home maps images to local commands: `alpine/git:v2: {command: [git],
-env: {A: b}}`.
+optional file `images.yaml` in the home maps images to local commands: `alpine/git:v2: {command:
+[git], env: {A: b}}`.
 """
 
 import base64
@@ -26,10 +26,11 @@ from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
 from argolocal.common.processes import mentions_home
 from argolocal.errors import ConfigError, InvalidDocument
+from argolocal.manifest.allowed_values import VERSIONED_KINDS
 from argolocal.pods.container_images import BASE_IMAGES, IMAGES_FILE_NAME, Image, image_base_name
 from argolocal.state.journal import STRUCTURE_ERRORS, Busy, RunFiles
 from argolocal.state.machine_resources import MachineResources, count_gpus, find_memory
-from argolocal.state.stored_objects import VERSIONED_KINDS, StoredObjects
+from argolocal.state.stored_objects import StoredObjects
 from argolocal.store import FolderStore, ObjectStore
 
 if TYPE_CHECKING:
@@ -43,16 +44,16 @@ STORABLE_KINDS = (
     "Secret",
     "PersistentVolumeClaim",
 )
-# the addresses of this many newest pods are reserved; addresses of older pods may be assigned again
+# number of pods whose addresses are reserved; the addresses of older pods may be assigned again
 MAX_ADDRESSES = 1000
 
 
 class LocalCluster:
     """The cluster whose state is in `home` (default: the home that commands use).
 
-    `images` maps images to local commands (default: images.yaml). `kinds` are the kinds of objects
-    that can be applied. `store` returns the object store for the `s3` of an artifact (default: a
-    folder of the home for each bucket).
+    `images`: image name → local command (default: images.yaml). `kinds`: the kinds of objects that
+    can be applied. `store`: function that returns the object store for the field `s3` of an
+    artifact (default: a folder of the home for each bucket).
     """
 
     bucket = "argolocal"  # default bucket for artifacts that do not specify a bucket
@@ -74,25 +75,26 @@ class LocalCluster:
 
     @property
     def path(self) -> str:
-        """Folders with Python modules for pods, separated by colons as in PYTHONPATH. Pods see
-        these folders at the same paths."""
+        """The import path of the pods: folders with Python modules, separated by colons as in
+        PYTHONPATH. Pods see these folders at the same paths."""
         return os.environ.get(program.environment_variable("PATH"), "")
 
     @cached_property
     def kinds(self) -> "Kinds":
-        """The kinds of objects that can be applied. Their module is imported on first use."""
+        """The kinds of objects that can be applied. The module is imported only on first use,
+        because the import takes time."""
         from argolocal.controllers.controller_kinds import Kinds
 
         return self._kinds or Kinds()
 
     def poll(self) -> None:
-        """Restart supervisors that died, at most once a second."""
+        """Restart supervisors that have died. Calls within one second after a check do nothing."""
         if time.monotonic() - self._polled_at > 1:
             self._polled_at = time.monotonic()
             self.keep_running()
 
     def keep_running(self) -> None:
-        """Restart supervisors that died."""
+        """Restart supervisors that have died."""
         # import the controller only if it is needed, because the import takes 30 ms
         if (self.home / "objects/Deployment").exists():
             self.revive()
@@ -104,7 +106,7 @@ class LocalCluster:
 
     def configmap(self, name: str) -> dict[str, str]:
         """Return the data of a ConfigMap, without its binaryData, which only volumes use. Raises
-        KeyError."""
+        KeyError if it does not exist."""
         binary_data = (self.find("ConfigMap", name) or {}).get("binaryData") or {}
         object_data = _require_texts(self.files("ConfigMap", name), name)
         return {
@@ -114,12 +116,12 @@ class LocalCluster:
         }
 
     def secret(self, name: str) -> dict[str, str]:
-        """Return the data of a Secret. Raises KeyError."""
+        """Return the data of a Secret. Raises KeyError if it does not exist."""
         return _require_texts(self.files("Secret", name), name)
 
     def files(self, kind: str, name: str) -> dict[str, bytes] | None:
-        """Return the files of a volume with a ConfigMap or Secret, or None if the object does not
-        exist."""
+        """Return the files that a volume with this ConfigMap or Secret contains, by name. None if
+        the object does not exist."""
         file_contents = {}
         kubernetes_object = self.find(kind, name)
 
@@ -132,19 +134,20 @@ class LocalCluster:
         elif kubernetes_object is None:
             return None
 
-        encoded_field, plain_field = (
-            ("data", "stringData") if kind == "Secret" else ("binaryData", "data")
-        )
-        file_contents.update(
-            {
-                data_key: base64.b64decode(value)
-                for data_key, value in ((kubernetes_object or {}).get(encoded_field) or {}).items()
-            }
-        )
-        return file_contents | {
-            data_key: value.encode()
-            for data_key, value in ((kubernetes_object or {}).get(plain_field) or {}).items()
-        }
+        if kind == "Secret":
+            base64_field = "data"
+            text_field = "stringData"
+        else:
+            base64_field = "binaryData"
+            text_field = "data"
+
+        fields = kubernetes_object or {}
+        for data_key, value in (fields.get(base64_field) or {}).items():
+            file_contents[data_key] = base64.b64decode(value)
+        for data_key, value in (fields.get(text_field) or {}).items():
+            file_contents[data_key] = value.encode()
+
+        return file_contents
 
     def image(self, image_name: str) -> Image:
         """Return the local command and environment of an image."""
@@ -164,8 +167,8 @@ class LocalCluster:
         return FolderStore(store_folder, bucket_name)
 
     def address(self, pod_name: str) -> str:
-        """Return the loopback address of a pod. A pod keeps its address, and two pods never have
-        the same address."""
+        """Return the loopback address of a pod. Later calls return the same address, and no other
+        pod of the home gets it."""
         homes.create_home(self.home)
 
         addresses_file = self.home / "addresses.json"
@@ -198,8 +201,9 @@ class LocalCluster:
     def service_variables(self) -> dict[str, str]:
         """Return the environment variables for Services that a kubelet sets in every pod.
 
-        NAME_SERVICE_HOST is the address of the supervisor. A headless Service, which has no DNS
-        record here, also has NAME_SERVICE_ENDPOINTS: the addresses of its pods.
+        NAME_SERVICE_HOST is the address of the supervisor, which forwards connections to the pods.
+        For a headless Service, NAME_SERVICE_ENDPOINTS contains the addresses of its pods, because
+        there are no DNS records here.
         """
         variables_by_name = {}
 
@@ -250,7 +254,7 @@ class LocalCluster:
         return Deployments(self)
 
     def revive(self) -> bool:
-        """Restart the supervisor of the Deployments if it died. Return True if it had died."""
+        """Restart the supervisor of the Deployments if it has died. Return True in this case."""
         return self.deployments.revive()
 
     def down(self) -> list[str]:
@@ -270,13 +274,13 @@ class LocalCluster:
         return [f"deployment {deployment_name}" for deployment_name in self.deployments.down()]
 
     def overview(self) -> list[dict[str, Any]]:
-        """Return a dict for each Deployment, see `Deployments.overview`. Restarts the supervisor if
-        it died."""
+        """Return a dict for each Deployment, see `Deployments.overview`. If the supervisor has
+        died, restart it first."""
         self.revive()
         return self.deployments.overview()
 
     def find(self, kind: str, name: str) -> dict[str, Any] | None:
-        """Return a stored object, or None."""
+        """Return a stored object, or None if it does not exist."""
         if not object_names.find_name_rule(kind).allows(name):
             return None
         object_file = self.home / "objects" / kind / f"{name}.json"
@@ -300,18 +304,9 @@ class LocalCluster:
         """Store the objects that accompany a Workflow in its file, as `kubectl apply` would. Raises
         ConfigError."""
         for kubernetes_object in objects:
-            kind = kubernetes_object.get("kind")
-            name = (kubernetes_object.get("metadata") or {}).get("name")
-            if kind not in STORABLE_KINDS:
-                raise ConfigError(
-                    f"{kind} {name!r} in the Workflow's file is not supported: use one of"
-                    f" {', '.join(STORABLE_KINDS)}."
-                )
-
-            object_names.check_object_name(kind, name)
-            if kind in object_names.DATA_KINDS:
-                object_names.check_data(kubernetes_object, str(kind), str(name))
-
+            check_storable(kubernetes_object)
+            kind = kubernetes_object["kind"]
+            name = kubernetes_object["metadata"]["name"]
             if kind in VERSIONED_KINDS:
                 StoredObjects(self.home).apply(kubernetes_object)
                 continue
@@ -322,9 +317,24 @@ class LocalCluster:
             write_atomically(object_file, to_json(kubernetes_object), 0o600)
 
 
+def check_storable(kubernetes_object: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an object that `store_objects` cannot store."""
+    kind = kubernetes_object.get("kind")
+    name = (kubernetes_object.get("metadata") or {}).get("name")
+    if kind not in STORABLE_KINDS:
+        raise ConfigError(
+            f"{kind} {name!r} in the Workflow's file is not supported: use one of"
+            f" {', '.join(STORABLE_KINDS)}."
+        )
+
+    object_names.check_object_name(kind, name)
+    if kind in object_names.DATA_KINDS:
+        object_names.check_data(kubernetes_object, str(kind), str(name))
+
+
 def trust(home: Path) -> None:
-    """Trust a home that this user did not create at this path, such as a copy. If the home is a
-    copy, also delete its records of processes, which belong to the original home.
+    """Trust a home that this user did not create at this path, for example because it was moved or
+    copied. In a copy, also delete the records of processes, which belong to the original home.
 
     Raises ConfigError for a home that does not exist or belongs to another user.
     """

@@ -1,6 +1,6 @@
 """Reject workflows that would not run here as they do on Argo.
 
-    notes = check(workflow, cluster)     # raises ConfigError: the field, its path, and the remedy
+    notes = check_workflow(workflow, cluster)    # raises ConfigError with the field and the remedy
 
 schema.py checks fields and their types, and this module checks their values.
 """
@@ -62,9 +62,9 @@ def check_workflow(
 
     limit_names = dict.fromkeys(limits.find_limit_names(workflow["spec"]))
     unenforced_limits = [
-        parameter_name
-        for parameter_name in limit_names
-        if parameter_name != "memory" or not limits.supports_memory_limits()
+        limit_name
+        for limit_name in limit_names
+        if limit_name != "memory" or not limits.supports_memory_limits()
     ]
     if unenforced_limits:
         notes.append(
@@ -82,7 +82,7 @@ def check_workflow(
 
 
 def _check_objects(spec: dict[str, Any], cluster: Cluster) -> None:
-    """Raise ConfigError if an object is missing that pods would wait for. A workflow with resource
+    """Raise ConfigError if an object is missing for which pods would wait. A workflow with resource
     templates is not checked, because they may create the object."""
     if any("resource" in template for template, _ in list_templates(spec, "spec")):
         return
@@ -96,12 +96,14 @@ def _check_objects(spec: dict[str, Any], cluster: Cluster) -> None:
 
 
 def check_referenced(spec: dict[str, Any], cluster: Cluster, path: str) -> None:
-    """Check the spec of a referenced WorkflowTemplate as `check_workflow` does."""
+    """Check the templates of a referenced WorkflowTemplate in the same way as `check_workflow`.
+    Raises ConfigError."""
     _check_templates(spec, cluster, path)
 
 
 def _check_templates(spec: dict[str, Any], cluster: Cluster, field_path: str = "spec") -> list[str]:
-    """Check all templates of a spec. Return the ignored fields of pod spec patches."""
+    """Check all templates of a spec. Return the ignored fields of pod spec patches. Raises
+    ConfigError."""
     ignored_fields = pod_patch.check_pod_patch(spec, field_path)
     _check_callers(spec)
     for template, template_path in list_templates(spec, field_path):
@@ -199,7 +201,8 @@ def _check_paths(template: dict[str, Any], field_path: str) -> None:
         input_artifacts = []
 
     for index, artifact in enumerate(input_artifacts):
-        path_owner = path_owners.get(artifact_path := posixpath.normpath(artifact["path"]))
+        artifact_path = posixpath.normpath(artifact["path"])
+        path_owner = path_owners.get(artifact_path)
         if path_owner:
             raise ConfigError(
                 f"{field_path}.inputs.artifacts[{index}].path is {artifact_path!r}, which is also"
@@ -210,6 +213,7 @@ def _check_paths(template: dict[str, Any], field_path: str) -> None:
 
 
 def _check_callers(spec: dict[str, Any]) -> None:
+    """Raise ConfigError for a task, step or hook with an invalid expression or withSequence."""
     for caller, caller_path in list_callers(spec, "spec"):
         is_hook = ".hooks." in caller_path
         expression = caller.get("expression") or ""
@@ -226,22 +230,16 @@ def _check_callers(spec: dict[str, Any]) -> None:
                 raise ConfigError(f"{caller_path}.expression is {expression!r}: {error}.") from None
 
         sequence = caller.get("withSequence")
-        if (
-            sequence is not None
-            and len(
-                [
-                    sequence_field
-                    for sequence_field in ("count", "end")
-                    if sequence.get(sequence_field) is not None
-                ]
-            )
-            != 1
-        ):
+        if sequence is None:
+            continue
+
+        if (sequence.get("count") is None) == (sequence.get("end") is None):
             raise ConfigError(
                 f"{caller_path}.withSequence must have either a count or an end: set one of them."
             )
 
-        if sequence and "{{" not in (number_format := sequence.get("format") or "%d"):
+        number_format = sequence.get("format") or "%d"
+        if "{{" not in number_format:
             try:
                 gofmt.sprintf(number_format, 0)
             except ValueError as error:
@@ -249,8 +247,8 @@ def _check_callers(spec: dict[str, Any]) -> None:
 
 
 def _check_expressions(value: object, field_path: str) -> None:
-    """Raise ConfigError for a call of an unknown function. Otherwise the call would fail late, or
-    would remain in the text."""
+    """Raise ConfigError for an expression that calls an unknown function. Without this check, the
+    call would fail during the run, or it would remain in the text as it is."""
     if isinstance(value, dict):
         for key, child_value in value.items():
             _check_expressions(child_value, f"{field_path}.{key}")
@@ -274,10 +272,9 @@ def _check_functions(expression: str, field_path: str) -> None:
         return  # as in Argo, a syntax error is reported when the expression is evaluated
 
     for qualified_name, arguments in function_calls:
-        if qualified_name == "jsonpath" and isinstance(
-            constant_path := (arguments[1:2] or [None])[0], str
-        ):
-            _check_json_path(constant_path, field_path)
+        # only a path that is a constant can be checked before the run
+        if qualified_name == "jsonpath" and len(arguments) > 1 and isinstance(arguments[1], str):
+            _check_json_path(arguments[1], field_path)
 
         if qualified_name.startswith("sprig."):
             known_functions = set(SPRIG)

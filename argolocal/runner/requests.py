@@ -1,11 +1,11 @@
-"""Requests to the process that runs a workflow: stop it, suspend it, resume it, or set its
-suspended steps.
+"""Requests to the process that runs a workflow: stop, suspend or resume the workflow, or complete
+its suspended steps.
 
     send(files, RunRequest(shutdown="Stop"))
     send(files, RunRequest(nodes={"demo-17": NodeChange("Failed", "rejected")}))
 
-A request is the file `asked` of a run. The runner deletes it once the request is in the journal; a
-run without a runner reads it when it starts.
+A request is the file `asked` of a run. The runner deletes the file once the request is in the
+journal. If no process runs the workflow, the next one reads the file when it starts.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ CHECK_INTERVAL_S = 0.02
 
 @dataclass(frozen=True)
 class NodeChange:
-    """The change of a suspended node. `phase`: its new phase, or "" if it stays
-    suspended. `outputs`: values of its output parameters."""
+    """The change of a suspended node. `phase`: its new phase, or "" if it stays suspended.
+    `outputs`: values of its output parameters."""
 
     phase: str = "Succeeded"
     message: str = ""
@@ -36,7 +36,7 @@ class NodeChange:
 @dataclass(frozen=True)
 class RunRequest:
     """A request to a run. `nodes`: changes by the id of the node. `suspend`: the new value of
-    spec.suspend, or None if it stays. `shutdown`: Stop, Terminate or ""."""
+    spec.suspend, or None to leave it unchanged. `shutdown`: Stop, Terminate or ""."""
 
     nodes: Mapping[str, NodeChange] = field(default_factory=dict)
     suspend: bool | None = None
@@ -49,7 +49,7 @@ class RunRequest:
         return cls(nodes, document["suspend"], document["shutdown"])
 
     def followed_by(self, later: "RunRequest") -> "RunRequest":
-        """Return one request with the effect of this request and a later one."""
+        """Return one request that has the same effect as this request followed by `later`."""
         return RunRequest(
             {**self.nodes, **later.nodes},
             self.suspend if later.suspend is None else later.suspend,
@@ -65,12 +65,13 @@ class RunRequest:
 
 
 def send(files: RunFiles, request: RunRequest, timeout_s: float = 600.0) -> bool:
-    """Send a request to a run, and wait until its runner has recorded it. Return False if no
-    process runs the workflow, or if the process takes longer."""
+    """Send a request to a run, and wait until its runner has recorded the request. Return False if
+    no process runs the workflow, or if recording takes longer than `timeout_s` seconds."""
     with _locked(files):
-        pending = read_pending(files)
-        merged = pending.followed_by(request) if pending else request
-        write_atomically(files.resume_request, to_json(asdict(merged)))
+        pending_request = read_pending(files)
+        if pending_request:
+            request = pending_request.followed_by(request)
+        write_atomically(files.resume_request, to_json(asdict(request)))
 
     deadline = time.monotonic() + timeout_s
     while files.resume_request.exists() and files.runner() and time.monotonic() < deadline:
@@ -95,7 +96,7 @@ def complete(files: RunFiles, request: RunRequest) -> None:
 
 @contextlib.contextmanager
 def _locked(files: RunFiles) -> Iterator[None]:
-    """Wait until no other process changes the request of a run."""
+    """Hold the lock for changing the request of a run during the `with` block."""
     with open(files.resume_request.with_suffix(".lock"), "a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

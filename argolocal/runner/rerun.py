@@ -9,15 +9,16 @@ from argolocal.manifest import object_labels
 from argolocal.manifest import read as manifests
 from argolocal.state.journal import RunFiles
 
-# a random suffix, see manifests.generate_suffix
+# matches the random suffix of a name, see manifests.generate_suffix
 RANDOM_SUFFIX = re.compile(rf"-[{manifests.SUFFIX_CHARACTERS}]{{{manifests.SUFFIX_LENGTH}}}$")
 # fields of `metadata` that are specific to one run, so they are not copied
 RUN_FIELDS = ("name", "uid", "creationTimestamp")
 
 
 def make_name_prefix(manifest: Mapping[str, Any]) -> str:
-    """Return the prefix of a workflow's run names, which ends with "-": the generateName, the name
-    of the CronWorkflow, or the run's name without its random suffix."""
+    """Return the part that the names of all runs of a workflow have in common, with a final "-".
+    It comes from generateName, from the name of the CronWorkflow, or from the name of the run
+    without its random suffix."""
     metadata = manifest.get("metadata") or {}
     cron_workflow_name = (metadata.get("labels") or {}).get(object_labels.CRON_WORKFLOW_LABEL)
     prefix = str(metadata.get("generateName") or cron_workflow_name or "").strip("-")
@@ -38,8 +39,8 @@ def list_parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def read_manifest(home: Path, run_name: str, new_name: str = "") -> dict[str, Any]:
-    """Return the manifest of a run, changed into the manifest of a new run with the name `new_name`
-    or a generated name. Raises ConfigError if the run does not exist."""
+    """Return the manifest for a new run that is based on the run `run_name`. The name of the new
+    run is `new_name`, or a generated name. Raises ConfigError if the run does not exist."""
     workflow = RunFiles(home, run_name).workflow()
     metadata = {
         metadata_field: value
@@ -49,6 +50,8 @@ def read_manifest(home: Path, run_name: str, new_name: str = "") -> dict[str, An
     metadata["generateName"] = make_name_prefix(workflow)
     metadata["name"] = new_name or choose_name(workflow)
     return {
-        metadata_field: workflow[metadata_field]
-        for metadata_field in ("apiVersion", "kind", "spec")
-    } | {"metadata": metadata}
+        "apiVersion": workflow["apiVersion"],
+        "kind": workflow["kind"],
+        "spec": workflow["spec"],
+        "metadata": metadata,
+    }

@@ -61,15 +61,16 @@ from argolocal.state.journal import (
 )
 from argolocal.state.locks import SharedLocks
 
-STOP_GRACE_S = 1.0  # seconds between SIGTERM and SIGKILL when the run is stopped
+STOP_GRACE_S = 1.0  # seconds between SIGTERM and SIGKILL of the pods when the run is stopped
+STOP_TIMEOUT_S = 600.0  # seconds until `stop` sends SIGTERM to a runner again
 OnChange = Callable[[Status], None]
 
 
 def stop(name: str, cluster: Cluster) -> str:
     """Stop a run as `argo stop` does: terminate its pods, then run the exit handlers.
 
-    Wait until the run has ended, and return its name. If its runner is dead, this process runs the
-    exit handlers. Raises ConfigError for a completed run.
+    Wait until the run has ended, and return its name. If the runner of the run is dead, run the
+    exit handlers in this process. Raises ConfigError for a completed run.
     """
     run_files = RunFiles(cluster.home, name)
     run_files.workflow()
@@ -83,9 +84,10 @@ def stop(name: str, cluster: Cluster) -> str:
 
     (run_files.root / "stop").touch()
     try:
-        while pid := run_files.runner():
+        # another process may continue the run after the first one has ended
+        for pid in iter(run_files.runner, None):
             os.kill(pid, signal.SIGTERM)
-            deadline = time.monotonic() + 600
+            deadline = time.monotonic() + STOP_TIMEOUT_S
             while run_files.runner() == pid and time.monotonic() < deadline:
                 time.sleep(0.05)
 
@@ -103,8 +105,9 @@ def resume_suspended(name: str, resume_values: Mapping[str, str], home: Path) ->
     """Resume the suspended steps of a running workflow, with `resume_values` as the values of their
     outputs.
 
-    Return False if no process runs the workflow. The request is a file, which the runner deletes
-    once the journal contains the request. Raises ConfigError, or Busy if no step is suspended.
+    Return True once the runner has recorded the request. Return False if no process runs the
+    workflow; then a process that resumes the run will find the values in the request. Raises
+    ConfigError, and Busy if a process runs the workflow but no step is suspended.
     """
     run_files = RunFiles(home, name)
     workflow = run_files.workflow()
@@ -126,7 +129,8 @@ def resume_suspended(name: str, resume_values: Mapping[str, str], home: Path) ->
 
 
 class LocalRun:
-    """One run, which this process has locked."""
+    """One run, which this process has locked. `shutdown`: shutdown strategy with which the run
+    starts, or "". `status_json`: the status that was recorded last, without its nodes."""
 
     def __init__(
         self, run_files: RunFiles, workflow: dict[str, Any], status: Status, cluster: Cluster
@@ -165,9 +169,11 @@ class LocalRun:
 
     @classmethod
     def load(cls, name: str, cluster: Cluster, is_queued: bool = False) -> "LocalRun":
-        """Load a run from disk to resume it. Kill the processes that a dead runner has left.
-        `is_queued`: True if the run is continued by the server of the home. Raises ConfigError,
-        Busy, and NotQueued for a run that another process has ended in the meantime."""
+        """Load a run from disk to resume it, and kill the processes that a dead runner has left.
+
+        `is_queued`: True if the server of the home runs or continues the run. Raises ConfigError,
+        Busy, and NotQueued for a queued run that another process has ended in the meantime.
+        """
         run_files = RunFiles(cluster.home, name)
         workflow, status, process_records = run_files.open()
 
@@ -190,7 +196,8 @@ class LocalRun:
 
             try:
                 run_files.snapshot(status)
-            except DiskFull:  # remove the files of failed steps, which may have filled the disk
+            except DiskFull:
+                # remove the files of failed steps, which may have filled the disk
                 artifacts.remove_directory(run_files.pods)
                 run_files.snapshot(status)
         except BaseException:
@@ -202,10 +209,11 @@ class LocalRun:
     def run(
         self, on_change: OnChange | None = None, interrupts: InterruptHandlers | None = None
     ) -> Status:
-        """Run the workflow to its end and return its status. KeyboardInterrupt stops all pods;
-        `load` then continues the run.
+        """Run the workflow to its end and return its status. Raises KeyboardInterrupt after a
+        signal has stopped all pods; `load` then continues the run.
 
-        `interrupts`: signal handlers whose `with` block the caller has entered.
+        `on_change`: function to call with each new status. `interrupts`: signal handlers whose
+        `with` block the caller has entered.
         """
         self.on_change = on_change
         clean_up_shared_memory()
@@ -237,17 +245,19 @@ class LocalRun:
                     executor.halt(STOP_GRACE_S)
                     if isinstance(error, OSError) and error.errno in DISK_FULL:
                         raise make_write_error(error, self.files.root) from error
-                    # the cause may be a service that has ended because of a full disk
+                    # another service may have failed because of a full disk
                     if isinstance(error, ArgolocalError) and not isinstance(error, StateError):
                         self.files.check_space()
 
                     raise
                 finally:
                     executor.close()
-                    # kill processes that have left their session or had just started
+                    # kill processes that have left their session, or that had just been started
                     _kill_leftover_processes(self.files, {})
 
     def _loop(self, scheduler: Scheduler, executor: Executor) -> Status:
+        """Pass the events of the pods to the scheduler, and its actions to the executor, until the
+        workflow is completed. Return its status."""
         self.status = scheduler.status
         events: list[Any] = self._read_request(scheduler)
 
@@ -277,8 +287,8 @@ class LocalRun:
             events = [*executor.wait(timeout_seconds), *self._read_request(scheduler)]
 
     def _read_request(self, scheduler: Scheduler) -> list[NodeResumed]:
-        """Read the request of a user, if there is one: change the workflow's spec, and return an
-        event for each node that changes."""
+        """Read the request that a user has sent, if any. Change the workflow's spec accordingly,
+        and return an event for each node that the request changes."""
         request = requests.read_pending(self.files)
         if request is None:
             return []
@@ -307,6 +317,7 @@ class LocalRun:
         self._record(scheduler)
 
     def _record(self, scheduler: Scheduler) -> None:
+        """Append the changes of the status to the journal, and call `on_change`."""
         journal_entry = {
             key: value for key, value in scheduler.table.drain_changes().items() if value
         }
@@ -357,7 +368,8 @@ def validate_workflow(
     )
     submitted_spec = manifests.make_submitted_spec(manifest, parameters)
     if submitted_spec:
-        # a server shows it, and a copy of the run refers to the WorkflowTemplate again
+        # the server shows the submitted spec, and a copy of the run uses it, so that the copy
+        # refers to the WorkflowTemplate again
         workflow["submittedSpec"] = submitted_spec
     return workflow
 
@@ -366,7 +378,7 @@ def _create_files(
     home: Path, workflow: dict[str, Any], is_scheduled: bool, queued_path: str | None
 ) -> RunFiles:
     """Create the run on disk. The name of a CronWorkflow's run ends with its scheduled time in unix
-    seconds. If this name exists, the next unused second is taken. Raises ConfigError."""
+    seconds. If this name exists, use the next unused second instead. Raises ConfigError."""
     while True:
         run_files = RunFiles(home, workflow["metadata"]["name"])
         try:
@@ -381,7 +393,9 @@ def _create_files(
 
 def _kill_leftover_processes(run_files: RunFiles, process_records: Mapping[str, list[int]]) -> None:
     """Kill all processes of this run's pods. A process belongs to a pod if it is in the pod's
-    session, has the pod's root as `/`, or has the environment variable program.POD."""
+    session, if its root directory is that of the pod, or if it has the environment variable
+    program.POD_VARIABLE of the pod. `process_records`: pid and start time of the first process of
+    each pod. Raises ArgolocalError if a process does not exit."""
     start_ticks_by_session = {pid: start_ticks for pid, start_ticks in process_records.values()}
     pods_folder = f"{run_files.pods}/"
     pids = [
@@ -395,8 +409,8 @@ def _kill_leftover_processes(run_files: RunFiles, process_records: Mapping[str, 
         if pid != os.getpid() and _is_leftover_process(pid, start_ticks_by_session, pods_folder)
     )
 
-    surviving_processes = {pid: read_start_ticks(pid) for pid in leftover_pids}
-    for pid in surviving_processes:
+    leftover_processes = {pid: read_start_ticks(pid) for pid in leftover_pids}
+    for pid in leftover_processes:
         signal_group(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -404,13 +418,12 @@ def _kill_leftover_processes(run_files: RunFiles, process_records: Mapping[str, 
     deadline = time.monotonic() + 5
     while any(
         start_ticks and is_alive(pid, start_ticks)
-        for pid, start_ticks in surviving_processes.items()
+        for pid, start_ticks in leftover_processes.items()
     ):
         if time.monotonic() > deadline:
             raise ArgolocalError(
-                f"processes {sorted(surviving_processes)} of {run_files.name} do not exit after"
-                " SIGKILL: end them"
-                " first."
+                f"processes {sorted(leftover_processes)} of {run_files.name} do not exit after"
+                " SIGKILL: end them first."
             )
 
         time.sleep(0.01)

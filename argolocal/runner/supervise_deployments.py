@@ -1,5 +1,5 @@
 """The entry point of the process that supervises the Deployments. `Deployments.apply` starts this
-process, which outlives the run.
+process, which continues after the run has ended.
 
     python -m argolocal.runner.supervise_deployments \\
         --home .argolocal --cluster argolocal.runner.cluster:LocalCluster

@@ -1,12 +1,13 @@
-"""The process that forks the processes of queued runs: it has imported everything that a run needs,
-so a run starts within milliseconds. It has only one thread, which the server does not.
+"""The process that forks a process for each queued run. It has imported all modules that a run
+needs, so that a run starts within milliseconds. Unlike the server, it has only one thread, so that
+it can fork safely.
 
     python -m argolocal.server.fork_server --home .argolocal --program argolocal \\
         --cluster MODULE:CLASS --execute MODULE:FUNCTION
 
-stdin is a socket: each line is the name of a run, and is answered with the pid of its process,
-which calls FUNCTION(home, name). The fork server ends when the server closes the socket; the runs
-continue.
+stdin is a socket. For each line, which is the name of a run, the fork server starts a process that
+calls FUNCTION(home, name), and sends back its pid. The fork server ends when the server closes the
+socket. The runs continue.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from argolocal.errors import ArgolocalError, write_stderr
 from argolocal.state.journal import RunFiles
 
 MAX_DESCRIPTORS = 1024
-FAILED = 1  # exit code
+FAILED = 1  # exit code of a process with an error
 # function that runs the queued run with this name to its end, and returns its exit code
 Execute = Callable[[Path, str], int]
 
@@ -42,27 +43,29 @@ def main() -> None:
 
     program.set_program(arguments.program, arguments.cluster)
     execute = load_function(arguments.execute)
-    # Ctrl-C of the server's terminal
+    # Ctrl-C in the terminal of the server also reaches this process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, _reap_children)
-    # the children share the memory of everything that is imported now
+    # exclude the objects of all imported modules from garbage collection, so that the children
+    # continue to share their memory
     gc.collect()
     gc.freeze()
 
     server = socket.socket(fileno=os.dup(0))
-    with server, server.makefile("r") as requests:
-        for line in requests:
+    with server, server.makefile("r") as lines:
+        for line in lines:
             pid = _fork(arguments.home, RunName(line.strip()), execute)
             server.sendall(f"{pid}\n".encode())
 
 
 def load_function(reference: str) -> Execute:
-    """Import a function by MODULE:NAME."""
+    """Import a module and return one of its functions. `reference`: MODULE:NAME."""
     module, _, name = reference.partition(":")
     return getattr(import_module(module), name)
 
 
 def _fork(home: Path, name: str, execute: Execute) -> int:
+    """Start a process that runs a queued run, and return its pid."""
     pid = os.fork()
     if pid == 0:
         code = FAILED
@@ -83,8 +86,8 @@ def _fork(home: Path, name: str, execute: Execute) -> int:
 
 
 def _prepare_child(home: Path, name: str) -> None:
-    """Make this process independent of the server: a session, files and signal handlers of its
-    own."""
+    """Make this process independent of the server: give it its own session, output file and signal
+    handlers, and close the descriptors of the fork server."""
     os.setsid()
     path = RunFiles(home, name).read_path()
     if path:
@@ -99,7 +102,7 @@ def _prepare_child(home: Path, name: str) -> None:
     os.dup2(null, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    # the other descriptors are those of the fork server
+    # all other descriptors belong to the fork server
     os.closerange(3, MAX_DESCRIPTORS)
 
 

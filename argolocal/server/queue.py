@@ -1,13 +1,13 @@
-"""The queue of a home: workflows that wait until the home's server runs them, in the order of their
-priority.
+"""The queue of a home: runs that wait until the server of the home starts them, in the order of
+their priority.
 
     queue = Queue(cluster, launch, parallelism=4)
     name = queue.submit(manifest, {"message": "hello"})    # on disk, as a Pending run
     queue.start_next()
 
-A queued run consists of the run's folder and a file in the home's folder `queue`, which exists
-until the run has ended. A restarted server therefore finds all waiting and running runs, and
-continues the runs whose process has died.
+For each queued run, a file exists in the folder `queue` of the home until the run has ended.
+Therefore a restarted server finds all waiting and running runs, and continues the runs whose
+process has died.
 """
 
 import os
@@ -26,7 +26,8 @@ from argolocal.runner.run import LocalRun
 from argolocal.state.journal import MANIFEST_FILE, QUEUE_FOLDER, RunFiles, Status
 
 MAX_RESTART_DELAY_S = 300.0
-# looking at a run that waits takes some 20 microseconds, and there may be thousands
+# seconds between two checks whether waiting runs were stopped; the check of a run takes about 20
+# microseconds, and thousands of runs may wait
 STOP_CHECK_INTERVAL_S = 1.0
 
 
@@ -70,8 +71,9 @@ class WaitingRun:
 
 @dataclass
 class Deaths:
-    """Counts how often a process of a run has died. The first replacement starts at once, each
-    later one after twice the delay. `earliest_start`: a time of time.monotonic()."""
+    """Counts how often a process of a run has died. The first replacement starts at once, the next
+    one after a second, and each later one after about twice the delay of the one before.
+    `earliest_start`: monotonic time of the next start."""
 
     count: int = 0
     earliest_start: float = 0.0
@@ -84,8 +86,8 @@ class Deaths:
 
 
 class Queue:
-    """The queued runs of a home. All methods may be called from several threads; only one process
-    of a home may call `start_next`."""
+    """The queued runs of a home. All methods may be called from several threads. Only one process
+    for each home may call `start_next`."""
 
     def __init__(self, cluster: Cluster, launch: Launch, parallelism: int | None = None) -> None:
         """`parallelism`: maximum number of runs at the same time (default: the number of CPU
@@ -99,7 +101,7 @@ class Queue:
         self.processes: dict[str, RunProcess] = {}
         self.deaths: dict[str, Deaths] = {}
         self.unreadable_runs: set[str] = set()
-        # time of time.monotonic
+        # monotonic time of the next check for stopped runs
         self.next_stop_check = 0.0
 
     def submit(
@@ -111,7 +113,7 @@ class Queue:
         """Validate a manifest, create its run on disk in the phase Pending, and return its name.
         Raises ConfigError, and RunExists for the name of an earlier run.
 
-        `status`: the status with which the run starts, with nodes that have completed already.
+        `status`: the status with which the run starts, with nodes that have already completed.
         """
         return submit(self.cluster, manifest, parameters, status)
 
@@ -133,8 +135,8 @@ class Queue:
         """Return the names of the waiting runs, in the order in which they will start."""
         with self.lock:
             self._refresh()
-            ordered = sorted(self.waiting_runs.values(), key=lambda run: run.rank)
-            return [run.name for run in ordered]
+            ordered_runs = sorted(self.waiting_runs.values(), key=lambda run: run.rank)
+            return [run.name for run in ordered_runs]
 
     def active(self) -> list[str]:
         """Return the sorted names of the runs that have a process."""
@@ -145,7 +147,7 @@ class Queue:
     def start_next(self) -> list[str]:
         """Start waiting runs until `parallelism` is reached, and return the names of the started
         runs."""
-        started: list[str] = []
+        started_names: list[str] = []
         with self.lock:
             waiting_names = self.waiting()
             stopped_names = self._find_stopped(waiting_names)
@@ -160,21 +162,23 @@ class Queue:
                 # a command such as `resume` may have started the run in the meantime
                 if not self._find_process(RunFiles(self.cluster.home, name)):
                     self.processes[name] = self.launch(name)
-                    started.append(name)
-        return started
+                    started_names.append(name)
+        return started_names
 
     def _find_stopped(self, names: Iterable[str]) -> list[str]:
-        """Return the runs that a user has stopped while they wait. They end at once, without a free
-        place. Returns [] if the last look was less than STOP_CHECK_INTERVAL_S ago."""
+        """Return the names of waiting runs that a user has stopped. They are started even if
+        `parallelism` is reached, so that they end at once. Return [] if the last check was less
+        than STOP_CHECK_INTERVAL_S seconds ago."""
         if time.monotonic() < self.next_stop_check:
             return []
         self.next_stop_check = time.monotonic() + STOP_CHECK_INTERVAL_S
-        files = [RunFiles(self.cluster.home, name) for name in names]
-        pending_requests = {item.name: requests.read_pending(item) for item in files}
+        pending_requests = {
+            name: requests.read_pending(RunFiles(self.cluster.home, name)) for name in names
+        }
         return [name for name, request in pending_requests.items() if request and request.shutdown]
 
     def _refresh(self) -> None:
-        """Read the new files in the queue folder, and remove ended runs from memory."""
+        """Update the waiting and the running runs in memory from the files in the queue folder."""
         for name in [name for name, run in self.processes.items() if run.has_ended()]:
             del self.processes[name]
             self.deaths.setdefault(name, Deaths()).add()
@@ -193,13 +197,14 @@ class Queue:
                 self._classify(run_name)
 
     def _classify(self, name: RunName) -> None:
+        """Record a queued run as running or waiting. If it has ended, remove its queue entry."""
         files = RunFiles(self.cluster.home, name)
         if files.runner():
             self._find_process(files)
             return
 
         try:
-            # if the manifest is missing, the submitting process died before it had created the run
+            # if the manifest is missing, the submitting process has died before it created the run
             phase = files.load()[0]["phase"] if (files.root / MANIFEST_FILE).exists() else None
             if phase is None or phase in COMPLETED_PHASES:
                 files.queue_entry.unlink(missing_ok=True)
@@ -215,9 +220,9 @@ class Queue:
         self.waiting_runs[name] = WaitingRun(name, bool(phase), priority, submitted)
 
     def _find_process(self, files: RunFiles) -> bool:
-        """Return True if a process has locked the run, and record this process."""
+        """Record the process that has locked a run, if any. Return True if there is one."""
         pid = files.runner()
-        # ignore this process, whose threads hold the lock while they create a run
+        # do not record this process, whose threads hold the lock while they create a run
         if pid and pid != os.getpid():
             self.processes[files.name] = FoundProcess(files, pid)
         return pid is not None
@@ -234,7 +239,8 @@ def submit(
     Raises ConfigError, and RunExists for the name of an earlier run. See `Queue.submit` for
     `status`.
 
-    `path`: folders with Python modules for its pods (default: those of this process).
+    `path`: import path of the pods, that is, folders with Python modules (default: the import path
+    of the pods of this process).
     """
     queued_path = cluster.path if path is None else path
     run = LocalRun.create(manifest, parameters, cluster, queued_path=queued_path)

@@ -1,8 +1,8 @@
 """The processes of queued runs, which a fork server starts.
 
-processes = RunProcesses(home, "argolocal.view.foreground:execute_queued")
-process = processes.start("hello-4k2xp")    # a RunProcess
-process.has_ended()
+with RunProcesses(home, "argolocal.view.foreground:execute_queued") as processes:
+    process = processes.start("hello-4k2xp")    # a RunProcess
+    process.has_ended()
 """
 
 import os
@@ -24,8 +24,8 @@ MAX_ANSWER_BYTES = 32
 
 
 def wait_for_end(descriptors: Iterable[int], seconds: float) -> bool:
-    """Wait until a process with one of these pidfds has ended. Return False if none has ended
-    within `seconds`."""
+    """Wait until a process has ended, but at most `seconds`. Return False if none has ended.
+    `descriptors`: pidfds of the processes."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -33,13 +33,13 @@ def wait_for_end(descriptors: Iterable[int], seconds: float) -> bool:
 
 
 class RunProcess:
-    """A process that this server has started. A pidfd cannot mean another process with the same
-    pid."""
+    """A process that this server has started. It is identified by a pidfd, because its pid could be
+    that of another process after it has ended."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.descriptor = -1
-        with suppress(ProcessLookupError):  # it has ended
+        with suppress(ProcessLookupError):  # the process has already ended
             self.descriptor = os.pidfd_open(pid)
 
     def has_ended(self) -> bool:
@@ -55,7 +55,7 @@ class RunProcess:
 class RunProcesses:
     """Starts processes through a fork server, and replaces a fork server that has died.
 
-    `execute`: MODULE:FUNCTION that a process calls with the home and the name of its run.
+    `execute`: MODULE:FUNCTION that each process calls with the home and the name of its run.
     """
 
     def __init__(self, home: Path, execute: str) -> None:
@@ -67,7 +67,8 @@ class RunProcesses:
         self.started: list[RunProcess] = []
 
     def __enter__(self) -> Self:
-        # so that the first run, which may be a scheduled one, does not wait for it
+        # start the fork server now, so that the first run, which may be a scheduled one, does not
+        # wait for it
         self._start_fork_server()
         return self
 
@@ -79,7 +80,7 @@ class RunProcesses:
         with self.lock:
             for _ in range(2):
                 with suppress(OSError, ValueError):
-                    process = RunProcess(self._ask(name))
+                    process = RunProcess(self._request_process(name))
                     self.started.append(process)
                     return process
                 # the fork server has died, for example because memory was short
@@ -89,33 +90,34 @@ class RunProcesses:
         )
 
     def wait(self, seconds: float) -> None:
-        """Wait until a process that was started here ends, but at most `seconds`."""
+        """Wait until a process that `start` has started ends, but at most `seconds`."""
         self.started = [process for process in self.started if process.descriptor >= 0]
         wait_for_end([process.descriptor for process in self.started], seconds)
 
-    def _ask(self, name: str) -> int:
+    def _request_process(self, name: str) -> int:
+        """Let the fork server start a process for a run, and return its pid."""
         connection = self.socket or self._start_fork_server()
         connection.sendall(f"{name}\n".encode())
         return int(connection.recv(MAX_ANSWER_BYTES))
 
     def _start_fork_server(self) -> socket.socket:
-        own_end, other_end = socket.socketpair()
-        own_end.settimeout(START_TIMEOUT_S)
+        own_socket, child_socket = socket.socketpair()
+        own_socket.settimeout(START_TIMEOUT_S)
         arguments = [
             *("--home", str(self.home)),
             *("--program", program.name),
             *("--cluster", program.cluster),
             *("--execute", self.execute),
         ]
-        with other_end:
+        with child_socket:
             self.process = subprocess.Popen(
                 make_python_command("-m", "argolocal.server.fork_server", *arguments),
-                stdin=other_end.fileno(),
+                stdin=child_socket.fileno(),
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, program.environment_variable("HOME"): str(self.home)},
             )
-        self.socket = own_end
-        return own_end
+        self.socket = own_socket
+        return own_socket
 
     def _end_fork_server(self) -> None:
         if self.socket:

@@ -3,8 +3,8 @@
     server = Server(cluster, "argolocal.view.foreground:execute_queued", open_store)
     server.serve(page, port=None, announce=print)    # until SIGINT or SIGTERM
 
-Runs are processes of their own: they continue after the server has ended, and the next server
-watches them.
+Each run is a separate process, which continues after the server has ended. The next server of the
+home watches it.
 """
 
 import threading
@@ -22,25 +22,25 @@ from argolocal.runner.cluster import LocalCluster
 from argolocal.server.api.application import WithApi, make_api
 from argolocal.server.api.backend import NAMESPACE, Backend
 from argolocal.server.api.catalogue import Catalogue
-from argolocal.server.cron.controller import CronController
+from argolocal.server.cron.controller import KIND, CronController
 from argolocal.server.objects import Objects
 from argolocal.server.queue import Queue
 from argolocal.server.run_processes import RunProcesses
 from argolocal.server.server_lock import ServerLock
 
-# seconds between looks at the queue; other processes also queue runs
+# seconds between two checks of the queue, to which other processes may have added runs
 POLL_INTERVAL_S = 0.1
 OpenStore = Callable[[Mapping[str, Any]], ObjectReader]
-# seconds after an error, such as a full disk
+# seconds until a duty is repeated after an error, such as a full disk
 RETRY_INTERVAL_S = 5.0
 
 
 class Server:
-    """The queue and the stored objects of a home, and the thread that starts what is due.
+    """The queue and the stored objects of a home, and the thread that starts runs.
 
-    `execute`: MODULE:FUNCTION that runs a queued run. `open_store`: returns the store for the field
-    `s3` of an artifact. `parallelism`: number of runs at the same time (default: the number of
-    cores).
+    `execute`: MODULE:FUNCTION that runs a queued run. `open_store`: function that returns the store
+    for the field `s3` of an artifact. `parallelism`: maximum number of runs at the same time
+    (default: the number of CPU cores).
     """
 
     def __init__(
@@ -59,11 +59,20 @@ class Server:
         self.schedules = CronController(cluster, self.objects, clock)
         self.ending = threading.Event()
 
-    def serve(self, page: ASGIApp, port: int | None, announce: Callable[[str], None]) -> None:
-        """Serve a page and run queued runs until SIGINT or SIGTERM. Raises Busy if the home has a
-        server, and ConfigError if the port is taken.
+    def describe(self) -> str:
+        """Return a description of the server for the user who starts it."""
+        schedule_count = len(self.objects.names(KIND))
+        return (
+            f"The server runs up to {self.queue.parallelism} workflows of {self.cluster.home} at"
+            f" the same time. Schedules: {schedule_count}.\nCtrl-C ends the server. Its runs"
+            " continue, and the next server watches them."
+        )
 
-        `announce` gets the address of the page, which contains the token.
+    def serve(self, page: ASGIApp, port: int | None, announce: Callable[[str], None]) -> None:
+        """Serve a page and run queued runs until SIGINT or SIGTERM. Raises Busy if the home already
+        has a server, and ConfigError if the port is taken.
+
+        `announce`: function to call with the URL of the page, which contains the token.
         """
         token = page_server.read_token(self.cluster.home)
         listening_socket = page_server.listen(port)
@@ -85,8 +94,9 @@ class Server:
         return WithApi(make_api(backend), page)
 
     def _work(self) -> None:
-        # the schedules come first, because the queue then removes the entries of ended runs
-        duties = [Duty(self.schedules.look), Duty(self.queue.start_next)]
+        # the schedules come first: the queue removes the entries of ended runs, and the schedules
+        # must see these entries before
+        duties = [Duty(self.schedules.reconcile), Duty(self.queue.start_next)]
         while not self.ending.is_set():
             for duty in duties:
                 duty.perform()
@@ -94,9 +104,9 @@ class Server:
 
 
 class Duty:
-    """A function that the server calls again and again. An error is printed once, and delays only
-    the next call of this function: the server survives everything that a user can repair, such as
-    a full disk or a damaged file."""
+    """A function that the server calls again and again. An error is printed, and only delays the
+    next call of this function, so that the server continues when the user has repaired the cause,
+    such as a full disk or a damaged file. The same error is not printed twice in succession."""
 
     def __init__(self, function: Callable[[], object]) -> None:
         self.function = function

@@ -1,6 +1,6 @@
 """The lock of a home's server: at most one server runs in a home.
 
-    with ServerLock(home, port):    # raises Busy, which names the pid and the port of the other one
+    with ServerLock(home, port):    # raises Busy with the pid and the port of the other server
         ...
     find_server(home)               # RunningServer(pid=4711, port=7070), or None
 
@@ -22,7 +22,7 @@ from argolocal.state.journal import Busy
 
 LOCK_FILE = "server.lock"
 MAX_RECORD_BYTES = 200
-# find_server of another process holds the lock for a moment
+# maximum number of seconds for which `find_server` in another process holds the lock
 PROBE_TIMEOUT_S = 0.5
 
 
@@ -52,9 +52,9 @@ class ServerLock:
                 time.sleep(0.01)
                 continue
 
-            other = _read_record(self.descriptor)
+            server = _read_record(self.descriptor)
             os.close(self.descriptor)
-            details = f" (pid {other.pid}, http://127.0.0.1:{other.port})" if other else ""
+            details = f" (pid {server.pid}, http://127.0.0.1:{server.port})" if server else ""
             raise Busy(
                 f"a server runs in {self.home} already{details}: use it, end it, or set"
                 f" {program.environment_variable('HOME')} to another directory."
@@ -76,7 +76,7 @@ def find_server(home: Path) -> RunningServer | None:
     except FileNotFoundError:
         return None
     try:
-        # a shared lock, so that several probes at the same time do not see each other
+        # use a shared lock, so that simultaneous probes do not detect each other
         if _try_lock(descriptor, fcntl.LOCK_SH):
             return None
         return _read_record(descriptor)
@@ -85,12 +85,14 @@ def find_server(home: Path) -> RunningServer | None:
 
 
 def _read_record(descriptor: int) -> RunningServer | None:
-    with suppress(ValueError, TypeError):  # the server is just writing it
+    """Return the record in the lock file, or None while the server is writing it."""
+    with suppress(ValueError, TypeError):
         return RunningServer(**json.loads(os.pread(descriptor, MAX_RECORD_BYTES, 0)))
     return None
 
 
 def _try_lock(descriptor: int, operation: int) -> bool:
+    """Lock a file with flock. Return False if another process holds the lock."""
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except OSError:

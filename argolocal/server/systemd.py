@@ -1,4 +1,4 @@
-"""A unit of systemd that runs the server of a home, and restarts it when it ends."""
+"""Make a systemd unit that runs the server of a home, and restarts the server when it ends."""
 
 import os
 import pwd
@@ -10,7 +10,8 @@ from argolocal.common.processes import make_python_command
 
 # seconds to wait before a restart
 RESTART_DELAY_S = 2
-# signals do not reach the runs: they continue, and the next server watches them
+# with KillMode=process, systemd does not kill the runs: they continue, and the next server watches
+# them
 UNIT = """\
 # {install}
 [Unit]
@@ -31,8 +32,9 @@ WantedBy={target}
 
 
 def make_unit(manager: str, home: Path, parallelism: int | None, port: int | None) -> str:
-    """Return the unit that runs the server of a home from the working directory. `manager`: user
-    or system."""
+    """Return the text of the unit. The server runs in the current working directory. `manager`:
+    `user` for the user's systemd, `system` for the machine's. `parallelism`, `port`: options of the
+    server, or None for their defaults."""
     arguments = ["-m", program.name, "server"]
     if parallelism is not None:
         arguments += ["--parallelism", str(parallelism)]
@@ -51,7 +53,7 @@ def make_unit(manager: str, home: Path, parallelism: int | None, port: int | Non
     ]
 
     if manager == "system":
-        # without an address, steps of a run that starts at once could fail
+        # without a network, steps of a run that starts at once could fail
         dependencies = "Wants=network-online.target\nAfter=network-online.target\n"
         file = f"/etc/systemd/system/{program.name}.service"
         install = f"{file}: sudo systemctl enable --now {program.name}"
@@ -79,13 +81,14 @@ def make_unit(manager: str, home: Path, parallelism: int | None, port: int | Non
 
 
 def _escape(text: str, characters: str = "") -> str:
-    """Double the characters that systemd expands."""
+    """Double `%` and the other `characters`, so that systemd does not expand them."""
     for character in ("%", *characters):
         text = text.replace(character, character * 2)
     return text
 
 
 def _quote(text: str, characters: str = "") -> str:
+    """Return an escaped text, in quotes if systemd would split it."""
     escaped = _escape(text, characters)
     if shlex.quote(text) == text and "\\" not in text:
         return escaped

@@ -1,10 +1,11 @@
 """A run on disk: .argolocal/runs/NAME/{manifest.yaml, journal.jsonl, lock, stop, asked, creates/,
 logs/, pods/POD/}. For a queued run, the file .argolocal/queue/NAME exists until the run has ended.
 
-Each line of the journal is a JSON object with changes of the workflow's status (`status`, `nodes`
-by id, and new `children` of otherwise unchanged nodes) and of the pods' processes (`pods`: id →
-[pid, start time], null after the exit). A line is written before its change takes effect, and an
-incomplete last line is ignored. manifest.yaml contains the resolved workflow as JSON."""
+manifest.yaml contains the resolved workflow as JSON. Each line of the journal is a JSON object with
+changes of the workflow's status (`status`, `nodes` by id, and new `children` of otherwise unchanged
+nodes) and of the pods' processes (`pods`: id → [pid, start time], null after the exit). A line is
+written before its change takes effect, and readers ignore an incomplete last line.
+"""
 
 import errno
 import fcntl
@@ -38,8 +39,9 @@ PATH_FILE = "module-path"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_FOUND = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 MIN_FREE_BYTES = 1 << 20
-LOCK_RELEASE_TIMEOUT_S = 2.0  # maximum seconds to wait until a dead runner's lock is released
-# maximum seconds for which another process's call of `RunFiles.runner` may hold the lock
+# maximum number of seconds until the lock of a dead runner is released
+LOCK_RELEASE_TIMEOUT_S = 2.0
+# maximum number of seconds for which a call of `RunFiles.runner` in another process holds the lock
 PROBE_TIMEOUT_S = 0.1
 
 
@@ -57,7 +59,7 @@ class Busy(ArgolocalError):
 
 
 class NotQueued(ArgolocalError):
-    """The run is not in the queue of the home's server, because it has ended."""
+    """The run is no longer in the queue of the home's server, because it has ended."""
 
 
 class RunExists(ConfigError):
@@ -90,9 +92,10 @@ class RunFiles:
                 yield cls(home, run_name)
 
     def create(self, workflow: dict[str, Any], queued_path: str | None = None) -> None:
-        """Create the directory of a run and lock the run. Raises RunExists.
+        """Create the directory of a run and lock the run. Raises RunExists, StateError.
 
-        `queued_path`: of a queued run, the folders with Python modules for its pods.
+        `queued_path`: for a run that the server starts, the import path of its pods (folders with
+        Python modules); None for other runs.
         """
         if (self.root / MANIFEST_FILE).exists():
             raise RunExists(
@@ -107,12 +110,12 @@ class RunFiles:
             self.lock()
             if queued_path is not None:
                 write_atomically(self.root / PATH_FILE, queued_path)
-                # create the entry before the manifest, because an entry without a manifest is
-                # ignored
+                # create the queue entry before the manifest: the server ignores an entry without a
+                # manifest
                 self.queue_entry.parent.mkdir(exist_ok=True)
                 self.queue_entry.touch()
             else:
-                # remove the entry of a deleted run with the same name
+                # remove the queue entry of a deleted run with the same name
                 self.queue_entry.unlink(missing_ok=True)
             write_atomically(self.root / MANIFEST_FILE, to_json(workflow, indent=1))
             self._open()
@@ -122,7 +125,7 @@ class RunFiles:
 
     def open(self) -> tuple[dict[str, Any], Status, dict[str, list[int]]]:
         """Lock an existing run. Return its workflow, its status, and the process records of pods
-        that may still run."""
+        that may still run. Raises Busy, ConfigError."""
         workflow = self.workflow()
         self.lock()
         try:
@@ -132,8 +135,8 @@ class RunFiles:
             raise
 
     def snapshot(self, workflow_status: Status) -> None:
-        """Start a new journal whose first line contains the entire `workflow_status` and no
-        pods."""
+        """Replace the journal by one line that contains the entire `workflow_status` and no
+        pods. Raises StateError."""
         status_fields = {key: value for key, value in workflow_status.items() if key != "nodes"}
         journal_entry = {"status": status_fields, "nodes": workflow_status["nodes"]}
         try:
@@ -176,8 +179,8 @@ class RunFiles:
             ) from None
 
     def is_own_folder(self) -> bool:
-        """Return True if the folder belongs to the run: it is in the home, not a link, and its
-        manifest has the run's name."""
+        """Return True if the folder belongs to the run: the folder is not a link, and its manifest
+        has the name of the run."""
         is_in_home = self.root.resolve() == (self.home / "runs").resolve() / self.name
         if not is_in_home or not (self.root / MANIFEST_FILE).is_file():
             return False
@@ -187,8 +190,8 @@ class RunFiles:
             return False
 
     def read_path(self) -> str:
-        """Return the folders with Python modules for the pods of a queued run; "" for another run,
-        or if its user has set none."""
+        """Return the import path of the pods of a queued run, or "" if none was set or if the run
+        was not queued."""
         try:
             return (self.root / PATH_FILE).read_text()
         except FileNotFoundError:
@@ -203,7 +206,8 @@ class RunFiles:
             )
         self.lock()
         try:
-            # a folder without a manifest is not a run, if the removal is interrupted
+            # remove the manifest first: if the removal is interrupted, a folder without a manifest
+            # does not count as a run
             (self.root / MANIFEST_FILE).unlink(missing_ok=True)
             self.queue_entry.unlink(missing_ok=True)
             shutil.rmtree(self.root, ignore_errors=True)
@@ -211,8 +215,8 @@ class RunFiles:
             self.close()
 
     def load(self) -> tuple[Status, dict[str, list[int]]]:
-        """Return the run's status, and the pods that may still run. Raises ConfigError for a
-        corrupt journal."""
+        """Return the run's status, and the process records of pods that may still run. Raises
+        ConfigError for a corrupt journal."""
         return JournalReader(self.root / JOURNAL_FILE).read()
 
     def lock(self) -> None:
@@ -225,7 +229,7 @@ class RunFiles:
         while not _try_lock(self.lock_descriptor, fcntl.LOCK_EX):
             pid = os.pread(self.lock_descriptor, 32, 0).decode().strip()
             waited_seconds = time.monotonic() - lock_start
-            # after a runner is killed, a child that it was starting holds the lock until the child
+            # if a runner was killed while it started a process, this child holds the lock until it
             # calls exec
             is_dead = pid.isdigit() and not Path(f"/proc/{pid}").exists()
             if waited_seconds < (LOCK_RELEASE_TIMEOUT_S if is_dead else PROBE_TIMEOUT_S):
@@ -257,7 +261,7 @@ class RunFiles:
             os.close(probe_descriptor)
 
     def append(self, journal_entry: dict[str, Any]) -> None:
-        """Append one line to the journal. Raises DiskFull without changing the journal."""
+        """Append one line to the journal. Raises StateError; then the journal is unchanged."""
         line_bytes = _encode_line(journal_entry).encode()
         journal_bytes = os.fstat(self.journal).st_size
         try:
@@ -269,12 +273,12 @@ class RunFiles:
             raise make_write_error(error, self.root) from error
 
     def check_space(self) -> None:
-        """Raise DiskFull if the disk is almost full, because this is probably the cause of other
-        errors."""
+        """Raise DiskFull if the disk is almost full. Call this method after another failure,
+        because a full disk may be its cause."""
         disk_status = os.statvfs(self.root)
-        free_bytes = (
-            disk_status.f_bavail if os.geteuid() else disk_status.f_bfree
-        ) * disk_status.f_frsize
+        # only root may use the reserved blocks
+        free_blocks = disk_status.f_bavail if os.geteuid() else disk_status.f_bfree
+        free_bytes = free_blocks * disk_status.f_frsize
         if free_bytes < MIN_FREE_BYTES or (disk_status.f_files and not disk_status.f_ffree):
             if free_bytes < MIN_FREE_BYTES:
                 reason = f"{free_bytes // 1000} kB are free"
@@ -306,6 +310,7 @@ def list_run_claims(run_files: RunFiles) -> list[str]:
 
 
 def _try_lock(file_descriptor: int, lock_operation: int) -> bool:
+    """Lock a file with flock. Return False if another process holds the lock."""
     try:
         fcntl.flock(file_descriptor, lock_operation | fcntl.LOCK_NB)
     except OSError:
@@ -318,8 +323,8 @@ def _encode_line(journal_entry: dict[str, Any]) -> str:
 
 
 def make_write_error(error: OSError, run_folder: Path) -> StateError:
-    """Return the error to raise if the state of a run cannot be written to `run_folder`. It
-    names the reason and the remedy."""
+    """Return the error to raise if the state of a run cannot be written to `run_folder`, with the
+    reason and the remedy in its message."""
     if error.errno in DISK_FULL:
         if (run_folder / MANIFEST_FILE).exists():
             remedy = (
@@ -341,8 +346,8 @@ def make_write_error(error: OSError, run_folder: Path) -> StateError:
 
 
 def reset_interrupted(workflow_status: Status, now: str) -> Status:
-    """Return the status from which a run continues after its runner died. Running nodes are
-    restarted and get the start time `now` (RFC 3339).
+    """Change the status of a run whose runner has died, so that the run can continue. Running nodes
+    become pending and get the start time `now` (RFC 3339). Return the status.
 
     The group that contains a daemon is set to Running again, so that dependent steps wait until the
     daemon has restarted.
@@ -352,14 +357,11 @@ def reset_interrupted(workflow_status: Status, now: str) -> Status:
     for node_id, node in nodes.items():
         if node["phase"] in ("Pending", "Running") and node.pop("daemoned", None):
             node.pop("podIP", None)
-            for group_node in (
-                parent_node
-                for parent_node in nodes.values()
-                if node_id in parent_node.get("children", [])
-            ):
-                if group_node["type"] in ("StepGroup", "TaskGroup"):
-                    group_node["phase"] = "Running"
-                    group_node["finishedAt"] = None
+            for parent_node in nodes.values():
+                is_group = parent_node["type"] in ("StepGroup", "TaskGroup")
+                if is_group and node_id in parent_node.get("children", []):
+                    parent_node["phase"] = "Running"
+                    parent_node["finishedAt"] = None
 
         is_restarted = node["type"] in ("Pod", "HTTP") and node["phase"] in ("Pending", "Running")
         if is_restarted and "synchronizationStatus" not in node:

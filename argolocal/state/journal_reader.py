@@ -1,7 +1,7 @@
-"""Read the journal of a run. The first read reads the whole file, and later reads only the appended
-lines.
+"""Read the journal of a run. The first call of `read` reads the whole file, and later calls only
+the lines that were appended in the meantime.
 
-Later reads do not change the objects that earlier reads have returned.
+A later call does not change the objects that earlier calls have returned.
 """
 
 import errno
@@ -20,10 +20,10 @@ Status = dict[str, Any]
 ProcessRecord = list[int]
 
 MAX_FILE_BYTES = 4 << 30  # maximum size in bytes of a file of a run; larger files are rejected
-# number of last read bytes to compare with the file, because a new file can have the inode of a
-# deleted file
+# number of bytes to read again and to compare, because a new file can have the inode of a deleted
+# file
 TAIL_BYTES = 256
-# exceptions that occur when data have an unexpected structure
+# exceptions that the use of JSON data raises if the data have an unexpected structure
 STRUCTURE_ERRORS = (KeyError, TypeError, AttributeError)
 STATUS_TEXT_FIELDS = ("startedAt", "finishedAt", "message")
 NODE_TEXT_FIELDS = (
@@ -51,6 +51,7 @@ class JournalReader:
     def _reset(self) -> None:
         self.status: Status = {"phase": "", "nodes": {}}
         self.pods: dict[str, ProcessRecord | None] = {}
+        # id of a pod's node → start time of its last process in clock ticks since the boot
         self.starts: dict[str, int] = {}
 
         # number of bytes and lines read so far, and the last bytes read
@@ -59,7 +60,7 @@ class JournalReader:
         self.tail = b""
         self.file_id: tuple[int, int] | None = None
 
-        # ids of nodes that have changed since the last valid status
+        # ids of nodes that have changed since the last check of the status
         self.unchecked: dict[str, None] = {}
 
     def read(self) -> tuple[Status, dict[str, ProcessRecord]]:
@@ -68,8 +69,8 @@ class JournalReader:
         try:
             self._apply(self._read_new_lines())
         except BaseException:
-            # let the next read start from the beginning; it finds the same error again if the file
-            # is unchanged
+            # let the next call start from the beginning: it raises the same error if the file is
+            # unchanged
             self._reset()
             raise
 
@@ -118,6 +119,8 @@ class JournalReader:
         return complete_lines.splitlines(keepends=True)
 
     def _apply(self, lines: Iterable[bytes]) -> None:
+        """Apply the changes in journal lines to `status`, `pods` and `starts`. Raises ConfigError
+        for a malformed line."""
         nodes = self.status["nodes"]
         # ids of nodes whose objects were not returned by an earlier `read`, so they may be changed
         new_nodes: dict[str, None] = {}
@@ -153,8 +156,8 @@ class JournalReader:
 
 
 def make_unreadable_error(path: Path, error: OSError) -> Exception:
-    """Return the error for a file that cannot be read: a ConfigError for a pipe or device, whose
-    content may be infinite."""
+    """Return the error to raise for a file that cannot be read: a ConfigError if it is not a
+    regular file or is too large (EINVAL), otherwise `error` itself."""
     if error.errno == errno.EINVAL:
         return make_corrupt_error(path, error)
     return error
@@ -183,7 +186,7 @@ def _check_status(workflow_status: Status, node_ids: Iterable[str]) -> None:
         isinstance(workflow_status.get(field_name) or "", str)
         for field_name in ("phase", *STATUS_TEXT_FIELDS)
     ):
-        raise TypeError("a text")
+        raise TypeError("a text of the status")
 
     for node_id in node_ids:
         node = nodes[node_id]

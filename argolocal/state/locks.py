@@ -4,8 +4,9 @@
     unavailable_lock, reason = locks.acquire("node", resolve_locks(...))
     locks.release("node")
 
-Each slot of a lock is a file that is locked with flock. The kernel releases it when the process
-exits for any reason. Waiting processes poll. As in Argo, memoized outputs are stored in ConfigMaps.
+A lock has as many slots as it may have holders at the same time. Each slot is a file that its
+holder locks with flock, so the kernel releases the slot when the process exits for any reason.
+Waiting processes poll. As in Argo, memoized outputs are stored in ConfigMaps.
 Source: Argo's workflow/sync and workflow/controller/cache.
 """
 
@@ -28,7 +29,7 @@ from argolocal.manifest.object_labels import CONFIG_MAP_TYPE_LABEL
 
 CACHE_KEY_PATTERN = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 CACHE_TYPE = "Cache"
-Lock = tuple[str, int]
+Lock = tuple[str, int]  # (name, maximum number of holders)
 
 
 class SharedLocks:
@@ -37,7 +38,7 @@ class SharedLocks:
     def __init__(self, cluster: Cluster) -> None:
         self.configmap = cluster.configmap
         self.home = cluster.home
-        # caller → name of a lock → file descriptor of the slot that the caller holds
+        # id of an owner → name of a lock → file descriptor of the slot that the owner holds
         self.held_locks: dict[str, dict[str, int]] = {}
 
     def acquire(self, owner_id: str, locks: list[Lock]) -> tuple[str, str]:
@@ -69,6 +70,8 @@ class SharedLocks:
             self.release(owner_id)
 
     def _try_acquire(self, held_locks: dict[str, int], lock_name: str, max_holders: int) -> bool:
+        """Lock a free slot of a lock and add it to `held_locks`. Return False if all slots are
+        held."""
         lock_folder = self.home / "locks" / hashlib.sha256(lock_name.encode()).hexdigest()
         lock_folder.mkdir(parents=True, exist_ok=True)
         for slot_number in range(max_holders):
@@ -87,7 +90,8 @@ class SharedLocks:
     def load(
         self, cache_name: str, key: str, max_age: str | None, now: float
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Look up `key` in a cache. Return (True, outputs), or (False, None) if no entry is valid.
+        """Look up `key` in a cache, and record the time of this look-up in the entry. Return (True,
+        outputs), or (False, None) if no entry exists, or if the entry is older than `max_age`.
         Raises NodeError."""
         if not CACHE_KEY_PATTERN.fullmatch(key) or not object_names.DATA_KEY_RULE.allows(key):
             raise NodeError(f"invalid cache key: {key}")
@@ -127,10 +131,10 @@ class SharedLocks:
 
     @contextmanager
     def _configmap(self, config_map_name: str) -> Iterator[dict[str, Any]]:
-        """Yield the cache's ConfigMap, which is created if it does not exist. Store it at the end
-        of the `with` block if its data have changed.
+        """Lock and yield the ConfigMap of a cache, or a new one if it does not exist. At the end of
+        the `with` block, store the ConfigMap if its data have changed.
 
-        Raises NodeError, and ConfigError for an invalid name.
+        Raises NodeError if the ConfigMap is not a cache, and ConfigError for an invalid name.
         """
         object_names.check_object_name("ConfigMap", config_map_name)
         object_folder = self.home / "objects/ConfigMap"
@@ -165,5 +169,6 @@ class SharedLocks:
 
             config_map["data"] = config_map.get("data") or {}
             yield config_map
-            if config_map["data"] and (new_text := to_json(config_map, indent=1)) != old_text:
+            new_text = to_json(config_map, indent=1)
+            if config_map["data"] and new_text != old_text:
                 write_atomically(path, new_text)

@@ -5,9 +5,10 @@
     allocation.variables    # {"CUDA_VISIBLE_DEVICES": "0", ...}
     resources.release("train-1")
 
-A GPU, or a part of the memory, is a file locked with flock, so the kernel releases it when the
-process of the run exits for any reason. Only what other runs have acquired makes a pod wait: the
-pods of one run share what their run has acquired, so a run in progress never waits for itself.
+For each GPU, and for each of the equal parts of the memory, there is a file that a run locks with
+flock, so the kernel releases it when the process of the run exits for any reason. The pods of one
+run share the resources that their run has acquired. Therefore a pod waits only for other runs, and
+a run never waits for itself.
 """
 
 import fcntl
@@ -24,13 +25,13 @@ from argolocal.language.quantity import parse_quantity
 GPU = "nvidia.com/gpu"
 GPU_FOLDER = Path("/proc/driver/nvidia/gpus")
 GPUS_VARIABLE = "GPUS"
-# number of equal parts of the memory
+# number of equal parts into which the memory is divided
 MEMORY_PARTS = 128
 
 
 @dataclass(frozen=True)
 class PodRequest:
-    """The sum of the requests of a pod's containers."""
+    """The GPUs and the memory that the containers of a pod request in total."""
 
     gpus: int = 0
     memory_bytes: int = 0
@@ -43,20 +44,25 @@ class PodRequest:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The resources that a pod may use. `variables`: environment variables of its containers."""
+    """The resources that a pod may use. `variables`: environment variables that tell the pod's
+    containers which GPUs to use."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs that runs may use: $ARGOLOCAL_GPUS or $REKINDLE_GPUS or, if it is
-    not set, the number of NVIDIA GPUs of this machine. Raises ConfigError."""
-    name = program.environment_variable(GPUS_VARIABLE)
-    text = os.environ.get(name)
-    if text is not None:
-        if not text.isdecimal() or len(text) > 4:
-            raise ConfigError(f"{name} is {text!r:.50}: it must be a number of GPUs, such as 1.")
-        return int(text)
+    """Return the number of GPUs that runs may use: the value of $ARGOLOCAL_GPUS or $REKINDLE_GPUS
+    or, if the variable is not set, the number of NVIDIA GPUs of this machine. Raises ConfigError
+    for an invalid value."""
+    variable = program.environment_variable(GPUS_VARIABLE)
+    count_text = os.environ.get(variable)
+    if count_text is not None:
+        if not count_text.isdecimal() or len(count_text) > 4:
+            raise ConfigError(
+                f"{variable} is {count_text!r:.50}: it must be a number of GPUs, such as 1."
+            )
+        return int(count_text)
+
     try:
         return len(os.listdir(GPU_FOLDER))
     except OSError:
@@ -76,15 +82,16 @@ def sum_requests(containers: Iterable[Mapping[str, Any]]) -> PodRequest:
     for container in containers:
         resources = container.get("resources") or {}
         limits = resources.get("limits") or {}
-        requested = resources.get("requests") or {}
-        gpus += int(parse_quantity(limits.get(GPU) or requested.get(GPU) or 0))
-        memory = requested.get("memory") or limits.get("memory") or 0
+        requests = resources.get("requests") or {}
+        gpus += int(parse_quantity(limits.get(GPU) or requests.get(GPU) or 0))
+        memory = requests.get("memory") or limits.get("memory") or 0
         memory_bytes += int(parse_quantity(memory))
+
     return PodRequest(gpus, memory_bytes)
 
 
 class MachineResources:
-    """The GPUs and parts of the memory that the run of this process has acquired."""
+    """The GPUs and the parts of the memory that the run of this process has acquired."""
 
     def __init__(self, home: Path, gpus: int, memory_bytes: int) -> None:
         self.memory_bytes = memory_bytes
@@ -92,53 +99,56 @@ class MachineResources:
         self.memory_locks = UnitLocks(home / "locks/memory", MEMORY_PARTS)
 
     def acquire(self, pod: str, request: PodRequest) -> Allocation | None:
-        """Acquire the requests of a pod, at most all of this machine. Return None if other runs
-        use it."""
+        """Acquire the GPUs and the memory that a pod requests. A request for more than this machine
+        has is a request for everything. Return None if other runs use too much."""
         gpus = self.gpu_locks.acquire(pod, request.gpus)
         if gpus is None:
             return None
 
-        parts = -(-request.memory_bytes * MEMORY_PARTS // self.memory_bytes)
-        if self.memory_locks.acquire(pod, parts) is None:
+        # the number of parts, rounded up
+        part_count = -(-request.memory_bytes * MEMORY_PARTS // self.memory_bytes)
+        if self.memory_locks.acquire(pod, part_count) is None:
             self.gpu_locks.release(pod)
             return None
 
         if not gpus:
             return Allocation()
-        visible = ",".join(map(str, gpus))
-        return Allocation({"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible})
+        gpu_indexes = ",".join(map(str, gpus))
+        return Allocation({"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu_indexes})
 
     def release(self, pod: str) -> None:
-        """Release the resources of a pod, except those that other pods of this run share."""
+        """Release the resources that only this pod of the run uses."""
         self.gpu_locks.release(pod)
         self.memory_locks.release(pod)
 
 
 class UnitLocks:
-    """Equal units, each a locked file. Pods of this run share the units that it has locked."""
+    """The equal units of a resource, such as the GPUs. Each unit is a file in `folder`. The pods of
+    this run share the units that the run has locked. `descriptors`: unit → descriptor of its locked
+    file."""
 
     def __init__(self, folder: Path, total: int) -> None:
         self.folder = folder
         self.total = total
         self.descriptors: dict[int, int] = {}
-        # unit that this run has locked → its pods that use the unit
+        # unit that this run has locked → pods that use the unit
         self.users: dict[int, set[str]] = {}
 
     def acquire(self, pod: str, count: int) -> list[int] | None:
-        """Return `count` units for a pod, at most all; None if other runs have locked too many of
-        them."""
-        missing = min(count, self.total)
+        """Return `count` units for a pod, or all units if there are fewer. Units that this run has
+        not locked yet are preferred, then the units with the fewest pods. Return None if other runs
+        have locked too many units."""
+        unit_count = min(count, self.total)
         new_units: list[int] = []
         for unit in range(self.total):
-            if len(new_units) == missing:
+            if len(new_units) == unit_count:
                 break
             if unit not in self.descriptors and self._try_lock(unit):
                 new_units.append(unit)
 
-        shared = sorted(self.users, key=lambda unit: len(self.users[unit]))
-        shared_units = shared[: missing - len(new_units)]
-        units = [*new_units, *shared_units]
-        if len(units) < missing:
+        least_used_units = sorted(self.users, key=lambda unit: len(self.users[unit]))
+        units = [*new_units, *least_used_units[: unit_count - len(new_units)]]
+        if len(units) < unit_count:
             for unit in new_units:
                 os.close(self.descriptors.pop(unit))
             return None
@@ -148,7 +158,7 @@ class UnitLocks:
         return sorted(units)
 
     def release(self, pod: str) -> None:
-        """Release the units that only this pod uses."""
+        """Remove a pod from its units, and release the units that no other pod uses."""
         for unit, pods in list(self.users.items()):
             pods.discard(pod)
             if not pods:
@@ -156,6 +166,7 @@ class UnitLocks:
                 os.close(self.descriptors.pop(unit))
 
     def _try_lock(self, unit: int) -> bool:
+        """Lock a unit. Return False if another run has locked it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(self.folder / str(unit), flags, 0o600)

@@ -5,9 +5,9 @@ CronWorkflows. Each object is a file `objects/<Kind>/<name>.json` in the home.
     template = objects.create(manifest)                 # raises ObjectExists
     objects.replace({**template, "spec": new_spec})     # raises ObjectConflict for an old version
 
-Each object has a uid, a creationTimestamp, a generation, which counts the changes of its spec, and
-a resourceVersion, which grows with each change of any object. All processes that write objects hold
-a lock.
+Each object has a uid, a creationTimestamp, a generation (a counter of the changes of its spec) and
+a resourceVersion, which is higher than the version of any earlier change of any object. A process
+holds a lock of the home while it writes objects.
 """
 
 import fcntl
@@ -24,14 +24,14 @@ from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
 from argolocal.errors import ConfigError
 from argolocal.language.gofmt import format_timestamp
+from argolocal.manifest.allowed_values import VERSIONED_KINDS
 from argolocal.manifest.types import Object
 
-VERSIONED_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
 # fields of `metadata` that this module sets
 SERVER_FIELDS = ("uid", "creationTimestamp", "generation", "resourceVersion")
 FOLDER = "objects"
 VERSION_FILE = ".resource-version"
-# namespace of the uids of objects that were stored by an earlier version, without a uid
+# namespace for the uids of objects that an earlier version of this program has stored without a uid
 UID_NAMESPACE = uuid.UUID("2f7c4a52-4f0c-4a0e-9d0a-6f2b3f6f6c1d")
 
 
@@ -48,7 +48,7 @@ class ObjectConflict(ConfigError):
 
 
 class StoredObjects:
-    """The versioned objects of a home. `clock`: returns the unix time."""
+    """The versioned objects of a home. `clock`: function that returns the unix time."""
 
     def __init__(self, home: Path, clock: Callable[[], float] = time.time) -> None:
         self.home = home.resolve()
@@ -61,8 +61,9 @@ class StoredObjects:
 
     def list(self, kind: str) -> list[Object]:
         """Return the objects of a kind, sorted by name."""
-        found = (self.find(kind, name) for name in self.names(kind))
-        return [item for item in found if item is not None]
+        objects = (self.find(kind, name) for name in self.names(kind))
+        # another process may delete an object in the meantime
+        return [stored_object for stored_object in objects if stored_object is not None]
 
     def find(self, kind: str, name: str) -> Object | None:
         """Return an object, or None if it does not exist."""
@@ -76,13 +77,13 @@ class StoredObjects:
 
     def get(self, kind: str, name: str) -> Object:
         """Return an object. Raises ObjectMissing."""
-        item = self.find(kind, name)
-        if item is None:
+        stored_object = self.find(kind, name)
+        if stored_object is None:
             raise ObjectMissing(
                 f"the {kind} {format_untrusted(name)} does not exist in {self.home}: create it"
                 " first."
             )
-        return item
+        return stored_object
 
     def version(self) -> int:
         """Return the newest resourceVersion of all objects."""
@@ -104,61 +105,63 @@ class StoredObjects:
             return self._write(manifest, None)
 
     def replace(self, manifest: Mapping[str, Any]) -> Object:
-        """Replace an object, and return it as stored. If `manifest` has no resourceVersion, any
-        version is replaced. Raises ObjectMissing, ObjectConflict."""
+        """Replace an object, and return it as stored. Raises ObjectMissing, and ObjectConflict if
+        `manifest` has a resourceVersion that is not the current one."""
         with self._locked():
             kind, name = _identify(manifest)
             current = self.get(kind, name)
-            expected = (manifest.get("metadata") or {}).get("resourceVersion")
-            actual = current["metadata"]["resourceVersion"]
-            if expected and expected != actual:
+            expected_version = (manifest.get("metadata") or {}).get("resourceVersion")
+            current_version = current["metadata"]["resourceVersion"]
+            if expected_version and expected_version != current_version:
                 raise ObjectConflict(
-                    f"the {kind} {format_untrusted(name)} has the resourceVersion {actual}, not"
-                    f" {format_untrusted(expected)}: it was changed in the meantime. Read it"
-                    " again, and repeat"
-                    " the change."
+                    f"the {kind} {format_untrusted(name)} has the resourceVersion"
+                    f" {current_version}, not {format_untrusted(expected_version)}: it was changed"
+                    " in the meantime. Read it again, and repeat the change."
                 )
             return self._write(manifest, current)
 
     def apply(self, manifest: Mapping[str, Any]) -> Object:
-        """Create or replace an object as `kubectl apply` does. The object's status is kept, and an
-        unchanged object keeps its version. Raises ConfigError for an invalid name."""
+        """Create or replace an object as `kubectl apply` does, and return it as stored. The object
+        keeps its status and, if it is unchanged, its resourceVersion. Raises ConfigError for an
+        invalid name."""
         with self._locked():
             kind, name = _identify(manifest)
             current = self.find(kind, name)
             if current is None:
                 return self._write(manifest, None)
 
-            applied = dict(manifest)
+            new_object = dict(manifest)
             if "status" in current:
-                applied["status"] = current["status"]
-            if _without_server_fields(applied) == _without_server_fields(current):
+                new_object["status"] = current["status"]
+            if _without_server_fields(new_object) == _without_server_fields(current):
                 return current
-            return self._write(applied, current)
+            return self._write(new_object, current)
 
     def update(self, kind: str, name: str, change: Callable[[Object], None]) -> Object:
-        """Call `change` on an object while holding the lock, store the object, and return it as
-        stored. Raises ObjectMissing."""
+        """Let the function `change` change an object in place while this process holds the lock.
+        Store the object, and return it as stored. Raises ObjectMissing."""
         with self._locked():
             current = self.get(kind, name)
-            changed = self.get(kind, name)
-            change(changed)
-            if changed == current:
+            new_object = self.get(kind, name)
+            change(new_object)
+            if new_object == current:
                 return current
-            return self._write(changed, current)
+            return self._write(new_object, current)
 
     def delete(self, kind: str, name: str) -> Object:
         """Delete an object, and return it. Raises ObjectMissing."""
         with self._locked():
-            item = self.get(kind, name)
+            stored_object = self.get(kind, name)
             self._path(kind, name).unlink()
-            self._next_version()
-            return item
+            self._increase_version()
+            return stored_object
 
     def _path(self, kind: str, name: str) -> Path:
         return self.folder / kind / f"{name}.json"
 
     def _write(self, manifest: Mapping[str, Any], current: Object | None) -> Object:
+        """Store an object with the metadata that the server sets. `current`: the object to replace,
+        or None for a new object."""
         kind, name = _identify(manifest)
         metadata = dict(manifest["metadata"])
 
@@ -172,14 +175,15 @@ class StoredObjects:
             if manifest.get("spec") != current.get("spec"):
                 metadata["generation"] += 1
 
-        metadata["resourceVersion"] = str(self._next_version())
-        item = {**manifest, "metadata": metadata}
+        metadata["resourceVersion"] = str(self._increase_version())
+        stored_object = {**manifest, "metadata": metadata}
         path = self._path(kind, name)
         path.parent.mkdir(exist_ok=True)
-        write_atomically(path, to_json(item), 0o600)
-        return item
+        write_atomically(path, to_json(stored_object), 0o600)
+        return stored_object
 
-    def _next_version(self) -> int:
+    def _increase_version(self) -> int:
+        """Increase the newest resourceVersion by 1, store it, and return it."""
         version = self.version() + 1
         write_atomically(self.folder / VERSION_FILE, str(version), 0o600)
         return version
@@ -207,17 +211,20 @@ def _identify(manifest: Mapping[str, Any]) -> tuple[str, str]:
     return str(kind), str(name)
 
 
-def _complete(item: Object, path: Path) -> Object:
-    """Add metadata that is missing because an earlier version of this program stored the object."""
-    metadata: Object = item["metadata"]
+def _complete(stored_object: Object, path: Path) -> Object:
+    """Add the metadata that an earlier version of this program has not stored, and return the
+    object."""
+    metadata: Object = stored_object["metadata"]
     if "resourceVersion" not in metadata:
         metadata.setdefault("uid", str(uuid.uuid5(UID_NAMESPACE, str(path))))
         metadata.setdefault("creationTimestamp", format_timestamp(path.stat().st_mtime))
         metadata.setdefault("generation", 1)
         metadata["resourceVersion"] = "1"
-    return item
+    return stored_object
 
 
-def _without_server_fields(item: Mapping[str, Any]) -> Object:
-    metadata = {key: value for key, value in item["metadata"].items() if key not in SERVER_FIELDS}
-    return {**item, "metadata": metadata}
+def _without_server_fields(manifest: Mapping[str, Any]) -> Object:
+    metadata = {
+        field: value for field, value in manifest["metadata"].items() if field not in SERVER_FIELDS
+    }
+    return {**manifest, "metadata": metadata}

@@ -213,7 +213,8 @@ class WorkflowRules(TemplateRules):
             self.add(
                 "spec.timezone",
                 "cron",
-                f'"{spec["timezone"]}" is not a time zone: {problem.rstrip(".")}.',
+                f'"{spec["timezone"]}" is not a time zone: {problem.removesuffix(".")}'
+                + ("" if problem.endswith("?") else "."),
             )
 
         self.warn_shell_calls(f"{self.root}.arguments", self.spec.get("arguments") or {})

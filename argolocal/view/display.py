@@ -1,9 +1,9 @@
 """Show a run in progress as a live tree on a terminal. Without a terminal, print lines with
 timestamps.
 
-find_error = LogErrors(name, logs, deployments).of
-with display.show(name, find_error, manifest, sys.stdout) as run_display:
-    execute(manifest, ..., on_change=run_display)
+    find_error = LogErrors(name, logs, deployments).of
+    with display.show_run(name, find_error, manifest, sys.stdout) as run_display:
+        execute(manifest, ..., on_change=run_display)
 """
 
 import os
@@ -43,23 +43,24 @@ PHASE_MARKS = {
     "Skipped": ("–", "dim"),
     "Omitted": ("–", "dim"),
 }
-# MAX_REPORT_SHARE: maximum share of the time that reports may take in a run with more than
-# MANY_STEPS steps
+# a run with more steps than this number is reported less often
 MANY_STEPS_COUNT = 200
+# in such a run, maximum share of the time that the reports may take
 MAX_REPORT_SHARE = 1 / 30
-NOT_RUN_PHASES = ("Skipped", "Omitted")  # phases of steps that did not run at all at all
-# normal reasons for a pending pod, which are not reported
+NOT_RUN_PHASES = ("Skipped", "Omitted")  # phases of steps that did not run at all
+# reasons for which every pod is pending for a short time; they are not reported
 NORMAL_PENDING_REASONS = ("PodInitializing", "ContainerCreating")
-# part of Argo's message for a step whose job failed; the job's logs contain the cause
+# part of Argo's message about a step whose job has failed; the logs of the job contain the cause
 JOB_FAILED_MESSAGE = "failure condition"
 MAX_CAUSE_LENGTH = 400
-# function that returns the progress of a running step, the error in the logs of a failed job, or ""
+# function that returns the progress of a running step, the error in the logs of the failed job of a
+# step, or ""
 FindProgress = Callable[[Step], str]
 
 
 class RunDisplay(Protocol):
-    """A display of a run. It is called with every new status. `tick` is called a few times per
-    second, and `say` prints a line."""
+    """A display of a run. It is called with every new status of the run. `tick` is called a few
+    times per second, and `say` prints a line."""
 
     def __call__(self, status: Status) -> None: ...
     def tick(self) -> None: ...
@@ -103,11 +104,13 @@ def is_terminal(output_stream: TextIO) -> bool:
 
 
 class LineDisplay:
-    """Prints a line for each change of a step, and the progress of trainings at most every five
-    seconds.
+    """Prints a line for each step whose phase changes, and the progress of trainings at most every
+    five seconds.
 
     In a run with many steps, changes are printed less often, because each report examines all
-    steps.
+    steps. `next_report`: monotonic time of the next report. `changed`: True if the status has
+    changed since the last report. `last_progress`: the last printed progress, and its monotonic
+    time.
     """
 
     def __init__(self, name: str, find_progress: FindProgress, output_stream: TextIO) -> None:
@@ -133,14 +136,11 @@ class LineDisplay:
             ]
 
             self.printed_phases = {step.name: step.phase for step in finished_steps}
-            self.say(
-                f"{self.name} running"
-                + (
-                    f"; {len(list_leaf_steps(finished_steps))} steps had completed before"
-                    if finished_steps
-                    else ""
-                )
-            )
+            line = f"{self.name} running"
+            if finished_steps:
+                line += f"; {len(list_leaf_steps(finished_steps))} steps had completed before"
+
+            self.say(line)
 
         self.status = status
         self.changed = True
@@ -160,30 +160,31 @@ class LineDisplay:
                     self._report_waiting(step)
                 elif step.phase != self.printed_phases.get(step.name):
                     self.printed_phases[step.name] = step.phase
-                    if step.phase in FINISHED_PHASES and step.seconds:
-                        duration_text = f" in {format_duration(step.seconds)}"
-                    else:
-                        duration_text = ""
+                    self._report_phase(step)
 
-                    if step.phase in (*FAILED_PHASES, "Cached"):
-                        cause_text = find_cause(step, self.progress)
-                    else:
-                        cause_text = ""
+            if len(run_steps) > MANY_STEPS_COUNT:
+                report_s = time.monotonic() - started_at
+                self.next_report = started_at + report_s / MAX_REPORT_SHARE
+            else:
+                self.next_report = 0.0
 
-                    self.say(
-                        f"{step.name} {step.phase.lower()}{duration_text}"
-                        + (f": {cause_text}" if cause_text else "")
-                    )
-                    # skip attempts, because a retried step has the same warnings as its attempt
-                    if not step.label.startswith("("):
-                        for warning_text in list_warnings([step.node or {}]):
-                            self.say(f"{step.name} warning: {warning_text}")
+    def _report_phase(self, step: Step) -> None:
+        """Print the phase of a step, with its duration and the cause of a failure, and its
+        warnings."""
+        line = f"{step.name} {step.phase.lower()}"
+        if step.phase in FINISHED_PHASES and step.seconds:
+            line += f" in {format_duration(step.seconds)}"
 
-            self.next_report = (
-                started_at + (time.monotonic() - started_at) / MAX_REPORT_SHARE
-                if len(run_steps) > MANY_STEPS_COUNT
-                else 0.0
-            )
+        if step.phase in (*FAILED_PHASES, "Cached"):
+            cause_text = find_cause(step, self.progress)
+            if cause_text:
+                line += f": {cause_text}"
+
+        self.say(line)
+        # skip attempts, because a retried step has the same warnings as its attempt
+        if not step.label.startswith("("):
+            for warning_text in list_warnings([step.node or {}]):
+                self.say(f"{step.name} warning: {warning_text}")
 
     def _report_waiting(self, step: Step) -> None:
         """Print the reason why a pod is pending, such as an image that cannot be pulled. Each
@@ -198,11 +199,14 @@ class LineDisplay:
             self.say(f"{step.name} is waiting: {' '.join(step.message.split())[:200]}")
 
     def tick(self) -> None:
+        """Print the changes that were held back, and the progress of the running steps if it was
+        not printed in the last five seconds."""
         if self.changed and time.monotonic() >= self.next_report:
             self.report_changes()
-        last_text, last_shown_at = self.last_progress
-        if time.monotonic() - last_shown_at < 5:
+        last_text, printed_at = self.last_progress
+        if time.monotonic() - printed_at < 5:
             return
+
         for step in self.running:
             progress_text = self.progress(step)
             if progress_text and progress_text != last_text:
@@ -233,7 +237,7 @@ class TreeDisplay:
         self.plan = list_planned_tasks(manifest)
         self.status: Status = {}
         self.causes: dict[str, str] = {}  # name of a failed step → cause of its failure
-        self.began = time.time()
+        self.started_at = time.time()
         self.console = Console(file=open_raw_stream(output_stream), highlight=False)
         self.live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=4)
 
@@ -247,13 +251,13 @@ class TreeDisplay:
         self.console.print(escape_control_chars(line), markup=False)
 
     def draw(self) -> Any:
-        """Draw the current tree. Its columns are the step with a status symbol, the duration, and
-        the training progress or message."""
+        """Return the current tree as a table of rich. Its columns are the step with the symbol of
+        its phase, its duration, and its progress or message."""
         from rich.table import Table
         from rich.text import Text
 
         text_grid = Table.grid(padding=(0, 2))
-        elapsed_text = format_duration(time.time() - self.began)
+        elapsed_text = format_duration(time.time() - self.started_at)
 
         text_grid.add_row(
             Text(self.name, "bold"),
@@ -261,30 +265,28 @@ class TreeDisplay:
             Text(self.status.get("phase") or "Pending", "dim"),
         )
 
-        for row in list_steps(self.name, self.status, self.plan):
-            phase_mark, phase_style = PHASE_MARKS[row.phase]
-            note_text = Text(
-                escape_control_chars(
-                    self.progress(row) if row.phase == "Running" else self._find_cause(row)
-                )
-            )
+        for step in list_steps(self.name, self.status, self.plan):
+            phase_mark, phase_style = PHASE_MARKS[step.phase]
+            note = self.progress(step) if step.phase == "Running" else self._make_note(step)
             label_text = Text(
-                f"{'  ' * (row.depth + 1)}{phase_mark} {escape_control_chars(row.label)}",
+                f"{'  ' * (step.depth + 1)}{phase_mark} {escape_control_chars(step.label)}",
                 phase_style,
             )
 
-            if row.phase in NOT_RUN_PHASES:
-                text_grid.add_row(label_text, "", Text(row.phase.lower(), "dim"))
+            if step.phase in NOT_RUN_PHASES:
+                text_grid.add_row(label_text, "", Text(step.phase.lower(), "dim"))
             else:
-                text_grid.add_row(label_text, Text(format_duration(row.seconds), "dim"), note_text)
+                duration_text = Text(format_duration(step.seconds), "dim")
+                text_grid.add_row(label_text, duration_text, Text(escape_control_chars(note)))
 
         return text_grid
 
-    def _find_cause(self, step: Step) -> str:
+    def _make_note(self, step: Step) -> str:
+        """Return the cause if a step has failed, otherwise its message or its warnings, in one
+        line."""
         if step.phase not in FAILED_PHASES:
-            return " ".join((step.message or " ".join(list_warnings([step.node or {}]))).split())[
-                :100
-            ]
+            note = step.message or " ".join(list_warnings([step.node or {}]))
+            return " ".join(note.split())[:100]
         if step.name not in self.causes:
             self.causes[step.name] = find_cause(step, self.progress)
         return self.causes[step.name]
@@ -292,7 +294,7 @@ class TreeDisplay:
 
 def find_cause(step: Step, find_progress: FindProgress) -> str:
     """Return the cause of a step's failure in one line: the error in the log of the step's job, or
-    the step's message."""
+    else the step's message."""
     error_text = find_progress(step) if JOB_FAILED_MESSAGE in step.message else ""
     return " ".join((error_text or causes.extract_cause(step.message)).split())[:MAX_CAUSE_LENGTH]
 
@@ -312,6 +314,7 @@ class LogErrors:
         self.deployments = deployments_folder
 
     def of(self, step: Step) -> str:
+        """Return the last error in the log of a failed step, or ""."""
         if step.phase not in FAILED_PHASES:
             return ""
         log_path = find_applied_log(
@@ -323,17 +326,16 @@ class LogErrors:
 
 
 def format_log_line(label: str, text: str, as_json: bool) -> str:
-    """Format a line of a log with its step, as text or as a JSON object.
+    """Format a line of a log with the name of its pod, as text or as a JSON object.
 
-    Of a line with carriage returns, only the text after the last one is used, such as the last
-    state of a progress bar."""
-    if not as_json:
-        text = text.rstrip("\r").rpartition("\r")[2]
-    return escape_control_chars(
-        to_json({"step": label, "line": text}, ensure_ascii=False)
-        if as_json
-        else f"{label} | {text}"
-    )
+    In text, only the part after the last carriage return is shown, such as the last state of a
+    progress bar.
+    """
+    if as_json:
+        return escape_control_chars(to_json({"step": label, "line": text}, ensure_ascii=False))
+
+    text = text.rstrip("\r").rpartition("\r")[2]
+    return escape_control_chars(f"{label} | {text}")
 
 
 def follow(
@@ -350,7 +352,7 @@ def follow(
     Return when `is_finished()` is True and all lines are copied. The result is True if any line was
     copied.
     """
-    offsets: dict[Path, int] = {}
+    offsets: dict[Path, int] = {}  # number of bytes of each log that have been copied
 
     while True:
         is_completed = is_finished()

@@ -27,7 +27,8 @@ from argolocal.runner.run import LocalRun, resume_suspended
 from argolocal.view import display, runs, summary
 from argolocal.view.summary import Status, Step
 
-# seconds after the first signal; stopping a run takes longer only if a process hangs
+# number of seconds after the first signal until this process exits even if the run has not stopped;
+# stopping a run takes longer only if a process hangs
 FORCE_EXIT_AFTER_S = 3.0
 TAIL_BYTES = 8192  # number of bytes at the end of a log that are searched for errors
 
@@ -65,8 +66,9 @@ def create_run(
 def load_run(
     cluster: LocalCluster, name: str | None, resume_values: Mapping[str, str], as_json: bool
 ) -> LocalRun | None:
-    """Load a run to resume. If another process executes the run, resume its suspended steps with
-    the outputs `resume_values`, and return None.
+    """Load the run `name` (default: the newest run that can be resumed) in order to resume it. If
+    another process executes the run, make it continue its suspended steps with the outputs
+    `resume_values`, and return None.
 
     Raises ConfigError, Busy.
     """
@@ -120,7 +122,7 @@ class Foreground:
         return display.LogErrors(self.name, self.local.files.logs, self.deployments).of(step)
 
     def exit_code(self, status: Status) -> int:
-        """Return the exit code of a run that was not interrupted."""
+        """Return the exit code of a run that no signal has stopped."""
         if status.get("phase") == "Succeeded":
             return 0
         return 1
@@ -138,8 +140,8 @@ class Foreground:
         return summary.describe_success(status, summary.list_outputs(status))
 
     def run(self, *, as_json: bool, ask: bool, full_status: bool = True) -> int:
-        """Run the workflow. `ask`: ask the user before Ctrl-C stops the run. `full_status`: add the
-        status to the JSON output."""
+        """Run the workflow, print its outcome, and return the exit code. `ask`: ask the user before
+        Ctrl-C stops the run. `full_status`: add the status to the JSON output."""
         local_run = self.local
         output_stream = sys.stderr if as_json else sys.stdout
         interrupts = StopSignals(local_run.files.root / "stop", ask, FORCE_EXIT_AFTER_S)
@@ -164,8 +166,8 @@ class Foreground:
                 }
             except ConfigError:
                 raise
-            # an error of this runner, for example a full disk
             except (ArgolocalError, OSError) as error:
+                # the runner itself has failed, for example because the disk is full
                 runner_error = str(error)
                 status = {**local_run.status, "phase": "Error", "message": runner_error}
 
@@ -175,10 +177,11 @@ class Foreground:
             exit_code = self.exit_code(status)
 
         if as_json:
-            print(
-                to_json(self.as_json(status) | ({"status": status} if full_status else {})),
-                flush=True,
-            )
+            json_object = self.as_json(status)
+            if full_status:
+                json_object = json_object | {"status": status}
+
+            print(to_json(json_object), flush=True)
 
         resume_command = f"{program.name} resume {self.name}"
         if self.succeeded(exit_code):
@@ -197,25 +200,25 @@ class Foreground:
         log_file = summary.find_log(
             self.name, status, failed_step, self.local.files.logs, self.deployments
         )
-        log_tail, log_path = (
-            (summary.read_end(log_file, TAIL_BYTES), os.path.relpath(log_file))
-            if log_file
-            else ("", None)
-        )
+        log_tail = ""
+        log_path = None
+        if log_file:
+            log_tail = summary.read_end(log_file, TAIL_BYTES)
+            log_path = os.path.relpath(log_file)
+
         return summary.failure(self.name, status, log_tail, log_path, resume_command, runner_error)
 
 
 def _with_resume_hints(
     local_run: LocalRun, run_display: display.RunDisplay
 ) -> Callable[[Status], None]:
-    """Return a function that calls `run_display`, and prints once per suspended step how to resume
-    it."""
+    """Return a function that calls `run_display` with a status, and prints how to resume each
+    suspended step, once for each step."""
     hinted_ids: set[str] = set()
     if local_run.workflow["spec"].get("suspend"):
         run_display.say(
             f"{local_run.name} is suspended: `{program.name} resume {local_run.name}` in another"
-            " terminal"
-            " resumes it"
+            " terminal resumes it"
         )
 
     def on_change(status: Status) -> None:

@@ -51,9 +51,9 @@ def find_newest(home: Path, phases: Collection[str] = ()) -> str:
     for run_name, status in _list_runs(home):
         if not phases or status["phase"] in phases:
             return run_name
-    missing_run = f"run that is {' or '.join(phases).lower()}" if phases else "run"
+    wanted_run = f"run that is {' or '.join(phases).lower()}" if phases else "run"
     raise ConfigError(
-        f"there is no {missing_run} in {home}: `{program.name} status` lists all runs,"
+        f"there is no {wanted_run} in {home}: `{program.name} status` lists all runs,"
         f" `{program.name} run` starts a run."
     )
 
@@ -71,6 +71,7 @@ def find_resumable(home: Path) -> str:
 
 
 def _is_suspended(home: Path, name: str, status: Status) -> bool:
+    """Return True if a step of a run, or the whole run, waits for `resume`."""
     return bool(
         next(iter(list_suspended_nodes(status)), None)
         or RunFiles(home, name).workflow()["spec"].get("suspend")
@@ -78,8 +79,8 @@ def _is_suspended(home: Path, name: str, status: Status) -> bool:
 
 
 def load_status(home: Path, run_name: str) -> dict[str, Any]:
-    """Return the status of a run. If its runner died, the phase is Interrupted. Raises ConfigError
-    if the run does not exist."""
+    """Return the status of a run, with the phase Interrupted if its runner has died. Raises
+    ConfigError if the run does not exist."""
     run_files = RunFiles(home, run_name)
     run_files.workflow()
     status, _ = run_files.load()
@@ -87,8 +88,8 @@ def load_status(home: Path, run_name: str) -> dict[str, Any]:
 
 
 def settle_phase(status: dict[str, Any], run_files: RunFiles) -> dict[str, Any]:
-    """Correct the phase in a status from the journal of a run: it is Interrupted if the runner
-    died, and Pending if the run waits for the server."""
+    """Return a status from the journal of a run with the actual phase: Running while a runner
+    exists, Pending if the run waits for the server, and Interrupted if the runner has died."""
     if status.get("phase") in FINISHED_PHASES:
         return status
     if run_files.runner():
@@ -99,17 +100,29 @@ def settle_phase(status: dict[str, Any], run_files: RunFiles) -> dict[str, Any]:
 
 
 def show_all(cluster: LocalCluster, as_json: bool, make_row: MakeRow | None = None) -> str:
-    """Return the tables of runs and Deployments. `make_row` creates the row of a run (default:
-    run_row)."""
+    """Return the tables of runs and Deployments. `make_row`: function that returns the row of a run
+    (default: make_run_row)."""
     make_row = make_row or make_run_row
     run_rows = [
-        make_row(run_name, status, status["phase"], status.get("startedAt"))
+        make_row(run_name, status, status["phase"], _find_creation(cluster.home, run_name, status))
         for run_name, status in _list_runs(cluster.home)
     ]
     tables = {"runs": run_rows, "serving": cluster.overview()}
     return show_tables(
         tables, as_json, f"no runs in {cluster.home} yet: `{program.name} run` starts a run"
     )
+
+
+def _find_creation(home: Path, name: str, status: Status) -> str | None:
+    """Return the time of a run's creation, or None if its files are unreadable. A run that waits in
+    the queue has not started."""
+    if status["phase"] == "Unreadable":
+        return None
+    if status.get("startedAt"):
+        return str(status["startedAt"])
+    with suppress(ConfigError):
+        return RunFiles(home, name).workflow()["metadata"].get("creationTimestamp")
+    return None
 
 
 def show_run(home: Path, name: str, as_json: bool) -> str:
@@ -126,8 +139,8 @@ def make_status_object(home: Path, name: str, status: Status) -> dict[str, Any]:
 
 
 def format_processes_table(rows: list[dict[str, Any]]) -> str:
-    """Return a table of live pods that is shown after the table of steps, or "" if no pods are
-    live."""
+    """Return the table of running pods, which is shown after the table of steps, or "" if no pods
+    are running."""
     if rows:
         return f"\n\n{format_table(rows)}"
     return ""
@@ -159,8 +172,8 @@ def format_steps_table(name: str, status: Status, shown_steps: list[Step] | None
 
 
 def list_processes(home: Path, name: str) -> list[dict[str, Any]]:
-    """Return the live pods of a run, each with the pid of its first process. When this process
-    exits, the pod ends."""
+    """Return the names of the pods of a run that are running, each with the pid of its first
+    process. When this process exits, the pod ends."""
     run_files = RunFiles(home, name)
     if not run_files.runner():
         return []
@@ -254,19 +267,18 @@ def make_run_row(name: str, status: Status, phase: str, created: str | None) -> 
     """Return the row of a run in the table of runs."""
     start_time = status.get("startedAt")
     end_time = status.get("finishedAt")
-    return {
-        "run": name,
-        "phase": phase,
-        "age": format_duration(time.time() - parse_timestamp(created)) if created else "",
-        "took": format_duration(parse_timestamp(end_time) - parse_timestamp(start_time))
-        if start_time and end_time
-        else "",
-    }
+    row = {"run": name, "phase": phase, "age": "", "took": ""}
+    if created:
+        row["age"] = format_duration(time.time() - parse_timestamp(created))
+    if start_time and end_time:
+        row["took"] = format_duration(parse_timestamp(end_time) - parse_timestamp(start_time))
+
+    return row
 
 
 def show_tables(tables: dict[str, list[dict[str, Any]]], as_json: bool, text_if_empty: str) -> str:
-    """Return the tables as text, or as one JSON object. If all tables are empty, the text is
-    `text_if_empty`."""
+    """Return the tables as text, or as one JSON object. `text_if_empty`: text to return if all
+    tables are empty."""
     if as_json:
         return to_json(tables, indent=2)
     return "\n\n".join(format_table(rows) for rows in tables.values() if rows) or text_if_empty

@@ -6,7 +6,7 @@ In Argo, the name of a node starts with the name of its parent in the tree: a DA
 
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -24,16 +24,20 @@ Status = Mapping[str, Any]
 FINISHED_PHASES = FULFILLED_PHASES | {"Cached"}
 # Argo's message for a task with a cached result
 CACHED_MESSAGE = re.compile(r"when ''([^' ]+)' == ''' evaluated false")
-ERROR_LINE = re.compile(
-    r"^(error: |Traceback)", re.MULTILINE
-)  # start of an error in the log of a step
+# start of an error in the log of a step
+ERROR_LINE = re.compile(r"^(error: |Traceback)", re.MULTILINE)
 GROUP_TYPES = ("DAG", "Steps", "StepGroup", "TaskGroup")
 
 
 @dataclass(frozen=True)
 class Step:
-    """One node of a run. Its `name` does not start with the name of the run: it is `ship.release`
-    instead of `demo-4k2xp.ship.release`."""
+    """One node of a run.
+
+    `name`: name of the node without the name of the run, such as `ship.release` for the node
+    `demo-4k2xp.ship.release`. `label`: name without the names of its parents, such as `release`.
+    `depth`: number of its parents. `kind`: type of the node, such as Pod or DAG. `started` and
+    `finished`: times in the format of RFC 3339.
+    """
 
     name: str
     label: str
@@ -47,7 +51,8 @@ class Step:
 
     @property
     def seconds(self) -> float | None:
-        """Duration of the step until its end, or until now. None if the step has not started."""
+        """The number of seconds until the end of the step, or until now. None if the step has not
+        started."""
         if not self.started:
             return None
         end_seconds = parse_timestamp(self.finished) if self.finished else time.time()
@@ -79,8 +84,8 @@ def list_planned_tasks(manifest: Mapping[str, Any]) -> list[str]:
 def check_step(
     known_name: str, step_text: str, manifest: Mapping[str, Any], log_names: Iterable[str] = ()
 ) -> None:
-    """Raise ConfigError if `step_text` is unknown. It is known if a task or log has a name that
-    contains `step_text`, or if `step_text` contains the name of a task."""
+    """Raise ConfigError unless `step_text`, a step or part of its name, exists in the workflow
+    `known_name`: the name of a task or log contains it, or it contains the name of a task."""
     spec = (
         (manifest.get("status") or {}).get("storedWorkflowTemplateSpec")
         or manifest.get("spec")
@@ -92,9 +97,8 @@ def check_step(
         for template in spec.get("templates") or []
         for task_name in _list_task_names(template)
     }
-    task_names = task_names or {
-        known_name
-    }  # the workflow has no tasks, because it consists of a single template
+    # a workflow without tasks consists of a single template, whose node has the workflow's name
+    task_names = task_names or {known_name}
 
     # matches longer names that contain a task's name, such as `ship.release`, `prepare(0)` or
     # `train-worker-1`
@@ -111,85 +115,92 @@ def check_step(
 
 def list_steps(run_name: str, status: Status, planned_tasks: Iterable[str] = ()) -> list[Step]:
     """Return the steps of run `run_name`: its nodes, each after its parent, then the tasks of
-    `planned_tasks` that have not started."""
-    # copy the nodes, because the runner may add a node at any time
-    nodes_by_start = sorted(
-        list((status.get("nodes") or {}).values()), key=lambda node: node.get("startedAt") or "~"
-    )
-    nodes_by_name = {node["name"]: node for node in nodes_by_start}
-    child_names: dict[str, list[str]] = {}
+    `planned_tasks` that have not started, then the nodes of exit handlers."""
+    tree = _NodeTree(run_name, status)
+    run_steps = list(tree.walk(run_name, 0))
+    if run_name in tree.nodes and all(step.name.startswith("onExit") for step in run_steps):
+        # the entrypoint is a single template, whose node is the node of the run
+        run_steps.insert(0, _make_step(run_name, "", tree.nodes[run_name], 0))
 
-    name_lengths = {len(node_name) for node_name in nodes_by_name}
-    parent_names = {
-        node_name: _find_parent_name(node_name, nodes_by_name, name_lengths)
-        for node_name in nodes_by_name
-    }
-
-    for node_name, parent_node_name in parent_names.items():
-        if node_name != run_name:
-            child_names.setdefault(parent_node_name or run_name, []).append(node_name)
-
-    run_steps: list[Step] = []
-
-    def add(parent_name: str, depth: int) -> None:
-        for child_name in child_names.get(parent_name, []):
-            node = nodes_by_name[child_name]
-            will_be_retried = (
-                node.get("phase") in FAILED_PHASES
-                and nodes_by_name.get(parent_name, {}).get("phase") not in FINISHED_PHASES
-            )
-            is_only_attempt = (
-                _is_attempt(child_name, parent_names[child_name], nodes_by_name)
-                and len(child_names[parent_name]) == 1
-                and not will_be_retried
-            )
-
-            is_hidden = node.get("type") == "StepGroup" or is_only_attempt
-            if not is_hidden:
-                new_step = _make_step(run_name, parent_name, node, depth)
-                if (
-                    new_step.kind == "Retry"
-                    and new_step.phase == "Running"
-                    and status.get("phase") in FINISHED_PHASES
-                ):
-                    # Argo leaves the Retry node of a stopped run incomplete, so use the last
-                    # attempt
-                    last_node = find_last_attempt(status, new_step)
-                    final_fields = {
-                        node_field: last_node[node_field]
-                        for node_field in ("phase", "finishedAt", "message")
-                        if node_field in last_node
-                    }
-                    new_step = _make_step(run_name, parent_name, {**node, **final_fields}, depth)
-
-                if new_step.kind == "Retry" and new_step.phase == "Running":
-                    new_step = _with_waiting_attempt(new_step, status)
-                if (
-                    new_step.kind == "Retry" and new_step.phase in FAILED_PHASES
-                ):  # show why the last attempt failed
-                    new_step = replace(new_step, message=_find_root_message(new_step, status))
-
-                run_steps.append(new_step)
-
-            add(child_name, depth + (not is_hidden))
-
-    add(run_name, 0)
-    if run_name in nodes_by_name and all(
-        run_step.name.startswith("onExit") for run_step in run_steps
-    ):
-        run_steps.insert(0, _make_step(run_name, "", nodes_by_name[run_name], 0))
-
-    started_names = {run_step.name for run_step in run_steps if run_step.depth == 0}
+    started_names = {step.name for step in run_steps if step.depth == 0}
     waiting_steps = [
         Step(task, task, 0, "", "Waiting") for task in planned_tasks if task not in started_names
     ]
-    exit_steps = [run_step for run_step in run_steps if run_step.name.startswith("onExit")]
+    exit_steps = [step for step in run_steps if step.name.startswith("onExit")]
+    other_steps = [step for step in run_steps if not step.name.startswith("onExit")]
 
-    return (
-        [run_step for run_step in run_steps if run_step not in exit_steps]
-        + waiting_steps
-        + exit_steps
-    )
+    return other_steps + waiting_steps + exit_steps
+
+
+class _NodeTree:
+    """The nodes of a run by name, and the names of their children in the order of their start."""
+
+    def __init__(self, run_name: str, status: Status) -> None:
+        self.run_name = run_name
+        self.status = status
+
+        # copy the nodes, because the runner may add a node at any time
+        nodes_by_start = sorted(
+            list((status.get("nodes") or {}).values()),
+            key=lambda node: node.get("startedAt") or "~",
+        )
+        self.nodes = {node["name"]: node for node in nodes_by_start}
+
+        name_lengths = {len(name) for name in self.nodes}
+        self.parent_names = {
+            name: _find_parent_name(name, self.nodes, name_lengths) for name in self.nodes
+        }
+        self.child_names: dict[str, list[str]] = {}
+        for name, parent_name in self.parent_names.items():
+            if name != run_name:
+                self.child_names.setdefault(parent_name or run_name, []).append(name)
+
+    def walk(self, parent_name: str, depth: int) -> Iterator[Step]:
+        """Yield the steps below a node, each before its children. `depth`: depth of the node's
+        children. Step groups, and attempts that were not repeated, are left out; their children
+        take their place."""
+        for name in self.child_names.get(parent_name, []):
+            if self.nodes[name].get("type") == "StepGroup" or self._is_only_attempt(name):
+                yield from self.walk(name, depth)
+            else:
+                yield self._make_retry_aware_step(parent_name, self.nodes[name], depth)
+                yield from self.walk(name, depth + 1)
+
+    def _is_only_attempt(self, name: str) -> bool:
+        """Return True if a node is the only attempt of its Retry node, and will not be repeated."""
+        parent_name = self.parent_names[name]
+        if parent_name is None:
+            return False
+
+        parent = self.nodes[parent_name]
+        is_attempt = parent.get("type") == "Retry" and name[len(parent_name)] == "("
+        will_be_repeated = (
+            self.nodes[name].get("phase") in FAILED_PHASES
+            and parent.get("phase") not in FINISHED_PHASES
+        )
+        return is_attempt and len(self.child_names[parent_name]) == 1 and not will_be_repeated
+
+    def _make_retry_aware_step(self, parent_name: str, node: Mapping[str, Any], depth: int) -> Step:
+        """Return the step of a node. A Retry node shows the phase and message of its attempts."""
+        step = _make_step(self.run_name, parent_name, node, depth)
+        if step.kind != "Retry":
+            return step
+
+        if step.phase == "Running" and self.status.get("phase") in FINISHED_PHASES:
+            # Argo leaves the Retry node of a stopped run incomplete, so use the last attempt
+            last_node = find_last_attempt(self.status, step)
+            final_fields = {
+                node_field: last_node[node_field]
+                for node_field in ("phase", "finishedAt", "message")
+                if node_field in last_node
+            }
+            step = _make_step(self.run_name, parent_name, {**node, **final_fields}, depth)
+
+        if step.phase == "Running":
+            return _with_waiting_attempt(step, self.status)
+        if step.phase in FAILED_PHASES:
+            return replace(step, message=_find_root_message(step, self.status))
+        return step
 
 
 def _find_root_message(step: Step, status: Status) -> str:
@@ -200,8 +211,8 @@ def _find_root_message(step: Step, status: Status) -> str:
 
 
 def find_run_message(name: str, status: Status) -> str:
-    """Return the message of a run. If it only refers to a node, return the message of the failed
-    step."""
+    """Return the message of a run. If this message only refers to a node, return the message of the
+    failed step instead."""
     message = str(status.get("message") or "")
     if not message or not causes.is_secondary_message(message):
         return message
@@ -225,8 +236,8 @@ def _with_waiting_attempt(step: Step, status: Status) -> Step:
 
 
 def list_leaf_steps(run_steps: Iterable[Step]) -> list[Step]:
-    """Return the steps that have started. Groups of steps, and the attempts of retried steps, are
-    left out."""
+    """Return the steps that have started, without groups of steps and without the attempts of
+    retried steps, whose labels start with `(`."""
     return [
         step
         for step in run_steps
@@ -237,8 +248,8 @@ def list_leaf_steps(run_steps: Iterable[Step]) -> list[Step]:
 
 
 def find_failed_step(run_steps: list[Step]) -> Step | None:
-    """Return the step that failed first, or else a running step. A step that succeeded in a retry
-    does not count as failed."""
+    """Return the step that failed first, or else a running step, or else None. A step that
+    succeeded in a later attempt does not count as failed. Exit handlers come last."""
     failed_steps = [
         step for step in run_steps if not step.label.startswith("(") and step.phase in FAILED_PHASES
     ]
@@ -280,8 +291,8 @@ def _list_attempts(status: Status, step: Step) -> list[Mapping[str, Any]]:
 
 
 def make_json_object(name: str, status: Status, **extra_fields: Any) -> dict[str, Any]:
-    """Return the object that `-o json` prints. `extra_fields`: keys to add or to override. They
-    come before the key `steps`."""
+    """Return the object that `-o json` prints. `extra_fields`: fields to add before the field
+    `steps`; they override fields of the same name."""
     json_object: dict[str, Any] = {"workflow": name, "phase": status.get("phase")}
 
     message = find_run_message(name, status)
@@ -307,7 +318,8 @@ def list_outputs(node: Mapping[str, Any]) -> dict[str, str]:
 
 
 def list_warnings(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the distinct texts in the outputs named `warnings`, which are JSON lists."""
+    """Return the distinct warnings of the nodes. A step reports its warnings as a JSON list in its
+    output `warnings`."""
     warning_texts: list[str] = []
     for node in list(nodes):
         with suppress(ValueError):
@@ -346,7 +358,7 @@ def find_log(
     name: str, status: Status, step: Step | None, log_folder: Path, deployments_folder: Path
 ) -> Path | None:
     """Return the log that explains the outcome of a step: the log of its pod, or of a pod of its
-    job or Deployment."""
+    job or Deployment. None if no log exists."""
     if step is None:
         return None
     node = find_last_attempt(status, step)
@@ -359,7 +371,8 @@ def find_log(
 def find_applied_log(
     name: str, node: Mapping[str, Any], task_name: str, log_folder: Path, deployments_folder: Path
 ) -> Path | None:
-    """Return the log that explains the outcome of the job or Deployment that a step has applied."""
+    """Return the log that explains the outcome of the job or Deployment that the step `task_name`
+    of the run `name` has applied, or None if no log exists."""
     log_paths = list(log_folder.glob(f"{name}-{task_name}-*.log"))
     if str(node.get("templateName")).startswith("deployment"):
         log_paths = sorted(
@@ -369,8 +382,8 @@ def find_applied_log(
 
 
 def find_first_error(log_paths: list[Path]) -> Path | None:
-    """Return the least recently written log that contains an error, or else the least recently
-    written log."""
+    """Return the log with an error that was modified first, or else the log that was modified
+    first. None if `log_paths` is empty."""
     error_logs = [
         log_path for log_path in log_paths if ERROR_LINE.search(read_end(log_path, 65536))
     ]
@@ -398,8 +411,8 @@ def select_log_tail(log_text: str, max_lines: int) -> list[str]:
 
 
 def describe_success(status: Status, facts: Mapping[str, str | None]) -> str:
-    """Return the outcome of a run as a text: one line per fact, then its duration and its
-    warnings."""
+    """Return the outcome of a successful run as a text: one line for each fact, then the duration
+    and the warnings of the run."""
     elapsed_text = format_duration(
         parse_timestamp(status["finishedAt"]) - parse_timestamp(status["startedAt"])
     )
@@ -410,7 +423,7 @@ def describe_success(status: Status, facts: Mapping[str, str | None]) -> str:
 
 
 def format_facts(facts: Iterable[tuple[str, str | None]]) -> str:
-    """Format facts as lines of name and value. Facts without a value are left out."""
+    """Return one line with name and value for each fact. Facts without a value are left out."""
     return "\n" + "".join(
         f"{fact_name:9} {escape_control_chars(fact_text)}\n"
         for fact_name, fact_text in facts
@@ -426,11 +439,10 @@ def failure(
     resume_command: str,
     runner_error: str = "",
 ) -> str:
-    """Describe a failed run in at most 15 lines: the step, the cause, the end and path of its log,
-    two warnings, and how to resume.
+    """Describe a failed run in at most 15 lines: the failed step, the end of its log, the cause,
+    the path of the log, up to two warnings, and the command that resumes the run.
 
-    If the runner itself had an error (`runner_error`), this error is shown instead of the failure
-    of a step.
+    `runner_error`: error of the runner itself. If it is not empty, it is shown as the cause.
     """
     step = find_failed_step(list_steps(name, status))
     warning_texts = list_warnings((status.get("nodes") or {}).values())
@@ -441,14 +453,15 @@ def failure(
     message = str((step and step.message) or find_run_message(name, status))
     cause_text = runner_error or find_last_error(log_text) or causes.extract_cause(message)
 
-    # show the rest of the message, such as a termination message, unless the log already contains
-    # it
+    # if the message has parts other than the cause, such as a termination message, show them, too
     if causes.extract_cause(message) != message:
-        detail_lines = ""
+        detail_text = ""
     else:
-        detail_lines = message.replace(cause_text, "").rstrip(": ")
+        detail_text = message.replace(cause_text, "").rstrip(": ")
 
-    cause_text += f" ({detail_lines})" if detail_lines else ""
+    if detail_text:
+        cause_text += f" ({detail_text})"
+
     lines += [
         f"step    {step.name if step else 'none: ' + find_run_message(name, status)}",
         f"cause   {' '.join(str(cause_text).split())[:600]}",
@@ -473,8 +486,9 @@ def _find_parent_name(
     name: str, nodes: Mapping[str, Any], name_lengths: Collection[int]
 ) -> str | None:
     """Return the name of the parent node: the longest node name that is a prefix of `name` and is
-    followed by `.`, `[` or `(`. `name_lengths`: the set of all name lengths. It limits the search,
-    because a loop item may contain these characters many times."""
+    followed by `.`, `[` or `(` there. None if no node has such a name. `name_lengths`: the lengths
+    of all node names. They limit the search, because a loop item in a name may contain these
+    characters many times."""
     cut_indexes = [
         index
         for index, character in enumerate(name)
@@ -483,15 +497,8 @@ def _find_parent_name(
     return next((name[:index] for index in reversed(cut_indexes) if name[:index] in nodes), None)
 
 
-def _is_attempt(name: str, parent_name: str | None, nodes: Mapping[str, Any]) -> bool:
-    return (
-        parent_name is not None
-        and nodes[parent_name].get("type") == "Retry"
-        and name[len(parent_name)] == "("
-    )
-
-
 def _make_step(run_name: str, parent_name: str, node: Mapping[str, Any], depth: int) -> Step:
+    """Return the step of a node, without the indexes of step groups in its name."""
     name = node["name"]
     step_path = (
         re.sub(r"^\[\d+\]|(?<=[^.])\[\d+\](?=\.)", "", name.removeprefix(run_name)).lstrip(".")

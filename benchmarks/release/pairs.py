@@ -19,7 +19,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,7 +46,11 @@ gate: {minimum: {quality: 0}, tolerance: 0}
 serve: {min_replicas: 1, drain_seconds: 0.1, keep_releases: 5}
 """
 ISOLATION_MODES = ("mutex", "no mutex", "two homes")
-PROBLEM_KINDS = ("verdict", "promotion", "end")  # kinds of problems; each has its own figure
+FIGURE_BY_PROBLEM_KIND = {
+    "verdict": "champions worse than the champion before",
+    "promotion": "promotions without an evaluation against the champion",
+    "end": "runs with contradictory results",
+}
 ProblemRecord = tuple[str, str]  # (kind, description of the problem)
 
 
@@ -142,12 +147,12 @@ class Champions:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self.over = threading.Event()
+        self.stop_event = threading.Event()
         # (version, True if a rollback made this version the champion)
         self.changes: list[tuple[str, bool]] = []
 
     def watch(self) -> None:
-        while not self.over.wait(0.03):
+        while not self.stop_event.wait(0.03):
             try:
                 promotion_state = json.loads(
                     self.store.get(f"releases/{MODEL_NAME}/promotion.json")
@@ -166,7 +171,7 @@ class Champions:
         try:
             yield
         finally:
-            self.over.set()
+            self.stop_event.set()
             watcher_thread.join()
 
 
@@ -197,7 +202,7 @@ def run_pair(
     rolls_back = random_generator.random() < 0.4
     rollback_delay_seconds = random_generator.uniform(3, 15)
 
-    def start(run_number: int) -> tuple[int, dict[str, Any], str]:
+    def run_after_delay(run_number: int) -> tuple[int, dict[str, Any], str]:
         time.sleep(start_delays[run_number])
         return pair_homes[run_number].run(
             config_path,
@@ -208,7 +213,7 @@ def run_pair(
 
     rollback_code = "-"
     with ThreadPoolExecutor() as thread_pool:
-        run_futures = [thread_pool.submit(start, run_number) for run_number in range(2)]
+        run_futures = [thread_pool.submit(run_after_delay, run_number) for run_number in range(2)]
         if rolls_back:
             time.sleep(rollback_delay_seconds)
             rollback_code = str(
@@ -351,7 +356,9 @@ def kill_rollbacks(
         measured_seconds.append(time.perf_counter() - start_seconds)
         champion = tracking.champion(MODEL_NAME)
         running_deployments = {
-            name for name, kill_count in isolated_home.deployments().items() if kill_count
+            deployment_name
+            for deployment_name, pod_count in isolated_home.deployments().items()
+            if pod_count
         }
 
         end_state = (
@@ -387,7 +394,7 @@ def measure_pairs(working_folder: Path, options: Any) -> list[Bar]:
     random_generator = Random(options.seed)
     store = Store.from_env()
     champions = Champions(store)
-    found_problems = list[ProblemRecord]()
+    problems = list[ProblemRecord]()
     pair_count = 0
     repetition_count = 0
     end_seconds = time.monotonic() + 60 * options.minutes
@@ -397,80 +404,55 @@ def measure_pairs(working_folder: Path, options: Any) -> list[Bar]:
             log_text, repeated_evaluations, pair_problems = run_pair(
                 isolated_homes, config_path, random_generator, ISOLATION_MODES[pair_count % 3]
             )
-            found_problems = found_problems + pair_problems
-            pair_count = pair_count + 1
-            repetition_count = repetition_count + repeated_evaluations
-            print(
-                f"{pair_count} {log_text}",
-                *pair_problems,
-                sep="\n  PROBLEM ",
-                file=sys.stderr,
-                flush=True,
-            )
+            problems += pair_problems
+            pair_count += 1
+            repetition_count += repeated_evaluations
+            print_with_problems(f"{pair_count} {log_text}", pair_problems)
 
-    pair_problems = find_history_problems(champions)
-    found_problems += pair_problems
-
-    print(
-        f"{len(champions.changes)} champions",
-        *pair_problems,
-        sep="\n  PROBLEM ",
-        file=sys.stderr,
-        flush=True,
-    )
+    history_problems = find_history_problems(champions)
+    problems += history_problems
+    print_with_problems(f"{len(champions.changes)} champions", history_problems)
 
     rollback_problems, whole_rollback_seconds, repeated_rollback_seconds = kill_rollbacks(
         isolated_homes[0], store, options.rollbacks, random_generator
     )
-
-    print(
-        f"{len(repeated_rollback_seconds)} rollbacks killed",
-        *rollback_problems,
-        sep="\n  PROBLEM ",
-        file=sys.stderr,
-        flush=True,
-    )
+    print_with_problems(f"{len(repeated_rollback_seconds)} rollbacks killed", rollback_problems)
 
     for isolated_home in isolated_homes:
         isolated_home.rekindle("down")
 
-    figure_names = (
-        "champions worse than the champion before",
-        "promotions without an evaluation against the champion",
-        "runs with contradictory results",
-    )
-
-    bars = [
-        make_bar(
-            f"{name}, in {pair_count} pairs",
-            sum(found_kind == problem_kind for found_kind, _ in found_problems),
-            "",
-            0,
-        )
-        for problem_kind, name in zip(PROBLEM_KINDS, figure_names, strict=True)
-    ]
-    bars.append(make_bar(f"repeated evaluations, in {pair_count} pairs", repetition_count, ""))
-    bars.append(
-        make_bar(
-            "runs that were killed and resumed",
-            sum(isolated_home.resumed for isolated_home in isolated_homes),
-            "",
-        )
-    )
-    bars.append(
+    resumed_count = sum(isolated_home.resumed for isolated_home in isolated_homes)
+    bars = make_problem_bars(problems, pair_count)
+    bars += [
+        make_bar(f"repeated evaluations, in {pair_count} pairs", repetition_count, ""),
+        make_bar("runs that were killed and resumed", resumed_count, ""),
         make_bar(
             f"rollbacks with another end, of {options.rollbacks}", len(rollback_problems), "", 0
-        )
-    )
+        ),
+    ]
     seconds_by_figure = {
         "rollback": whole_rollback_seconds,
         "rollback after a killed rollback": repeated_rollback_seconds,
     }
-
-    return bars + [
-        make_bar(name, measured_seconds, "s", 5)
-        for name, measured_seconds in seconds_by_figure.items()
+    bars += [
+        make_bar(figure_name, measured_seconds, "s", 5)
+        for figure_name, measured_seconds in seconds_by_figure.items()
         if measured_seconds
+    ]
+    return bars
+
+
+def print_with_problems(log_line: str, problems: Sequence[object]) -> None:
+    """Print a line to stderr, and below it a line for each problem."""
+    print(log_line, *problems, sep="\n  PROBLEM ", file=sys.stderr, flush=True)
+
+
+def make_problem_bars(problems: list[ProblemRecord], pair_count: int) -> list[Bar]:
+    """Return the number of problems of each kind; each number must be 0."""
+    problem_counts = Counter(problem_kind for problem_kind, _ in problems)
+    return [
+        make_bar(f"{figure_name}, in {pair_count} pairs", problem_counts[problem_kind], "", 0)
+        for problem_kind, figure_name in FIGURE_BY_PROBLEM_KIND.items()
     ]
 
 

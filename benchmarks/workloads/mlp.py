@@ -59,12 +59,14 @@ class LoopTurns:
             return time.thread_time()
         return time.process_time()
 
+    def leaf_numbers(self) -> range:
+        """Return the numbers of the micro-batches of a step that this process computes."""
+        return list_rank_leaves(self.inputs.virtual_workers, self.size, self.rank)
+
     def take(self, random_samples: "RandomSamples") -> None:
         """Handle the start of a micro-batch in Rekindle's loop. If a block of steps is complete,
         run the other loops."""
-        step_number, leaf_number = divmod(
-            self.calls, len(list_rank_leaves(self.inputs.virtual_workers, self.size, self.rank))
-        )
+        step_number, leaf_number = divmod(self.calls, len(self.leaf_numbers()))
         self.calls += 1
 
         if leaf_number or step_number < self.warm or (step_number - self.warm) % self.block:
@@ -163,8 +165,6 @@ def make_other_loops(
     For a single process, these are bare loops and loops of frameworks. For a group, they are a DDP
     loop and a bare loop that does not exchange gradients.
     """
-    import torch
-
     from rekindle.training.sampler import Sampler
 
     training_inputs = loop_turns.inputs
@@ -174,76 +174,86 @@ def make_other_loops(
         training_inputs.virtual_workers,
         training_inputs.seed,
     )
-    leaf_numbers = list_rank_leaves(
-        training_inputs.virtual_workers, loop_turns.size, loop_turns.rank
-    )
-
-    def parts() -> tuple[Any, Any]:
-        torch.manual_seed(0)
-        network = model(Model.model_validate(training_inputs.model), {})
-        return network, torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
-
-    def bare(reads_loss: bool) -> TrainingLoop:
-        network, optimizer = parts()
-
-        def make(step_numbers: int) -> None:
-            for step_number in range(step_numbers):
-                optimizer.zero_grad()
-                for leaf_number in leaf_numbers:
-                    loss_value = loss(
-                        network,
-                        random_samples.select(
-                            sampler.select_sample_indices(step_number, leaf_number)
-                        ),
-                    )
-                    loss_value.backward()
-                    if reads_loss:
-                        loss_value.item()
-                optimizer.step()
-
-        return make
-
-    def ddp() -> TrainingLoop:
-        rendezvous_url = f"tcp://{loop_turns.meeting}"
-        torch.distributed.init_process_group(
-            "gloo", rendezvous_url, rank=loop_turns.rank, world_size=loop_turns.size
-        )
-        network, optimizer = parts()
-        ddp_network = torch.nn.parallel.DistributedDataParallel(
-            network, gradient_as_bucket_view=True
-        )
-
-        def make(step_numbers: int) -> None:
-            for step_number in range(step_numbers):
-                optimizer.zero_grad()
-                for leaf_number in leaf_numbers:
-                    with (
-                        ddp_network.no_sync() if leaf_number != leaf_numbers[-1] else nullcontext()
-                    ):
-                        loss(
-                            ddp_network,
-                            random_samples.select(
-                                sampler.select_sample_indices(step_number, leaf_number)
-                            ),
-                        ).backward()
-                optimizer.step()
-
-        return make
 
     if loop_turns.size > 1:
-        return {"no exchange": bare(False), "DDP": ddp()}
+        return {
+            "no exchange": bare_loop(loop_turns, random_samples, sampler, reads_loss=False),
+            "DDP": ddp_loop(loop_turns, random_samples, sampler),
+        }
 
-    loops_by_name = {"bare": bare(False), "bare + loss.item()": bare(True)}
+    loops_by_name = {
+        "bare": bare_loop(loop_turns, random_samples, sampler, reads_loss=False),
+        "bare + loss.item()": bare_loop(loop_turns, random_samples, sampler, reads_loss=True),
+    }
     if importlib.util.find_spec("accelerate"):
-        loops_by_name["accelerate"] = accelerate_loop(*parts(), random_samples, sampler)
+        network, optimizer = make_network_and_optimizer(training_inputs)
+        loops_by_name["accelerate"] = accelerate_loop(network, optimizer, random_samples, sampler)
     if importlib.util.find_spec("ignite"):
-        loops_by_name["Ignite"] = ignite_loop(*parts(), random_samples, sampler)
+        network, optimizer = make_network_and_optimizer(training_inputs)
+        loops_by_name["Ignite"] = ignite_loop(network, optimizer, random_samples, sampler)
 
     return loops_by_name
 
 
+def make_network_and_optimizer(training_inputs: Inputs) -> tuple[Any, Any]:
+    """Return a new network, with the same initial weights each time, and its optimizer."""
+    import torch
+
+    torch.manual_seed(0)
+    network = model(Model.model_validate(training_inputs.model), {})
+    return network, torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
+
+
+def bare_loop(
+    loop_turns: LoopTurns, random_samples: RandomSamples, sampler: Any, *, reads_loss: bool
+) -> TrainingLoop:
+    """Return a training loop without a framework; if `reads_loss` is True, it reads the value of
+    each loss, as loops do that log it."""
+    leaf_numbers = loop_turns.leaf_numbers()
+    network, optimizer = make_network_and_optimizer(loop_turns.inputs)
+
+    def run_steps(step_count: int) -> None:
+        for step_number in range(step_count):
+            optimizer.zero_grad()
+            for leaf_number in leaf_numbers:
+                indices = sampler.select_sample_indices(step_number, leaf_number)
+                loss_value = loss(network, random_samples.select(indices))
+                loss_value.backward()
+                if reads_loss:
+                    loss_value.item()
+            optimizer.step()
+
+    return run_steps
+
+
+def ddp_loop(loop_turns: LoopTurns, random_samples: RandomSamples, sampler: Any) -> TrainingLoop:
+    """Join the group of processes, and return a training loop with DistributedDataParallel."""
+    import torch
+
+    leaf_numbers = loop_turns.leaf_numbers()
+    rendezvous_url = f"tcp://{loop_turns.meeting}"
+    torch.distributed.init_process_group(
+        "gloo", rendezvous_url, rank=loop_turns.rank, world_size=loop_turns.size
+    )
+    network, optimizer = make_network_and_optimizer(loop_turns.inputs)
+    ddp_network = torch.nn.parallel.DistributedDataParallel(network, gradient_as_bucket_view=True)
+
+    def run_steps(step_count: int) -> None:
+        for step_number in range(step_count):
+            optimizer.zero_grad()
+            for leaf_number in leaf_numbers:
+                # exchange the gradients only once a step
+                is_last_leaf = leaf_number == leaf_numbers[-1]
+                with nullcontext() if is_last_leaf else ddp_network.no_sync():
+                    indices = sampler.select_sample_indices(step_number, leaf_number)
+                    loss(ddp_network, random_samples.select(indices)).backward()
+            optimizer.step()
+
+    return run_steps
+
+
 def accelerate_loop(
-    network: Any, optimizer: Any, random_samples: RandomSamples, batch_sampler: Any
+    network: Any, optimizer: Any, random_samples: RandomSamples, sampler: Any
 ) -> TrainingLoop:
     """Return the training loop that accelerate's documentation shows."""
     from accelerate import Accelerator  # pyright: ignore[reportMissingImports]
@@ -251,19 +261,18 @@ def accelerate_loop(
     accelerator = Accelerator(cpu=True)
     network, optimizer = accelerator.prepare(network, optimizer)
 
-    def make(step_numbers: int) -> None:
-        for step_number in range(step_numbers):
+    def run_steps(step_count: int) -> None:
+        for step_number in range(step_count):
             optimizer.zero_grad()
-            accelerator.backward(
-                loss(network, random_samples.select(batch_sampler.indices(step_number, 0)))
-            )
+            indices = sampler.select_sample_indices(step_number, 0)
+            accelerator.backward(loss(network, random_samples.select(indices)))
             optimizer.step()
 
-    return make
+    return run_steps
 
 
 def ignite_loop(
-    network: Any, optimizer: Any, random_samples: RandomSamples, batch_sampler: Any
+    network: Any, optimizer: Any, random_samples: RandomSamples, sampler: Any
 ) -> TrainingLoop:
     """Return a training loop with Ignite's engine, which computes a running average of the loss."""
     from ignite.engine import Engine  # pyright: ignore[reportMissingImports]
@@ -271,7 +280,8 @@ def ignite_loop(
 
     def update(engine: Any, step_number: int) -> float:
         optimizer.zero_grad()
-        loss_value = loss(network, random_samples.select(batch_sampler.indices(step_number, 0)))
+        indices = sampler.select_sample_indices(step_number, 0)
+        loss_value = loss(network, random_samples.select(indices))
         loss_value.backward()
         optimizer.step()
         return loss_value.item()
@@ -279,7 +289,7 @@ def ignite_loop(
     engine = Engine(update)
     RunningAverage(output_transform=lambda value: value).attach(engine, "loss")
 
-    def make(steps: int) -> None:
-        engine.run(range(steps), max_epochs=1)
+    def run_steps(step_count: int) -> None:
+        engine.run(range(step_count), max_epochs=1)
 
-    return make
+    return run_steps

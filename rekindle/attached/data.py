@@ -16,8 +16,9 @@ from rekindle.training.sampler import mix_seed
 
 @dataclass
 class Progress:
-    """`step`: number of completed steps; `epoch`: number of completed epochs; `offset`: number of
-    samples of the current epoch that were used; `samples`: samples of an epoch, 0 if unknown."""
+    """The position of a training. `step`: number of completed steps; `epoch`: number of completed
+    epochs; `offset`: number of samples of the current epoch that were used; `samples`: number of
+    samples in an epoch, 0 if unknown."""
 
     step: int = 0
     epoch: int = 0
@@ -49,7 +50,8 @@ def plan_batches(sample_count: int, offset: int, batch_size: int, drop_last: boo
 
 
 def order_samples(sample_count: int, seed: int, epoch: int, *, shuffle: bool) -> list[int]:
-    """Return the order of an epoch's samples, which depends only on the arguments."""
+    """Return the sample indices of an epoch in the order of their use, which depends only on the
+    arguments."""
     if not shuffle:
         return list(range(sample_count))
     generator = torch.Generator().manual_seed(mix_seed(seed, epoch, 1))
@@ -92,8 +94,8 @@ def check_dataset_length(progress: Progress, sample_count: int) -> None:
 def make_data_loader(
     dataset: Any, batch_indices: list[list[int]], seed: int, loader_options: dict[str, Any]
 ) -> Any:
-    """Return a DataLoader for these batches. The loader does not use the global random
-    generator."""
+    """Return a DataLoader for the batches `batch_indices`. It has its own random generator, so
+    that it does not advance the global one."""
     from torch.utils.data import DataLoader
 
     generator = torch.Generator().manual_seed(seed)

@@ -79,7 +79,8 @@ def write_run_id(folder: Path, run_id: str) -> None:
 
 
 def write_checkpoint(folder: Path, step: int, state_tree: dict[str, Any]) -> None:
-    """Write a state to the folder. Raises OSError, ConfigError."""
+    """Write a state to the folder. Raises OSError if the disk fails, and ConfigError if the state
+    could not be loaded again."""
     file_name = format_checkpoint_name(step, is_sharded=False)
     temporary_path = folder / f"{TEMPORARY_PREFIX}{file_name}"
     try:
@@ -91,14 +92,15 @@ def write_checkpoint(folder: Path, step: int, state_tree: dict[str, Any]) -> Non
         temporary_path.replace(folder / file_name)
         sync_folder(folder)
     except RuntimeError as error:
-        # torch raises RuntimeError for disk errors
+        # torch reports disk errors as RuntimeError
         raise OSError(str(error).splitlines()[0]) from error
     finally:
         temporary_path.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the state in a file. If the file is damaged, an exception of torch.load is raised."""
+    """Return the state in a checkpoint file. Raises an exception of torch.load if the file is
+    damaged."""
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
@@ -120,8 +122,9 @@ class CheckpointWriter:
     """Writes one checkpoint at a time, in a thread."""
 
     def __init__(self) -> None:
-        self.duration_s = 0.0  # of the last checkpoint
-        self.cpu_s = 0.0  # CPU seconds to write the last checkpoint
+        # wall-clock time and CPU time that the last checkpoint took
+        self.duration_s = 0.0
+        self.cpu_s = 0.0
         self.error: ConfigError | None = None
         self._thread: threading.Thread | None = None
 

@@ -15,7 +15,7 @@ from rekindle.kubernetes_names import POD_NAME
 
 # maximum size of a message in bytes
 MAX_MESSAGE_BYTES = 64 << 20
-# time limit of an exchange: another process may, for example, still load a large dataset
+# time limit of an exchange; it is long, because another process may still load a large dataset
 EXCHANGE_TIMEOUT = timedelta(hours=1)
 
 T = TypeVar("T")
@@ -88,8 +88,8 @@ class Group:
         return summed_numbers
 
     def broadcast(self, payload_bytes: torch.Tensor | None, owner_rank: int) -> torch.Tensor:
-        """Send the bytes `payload_bytes` (uint8 [size]) of the rank `owner_rank` to all ranks,
-        and return them."""
+        """Send the bytes `payload_bytes` (uint8 [size]) of the rank `owner_rank` to all ranks, and
+        return them; the other ranks pass None."""
         byte_counts = self.gather(payload_bytes.numel() if payload_bytes is not None else 0)
         if payload_bytes is None:
             payload_bytes = torch.empty(byte_counts[owner_rank], dtype=torch.uint8)
@@ -99,10 +99,7 @@ class Group:
         return payload_bytes
 
     def move(
-        self,
-        payload_bytes: torch.Tensor | None,
-        sender_by_receiver: Mapping[int, int],
-        size_limit_bytes: int = 1 << 50,
+        self, payload_bytes: torch.Tensor | None, sender_by_receiver: Mapping[int, int]
     ) -> torch.Tensor | None:
         """Send bytes (uint8 [size]) between ranks; `sender_by_receiver` maps each receiver to
         its sender. Return the received bytes, or `payload_bytes` if this rank receives nothing."""
@@ -113,9 +110,7 @@ class Group:
                 for message in payload_bytes.split(MAX_MESSAGE_BYTES):
                     dist.send(message, dst=receiver_rank, group=self._exchanges)
             elif self.rank == receiver_rank:
-                received_bytes = torch.empty(
-                    min(byte_counts[sender_rank], size_limit_bytes), dtype=torch.uint8
-                )
+                received_bytes = torch.empty(byte_counts[sender_rank], dtype=torch.uint8)
                 for message in received_bytes.split(MAX_MESSAGE_BYTES):
                     dist.recv(message, src=sender_rank, group=self._exchanges)
         return received_bytes

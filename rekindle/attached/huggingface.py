@@ -33,8 +33,8 @@ from rekindle.errors import ConfigError, write_stderr
 
 
 class TrainerContent:
-    """Saves and restores the state of a Trainer through the methods that `rekindle.attach`
-    needs."""
+    """The state of a Trainer, as an object that `rekindle.attach` can save and restore.
+    `restored`: the state that was restored at the start, {} for a new training."""
 
     def __init__(self, trainer: transformers.Trainer) -> None:
         self.trainer: Any = trainer
@@ -88,8 +88,8 @@ class TrainerCallback(transformers.TrainerCallback):
 
     def __init__(self, **settings: Any) -> None:
         self._settings = settings
-        self._run: AttachedProgram | None = None
-        self._folder: Path | None = None
+        self._program: AttachedProgram | None = None
+        self._resume_folder: Path | None = None
 
     def resume(self, trainer: transformers.Trainer) -> str | None:
         """Return the checkpoint to pass to `trainer.train(resume_from_checkpoint=...)`, None for a
@@ -97,14 +97,14 @@ class TrainerCallback(transformers.TrainerCallback):
         training_arguments: Any = trainer.args
         if training_arguments.fsdp or training_arguments.deepspeed:
             raise ConfigError(
-                "rekindle.TrainerCallback saves models that each process has as a whole, and this"
-                " Trainer uses FSDP or DeepSpeed. Use the Trainer's own checkpoints:"
+                "rekindle.TrainerCallback cannot save a sharded model, and this Trainer uses FSDP"
+                " or DeepSpeed. Use the Trainer's own checkpoints:"
                 " save_strategy='steps'."
             )
 
         trainer_content = TrainerContent(trainer)
         save_settings = {"folder": training_arguments.output_dir, **self._settings}
-        self._run = attached_program = attach(trainer=trainer_content, **save_settings)
+        self._program = attached_program = attach(trainer=trainer_content, **save_settings)
         if not trainer_content.restored:
             return None
 
@@ -115,38 +115,40 @@ class TrainerCallback(transformers.TrainerCallback):
         ):
             write_stderr(
                 f"a step has {trainer_content.batch_samples} samples, and had"
-                f" {saved_batch_samples} before: the"
-                " Trainer skips another number of samples than were used. Keep"
+                f" {saved_batch_samples} before the restart: the Trainer skips a wrong number of"
+                " samples. Keep"
                 " per_device_train_batch_size * gradient_accumulation_steps * processes the same."
             )
 
         host_hash = hashlib.sha256(attached_program.group.host.encode()).hexdigest()[:12]
-        self._folder = attached_program.folder / f".tmp-resume-{host_hash}"
-        checkpoint_path = self._folder / f"{PREFIX_CHECKPOINT_DIR}-{attached_program.current_step}"
+        self._resume_folder = attached_program.folder / f".tmp-resume-{host_hash}"
+        checkpoint_path = (
+            self._resume_folder / f"{PREFIX_CHECKPOINT_DIR}-{attached_program.current_step}"
+        )
         if attached_program.group.local_index == 0:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self._resume_folder, ignore_errors=True)
             trainer_content.write(checkpoint_path, attached_program.restored_random_states)
         attached_program.group.barrier()
         return os.fspath(checkpoint_path)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         attached_program = self._require_program()
-        if self._folder:
-            # after the first step, all processes have read this checkpoint
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        if self._resume_folder:
+            # now that the first step is done, all processes have read the checkpoint in this folder
+            shutil.rmtree(self._resume_folder, ignore_errors=True)
+            self._resume_folder = None
         attached_program.step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._require_program().finish()
 
     def _require_program(self) -> AttachedProgram:
-        if self._run is None:
+        if self._program is None:
             raise ConfigError(
                 "rekindle.TrainerCallback does not know the Trainer yet: call"
                 " trainer.train(resume_from_checkpoint=callback.resume(trainer))."
             )
-        return self._run
+        return self._program
 
 
 def _convert_random_states(random_states: dict[str, Any]) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from rekindle.errors import ConfigError
 
 
 class LightningContent:
-    """Saves and restores the state of a Lightning Trainer through the methods that
-    `rekindle.attach` needs."""
+    """The state of a Lightning Trainer, as an object that `rekindle.attach` can save and restore.
+    `restored`: the state that was restored at the start, {} for a new training."""
 
     def __init__(self, trainer: lightning.Trainer) -> None:
         self.trainer: Any = trainer
@@ -45,19 +45,23 @@ class Loader:
     def __init__(
         self, attached_program: AttachedProgram, dataset: Any, loader_options: dict[str, Any]
     ) -> None:
-        self._run = attached_program
+        self._program = attached_program
         self._dataset = dataset
-        self._list_options = loader_options
+        self._loader_options = loader_options
 
     def __len__(self) -> int:
         """Return the number of batches of a whole epoch."""
-        drop_last = self._list_options.get("drop_last", False)
-        return len(plan_batches(len(self._dataset), 0, self._list_options["batch_size"], drop_last))
+        drop_last = self._loader_options.get("drop_last", False)
+        return len(
+            plan_batches(len(self._dataset), 0, self._loader_options["batch_size"], drop_last)
+        )
 
     def __iter__(self) -> Iterator[Any]:
-        drop_last = self._list_options.get("drop_last", False)
-        self._run.start_next_epoch(batch_size=self._list_options["batch_size"], drop_last=drop_last)
-        yield from self._run.batches(self._dataset, **self._list_options)
+        drop_last = self._loader_options.get("drop_last", False)
+        self._program.start_next_epoch(
+            batch_size=self._loader_options["batch_size"], drop_last=drop_last
+        )
+        yield from self._program.batches(self._dataset, **self._loader_options)
 
     def state_dict(self) -> dict[str, Any]:
         """Return an empty state, because the attached program stores the position."""
@@ -73,8 +77,8 @@ class LightningCallback(lightning.Callback):
 
     def __init__(self, **settings: Any) -> None:
         self._settings = settings
-        self._run: AttachedProgram | None = None
-        self._checkpoint: Path | None = None
+        self._program: AttachedProgram | None = None
+        self._resume_path: Path | None = None
         self._last_step = 0
 
     def resume(self, trainer: lightning.Trainer) -> str | None:
@@ -86,32 +90,32 @@ class LightningCallback(lightning.Callback):
 
         trainer_content = LightningContent(trainer)
         save_settings = {"folder": trainer.default_root_dir, **self._settings}
-        self._run = attached_program = attach(trainer=trainer_content, **save_settings)
+        self._program = attached_program = attach(trainer=trainer_content, **save_settings)
         if not trainer_content.restored:
             return None
 
         host_hash = hashlib.sha256(attached_program.group.host.encode()).hexdigest()[:12]
-        self._checkpoint = attached_program.folder / f".tmp-resume-{host_hash}.ckpt"
+        self._resume_path = attached_program.folder / f".tmp-resume-{host_hash}.ckpt"
         if attached_program.group.local_index == 0:
-            torch.save(trainer_content.restored, self._checkpoint)
+            torch.save(trainer_content.restored, self._resume_path)
         attached_program.group.barrier()
-        return os.fspath(self._checkpoint)
+        return os.fspath(self._resume_path)
 
     def loader(self, dataset: Any, *, batch_size: int, **options: Any) -> Loader:
-        """Return a loader for `fit`, with the arguments of `AttachedProgram.batches`: each sample
-        is used once per epoch, whatever the number of processes. Call after `resume`."""
+        """Return a loader for `fit`, with the arguments of `AttachedProgram.batches`. For any
+        number of processes, each sample is used once per epoch. Call after `resume`."""
         return Loader(self._require_program(), dataset, {"batch_size": batch_size, **options})
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._last_step = trainer.global_step
-        if self._checkpoint:
+        if self._resume_path:
             self._require_program().group.barrier()
-            self._checkpoint.unlink(missing_ok=True)
+            self._resume_path.unlink(missing_ok=True)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # do not save while gradients are still accumulated
+        # global_step does not change while Lightning accumulates gradients
         if trainer.global_step != self._last_step:
             self._last_step = trainer.global_step
             self._require_program().step()
@@ -120,9 +124,9 @@ class LightningCallback(lightning.Callback):
         self._require_program().finish()
 
     def _require_program(self) -> AttachedProgram:
-        if self._run is None:
+        if self._program is None:
             raise ConfigError(
                 "rekindle.LightningCallback does not know the Trainer yet: call"
                 " callback.resume(trainer) before trainer.fit."
             )
-        return self._run
+        return self._program

@@ -38,14 +38,14 @@ RECORD_STRUCT = struct.Struct("<16s 12s 12s q q q Q I")
 CHECKSUM_STRUCT = struct.Struct("<I")
 # number of bytes that a growing file gets in addition to the size of the state
 SPARE_BYTES = 64 << 10
-# memory for a snapshot larger than this is reserved in the thread, while the training continues
-INLINE_BYTES = 16 << 20
+# for a snapshot larger than this, the thread reserves the memory while the training continues
+MAX_INLINE_BYTES = 16 << 20
 
 
 class SnapshotRecord(NamedTuple):
-    """A committed snapshot. `lineage`: id of the start of the program that wrote the snapshot;
-    `shard`: the rank whose shards the snapshot contains, -1 for the whole state; `world`: number of
-    ranks; `size`: in bytes."""
+    """A committed snapshot. `lineage`: random id that each start of the program draws, here of the
+    start that wrote the snapshot; `shard`: the rank whose shards the snapshot contains, -1 for the
+    whole state; `world`: number of ranks; `size`: in bytes."""
 
     lineage: str
     step: int
@@ -140,7 +140,7 @@ class SnapshotSlot:
         self.capacity = capacity_bytes
 
     def clear(self) -> None:
-        """Mark the file as empty."""
+        """Overwrite the record with zeros, so that the file counts as empty."""
         self.record = None
         if self._map is not None:
             self._map[: RECORD_STRUCT.size + CHECKSUM_STRUCT.size] = bytes(
@@ -150,7 +150,7 @@ class SnapshotSlot:
             os.pwrite(self._file, bytes(RECORD_STRUCT.size + CHECKSUM_STRUCT.size), 0)
 
     def commit(self, snapshot_record: SnapshotRecord, run_id: str) -> None:
-        """Mark the file as complete."""
+        """Write the record, which marks the snapshot in the file as complete."""
         assert self._map is not None
         packed_record = RECORD_STRUCT.pack(
             FILE_MAGIC, run_id.encode(), snapshot_record.lineage.encode(), *snapshot_record[1:]
@@ -173,9 +173,10 @@ class SnapshotMemory:
     def __init__(self, run_id: str, host_name: str, process_index: int, newest_step: int) -> None:
         """`newest_step`: the step that the program continues from; newer snapshots are removed.
         Raises OSError if the files cannot be opened."""
-        self.run = run_id
+        self.run_id = run_id
         self.commit_s = 0.0  # CPU time of the last commit, in seconds
         self.problem: OSError | None = None
+        self._thread: threading.Thread | None = None
 
         self.slots: list[SnapshotSlot] = []
         try:
@@ -197,15 +198,16 @@ class SnapshotMemory:
         self._thread.start()
 
     def save(self, payload: Payload, snapshot_record: SnapshotRecord) -> SnapshotSlot | None:
-        """Copy a state to the oldest slot. Returns None, without a copy, while the thread still
-        commits the previous snapshot or reserves memory."""
+        """Copy a state to the oldest slot, and let the thread commit it; return the slot. Return
+        None without a copy while the thread still commits the previous snapshot or reserves
+        memory, or if the memory could not be reserved."""
         if not self._idle.is_set() or self.problem:
             return None
 
         free_slots = [slot for slot in self.slots if not slot.is_pinned]
         slot = min(free_slots, key=lambda slot: slot.record.step if slot.record else -1)
         if slot.capacity < payload.size:
-            if payload.size > INLINE_BYTES:
+            if payload.size > MAX_INLINE_BYTES:
                 self._idle.clear()
                 self._jobs.put(payload.size)
                 return None
@@ -225,9 +227,9 @@ class SnapshotMemory:
 
     def close(self, *, remove: bool) -> None:
         """Commit the last snapshot and close the files; if `remove` is True, delete the files."""
-        if commit_thread := getattr(self, "_thread", None):
+        if self._thread:
             self._jobs.put(None)
-            commit_thread.join()
+            self._thread.join()
         for slot in self.slots:
             slot.close(remove=remove)
         self.slots = []
@@ -240,7 +242,7 @@ class SnapshotMemory:
             else:
                 slot, snapshot_record = commit_job
                 checksum = zlib.crc32(slot.data[: snapshot_record.size].numpy().data)
-                slot.commit(snapshot_record._replace(crc=checksum), self.run)
+                slot.commit(snapshot_record._replace(crc=checksum), self.run_id)
                 self.commit_s = time.thread_time() - start_s
             self._idle.set()
 

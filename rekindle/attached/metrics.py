@@ -15,8 +15,8 @@ RECORD_INTERVAL_S = 1.0
 
 
 class MetricsRecorder:
-    """Sends the curves of rank 0 to the MLflow run $MLFLOW_RUN_ID. Does nothing unless
-    MLFLOW_TRACKING_URI is set, too."""
+    """Sends the metrics of rank 0 to the MLflow run $MLFLOW_RUN_ID. Does nothing unless this
+    variable and MLFLOW_TRACKING_URI are set."""
 
     def __init__(self, rank: int) -> None:
         self._run_id = os.environ.get("MLFLOW_RUN_ID", "")

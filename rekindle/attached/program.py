@@ -58,7 +58,8 @@ class RankSums(NamedTuple):
 
 
 class AttachedProgram:
-    """The state of a training program, with its copies. `rekindle.attach` creates this object."""
+    """A training program whose state is restored at the start and saved during the training.
+    `rekindle.attach` creates this object."""
 
     def __init__(
         self, objects_by_name: dict[str, Any], folder: Path, save_settings: SaveSettings
@@ -110,7 +111,8 @@ class AttachedProgram:
 
     @property
     def is_leaving(self) -> bool:
-        """True if this process got SIGTERM. The other processes are told at the end of the step."""
+        """True if this process got SIGTERM. The other processes learn this at the end of the
+        step."""
         return self._leaving.is_set()
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -134,7 +136,7 @@ class AttachedProgram:
         drop_last: bool = False,
         **options: Any,
     ) -> Iterator[Any]:
-        """Yield this process's share of the batches of the current epoch that were not used yet.
+        """Yield this process's share of each remaining batch of the current epoch.
 
         `dataset`: an object with `__len__` and `__getitem__`; `batch_size`: number of samples that
         all processes together use in one step, so that steps do not depend on the number of
@@ -332,14 +334,16 @@ def attach(
 ) -> AttachedProgram:
     """Restore the state of `objects`, if a copy exists, and return an object that saves it.
 
-    `objects`: by any name, with the methods state_dict and load_state_dict, for example model=,
-    optimizer= and scheduler=; models and optimizers of fully_shard are saved as shards. `folder`:
-    for durable checkpoints; the environment variable REKINDLE_CHECKPOINTS has priority.
-    `snapshot_seconds`: longest time between two snapshots in memory, 0 for none; longer if
-    snapshots would otherwise take more than 3 % of the training time. `checkpoint_seconds`: time
-    between two durable checkpoints, 0 for the optimum that is computed from the measured costs;
-    `checkpoint_steps`: maximum number of steps between two durable checkpoints, 0 for no limit.
-    `keep`: number of durable checkpoints to keep.
+    `objects`: objects with the methods state_dict and load_state_dict, under names of your choice,
+    for example model=, optimizer= and scheduler=. Models that fully_shard has sharded, and their
+    optimizers, are saved as shards. `folder`: folder for durable checkpoints; the environment
+    variable REKINDLE_CHECKPOINTS has priority.
+
+    `snapshot_seconds`: longest time between two snapshots in memory, 0 for no snapshots; the time
+    is extended if snapshots would otherwise take more than 3 % of the training time.
+    `checkpoint_seconds`: time between two durable checkpoints, 0 for the optimum, which is computed
+    from the measured costs. `checkpoint_steps`: maximum number of steps between two durable
+    checkpoints, 0 for no limit. `keep`: number of durable checkpoints to keep.
 
     Call it on all ranks, after torch.distributed.init_process_group. Raises ConfigError.
     """

@@ -22,10 +22,9 @@ from rekindle.attached.memory import SnapshotRecord
 from rekindle.attached.state import AttachedObjects, put_local_shards
 from rekindle.errors import ConfigError, write_stderr
 
-WHOLE_STATE_SHARD = -1  # `Record.shard` of a state that is not sharded
-SHARED_VALUES_KEY = (
-    "rest"  # key of the unsharded values in a checkpoint of torch.distributed.checkpoint
-)
+WHOLE_STATE_SHARD = -1  # `SnapshotRecord.shard` of a state that is not sharded
+# key of the unsharded values in a checkpoint of torch.distributed.checkpoint
+SHARED_VALUES_KEY = "rest"
 
 
 class RestoredState(NamedTuple):
@@ -58,8 +57,8 @@ class ReadableCopies:
 
 
 class StateSource:
-    """The saved states of a program. `run`: the id of the run, a part of the snapshots' file
-    names."""
+    """The saved states of a program. `run_id`: the id of the run, which is a part of the snapshots'
+    file names."""
 
     def __init__(
         self, process_group: Group, attached_objects: AttachedObjects, folder: Path, run_id: str
@@ -67,28 +66,28 @@ class StateSource:
         self.group = process_group
         self.objects = attached_objects
         self.folder = folder
-        self.run = run_id
-        self.findings = self._find()
+        self.run_id = run_id
+        self.copies = self._find_copies()
 
-    def _find(self) -> ReadableCopies:
-        readable_copies = ReadableCopies()
+    def _find_copies(self) -> ReadableCopies:
+        copies = ReadableCopies()
         is_sharded = self.objects.is_sharded
         process_index = self.group.local_index if is_sharded else 0
-        for path in memory.list_slot_paths(self.run, self.group.host, process_index):
-            snapshot_record = memory.read_snapshot_record(path, self.run)
+        for path in memory.list_slot_paths(self.run_id, self.group.host, process_index):
+            snapshot_record = memory.read_snapshot_record(path, self.run_id)
             if snapshot_record and (snapshot_record.shard == WHOLE_STATE_SHARD) != is_sharded:
-                readable_copies.snapshots[snapshot_record] = path
+                copies.snapshots[snapshot_record] = path
 
-        readable_copies.checkpoints = durable.list_checkpoints(self.folder, is_sharded=is_sharded)
+        copies.checkpoints = durable.list_checkpoints(self.folder, is_sharded=is_sharded)
         other_checkpoints = durable.list_checkpoints(self.folder, is_sharded=not is_sharded)
-        if other_checkpoints and not readable_copies.checkpoints:
-            kind_text = "a sharded" if is_sharded else "an unsharded"
+        if other_checkpoints and not copies.checkpoints:
+            layout = "a sharded" if is_sharded else "an unsharded"
             raise ConfigError(
-                f"{next(iter(other_checkpoints.values()))} is not a checkpoint of {kind_text}"
+                f"{next(iter(other_checkpoints.values()))} is not a checkpoint of {layout}"
                 " model: the model must be sharded in the same way as before. Give this program"
                 " another checkpoint folder."
             )
-        return readable_copies
+        return copies
 
     def load_whole_state(self) -> tuple[dict[str, Any], RestoredState] | None:
         """Return the newest unsharded state that any rank has; None if no state exists."""
@@ -139,10 +138,10 @@ class StateSource:
                 ),
                 snapshot_record.shard,
             )
-            for snapshot_record in self.findings.snapshots
+            for snapshot_record in self.copies.snapshots
         ]
         offered_candidates += [
-            (StateCandidate(step, "", 0), WHOLE_STATE_SHARD) for step in self.findings.checkpoints
+            (StateCandidate(step, "", 0), WHOLE_STATE_SHARD) for step in self.copies.checkpoints
         ]
 
         ranks_by_candidate: dict[StateCandidate, set[int]] = defaultdict(set)
@@ -154,30 +153,32 @@ class StateSource:
 
         world_size = self.group.world
         if self.objects.is_sharded:
-            usable_candidates = [
+            all_ranks = set(range(world_size))
+            readable_by_all = {
                 candidate
-                for candidate in ranks_by_candidate
-                if (
-                    candidate.world == world_size
-                    and shards_by_candidate[candidate] == set(range(world_size))
-                    if candidate.lineage
-                    else len(ranks_by_candidate[candidate]) == world_size
-                )
-            ]
+                for candidate, ranks in ranks_by_candidate.items()
+                if not candidate.lineage and ranks == all_ranks
+            }
+            complete_in_memory = {
+                candidate
+                for candidate, shards in shards_by_candidate.items()
+                if candidate.lineage and candidate.world == world_size and shards == all_ranks
+            }
+            usable_candidates = [*readable_by_all, *complete_in_memory]
         else:
             usable_candidates = list(ranks_by_candidate)
-        # sort by lineage, too: two lineages may have the same step, and all ranks need the same
-        # order
+        # sort by lineage, too: states of the same step may differ in their lineage, and all ranks
+        # need the same order
         return sorted(
             usable_candidates,
-            key=lambda usable_candidate: (usable_candidate.step, usable_candidate.lineage),
+            key=lambda candidate: (candidate.step, candidate.lineage),
             reverse=True,
         )
 
     def _load_own_state(self, candidate: StateCandidate) -> dict[str, Any] | None:
         """Return the candidate's state if this rank has an intact copy, else None."""
         if not candidate.lineage:
-            path = self.findings.checkpoints.get(candidate.step)
+            path = self.copies.checkpoints.get(candidate.step)
             return self._load_checkpoint_file(path) if path else None
 
         snapshot_bytes = self._read_snapshot(candidate)
@@ -195,12 +196,12 @@ class StateSource:
             return None
 
     def _read_snapshot(self, candidate: StateCandidate) -> torch.Tensor | None:
-        for snapshot_record, path in self.findings.snapshots.items():
+        for snapshot_record, path in self.copies.snapshots.items():
             if (snapshot_record.step, snapshot_record.lineage) == (
                 candidate.step,
                 candidate.lineage,
             ):
-                snapshot_bytes = memory.read_snapshot(path, self.run, snapshot_record)
+                snapshot_bytes = memory.read_snapshot(path, self.run_id, snapshot_record)
                 if snapshot_bytes is None:
                     write_stderr(
                         f"the snapshot of step {snapshot_record.step} in {path} is damaged: it is"
@@ -214,7 +215,7 @@ class StateSource:
     ) -> dict[str, Any] | None:
         snapshot_bytes = self._read_snapshot(candidate)
         own_shard = -1
-        for snapshot_record in self.findings.snapshots:
+        for snapshot_record in self.copies.snapshots:
             if (snapshot_record.step, snapshot_record.lineage) == (
                 candidate.step,
                 candidate.lineage,
@@ -225,7 +226,7 @@ class StateSource:
         if set(held_shards) != set(range(self.group.world)):
             return None
 
-        # a process may have another rank than before
+        # a process may hold the shard of another rank, because ranks may change at a restart
         sender_by_receiver = {
             receiver_rank: held_shards.index(receiver_rank)
             for receiver_rank in range(self.group.world)
@@ -242,7 +243,7 @@ class StateSource:
     def _load_distributed_checkpoint(
         self, step: int, shard_states: dict[str, Any], shared_states: dict[str, Any]
     ) -> dict[str, Any] | None:
-        path = self.findings.checkpoints[step]
+        path = self.copies.checkpoints[step]
         checkpoint_state: dict[str, Any] = {"shards": shard_states, SHARED_VALUES_KEY: ""}
         shared_values: dict[str, Any] = {}
         problem = ""

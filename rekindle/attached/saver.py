@@ -79,7 +79,7 @@ class StateSaver:
         self.group = process_group
         self.objects = attached_objects
         self.folder = folder
-        self.run = run_id
+        self.run_id = run_id
         self.settings = save_settings
         self.lineage = process_group.gather(uuid.uuid4().hex[:12])[0]
 
@@ -120,10 +120,10 @@ class StateSaver:
         if not has_snapshots or not self.settings.snapshot_seconds:
             return
         if self.group.local_index == 0:
-            remove_stale_files(self.run)
+            remove_stale_files(self.run_id)
         try:
             self._memory = SnapshotMemory(
-                self.run, self.group.host, self.group.local_index, self._restored_step
+                self.run_id, self.group.host, self.group.local_index, self._restored_step
             )
         except OSError as error:
             write_stderr(
@@ -143,7 +143,8 @@ class StateSaver:
         self._writer.raise_write_error()
 
     def save(self, progress: Progress, *, checkpoint: bool) -> None:
-        """Copy the state to memory; if `checkpoint`, also start to write it to the folder."""
+        """Copy the state to memory; if `checkpoint` is True, also start to write it to the
+        folder."""
         random_states = self.group.gather(read_random_states())
         # start the clock after the exchange: waiting for slower ranks is not a cost of the copies
         start_s = time.monotonic()
@@ -182,8 +183,8 @@ class StateSaver:
         self.commit_written_shards(self._started * self.group.world)
 
     def commit_written_shards(self, written_count: int) -> None:
-        """Make a sharded checkpoint visible, if all ranks have written it; `written_count`: the
-        sum of the ranks' numbers of written checkpoints."""
+        """Give a sharded checkpoint its final name if all ranks have written it. `written_count`:
+        number of written checkpoints, summed over the ranks."""
         is_complete = written_count == self._started * self.group.world
         if not is_complete or self._committed == self._started:
             return
@@ -301,7 +302,8 @@ class StateSaver:
             self._finish_save_future()
 
     def _finish_save_future(self) -> None:
-        """Wait until the shards of this rank are written."""
+        """Wait until the shards of this rank are written; report an error to stderr and remove the
+        incomplete checkpoint."""
         assert self._future
         try:
             self._future.result()

@@ -27,10 +27,10 @@ class Stateful(Protocol):
 
 
 class AttachedObjects:
-    """The attached objects by name."""
+    """The objects that the user has passed to `rekindle.attach`, by name."""
 
     def __init__(self, objects_by_name: Mapping[str, Any]) -> None:
-        """Raises ConfigError."""
+        """Raises ConfigError if an object has no state, or if no object is given."""
         self._objects: dict[str, Any] = {}
         for object_name, attached_object in objects_by_name.items():
             if attached_object is None:
@@ -70,7 +70,8 @@ class AttachedObjects:
         }
 
     def load(self, states_by_name: Mapping[str, Any]) -> None:
-        """Restore all objects from an unsharded state. Raises ConfigError."""
+        """Restore all objects from an unsharded state. Raises ConfigError if the state does not
+        fit."""
         self._check_object_names(states_by_name)
         for object_name, attached_object in self._objects.items():
             self._load(object_name, attached_object, states_by_name[object_name])
@@ -95,7 +96,7 @@ class AttachedObjects:
         self, shard_states: Mapping[str, Any], shared_states: Mapping[str, Any]
     ) -> None:
         """Restore all objects from shards. The model must be sharded as it was when the shards were
-        saved. All ranks must call this method. Raises ConfigError."""
+        saved. All ranks must call this method. Raises ConfigError if the states do not fit."""
         self._check_object_names({**shard_states, **shared_states})
         for object_name, attached_object in self._objects.items():
             if isinstance(attached_object, torch.nn.Module):
@@ -107,7 +108,8 @@ class AttachedObjects:
                 self._load(object_name, attached_object, shared_states[object_name])
 
     def _find_model(self, object_name: str, optimizer: Optimizer) -> torch.nn.Module:
-        """Return the model whose parameters an optimizer updates. Raises ConfigError."""
+        """Return the model whose parameters an optimizer updates. Raises ConfigError if no attached
+        model has all these parameters."""
         optimized_parameter_ids = {
             id(optimized_parameter)
             for parameter_group in optimizer.param_groups
@@ -141,7 +143,7 @@ class AttachedObjects:
 
 
 def take_local_shards(nested_state: Any) -> Any:
-    """Return a nested state in which each DTensor is replaced by the shard of this rank."""
+    """Return the nested state with each DTensor replaced by the shard of this rank."""
     if isinstance(nested_state, DTensor):
         return nested_state.to_local()
     if isinstance(nested_state, dict):
@@ -152,8 +154,8 @@ def take_local_shards(nested_state: Any) -> Any:
 
 
 def put_local_shards(state_template: Any, local_state: Any) -> Any:
-    """Return the nested state `local_state` with its shards converted back to DTensors, whose
-    layout `state_template` defines."""
+    """Return the nested state `local_state` with each local shard converted to a DTensor, which
+    has the layout of the DTensor at the same place in `state_template`."""
     if isinstance(state_template, DTensor):
         device_shard = local_state.to(state_template.to_local().device)
         return DTensor.from_local(
@@ -166,12 +168,13 @@ def put_local_shards(state_template: Any, local_state: Any) -> Any:
         )
     if isinstance(state_template, dict):
         return {
-            key: put_local_shards(state_template[key], nested_value)
-            for key, nested_value in local_state.items()
+            key: put_local_shards(state_template[key], local_value)
+            for key, local_value in local_state.items()
         }
     if isinstance(state_template, list | tuple):
         value_pairs = zip(state_template, local_state, strict=True)
         return type(state_template)(
-            put_local_shards(nested_value, local_value) for nested_value, local_value in value_pairs
+            put_local_shards(template_value, local_value)
+            for template_value, local_value in value_pairs
         )
     return local_state

@@ -2,8 +2,8 @@
 
 import time
 
-# duration from which steps count as slow, so that waiting for an exchange costs comparatively
-# little
+# a step of at least this duration counts as slow: compared with it, waiting for an exchange between
+# the ranks costs little
 SLOW_STEP_S = 0.2
 # weight of the newest step in the moving average of the durations
 LAST_STEP_WEIGHT = 0.3
@@ -33,8 +33,8 @@ class StepClock:
 
 
 class SnapshotInterval:
-    """Decides when the next snapshot is due: after `seconds`, or later if snapshots would take more
-    than MAX_SNAPSHOT_SHARE of the time. With 0 `seconds`, never."""
+    """Decides when the next snapshot is due: after `interval_seconds`, or later if snapshots would
+    take more than MAX_SNAPSHOT_SHARE of the time; never if `interval_seconds` is 0."""
 
     def __init__(self, interval_seconds: float) -> None:
         self._seconds = interval_seconds

@@ -107,9 +107,9 @@ def check_section(name: str, section_value: object, section_type: type[Section])
 
     # validate again, because `model_copy` does not validate changed fields
     valid_fields = set(type(section_value).model_fields)
-    for unknown_fields in vars(section_value).keys() - valid_fields:
+    for unknown_field in vars(section_value).keys() - valid_fields:
         refuse(
-            f"config.{name} has no {unknown_fields}.{suggest_similar(unknown_fields, valid_fields)}"
+            f"config.{name} has no {unknown_field}.{suggest_similar(unknown_field, valid_fields)}"
         )
 
     try:
@@ -181,7 +181,9 @@ def validate_inputs(
     }
 
 
-def _validate_input(task_label: str, name: str, input_field: FieldInfo, input_value: object) -> Any:
+def _validate_input(
+    input_label: str, name: str, input_field: FieldInfo, input_value: object
+) -> Any:
     if isinstance(input_value, Task):
         output_names = list(input_value.outputs) if isinstance(input_value, Block) else []
         output_listing = f": {', '.join(output_names)}" if output_names else ""
@@ -190,7 +192,7 @@ def _validate_input(task_label: str, name: str, input_field: FieldInfo, input_va
         else:
             suggestion = output_listing + suggest_similar(name, output_names)
 
-        refuse(f"{task_label} is {describe(input_value)}: pass one of its outputs{suggestion}.")
+        refuse(f"{input_label} is {describe(input_value)}: pass one of its outputs{suggestion}.")
 
     if is_artifact(input_field):
         if isinstance(input_value, (Artifact, m.Artifact)):
@@ -202,18 +204,18 @@ def _validate_input(task_label: str, name: str, input_field: FieldInfo, input_va
             value_source = repr(input_value)
 
         refuse(
-            f"{task_label} is an artifact, and {value_source} is not: pass an artifact, as in"
+            f"{input_label} is an artifact, and {value_source} is not: pass an artifact, as in"
             f" TASK.outputs.{name}."
         )
 
     if isinstance(input_value, (Artifact, m.Artifact)):
         refuse(
-            f"{task_label} is a parameter, and {input_value.name} is an artifact: pass an output"
+            f"{input_label} is a parameter, and {input_value.name} is an artifact: pass an output"
             " that is text or a number."
         )
 
     if isinstance(input_value, Value):
-        _check_type(task_label, input_field.annotation, input_value)
+        _check_type(input_label, input_field.annotation, input_value)
         return input_value
 
     if isinstance(input_value, Parameter):
@@ -234,7 +236,7 @@ def _validate_input(task_label: str, name: str, input_field: FieldInfo, input_va
         else:
             hint = ""
 
-        refuse(f"{task_label} is {describe(input_value)}: {format_rule(first_error['msg'])}{hint}")
+        refuse(f"{input_label} is {describe(input_value)}: {format_rule(first_error['msg'])}{hint}")
 
     return input_value
 
@@ -303,8 +305,8 @@ def _is_compatible(output_type: object, input_type: object) -> bool:
 
 
 def _is_json_type(annotation: object) -> bool:
-    """Return whether a step parses values of this type from JSON, as it does for mappings, lists
-    and pydantic models."""
+    """Return whether a step reads values of this type from JSON: mappings, lists and pydantic
+    models."""
     return annotation in (dict, *LIST_TYPES) or (
         isinstance(annotation, type) and issubclass(annotation, BaseModel)
     )

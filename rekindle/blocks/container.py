@@ -34,8 +34,8 @@ RETRY_CONDITION = f"lastRetry.exitCode not in {[str(code) for code in exit_codes
 
 
 def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
-    """Return a retry strategy that retries a pod if `expression` is true, whether its phase is
-    Failed (for example evicted) or Error (deleted)."""
+    """Return a retry strategy that retries a pod up to `limit` times if `expression` is true (None:
+    always). It retries pods in the phases Failed (for example evicted) and Error (deleted)."""
     backoff = m.Backoff(duration="2s", factor=m.IntOrString(root=factor), cap="1m")
     return RetryStrategy(limit=limit, retry_policy="Always", backoff=backoff, expression=expression)
 
@@ -61,7 +61,7 @@ def retry_watcher(max_retries: int) -> RetryStrategy:
     )
     backoff = m.Backoff(duration="10s")
 
-    # set a limit, because Argo ignores the backoff of a strategy without one
+    # set a limit, because Argo ignores the backoff of a retry strategy without a limit
     return RetryStrategy(
         limit=1_000_000, retry_policy="Always", backoff=backoff, expression=job_is_healthy
     )
@@ -78,39 +78,9 @@ def step_template(
     """Return the template `name` that runs the step `step_module`; with `in_loop`, the template
     is for tasks in loops."""
     step_definition = load_step_module(step_module)
-    python_arguments = ["-m", "rekindle", "step", step_module]
-    template_inputs: list[Any] = []
-    template_outputs: list[Any] = []
-
-    for field_name, field_info in step_definition.Inputs.model_fields.items():
-        if is_artifact(field_info):
-            template_inputs.append(Artifact(name=field_name, path=f"/tmp/inputs/{field_name}"))
-            python_arguments.append(
-                f"{format_flag(field_name)}={{{{inputs.artifacts.{field_name}.path}}}}"
-            )
-            continue
-
-        parameter = Parameter(name=field_name)
-        if not field_info.is_required():
-            default_value = field_info.get_default(call_default_factory=True)
-            # text cannot express None: if the default is None, omit the flag, so that the step uses
-            # its default
-            if default_value is None:
-                continue
-            parameter.default = format_parameter(default_value)
-
-        template_inputs.append(parameter)
-        python_arguments.append(
-            quote_argument(f"{format_flag(field_name)}={{{{inputs.parameters.{field_name}}}}}")
-        )
-
-    for field_name, field_info in step_definition.Outputs.model_fields.items():
-        input_kind = "artifacts" if is_artifact(field_info) else "parameters"
-        python_arguments += [
-            "--output",
-            f"{field_name}={{{{outputs.{input_kind}.{field_name}.path}}}}",
-        ]
-        template_outputs.append(_build_output(field_name, field_info, in_loop))
+    template_inputs, input_flags = _build_inputs(step_definition)
+    template_outputs, output_flags = _build_outputs(step_definition, in_loop)
+    python_arguments = ["-m", "rekindle", "step", step_module, *input_flags, *output_flags]
 
     if needs_task_name(step_definition):
         template_inputs.append(Parameter(name=TASK_PARAMETER))
@@ -148,6 +118,54 @@ def step_template(
         retry_strategy=retries(cluster.retries, RETRY_CONDITION),
         active_deadline_seconds=60 * pod_config.deadline_minutes,
     )
+
+
+def _build_inputs(step_definition: Step) -> tuple[list[Any], list[str]]:
+    """Return the inputs of a step's template, and the command-line flags that pass them to the
+    step."""
+    template_inputs: list[Any] = []
+    input_flags: list[str] = []
+
+    for field_name, field_info in step_definition.Inputs.model_fields.items():
+        if is_artifact(field_info):
+            template_inputs.append(Artifact(name=field_name, path=f"/tmp/inputs/{field_name}"))
+            input_flags.append(
+                f"{format_flag(field_name)}={{{{inputs.artifacts.{field_name}.path}}}}"
+            )
+            continue
+
+        parameter = Parameter(name=field_name)
+        if not field_info.is_required():
+            default_value = field_info.get_default(call_default_factory=True)
+            # text cannot express None: if the default is None, omit the flag, so that the step uses
+            # its default
+            if default_value is None:
+                continue
+            parameter.default = format_parameter(default_value)
+
+        template_inputs.append(parameter)
+        input_flags.append(
+            quote_argument(f"{format_flag(field_name)}={{{{inputs.parameters.{field_name}}}}}")
+        )
+
+    return template_inputs, input_flags
+
+
+def _build_outputs(step_definition: Step, in_loop: bool) -> tuple[list[Any], list[str]]:
+    """Return the outputs of a step's template, and the command-line flags that tell the step where
+    to write them."""
+    template_outputs: list[Any] = []
+    output_flags: list[str] = []
+
+    for field_name, field_info in step_definition.Outputs.model_fields.items():
+        output_kind = "artifacts" if is_artifact(field_info) else "parameters"
+        output_flags += [
+            "--output",
+            f"{field_name}={{{{outputs.{output_kind}.{field_name}.path}}}}",
+        ]
+        template_outputs.append(_build_output(field_name, field_info, in_loop))
+
+    return template_outputs, output_flags
 
 
 def _build_output(
@@ -234,10 +252,10 @@ def step_flags(step_module: str, input_values: Mapping[str, Any]) -> list[str]:
     """Return the command-line flags that pass `input_values` to a step in a pod of a job or
     Deployment. Raises ConfigError for unknown or missing inputs."""
     input_fields = load_step_module(step_module).Inputs.model_fields
-    for unknown_inputs in input_values.keys() - input_fields.keys():
+    for unknown_input in input_values.keys() - input_fields.keys():
         raise ConfigError(
             f"step {step_module} has no input"
-            f" {unknown_inputs}.{suggest_similar(unknown_inputs, set(input_fields))}"
+            f" {unknown_input}.{suggest_similar(unknown_input, set(input_fields))}"
         )
     for input_name, input_field in input_fields.items():
         if input_field.is_required() and input_name not in input_values:

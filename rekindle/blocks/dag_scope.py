@@ -8,9 +8,11 @@ from hera.workflows import DAG, NoneArchiveStrategy, Parameter, S3Artifact, Task
 
 from argolocal.common.json_text import to_json
 from rekindle.blocks.dependencies import Dependencies, after_all, parse_depends
-from rekindle.blocks.wiring import Block, current_line
-from rekindle.keys import CACHED_PARAMETER, REUSE_ROW, cached_name
+from rekindle.blocks.wiring import Block, current_line, refuse
+from rekindle.keys import CACHED_PARAMETER, REUSE_FIELD, cached_name
 
+# options of a task that make it a loop
+LOOP_OPTIONS = ("with_items", "with_param", "with_sequence")
 VERDICT_OUTPUTS = ("verdict", "reason", "metrics")
 # names of the outputs that a workflow exports
 WORKFLOW_OUTPUTS = ("run_id", "digest", "model_sha256", "content", *VERDICT_OUTPUTS)
@@ -27,8 +29,8 @@ class Graph(DAG):
 
 @dataclass(eq=False)
 class Scope:
-    """A DAG with blocks. If the DAG belongs to a group, `task` is the task of this group in the
-    outer DAG."""
+    """A DAG with blocks. If the DAG belongs to a group, `outer` is the scope around the group, and
+    `task` is the task of the group in it."""
 
     dag: DAG
     outer: "Scope | None" = None
@@ -41,7 +43,7 @@ class Scope:
     order: dict[str, int] = field(default_factory=dict)
 
     def enclosing(self) -> Iterator["Scope"]:
-        """Yield this scope, then the scopes of the outer DAGs, innermost first."""
+        """Yield this scope, then the scopes around it, innermost first."""
         scope: Scope | None = self
         while scope:
             yield scope
@@ -54,8 +56,8 @@ class Scope:
         )
 
     def add_dependencies(self, task_name: str, predecessor_names: Iterable[str]) -> Dependencies:
-        """Let `task_name` depend on `predecessor_names`; return the dependencies that are not
-        already implied by others."""
+        """Record that `task_name` depends on `predecessor_names`. Return these dependencies without
+        those that follow from others: if b depends on a, (a, b) becomes b."""
         unique_names = list(dict.fromkeys(predecessor_names))
         direct_predecessors = [
             name
@@ -72,8 +74,8 @@ class Scope:
 
     def _precedes(self, name: str, successor_name: str) -> bool:
         """Return whether `successor_name` depends on `name`, directly or indirectly."""
-        # blocks depend only on earlier blocks, so the search ignores blocks that were created
-        # before `name`
+        # a block depends only on blocks that were created before it, so the search can ignore the
+        # blocks that were created before `name`
         lowest_position = self.order.get(name, 0)
         visited_tasks = {successor_name}
 
@@ -92,17 +94,34 @@ class Scope:
 
         return False
 
+    def set_target(self) -> None:
+        """Set the target of the DAG if it has guarded tasks: the DAG fails if one of its target
+        tasks fails.
+
+        The target also contains the tasks that no other task waits for, because Argo runs only the
+        target tasks and their dependencies.
+        """
+        if not self.guarded:
+            return
+
+        dag_tasks = [task for task in self.dag.tasks if isinstance(task, Task)]
+        awaited_names = {name for task in dag_tasks for name in get_dependencies(task).tasks}
+        final_names = [
+            task.name for task in dag_tasks if task.name not in {*awaited_names, *self.guarded}
+        ]
+        self.dag.target = " ".join([*self.guarded, *final_names])
+
 
 @dataclass(frozen=True)
 class Producer:
-    """The task that produces an output, and the DAG of this task."""
+    """The task that produces an output; `scope`: the scope of its DAG."""
 
     scope: Scope
     task: str
 
 
 class StoredArtifact(S3Artifact):
-    """An output artifact: files in the object store, referenced by key."""
+    """An output artifact, which other tasks read by its key in the object store."""
 
     producer: Producer
 
@@ -144,30 +163,69 @@ def export_outputs(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
     """
     all_tasks = [task for scope in scopes if scope.dag.name != "finish" for task in scope.dag.tasks]
     blocks = [task for task in all_tasks if isinstance(task, Block) and not task.is_repetition]
+    templates_by_name = {template.name: template for template in templates}
 
-    producers_by_output = {
-        name: [task for task in blocks if name in task.outputs] for name in WORKFLOW_OUTPUTS
-    }
-    for name, [task] in (
-        (name, all_tasks) for name, all_tasks in producers_by_output.items() if len(all_tasks) == 1
-    ):
-        if task.repetitions and name in VERDICT_OUTPUTS:
+    for output_name in WORKFLOW_OUTPUTS:
+        producers = [block for block in blocks if output_name in block.outputs]
+        if len(producers) != 1:
+            continue
+        if producers[0].repetitions and output_name in VERDICT_OUTPUTS:
             continue
 
-        template = next(
-            candidate_template
-            for candidate_template in templates
-            if candidate_template.name == getattr(task.template, "name", "")
-        )
+        template = templates_by_name[getattr(producers[0].template, "name", "")]
         for output in getattr(template, "outputs", None) or ():
-            if output.name == name and isinstance(output, Parameter):
-                output.global_name = name
+            if output.name == output_name and isinstance(output, Parameter):
+                output.global_name = output_name
+
+
+def reject_repeated_groups(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
+    """Raise WiringError if several tasks, or a loop, run the DAG of one group."""
+    all_tasks = [
+        task
+        for template in templates
+        if isinstance(template, DAG)
+        for task in template.tasks
+        if isinstance(task, Task)
+    ]
+
+    for scope in scopes:
+        group_tasks = [
+            task
+            for task in all_tasks
+            if scope.predecessors
+            and getattr(task.template, "name", task.template) == scope.dag.name
+            and not (isinstance(task, Block) and task.is_repetition)
+        ]
+        if len(group_tasks) > 1 or any(
+            getattr(task, loop_option) for task in group_tasks for loop_option in LOOP_OPTIONS
+        ):
+            refuse(
+                f"the DAG {scope.dag.name} runs several times"
+                f" ({', '.join(task.name for task in group_tasks)}), and its blocks"
+                f" {', '.join(scope.predecessors)} would overwrite each other's files: instead,"
+                " write a Python function that creates the blocks, and call it several times."
+            )
+
+
+def sort_templates(scopes: Iterable[Scope], templates: list[Any]) -> None:
+    """Sort the templates in place: first the DAGs of blocks, then other DAGs, the exit DAG and all
+    other templates."""
+    dag_names = [scope.dag.name for scope in scopes]
+    ranks_by_name = {name: rank for rank, name in enumerate(dag_names)}
+    ranks_by_name["finish"] = len(dag_names) + 1
+
+    def rank_template(template: Any) -> int:
+        if isinstance(template, DAG):
+            return ranks_by_name.get(template.name, len(dag_names))
+        return ranks_by_name.get(template.name, len(dag_names) + 2)
+
+    templates.sort(key=rank_template)
 
 
 def set_cache_default(workflow_parameters: Iterable[Any], task_names: Iterable[str]) -> None:
-    """Set the default value of the workflow parameter CACHED. The default contains no cached
-    outputs, and permits each of `task_names` to look up the cache."""
+    """Set the default value of the workflow parameter CACHED. With this default, no task is cached,
+    and each of `task_names` may look up the cache."""
     cache_rows = {cached_name(task_name): {"task": task_name, "at": ""} for task_name in task_names}
     for workflow_parameter in workflow_parameters:
         if workflow_parameter.name == CACHED_PARAMETER:
-            workflow_parameter.value = to_json(cache_rows | {REUSE_ROW: "yes"})
+            workflow_parameter.value = to_json(cache_rows | {REUSE_FIELD: "yes"})

@@ -1,5 +1,5 @@
-"""Data types for the conditions under which a task starts; `str` renders them as Argo's
-`depends`."""
+"""Data types for the conditions under which a task starts; `str` converts them to the text of
+Argo's `depends`."""
 
 import re
 from collections.abc import Iterable
@@ -15,8 +15,8 @@ CONJUNCTION = re.compile(r"[\w.-]+( && [\w.-]+)*")
 
 @dataclass(frozen=True)
 class Alternatives:
-    """Results of which at least one must occur. Examples: `train.Failed`, `train` (succeeded or
-    skipped), or a `depends` expression of the user."""
+    """Results of tasks, at least one of which must occur. Examples: `train.Failed`, `train`
+    (succeeded or skipped), or a `depends` expression of the user."""
 
     results: tuple[str, ...]
 

@@ -11,8 +11,8 @@ from rekindle.blocks.wiring import Block
 TASK_NAME = "new-data"
 
 
-# the parameter `pipeline` has the type Pipeline, whose module imports this module, so it cannot be
-# imported here
+# `pipeline` has the type Pipeline, which cannot be imported here, because its module imports this
+# one
 def require_new_data(pipeline: Any, data_block: Block) -> None:
     """Let Argo omit all tasks that depend on `data_block` if the data source, the code and the
     config are unchanged since the last run.
@@ -29,18 +29,23 @@ def require_new_data(pipeline: Any, data_block: Block) -> None:
         if isinstance(task, Task) and data_block.name in get_dependencies(task).tasks
     ]
     if not successors or data_block not in dag_scope.dag.tasks:
-        return  # no task of this DAG depends on `data`, for example because `data` is in a group
+        # no task of this DAG depends on `data_block`, for example because it is in a group
+        return
 
     task_arguments: dict[str, Any] = data_block.arguments  # pyright: ignore[reportAssignmentType]
     task_arguments["skip"] = "true"
-    template = Suspend(name=pipeline.make_template_name(TASK_NAME), duration="0")
+    suspend_template = Suspend(name=pipeline.make_template_name(TASK_NAME), duration="0")
     skip_condition = {"when": data_block.outputs.unchanged == ""}
-    name = pipeline.add_task(
-        pipeline.reserve_name("", TASK_NAME), template, {}, skip_condition, [data_block.name]
+    added_task = pipeline.add_task(
+        pipeline.reserve_name("", TASK_NAME),
+        suspend_template,
+        {},
+        skip_condition,
+        [data_block.name],
     ).name
 
     for task in successors:
         previous_dependencies = get_dependencies(task)
         if previous_dependencies == after_all([data_block.name]):
             previous_dependencies = Dependencies()
-        set_dependencies(task, previous_dependencies & after_all([f"{name}.Succeeded"]))
+        set_dependencies(task, previous_dependencies & after_all([f"{added_task}.Succeeded"]))

@@ -85,8 +85,8 @@ def secret_variables(variable_names: Iterable[str]) -> list[Manifest]:
 
 
 def image_variables(image_name: str) -> list[Manifest]:
-    """Return the environment variable that contains the image name of the pod; return nothing if
-    this name has no digest."""
+    """Return the environment variable that contains the image name of the pod; return [] if this
+    name has no digest."""
     if "@" in image_name:
         return [{"name": REKINDLE_IMAGE, "value": image_name}]
     return []
@@ -104,8 +104,8 @@ def shutdown_variables(pod_config: "PodConfig") -> list[Manifest]:
 
 
 def resource_requirements(pod_config: "PodConfig") -> Manifest:
-    """Return the resource requests and limits of a pod. The memory limit equals the memory request;
-    CPU has no limit, because throttling slows pods down."""
+    """Return the resource requests and limits of a pod. The memory limit equals the memory request.
+    There is no CPU limit, because it would throttle the pod even on an idle node."""
     resource_limits = {"memory": pod_config.memory}
     if pod_config.gpus:
         resource_limits[pod_config.gpu_resource] = str(pod_config.gpus)

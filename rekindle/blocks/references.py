@@ -29,23 +29,24 @@ class References:
 
     def __init__(self) -> None:
         self.scopes: dict[int, Scope] = {}
-        # template tag of each output's value (from the task or the cache), by the reference to the
-        # output
+        # by the reference to an output, the template tag for the output's value, which comes from
+        # the task or the cache
         self.tags: dict[str, str] = {}
 
     def find_producers(self, scope: Scope, referring_value: object) -> list[str]:
-        """Return the tasks in the DAG of `scope` whose outputs `referring_value` refers to."""
-        producers = self._producers(scope, referring_value)
+        """Return the names of the tasks in the DAG of `scope` whose outputs `referring_value`
+        refers to."""
+        producers = self._iterate_producers(scope, referring_value)
         return [
             output_producer.task for output_producer in producers if output_producer.scope is scope
         ]
 
-    # the type is Any, because the result is either text or has the type of `value`
+    # the type is Any, because the result is either text or has the type of `referring_value`
     def localize(self, scope: Scope, referring_value: Any) -> Any:
-        """Return `referring_value` rewritten for the DAG of `scope`. If `referring_value` refers
-        to outputs of outer DAGs, let the groups around `scope` depend on the tasks that produce
-        them."""
-        for output_producer in self._producers(scope, referring_value):
+        """Return `referring_value` rewritten for the DAG of `scope`. If it refers to outputs of
+        outer DAGs, also pass these outputs to the groups around `scope`, and let the groups depend
+        on the tasks that produce them."""
+        for output_producer in self._iterate_producers(scope, referring_value):
             if output_producer.scope is not scope:
                 enclosing_group = next(
                     inner_scope
@@ -54,7 +55,7 @@ class References:
                 )
                 self._let_group_depend_on(enclosing_group, output_producer.task)
 
-        text = _reference_text(referring_value)
+        text = _read_reference_text(referring_value)
         local_text = REFERENCE.sub(lambda match: self._localize_reference(scope, match), text)
         if isinstance(referring_value, (str, Condition, Parameter)):
             return local_text
@@ -67,7 +68,7 @@ class References:
 
         return referring_value
 
-    def _producers(self, scope: Scope, referring_value: object) -> Iterator[Producer]:
+    def _iterate_producers(self, scope: Scope, referring_value: object) -> Iterator[Producer]:
         """Yield the tasks whose outputs `referring_value` refers to. If a task is inside a
         group, yield the group's task instead, in the innermost DAG that contains both the group
         and `scope`."""
@@ -85,19 +86,19 @@ class References:
             if shared_scope:
                 yield Producer(shared_scope, names_by_scope[shared_scope])
 
-        for match in REFERENCE.finditer(_reference_text(referring_value)):
+        for match in REFERENCE.finditer(_read_reference_text(referring_value)):
             task_name = match[1] or match[2]
             yield Producer(self._find_owner(scope, task_name), task_name)
 
     def _find_owner(self, scope: Scope, task_name: str) -> Scope:
         """Return the innermost DAG around `scope` that has a task of this name. Raises
         WiringError."""
-        path = list(scope.enclosing())
-        for outer_scope in path:
+        scopes = list(scope.enclosing())
+        for outer_scope in scopes:
             if outer_scope.contains(task_name):
                 return outer_scope
 
-        task_names = {other_task.name for other_task in path[-1].dag.tasks}
+        task_names = {other_task.name for other_task in scopes[-1].dag.tasks}
         dag_name = next(
             (
                 other_scope.dag.name
@@ -111,7 +112,7 @@ class References:
         else:
             hint = suggest_similar(task_name, task_names)
 
-        refuse(f'the DAG {path[-1].dag.name} has no task "{task_name}" before this one.{hint}')
+        refuse(f'the DAG {scopes[-1].dag.name} has no task "{task_name}" before this one.{hint}')
 
     def _let_group_depend_on(self, group: Scope, name: str) -> None:
         assert group.outer
@@ -135,9 +136,9 @@ class References:
             for task in scope.dag.tasks:
                 if isinstance(task, Task) and not isinstance(task, Block):
                     with blame(vars(task).get("line", "")):
-                        self._connect(scope, task)
+                        self._connect_task(scope, task)
 
-    def _connect(self, scope: Scope, task: Task) -> None:
+    def _connect_task(self, scope: Scope, task: Task) -> None:
         task_arguments = as_list(task.arguments)
         task_options = {"when": task.when, "with_param": task.with_param}
         argument_values = [
@@ -183,11 +184,11 @@ class References:
 
     def _localize_reference(self, scope: Scope, match: re.Match[str]) -> str:
         task_name = match[1] or match[2]
-        path = list(scope.enclosing())
+        enclosing_scopes = list(scope.enclosing())
         owner_scope = self._find_owner(scope, task_name)
 
         reference_text = match[0]
-        for group_scope in reversed(path[: path.index(owner_scope)]):
+        for group_scope in reversed(enclosing_scopes[: enclosing_scopes.index(owner_scope)]):
             template_tag = self.tags.get(reference_text, f"{{{{{reference_text}}}}}")
             name = self._add_group_input(
                 group_scope, template_tag, match[4] or match[5] or "result", task_name
@@ -220,8 +221,8 @@ class References:
         return name
 
 
-def _reference_text(referring_value: object) -> str:
-    """Return the text of an argument, condition or artifact that may refer to outputs."""
+def _read_reference_text(referring_value: object) -> str:
+    """Return the text of an argument, condition or artifact that may contain references."""
     if isinstance(referring_value, Parameter):
         return str(referring_value.value)
     if isinstance(referring_value, (str, Condition)):

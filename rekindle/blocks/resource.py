@@ -1,9 +1,9 @@
 """Build resource templates, which apply a Kubernetes object and wait for its status, or read, scale
 or delete an object.
 
-A condition is a label selector over paths of the object's JSON (grammar:
-argolocal/language/selector.py). An object has succeeded if all parts of `success` hold, and has
-failed if one part of `failure` holds; Argo evaluates `failure` first.
+A condition is a label selector whose labels are paths of the object's JSON (grammar:
+argolocal/language/selector.py). An object has succeeded if all requirements of `success` hold, and
+has failed if one requirement of `failure` holds; Argo evaluates `failure` first.
 """
 
 import re
@@ -92,16 +92,16 @@ def read_template(
     json_paths: dict[str, str],
     input_names: tuple[str, ...] = (),
 ) -> Resource:
-    """Return a template whose outputs are fields of an object, selected by JSONPath. The outputs
-    are empty if the object does not exist."""
+    """Return a template that reads an object. Its outputs are the fields at `json_paths` (JSONPath
+    by output name), and are empty if the object does not exist."""
     return Resource(
         name=name,
         action="get",
         flags=[object_kind, quote_word(object_name), "--ignore-not-found"],
-        inputs=[Parameter(name=input_name) for input_name in input_names],
+        inputs=[Parameter(name=field_name) for field_name in input_names],
         outputs=[
-            Parameter(name=input_name, value_from=m.ValueFrom(json_path=path))
-            for input_name, path in json_paths.items()
+            Parameter(name=field_name, value_from=m.ValueFrom(json_path=path))
+            for field_name, path in json_paths.items()
         ],
         retry_strategy=retries(2),
     )
@@ -126,7 +126,7 @@ def scale_template(name: str, timeout_seconds: int) -> Resource:
 def select_input_arguments(
     template: Resource, argument_values: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return those of `argument_values` whose names are inputs of the template."""
+    """Return the arguments in `argument_values` that are inputs of the template."""
     template_inputs: list[Parameter] = template.inputs or []  # pyright: ignore[reportAssignmentType]
     input_names = {parameter.name for parameter in template_inputs}
     return {name: value for name, value in argument_values.items() if name in input_names}
@@ -136,8 +136,8 @@ def delete_template(name: str, retry_strategy: RetryStrategy) -> Resource:
     """Return a template that deletes the object given by the inputs `kind` and `object`, if the
     object exists.
 
-    The object's dependents are deleted first (--cascade=foreground), because otherwise a new job of
-    the same name would adopt the pods of the old job.
+    The objects that it owns are deleted first (--cascade=foreground), because otherwise a new job
+    of the same name would adopt the pods of the old job.
     """
     template_inputs = [Parameter(name="kind"), Parameter(name="object")]
     kubectl_flags = [text_tag("kind"), text_tag("object"), "--cascade=foreground"]
@@ -151,8 +151,8 @@ def delete_template(name: str, retry_strategy: RetryStrategy) -> Resource:
 
 
 def set_pod_settings(templates: Iterable[Any], pod_config: PodConfig) -> None:
-    """Apply the settings of `pod_config` to resource templates, whose pods run only Argo's
-    executor; keep the settings that a template already has."""
+    """Apply the settings of `pod_config` to the resource templates among `templates`: their pods
+    run only Argo's executor. Keep the settings that a template already has."""
     pod_spec_patch = to_json(
         {"containers": [{"name": "main", "resources": resource_requirements(pod_config)}]}
     )

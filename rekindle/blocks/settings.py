@@ -12,7 +12,7 @@ from rekindle.sections import Section
 CPU_PATTERN = r"^(\d+(\.\d+)?|\d+m)?$"
 MEMORY_PATTERN = r"^\d+(\.\d+)?([kMGTPE]|[KMGTPE]i)?$"
 LABEL_PATTERN = r"^([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$"
-# labels that mark nodes with shared GPUs: those of GKE, and that of NVIDIA's device plugin
+# labels of nodes with shared GPUs, set by GKE and by NVIDIA's device plugin
 GKE_SHARING_LABELS = {
     "cloud.google.com/gke-gpu-sharing-strategy",
     "cloud.google.com/gke-gpu-partition-size",
@@ -92,8 +92,8 @@ class PodConfig(Section):
     notice: Literal["", "aws", "azure"] = Field(
         "",
         description=(
-            "cloud whose notices of interruption the workers poll, so that they leave before"
-            " SIGTERM"
+            "cloud whose interruption notices the workers poll, so that they leave the training"
+            " before SIGTERM"
         ),
     )
     deadline_minutes: int = Field(
@@ -204,8 +204,8 @@ class ClusterConfig(Section):
     backend: Literal["pytorchjob", "jobset", "trainjob"] = Field(
         "pytorchjob",
         description=(
-            "kind of the training job: Kubeflow's training operator 1.9, JobSet 0.12, or Kubeflow"
-            " Trainer 2.3"
+            "kind of the training job: of Kubeflow's training operator 1.9, JobSet 0.12, or"
+            " Kubeflow Trainer 2.3"
         ),
     )
     restart_job: bool = Field(
@@ -268,24 +268,24 @@ class ClusterConfig(Section):
             for name, pod_config in pod_configs.items()
         }
 
-    def pod(self, name: str) -> PodConfig:
+    def pod(self, pod_kind: str) -> PodConfig:
         """Return the settings of one kind of pod: cluster.pods overrides its presets, which
         override the defaults."""
-        if name in self.pods:
-            pod_settings = self.pods[name].model_dump(exclude_unset=True)
+        if pod_kind in self.pods:
+            pod_settings = self.pods[pod_kind].model_dump(exclude_unset=True)
         else:
             pod_settings = {}
 
         available_presets = self._pod_presets()
         preset_layers = [
-            find_preset(preset_name, f"cluster.pods.{name}.preset", available_presets)
+            find_preset(preset_name, f"cluster.pods.{pod_kind}.preset", available_presets)
             for preset_name in pod_settings.get("preset", ())
         ]
         merged_values = merge_mappings(
-            {"image": self.image}, POD_DEFAULTS.get(name, {}), *preset_layers, pod_settings
+            {"image": self.image}, POD_DEFAULTS.get(pod_kind, {}), *preset_layers, pod_settings
         )
 
-        if name in ON_DEMAND_KINDS:
+        if pod_kind in ON_DEMAND_KINDS:
             train_pod = self.pod("train")
             merged_values = merge_mappings(
                 {"priority_class": train_pod.priority_class},
@@ -304,10 +304,10 @@ class ClusterConfig(Section):
             for key, pod_config in self.presets.items()
         }
 
-    def origin(self, name: str, field_name: str) -> str:
-        """Return the name of the setting or preset that determines a field of `pod(kind)`; "" if
-        cluster.pods sets the field."""
-        pod_settings = self.pods.get(name, PodConfig.model_validate({}))
+    def origin(self, pod_kind: str, field_name: str) -> str:
+        """Return the name of the setting or preset that determines the field `field_name` of
+        `pod(pod_kind)`; "" if cluster.pods sets the field."""
+        pod_settings = self.pods.get(pod_kind, PodConfig.model_validate({}))
         if field_name in pod_settings.model_fields_set:
             return ""
 
@@ -322,17 +322,16 @@ class ClusterConfig(Section):
             return "cluster.image"
 
         is_derived = (
-            name in ON_DEMAND_KINDS
+            pod_kind in ON_DEMAND_KINDS
             and field_name in ("avoid", "priority_class")
-            and getattr(self.pod(name), field_name)
+            and getattr(self.pod(pod_kind), field_name)
         )
         if is_derived:
             return "cluster.pods.train"
 
         return "default"
 
-    # Check the settings, with presets applied, already when the config is read, so that `render`
-    # cannot fail later.
+    # The validators check the settings with presets applied, so that `render` cannot fail later.
     @model_validator(mode="after")
     def _check_jobs(self) -> Self:
         if self.restart_job and self.backend != "jobset":
@@ -380,7 +379,7 @@ class ClusterConfig(Section):
                     " start more workers"
                 )
 
-            # source: NVIDIA's device plugin, internal/plugin/mps.go; compare members.SHARED_MOUNT
+            # source: NVIDIA's device plugin, internal/plugin/mps.go; see also members.SHARED_MOUNT
             if name == "train" and pod_config.node_selector.get(SHARING_LABEL) == "mps":
                 raise ValueError(
                     "cluster.pods.train shares its GPU by MPS, which is not supported for training:"
@@ -390,9 +389,9 @@ class ClusterConfig(Section):
 
             if pod_config.spread and name not in SPREADABLE_KINDS:
                 raise ValueError(
-                    f"cluster.pods.{name} is spread over {', '.join(pod_config.spread)}: it is a"
-                    f" single pod. Remove its preset or spread; only {', '.join(SPREADABLE_KINDS)}"
-                    " can be spread"
+                    f"cluster.pods.{name} is spread over {', '.join(pod_config.spread)}, but it is"
+                    f" a single pod. Remove its preset or spread; only"
+                    f" {', '.join(SPREADABLE_KINDS)} can be spread"
                 )
 
             if name in ON_DEMAND_KINDS and pod_config.preemptible:

@@ -3,7 +3,7 @@ dataset from S3.
 
 Pods of several runs can share the volume: each dataset is stored under its digest, written under a
 lock and renamed when complete (rekindle/training/local_dataset.py). The volume contains only
-copies, so after its loss the datasets are just downloaded again.
+copies: if it is lost, the datasets are downloaded again.
 """
 
 from typing import Any
@@ -24,8 +24,8 @@ def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = T
         "accessModes": ["ReadWriteMany" if shared else "ReadWriteOnce"],
         "resources": {"requests": {"storage": size}},
     }
-    # omit an empty storageClassName: without the field, Kubernetes uses the default class; an empty
-    # text would disable provisioning
+    # omit an empty storageClassName, so that Kubernetes uses the default class: an empty text would
+    # disable provisioning
     if storage_class:
         claim_spec["storageClassName"] = storage_class
 

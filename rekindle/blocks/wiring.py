@@ -1,4 +1,4 @@
-"""Outputs of blocks, conditions on these outputs, and errors that name the wrong line of the
+"""Blocks, their outputs, conditions on these outputs, and errors that name the wrong line of the
 pipeline's source."""
 
 import contextlib
@@ -189,12 +189,11 @@ class Value(str):
         elif isinstance(other_value, bool):
             right_operand = f"'{str(other_value).lower()}'"
         elif isinstance(other_value, str) and not number_function:
-            if get_origin(self.kind) is Literal and other_value not in (
-                allowed_words := get_args(self.kind)
-            ):
+            allowed_values = get_args(self.kind)
+            if get_origin(self.kind) is Literal and other_value not in allowed_values:
                 hint = (
-                    suggest_similar(other_value, set(allowed_words))
-                    or f" Possible values: {', '.join(allowed_words)}."
+                    suggest_similar(other_value, set(allowed_values))
+                    or f" Possible values: {', '.join(allowed_values)}."
                 )
                 refuse(f'{self.name} is never "{other_value}".{hint}')
 
@@ -321,7 +320,7 @@ class Block(Task):
     waits_for: Dependencies
     predecessor: "Block | None" = None  # the block whose outputs this block uses
     origin: tuple[str, str] = ("", "")  # the step that the block runs, and the kind of its pod
-    repetitions: "list[Block]"  # the blocks that repeat this block, see `workflow.repeat`
+    repetitions: "list[Block]"  # the blocks that repeat this block, see recipe/repetition.py
     is_repetition: bool = False  # True if this block repeats another block or its DAG
 
     # Hera reads this property, and sets it when the user writes `a >> b`
@@ -375,10 +374,10 @@ def resolve(start_block: object, name: str, default_value: object = None) -> Any
 
 
 def resolve_digest(block: Block, step_inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the input `digest` for the dataset of `block`. Its value is "" if the block that
+    """Return the input `digest`, the digest of the dataset of `block`. It is "" if the block that
     provides the dataset has no output `digest`.
 
-    Return {} if `step_inputs` contains a dataset, because the digest of that dataset is unknown.
+    Return {} if `step_inputs` contains another dataset, because its digest is unknown.
     """
     if "dataset" in step_inputs:
         return {}
@@ -448,8 +447,8 @@ def describe(described_value: object) -> str:
 
 
 def to_expression(path: str) -> str:
-    """Convert the path of a tag to an expression, in which names with a hyphen are put in
-    brackets."""
+    """Convert the path in a template tag to an expression, which needs brackets around names with a
+    hyphen: a.b-c becomes a['b-c']."""
     first_name, *other_names = path.split(".")
     return first_name + "".join(
         f"['{name}']" if "-" in name else f".{name}" for name in other_names

@@ -29,15 +29,17 @@ from rekindle.blocks.container import (
     step_template,
 )
 from rekindle.blocks.dag_scope import (
+    LOOP_OPTIONS,
     Graph,
     Producer,
     Scope,
     StoredArtifact,
     export_outputs,
-    get_dependencies,
+    reject_repeated_groups,
     set_cache_default,
+    sort_templates,
 )
-from rekindle.blocks.dependencies import FINAL_PHASES, after_all, after_any
+from rekindle.blocks.dependencies import FINAL_PHASES, after_any
 from rekindle.blocks.manifest.provenance import BACKFILL, RESERVED_PARAMETERS, parameter_tag
 from rekindle.blocks.manifest.quoting import format_input, quote_word, skip_if
 from rekindle.blocks.new_data import require_new_data
@@ -56,7 +58,6 @@ from rekindle.blocks.wiring import (
 )
 from rekindle.errors import suggest_similar
 from rekindle.keys import (
-    AGAIN_SUFFIX,
     CACHED_PARAMETER,
     TASK_PARAMETER,
     cached_expression,
@@ -69,14 +70,13 @@ from rekindle.workload import load as load_workload
 if TYPE_CHECKING:
     from rekindle.blocks.manifest.config import Config
 
-LOOP_OPTIONS = ("with_items", "with_param", "with_sequence")
 TASK_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 # condition (`when`) of an exit task that runs only if the workflow did not succeed
 WORKFLOW_FAILED = "{{workflow.status}} != Succeeded"
 # a template, or the name of a template
 Template = Container | DAG | Resource | Suspend | str
 Predecessors = str | Task | Iterable[str | Task]
-# number of characters that a schedule appends to the pipeline's name to name a workflow
+# number of characters that a schedule appends to the pipeline's name, to name a workflow
 SUFFIX_LENGTH = 11
 
 
@@ -97,16 +97,17 @@ class Pipeline(References):
         self.config = config
         self.workflow = workflow
         self.names: set[str] = set()
-        self.numbers: dict[str, int] = {}  # last number that was appended to each default task name
+        # last number that was appended to each default task name
+        self.last_numbers: dict[str, int] = {}
         self.step_templates: dict[StepTemplate, Container] = {}
-        # for each model, the template that ends the candidate's share of the requests through a
-        # Gateway, so that the champion gets all requests
+        # by model, the template that restores the route of a Gateway, so that the champion gets all
+        # requests again
         self.unshare_templates: dict[str, Resource] = {}
         self.pod_kinds: set[str] = set(POD_DEFAULTS)  # kinds of pods in cluster.pods
-        self.jobs: dict[str, str] = {}  # kind of the job of each training task
-        self.ledgers: list[str] = []  # object keys of the ledgers of all trainings
-        # for each step, one callback per task that passes the task's name to the step; called only
-        # if the step has several tasks
+        self.job_kinds: dict[str, str] = {}  # kind of the Kubernetes job, by training task
+        self.ledger_keys: list[str] = []  # object keys of the ledgers of all trainings
+        # By step, one function per task of the step. The function passes the task's name to the
+        # step as the input `part`; it is called only if the step has several tasks.
         self.part_setters: dict[str, list[Callable[[], Any]]] = {}
         self.cacheable: list[str] = []  # tasks that are skipped if their outputs are cached
         self.moving_datasets: list[Block] = []  # tasks whose dataset depends on the scheduled time
@@ -161,8 +162,8 @@ class Pipeline(References):
             name = f"{default_name}-{group_name}"
 
         while name in self.names:
-            self.numbers[default_name] = self.numbers.get(default_name, 1) + 1
-            name = f"{default_name}-{self.numbers[default_name]}"
+            self.last_numbers[default_name] = self.last_numbers.get(default_name, 1) + 1
+            name = f"{default_name}-{self.last_numbers[default_name]}"
 
         self.names.add(name)
         return name
@@ -228,9 +229,8 @@ class Pipeline(References):
         used_artifacts: Iterable[StoredArtifact] = (),
     ) -> Block:
         """Add a task to the active DAG. The task depends on `previous_tasks`, on the tasks whose
-        outputs are in `input_values` and `task_options`, and on the producers of the artifacts that
-        it
-        `used_artifacts` by key."""
+        outputs are in `input_values` and `task_options`, and on the tasks that produce
+        `used_artifacts`, which it reads by key."""
         scope = self.current_scope()
         task_options = task_options or {}
         predecessors = (
@@ -260,14 +260,14 @@ class Pipeline(References):
             self.localize(scope, used_artifact)
 
         artifact_producers = [
-            previous_task
+            producer_name
             for used_artifact in used_artifacts
-            for previous_task in self.find_producers(scope, used_artifact)
+            for producer_name in self.find_producers(scope, used_artifact)
         ]
         output_producers = [
-            previous_task
+            producer_name
             for argument_value in argument_values
-            for previous_task in self.find_producers(scope, argument_value)
+            for producer_name in self.find_producers(scope, argument_value)
         ]
         local_arguments = {
             input_name: self.localize(scope, argument_value)
@@ -278,41 +278,18 @@ class Pipeline(References):
             for option_name, argument_value in task_options.items()
         }
 
-        previous_task = Block(
+        new_block = Block(
             name=name, template=template, arguments=local_arguments or None, **local_options
         )
-        check_task_fields(previous_task)
-        previous_task.waits_for = scope.add_dependencies(
+        check_task_fields(new_block)
+        new_block.waits_for = scope.add_dependencies(
             name, [*artifact_producers, *predecessor_names, *output_producers]
         )
-        previous_task.outputs = Outputs(name, {})
-        previous_task.inputs = {}
-        previous_task.repetitions = []
+        new_block.outputs = Outputs(name, {})
+        new_block.inputs = {}
+        new_block.repetitions = []
 
-        return previous_task
-
-    def repeat_group(self, evaluation: Block) -> Block:
-        """Add a task that runs the active group again. `evaluation`: the repeated evaluation, whose
-        champion becomes an input of the group. The task runs only if the verdict of `evaluation` is
-        `release`."""
-        group_dag = self.current_scope().dag
-        group_inputs: list[Any] = group_dag.inputs  # pyright: ignore[reportAssignmentType]
-        group_arguments = {
-            group_input.name: f"{{{{inputs.parameters.{group_input.name}}}}}"
-            for group_input in group_inputs
-        }
-        group_arguments["champion"] = evaluation.outputs.champion
-        group_arguments["repetitions"] = "{{=asInt(inputs.parameters.repetitions) - 1}}"
-        repeat_task = self.add_task(
-            self.reserve_name("", "next"),
-            group_dag.name or "",
-            group_arguments,
-            {"when": evaluation.outputs.verdict == "release"},
-        )
-        repeat_task.waits_for = after_all([f"{evaluation.name}.Succeeded"])
-        repeat_task.is_repetition = True
-
-        return repeat_task
+        return new_block
 
     def skip_if_cached(self, task_name: str) -> dict[str, Any]:
         """Return the task options that skip `task_name` if its outputs are cached."""
@@ -321,7 +298,7 @@ class Pipeline(References):
 
     def close(self) -> None:
         """Check and complete the workflow; called after all its tasks were added."""
-        self._reject_repeated_groups()
+        reject_repeated_groups(self.scopes.values(), self.workflow.templates)
         for part_setters in self.part_setters.values():
             if len(part_setters) > 1:
                 for set_part_name in part_setters:
@@ -336,66 +313,13 @@ class Pipeline(References):
             )
 
         for scope in self.scopes.values():
-            if scope.guarded:
-                scope_tasks = [task for task in scope.dag.tasks if isinstance(task, Task)]
-                awaited_tasks = {
-                    name for task in scope_tasks for name in get_dependencies(task).tasks
-                }
-                final_tasks = [
-                    task.name
-                    for task in scope_tasks
-                    if task.name not in {*awaited_tasks, *scope.guarded}
-                ]
-                scope.dag.target = " ".join([*scope.guarded, *final_tasks])
+            scope.set_target()
 
         set_pod_settings(self.workflow.templates, self.config.cluster.pod("executor"))
         set_security_contexts(self.workflow.templates)
         export_outputs(self.scopes.values(), self.workflow.templates)
         set_cache_default(as_list(self.workflow.arguments), self.cacheable)
-        self._sort_templates()
-
-    def _sort_templates(self) -> None:
-        """Sort the templates: first the DAGs of blocks, then other DAGs, the exit DAG and all other
-        templates."""
-        dag_names = [scope.dag.name for scope in self.scopes.values()]
-        ranks_by_name = {name: rank for rank, name in enumerate(dag_names)}
-        ranks_by_name["finish"] = len(dag_names) + 1
-
-        def rank(template: Any) -> int:
-            if isinstance(template, DAG):
-                return ranks_by_name.get(template.name, len(dag_names))
-            return ranks_by_name.get(template.name, len(dag_names) + 2)
-
-        self.workflow.templates.sort(key=rank)
-
-    def _reject_repeated_groups(self) -> None:
-        dag_templates = [
-            template for template in self.workflow.templates if isinstance(template, DAG)
-        ]
-        all_tasks = [
-            task
-            for dag_template in dag_templates
-            for task in dag_template.tasks
-            if isinstance(task, Task)
-        ]
-
-        for scope in self.scopes.values():
-            group_tasks = [
-                task
-                for task in all_tasks
-                if scope.predecessors
-                and getattr(task.template, "name", task.template) == scope.dag.name
-                and not (isinstance(task, Block) and task.is_repetition)
-            ]
-            if len(group_tasks) > 1 or any(
-                getattr(task, loop_option) for task in group_tasks for loop_option in LOOP_OPTIONS
-            ):
-                refuse(
-                    f"the DAG {scope.dag.name} runs several times"
-                    f" ({', '.join(task.name for task in group_tasks)}), and its blocks"
-                    f" {', '.join(scope.predecessors)} would overwrite each other's files: instead,"
-                    " write a Python function that creates the blocks, and call it several times."
-                )
+        sort_templates(self.scopes.values(), self.workflow.templates)
 
     def add_exit_tasks(self) -> None:
         """Add the exit tasks: report to MLflow, notify, and delete the training jobs."""
@@ -417,7 +341,7 @@ class Pipeline(References):
                     "steps.report",
                     inputs=report_inputs,
                     **recorded_parameters,
-                    ledgers=self.ledgers,
+                    ledgers=self.ledger_keys,
                 ).name
             )
 
@@ -436,7 +360,7 @@ class Pipeline(References):
             notification_task.waits_for = after_any(report_task_names, FINAL_PHASES)
             self.current_scope().guarded += report_task_names
 
-        for job_number, (job_name, job_kind) in enumerate(self.jobs.items()):
+        for job_number, (job_name, job_kind) in enumerate(self.job_kinds.items()):
             name = f"cleanup-{job_name}" if job_number else "cleanup"
             self.add_deletion(
                 name, job_kind.lower(), self.make_job_name(job_name), when=WORKFLOW_FAILED
@@ -446,14 +370,14 @@ class Pipeline(References):
         self,
         task_name: str,
         object_kind: str,
-        name: str,
+        object_name: str,
         predecessor_names: Iterable[str] = (),
         **task_options: object,
     ) -> Block:
-        """Add a task that deletes the object `name` if the object exists; the name of the task is
+        """Add a task that deletes the object `object_name` if it exists. The name of the task is
         `task_name`, with a suffix if necessary."""
         template = self.deletion_template
-        deletion_inputs = {"kind": object_kind, "object": quote_word(name)}
+        deletion_inputs = {"kind": object_kind, "object": quote_word(object_name)}
         return self.add_task(
             self.reserve_name("", task_name),
             template,
@@ -477,7 +401,7 @@ def current_pipeline() -> Pipeline:
 
 @contextmanager
 def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
-    """Return a Workflow with Rekindle's defaults. Tasks that are created in its `with` block belong
+    """Yield a Workflow with Rekindle's defaults. Tasks that are created in the `with` block belong
     to its DAG `main`.
 
     `options` are fields of Hera's Workflow that override the defaults; labels and arguments in
@@ -485,7 +409,7 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
     """
     if not hasattr(config, "cluster"):
         refuse(
-            f"blocks.pipeline gets {describe(config)}: pass it the config, the argument of"
+            f"blocks.pipeline gets {describe(config)}: pass the config, which is the argument of"
             " build(config)."
         )
 
@@ -517,12 +441,11 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
                 yield workflow
                 pipeline.connect_plain_tasks()
 
-                # only if the pipeline has a single dataset, because with two datasets only one
-                # might have new data
+                # with two datasets, only one might have new data, so the training is never skipped
                 if len(pipeline.moving_datasets) == 1:
                     require_new_data(pipeline, *pipeline.moving_datasets)
 
-            if pipeline.is_tracked or pipeline.jobs or config.notify.format != "off":
+            if pipeline.is_tracked or pipeline.job_kinds or config.notify.format != "off":
                 with at_exit():
                     pipeline.add_exit_tasks()
 
@@ -675,7 +598,8 @@ def step(
 
 
 def _is_unchanged(input_value: object) -> bool:
-    """Return True if an input is a text or an artifact, which is passed without conversion."""
+    """Return True if an input is a text or an artifact, which is passed to the task without
+    conversion."""
     return isinstance(input_value, (str, StoredArtifact)) or hasattr(input_value, "from_")
 
 
@@ -692,22 +616,3 @@ def _build_output_value(block: Block, name: str, output_type: object, *, is_cach
         {path: str(own_or_cached_value), own_value.expression: str(own_or_cached_value)}
     )
     return own_or_cached_value
-
-
-def repeat(original_block: Block, **task_options: Any) -> Block:
-    """Add a task that runs the step of `original_block` again with the same inputs, and
-    overwrites the artifacts of `original_block`."""
-    step_module, pod_kind = original_block.origin
-    repeated_block = step(
-        step_module,
-        task=f"{original_block.name}{AGAIN_SUFFIX}",
-        pod=pod_kind,
-        inputs=original_block.inputs,
-        **task_options,
-    )
-    if needs_task_name(load_step(step_module)):
-        block_arguments: dict[str, Any] = repeated_block.arguments  # pyright: ignore[reportAssignmentType]
-        block_arguments[TASK_PARAMETER] = original_block.name
-    repeated_block.is_repetition = True
-    original_block.repetitions.append(repeated_block)
-    return repeated_block

@@ -41,10 +41,10 @@ def image_digest(image_name: str) -> str:
 def code_identity(module_names: Iterable[str]) -> str:
     """Return the identity of the code that this process would run for the step and workload
     `module_names`."""
-    if os.environ.get(KUBERNETES_SERVICE_HOST) and (
-        digest := image_digest(os.environ.get(REKINDLE_IMAGE, ""))
-    ):
-        return digest
+    if os.environ.get(KUBERNETES_SERVICE_HOST):
+        digest = image_digest(os.environ.get(REKINDLE_IMAGE, ""))
+        if digest:
+            return digest
     return _compute_digest(tuple(sorted(set(module_names))), tuple(project.search_path()))
 
 
@@ -82,8 +82,8 @@ def existing_modules(candidate_names: Iterable[str], folders: Iterable[str]) -> 
 
 
 def is_installed_module(name: str) -> bool:
-    """Return True if a module belongs to an installed package, whose version is part of the
-    identity instead of its files."""
+    """Return True if a module belongs to an installed package: the identity contains the version of
+    the package, not its files."""
     with suppress(ImportError, ValueError, AttributeError):
         module_spec = importlib.util.find_spec(name.partition(".")[0])
         return bool(module_spec and module_spec.origin and is_installed(Path(module_spec.origin)))
@@ -127,28 +127,33 @@ def imported_files(module_names: Iterable[str], folders: Iterable[str]) -> dict[
             )
             files_by_module[name] = script_file
             for imported_module, path in script_imports.items():
-                # the program's folder contains a different module of this name
-                is_same = files_by_module.setdefault(imported_module, path) == path
-                files_by_module.update({} if is_same else {f"{name}:{imported_module}": path})
+                # the folder of the program may contain a different module of the same name
+                if files_by_module.setdefault(imported_module, path) != path:
+                    files_by_module[f"{name}:{imported_module}"] = path
 
     return files_by_module
 
 
 def _imported_files(module_names: Iterable[str], root_folders: list[Path]) -> dict[str, Path]:
-    """Return the files of `module_names` and of all modules that they import."""
+    """Return, by module name, the files of `module_names` and of all modules that they import,
+    without the other files of packages."""
     files_by_module: dict[str, Path] = {}
     pending_modules = list(module_names)
 
     while pending_modules:
         name = pending_modules.pop()
-        if name in files_by_module or not (file := _find_file(name, root_folders)):
+        if name in files_by_module:
+            continue
+        file = _find_file(name, root_folders)
+        if file is None:
             continue
 
         files_by_module[name] = file
-        pending_modules += [name.rpartition(".")[0]] if "." in name else []
-        pending_modules += _list_imports(
-            file, name if _is_package(file) else name.rpartition(".")[0]
-        )
+        parent_package = name.rpartition(".")[0]
+        if parent_package:
+            pending_modules.append(parent_package)
+        package_name = name if _is_package(file) else parent_package
+        pending_modules += _list_imports(file, package_name)
 
     return files_by_module
 
@@ -248,15 +253,15 @@ def _extends_module_path(file: Path) -> bool:
 
 
 def _sort_by_search_order(package_name: str, root_folders: list[Path]) -> list[list[Path]]:
-    """Return `root_folders`, which end with the reference project, and the editable installation of
-    a package, in the order in which Python searches them: The project is at the end of `sys.path`,
-    because `project.load` appends it.
+    """Return `root_folders` and the folders of the package's editable installation, in groups and
+    in the order in which Python searches them.
 
-    Python searches a group of folders only if no earlier group has a module or a folder of that
-    name.
+    `root_folders` are the folders of the project, which `project.load` appends to `sys.path`, and
+    at last the reference project. Python searches a group of folders only if no earlier group has a
+    module or a folder of that name.
     """
     source_roots = _source_roots(package_name)
-    # the project comes first for the packages `steps` and `pipelines`, because it adds modules to
+    # the project comes first for the packages `steps` and `pipelines`, because its modules extend
     # them
     if package_name in project.SHARED_PACKAGES or not source_roots:
         return [[*root_folders, *source_roots]]
@@ -269,7 +274,7 @@ def _sort_by_search_order(package_name: str, root_folders: list[Path]) -> list[l
     path_folders = [
         folder for folder in source_roots if _search_position(str(folder)) < len(sys.path)
     ]
-    # an import hook of setuptools finds these folders, after all folders of `sys.path`
+    # folders that an import hook of setuptools finds, after all folders of `sys.path`
     hooked_folders = [folder for folder in source_roots if folder not in path_folders]
 
     *project_folders, reference_folder = root_folders
@@ -319,8 +324,8 @@ def _source_roots(package_name: str) -> list[Path]:
 
 
 def is_installed(path: Path) -> bool:
-    """Return True for a file or folder of an installed package, of which the identity contains only
-    the version."""
+    """Return True for a file or folder of an installed package: the identity contains the version
+    of the package, not its files."""
     return bool({"site-packages", "dist-packages"} & set(path.parts))
 
 
@@ -333,15 +338,16 @@ def _list_imports(file: Path, package_name: str) -> list[str]:
     # ignore source that cannot be parsed, because Python reports the error on import; deeply nested
     # source raises RecursionError or MemoryError
     with suppress(SyntaxError, RecursionError, MemoryError):
-        for name in _module_names(ast.parse(file.read_bytes())):
-            # a relative import with too many dots leads out of the package
+        for name in _iterate_imports(ast.parse(file.read_bytes())):
+            # ImportError: a relative import has too many dots, and leads out of the package
             with suppress(ImportError):
                 module_names[importlib.util.resolve_name(name, package_name)] = None
     return list(module_names)
 
 
-def _module_names(syntax_tree: ast.AST) -> Iterator[str]:
-    """Yield the imported names; the names of relative imports begin with dots."""
+def _iterate_imports(syntax_tree: ast.AST) -> Iterator[str]:
+    """Yield the names of the modules that the code may import; names of relative imports begin with
+    dots. For `from a import b`, yield a and a.b, because b may be a module."""
     for syntax_node in ast.walk(syntax_tree):
         match syntax_node:
             case ast.Import():
@@ -357,7 +363,7 @@ def _module_names(syntax_tree: ast.AST) -> Iterator[str]:
                 func=ast.Attribute(attr="import_module")
                 | ast.Name(id="import_module" | "__import__")
             ):
-                yield from _modules_named_in_call(syntax_node)
+                yield from _iterate_call_imports(syntax_node)
             case ast.Constant() if str(syntax_node.value).startswith(("argolocal.", "rekindle.")):
                 # the text may be the name of a module that Rekindle loads
                 yield str(syntax_node.value)
@@ -365,7 +371,7 @@ def _module_names(syntax_tree: ast.AST) -> Iterator[str]:
                 pass
 
 
-def _modules_named_in_call(call_node: ast.Call) -> Iterator[str]:
+def _iterate_call_imports(call_node: ast.Call) -> Iterator[str]:
     """Yield the module name that is passed to `import_module` or `__import__`, if it is a
     literal."""
     call_arguments: dict[str | None, ast.expr] = {

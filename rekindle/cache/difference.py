@@ -43,8 +43,8 @@ class CodeFile(Document):
 
 
 def record_code(store: "Store", step_facts: Facts) -> None:
-    """Store the list of files behind the code's identity, unless the identity is the digest of an
-    image. Raises StorageError."""
+    """Store the list of files that the code's identity was computed from, unless the identity is
+    the digest of an image. Raises StorageError."""
     if not step_facts["code"].startswith(code.IMAGE_DIGEST):
         with suppress(Conflict):
             store.put(
@@ -72,7 +72,7 @@ def list_differences(store: "Store", facts_before: Facts, current_facts: Facts) 
     """List the differences between two sets of facts, most relevant first. Inputs and data that
     `current_facts` does not contain are ignored."""
     if facts_before.get("code") != current_facts["code"]:
-        all_differences = list(_code_differences(store, facts_before, current_facts))
+        all_differences = list(_find_code_differences(store, facts_before, current_facts))
     else:
         all_differences = []
 
@@ -84,16 +84,16 @@ def list_differences(store: "Store", facts_before: Facts, current_facts: Facts) 
             if name in current_values
         }
         if facts_kind == "inputs":
-            all_differences += _mapping_differences(
-                "input", _flatten(previous_values), _flatten(current_values)
+            all_differences += _compare_mappings(
+                "input", _flatten_inputs(previous_values), _flatten_inputs(current_values)
             )
         else:
-            all_differences += _mapping_differences("data", previous_values, current_values)
+            all_differences += _compare_mappings("data", previous_values, current_values)
 
     return all_differences
 
 
-def _code_differences(
+def _find_code_differences(
     store: "Store", facts_before: Facts, current_facts: Facts
 ) -> Iterator[Difference]:
     code_identities = str(facts_before.get("code", "")), current_facts["code"]
@@ -107,13 +107,13 @@ def _code_differences(
         ).model_dump()
         current_code = code.identity_facts(list_modules(current_facts))
         file_differences = list(
-            _mapping_differences("code", recorded_code["files"], current_code["files"])
+            _compare_mappings("code", recorded_code["files"], current_code["files"])
         )
         package_versions = (
             dict(name.rpartition("-")[::2] for name in code_facts["packages"])
             for code_facts in (recorded_code, current_code)
         )
-        file_differences += _mapping_differences(
+        file_differences += _compare_mappings(
             "code",
             *(
                 {
@@ -128,14 +128,14 @@ def _code_differences(
             file_differences.append(
                 Difference("code", "Python", recorded_code["python"], current_code["python"])
             )
-    # the list of files is missing, because an earlier version of Rekindle recorded only the hash
+    # an earlier version of Rekindle recorded only the hash, not the list of files
     except (NotFound, StorageError, ValueError):
         file_differences = []
 
     yield from file_differences or [Difference("code", "all files", *code_identities)]
 
 
-def _mapping_differences(
+def _compare_mappings(
     difference_kind: str, recorded_values: dict[str, Any], current_values: dict[str, Any]
 ) -> Iterator[Difference]:
     for name in dict.fromkeys([*recorded_values, *current_values]):
@@ -148,7 +148,7 @@ def _mapping_differences(
             )
 
 
-def _flatten(input_texts: dict[str, str], name_prefix: str = "") -> dict[str, str]:
+def _flatten_inputs(input_texts: dict[str, str], name_prefix: str = "") -> dict[str, str]:
     """Replace an input whose text is a JSON object by one entry per key, such as `train.epochs`
     instead of `train`."""
     flat_texts: dict[str, str] = {}
@@ -160,7 +160,7 @@ def _flatten(input_texts: dict[str, str], name_prefix: str = "") -> dict[str, st
                 parsed_value = loads(text)
 
         if isinstance(parsed_value, dict) and parsed_value:
-            flat_texts.update(_flatten(parsed_value, f"{name_prefix}{name}."))
+            flat_texts.update(_flatten_inputs(parsed_value, f"{name_prefix}{name}."))
         else:
             flat_texts[f"{name_prefix}{name}"] = (
                 parsed_value if isinstance(parsed_value, str) else to_json(parsed_value)

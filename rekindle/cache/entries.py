@@ -33,9 +33,8 @@ Result = TypeVar("Result")
 CACHE_FOLDER = "cache/"
 # object with copies of the entries that the last bulk lookup or `trim_cache` has read
 INDEX_KEY = "cache-book.json"
-MIN_BULK_TASKS = (
-    20  # for at least this number of tasks, one listing is cheaper than single requests
-)
+# for at least this number of tasks, one listing of the cache is cheaper than single requests
+MIN_BULK_TASKS = 20
 VALID_DAYS = 90
 MAX_SECONDS = 1e9  # an entry with a longer duration of its step, in seconds, is invalid
 # outputs that an entry never contains: each run has its own MLflow run and its own trainings
@@ -49,7 +48,7 @@ class Entry:
     number of files and bytes of each artifact."""
 
     key: str
-    at: str  # WORKFLOW/TASK, the prefix of the task's artifacts
+    at: str  # WORKFLOW/TASK of the run that computed the outputs; prefix of its artifacts' keys
     outputs: dict[str, str]
     artifacts: dict[str, dict[str, Any]]
     facts: dict[str, Any]  # the values whose hash is the cache key
@@ -111,7 +110,7 @@ class EntryFile(Document):
     made: Annotated[float, AfterValidator(_reject_future)] = Field(ge=0)
 
     @field_serializer("facts")
-    def _as_recorded(self, facts: FactsFile) -> dict[str, Any]:
+    def _dump_recorded(self, facts: FactsFile) -> dict[str, Any]:
         return facts.model_dump(exclude_unset=True)
 
 
@@ -135,7 +134,7 @@ def find_valid_entry(store: "Store", key: str, max_age_days: float = VALID_DAYS)
 def reason_unusable(cache_entry: Entry, step_module: Step) -> str:
     """Return the reason why an entry cannot be used as the result of a step; "" if it can be used.
 
-    An entry is untrusted: everybody who may write to the object store can write one.
+    An entry is not trusted, because everybody who may write to the object store can write one.
     """
     output_model = step_module.Outputs
     output_names = output_model.model_fields.keys() - set(NOT_REUSED)
@@ -192,12 +191,13 @@ def list_stale_entries(
             stale_reason = reason_invalid(
                 cache_entry, partial(_count_files_and_bytes, store), max_age_days
             )
-        stale_entries += [(cache_entry, stale_reason)] if stale_reason else []
+        if stale_reason:
+            stale_entries.append((cache_entry, stale_reason))
     return stale_entries
 
 
 def remove_entries(store: "Store", removed_entries: Iterable[Entry]) -> None:
-    """Delete entries, but not the artifacts that they refer to."""
+    """Delete the entries `removed_entries`, but not the artifacts that they refer to."""
     store.delete([_object_key(removed_entry.key) for removed_entry in removed_entries])
 
 
@@ -261,8 +261,8 @@ def result_or_none(
     *arguments: Arguments.args,
     **keyword_arguments: Arguments.kwargs,
 ) -> Result | None:
-    """Return the result of `function`. Return None if the object store is unavailable, so that
-    the step runs without the cache."""
+    """Return the result of `function`; None if it raises StorageError, so that the step runs
+    without the cache."""
     try:
         return function(*arguments, **keyword_arguments)
     except StorageError:
@@ -302,10 +302,11 @@ def trim_cache(store: "Store", max_days: float, max_entries: int, max_size: str)
 
 
 class Index:
-    """All entries. The object INDEX_KEY has copies of the entries: an entry with an unchanged ETag
-    is read from this object, the other entries in parallel requests.
+    """All entries of the cache, read with few requests: the object INDEX_KEY contains copies of the
+    entries. Only entries whose ETag has changed since the copy are read one by one, in parallel.
 
-    Methods raise StorageError.
+    Methods raise StorageError. `copies`: ETag and entry by key (None for an entry that another
+    version of Rekindle wrote).
     """
 
     def __init__(self, store: "Store") -> None:
@@ -370,8 +371,8 @@ class Index:
 
 
 class Lookup:
-    """A lookup of the cache entries of `task_count` tasks; if there are many tasks, it uses the
-    index.
+    """A lookup of the cache entries of `task_count` tasks. For at least MIN_BULK_TASKS tasks, it
+    uses the index.
 
     If `read_only` is True, nothing is written, and no entries are claimed. Methods raise
     StorageError.
@@ -387,11 +388,15 @@ class Lookup:
 
     def find(self, key: str) -> Entry | None:
         """Return the valid entry of `key`, or None."""
-        if not self.index:
+        if self.index:
+            cache_entry = self.index.find(key)
+            if cache_entry and reason_invalid(cache_entry, self._measure_artifact):
+                cache_entry = None
+        else:
             cache_entry = find_valid_entry(self.store, key)
-        elif (cache_entry := self.index.find(key)) and reason_invalid(cache_entry, self._size):
-            return None
-        self.found_entries.update({key: cache_entry} if cache_entry else {})
+
+        if cache_entry:
+            self.found_entries[key] = cache_entry
         return cache_entry
 
     def close(self) -> bool:
@@ -416,7 +421,8 @@ class Lookup:
         current_etags = _list_etags(self.store)
         return all(current_etags.get(key) == self.index.etags[key] for key in self.found_entries)
 
-    def _size(self, artifact_key: str) -> tuple[int, int]:
+    def _measure_artifact(self, artifact_key: str) -> tuple[int, int]:
+        """Return the number of files and of bytes of an artifact, from one listing per run."""
         run_name = artifact_key.partition("/")[0]
         if run_name not in self.sizes:
             artifact_sizes: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))

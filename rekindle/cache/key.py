@@ -25,7 +25,7 @@ class UnknownKey(RekindleError):
 
 
 class NotReusable(UnknownKey):
-    """With these inputs, the step must not reuse a result; the message is the reason."""
+    """The step must not reuse a result for its current inputs; the message is the reason."""
 
 
 # schemes of generated data, and of data in installed packages; such a URI always has the same data,
@@ -76,7 +76,7 @@ def data_digests(
     open_bucket: OpenBucket | None = None,
 ) -> dict[str, str]:
     """Return a digest of the content of each path and s3:// URI that a step reads. Raises
-    UnknownKey."""
+    UnknownKey if some of the data cannot be read."""
     data_uris = load_step_module(step_module).REUSE.data_read(step_inputs)
     return {
         data_uri: data_digest(data_uri, is_this_machine, open_bucket or _open_bucket)
@@ -112,10 +112,9 @@ def list_modules(step_facts: Facts) -> list[str]:
 
 
 def reason_not_covered(step_facts: Facts) -> str:
-    """Return the reason if the code in `step_facts` does not include all files loaded since the
-    call of `loaded.record_loaded_files`; "" if it includes them all."""
-    # if the code in `facts` is an image digest, it covers all files, because the image contains all
-    # code of the pod
+    """Return the reason why the code in `step_facts` does not cover all files that were loaded
+    since the call of `loaded.record_loaded_files`; "" if it covers them all."""
+    # an image digest covers all files, because the image contains all code of the pod
     if step_facts["code"].startswith(code.IMAGE_DIGEST):
         return ""
     return loaded.reason_uncovered(list_modules(step_facts))
@@ -129,9 +128,9 @@ def compute_cache_key(step_facts: Facts) -> str:
 def data_digest(
     data_uri: str, is_this_machine: bool = True, open_bucket: OpenBucket = _open_bucket
 ) -> str:
-    """Return a digest of the data at a path or s3:// URI; for a generator of data (simulate://) and
-    for data of an installed package, return the URI itself. Raises UnknownKey, also for any other
-    scheme, because changes of its data cannot be detected."""
+    """Return a digest of the data at a path or s3:// URI. For generated data (simulate://) and for
+    data in an installed package, return the URI itself. Raises UnknownKey if the data cannot be
+    read, or has another scheme, because changes of such data cannot be detected."""
     s3_address = parse_s3_address(data_uri)
     if s3_address:
         data_objects = find_objects(open_bucket(s3_address.bucket), s3_address.key)

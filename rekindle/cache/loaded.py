@@ -1,10 +1,10 @@
 """Find the files that this process has loaded as code. A result is cached only if its cache key
 covers all of them.
 
-    watch()                                # before the step is imported
+    record_loaded_files()                  # before the step is imported
     reason = reason_uncovered(modules)     # after the step has run
 
-The files are found in three sources. Python's audit events report the code that Python executes or
+Three sources report the files. Python's audit events report the code that Python executes or
 opens as a library. `sys.modules` contains the modules that a startup hook (sitecustomize, a .pth
 file) imported before `record_loaded_files` was called. On Linux, the kernel lists the libraries
 that other libraries have loaded.
@@ -28,7 +28,8 @@ from rekindle.project.folders import ENGINE_FOLDERS
 MAPPED_FILES = Path("/proc/self/maps")
 SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/snap", "/System", "/Library")
 COMPILED_SUFFIXES = tuple(BYTECODE_SUFFIXES)
-UNCHECKED_HASH_FLAG = 0b01  # flags of a module (.pyc) that Python does not compare with its source
+# flags in the header of a compiled module (.pyc) that Python does not compare with its source
+UNCHECKED_HASH_FLAG = 0b01
 # suffix by which the kernel marks a mapped file that was deleted or replaced
 DELETED_MARK = " (deleted)"
 
@@ -45,25 +46,25 @@ def record_loaded_files() -> None:
 def _record_event(event_name: str, event_arguments: tuple[object, ...]) -> None:
     match event_name, event_arguments:
         case "exec", (CodeType(co_filename=file),):
-            _files_seen.update(_existing_file(file))
-        # recorded when opened, because the code object of a compiled module names the source file,
-        # not the compiled file
+            _files_seen.update(_find_existing_file(file))
+        # record a compiled file when it is opened, because its code object names only the source
+        # file
         case "open", (str(file), *_) if file.endswith(COMPILED_SUFFIXES):
-            _compiled_seen.update(_existing_file(file))
+            _compiled_seen.update(_find_existing_file(file))
         # ignore names without a folder, which denote system libraries
         case "ctypes.dlopen", (str() | bytes() | os.PathLike() as name,) if os.sep in os.fsdecode(
             name
         ):
-            _files_seen.update(_existing_file(os.fsdecode(name)))
+            _files_seen.update(_find_existing_file(os.fsdecode(name)))
         case _:
             pass
 
 
-def _existing_file(name: str) -> set[str]:
+def _find_existing_file(name: str) -> set[str]:
     """Return a set with the named file, or with the archive that contains it; return an empty set
     if the name denotes generated code."""
+    # OSError: the name is relative, and the working directory no longer exists
     with suppress(OSError):
-        # raised if the name is relative and the working directory no longer exists
         path = os.path.abspath(name)
         while not os.path.exists(path):
             path = os.path.dirname(path)
@@ -80,7 +81,10 @@ def reason_uncovered(module_names: Iterable[str]) -> str:
         path.resolve() for path in code.imported_files(module_names, project.search_path()).values()
     }
     loaded_files = (
-        _files_seen | set(map(_find_source, _compiled_seen)) | _module_files() | _mapped_files()
+        _files_seen
+        | set(map(_find_source, _compiled_seen))
+        | _list_module_files()
+        | _list_mapped_files()
     )
 
     uncovered_files = sorted(
@@ -89,7 +93,7 @@ def reason_uncovered(module_names: Iterable[str]) -> str:
         if _must_be_covered(Path(file)) and Path(file).resolve() not in covered_files
     )
     if not uncovered_files:
-        return _reason_unchecked()
+        return _find_unchecked_reason()
 
     more_files_text = f" and {len(uncovered_files) - 1} more" if len(uncovered_files) > 1 else ""
 
@@ -100,7 +104,7 @@ def reason_uncovered(module_names: Iterable[str]) -> str:
     )
 
 
-def _module_files() -> set[str]:
+def _list_module_files() -> set[str]:
     """Return the files of the imported modules; an empty set if `record_loaded_files` was not
     called, because the process may have imported modules for other purposes."""
     imported_modules = (
@@ -111,7 +115,9 @@ def _module_files() -> set[str]:
         for imported_module in imported_modules
         if isinstance(imported_module, ModuleType)
     ]
-    return {file for name in file_names if isinstance(name, str) for file in _existing_file(name)}
+    return {
+        file for name in file_names if isinstance(name, str) for file in _find_existing_file(name)
+    }
 
 
 def _find_source(compiled_file: str) -> str:
@@ -122,7 +128,7 @@ def _find_source(compiled_file: str) -> str:
     return compiled_file
 
 
-def _reason_unchecked() -> str:
+def _find_unchecked_reason() -> str:
     """Return a message if Python has run a compiled copy of the project's code without comparing it
     with the source; "" otherwise."""
     compiled_files = [file for file in sorted(_compiled_seen) if _find_source(file) != file]
@@ -139,7 +145,7 @@ def _reason_unchecked() -> str:
 def _has_unchecked_hash(compiled_file: Path) -> bool:
     """Return True for a compiled module that Python does not compare with its source (PEP 552)."""
     if not compiled_file.is_file():
-        # True, because the file was removed and it is unknown whether Python has compared it
+        # the file was removed, so it is unknown whether Python has compared it
         return True
     with compiled_file.open("rb") as file:
         file_header = file.read(8)
@@ -149,7 +155,7 @@ def _has_unchecked_hash(compiled_file: Path) -> bool:
     )
 
 
-def _mapped_files() -> set[str]:
+def _list_mapped_files() -> set[str]:
     """Return the files that this process has mapped into memory as machine code."""
     try:
         map_lines = MAPPED_FILES.read_text(errors="surrogateescape").splitlines()
@@ -157,11 +163,11 @@ def _mapped_files() -> set[str]:
         return set()
 
     # the fields of a line are address, permissions, offset, device, inode and path
-    map_rows = [map_fields for line in map_lines if len(map_fields := line.split(maxsplit=5)) == 6]
+    map_rows = [line.split(maxsplit=5) for line in map_lines]
     executable_files = {
         map_fields[5]
         for map_fields in map_rows
-        if "x" in map_fields[1] and map_fields[5].startswith("/")
+        if len(map_fields) == 6 and "x" in map_fields[1] and map_fields[5].startswith("/")
     }
 
     # ignore names of nonexistent files, which denote generated machine code and shared memory
@@ -175,8 +181,8 @@ def _mapped_files() -> set[str]:
 def _must_be_covered(file: Path) -> bool:
     """Return True if the cache key must cover a file, that is, if the file does not belong to the
     system, an installed package or Rekindle."""
-    own_folders = _own_folders(tuple(project.search_path()))
-    other_folders = _system_and_package_folders()
+    own_folders = _list_own_folders(tuple(project.search_path()))
+    other_folders = _list_other_folders()
     containing_folders = [
         containing_folder
         for containing_folder in (*own_folders, *other_folders)
@@ -191,12 +197,12 @@ def _must_be_covered(file: Path) -> bool:
 
 
 @cache
-def _own_folders(search_path: tuple[str, ...]) -> frozenset[Path]:
+def _list_own_folders(search_path: tuple[str, ...]) -> frozenset[Path]:
     return _add_real_paths([*search_path, project.REFERENCE])
 
 
 @cache
-def _system_and_package_folders() -> frozenset[Path]:
+def _list_other_folders() -> frozenset[Path]:
     python_folders = (
         sys.prefix,
         sys.base_prefix,

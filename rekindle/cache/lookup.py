@@ -1,6 +1,6 @@
 """Look up the cached tasks of a manifest before it is submitted.
 
-    results = look_up(manifest, parameters, store, on_cluster=False)
+    results = look_up_tasks(manifest, parameters, store, is_on_cluster=False)
     value = cached_parameter(manifest, results)    # value of the workflow parameter CACHED
 
 The cache key of a task needs the values of all its inputs, so a task can be looked up only if all
@@ -30,7 +30,7 @@ from rekindle.cache.key import (
 from rekindle.documents import Document, parse_object
 from rekindle.documents import parse as parse_document
 from rekindle.errors import ConfigError
-from rekindle.keys import CACHED_PARAMETER, REUSE_ROW, cached_name
+from rekindle.keys import CACHED_PARAMETER, REUSE_FIELD, cached_name
 from rekindle.names import TaskReference, format_untrusted
 from rekindle.step import Step, StepInputs, is_artifact, load_step_module, parse_inputs
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # the step (empty: the argument before this flag)
 STEP_COMMANDS = {
     "rekindle": (4, ""),
-    **{kind.launcher: (2, kind.step) for kind in kubernetes_names.MEMBER_KINDS},
+    **{modules.launcher: (2, modules.step) for modules in kubernetes_names.MEMBER_MODULES},
 }
 # JSONPath of a task's row in the parameter CACHED
 JSON_PATH_NAME = re.compile(r"\$\.(\w+)")
@@ -71,6 +71,53 @@ class CacheResult:
     facts: Facts | None = field(default=None, compare=False)  # `key` is their hash
 
 
+class _KnownOutputs:
+    """The outputs that are known before the run: those of the tasks whose cached results were found
+    so far. `artifact_digests`: sha256 of each artifact by its object key."""
+
+    def __init__(self, parameter_values: Mapping[str, str]) -> None:
+        self.cached_rows = _read_cached_rows(parameter_values)
+        self.artifact_digests: dict[str, str] = {}
+        self._parameter_tags: dict[str, Any] = {
+            f"workflow.parameters.{name}": value for name, value in parameter_values.items()
+        }
+        # output tags of each cached task, by the name of its row
+        self._output_tags = {
+            row_name: _list_output_tags(cached_row["task"], cached_row)
+            for row_name, cached_row in self.cached_rows.items()
+            if isinstance(cached_row, dict) and cached_row["at"]
+        }
+
+    def make_scope(
+        self, dag_task: Mapping[str, Any], template: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the values of the template tags in a task and its template.
+
+        The values contain only the rows and outputs that the task refers to, because `substitute`
+        copies all values for each expression.
+        """
+        row_names = set(JSON_PATH_NAME.findall(to_json([dag_task, template])))
+        used_rows = {name: self.cached_rows[name] for name in row_names if name in self.cached_rows}
+        tag_values = self._parameter_tags | {
+            f"workflow.parameters.{CACHED_PARAMETER}": to_json(used_rows)
+        }
+        for row_name in row_names:
+            tag_values.update(self._output_tags.get(row_name, {}))
+        return tag_values
+
+    def add(self, task_name: str, cache_entry: entries.Entry) -> None:
+        """Record the outputs of a task whose cached result was found."""
+        row_name = cached_name(task_name)
+        self.cached_rows[row_name].update({**cache_entry.outputs, "at": cache_entry.at})
+        self._output_tags[row_name] = _list_output_tags(task_name, cache_entry.outputs)
+        self.artifact_digests.update(
+            {
+                f"{cache_entry.at}/{name}": artifact_facts["sha256"]
+                for name, artifact_facts in cache_entry.artifacts.items()
+            }
+        )
+
+
 def look_up_tasks(
     manifest: Mapping[str, Any],
     parameter_overrides: Mapping[str, str],
@@ -86,72 +133,35 @@ def look_up_tasks(
     If `is_read_only` is True, the index of the cache is not updated, and no entries are claimed for
     a new run.
     """
-    parameter_values = _read_parameters(manifest) | dict(parameter_overrides)
-    cached_rows = _cached_rows(parameter_values)
+    known_outputs = _KnownOutputs(_read_parameters(manifest) | dict(parameter_overrides))
     templates_by_name = {
         template["name"]: template for template in _workflow_spec(manifest).get("templates", [])
     }
-    artifact_digests: dict[str, str] = {}  # sha256 of each cached artifact, by its object key
-    tag_values: dict[str, Any] = {
-        f"workflow.parameters.{name}": value for name, value in parameter_values.items()
-    }
-
-    # values of the output tags of each cached task
-    cached_output_tags = {
-        name: _list_output_tags(cached_row["task"], cached_row)
-        for name, cached_row in cached_rows.items()
-        if isinstance(cached_row, dict) and cached_row["at"]
-    }
-
-    cache_results: list[CacheResult] = []
-    cacheable_tasks = list(_cacheable_tasks(templates_by_name, cached_rows))
+    cacheable_tasks = list(_iterate_cacheable_tasks(templates_by_name, known_outputs.cached_rows))
     cache_lookup = Lookup(store, len(cacheable_tasks), is_read_only)
+    cache_results: list[CacheResult] = []
 
-    for cacheable_task in cacheable_tasks:
-        cached_names = set(
-            JSON_PATH_NAME.findall(
-                to_json([cacheable_task, templates_by_name[cacheable_task["template"]]])
-            )
-        )
-        # pass only the rows and outputs that the task refers to, because each expression copies its
-        # whole scope
-        used_rows = {name: cached_rows[name] for name in cached_names if name in cached_rows}
-        task_scope = tag_values | {f"workflow.parameters.{CACHED_PARAMETER}": to_json(used_rows)}
-
-        for name in cached_names:
-            task_scope.update(cached_output_tags.get(name, {}))
-
+    for dag_task in cacheable_tasks:
+        template = templates_by_name[dag_task["template"]]
         step_call = None
         try:
             step_call = parse_step_call(
-                cacheable_task, templates_by_name[cacheable_task["template"]], task_scope
+                dag_task, template, known_outputs.make_scope(dag_task, template)
             )
             cache_result = _find_cached(
-                cacheable_task["name"],
+                dag_task["name"],
                 step_call,
                 cache_lookup,
-                artifact_digests,
+                known_outputs.artifact_digests,
                 is_on_cluster,
                 open_bucket,
             )
         except (UnknownKey, ConfigError, TemplateError) as error:
-            cache_result = CacheResult(cacheable_task["name"], None, str(error))
+            cache_result = CacheResult(dag_task["name"], None, str(error))
 
         cache_results.append(replace(cache_result, call=step_call))
-        cache_entry = cache_result.entry
-        if cache_entry:
-            cached_rows[cached_name(cacheable_task["name"])].update(
-                {**cache_entry.outputs, "at": cache_entry.at}
-            )
-            cached_output_tags[cached_name(cacheable_task["name"])] = _list_output_tags(
-                cacheable_task["name"], cache_entry.outputs
-            )
-            artifact_digests.update(
-                {
-                    f"{cache_entry.at}/{name}": artifact_facts["sha256"]
-                    for name, artifact_facts in cache_entry.artifacts.items()
-                }
-            )
+        if cache_result.entry:
+            known_outputs.add(dag_task["name"], cache_result.entry)
 
     if not cache_lookup.close():
         return look_up_tasks(
@@ -170,14 +180,14 @@ def cached_parameter(
 ) -> str:
     """Return the value of the workflow parameter CACHED. If `allows_reuse` is False, the value
     lets every task run."""
-    cached_rows = _cached_rows(_read_parameters(manifest))
+    cached_rows = _read_cached_rows(_read_parameters(manifest))
     for cache_result in cache_results if allows_reuse else []:
         cache_entry = cache_result.entry
         if cache_entry:
             cached_rows[cached_name(cache_result.task)].update(
                 {**cache_entry.outputs, "at": cache_entry.at}
             )
-    return to_json(cached_rows | {REUSE_ROW: "yes" if allows_reuse else "no"})
+    return to_json(cached_rows | {REUSE_FIELD: "yes" if allows_reuse else "no"})
 
 
 def reused_tasks(manifest: Mapping[str, Any]) -> dict[str, str]:
@@ -203,11 +213,11 @@ def has_reusable_tasks(manifest: Mapping[str, Any]) -> bool:
     """Return True if the manifest has tasks that may be cached."""
     return any(
         isinstance(cached_row, dict)
-        for cached_row in _cached_rows(_read_parameters(manifest)).values()
+        for cached_row in _read_cached_rows(_read_parameters(manifest)).values()
     )
 
 
-def _cached_rows(parameter_values: Mapping[str, str]) -> dict[str, Any]:
+def _read_cached_rows(parameter_values: Mapping[str, str]) -> dict[str, Any]:
     return parse_cached(parameter_values.get(CACHED_PARAMETER) or "{}")
 
 
@@ -244,7 +254,7 @@ def _read_parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _cacheable_tasks(
+def _iterate_cacheable_tasks(
     templates_by_name: Mapping[str, Any], cached_rows: Mapping[str, Any]
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the tasks that may be cached and whose result is not yet in `cached_rows`."""
@@ -350,9 +360,9 @@ def _find_cached(
         )
 
     step_module = load_step_module(step_call.module)
-    input_texts, artifact_inputs = _input_texts(step_module, step_call)
+    input_texts, artifact_inputs = _select_inputs(step_module, step_call)
 
-    unknown_inputs = _unknown_inputs(step_module, input_texts)
+    unknown_inputs = _list_unknown_inputs(step_module, input_texts)
     if unknown_inputs:
         raise UnknownKey(f"the input {unknown_inputs[0]} is known only at run time")
 
@@ -391,9 +401,9 @@ def facts_before_run(step_call: StepCall, is_on_cluster: bool) -> Facts:
     Raises NotReusable, ConfigError.
     """
     step_module = load_step_module(step_call.module)
-    input_texts, artifact_inputs = _input_texts(step_module, step_call)
+    input_texts, artifact_inputs = _select_inputs(step_module, step_call)
     code_identity = code.image_digest(step_call.image) if is_on_cluster else ""
-    unknown_inputs = _unknown_inputs(step_module, input_texts)
+    unknown_inputs = _list_unknown_inputs(step_module, input_texts)
     step_inputs = _parse_inputs(step_module, input_texts, artifact_inputs)
 
     not_reused_reason = step_module.REUSE.not_reused_if(step_inputs)
@@ -408,7 +418,7 @@ def facts_before_run(step_call: StepCall, is_on_cluster: bool) -> Facts:
     }
 
 
-def _input_texts(step_module: Step, step_call: StepCall) -> tuple[dict[str, str], list[str]]:
+def _select_inputs(step_module: Step, step_call: StepCall) -> tuple[dict[str, str], list[str]]:
     """Return the texts of a step's input parameters, and the names of its input artifacts."""
     input_fields = step_module.Inputs.model_fields
     artifact_inputs = [
@@ -421,7 +431,7 @@ def _input_texts(step_module: Step, step_call: StepCall) -> tuple[dict[str, str]
     }, artifact_inputs
 
 
-def _unknown_inputs(step_module: Step, input_texts: Mapping[str, str]) -> list[str]:
+def _list_unknown_inputs(step_module: Step, input_texts: Mapping[str, str]) -> list[str]:
     """Return the inputs that affect the step's result, but whose values are known only at run
     time."""
     return [

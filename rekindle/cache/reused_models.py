@@ -1,7 +1,7 @@
 """Find cached models for the trainings of a run before their jobs start, in the pod of `prepare`.
 
 The look-up before a run cannot find these models, because the digest of the dataset is unknown
-until `prepare` ends. Before scheduled runs, no look-up takes place at all.
+until `prepare` ends. Scheduled runs have no look-up before the run at all.
 """
 
 import os
@@ -20,7 +20,7 @@ from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-# copied in this order, because the last file marks a complete training
+# files of a model, in the order of copying: the last file marks a complete training
 MODEL_FILES = (WEIGHTS_FILE, CURVE, MODEL_FILE)
 # object below RUN/TASK that names the run and task whose outputs were reused
 REUSED_FROM_OBJECT = "cached"
@@ -61,7 +61,7 @@ def copy_reused_models(
                     f"cached: {cache_result.task} is the same training as {cache_result.entry.at};"
                     " its job does not start"
                 )
-    # catch all errors of the look-up, because the run can train instead
+    # catch all exceptions, because the run can train the models instead of reusing them
     except Exception as error:
         write_stderr(
             f"the models of earlier trainings are not looked up further: {type(error).__name__}:"
@@ -101,8 +101,8 @@ def _look_up_trainings(
         **step_outputs,
         "at": own_reference,
     }
-    # omit the other parameters, because their values in this run may differ from the manifest;
-    # inputs that use them then count as unknown
+    # omit the other workflow parameters, because their values in this run may differ from those in
+    # the manifest; inputs that use them count as unknown
     workflow_arguments = {
         "parameters": [{"name": CACHED_PARAMETER, "value": to_json(training_rows)}]
     }

@@ -1,10 +1,10 @@
-"""Find the code that the steps of a run load, as far as the run's manifest names it.
+"""Find the code that the steps of a run load, if the run's manifest names it.
 
-    modules = modules_in(manifest, folders)
+    modules = list_named_modules(manifest, folders)
     identity = code.code_identity(modules)
 
-Names of modules are searched in the whole manifest. Files of the project are found in the commands
-of containers and training programs: a module that begins with `./` is such a file.
+Names of modules are searched in the whole manifest, and files of the project in the commands of
+containers and training programs. A module that begins with `./` denotes a file of the project.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from rekindle.project.folders import ENGINE_FOLDERS
 
 WORD = re.compile(r"\b[A-Za-z_]\w*")
 FILE_NAME = re.compile(r"[\w.+@~/-]+")
-# JSON escapes in a text, which would hide where a word begins
+# JSON escapes such as \n, whose letter would otherwise become the first letter of the next word
 ESCAPES = re.compile(r"\\+[nrtbf\"]")
 PROGRAM = "program"  # the flag and the parameter that contain the section `program` of a config
 EMPTY_SECTIONS = ("", "{}", "null")
@@ -43,7 +43,7 @@ def list_named_modules(manifest: Mapping[str, Any], project_folders: Iterable[st
 
     named_files = {
         path
-        for text in _command_texts(templates)
+        for text in _iterate_command_texts(templates)
         for path in list_named_files(text, project_folders)
     }
     return sorted([*code.existing_modules(dotted_names, project_folders), *named_files])
@@ -52,7 +52,8 @@ def list_named_modules(manifest: Mapping[str, Any], project_folders: Iterable[st
 def list_named_files(text: str, project_folders: Iterable[str]) -> list[str]:
     """Return the files of the project whose paths occur in a command."""
     candidate_names = FILE_NAME.findall(ESCAPES.sub(" ", text))
-    return [file for name in candidate_names if (file := find_project_file(name, project_folders))]
+    project_files = (find_project_file(name, project_folders) for name in candidate_names)
+    return list(filter(None, project_files))
 
 
 def find_project_file(path: str, project_folders: Iterable[str]) -> str:
@@ -69,12 +70,12 @@ def find_project_file(path: str, project_folders: Iterable[str]) -> str:
 def program_sections(manifest: Mapping[str, Any]) -> list[str]:
     """Return the sections `program` (JSON) of the training programs that a workflow runs."""
     templates = manifest["spec"].get("templates") or []
-    return sorted(set(_program_sections(templates)))
+    return sorted(set(_iterate_program_sections(templates)))
 
 
 def reason_other_images(manifest: Mapping[str, Any]) -> str:
-    """Return the reason why not all steps of the workflow run the code of this pod; "" if they do.
-    On this machine, the image of a pod is ignored."""
+    """Return the reason if it is unknown whether all steps of the workflow run the code of this
+    pod; "" if they do. Outside a cluster, images are ignored."""
     if KUBERNETES_SERVICE_HOST not in os.environ:
         return ""
 
@@ -156,7 +157,7 @@ def _runs_rekindle(container: Mapping[str, Any]) -> bool:
     )
 
 
-def _command_texts(templates: object) -> Iterator[str]:
+def _iterate_command_texts(templates: object) -> Iterator[str]:
     """Yield the commands of the containers that do not run Rekindle, and of training programs.
     Inputs of steps are left out, because they may name files that contain data."""
     for container in _iterate_containers(templates):
@@ -164,12 +165,12 @@ def _command_texts(templates: object) -> Iterator[str]:
             yield from _list_command_words(container)
             yield str(container.get("source") or "")
 
-    for program_section in _program_sections(templates):
+    for program_section in _iterate_program_sections(templates):
         yield program_section
         yield from _iterate_texts(program_section)
 
 
-def _program_sections(templates: object) -> Iterator[str]:
+def _iterate_program_sections(templates: object) -> Iterator[str]:
     flag_prefix = f"--{PROGRAM}="
     for container in _iterate_containers(templates):
         for command_word in _list_command_words(container):

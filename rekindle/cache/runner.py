@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,79 +51,174 @@ def execute(
     cache_options: argparse.Namespace,
 ) -> None:
     """Reuse the cached outputs of a step. If none exist, run the step as `rekindle.step.execute`
-    does."""
+    does, and record its outputs in the cache."""
     task_reference = getattr(cache_options, "entry", "")  # RUN/TASK
     if not task_reference or not os.environ.get(S3_BUCKET):
         return step.execute(step_module, step_inputs, output_files, cache_options)
 
     from rekindle.storage import Store
 
-    object_store = Store.from_env().short_retries()
+    step_run = _StepRun(
+        step_module,
+        step_inputs,
+        output_files,
+        task_reference,
+        allows_reuse=cache_options.reuse == "yes",
+        store=Store.from_env().short_retries(),
+    )
+    step_facts = step_run.collect_facts()
+    if not (step_facts and step_run.reuse_outputs(step_facts)):
+        step_run.compute_outputs(step_facts)
 
-    step_facts = _collect_step_facts(step_module, step_inputs)
-    if (
-        step_facts
-        and cache_options.reuse == "yes"
-        and (
-            cache_entry := entries.result_or_none(
-                entries.find_and_claim, object_store, compute_cache_key(step_facts)
+
+@dataclass(frozen=True)
+class _StepRun:
+    """One run of a step. `output_files`: file of each output; `task_reference`: RUN/TASK;
+    `allows_reuse`: False if the user does not want to reuse results; `store`: the object store with
+    the cache."""
+
+    step_module: str
+    step_inputs: Any
+    output_files: dict[str, Path]
+    task_reference: str
+    allows_reuse: bool
+    store: "Store"
+
+    def collect_facts(self) -> Facts | None:
+        """Return the facts whose hash is the cache key; None if some are unknown."""
+        with suppress(UnknownKey, StorageError, OSError):
+            return collect_facts(
+                self.step_module,
+                self.step_inputs,
+                {
+                    name: describe_files(path)["sha256"]
+                    for name, path in _list_artifacts(self.step_inputs).items()
+                },
             )
+        return None
+
+    def reuse_outputs(self, step_facts: Facts) -> bool:
+        """Write the cached outputs to the output files. Return False if no usable outputs exist."""
+        if not self.allows_reuse:
+            return False
+        cache_entry = entries.result_or_none(
+            entries.find_and_claim, self.store, compute_cache_key(step_facts)
         )
-    ):
+        if cache_entry is None:
+            return False
+
         try:
-            unusable_reason = entries.reason_unusable(cache_entry, load_step_module(step_module))
+            unusable_reason = entries.reason_unusable(
+                cache_entry, load_step_module(self.step_module)
+            )
             if unusable_reason:
                 raise DataError(unusable_reason)
-            _write_cached_outputs(
-                object_store, cache_entry, step_inputs, output_files, task_reference
-            )
-            return _copy_models(
-                object_store, step_inputs, cache_entry.outputs, output_files, cache_options
-            )
+            self._write_cached_outputs(cache_entry)
+            self._copy_models(cache_entry.outputs)
         except (StorageError, DataError, OSError) as error:
             write_stderr(
                 f"the outputs of {cache_entry.at} cannot be reused, so the step runs: {error}"
             )
+            return False
+        return True
 
-    # an entry may exist even here, if it is damaged or the user does not want to reuse it
-    start_time = time.monotonic()
-    step_outputs = load_step_module(step_module).run(step_inputs)
-    if step_facts and _data_digests(step_module, step_inputs) != step_facts["data_read"]:
-        write_stderr("the data changed while it was read, so no later run reuses the outputs")
-        step_facts = None
+    def compute_outputs(self, step_facts: Facts | None) -> None:
+        """Run the step and write its outputs; record them in the cache, where they replace an
+        earlier entry, if `step_facts` cover all that the step has read."""
+        start_time = time.monotonic()
+        step_outputs = load_step_module(self.step_module).run(self.step_inputs)
+        if step_facts and not self._is_covered(step_facts):
+            step_facts = None
 
-    if step_facts and (uncovered_reason := reason_not_covered(step_facts)):
-        write_stderr(uncovered_reason)
-        # store the reason, which scheduled runs read (steps.prepare)
-        entries.result_or_none(
-            object_store.put, f"{task_reference}/{UNCOVERED_OBJECT}", uncovered_reason.encode()
+        artifact_facts = {
+            name: describe_files(path) for name, path in _list_artifacts(step_outputs).items()
+        }
+        output_texts = {
+            name: format_output(name, output_value)
+            for name, output_value in step_outputs
+            if name not in artifact_facts and name not in entries.NOT_REUSED
+        }
+
+        write_outputs(step_outputs, self.output_files)
+        self._copy_models(output_texts)
+
+        if step_facts:
+            cache_entry = entries.Entry(
+                compute_cache_key(step_facts),
+                self.task_reference,
+                output_texts,
+                artifact_facts,
+                step_facts,
+                round(time.monotonic() - start_time, 3),
+            )
+            entries.result_or_none(entries.record_entry, self.store, cache_entry)
+            entries.result_or_none(record_code, self.store, step_facts)
+
+    def _is_covered(self, step_facts: Facts) -> bool:
+        """Return True if `step_facts` cover the data and the files that the step has read;
+        otherwise report the reason."""
+        if self._data_digests() != step_facts["data_read"]:
+            write_stderr("the data changed while it was read, so no later run reuses the outputs")
+            return False
+
+        uncovered_reason = reason_not_covered(step_facts)
+        if uncovered_reason:
+            write_stderr(uncovered_reason)
+            # scheduled runs read the reason from this object (steps.prepare)
+            entries.result_or_none(
+                self.store.put,
+                f"{self.task_reference}/{UNCOVERED_OBJECT}",
+                uncovered_reason.encode(),
+            )
+        return not uncovered_reason
+
+    def _data_digests(self) -> dict[str, str] | None:
+        with suppress(UnknownKey, StorageError, OSError):
+            return data_digests(self.step_module, self.step_inputs)
+        return None
+
+    def _copy_models(self, output_texts: Mapping[str, str]) -> None:
+        """If trainings of this run will follow, look up their cached models, and copy them. This is
+        possible now, because the outputs of this step, `output_texts`, are known."""
+        if (
+            REUSED_MODELS in self.output_files
+            and self.allows_reuse
+            and self.step_inputs.manifest
+            and not output_texts.get("unchanged")
+        ):
+            reused_models = copy_reused_models(
+                self.store,
+                self.step_inputs.manifest,
+                self.step_inputs.cached,
+                self.task_reference,
+                output_texts,
+            )
+            self.output_files[REUSED_MODELS].write_text(format_output(REUSED_MODELS, reused_models))
+
+    def _write_cached_outputs(self, cache_entry: entries.Entry) -> None:
+        """Write the outputs of `cache_entry` to the output files. Raises DataError if an artifact
+        is damaged."""
+        for name, output_file in self.output_files.items():
+            if name in cache_entry.artifacts:
+                self.store.download(f"{cache_entry.at}/{name}", output_file)
+                _reject_damaged_artifact(
+                    cache_entry, name, output_file, self.store.uri(f"{cache_entry.at}/{name}")
+                )
+
+        for name, output_file in self.output_files.items():
+            output_file.parent.mkdir(parents=True, exist_ok=True)
+            if name == RUN_ID:
+                run_id = f"{self.step_inputs.experiment}/{self.step_inputs.workflow}"
+                output_file.write_text(run_id)
+            elif name == REUSED_MODELS:
+                output_file.write_text(format_output(name, self.step_inputs.cached))
+            elif name not in cache_entry.artifacts:
+                output_file.write_text(cache_entry.outputs[name])
+
+        self.store.put(f"{self.task_reference}/{REUSED_FROM_OBJECT}", cache_entry.at.encode())
+        write_stderr(
+            f"cached: outputs of {cache_entry.at}, computed in {cache_entry.seconds:.1f} s"
         )
-        step_facts = None
-
-    artifact_facts = {
-        name: describe_files(path) for name, path in _list_artifacts(step_outputs).items()
-    }
-    output_texts = {
-        name: format_output(name, output_value)
-        for name, output_value in step_outputs
-        if name not in artifact_facts and name not in entries.NOT_REUSED
-    }
-
-    write_outputs(step_outputs, output_files)
-    _copy_models(object_store, step_inputs, output_texts, output_files, cache_options)
-
-    if step_facts:
-        cache_entry = entries.Entry(
-            compute_cache_key(step_facts),
-            task_reference,
-            output_texts,
-            artifact_facts,
-            step_facts,
-            round(time.monotonic() - start_time, 3),
-        )
-
-        entries.result_or_none(entries.record_entry, object_store, cache_entry)
-        entries.result_or_none(record_code, object_store, step_facts)
 
 
 def reasons_uncovered(store: "Store", run_name: str, task_names: Iterable[str]) -> dict[str, str]:
@@ -137,25 +233,6 @@ def reasons_uncovered(store: "Store", run_name: str, task_names: Iterable[str]) 
     return reasons_by_task
 
 
-def _collect_step_facts(step_module: str, step_inputs: StepInputs) -> Facts | None:
-    with suppress(UnknownKey, StorageError, OSError):
-        return collect_facts(
-            step_module,
-            step_inputs,
-            {
-                name: describe_files(path)["sha256"]
-                for name, path in _list_artifacts(step_inputs).items()
-            },
-        )
-    return None
-
-
-def _data_digests(step_module: str, step_inputs: StepInputs) -> dict[str, str] | None:
-    with suppress(UnknownKey, StorageError, OSError):
-        return data_digests(step_module, step_inputs)
-    return None
-
-
 def _list_artifacts(inputs_or_outputs: StepInputs | StepOutputs) -> dict[str, Path]:
     model_fields = type(inputs_or_outputs).model_fields.items()
     return {
@@ -163,27 +240,6 @@ def _list_artifacts(inputs_or_outputs: StepInputs | StepOutputs) -> dict[str, Pa
         for name, field_info in model_fields
         if is_artifact(field_info)
     }
-
-
-def _copy_models(
-    store: "Store",
-    step_inputs: Any,
-    output_texts: Mapping[str, str],
-    output_files: Mapping[str, Path],
-    cache_options: argparse.Namespace,
-) -> None:
-    """Look up cached models for the run's trainings, which is possible because the
-    `output_texts` of this step are now known, and copy them. Do nothing if no training will run."""
-    if (
-        REUSED_MODELS in output_files
-        and cache_options.reuse == "yes"
-        and step_inputs.manifest
-        and not output_texts.get("unchanged")
-    ):
-        reused_models = copy_reused_models(
-            store, step_inputs.manifest, step_inputs.cached, cache_options.entry, output_texts
-        )
-        output_files[REUSED_MODELS].write_text(format_output(REUSED_MODELS, reused_models))
 
 
 def _reject_damaged_artifact(
@@ -198,31 +254,3 @@ def _reject_damaged_artifact(
             f"{artifact_address} has the sha256 {actual_sha256}, and {recorded_sha256} in the"
             " cache: it was changed."
         )
-
-
-def _write_cached_outputs(
-    store: "Store",
-    cache_entry: entries.Entry,
-    step_inputs: Any,
-    output_files: dict[str, Path],
-    task_reference: str,
-) -> None:
-    """Write the outputs of `cache_entry` to `output_files`."""
-    for name, output_file in output_files.items():
-        if name in cache_entry.artifacts:
-            store.download(f"{cache_entry.at}/{name}", output_file)
-            _reject_damaged_artifact(
-                cache_entry, name, output_file, store.uri(f"{cache_entry.at}/{name}")
-            )
-
-    for name, output_file in output_files.items():
-        output_file.parent.mkdir(parents=True, exist_ok=True)
-        if name == RUN_ID:
-            output_file.write_text(f"{step_inputs.experiment}/{step_inputs.workflow}")
-        elif name == REUSED_MODELS:
-            output_file.write_text(format_output(name, step_inputs.cached))
-        elif name not in cache_entry.artifacts:
-            output_file.write_text(cache_entry.outputs[name])
-
-    store.put(f"{task_reference}/{REUSED_FROM_OBJECT}", cache_entry.at.encode())
-    write_stderr(f"cached: outputs of {cache_entry.at}, computed in {cache_entry.seconds:.1f} s")

@@ -68,8 +68,8 @@ def render(source: Source, kind: "Kind", as_json: bool) -> None:
 def config(source: Source, key: str | None, as_json: bool) -> None:
     """Show each value of a config and its origin, or explain a key.
 
-    Precedence: --set, the environment (REKINDLE_TRAIN__WORKERS=3), the file, the default. --explain
-    needs no CONFIG, except for keys that a workload or a pipeline of your own adds.
+    Precedence: --set, the environment (REKINDLE_TRAIN__WORKERS=3), the file, the default. With
+    --explain, CONFIG is needed only for keys that a workload or a pipeline of your own adds.
 
     Example:
       rekindle config configs/demo.yaml --set train.workers=3
@@ -154,8 +154,7 @@ def lint(
     for path in manifests:
         lint_documents.add(path)
 
-    # omit the warning about the default image, because it matters only for `submit`, which prints
-    # it itself
+    # omit the warning about the default image: it matters only for `submit`, which prints it
     default_warning = f'"{DEFAULT_IMAGE}" can change'
     rendered_files = {str(file) for file in configs}
 

@@ -22,7 +22,7 @@ from rekindle.cli.options import (
 )
 from rekindle.cli.output import print_manifest
 from rekindle.cli.runs import queue_here
-from rekindle.cli.sources import Source
+from rekindle.cli.sources import Manifests, Source
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError, write_stderr
 
@@ -82,17 +82,7 @@ def submit(
     from rekindle.operations import cached_results
 
     with print_errors_as_json(as_json):
-        pipeline_manifests = source.manifests()
-        print_warnings(
-            pipeline_manifests.main,
-            source.config or source.manifest,
-            pipeline_manifests.other_objects,
-        )
-        for manifest in pipeline_manifests.other_objects:
-            write_stderr(
-                f"note: the {manifest.get('kind')} is not submitted: apply it with `kubectl apply`"
-            )
-
+        pipeline_manifests = _read_manifests(source)
         manifest_metadata = pipeline_manifests.main.get("metadata") or {}
         namespace = target.namespace or manifest_metadata.get("namespace") or ""
         argo_server_client = ArgoServer.from_url(argo_server, namespace)
@@ -129,6 +119,22 @@ def submit(
     return report_submission(workflow, cluster, watch, as_json)
 
 
+def _read_manifests(source: Source) -> Manifests:
+    """Return the manifests of `source`. Print the warnings of `lint`, and a note for each object
+    that is not submitted. Raises ConfigError if `lint` finds errors."""
+    pipeline_manifests = source.manifests()
+    print_warnings(
+        pipeline_manifests.main,
+        source.config or source.manifest,
+        pipeline_manifests.other_objects,
+    )
+    for other_object in pipeline_manifests.other_objects:
+        write_stderr(
+            f"note: the {other_object.get('kind')} is not submitted: apply it with `kubectl apply`"
+        )
+    return pipeline_manifests
+
+
 def print_warnings(
     manifest: dict[str, Any], file: Path | None, other_objects: Sequence[dict[str, Any]] = ()
 ) -> None:
@@ -140,8 +146,8 @@ def print_warnings(
 
 
 def confirm_duplicate(running_workflow: str | None) -> None:
-    """Ask whether to start a run although an identical one is active. Raises ConfigError without a
-    terminal, and click.Abort if the answer is "no"."""
+    """If `running_workflow`, an identical run, is active, ask whether to start another run. Raises
+    ConfigError without a terminal, and click.Abort if the answer is "no"."""
     if running_workflow:
         command = f"rekindle status {running_workflow} --cluster --watch"
         remedy = f"follow it with `{command}`, or start another run with --yes."
@@ -150,8 +156,8 @@ def confirm_duplicate(running_workflow: str | None) -> None:
 
 
 def _confirm(problem: str, remedy: str, question: str) -> None:
-    """Ask the user for confirmation. Raises ConfigError if no terminal is available. Raises
-    click.Abort if the answer is "no"."""
+    """Ask the user for confirmation. Raises ConfigError without a terminal, and click.Abort if the
+    answer is "no"."""
     if not sys.stdin.isatty():
         raise ConfigError(f"{problem}: {remedy}")
     click.confirm(f"{problem}. {question}", abort=True, err=True)

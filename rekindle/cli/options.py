@@ -36,7 +36,8 @@ class Target:
         return Cluster.connect(self.context or None, self.namespace or default_namespace or None)
 
     def require_none(self, option: str) -> None:
-        """Raise UsageError if an option that excludes a cluster is combined with one."""
+        """Raise UsageError if --namespace or --context is given, because `option` excludes a
+        cluster."""
         if self.namespace or self.context:
             raise click.UsageError(f"{option} cannot be combined with --namespace or --context.")
 
@@ -104,15 +105,15 @@ def cluster_flag(command_function: Callable[..., Any]) -> Any:
 
 
 def add_config_key(error: click.NoSuchOption) -> click.UsageError:
-    """Return the error about an unknown option; if the option is a key of the config, such as
-    `--workers`, add a hint at `--set`."""
+    """Return the error about an unknown option. If the option is a key of the config, such as
+    `--workers`, the returned error recommends `--set`."""
     command = error.ctx.command if error.ctx else None
     if not (
         command and any(command_parameter.name == "sets" for command_parameter in command.params)
     ):
         return error
 
-    # imported in this function, because only this error message needs the class Config
+    # imported here, because the import is slow, and only this error message needs it
     from rekindle.blocks.manifest.config import Config
 
     path_by_key = {section_name: section_name for section_name in Config.model_fields}

@@ -60,9 +60,8 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool, is_queued: boo
     with run_output(as_json):
         pipeline_run = _create_run(source, no_cache)
         # print the full status only of the user's own manifests
-        is_foreign = bool(source.manifest)
         return pipeline_display.run_here(
-            pipeline_run, as_json=as_json, ask=not yes, full_status=is_foreign
+            pipeline_run, as_json=as_json, ask=not yes, full_status=bool(source.manifest)
         )
 
 
@@ -87,15 +86,15 @@ def _create_run(source: Source, no_cache: bool, is_queued: bool = False) -> "Pip
         check_training(manifests.config, source.scheduled_time())
 
     workflow = manifests.main_for_this_machine()
-    values = cached_results.add_cached_parameter(
+    parameter_values = cached_results.add_cached_parameter(
         home(), workflow, parse_parameter_options(source.parameters), not no_cache
     )
 
     # print the notes of `lint` only for the user's own manifests, because the user cannot change
     # manifests that Rekindle has rendered
-    is_foreign = bool(source.manifest)
+    prints_notes = bool(source.manifest)
     return pipeline_display.create_run(
-        home(), workflow, values, manifests.other_objects, is_foreign, is_queued
+        home(), workflow, parameter_values, manifests.other_objects, prints_notes, is_queued
     )
 
 

@@ -1,8 +1,9 @@
 """Commands for schedules, on a cluster or on this machine."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -15,10 +16,7 @@ from rekindle.cli.on_cluster import confirm_duplicate, print_warnings, report_su
 from rekindle.cli.options import Target, cluster_options, config_options, local_option
 from rekindle.cli.sources import Source
 
-if TYPE_CHECKING:
-    from rekindle.page.schedules import Schedules
-
-LIST = Path("list")
+LIST_ARGUMENT = Path("list")  # argument of `rekindle schedule` that prints the schedules
 
 
 @command
@@ -42,19 +40,26 @@ def schedule(
     machine was off starts later, unless the config sets schedule.deadline_minutes and this time is
     over.
 
+    With --local, CONFIG may be the name of a schedule: then --suspend or --unsuspend changes
+    nothing else. A config replaces the whole schedule, so give all options --set again.
+
     `rekindle schedule list` prints the schedules of this machine, or of the cluster that
     --namespace or --context names: their last and next time, and why a time was missed.
 
     Example:
       rekindle schedule configs/cluster.yaml --namespace models
       rekindle schedule configs/demo.yaml --local
+      rekindle schedule demo --local --suspend
       rekindle schedule configs/cluster.yaml --suspend
       rekindle schedule list
     """
     if is_local:
         target.require_none("--local")
-    if source.config == LIST and not LIST.exists():
+    if source.config == LIST_ARGUMENT and not LIST_ARGUMENT.exists():
         _print_schedules(target, as_json)
+        return
+    if is_local and suspend is not None and _is_stored_name(source):
+        _set_suspended(str(source.config), suspend, as_json)
         return
 
     from rekindle.blocks.manifest.render import render_manifest
@@ -68,11 +73,13 @@ def schedule(
     if suspend:
         cron["spec"]["suspend"] = True
 
-    for manifest in (template, cron):
-        print_warnings(manifest, source.config)
+    if not is_local:
+        # on one machine, images are programs of the machine, so their tags do not matter
+        for manifest in (template, cron):
+            print_warnings(manifest, source.config)
 
     if is_local:
-        changes = _store(loaded, template, cron)
+        changes = _store_schedule(loaded, template, cron)
         namespace = None
     else:
         from rekindle.cluster import workflows
@@ -85,8 +92,28 @@ def schedule(
     print_result(as_json, result, "\n".join(changes))
 
 
-def _store(loaded: Any, template: dict[str, Any], cron: dict[str, Any]) -> list[str]:
-    """Store the schedule of a config on this machine. Return the changes, and how it starts."""
+def _is_stored_name(source: Source) -> bool:
+    """Return True if the argument is not a file, but the name of a schedule of this machine."""
+    from argolocal.state.stored_objects import StoredObjects
+
+    if source.config is None or source.sets or source.config.exists():
+        return False
+    return StoredObjects(home()).find("CronWorkflow", str(source.config)) is not None
+
+
+def _set_suspended(name: str, is_suspended: bool, as_json: bool) -> None:
+    """Suspend or resume a stored schedule of this machine, and print the change."""
+    from rekindle.local.cluster import LocalCluster
+    from rekindle.operations import local_schedules
+
+    local_schedules.set_suspended(LocalCluster(home()), name, is_suspended)
+    change = f"CronWorkflow {name} {'suspended' if is_suspended else 'resumed'}"
+    print_result(as_json, {"schedule": name, "namespace": None, "changes": [change]}, change)
+
+
+def _store_schedule(loaded: Any, template: dict[str, Any], cron: dict[str, Any]) -> list[str]:
+    """Store the schedule of a config on this machine. Return lines that describe the changes; if no
+    server runs, one line says how to start it."""
     from argolocal.server.server_lock import find_server
     from rekindle.local.cluster import LocalCluster
     from rekindle.local.jobs.model_services import allow_any_port
@@ -104,35 +131,44 @@ def _store(loaded: Any, template: dict[str, Any], cron: dict[str, Any]) -> list[
 def _print_schedules(target: Target, as_json: bool) -> None:
     from argolocal.view.runs import show_tables
 
-    schedules = _read_schedules(target)
-    rows = [
-        {
-            "schedule": item.name,
-            "at": item.cron,
-            "timezone": item.timezone,
-            "suspended": item.is_suspended,
-            "last": item.last_time or "never",
-            "next": item.next_times[0] if item.next_times else "",
-            "missed": item.missed[0] if item.missed else "",
-            "why": item.problem or (item.reasons.get(item.missed[0], "") if item.missed else ""),
-        }
-        for item in schedules.schedules
-    ]
-    empty = "no schedules: `rekindle schedule CONFIG --local` stores one on this machine"
-    click.echo(show_tables({"schedules": rows}, as_json, empty))
-    for note in schedules.notes:
+    is_on_cluster = bool(target.namespace or target.context)
+    rows, notes = _list_on_cluster(target) if is_on_cluster else _list_here()
+    empty_text = "no schedules: `rekindle schedule CONFIG --local` stores one on this machine"
+    click.echo(show_tables({"schedules": rows}, as_json, empty_text))
+    for note in notes:
         click.echo(note, err=True)
 
 
-def _read_schedules(target: Target) -> "Schedules":
-    if target.namespace or target.context:
-        from rekindle.page.schedules import ClusterSchedules
+def _list_here() -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rows of the schedules of this machine, and notes."""
+    from argolocal.server.cron.listing import list_rows
+    from argolocal.server.server_lock import find_server
+    from rekindle.page.home_schedules import NO_SERVER
 
-        return ClusterSchedules(target.connect()).read({})
+    rows = [asdict(row) for row in list_rows(home(), time.time())]
+    return rows, [] if find_server(home()) else [NO_SERVER]
 
-    from rekindle.page.home_schedules import HomeSchedules
 
-    return HomeSchedules(home()).read({})
+def _list_on_cluster(target: Target) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rows of the schedules in a namespace, and notes."""
+    from rekindle.page.schedules import ClusterSchedules
+
+    cluster_schedules = ClusterSchedules(target.connect()).read({})
+    rows = [
+        {
+            "schedule": schedule_state.name,
+            "at": schedule_state.cron,
+            "timezone": schedule_state.timezone,
+            "suspended": schedule_state.is_suspended,
+            "last": schedule_state.last_time,
+            "next": schedule_state.next_times[0] if schedule_state.next_times else None,
+            "missed": len(schedule_state.missed),
+            "missed_time": schedule_state.missed[0] if schedule_state.missed else None,
+            "reason": schedule_state.problem,
+        }
+        for schedule_state in cluster_schedules.schedules
+    ]
+    return rows, cluster_schedules.notes
 
 
 @command
@@ -193,8 +229,8 @@ def _run_here(name: str, as_json: bool) -> int:
 def unschedule(name: str, target: Target, is_local: bool, as_json: bool) -> None:
     """Delete a schedule with its WorkflowTemplate.
 
-    Runs of the schedule are kept, active runs too. To pause a schedule, use `rekindle schedule
-    CONFIG --suspend`.
+    Runs of the schedule are kept, and active runs continue. To pause a schedule, use `rekindle
+    schedule CONFIG --suspend`.
 
     Example:
       rekindle unschedule demo --namespace models

@@ -411,12 +411,13 @@ def server(
     from argolocal.page.application import Page
     from argolocal.server.server import Server
     from rekindle.local.cluster import LocalCluster
-    from rekindle.page.artifacts import artifacts_of_home
+    from rekindle.page.artifacts import open_home_artifacts
     from rekindle.page.site import make_parts
 
-    open_store = artifacts_of_home(home()).open_store
+    open_store = open_home_artifacts(home()).open_store
     page = Page(make_parts(home())).application()
-    execute = "rekindle.view.pipeline_display:execute_queued"
-    Server(LocalCluster(home()), execute, open_store, parallelism).serve(
-        page, port, lambda address: announce_page(address, open_browser)
+    execute_function = "rekindle.view.pipeline_display:execute_queued"
+    home_server = Server(LocalCluster(home()), execute_function, open_store, parallelism)
+    home_server.serve(
+        page, port, lambda address: announce_page(address, open_browser, home_server.describe())
     )

@@ -113,8 +113,8 @@ def check_paths(pipeline_config: Any) -> None:
 
 
 def check_training(pipeline_config: Any, scheduled_time: str = "") -> None:
-    """Call `check_paths`, and raise ConfigError if a short rehearsal shows that the workload cannot
-    be trained."""
+    """Check the paths of a config, and try its workload on a few rows. Raises ConfigError if a path
+    is wrong, or the workload cannot be trained."""
     from rekindle.training.rehearsal import check_trainable
 
     check_paths(pipeline_config)

@@ -34,8 +34,8 @@ from rekindle.names import PathName, format_untrusted
 
 
 class ArgoServer:
-    """One namespace of an Argo server. Workflows are handled as plain data, because Hera's models
-    would drop unknown fields."""
+    """One namespace of an Argo server. Workflows are plain data, because Hera's models would drop
+    unknown fields."""
 
     def __init__(self, url: str, namespace: str) -> None:
         from rekindle.content.http_answers import Session
@@ -87,8 +87,8 @@ class ArgoServer:
         return self._list(label_selector, is_metadata_only=True)
 
     def read(self, name: str) -> Object:
-        """Return a run with its nodes, from the cluster or Argo's archive. Raises RekindleError,
-        also if the run is malformed."""
+        """Return a run with its nodes, from the cluster or from Argo's archive. Raises
+        RekindleError, also if the run is malformed."""
         workflow_object = self._request("GET", name)
         object_fault = find_fault(WORKFLOWS.plural, workflow_object)
         if object_fault:

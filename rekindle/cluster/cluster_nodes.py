@@ -30,8 +30,8 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Node:
-    """A node that accepts new pods. `free`: the allocatable resources of the node minus the
-    requests of its pods."""
+    """A node that accepts new pods. `allocatable`: resources that pods can use, in cores, bytes and
+    devices; `free`: these resources minus the requests of the node's pods."""
 
     name: str
     labels: Mapping[str, str]
@@ -129,8 +129,8 @@ def list_shortages(
 ) -> list[str]:
     """Return a text for each resource of which less is available than the pod requests.
 
-    A device (a name with "/") that is missing in `available_amounts` is unavailable; any other
-    missing resource counts as unlimited.
+    A device (its name contains "/") that is missing in `available_amounts` is not available; any
+    other missing resource counts as unlimited.
     """
     return [
         f"{_format_amount(name, requested_amount)} {name} of"

@@ -16,29 +16,30 @@ REPLICAS_FIELD = "pytorchReplicaSpecs"
 def scale_workers(
     kubernetes_objects: KubernetesObjects, run_name: str, task_name: str, worker_count: int
 ) -> dict[str, Any]:
-    """Set the number of workers of the training `task_name` of a run; return the old and the new
-    number.
+    """Set the number of workers of the training `task_name` of a run. Return what `rekindle scale`
+    prints: the workflow, the task, and the number of workers now and before.
 
-    Scale the Deployment of extra workers (cluster.harvest) if it exists, otherwise the PyTorchJob.
-    Raises ConfigError if the training is not running, or may not have this number of workers.
+    This scales the Deployment of extra workers (cluster.harvest) if it exists, otherwise the
+    PyTorchJob. Raises ConfigError if the training is not running, or may not have this number of
+    workers.
     """
     name = f"{run_name}-{task_name}"
     deployment = kubernetes_objects.find("Deployment", name)
     pytorch_job = kubernetes_objects.find("PyTorchJob", name)
 
-    pod_template = _pod_spec(deployment or {}, "spec") or _pod_spec(
+    pod_spec = _find_pod_spec(deployment or {}, "spec") or _find_pod_spec(
         pytorch_job or {}, "spec", REPLICAS_FIELD, "Worker"
     )
-    if not pod_template:
+    if not pod_spec:
         raise ConfigError(
             f"training {task_name} of run {run_name} cannot be scaled: it must be running, as a"
             " PyTorchJob or with cluster.harvest. Use --task for another training."
         )
 
-    min_workers = _integer_flag(pod_template, "min-workers", 1)
-    max_workers = _integer_flag(pod_template, "max-workers", worker_count)
+    min_workers = _read_integer_flag(pod_spec, "min-workers", 1)
+    max_workers = _read_integer_flag(pod_spec, "max-workers", worker_count)
 
-    workers_per_pod = _workers_per_pod(pod_template, {} if deployment else pytorch_job or {})
+    workers_per_pod = _count_workers_per_pod(pod_spec, {} if deployment else pytorch_job or {})
     if not min_workers <= worker_count <= max_workers or worker_count % workers_per_pod:
         raise ConfigError(
             f"{worker_count} workers: {name} may have {min_workers} (train.min_workers) to"
@@ -79,13 +80,13 @@ def scale_workers(
     }
 
 
-def _pod_spec(kubernetes_object: Object, *path: str) -> Object:
+def _find_pod_spec(kubernetes_object: Object, *path: str) -> Object:
     for key in (*path, "template", "spec"):
         kubernetes_object = kubernetes_object.get(key) or {}
     return kubernetes_object
 
 
-def _integer_flag(pod_spec: Object, flag_name: str, default_value: int) -> int:
+def _read_integer_flag(pod_spec: Object, flag_name: str, default_value: int) -> int:
     flag_matches = (
         re.fullmatch(rf"--{flag_name}=({WHOLE_NUMBER.pattern})", argument)
         for argument in pod_spec["containers"][0].get("args") or []
@@ -93,7 +94,7 @@ def _integer_flag(pod_spec: Object, flag_name: str, default_value: int) -> int:
     return next((int(flag_match[1]) for flag_match in flag_matches if flag_match), default_value)
 
 
-def _workers_per_pod(pod_spec: Object, job: Object) -> int:
+def _count_workers_per_pod(pod_spec: Object, job: Object) -> int:
     variable_values = {
         variable["name"]: variable.get("value")
         for variable in pod_spec["containers"][0].get("env") or []

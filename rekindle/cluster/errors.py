@@ -136,9 +136,9 @@ PROVIDERS = {
 VALIDATION_REGEX = re.compile(
     r",? (regex used for validation is|in body should match) '.*?'(?=[),]|$)"
 )
-MAX_MESSAGE_CHARS = 10_000  # the patterns of this module search in a part of a longer message
+MAX_MESSAGE_CHARS = 10_000  # of a longer message, only this many characters are searched
 PERMANENT_CODES = (400, 404, 409, 413, 422)
-# messages of errors that are permanent, whatever the HTTP status is
+# messages of errors that are permanent with any HTTP status
 PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request is too large")
 
 
@@ -198,10 +198,11 @@ def _describe_rejection(
         )
 
     for rule_code, message_pattern, message_template in ERROR_RULES:
-        if rule_code == status_code and (
-            denial_match := re.search(message_pattern, status_message, re.DOTALL)
-        ):
-            return message_template.format(**message_facts, **denial_match.groupdict())
+        if rule_code != status_code:
+            continue
+        message_match = re.search(message_pattern, status_message, re.DOTALL)
+        if message_match:
+            return message_template.format(**message_facts, **message_match.groupdict())
 
     return (
         f"{message_facts['server']} answered {status_code} for {message_facts['kind']}"
@@ -210,8 +211,8 @@ def _describe_rejection(
 
 
 def _remove_regex(status_message: str) -> str:
-    """Remove regular expressions from a message of Kubernetes, because it usually also states the
-    rule in words."""
+    """Return a message of Kubernetes without regular expressions, because the message usually also
+    states the rule in words."""
     return VALIDATION_REGEX.sub(
         lambda regex_match: " has the wrong form" if regex_match[1].startswith("in body") else "",
         status_message,

@@ -21,7 +21,7 @@ BUILD_ARGUMENTS = {
     "mlflow": ["--build-arg", "EXTRAS=mlflow", "--target", "mlflow"],
     "project": [],  # image that is built from the project's Dockerfile, on top of the image `train`
 }
-# remedy for a failure of each builder, by its command
+# remedy for a failure of the builder, by the subcommand that has failed
 REMEDIES = {
     "build": (
         "Behind a proxy or with another index, pass flags to the builder: rekindle images build ..."
@@ -128,7 +128,7 @@ def _push(builder_tool: str, image: Image, file: Path, is_insecure: bool) -> str
         _run_builder("buildah", "push", *push_flags, "--digestfile", str(file), image.tag)
         return file.read_text().strip()
 
-    # no flag for TLS, because the configuration of docker's daemon lists the registries without TLS
+    # docker has no flag for TLS: the configuration of its daemon lists the registries without TLS
     _run_builder("docker", "push", image.tag)
     builder_output = _run_builder(
         "docker", "image", "inspect", "--format", "{{json .RepoDigests}}", image.tag
@@ -140,6 +140,7 @@ def _push(builder_tool: str, image: Image, file: Path, is_insecure: bool) -> str
 
 
 def _find_tool() -> str:
+    """Return the first builder that works, docker or buildah. Raises ConfigError without one."""
     for builder_tool, probe_command in TOOL_PROBES.items():
         if (
             shutil.which(builder_tool)

@@ -1,7 +1,8 @@
 """Find the cluster that kubectl would use: from KUBECONFIG, ~/.kube/config, or the ServiceAccount
 of the current pod.
 
-    settings, context, namespace = load(None)    # settings for the kubernetes client
+    # `settings` is the configuration of the kubernetes client
+    settings, context, namespace = load_settings(None)
 
 Errors of the kubernetes client become a ConfigError that names the kubeconfig file.
 """
@@ -38,17 +39,19 @@ INVALID_FILE_ERRORS = (
 
 
 class Settings(client.Configuration):
-    """Settings that strip the line break at the end of a token, as kubectl does."""
+    """The configuration of the kubernetes client. It removes the line break at the end of a token,
+    as kubectl does."""
 
     def get_api_key_with_prefix(self, identifier: str, alias: str | None = None) -> str:
-        # do not print the error of a failed credential plugin, because the server's answer 401 is
-        # reported
+        # do not print the error of a failed credential plugin: the server then answers 401, and
+        # this error is reported
         with _capture_errors():
             return str(super().get_api_key_with_prefix(identifier, alias) or "").strip()
 
 
 def load_settings(requested_context: str | None) -> tuple[Settings, str, str]:
-    """Return the settings, context and namespace that kubectl would use. Raises ConfigError."""
+    """Return the settings, context and namespace that kubectl would use. `requested_context`: None
+    for the current context. Raises ConfigError."""
     settings = Settings()
 
     kubeconfig_files = _list_existing_files()
@@ -88,8 +91,7 @@ def load_settings(requested_context: str | None) -> tuple[Settings, str, str]:
         with _capture_errors() as logged_errors:
             config.load_kube_config(kubeconfig_paths, context=name, client_configuration=settings)
 
-        # raise the error here, because the client only logs errors of a credential plugin, and
-        # continues without credentials
+        # the client only logs errors of a credential plugin, and continues without credentials
         if logged_errors:
             raise ValueError(
                 f"the credential plugin of context {name} failed ({logged_errors[-1]})"
@@ -125,7 +127,8 @@ def _convert_errors(
 
 
 def _parse_file(file: str) -> Any:
-    """Parse a file. Raises OSError, ValueError."""
+    """Return the content of a YAML file. Raises OSError if it cannot be read, ValueError if it is
+    malformed."""
     try:
         return parse_one(read_text(Path(file).expanduser()), "it")
     except ConfigError as error:

@@ -28,9 +28,9 @@ TIMEOUTS_S = (4, 30)  # time limits in seconds: for connecting, and for waiting 
 # time limit in seconds of one watch request; a dead connection is detected 15 s later
 WATCH_SECONDS = 45
 RETRYABLE_CODES = (429, 500, 502, 503, 504)
-# a page has 200 objects of at most 1.5 MB, which is the limit of etcd
+# size limit of a response: a page of a list has 200 objects of at most 1.5 MB, the limit of etcd
 MAX_ANSWER_BYTES = 512 << 20
-BACKOFF_S = 0.3  # pause before the second retry of a request; it then doubles each time
+BACKOFF_S = 0.3  # pause before the second retry of a request; the pause doubles with each retry
 # `reason` of an incomplete response, after which a watch retries silently
 CONNECTION_LOST = "BrokenOff"
 STARTUP_SECONDS = 30.0  # seconds that a restarted API server may need to load its users and roles
@@ -77,9 +77,8 @@ class Cluster:
         self.client = api_client
         self.context = context
         self.namespace = namespace
-        self.flags = (
-            command_flags  # flags of kubectl and rekindle that select this cluster and namespace
-        )
+        # flags of kubectl and rekindle that select this cluster and namespace
+        self.flags = command_flags
         self.server: str = format_address(api_client.configuration.host)
         self.reported: set[str] = set()  # warnings that were already printed
 
@@ -103,8 +102,11 @@ class Cluster:
             raise_on_status=False,
         )
 
-        flags = f" --context {shlex.quote(context)}" if context else ""
-        flags += f" --namespace {namespace}" if namespace not in (None, default_namespace) else ""
+        flags = ""
+        if context:
+            flags += f" --context {shlex.quote(context)}"
+        if namespace not in (None, default_namespace):
+            flags += f" --namespace {namespace}"
 
         return cls(ApiClient(settings), context_name, namespace or default_namespace, flags)
 
@@ -151,13 +153,13 @@ class Cluster:
                 accept=media_type if metadata_only else "",
             )
 
-            for listed_object in self._items(resource, list_page):
+            for listed_object in self._read_items(resource, list_page):
                 if self._is_valid(resource, listed_object, metadata_only):
                     valid_objects.append(cast(Object, listed_object))
                 elif on_malformed:
                     on_malformed(listed_object)
 
-            continue_token = self._page_metadata(resource, list_page).get("continue") or ""
+            continue_token = self._read_page_metadata(resource, list_page).get("continue") or ""
             if not continue_token:
                 return valid_objects
             if continue_token in seen_tokens:
@@ -170,7 +172,7 @@ class Cluster:
             seen_tokens.add(continue_token)
             list_query["continue"] = continue_token
 
-    def _items(self, resource: Resource, list_page: Object) -> list[object]:
+    def _read_items(self, resource: Resource, list_page: Object) -> list[object]:
         """Return the items of a list. Raises MalformedObject."""
         listed_objects = list_page.get("items")
         # the API may return null instead of an empty list
@@ -178,9 +180,9 @@ class Cluster:
             return []
         if isinstance(listed_objects, list):
             return listed_objects
-        raise self._malformed(resource, "list", "items: it must be a list")
+        raise self._make_malformed_error(resource, "list", "items: it must be a list")
 
-    def _page_metadata(self, resource: Resource, list_page: Object) -> dict[str, str]:
+    def _read_page_metadata(self, resource: Resource, list_page: Object) -> dict[str, str]:
         """Return the metadata of a list. Raises MalformedObject."""
         page_metadata = list_page.get("metadata", {})
         text_fields = ("continue", "resourceVersion")
@@ -189,7 +191,7 @@ class Cluster:
         )
         if is_valid:
             return page_metadata
-        raise self._malformed(
+        raise self._make_malformed_error(
             resource, "list", "metadata: it must be an object, and its fields must be texts"
         )
 
@@ -215,17 +217,18 @@ class Cluster:
 
         object_fault = find_fault(resource.plural, listed_object, metadata_only)
         if object_fault:
-            raise self._malformed(resource, describe_name(listed_object), object_fault)
+            raise self._make_malformed_error(resource, describe_name(listed_object), object_fault)
 
-    def _malformed(self, resource: Resource, name: str, object_fault: str) -> MalformedObject:
+    def _make_malformed_error(self, resource: Resource, name: str, fault: str) -> MalformedObject:
         return MalformedObject(
             f"{self.server} answered with a malformed object, {resource.plural} {name}:"
-            f" {object_fault}. Correct or delete the object with kubectl."
+            f" {fault}. Correct or delete the object with kubectl."
         )
 
     def read(self, kind: str, method: str, path: str, body: object = None) -> Object:
-        """Return an answer that is not an object: a "version", "apiresources" or "accessreviews".
-        Raises ApiError, and MalformedObject if the answer is not of this type."""
+        """Send a request, and return an answer that is not a Kubernetes object. `kind`: the type
+        of the answer, "version", "apiresources" or "accessreviews". Raises ApiError; raises
+        MalformedObject if the answer is not of this type."""
         # imported in this function, because pydantic would slow down `rekindle --help`
         from rekindle.cluster.objects.validation import find_fault
 
@@ -340,9 +343,12 @@ class Cluster:
         missing permission or an unknown kind. A malformed object is left out with a warning; with
         `name`, it raises MalformedObject.
         """
-        field_selectors = {"fieldSelector": f"metadata.name={name}"} if name else {}
-        field_selectors.update({"labelSelector": labels} if labels else {})
-        known_objects: dict[str, Object] = {}  # known objects by uid
+        selectors: dict[str, str] = {}
+        if name:
+            selectors["fieldSelector"] = f"metadata.name={name}"
+        if labels:
+            selectors["labelSelector"] = labels
+        known_objects: dict[str, Object] = {}  # by uid
         resource_version = ""
         pause_seconds = 0.1
         last_success_time: float | None = None
@@ -352,13 +358,13 @@ class Cluster:
             try:
                 if not resource_version:
                     resource_version, change_events = self._relist(
-                        resource, name, field_selectors, known_objects
+                        resource, name, selectors, known_objects
                     )
                     last_success_time = time.monotonic()
                     yield from change_events
 
                 watch_query = {
-                    **field_selectors,
+                    **selectors,
                     "watch": "true",
                     "allowWatchBookmarks": "true",
                     "resourceVersion": resource_version,
@@ -398,8 +404,8 @@ class Cluster:
             pause_seconds = min(5.0, pause_seconds * 2)
 
     def _is_watchable(self, resource: Resource, name: str, kubernetes_object: object) -> bool:
-        """Return False for a malformed object. If only one object is watched (`name`), raise
-        MalformedObject instead."""
+        """Return False for a malformed object. If `name` is set, so that only one object is
+        watched, raise MalformedObject instead."""
         if name:
             self._require_valid(resource, kubernetes_object)
             return True
@@ -415,12 +421,14 @@ class Cluster:
         """List the objects and update `known_objects`; return the resource version, and the
         differences from the previous `known_objects` as events."""
         list_page = self.call("GET", resource.path(self.namespace), query=selectors)
-        resource_version = self._page_metadata(resource, list_page).get("resourceVersion")
+        resource_version = self._read_page_metadata(resource, list_page).get("resourceVersion")
         if not resource_version:
-            raise self._malformed(resource, "list", "metadata.resourceVersion: it is missing")
+            raise self._make_malformed_error(
+                resource, "list", "metadata.resourceVersion: it is missing"
+            )
 
         current_objects: dict[str, Object] = {}
-        for listed_object in self._items(resource, list_page):
+        for listed_object in self._read_items(resource, list_page):
             if self._is_watchable(resource, name, listed_object):
                 valid_object = cast(Object, listed_object)
                 current_objects[_read_uid(valid_object)] = valid_object
@@ -494,7 +502,7 @@ class Cluster:
 
 
 def parse_object(json_bytes: bytes) -> Object | None:
-    """Return the JSON object in a response; None for another text."""
+    """Return the JSON object in a response; None if the response is not a JSON object."""
     # imported in this function, because pydantic would slow down `rekindle --help`
     from pydantic_core import from_json
 
@@ -568,8 +576,8 @@ def _record_event(
 
 
 def _describe_cause(error: Exception) -> str:
-    """Return the innermost cause of an error as text, without the exceptions that urllib3 wraps
-    around this cause."""
+    """Return the message of the innermost cause of an error, without the exceptions in which
+    urllib3 wraps it."""
     inner_reason: Any = getattr(error, "reason", None) or error
     text = (
         str(getattr(inner_reason, "reason", None) or inner_reason)

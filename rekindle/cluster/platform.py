@@ -43,7 +43,8 @@ BUCKET_PATTERN = re.compile(r"[a-z0-9][-.a-z0-9]{1,61}[a-z0-9]")
 
 @dataclass(frozen=True)
 class Platform:
-    """The settings of a platform. Raises ConfigError if the settings are invalid or conflict."""
+    """The settings of a namespace for pipelines. Raises ConfigError if the settings are invalid or
+    conflict."""
 
     namespace: str
     bucket: str = "rekindle"
@@ -124,6 +125,7 @@ class Platform:
 
     @property
     def values(self) -> dict[str, str]:
+        """The values of the placeholders in the files of configs/platform."""
         if "minio" in self.components:
             store_endpoint = f"http://minio.{self.namespace}.svc:9000"
         else:
@@ -280,8 +282,8 @@ def _render_file(
 
 
 def _substitute(yaml_node: object, placeholder_values: dict[str, str]) -> Any:
-    """Replace the placeholders in the parsed YAML, so that a value cannot change the structure of
-    the YAML."""
+    """Return the parsed YAML with its placeholders replaced. They are replaced after parsing, so
+    that a value cannot change the structure of the YAML."""
     if isinstance(yaml_node, dict):
         return {
             key: _substitute(child_node, placeholder_values)

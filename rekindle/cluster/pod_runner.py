@@ -14,14 +14,13 @@ from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, Cluster
 from rekindle.kubernetes_names import PART_OF_REKINDLE
 
+# `reason` of a waiting container that cannot start
 PULL_FAILURE_REASONS = (
-    *(
-        "ErrImagePull",
-        "ImagePullBackOff",
-        "InvalidImageName",
-        "ErrImageNeverPull",
-        "CreateContainerConfigError",
-    ),
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "CreateContainerConfigError",
 )
 
 
@@ -65,8 +64,8 @@ def _create_pod(cluster: Cluster, pod_object: Object) -> None:
     try:
         cluster.create(PODS, pod_object)
     except ApiError as error:
-        # not an error: because the name is unique, an earlier attempt whose response was lost has
-        # created this pod
+        # 409 is not an error: the name is unique, so an earlier attempt whose response was lost has
+        # created the pod
         if error.code == 409:
             return
         if not 400 <= error.code < 500:

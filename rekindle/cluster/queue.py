@@ -1,6 +1,6 @@
 """Report why the jobs of a run wait in a queue of Kueue.
 
-    describe_waiting(cluster, "demo-4k2xp")
+    describe_waiting_jobs(cluster, "demo-4k2xp")
     # → ["train waits in the queue research, behind demo-7xk2p-train: insufficient unused quota"]
 
 Source: type Workload of Kueue 0.19 (v1beta2; v1beta1 has the same fields).
@@ -43,35 +43,35 @@ def describe_waiting_jobs(cluster: Cluster, run_name: str) -> list[str]:
     """Return a line with Kueue's reason for each job of the run that waits in a queue."""
     queued_workloads = sorted(
         (workload for workload in list_workloads(cluster) if _is_pending(workload)),
-        key=_queue_order,
+        key=_make_sort_key,
     )
     run_workloads = [
         workload
         for workload in queued_workloads
-        if _owner_name(workload).startswith(f"{run_name}-")
+        if _read_owner_name(workload).startswith(f"{run_name}-")
     ]
     lines = []
 
-    for workload in [workload for workload in run_workloads if not _is_of_pod(workload)]:
+    job_workloads = [workload for workload in run_workloads if not _belongs_to_pod(workload)]
+    for workload in job_workloads:
         queue_name = workload["spec"].get("queueName", "")
         owners_ahead = [
-            _owner_name(earlier_workload)
+            _read_owner_name(earlier_workload)
             for earlier_workload in queued_workloads[: queued_workloads.index(workload)]
             if earlier_workload["spec"].get("queueName", "") == queue_name
         ]
+        position_text = ""
         if owners_ahead:
             position_text = f", behind {' '.join(owners_ahead[:3])}"
-        else:
-            position_text = ""
-
-        position_text += f" and {len(owners_ahead) - 3} more" if len(owners_ahead) > 3 else ""
-        job_name = _owner_name(workload).removeprefix(f"{run_name}-")
+        if len(owners_ahead) > 3:
+            position_text += f" and {len(owners_ahead) - 3} more"
+        job_name = _read_owner_name(workload).removeprefix(f"{run_name}-")
         lines.append(
             f"{job_name} waits in the queue {queue_name}{position_text}:"
-            f" {_pending_reason(workload)}"
+            f" {_read_pending_reason(workload)}"
         )
 
-    pod_workloads = [workload for workload in run_workloads if _is_of_pod(workload)]
+    pod_workloads = [workload for workload in run_workloads if _belongs_to_pod(workload)]
     if pod_workloads:
         lines.append(
             f"{len(pod_workloads)} more workers wait for idle quota in the queue"
@@ -92,22 +92,22 @@ def _is_pending(workload: Object) -> bool:
     )
 
 
-def _pending_reason(workload: Object) -> str:
+def _read_pending_reason(workload: Object) -> str:
     return (
         _find_condition(workload, "QuotaReserved").get("message")
         or "Kueue has not processed it yet"
     )
 
 
-def _queue_order(workload: Object) -> tuple[int, str]:
+def _make_sort_key(workload: Object) -> tuple[int, str]:
     return -workload["spec"].get("priority", 0), workload["metadata"]["creationTimestamp"]
 
 
-def _owner_name(workload: Object) -> str:
+def _read_owner_name(workload: Object) -> str:
     return next((owner["name"] for owner in workload["metadata"].get("ownerReferences") or []), "")
 
 
-def _is_of_pod(workload: Object) -> bool:
+def _belongs_to_pod(workload: Object) -> bool:
     return any(
         owner["kind"] == "Pod" for owner in workload["metadata"].get("ownerReferences") or []
     )

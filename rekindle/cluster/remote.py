@@ -1,7 +1,7 @@
-"""Run a module in a pod of the namespace, because pods reach the object store as steps do; then
-delete the pod.
+"""Run a module in a temporary pod of the namespace, from which the object store can be reached as
+from a step.
 
-reports = run_for_result(cluster, workflow, TrainingReports, "rekindle.view.explain", ...)
+    reports = run_for_result(cluster, workflow, TrainingReports, "rekindle.view.explain", ...)
 """
 
 from argolocal.common.checked_names import format_untrusted

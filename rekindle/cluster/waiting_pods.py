@@ -29,8 +29,8 @@ ACTIVE_PHASES = ("Pending", "Running")
 
 
 def add_waiting_reasons(cluster: Cluster, workflow: Object) -> Object:
-    """Return a copy of an active run; each step with a waiting pod, but without a running pod, has
-    the phase Pending in this copy, and its message is the reason.
+    """Return a copy of an active run that shows which steps wait. A step with a waiting pod, but
+    without a running pod, has the phase Pending in this copy, and its message is the reason.
 
     The run gets the phase Pending if all of its active steps are Pending. Objects that the user may
     not read are ignored.
@@ -49,7 +49,7 @@ def add_waiting_reasons(cluster: Cluster, workflow: Object) -> Object:
     run_pods = _list_readable(cluster, PODS, f"{WORKFLOW}={name}")
     pods_by_node_id = {_read_annotation(pod, NODE_ID_ANNOTATION): pod for pod in run_pods}
     job_pods = [pod for pod in run_pods if not _read_annotation(pod, NODE_ID_ANNOTATION)]
-    task_names = [_task_name(workflow_node) for workflow_node in active_nodes]
+    task_names = [_read_task_name(workflow_node) for workflow_node in active_nodes]
 
     changes_by_node_id: dict[str, Data] = {}
 
@@ -59,7 +59,7 @@ def add_waiting_reasons(cluster: Cluster, workflow: Object) -> Object:
             changes_by_node_id[workflow_node["id"]] = {"phase": "Pending", "message": own_reason}
             continue
 
-        server_name = _server_name(workflow_node)
+        server_name = _read_server_name(workflow_node)
         if server_name:
             started_pods = _list_readable(cluster, PODS, f"{INSTANCE_LABEL}={server_name}")
         else:
@@ -67,15 +67,15 @@ def add_waiting_reasons(cluster: Cluster, workflow: Object) -> Object:
                 pod
                 for pod in job_pods
                 if _find_task(name, pod["metadata"]["name"], task_names)
-                == _task_name(workflow_node)
+                == _read_task_name(workflow_node)
             ]
 
         if started_pods:
             changes_by_node_id[workflow_node["id"]] = _describe_changes(started_pods)
         elif _applies_object(workflow, workflow_node):
-            object_prefix = server_name or f"{name}-{_task_name(workflow_node)}"
+            object_prefix = server_name or f"{name}-{_read_task_name(workflow_node)}"
             waiting_cause = _find_creation_error(cluster, object_prefix) or _find_queue_reason(
-                cluster, name, _task_name(workflow_node)
+                cluster, name, _read_task_name(workflow_node)
             )
             changes_by_node_id[workflow_node["id"]] = (
                 {"phase": "Pending", "message": waiting_cause} if waiting_cause else {}
@@ -110,8 +110,8 @@ def _format_state(waiting_state: Data) -> str:
 
 
 def _describe_changes(job_pods: list[Object]) -> Data:
-    """Return the changed fields of a step's node, derived from the pods of the object that the step
-    has applied."""
+    """Return the changed fields of a step's node, which follow from the pods of the object that the
+    step has applied."""
     waiting_reasons = [
         pod_reason for pod_reason in map(find_waiting_reason, job_pods) if pod_reason
     ]
@@ -152,8 +152,8 @@ def _apply_changes(workflow: Object, changes_by_node_id: Mapping[str, Data]) -> 
 
 
 def _find_creation_error(cluster: Cluster, object_prefix: str) -> str:
-    """Return the newest message of a controller that could not create a pod for the object
-    `object_prefix` or an object whose name starts with `object_prefix`-."""
+    """Return the newest message of a controller that could not create a pod; "" if none exists. The
+    pod is for the object `object_prefix`, or for an object whose name starts with it and "-"."""
     creation_events = [
         creation_event
         for creation_event in _list_readable(cluster, EVENTS)
@@ -205,7 +205,7 @@ def _applies_object(workflow: Object, workflow_node: Data) -> bool:
     )
 
 
-def _task_name(workflow_node: Data) -> str:
+def _read_task_name(workflow_node: Data) -> str:
     """Return the name of a node's task, without the number of the attempt."""
     return re.sub(
         r"\(\d+\)$", "", str(workflow_node.get("displayName") or workflow_node["name"])
@@ -219,7 +219,7 @@ def _find_task(run_name: str, pod_name: str, task_names: Iterable[str]) -> str:
     return max(matching_tasks, key=len, default="")
 
 
-def _server_name(workflow_node: Data) -> str:
+def _read_server_name(workflow_node: Data) -> str:
     """Return the name of the Deployment that a step starts or waits for."""
     input_parameters = (workflow_node.get("inputs") or {}).get("parameters") or []
     return next(

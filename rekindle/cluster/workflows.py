@@ -1,10 +1,12 @@
 """Submit, read, stop, resume and delete runs in a namespace, and apply schedules.
 
-    workflow = submission(manifest, {"message": "hello"}, cluster.namespace)
-    submit(cluster, workflow); stop(cluster, name); resume(cluster, name)
+    workflow = build_submission(manifest, {"message": "hello"}, cluster.namespace)
+    submit(cluster, workflow)
+    stop_run(cluster, name)
+    resume_run(cluster, name)
 
 A Workflow is a dict, as in its manifest. Nodes that Argo has compressed are decompressed; nodes
-that Argo has offloaded to its database are missing.
+that Argo has moved to its database (offloaded) are missing.
 """
 
 import base64
@@ -85,8 +87,8 @@ def _remove_reference(
     manifest: Mapping[str, Any], parameter_values: Mapping[str, str]
 ) -> tuple[Any, dict[str, Any]]:
     """Return the manifest without its reference to a WorkflowTemplate, which only Argo can resolve,
-    and with all `parameter_values` declared. Also return the removed field
-    `workflowTemplateRef`, or {}."""
+    and the removed field `workflowTemplateRef` ({} if there is none). The returned manifest
+    declares all parameters of `parameter_values`."""
     manifest_spec: Any = manifest.get("spec")
     is_cron = manifest.get("kind") == "CronWorkflow" and isinstance(manifest_spec, dict)
 
@@ -97,8 +99,8 @@ def _remove_reference(
     own_spec = copy.deepcopy(workflow_spec)
     template_reference = own_spec.pop("workflowTemplateRef")
     parameter_specs = own_spec.setdefault("arguments", {}).setdefault("parameters", [])
-    names_declared = {parameter_spec["name"] for parameter_spec in parameter_specs}
-    parameter_specs += [{"name": name} for name in parameter_values if name not in names_declared]
+    declared_names = {parameter_spec["name"] for parameter_spec in parameter_specs}
+    parameter_specs += [{"name": name} for name in parameter_values if name not in declared_names]
     changed_manifest = {
         **manifest,
         "spec": {**manifest_spec, "workflowSpec": own_spec} if is_cron else own_spec,
@@ -131,21 +133,26 @@ def submit(cluster: Cluster, workflow: Object) -> Object:
 
 def find_duplicate(cluster: Cluster, workflow: Object) -> str | None:
     """Return the name of an active run with the same manifest and parameters, or None."""
-    for metadata_entry in cluster.list_objects(
+    for run_metadata in cluster.list_objects(
         WORKFLOWS, f"{object_labels.COMPLETED_LABEL}!=true", metadata_only=True
     ):
-        if has_same_manifest(metadata_entry, workflow) and (
-            active_run := cluster.find(WORKFLOWS, metadata_entry["metadata"]["name"])
-        ):
-            run_phase = (active_run.get("status") or {}).get("phase")
-            if run_phase not in COMPLETED_PHASES and list_result_parameters(
-                active_run
-            ) == list_result_parameters(workflow):
-                return str(active_run["metadata"]["name"])
+        if not has_same_manifest(run_metadata, workflow):
+            continue
+        # None if the run was deleted in the meantime
+        active_run = cluster.find(WORKFLOWS, run_metadata["metadata"]["name"])
+        if active_run is None:
+            continue
+
+        run_phase = (active_run.get("status") or {}).get("phase")
+        if run_phase not in COMPLETED_PHASES and list_result_parameters(
+            active_run
+        ) == list_result_parameters(workflow):
+            return str(active_run["metadata"]["name"])
     return None
 
 
 def has_same_manifest(workflow: Mapping[str, Any], second_workflow: Mapping[str, Any]) -> bool:
+    """Return True if two workflows record the same hash of their manifest."""
     sha256 = (workflow["metadata"].get("annotations") or {}).get(SHA256_ANNOTATION)
     return sha256 is not None and sha256 == (
         second_workflow["metadata"].get("annotations") or {}
@@ -160,7 +167,7 @@ def get_effective_spec(workflow_object: Mapping[str, Any]) -> Object:
 
 
 def list_result_parameters(workflow: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the workflow parameters that affect the result of a run, by name."""
+    """Return the values of the workflow parameters that affect the result of a run, by name."""
     workflow_parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
     return {
         parameter["name"]: parameter.get("value")
@@ -203,8 +210,8 @@ def find_newest_run(cluster: Cluster) -> str:
 
 
 def decompress_nodes(workflow: Object) -> Object:
-    """Return the workflow with its nodes decompressed; Argo compresses the nodes of a large
-    workflow."""
+    """Return the workflow with its nodes decompressed, because Argo compresses the nodes of a large
+    workflow. Raises RekindleError if they cannot be read."""
     changed_status = dict(workflow.get("status") or {})
 
     text = changed_status.pop("compressedNodes", None)
@@ -273,8 +280,8 @@ def stop_run(cluster: Cluster, name: str) -> None:
 
 
 def delete_run(cluster: Cluster, name: str) -> None:
-    """Delete all objects that a run owns, and last the Workflow, so that its name can be reused
-    only when all objects are gone."""
+    """Delete all objects that a run owns, and then the Workflow itself, so that its name is free
+    only when all these objects are deleted."""
     cluster.delete(WORKFLOWS, name, propagationPolicy="Foreground")
 
 
@@ -363,8 +370,8 @@ def _continue_suspended(workflow: Object) -> Object:
 
 
 def _build_retry(workflow: Object) -> Object:
-    """Return the workflow as Argo's FormulateRetryWorkflow does: failed nodes are removed, and
-    their parent groups have the phase Running."""
+    """Return the workflow in the state in which Argo retries it (FormulateRetryWorkflow): failed
+    nodes are removed, and their parent groups have the phase Running."""
     changed_metadata = dict(workflow["metadata"])
     changed_spec = dict(workflow["spec"])
     changed_status = dict(workflow["status"])
@@ -418,14 +425,13 @@ def _build_retry(workflow: Object) -> Object:
         reset_state
         | {
             "phase": "Running",
-            # the retry gets a new start time, because the workflow's deadline counts from its start
-            # time
+            # a new start time, because the workflow's deadline counts from the start time
             "startedAt": format_timestamp(time.time()),
             "conditions": [*conditions, {"type": "Completed", "status": "False"}],
             "taskResultsCompletionStatus": {
-                outbound_id: is_complete
-                for outbound_id, is_complete in task_results.items()
-                if outbound_id in reset_state["nodes"]
+                node_id: is_complete
+                for node_id, is_complete in task_results.items()
+                if node_id in reset_state["nodes"]
             },
             "persistentVolumeClaims": [],
         }
@@ -434,14 +440,14 @@ def _build_retry(workflow: Object) -> Object:
         changed_status["storedWorkflowTemplateSpec"] = template_spec
 
     new_status = {
-        key: is_complete for key, is_complete in changed_status.items() if is_complete is not None
+        key: field_value for key, field_value in changed_status.items() if field_value is not None
     }
     return workflow | {"metadata": changed_metadata, "spec": changed_spec, "status": new_status}
 
 
 def _remove_pods(cluster: Cluster, name: str, node_ids: set[str]) -> None:
-    """Delete the pods of `node_ids`, because the pods of new attempts get the same names. Raises
-    ApiError."""
+    """Delete the pods of the nodes `node_ids`, because the pods of new attempts get the same names.
+    Raises ApiError."""
     for pod_object in cluster.list_objects(
         PODS, f"{object_labels.WORKFLOW}={name}", metadata_only=True
     ):
@@ -454,7 +460,8 @@ def _remove_pods(cluster: Cluster, name: str, node_ids: set[str]) -> None:
 def apply_schedule(
     cluster: Cluster, workflow_template: Object, cron_workflow: Object
 ) -> Iterator[str]:
-    """Apply a WorkflowTemplate and the CronWorkflow that runs it; yield the changes as lines."""
+    """Apply a WorkflowTemplate and the CronWorkflow that runs it; yield the changes as lines of
+    text. Waits after a new template (see TEMPLATE_DELAY_S)."""
     hash_annotation = {SHA256_ANNOTATION: manifest_sha256(workflow_template)}
     workflow_metadata = cron_workflow["spec"].get("workflowMetadata") or {}
     workflow_metadata = workflow_metadata | {
@@ -564,11 +571,7 @@ def describe_differences(old_value: object, new_value: object, path: str) -> Ite
         for key in dict.fromkeys([*old_value, *new_value]):
             yield from describe_differences(old_value.get(key), new_value.get(key), f"{path}.{key}")
     elif isinstance(old_value, list) and isinstance(new_value, list):
-        old_value, new_value = (
-            {_item_key(i, list_item): list_item for i, list_item in enumerate(list_items)}
-            for list_items in (old_value, new_value)
-        )
-        yield from describe_differences(old_value, new_value, path)
+        yield from describe_differences(_key_items(old_value), _key_items(new_value), path)
     elif isinstance(old_value, str) and isinstance(new_value, str) and "\n" in old_value:
         for line in difflib.unified_diff(
             old_value.splitlines(), new_value.splitlines(), n=0, lineterm=""
@@ -579,10 +582,13 @@ def describe_differences(old_value: object, new_value: object, path: str) -> Ite
         yield f"{path}: {_format_value(old_value)} → {_format_value(new_value)}"
 
 
-def _item_key(index: int, list_item: object) -> str:
-    if isinstance(list_item, dict) and "name" in list_item:
-        return str(list_item["name"])
-    return str(index)
+def _key_items(list_items: list[Any]) -> dict[str, Any]:
+    """Return the items of a list by their field `name` or, without this field, by their index."""
+    items_by_key: dict[str, Any] = {}
+    for index, list_item in enumerate(list_items):
+        is_named = isinstance(list_item, dict) and "name" in list_item
+        items_by_key[str(list_item["name"] if is_named else index)] = list_item
+    return items_by_key
 
 
 def _format_value(value: object) -> str:

@@ -81,33 +81,33 @@ def read_digest(folder: Path, dataset_address: str = "") -> str:
     return hashlib.sha256(_read_file_list(folder, dataset_address or str(folder))).hexdigest()
 
 
-def verify_dataset(folder: Path, expected_digest: str = "", given_address: str = "") -> None:
+def verify_dataset(folder: Path, expected_digest: str = "", dataset_address: str = "") -> None:
     """Raise DataError if a file in `folder` was changed, added or removed since the list was
     written, or if an empty folder was added.
 
-    `expected_digest`: expected digest (empty: any); `given_address`: address of the dataset for
+    `expected_digest`: expected digest (empty: any); `dataset_address`: address of the dataset for
     messages.
     """
-    given_address = given_address or str(folder)
-    list_bytes = _read_file_list(folder, given_address)
+    dataset_address = dataset_address or str(folder)
+    list_bytes = _read_file_list(folder, dataset_address)
 
     actual_digest = hashlib.sha256(list_bytes).hexdigest()
     if expected_digest and actual_digest != expected_digest:
         raise DataError(
-            f"{given_address}/{FILE_LIST} has the sha256 {actual_digest}, but the digest of the"
+            f"{dataset_address}/{FILE_LIST} has the sha256 {actual_digest}, but the digest of the"
             f" dataset is {expected_digest}: it is another dataset, or its list of files was"
             f" changed. Pass the digest that `prepare` returned. Or: {REMEDY}"
         )
 
     files_by_name = list_dataset_files(folder)
-    _reject_special_files(files_by_name, given_address)
+    _reject_special_files(files_by_name, dataset_address)
     files_stamp = hashes.compute_stamp([folder / FILE_LIST, *files_by_name.values()])
     if hashes.is_verified(files_stamp):
         return
 
-    recorded_files = _parse_file_list(list_bytes, given_address)
-    _reject_other_names(files_by_name, recorded_files, given_address)
-    _reject_other_contents(files_by_name, recorded_files, given_address)
+    recorded_files = _parse_file_list(list_bytes, dataset_address)
+    _reject_missing_or_added_files(files_by_name, recorded_files, dataset_address)
+    _reject_changed_files(files_by_name, recorded_files, dataset_address)
     hashes.mark_verified(files_stamp)
 
 
@@ -142,7 +142,7 @@ def _reject_special_files(files_by_name: dict[str, Path], dataset_address: str) 
         )
 
 
-def _reject_other_names(
+def _reject_missing_or_added_files(
     files_by_name: dict[str, Path], recorded_files: dict[str, RecordedFile], dataset_address: str
 ) -> None:
     missing_names = sorted(recorded_files.keys() - files_by_name.keys())
@@ -160,7 +160,7 @@ def _reject_other_names(
         )
 
 
-def _reject_other_contents(
+def _reject_changed_files(
     files_by_name: dict[str, Path], recorded_files: dict[str, RecordedFile], dataset_address: str
 ) -> None:
     for name, path in files_by_name.items():

@@ -88,8 +88,8 @@ def compute_sha256s(paths: Iterable[Path]) -> list[str]:
 
 
 def compute_stamp(paths: Iterable[Path]) -> str:
-    """Return a hash of the names, sizes and times of files. The hash changes when one of the files
-    is written."""
+    """Return a hash of the names, inodes, sizes and times of files. The hash changes when one of
+    the files is written."""
     stamp_lines = []
     for path in paths:
         file_status = path.stat()

@@ -1,6 +1,6 @@
 """Send HTTP requests; the size of a response and the time in which it must arrive are limited.
 
-answer = send(new_session(), "GET", url, max_bytes=64 << 20, timeout=30)
+answer = send(Session(), "GET", url, max_bytes=64 << 20, timeout_s=30)
 """
 
 import time
@@ -10,12 +10,13 @@ import requests
 from urllib3.exceptions import HTTPError
 
 READ_BYTES = 1 << 16
-# time limit for the whole body of a response, because every single part of it may be slow
+# time limit for the whole body of a response; the timeout of `requests` only limits the wait for
+# the next bytes
 BODY_TIMEOUT_S = 120.0
 
 
 class Body(Protocol):
-    """The body of an answer that urllib3 reads."""
+    """The body of an answer, as urllib3 provides it."""
 
     def read1(self, amt: int, decode_content: bool | None = None) -> bytes:
         """Return the next bytes as soon as they arrive, b"" at the end."""
@@ -43,9 +44,8 @@ class HttpAnswer(NamedTuple):
 
 
 class Session(requests.Session):
-    """A session that sends a login only to the server that it was given for.
-
-    Without this class, `requests` would replace the login by one from ~/.netrc.
+    """A session that sends its login only to the server of the request, not to the target of a
+    redirect, and never replaces it by a login from ~/.netrc, as `requests` does.
     """
 
     def rebuild_auth(self, prepared_request: Any, response: Any) -> None:

@@ -1,7 +1,7 @@
 """The types of a workflow's manifest and of the pods in it, with the fields that Rekindle reads.
 
-A field that may be null has a type with None; other fields may be missing, but not null, as the
-code reads them with a default.
+Only a field whose type contains None may be null. The other fields with a default may be missing,
+but not null.
 
 Sources: Kubernetes 1.34; Argo 3.7, WorkflowSpec.
 """
@@ -11,7 +11,7 @@ from pydantic import Field
 from rekindle.documents import Document
 
 Scalar = str | int | float | bool
-Amounts = dict[str, str | int | float]
+Amounts = dict[str, str | int | float]  # name of a resource → quantity
 Texts = dict[str, str]
 
 
@@ -74,7 +74,7 @@ class NamedReference(Document):
 
 
 class RunnablePodSpec(NodeSelection):
-    """A PodSpec whose containers are read."""
+    """A PodSpec with its containers."""
 
     containers: list[Container] = Field(min_length=1)
 

@@ -14,6 +14,8 @@ REMEDY = "Submit the run again."
 
 
 class _Object(Document):
+    """A JSON object that may have other fields."""
+
     model_config = ConfigDict(extra="allow")
 
 
@@ -30,8 +32,8 @@ class Manifest(_Object):
 
 
 def unpack_manifest(encoded_manifest: str) -> dict[str, Any]:
-    """Return the manifest in the value of the parameter; {} for an empty value. Raises
-    InvalidDocument."""
+    """Decode the manifest in a value of the parameter `manifest`; return {} for an empty value.
+    Raises InvalidDocument."""
     if not encoded_manifest:
         return {}
     try:

@@ -66,14 +66,15 @@ def describe_files(files_by_name: Mapping[str, Path]) -> dict[str, ResultFile]:
 
 
 def compute_result_sha256(recorded_files: Mapping[str, ResultFile]) -> str:
-    """Return the sha256 of a result: of the JSON of its files, sorted by path."""
+    """Return the sha256 of a result: the hash of the JSON object with the size and sha256 of each
+    file, sorted by path."""
     file_records = {name: file.model_dump() for name, file in recorded_files.items()}
     return hashlib.sha256(to_json(file_records, sort_keys=True).encode()).hexdigest()
 
 
 def find_result_path(model_folder: Path, model_description: ModelFile) -> Path:
-    """Return the path of the result in the folder of a model: of its only file, or of the folder
-    with its files."""
+    """Return the path of the result in the folder of a model: the only file of the result if
+    `is_file` is set, else the folder with its files."""
     if model_description.is_file:
         [name] = model_description.files
         return model_folder / RESULT / name
@@ -111,11 +112,11 @@ def verify_result(model_folder: Path, model_description: ModelFile, model_addres
 
     files_stamp = hashes.compute_stamp([model_folder / MODEL_FILE, *paths_by_name.values()])
     if not hashes.is_verified(files_stamp):
-        _reject_other_contents(paths_by_name, recorded_files, model_address)
+        _reject_changed_files(paths_by_name, recorded_files, model_address)
         hashes.mark_verified(files_stamp)
 
 
-def _reject_other_contents(
+def _reject_changed_files(
     paths_by_name: Mapping[str, Path], recorded_files: Mapping[str, ResultFile], model_address: str
 ) -> None:
     special_names = [name for name, path in paths_by_name.items() if not path.is_file()]

@@ -4,35 +4,40 @@ from pathlib import Path
 
 from rekindle.content.dataset import FILE_LIST, verify_dataset
 from rekindle.content.dataset_record import DATASET
-from rekindle.content.verified_release import RELEASE_RECORD, REMEDY, FileHashes, reject_other_files
+from rekindle.content.verified_release import (
+    RELEASE_RECORD,
+    REMEDY,
+    FileHashes,
+    verify_release_files,
+)
 from rekindle.content.weights import verify_weights
 from rekindle.documents import CHECKSUM, MODEL_FILE, InvalidDocument, read_file
 from rekindle.errors import DataError
 
 DATASET_INPUT = "dataset"
 # field names by which the JSON files of a model, a dataset and a release are recognized
-MODEL_NAMES = ("sha256", "workload", CHECKSUM)
-DATASET_NAMES = ("rows", "rejected", "facts")
-RELEASE_NAMES = ("model_sha256", "workload", "files")
+MODEL_FIELDS = ("sha256", "workload", CHECKSUM)
+DATASET_FIELDS = ("rows", "rejected", "facts")
+RELEASE_FIELDS = ("model_sha256", "workload", "files")
 
 
 def verify_artifact(name: str, path: Path, expected_digest: str) -> None:
     """Raise DataError if an artifact is a dataset, a trained model or a release whose files were
     changed after they were written.
 
-    `name`: name of the input; `expected_digest`: the input `expected_digest` of the step, which the
-    artifact `dataset` must have, or "".
+    `name`: name of the input. `expected_digest`: value of the step's input `digest`, which must be
+    the digest of the artifact `dataset`; "" if the step does not have this input.
     """
-    promised_digest = expected_digest if name == DATASET_INPUT else ""
+    dataset_digest = expected_digest if name == DATASET_INPUT else ""
     # a release contains the list of its training dataset's files, but not these files
-    is_release = name != DATASET_INPUT and _has_names(path / RELEASE_RECORD, RELEASE_NAMES)
+    is_release = name != DATASET_INPUT and _has_fields(path / RELEASE_RECORD, RELEASE_FIELDS)
     if is_release:
         _verify_release(path)
 
-    is_dataset = (path / FILE_LIST).is_file() or _has_names(path / DATASET, DATASET_NAMES)
-    if promised_digest or (is_dataset and not is_release):
-        verify_dataset(path, promised_digest)
-    if _has_names(path / MODEL_FILE, MODEL_NAMES):
+    is_dataset = (path / FILE_LIST).is_file() or _has_fields(path / DATASET, DATASET_FIELDS)
+    if dataset_digest or (is_dataset and not is_release):
+        verify_dataset(path, dataset_digest)
+    if _has_fields(path / MODEL_FILE, MODEL_FIELDS):
         verify_weights(path)
 
 
@@ -44,13 +49,13 @@ def _verify_release(path: Path) -> None:
         release_record = read_file(FileHashes, path / RELEASE_RECORD, REMEDY)
     except InvalidDocument as error:
         raise DataError(str(error)) from error
-    reject_other_files(path, {**release_record.files, **release_record.described}, str(path))
+    verify_release_files(path, {**release_record.files, **release_record.described}, str(path))
 
 
-def _has_names(file: Path, required_names: tuple[str, ...]) -> bool:
-    """Return True if a file contains all of `required_names`, or all but one.
+def _has_fields(file: Path, expected_fields: tuple[str, ...]) -> bool:
+    """Return True if a file contains all field names in `expected_fields`, or all but one.
 
-    A file of another program with the same file name lacks several of these fields; a damaged file
+    A file of another program with the same file name lacks several of these names; a damaged file
     may lack one.
     """
     try:
@@ -58,13 +63,13 @@ def _has_names(file: Path, required_names: tuple[str, ...]) -> bool:
     except OSError:
         return False
     return (
-        sum(f'"{name}"'.encode() in file_content for name in required_names)
-        >= len(required_names) - 1
+        sum(f'"{name}"'.encode() in file_content for name in expected_fields)
+        >= len(expected_fields) - 1
     )
 
 
-def find_digest_input(step_inputs: object) -> str:
-    """Return the input `digest` of a step, or "" if the step does not have it."""
+def read_digest_input(step_inputs: object) -> str:
+    """Return the value of a step's input `digest`; "" if the step does not have this input."""
     digest_value = getattr(step_inputs, "digest", "")
     if isinstance(digest_value, str):
         return digest_value

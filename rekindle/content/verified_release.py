@@ -1,7 +1,7 @@
 """Read single files of a release from the object store, and compare them with the hash in the key
 of the release.
 
-    read_verified(store, "releases/fraud/HASH", ["model.json", "model.safetensors"])
+    read_verified_files(store, "releases/fraud/HASH", ["model.json", "model.safetensors"])
 """
 
 import hashlib
@@ -58,7 +58,7 @@ def is_release(key: str) -> bool:
     return ArtifactKey.matches(key) and RELEASE_KEY.fullmatch(key) is not None
 
 
-def reject_other_folder(key: str, release_address: str) -> None:
+def require_release_key(key: str, release_address: str) -> None:
     """Raise DataError unless `key`, for example from a tag in MLflow, is the key of a release.
 
     Without the hash at the end of the key, a change of both release.json and a file would not be
@@ -79,7 +79,7 @@ def compute_content_hash(sha256_by_name: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(hash_lines).encode()).hexdigest()
 
 
-def reject_other_hash(key: str, sha256_by_name: Mapping[str, str], release_address: str) -> None:
+def reject_wrong_hash(key: str, sha256_by_name: Mapping[str, str], release_address: str) -> None:
     """Raise DataError if the hash at the end of a release's key is not the hash of its files.
 
     `key` is "" for a release that MLflow has downloaded, because its key is unknown.
@@ -99,9 +99,9 @@ def read_verified_files(
     """Return the content of some files of a release. Raises NotFound if a file is missing,
     DataError if a file was changed, and InvalidDocument if a file has more than `max_bytes` bytes
     (None: no limit)."""
-    reject_other_folder(key, store.uri(key))
+    require_release_key(key, store.uri(key))
     release_record = read_object(FileHashes, store, f"{key}/{RELEASE_RECORD}")
-    reject_other_hash(key, release_record.files, store.uri(key))
+    reject_wrong_hash(key, release_record.files, store.uri(key))
     sha256_by_name = {**release_record.files, **release_record.described}
 
     content_by_name: dict[str, bytes] = {}
@@ -134,7 +134,7 @@ def read_described_file(store: "Store", key: str, name: str) -> bytes:
     return store.get(f"{key}/{name}")
 
 
-def reject_changed_files(
+def verify_described_files(
     folder: Path,
     described_hashes: Mapping[str, str],
     file_names: Iterable[str],
@@ -155,7 +155,7 @@ def reject_changed_files(
             )
 
 
-def reject_other_files(
+def verify_release_files(
     folder: Path, recorded_hashes: Mapping[str, str], release_address: str
 ) -> None:
     """Raise DataError if a file of a release is missing, was added, or was changed.
@@ -171,7 +171,8 @@ def reject_other_files(
             f" {REMEDY}"
         )
 
-    # the hash in a release of an earlier version of Rekindle does not cover the files of MLflow
+    # if an earlier version of Rekindle made the release, its hash does not cover the files that
+    # MLflow needs
     unhashed_names = set() if MLMODEL in recorded_hashes else MLFLOW_FILES
     known_names = recorded_hashes.keys() | UNHASHED_FILES | unhashed_names
     added_names = sorted(paths_by_name.keys() - known_names)

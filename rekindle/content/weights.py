@@ -62,9 +62,9 @@ def verify_weights(model_folder: Path, model_address: str = "") -> ModelFile:
 
     files_stamp = hashes.compute_stamp([file, model_folder / MODEL_FILE])
     if not hashes.is_verified(files_stamp):
-        reject_other_weights(
+        reject_wrong_weights(
             model_description.sha256,
-            _tensors_sha256(file),
+            _compute_tensors_sha256(file),
             lambda: hashes.file_sha256(file),
             f"{model_address or model_folder}/{WEIGHTS_FILE}",
         )
@@ -73,7 +73,7 @@ def verify_weights(model_folder: Path, model_address: str = "") -> ModelFile:
     return model_description
 
 
-def reject_other_weights(
+def reject_wrong_weights(
     expected_sha256: str, tensors_sha256: str, hash_file: Callable[[], str], model_address: str
 ) -> None:
     """Raise DataError unless the weights have the sha256 `expected_sha256`.
@@ -93,7 +93,7 @@ def reject_other_weights(
         )
 
 
-def _tensors_sha256(file: Path) -> str:
+def _compute_tensors_sha256(file: Path) -> str:
     """Return the `weights_sha256` of a safetensors file; "" if the file is in the format of another
     framework."""
     from safetensors import SafetensorError, safe_open

@@ -1,7 +1,9 @@
 """`rekindle demo chaos`: train a model twice, undisturbed and under attack, and compare the sha256
 of the weights.
 
-    code = run(Path(".rekindle"), Plan(workers=3), as_json=False)     # 0: equal, 1: different
+    exit_code = run_demo(Path(".rekindle"), DemoOptions(workers=3), as_json=False)
+
+The exit code is 0 if the weights are equal, and 1 if they differ.
 
 The local controller runs both trainings as the PyTorchJob of one rendered manifest, with a
 coordinator and launchers as real processes. An attack sends a signal to some of these processes,
@@ -37,7 +39,7 @@ from rekindle.content.dataset import FILE_LIST
 from rekindle.demo.screen import AttackRecord, DemoRecording, DemoRun, View, live_view
 from rekindle.demo.watched_training import COORDINATOR, DemoCluster, WatchedTraining
 from rekindle.errors import NotFound
-from rekindle.keys import CACHED_PARAMETER, DATASET, REUSE_ROW
+from rekindle.keys import CACHED_PARAMETER, DATASET, REUSE_FIELD
 from rekindle.workload import load, prepare
 
 RESUME_AFTER_S = 3.0  # seconds after which a process that was stopped by SIGSTOP gets SIGCONT
@@ -106,15 +108,15 @@ def run_demo(home: Path, demo_options: DemoOptions, as_json: bool) -> int:
         dataset_key_and_digest = prepare_dataset(cluster, demo_config)
 
         recording.activity = f"training {demo_options.steps} steps with one worker, undisturbed"
-        calm_job = build_demo_job(demo_config, f"{name}-calm", 1, *dataset_key_and_digest)
-        with WatchedTraining(cluster, demo_folder, calm_job) as current_training:
+        undisturbed_job = build_demo_job(demo_config, f"{name}-calm", 1, *dataset_key_and_digest)
+        with WatchedTraining(cluster, demo_folder, undisturbed_job) as current_training:
             train_undisturbed(current_training, recording, recording_view)
 
         recording.activity = f"training the same with {demo_options.workers} workers, under attack"
-        calm_job = build_demo_job(
+        attacked_job = build_demo_job(
             demo_config, f"{name}-storm", demo_options.workers, *dataset_key_and_digest
         )
-        with WatchedTraining(cluster, demo_folder, calm_job) as current_training:
+        with WatchedTraining(cluster, demo_folder, attacked_job) as current_training:
             train_under_attack(current_training, recording, recording_view, demo_options)
 
         recording.equal = recording.undisturbed.sha256 == recording.disturbed.sha256
@@ -136,6 +138,8 @@ def run_demo(home: Path, demo_options: DemoOptions, as_json: bool) -> int:
 
 
 def load_demo_config(demo_options: DemoOptions) -> Any:
+    """Return the config configs/chaos.yaml of the reference project with the options of the
+    demo."""
     train_settings = {
         "workers": demo_options.workers,
         "virtual_workers": 2 * demo_options.workers,
@@ -188,24 +192,25 @@ def build_demo_job(
     templates = render_manifest(demo_config.model_copy(update={"train": train_config}))["spec"][
         "templates"
     ]
-    (text,) = [
+    [job_text] = [
         template["resource"]["manifest"] for template in templates if template["name"] == "train"
     ]
 
-    # with an empty REUSE, no model is reused
-    cached_rows = {"prepare": {"at": dataset_key.removesuffix(f"/{DATASET}")}, REUSE_ROW: ""}
+    # the field REUSE_FIELD is not "yes", so the training does not reuse a cached model
+    cached_rows = {"prepare": {"at": dataset_key.removesuffix(f"/{DATASET}")}, REUSE_FIELD: ""}
     tag_values = {
         "workflow.name": name,
         f"workflow.parameters.{CACHED_PARAMETER}": to_json(cached_rows),
         "inputs.parameters.digest": dataset_digest,
         "inputs.parameters.run_id": "",
     }
-    return yaml.safe_load(substitute(text, tag_values))
+    return yaml.safe_load(substitute(job_text, tag_values))
 
 
 def train_undisturbed(
     training: WatchedTraining, recording: DemoRecording, recording_view: View
 ) -> None:
+    """Train without attacks, and record the steps."""
     for _ in training.poll_until_done():
         recording.undisturbed.record_step(training.step)
         recording_view.tick()
@@ -305,14 +310,15 @@ def signal_processes(
 def find_target_pids(attack: Attack, training: WatchedTraining, name: str) -> list[int]:
     """Return the pids of the processes of a pod that receive the signal of an attack."""
     if attack.target == "all":
-        return training.processes(name)
+        return training.list_pids(name)
 
     if attack.target == "trainer":
-        trainer_pid = training.trainer(name)
+        target_pid = training.find_trainer_pid(name)
     else:
-        trainer_pid = training.launcher(name)
-    if trainer_pid:
-        return [trainer_pid]
+        target_pid = training.find_launcher_pid(name)
+
+    if target_pid:
+        return [target_pid]
     return []
 
 
@@ -353,9 +359,11 @@ def update_record(
 
 def _is_back(name: str, attack_record: AttackRecord, training: WatchedTraining) -> bool:
     if name == COORDINATOR:
-        return training.launcher(name) not in attack_record.pids and training.accepts_connections()
+        launcher_pid = training.find_launcher_pid(name)
+        return launcher_pid not in attack_record.pids and training.accepts_connections()
 
-    if training.trainer(name) in attack_record.pids or training.state(name) != "training":
+    trainer_pid = training.find_trainer_pid(name)
+    if trainer_pid in attack_record.pids or training.state(name) != "training":
         return False
     return (
         attack_record.signal_number == signal.SIGSTOP

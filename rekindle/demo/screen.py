@@ -1,7 +1,7 @@
 """Record a training under attack, and display it as a live picture on a terminal, else as plain
 lines.
 
-    with live_view(Recording(...), sys.stdout) as view:
+    with live_view(DemoRecording(...), sys.stdout) as view:
         ...                                 # update the recording
         view.tick()                         # often
 
@@ -102,9 +102,9 @@ class DemoRun:
 
     name: str
     workers: int
-    total: int
-    began: float = 0.0
-    ended: float = 0.0
+    total: int  # number of steps
+    began: float = 0.0  # 0 before the start
+    ended: float = 0.0  # 0 before the end
     step: int = 0
     sha256: str = ""
     # (time, newest step) at each change of the newest step
@@ -218,10 +218,10 @@ class LineView:
         self.recording = recording
         self.out = output_stream
         self.activity = ""
-        self.written_at = time.monotonic()
+        self.last_write_time = time.monotonic()
         self.reported_attacks = 0
-        self.finished: list[DemoRun] = []
-        self.is_over = False
+        self.finished_runs: list[DemoRun] = []
+        self.is_conclusion_written = False
 
     def tick(self) -> None:
         demo_recording = self.recording
@@ -240,23 +240,27 @@ class LineView:
             self.reported_attacks += 1
 
         for demo_run in (demo_recording.undisturbed, demo_recording.disturbed):
-            if demo_run.ended and demo_run not in self.finished:
-                self.finished.append(demo_run)
+            if demo_run.ended and demo_run not in self.finished_runs:
+                self.finished_runs.append(demo_run)
                 duration_text = format_duration(demo_run.seconds)
                 self._write(
                     f"{demo_run.name}: {demo_run.step} steps in {duration_text}, sha256"
                     f" {demo_run.sha256}"
                 )
-            elif demo_run.began and not demo_run.ended and time.monotonic() - self.written_at >= 5:
+            elif (
+                demo_run.began
+                and not demo_run.ended
+                and time.monotonic() - self.last_write_time >= 5
+            ):
                 self._write(f"{demo_run.name}: step {demo_run.step}/{demo_run.total}")
 
-        if demo_recording.equal is not None and not self.is_over:
-            self.is_over = True
+        if demo_recording.equal is not None and not self.is_conclusion_written:
+            self.is_conclusion_written = True
             self._write(summarize_attacks(demo_recording))
             self._write(describe_conclusion(demo_recording))
 
     def _write(self, line: str) -> None:
-        self.written_at = time.monotonic()
+        self.last_write_time = time.monotonic()
         self.out.write(f"{line}\n")
         self.out.flush()
 
@@ -342,11 +346,11 @@ class LivePicture:
                     column_styles.append(ATTACK_STYLE)
                 else:
                     column_styles.append(
-                        STYLE_OF_STATE[most_severe_state(state_history, span_start, span_end)]
+                        STYLE_OF_STATE[find_most_severe_state(state_history, span_start, span_end)]
                     )
 
             styled_runs = [
-                ("".join(style_sign for style_sign, _ in same_style_columns), style)
+                ("".join(character for character, _ in same_style_columns), style)
                 for style, same_style_columns in groupby(column_styles, itemgetter(1))
             ]
             last_state = state_history[-1][1]
@@ -419,7 +423,7 @@ class LivePicture:
         )
 
 
-def most_severe_state(
+def find_most_severe_state(
     state_history: list[tuple[float, str]], start_time: float, end_time: float
 ) -> str:
     """Return the most severe state that a process had between two times."""

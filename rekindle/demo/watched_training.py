@@ -1,6 +1,6 @@
 """Run a rendered PyTorchJob on the local controller, and observe its processes.
 
-    with Training(cluster, folder, job) as training:
+    with WatchedTraining(cluster, folder, job) as training:
         # a hundred times a second, until the model is complete
         for _ in training.poll_until_done():
             print(training.step, training.members, training.state("worker-0"))
@@ -86,7 +86,9 @@ class WatchedTraining:
 
         self._snapshot_steps: dict[Path, int] = {}  # newest step in each snapshot file
         self._answering_pid = 0  # pid of the coordinator that last accepted a connection
-        self._logs = [LogTail(folder / "logs" / f"{self._pod(name)}.log") for name in self.names]
+        self._logs = [
+            LogTail(folder / "logs" / f"{self._make_pod_name(name)}.log") for name in self.names
+        ]
 
     @property
     def names(self) -> list[str]:
@@ -101,7 +103,7 @@ class WatchedTraining:
         return self
 
     def __exit__(self, *_: object) -> None:
-        pids = [pid for name in self.names for pid in self.processes(name)]
+        pids = [pid for name in self.names for pid in self.list_pids(name)]
         self.controller.stop(GRACE_S)
         self.controller.delete(self.name)
         self.secret.delete(self.name)
@@ -152,35 +154,36 @@ class WatchedTraining:
         running_job = self.controller.jobs.get(self.name)
         pods_by_name = running_job.pods if running_job else {}
         return {
-            name: pods_by_name[self._pod(name)]
+            name: pods_by_name[self._make_pod_name(name)]
             for name in self.names
-            if self._pod(name) in pods_by_name
+            if self._make_pod_name(name) in pods_by_name
         }
 
-    def launcher(self, name: str) -> int | None:
+    def find_launcher_pid(self, name: str) -> int | None:
         """Return the pid of a pod's first process."""
         pod = self.pods.get(name)
         if pod and pod.process:
             return pod.process.pid
         return None
 
-    def trainer(self, name: str) -> int | None:
+    def find_trainer_pid(self, name: str) -> int | None:
         """Return the pid of the process that trains in a worker's pod. This process is not the
         launcher's first child, which only loads torch."""
-        launcher_pid = self.launcher(name)
+        launcher_pid = self.find_launcher_pid(name)
         if launcher_pid:
             return next(iter(list_child_pids(launcher_pid)[1:]), None)
         return None
 
-    def processes(self, name: str) -> list[int]:
-        launcher_pid = self.launcher(name)
+    def list_pids(self, name: str) -> list[int]:
+        """Return the pids of a pod's first process and of its children."""
+        launcher_pid = self.find_launcher_pid(name)
         if launcher_pid:
             return [launcher_pid, *list_child_pids(launcher_pid)]
         return []
 
     def state(self, name: str) -> str:
         """Return the state of a pod: a key of screen.STYLE_OF_STATE."""
-        if not self.launcher(name):
+        if not self.find_launcher_pid(name):
             return "dead"
 
         if name == COORDINATOR:
@@ -190,7 +193,7 @@ class WatchedTraining:
                 return "recovering"
             return "starting"
 
-        trainer_pid = self.trainer(name)
+        trainer_pid = self.find_trainer_pid(name)
         if not self.group_count:
             return "starting"
         if trainer_pid is None:
@@ -202,13 +205,14 @@ class WatchedTraining:
         return "recovering"
 
     def accepts_connections(self) -> bool:
-        coordinator_pid = self.launcher(COORDINATOR)
+        """Return True if the coordinator's current process has accepted a connection."""
+        coordinator_pid = self.find_launcher_pid(COORDINATOR)
         if coordinator_pid and coordinator_pid != self._answering_pid:
             job_object = self.cluster.find("PyTorchJob", self.name)
             with suppress(OSError):
                 coordinator_port = get_port(job_object, "Master") if job_object else DEFAULT_PORT
                 coordinator_address = (
-                    self.cluster.address(self._pod(COORDINATOR)),
+                    self.cluster.address(self._make_pod_name(COORDINATOR)),
                     coordinator_port,
                 )
                 socket.create_connection(coordinator_address, 0.05).close()
@@ -216,10 +220,12 @@ class WatchedTraining:
 
         return coordinator_pid is not None and coordinator_pid == self._answering_pid
 
-    def _pod(self, name: str) -> str:
+    def _make_pod_name(self, name: str) -> str:
         return f"{self.name}-{name.replace(COORDINATOR, 'master-0')}"
 
     def _observe(self) -> None:
+        """Read the new lines of all logs, and the newest step of each snapshot in shared
+        memory."""
         snapshot_steps: list[int] = []
         for log_tail in self._logs:
             for line in log_tail.read_lines():

@@ -1,11 +1,11 @@
 """Check that this machine has everything that Rekindle needs. Each failure has a remedy.
 
-    for result in check(Path(".rekindle")):
-        print(result)
+    for check in check_machine(Path(".rekindle")):
+        print(check)
 
-The checks write to the object store, query MLflow and bind addresses. The checks stop the services
-that they have started. If S3_ENDPOINT_URL or MLFLOW_TRACKING_URI is set, the checks test the
-service at this address instead of the embedded one.
+The checks write to the object store, query MLflow and bind addresses. They stop the services that
+they have started. If S3_ENDPOINT_URL or MLFLOW_TRACKING_URI is set, they test the service at this
+address instead of the embedded one.
 """
 
 import os
@@ -36,8 +36,8 @@ GIB = 1 << 30
 # minimum free bytes: disk, memory, shared memory
 MIN_DISK_BYTES = 5 * GIB
 MIN_MEMORY_BYTES = 3 * GIB
-MIN_SHARED_MEMORY_BYTES = 1 * GIB  # this is enough for the snapshots of a small model
-MIN_OPEN_FILES = 1024  # minimum value of the limit on the open files of a process
+MIN_SHARED_MEMORY_BYTES = 1 * GIB  # enough for the snapshots of a small model
+MIN_OPEN_FILES = 1024  # minimum number of files that a process must be allowed to open
 
 
 def check_machine(home: Path) -> list[Check]:
@@ -58,7 +58,7 @@ def check_machine(home: Path) -> list[Check]:
 
     check_results += [
         check_can_bind("ports", "127.0.0.1", "Is the loopback interface up?"),
-        # check this, because each pod on this machine gets its own address in 127.0.0.0/8
+        # each pod on this machine gets its own address in 127.0.0.0/8
         check_can_bind("pod addresses", "127.77.77.77", "All of 127.0.0.0/8 must be on lo: ip a"),
         check_namespaces(),
     ]
@@ -72,15 +72,12 @@ def check_machine(home: Path) -> list[Check]:
         ]
 
     cluster = LocalCluster(home)
-    running_services = [
-        name
-        for name in SERVICE_NAMES
-        if (service_record := cluster.services.find(name)) and service_record.alive
-    ]
+    service_records = [cluster.services.find(name) for name in SERVICE_NAMES]
+    was_running = any(record and record.alive for record in service_records)
     try:
         return [*check_results, check_store(cluster), check_mlflow(cluster)]
     finally:
-        if not running_services:
+        if not was_running:
             cluster.services.down()
 
 
@@ -90,7 +87,7 @@ def check_python(_: Path) -> Check:
         "Python",
         is_supported,
         platform.python_version(),
-        "Python 3.11 or newer is needed: make MIN_PYTHON=python3.11 run",
+        "Python 3.11 or newer is needed: make PYTHON=python3.11 run",
     )
 
 
@@ -227,7 +224,7 @@ def check_open_files(_: Path) -> Check:
 
 
 def check_clock(_: Path) -> Check:
-    """Check that the clock is not earlier than the times of installed files, because signatures and
+    """Check that the clock is not earlier than the installation of Rekindle, because signatures and
     certificates need the correct time."""
     seconds_behind = Path(__file__).stat().st_mtime - time.time()
     detail = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())

@@ -1,6 +1,6 @@
 """Check the images, the object store and MLflow from a temporary pod of the namespace.
 
-for check in checks_from_pod(Cluster.connect(namespace="models"), config.cluster):
+for check in run_pod_checks(Cluster.connect(namespace="models"), config.cluster):
     print(check)
 """
 
@@ -21,9 +21,9 @@ from rekindle.documents import parse_and_validate
 from rekindle.errors import Check
 from rekindle.kubernetes_names import DOCTOR_NAME
 
-PROBE = ("-m", "rekindle.doctor.probe")
-# default time limit in seconds for the pod to start and finish, which is too short to pull an image
-# of several GB
+PROBE = ("-m", "rekindle.doctor.probe")  # arguments of `python` in the pod
+# default time limit in seconds for the pod to start and finish; pulling an image of several GB
+# takes longer
 PROBE_TIMEOUT_S = 180
 REMEDIES = {
     "object store": (
@@ -39,8 +39,7 @@ REMEDIES = {
 
 
 class Findings(RootModel[dict[str, tuple[bool, str]]]):
-    """The output of rekindle.doctor.probe. For each target, it contains whether the target works,
-    and a detail."""
+    """The output of rekindle.doctor.probe: for each service, whether it works, and a detail."""
 
     model_config = ConfigDict(strict=True)
 

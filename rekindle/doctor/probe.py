@@ -23,7 +23,8 @@ Finding = tuple[bool, str]
 
 
 def check_store(store: Store) -> Finding:
-    """Test the conditional writes that checkpoints and the registry need."""
+    """Test the conditional writes that checkpoints and the registry need: of several concurrent
+    creates of one object, only one may succeed, and a stale write must be refused."""
     key = f"doctor/{uuid.uuid4().hex}"
 
     def create(writer_number: int) -> bool:

@@ -1,10 +1,11 @@
 """Presents this machine as a cluster with the embedded services and the controllers of training
 jobs.
 
-    cluster = LocalCluster(Path(".rekindle")); cluster.prefetch();
+    cluster = LocalCluster(Path(".rekindle"))
+    cluster.prefetch()
     cluster.configmap("rekindle")["S3_ENDPOINT_URL"]
 
-The embedded services store `services/`, `s3/` and `mlflow.db` in the home.
+The embedded services keep their files in the home: `services/`, `s3/` and `mlflow.db`.
 """
 
 import os
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 
 
 class LocalCluster(cluster.LocalCluster):
-    """The cluster with its state in `home` (default: the home of commands); `images` maps image
-    names to local equivalents (default: images.yaml)."""
+    """The cluster with its state in `home_folder` (default: the home of commands). `images` maps
+    the names of container images to local equivalents (default: images.yaml)."""
 
     bucket = DEFAULT_BUCKET
     modules = ("rekindle",)
@@ -77,8 +78,9 @@ class LocalCluster(cluster.LocalCluster):
         super().keep_running()
 
     def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
-        """Return the built-in ConfigMap and Secrets. Model servers get the same keys as other pods,
-        because all processes on this machine run as the same user."""
+        """Return functions that make the content of the built-in ConfigMap and Secrets, by kind and
+        name. Model servers get the same S3 keys as other pods, because all processes on this
+        machine run as the same user."""
         services = self.services
         return {
             ("ConfigMap", CONFIG_MAP): services.environment,
@@ -118,7 +120,7 @@ class LocalCluster(cluster.LocalCluster):
                 (s3_location.get("secretKeySecret"), AWS_SECRET_ACCESS_KEY),
             ]
             access_key, secret_key = (
-                self._key(secret_reference)
+                self._read_secret_value(secret_reference)
                 if secret_reference
                 else store_credentials.get(variable_name)
                 for secret_reference, variable_name in secret_references
@@ -143,7 +145,7 @@ class LocalCluster(cluster.LocalCluster):
 
         return self._store
 
-    def _key(self, secret_reference: Mapping[str, str]) -> str:
+    def _read_secret_value(self, secret_reference: Mapping[str, str]) -> str:
         try:
             return self.secret(secret_reference["name"])[secret_reference["key"]]
         except KeyError:
@@ -161,11 +163,7 @@ class LocalCluster(cluster.LocalCluster):
     def overview(self) -> list[dict[str, Any]]:
         """Return the kind, name, address and state of each service and deployment. Restarts dead
         deployments."""
-        service_records = [
-            service_record
-            for service_name in SERVICE_NAMES
-            if (service_record := self.services.find(service_name))
-        ]
+        service_records = map(self.services.find, SERVICE_NAMES)
         service_rows = [
             {
                 "kind": "service",
@@ -174,5 +172,6 @@ class LocalCluster(cluster.LocalCluster):
                 "running": service_record.alive,
             }
             for service_record in service_records
+            if service_record
         ]
         return service_rows + super().overview()

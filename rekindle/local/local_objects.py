@@ -22,15 +22,11 @@ class LocalObjects:
         self, model: str, on_malformed: Callable[[object], None] | None = None
     ) -> list[Object]:
         deployment_controller = self.controllers["Deployment"]
-        stored_deployments = [
-            deployment
-            for name in deployment_controller.names()
-            if (deployment := deployment_controller.read(name))
-        ]
+        stored_deployments = map(deployment_controller.read, deployment_controller.names())
         return [
             deployment
             for deployment in stored_deployments
-            if deployment["metadata"].get("labels", {}).get(NAME_LABEL) == model
+            if deployment and deployment["metadata"].get("labels", {}).get(NAME_LABEL) == model
         ]
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:

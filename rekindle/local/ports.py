@@ -44,8 +44,8 @@ def _is_free_port(address: str, port: int) -> bool:
 
 
 def move_job_port(cluster: Cluster, training_job: Object, current_job: Object | None) -> Object:
-    """Return the training job with a free port for its pods; a port that the job itself sets is not
-    changed.
+    """Return the training job with a free port for its pods. A port that the job itself sets is
+    kept.
 
     `current_job`: the stored state of this job, whose pods already use a port.
     """
@@ -89,10 +89,11 @@ def move_server_port(cluster: Cluster, deployment: Object) -> Object:
         port_flag = f"--port={default_port}"
 
         container_arguments = container.get("args") or []
-        if (
-            port_flag in container_arguments
-            and (port := find_usable_port(cluster, default_port)) != default_port
-        ):
+        if port_flag not in container_arguments:
+            continue
+
+        port = find_usable_port(cluster, default_port)
+        if port != default_port:
             port_entry["containerPort"] = port
             container["args"] = [
                 f"--port={port}" if container_argument == port_flag else container_argument

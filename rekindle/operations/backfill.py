@@ -40,14 +40,16 @@ def backfill(
     """Execute the runs, `max_parallel_runs` at a time, and return a row per run, in order. A
     failed run does not stop the others."""
 
-    def run_one(missed_run: MissedRun) -> dict[str, Any]:
+    def execute_and_log(missed_run: MissedRun) -> dict[str, Any]:
         log_message(f"{missed_run.name} is the run of {missed_run.time:%Y-%m-%d %H:%M} UTC")
         result_row = missed_run.row(execute_run(missed_run))
         log_message(f"{missed_run.name} {result_row['phase']} {result_row['gate'] or ''}".rstrip())
         return result_row
 
     with ThreadPoolExecutor(max_parallel_runs) as thread_pool:
-        row_futures = [thread_pool.submit(run_one, missed_run) for missed_run in missed_runs]
+        row_futures = [
+            thread_pool.submit(execute_and_log, missed_run) for missed_run in missed_runs
+        ]
         try:
             return [row_future.result() for row_future in row_futures]
         except BaseException:
@@ -94,14 +96,14 @@ def run_on_this_machine(
         if is_created:
             command_arguments = ["resume", missed_run.name]
         else:
-            command_arguments = _make_first_run_arguments(home_folder, manifest, missed_run)
+            command_arguments = _prepare_first_run(home_folder, manifest, missed_run)
         _run_rekindle(log_path, *command_arguments)
 
         # if a runner exists, another backfill has started the run at the same time
         was_tried = not run_files.runner()
 
 
-def _make_first_run_arguments(
+def _prepare_first_run(
     home_folder: Path, manifest: dict[str, Any], missed_run: MissedRun
 ) -> list[str]:
     """Write the manifest of a missed run, and return the arguments of `rekindle` that run it."""
@@ -176,7 +178,7 @@ def run_on_cluster(cluster: Cluster, schedule_name: str, missed_run: MissedRun) 
 def select_executor(
     home_folder: Path, manifest: dict[str, Any], schedule_name: str, cluster: Cluster | None
 ) -> Any:
-    """Return the function that starts or resumes a missed run.
+    """Return the function that starts or resumes a missed run, and returns its final status.
 
     Raises ConfigError if the schedule on the cluster was created from another manifest than
     `manifest`.

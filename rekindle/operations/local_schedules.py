@@ -11,17 +11,19 @@ from argolocal.errors import suggest_similar
 from argolocal.manifest.types import Object
 from argolocal.server.cron.controller import PATH_ANNOTATION, build_workflow
 from argolocal.server.objects import Objects
+from rekindle.cluster.workflows import describe_differences
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 
-# Rekindle's own retention removes old runs, with their artifacts
+# history limit of a CronWorkflow: high enough that only Rekindle's own retention removes old runs,
+# which also removes their artifacts
 KEPT_RUNS = 1_000_000
 
 
 def prepare_cron(cron: Object, has_deadline: bool) -> Object:
-    """Return the CronWorkflow of a config as this machine needs it. `has_deadline`: the config sets
-    schedule.deadline_minutes; otherwise, a machine that was off starts the newest missed run
-    whenever it is on again."""
+    """Return the CronWorkflow of a config, adapted to this machine. `has_deadline`: True if the
+    config sets schedule.deadline_minutes. Without a deadline, a machine that was off starts the
+    newest missed run as soon as it is on again."""
     spec = {
         **cron["spec"],
         "successfulJobsHistoryLimit": KEPT_RUNS,
@@ -38,7 +40,27 @@ def store_schedule(cluster: LocalCluster, template: Object, cron: Object) -> lis
     objects = Objects(cluster)
     annotations = {**(cron["metadata"].get("annotations") or {}), PATH_ANNOTATION: cluster.path}
     cron = {**cron, "metadata": {**cron["metadata"], "annotations": annotations}}
-    return [objects.apply_and_describe(item) for item in (template, cron)]
+    previous = objects.find("CronWorkflow", cron["metadata"]["name"])
+    changes = [objects.apply_and_describe(schedule_object) for schedule_object in (template, cron)]
+    if previous:
+        old_times = _select_times(previous["spec"])
+        new_times = _select_times(cron["spec"])
+        changes += describe_differences(old_times, new_times, "spec")
+    return changes
+
+
+def _select_times(spec: Object) -> Object:
+    """Return the fields of a CronWorkflow that say when it runs."""
+    return {field: spec.get(field) for field in ("schedules", "timezone", "suspend")}
+
+
+def set_suspended(cluster: LocalCluster, name: str, is_suspended: bool) -> None:
+    """Suspend or resume a schedule. Raises ConfigError if it does not exist."""
+
+    def change(cron: Object) -> None:
+        cron["spec"]["suspend"] = is_suspended
+
+    Objects(cluster).update("CronWorkflow", name, change)
 
 
 def find_schedule(cluster: LocalCluster, name: str) -> Object:
@@ -65,12 +87,13 @@ def delete_schedule(cluster: LocalCluster, name: str) -> None:
         objects.delete("WorkflowTemplate", name)
 
 
-def build_run(cluster: LocalCluster, name: str, time: int) -> dict[str, Any]:
-    """Return the Workflow that a schedule would start at a time in unix seconds. Raises ConfigError
+def build_run(cluster: LocalCluster, name: str, unix_seconds: int) -> dict[str, Any]:
+    """Return the Workflow that a schedule would start at a time in Unix seconds. Raises ConfigError
     if the schedule does not exist."""
-    workflow = build_workflow(find_schedule(cluster, name), time)
+    workflow = build_workflow(find_schedule(cluster, name), unix_seconds)
     metadata = workflow["metadata"]
-    # a run that a user starts is not a run of the schedule: it does not count for its policies
+    # a run that a user starts does not belong to the schedule, so the schedule's concurrency policy
+    # and history limits ignore it
     del metadata["ownerReferences"]
     del metadata["name"]
     return {**workflow, "metadata": {**metadata, "generateName": f"{name}-"}}

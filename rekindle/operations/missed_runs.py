@@ -38,7 +38,7 @@ class MissedRun:
             "phase": workflow_status.get("phase") or "Pending",
             "gate": _read_gate_result(workflow_status),
             "reason": run_outputs.get("reason"),
-            "metrics": results.metrics(run_outputs),
+            "metrics": results.parse_metrics(run_outputs),
             "model_sha256": run_outputs.get("model_sha256"),
         }
 
@@ -72,11 +72,11 @@ def list_missed_runs(
             " Give an earlier day."
         )
 
-    def name_at(run_time: datetime) -> str:
+    def make_run_name(run_time: datetime) -> str:
         base36_digits = _encode_base36(int(run_time.timestamp()))
         return f"{pipeline_config.name}-{base36_digits}-{manifest_hash[:HASH_LENGTH]}"
 
-    return [MissedRun(run_time, name_at(run_time)) for run_time in run_times]
+    return [MissedRun(run_time, make_run_name(run_time)) for run_time in run_times]
 
 
 def _read_gate_result(workflow_status: Status) -> str | None:

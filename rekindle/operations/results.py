@@ -14,9 +14,8 @@ from rekindle.keys import AGAIN_SUFFIX, TASK_PARAMETER
 from rekindle.kubernetes_names import REKINDLE_TOKEN
 
 NOT_RELEASED_EXIT_CODE = 3
-ATTEMPT_SUFFIX = re.compile(
-    r"\(\d+\)$"
-)  # end of the display name of an attempt, in a task with retries
+# end of the display name of an attempt, in a task with retries
+ATTEMPT_SUFFIX = re.compile(r"\(\d+\)$")
 VERDICT_TEXTS = {
     "release": "released",
     "keep": "not released",
@@ -26,10 +25,11 @@ VERDICT_TEXTS = {
 
 
 def read_parameters(workflow_status: Status) -> dict[str, str]:
-    """Return the global outputs of the workflow (globalName), by name; if the run has exactly one
+    """Return the global outputs of the workflow (globalName), by name. If the run has exactly one
     evaluation, include its results.
 
-    If the canary was rolled back, or the source has no new data, this replaces the verdict.
+    If the canary was rolled back, or the source has no new data, the verdict and its reason say
+    this instead.
     """
     output_values = list_outputs(workflow_status)
     evaluations = list(_read_evaluations(workflow_status).values())
@@ -80,7 +80,7 @@ def list_verdicts(workflow_status: Status) -> list[dict[str, Any]]:
         {
             "task": task_name,
             **evaluation_row,
-            "metrics": metrics(evaluation_row),
+            "metrics": parse_metrics(evaluation_row),
             "version": versions_by_task.get(task_name),
         }
         for (task_name, _), evaluation_row in _read_evaluations(workflow_status).items()
@@ -126,7 +126,7 @@ def _read_evaluations(workflow_status: Status) -> dict[tuple[str, str], dict[str
     return evaluation_rows
 
 
-def metrics(evaluation_values: Mapping[str, str]) -> dict[str, float | None]:
+def parse_metrics(evaluation_values: Mapping[str, str]) -> dict[str, float | None]:
     """Return the metrics of the candidate by name, with None for NaN or infinity; {} if the run has
     no evaluation."""
     try:

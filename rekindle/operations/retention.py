@@ -46,7 +46,7 @@ from rekindle.storage import Store
 # lifetime of a claim (which reserves a cached result for a new run) on this machine; longer than
 # the time from the look-up in the cache to the start of the run
 CLAIM_SECONDS = 7200.0
-# how long after its end a run of another machine may be resumed
+# time after its end during which a run of another machine may be resumed
 RESUMABLE_SECONDS = compute_resumable_seconds(ClusterConfig.model_validate({}).model_dump())
 DEFAULT_KEEP_RUNS = 5  # limit of `rekindle prune` on this machine for pipelines without limits
 # texts that may contain RUN/TASK; they begin with a word, so that the search takes O(n)
@@ -59,7 +59,7 @@ class RetentionScope:
     """This machine or a namespace, with its runs and the limits of each pipeline.
 
     `shared`: True if other machines or namespaces may use the same MLflow and object store.
-    `needed`: RUN/TASK of artifacts that malformed workflows may refer to.
+    `needed`: the tasks (RUN/TASK) whose artifacts a malformed workflow may use.
     """
 
     store: Store
@@ -119,7 +119,7 @@ class MachineHost:
 
     @contextmanager
     def hold(self, run_name: str) -> Iterator[bool]:
-        """Lock the run, so that it cannot be resumed."""
+        """Lock the run, so that it cannot be resumed. Yield False if the run is active."""
         run_files = RunFiles(self.home, run_name)
         if not run_files.root.exists():
             yield True
@@ -155,8 +155,8 @@ class NamespaceHost:
 
     @contextmanager
     def hold(self, run_name: str) -> Iterator[bool]:
-        """Yield True if the workflow has not been resumed. Check again, because a cluster has no
-        lock against a resume; a malformed workflow counts as active."""
+        """Yield True if the workflow has ended, or does not exist. The workflow is read again,
+        because a cluster has no lock against a resume. A malformed workflow counts as active."""
         try:
             workflow = self.cluster.find(WORKFLOWS, run_name)
         except MalformedObject as error:
@@ -242,24 +242,24 @@ def prune_runs(
         retention_scope = (
             _make_cluster_scope(cluster) if cluster else _make_local_scope(home_folder)
         )
-        replaced_limits = {
+        given_limits = {
             limit_name: limit_value
             for limit_name, limit_value in limit_options.items()
             if limit_value is not None
         }
 
         # the option keep_runs also counts the runs of `rekindle backfill`
-        if "keep_runs" in replaced_limits:
+        if "keep_runs" in given_limits:
             retention_scope.runs = {
-                limit_name: replace(run, counted=True)
-                for limit_name, run in retention_scope.runs.items()
+                run_name: replace(run, counted=True)
+                for run_name, run in retention_scope.runs.items()
             }
 
         for pipeline_name, pipeline_limits in retention_scope.limits.items():
             has_no_limits = pipeline_limits == NO_LIMITS and not retention_scope.shared
             default_limits = {"keep_runs": DEFAULT_KEEP_RUNS} if has_no_limits else {}
             retention_scope.limits[pipeline_name] = pipeline_limits.model_copy(
-                update=default_limits | replaced_limits
+                update=default_limits | given_limits
             )
 
         planned_removal, listing_context = retention_scope.plan(retention_scope.limits)
@@ -333,6 +333,8 @@ def _hold_lock(home_folder: Path) -> Iterator[None]:
 
 
 def _make_local_scope(home_folder: Path) -> RetentionScope:
+    """Return the scope of this machine. Set the environment variables of the services for this
+    process, and delete run folders whose removal was interrupted."""
     local_cluster = LocalCluster(home_folder)
     service_addresses = local_cluster.configmap(CONFIG_MAP)
     os.environ.update(service_addresses | local_cluster.secret(STORE_SECRET))
@@ -383,6 +385,7 @@ def _make_local_scope(home_folder: Path) -> RetentionScope:
 def _is_embedded(
     local_cluster: LocalCluster, service_name: str, service_addresses: Mapping[str, str]
 ) -> bool:
+    """Return True if pods use the embedded service `service_name`, not another server."""
     service_record = local_cluster.services.find(service_name)
     return bool(
         service_record and service_record.url == service_addresses[ADDRESS_VARIABLES[service_name]]

@@ -31,7 +31,8 @@ def roll_back_model(
     """Roll a model back to `version` (empty: the version before the champion), or finish an
     interrupted rollback.
 
-    Then call `report_result`, and send a notification as configured in the run of the new champion.
+    Afterwards, call `report_result`, and send a notification according to the config of the run
+    that made the new champion.
     """
 
     def finish(rollback_result: RollbackResult) -> None:
@@ -101,6 +102,8 @@ def _parse_events(events_text: str) -> list[Any]:
 
 
 def _open_objects(home_folder: Path, cluster: Cluster | None) -> ClusterObjects | LocalObjects:
+    """Return access to the Kubernetes objects. For this machine, set the environment variables of
+    the services for this process."""
     if cluster:
         return ClusterObjects(cluster)
 

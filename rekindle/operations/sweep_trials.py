@@ -39,7 +39,7 @@ Trials = dict[str, Any]
 
 
 class PodTrials(Document):
-    """The Trials that a pod prints: rows of the trials, used hours, sentences about trials and
+    """The JSON object that a pod prints: rows of the trials, used hours, sentences about trials and
     rungs that did not run because of the budget, and lines of the table."""
 
     trials: list[dict[str, JsonValue]]

@@ -1,7 +1,7 @@
 """The artifacts of runs in the object store of this machine, and the readers of their tables.
 
-The object store starts when a user opens an artifact: the list of artifacts needs only the status
-of the run and the files of the store.
+The object store is started only when a user opens an artifact. The list of artifacts does not need
+it: it is read from the status of the run and from the store's files.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from rekindle.page import parquet
 TABLE_READERS: Mapping[str, ReadTable] = {parquet.SUFFIX: parquet.read_parquet}
 
 
-def artifacts_of_home(home: Path) -> StoredArtifacts:
+def open_home_artifacts(home: Path) -> StoredArtifacts:
     """Return access to the artifacts of all runs in `home`."""
 
-    # bucket → its objects, of which only the changes are read again
+    # bucket → its listing, which is kept, so that later calls read only what has changed
     listings: dict[str, ObjectLister | None] = {}
 
     def open_store(s3: Mapping[str, Any]) -> ObjectReader:
@@ -29,7 +29,7 @@ def artifacts_of_home(home: Path) -> StoredArtifacts:
 
     def open_listing(s3: Mapping[str, Any]) -> ObjectLister | None:
         if s3.get("endpoint"):
-            # another store, which may be far away
+            # an external store may be slow to list
             return None
         bucket = str(s3.get("bucket") or "")
         if bucket not in listings:

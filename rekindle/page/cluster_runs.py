@@ -23,7 +23,9 @@ from rekindle.page.pod_logs import PodLogs
 FIRST_LIST_TIMEOUT_S = 20.0
 # pause before a failed watch starts again; a watch fails, for example, without list permission
 RETRY_PAUSE_S = 5.0
-LOST_FOR_S = 15.0  # a lost server is polled at least every 5 s
+# after a failed poll, the page says for this long that the cluster does not answer; the next poll
+# comes after at most 5 s
+LOST_FOR_S = 15.0
 
 
 class ClusterRuns:
@@ -36,8 +38,8 @@ class ClusterRuns:
         self.changed = Condition()
         self.is_listed = False
         self.failure: RekindleError | None = None
-        self.lost_since = 0.0
-        self.lost_at = 0.0
+        self.lost_since = 0.0  # time of the first failed poll since the last answer
+        self.lost_at = 0.0  # time of the last failed poll; 0 after an answer
         self.thread: Thread | None = None
 
     @property
@@ -45,13 +47,13 @@ class ClusterRuns:
         text = f"cluster {self.cluster.context}, namespace {self.cluster.namespace}"
         if time.time() - self.lost_at > LOST_FOR_S:
             return text
-        silence = format_duration(round(time.time() - self.lost_since))
-        return f"{text}, which has not answered for {silence}"
+        silent_for = format_duration(round(time.time() - self.lost_since))
+        return f"{text}, which has not answered for {silent_for}"
 
     def names(self) -> list[str]:
         """Return the names of all runs, newest first. Raises ApiError without the permission to
         list Workflows."""
-        workflows = self._all()
+        workflows = self._list_workflows()
         return sorted(
             workflows,
             key=lambda name: (workflows[name]["metadata"].get("creationTimestamp") or "", name),
@@ -59,8 +61,8 @@ class ClusterRuns:
         )
 
     def version(self, name: str) -> str:
-        """Return the resourceVersion of a workflow."""
-        workflow = self._all().get(name)
+        """Return a text that changes whenever the workflow changes; "" for a deleted one."""
+        workflow = self._list_workflows().get(name)
         if workflow is None:
             return ""
         metadata = workflow["metadata"]
@@ -68,7 +70,7 @@ class ClusterRuns:
 
     def read(self, name: str) -> Run:
         version = self.version(name)
-        workflow = self._all().get(name)
+        workflow = self._list_workflows().get(name)
         if workflow is None:
             raise ConfigError(
                 f"the run {name} does not exist in namespace {self.cluster.namespace}: it was"
@@ -92,12 +94,12 @@ class ClusterRuns:
     def logs(self, name: str) -> Mapping[str, LogFile]:
         """Return the logs of pods that still exist, and earlier copies of the logs of deleted
         pods."""
-        workflow = self._all().get(name)
+        workflow = self._list_workflows().get(name)
         if workflow is None:
             return {}
         return self.pod_logs.files(decompress_nodes(workflow))
 
-    def _all(self) -> dict[str, Object]:
+    def _list_workflows(self) -> dict[str, Object]:
         """Return all workflows. The first call waits until the watch has listed them."""
         with self.changed:
             if self.thread is None or not self.thread.is_alive():
@@ -114,8 +116,8 @@ class ClusterRuns:
             try:
                 # list first, because the watch of an empty namespace yields no event
                 self._set_listed(self.cluster.list_objects(WORKFLOWS))
-                for kind, workflow in self.cluster.watch(WORKFLOWS, on_lost=self._note_lost):
-                    self._change(kind, workflow)
+                for event_type, workflow in self.cluster.watch(WORKFLOWS, on_lost=self._note_lost):
+                    self._apply_event(event_type, workflow)
             except RekindleError as error:
                 with self.changed:
                     self.failure = error
@@ -135,11 +137,11 @@ class ClusterRuns:
             self.lost_since = now
         self.lost_at = now
 
-    def _change(self, kind: str, workflow: Object) -> None:
+    def _apply_event(self, event_type: str, workflow: Object) -> None:
         self.lost_at = 0.0
         with self.changed:
             name = workflow["metadata"]["name"]
-            if kind == "DELETED":
+            if event_type == "DELETED":
                 self.workflows.pop(name, None)
             else:
                 self.workflows[name] = workflow

@@ -29,7 +29,7 @@ from rekindle.page.mlflow import ExternalTracking
 from rekindle.page.models import ModelReader, Models, list_served_models
 from rekindle.page.rows import RekindleRows
 from rekindle.page.schedules import ClusterSchedules, Schedules
-from rekindle.page.site import PACKAGES, name_run
+from rekindle.page.site import PACKAGES, make_announcer
 from rekindle.page.steps import describe_verdicts, find_internal
 from rekindle.page.tabs.all_tabs import make_training_tabs
 from rekindle.page.tabs.curve_points import ServerCurves
@@ -54,7 +54,7 @@ def serve(
     with TemporaryDirectory(prefix="rekindle-page-") as folder:
         app = Page(make_parts(home, cluster, Path(folder), allow_actions)).application()
         token = server.read_token(home)
-        server.serve(app, token, server.listen(port), name_run(name, announce))
+        server.serve(app, token, server.listen(port), make_announcer(name, announce))
 
 
 def make_parts(home: Path, cluster: Cluster, folder: Path, allow_actions: bool) -> Parts:
@@ -94,8 +94,8 @@ def make_parts(home: Path, cluster: Cluster, folder: Path, allow_actions: bool) 
 
 
 def open_store(s3: Mapping[str, Any] | None = None) -> "Store":
-    """Return the object store that the environment of the reader names, for an artifact with the
-    location `s3`. Raises ConfigError."""
+    """Return the object store that the environment variables of the page's user name. `s3`:
+    location of an artifact, which may name another bucket. Raises ConfigError."""
     from rekindle.storage import Store
 
     if not os.environ.get(S3_BUCKET):
@@ -161,10 +161,12 @@ class Resume:
         self.cluster = cluster
 
     def plan(self, run: Run) -> Plan | None:
-        waits = bool(list_suspended_nodes(run.status) or run.spec.get("suspend"))
-        if run.phase not in FAILED_PHASES and not (run.phase == "Running" and waits):
+        has_suspension = bool(list_suspended_nodes(run.status) or run.spec.get("suspend"))
+        is_suspended = has_suspension and run.phase == "Running"
+        if run.phase not in FAILED_PHASES and not is_suspended:
             return None
-        if waits and run.phase == "Running":
+
+        if is_suspended:
             title = "Approve"
             effect = f"The suspended steps of {run.name} continue."
         else:

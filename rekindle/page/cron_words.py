@@ -8,16 +8,27 @@ from argolocal.manifest.cron import DAYS, EVERY, MONTHS, SCHEDULE_DESCRIPTORS
 
 DAY_NAMES = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
 MONTH_NAMES = (
-    *("January", "February", "March", "April", "May", "June", "July", "August", "September"),
-    *("October", "November", "December"),
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
 )
+# forms of a field that can be described in words
 NUMBERS = re.compile(r"\d{1,2}(,\d{1,2})*")
 STEP = re.compile(r"\*/(\d{1,2})")
 RANGE = re.compile(r"(\d{1,2})-(\d{1,2})")
 
 
 def describe_schedule(line: str) -> str:
-    """Return a valid schedule in words; "" for a schedule that needs long words."""
+    """Describe a valid schedule in words; return "" if the description would be long."""
     if line.startswith(EVERY):
         return f"every {format_duration(parse_duration(line.removeprefix(EVERY)))}"
 
@@ -40,11 +51,14 @@ def describe_schedule(line: str) -> str:
 
 
 def _describe_times(minute: str, hour: str) -> str:
-    """Return `at 03:00`, `every 15 minutes`, or "" for other times."""
+    """Describe the times of a day, such as `at 03:00` or `every 15 minutes`; return "" for times
+    that are not supported."""
     if hour == "*" and minute == "*":
         return "every minute"
-    if hour == "*" and (step := STEP.fullmatch(minute)):
-        return f"every {int(step[1])} minutes"
+
+    minute_step = STEP.fullmatch(minute)
+    if hour == "*" and minute_step:
+        return f"every {int(minute_step[1])} minutes"
     if not NUMBERS.fullmatch(minute):
         return ""
 
@@ -60,29 +74,36 @@ def _describe_times(minute: str, hour: str) -> str:
         at_minute = f" at {_join([f'minute {number}' for number in minutes])}"
     if hour == "*":
         return f"every hour{at_minute}"
-    if step := STEP.fullmatch(hour):
-        return f"every {int(step[1])} hours{at_minute}"
-    if hours_range := RANGE.fullmatch(hour):
-        return f"every hour from {int(hours_range[1])} to {int(hours_range[2])}{at_minute}"
+
+    hour_step = STEP.fullmatch(hour)
+    if hour_step:
+        return f"every {int(hour_step[1])} hours{at_minute}"
+
+    hour_range = RANGE.fullmatch(hour)
+    if hour_range:
+        return f"every hour from {int(hour_range[1])} to {int(hour_range[2])}{at_minute}"
     return ""
 
 
 def _describe_days(day: str, weekday: str) -> str | None:
-    """Return `every Monday`, or None for other days."""
+    """Describe the days, such as `every Monday`; return None for days that are not supported."""
     weekday = _replace_names(weekday, DAYS, 0)
     if day == "*" and weekday == "*":
         return "every day"
     if day == "*" and NUMBERS.fullmatch(weekday):
         return f"every {_join([DAY_NAMES[int(number)] for number in weekday.split(',')])}"
-    if day == "*" and (weekdays := RANGE.fullmatch(weekday)):
-        return f"from {DAY_NAMES[int(weekdays[1])]} to {DAY_NAMES[int(weekdays[2])]}"
+
+    weekday_range = RANGE.fullmatch(weekday)
+    if day == "*" and weekday_range:
+        return f"from {DAY_NAMES[int(weekday_range[1])]} to {DAY_NAMES[int(weekday_range[2])]}"
     if weekday == "*" and NUMBERS.fullmatch(day):
         return f"on day {_join(day.split(','))} of the month"
     return None
 
 
 def _describe_months(month: str) -> str | None:
-    """Return ` in January`, "" for all months, or None for other months."""
+    """Describe the months, such as ` in January`; return "" for all months, and None for months
+    that are not supported."""
     month = _replace_names(month, MONTHS, 1)
     if month == "*":
         return ""
@@ -91,9 +112,10 @@ def _describe_months(month: str) -> str | None:
     return None
 
 
-def _replace_names(field: str, names: tuple[str, ...], first: int) -> str:
-    """Return a field with numbers in place of the names of days or months."""
-    for number, name in enumerate(names, first):
+def _replace_names(field: str, names: tuple[str, ...], first_number: int) -> str:
+    """Return a field with numbers in place of the names of days or months. `first_number`: number
+    of the first name."""
+    for number, name in enumerate(names, first_number):
         field = field.replace(name, str(number))
     return field
 

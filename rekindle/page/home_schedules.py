@@ -1,4 +1,5 @@
-"""The schedules that the server of this machine starts, with the reasons of missed times."""
+"""The schedules whose runs the server of this machine starts, with the reason for each missed
+time."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -6,11 +7,11 @@ from pathlib import Path
 
 from argolocal.engine.nodes import parse_time as parse_seconds
 from argolocal.manifest.types import Object
-from argolocal.server.cron.controller import KIND, read_progress
-from argolocal.server.cron.progress import Missed, find_next, list_schedules
+from argolocal.server.cron.controller import KIND
+from argolocal.server.cron.listing import read_missed
+from argolocal.server.cron.progress import find_next, list_schedules
 from argolocal.server.server_lock import find_server
 from argolocal.state.stored_objects import StoredObjects
-from rekindle.errors import ConfigError
 from rekindle.page.cron_words import describe_schedule
 from rekindle.page.schedules import (
     NEXT_TIMES,
@@ -21,7 +22,7 @@ from rekindle.page.schedules import (
     format_time,
 )
 
-STORED = "this machine"
+HOME_SOURCE = "this machine"
 NO_SERVER = (
     "No server runs on this machine, so it does not start runs by itself: `rekindle server` starts"
     " one."
@@ -43,7 +44,7 @@ class HomeSchedules:
         self.project = project
 
     def read(self, query: Mapping[str, str]) -> Schedules:
-        """Return the schedules, and notes about what starts them."""
+        """Return the schedules, with a note if no server runs that would start them."""
         now = datetime.now(UTC)
         crons = StoredObjects(self.home).list(KIND)
         stored = [make_home_schedule(self.home, cron, now) for cron in crons]
@@ -70,22 +71,24 @@ def make_home_schedule(home: Path, cron: Object, now: datetime) -> Schedule:
     active = status.get("active") or []
     last = status.get("lastScheduledTime")
     last_run = f"{name}-{int(parse_seconds(last))}" if last else ""
-    missed = _read_missed(home, name)
+    missed_times = read_missed(home, name)
     words = [] if problem else [describe_schedule(line) for line in lines]
 
     return Schedule(
         name,
-        STORED,
+        HOME_SOURCE,
         " | ".join(lines),
         timezone,
         is_suspended,
         [] if problem or is_suspended else _list_next_times(cron, now),
         active[-1]["name"] if active else last_run,
         last,
-        [_format(item.time) for item in missed],
+        [_format_seconds(missed_time.time) for missed_time in missed_times],
         problem=problem or _describe_conditions(status),
         words="; ".join(words) if all(words) else "",
-        reasons={_format(item.time): item.reason for item in missed},
+        reasons={
+            _format_seconds(missed_time.time): missed_time.reason for missed_time in missed_times
+        },
     )
 
 
@@ -93,23 +96,14 @@ def _list_next_times(cron: Object, now: datetime) -> list[str]:
     times: list[str] = []
     time = find_next(cron, now.timestamp())
     while time is not None and len(times) < NEXT_TIMES:
-        times.append(_format(time))
+        times.append(_format_seconds(time))
         time = find_next(cron, time)
     return times
 
 
-def _read_missed(home: Path, name: str) -> list[Missed]:
-    """Return the times without a run, newest first."""
-    try:
-        progress = read_progress(home, name).get(name)
-    except (ConfigError, KeyError, TypeError):
-        return []
-    return list(reversed(progress.missed)) if progress else []
-
-
 def _describe_conditions(status: Object) -> str:
-    return " ".join(str(item.get("message")) for item in status.get("conditions") or [])
+    return " ".join(str(condition.get("message")) for condition in status.get("conditions") or [])
 
 
-def _format(seconds: int) -> str:
+def _format_seconds(seconds: int) -> str:
     return format_time(datetime.fromtimestamp(seconds, UTC))

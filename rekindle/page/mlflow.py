@@ -19,8 +19,8 @@ class Tracking(Protocol):
     """Interface of the page to MLflow."""
 
     def connect(self) -> str:
-        """Prepare requests to MLflow. Return "" if MLflow is available, else a sentence with the
-        reason."""
+        """Set the environment variables for requests to MLflow. Return "" if MLflow is available,
+        else a sentence with the reason."""
         ...
 
 

@@ -18,8 +18,9 @@ from rekindle.release.rollback import KubernetesObjects
 MILLISECONDS = re.compile(r"[0-9]{1,14}")
 MAX_MODELS = 100
 MAX_RELEASES = 20
-# MLflow has the same metric for the baseline and the champion with these prefixes
-COMPARED = ("baseline_", "champion_")
+# an evaluation also logs each metric of the candidate for the baseline and the champion, with these
+# prefixes
+COMPARED_PREFIXES = ("baseline_", "champion_")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Server:
 
     @property
     def state(self) -> str:
-        """Return the state of the server in a word."""
+        """The state of the server in one or a few words."""
         if self.ready:
             return "running"
         return "starting or down" if self.pods else "scaled down"
@@ -45,7 +46,7 @@ class Server:
 @dataclass(frozen=True)
 class ModelRelease:
     """A version of a model. `registered`: time in the format of RFC 3339; `run`: name of its run;
-    `can_roll_back`: a rollback to it is possible."""
+    `can_roll_back`: True if a rollback to this version is possible."""
 
     version: str
     is_champion: bool
@@ -81,8 +82,8 @@ class Model:
 
 @dataclass(frozen=True)
 class Models:
-    """All models. `notes`: sentences about services that do not answer; `has_releases`: MLflow has
-    answered, so the champions and releases are complete."""
+    """All models. `notes`: sentences about services that do not answer; `has_releases`: True if
+    MLflow has answered, so that the champions and releases are complete."""
 
     models: list[Model]
     notes: list[str]
@@ -94,8 +95,9 @@ class Models:
 class ModelReader:
     """Reads the models from MLflow, and their servers from the Kubernetes objects.
 
-    `server_address`: returns the address of a Service; `is_serving`: returns False if the servers
-    of this machine are down; `can_roll_back`: the page may roll back.
+    `server_address`: function that returns the address of a Service; `is_serving`: function that
+    returns False if the servers of this machine are down; `can_roll_back`: True if the user of the
+    page may roll back.
     """
 
     def __init__(
@@ -166,7 +168,7 @@ class ModelReader:
             name,
             champion.version if champion else "",
             _find_promotion_time(champion, versions, releases) if champion else None,
-            [self._make_server(item, service, promoted) for item in deployments],
+            [self._make_server(deployment, service, promoted) for deployment in deployments],
             releases,
             _find_drift(name) if has_tracking else None,
             [release.version for release in releases if release.can_roll_back],
@@ -193,9 +195,11 @@ class ModelReader:
 
 def list_served_models(deployments: Iterable[Object]) -> set[str]:
     """Return the models that Deployments serve."""
-    labels = [(item["metadata"].get("labels") or {}) for item in deployments]
+    all_labels = [deployment["metadata"].get("labels") or {} for deployment in deployments]
     return {
-        label[NAME_LABEL] for label in labels if NAME_LABEL in label and INSTANCE_LABEL in label
+        labels[NAME_LABEL]
+        for labels in all_labels
+        if NAME_LABEL in labels and INSTANCE_LABEL in labels
     }
 
 
@@ -248,11 +252,11 @@ def _find_run(run_id: str) -> mlflow_api.Run | None:
 
 
 def select_measures(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return those metrics of a run that its evaluation has computed."""
+    """Return the metrics of a run that its evaluation has computed."""
     return {
         name: value
         for name, value in metrics.items()
-        if any(f"{prefix}{name}" in metrics for prefix in COMPARED)
+        if any(f"{prefix}{name}" in metrics for prefix in COMPARED_PREFIXES)
     }
 
 
@@ -261,9 +265,9 @@ def _find_promotion_time(
     versions: list[mlflow_api.ModelVersion],
     releases: list[ModelRelease],
 ) -> str | None:
-    """Return the time when the champion was promoted or rolled back to; None if an earlier version
-    of Rekindle has rolled back, which did not record it."""
-    tags = next((item.tags for item in versions if item.version == champion.version), {})
+    """Return the time when the version became the champion. Return None if it is unknown, after a
+    rollback by an earlier version of Rekindle, which did not record it."""
+    tags = next((version.tags for version in versions if version.version == champion.version), {})
     recorded_time = tags.get(tracking.CHAMPION_SINCE, "")
     if MILLISECONDS.fullmatch(recorded_time):
         return format_ms(int(recorded_time))

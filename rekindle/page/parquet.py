@@ -1,9 +1,9 @@
-"""The first rows of a parquet file, read by a process of its own.
+"""Read the first rows of a parquet file in a separate process.
 
     python -m rekindle.page.parquet ROWS COLUMNS MEMORY < FILE
 
-The file is from a run, so its pages may be compressed a million times: the process has limits of
-memory and time. It also keeps the library out of the memory of the page.
+The file comes from a run, and may expand to a million times its size. So the memory and the time of
+the process are limited. The separate process also keeps polars out of the memory of the page.
 """
 
 import io
@@ -19,30 +19,32 @@ from argolocal.page.tabs.artifacts import TableContent, UnreadableTable
 
 SUFFIX = "parquet"
 TIMEOUT_S = 20.0
-# address space: polars reserves much more of it than it uses
+# limit of the address space, of which polars reserves much more than it uses
 MAX_MEMORY_BYTES = 3 << 30
 MAX_CELL_CHARACTERS = 200
 
 
 def read_parquet(file: BinaryIO, rows: int, columns: int) -> TableContent:
     """Return the first rows and columns of a parquet file. Raises UnreadableTable."""
-    numbers = (rows, columns, MAX_MEMORY_BYTES)
-    command = make_python_command("-m", "rekindle.page.parquet", *map(str, numbers))
+    limits = (rows, columns, MAX_MEMORY_BYTES)
+    command = make_python_command("-m", "rekindle.page.parquet", *map(str, limits))
     # one thread reserves less memory
     environ = {**os.environ, "POLARS_MAX_THREADS": "1"}
     try:
-        ended = subprocess.run(
+        finished_process = subprocess.run(
             command, stdin=file, capture_output=True, timeout=TIMEOUT_S, env=environ
         )
     except subprocess.TimeoutExpired:
         raise UnreadableTable(f"the table was not read within {TIMEOUT_S:g} s") from None
 
-    if ended.returncode:
-        lines = ended.stderr.decode(errors="replace").strip().splitlines()
-        reason = lines[-1][:MAX_CELL_CHARACTERS] if lines else f"exit code {ended.returncode}"
+    if finished_process.returncode:
+        lines = finished_process.stderr.decode(errors="replace").strip().splitlines()
+        reason = (
+            lines[-1][:MAX_CELL_CHARACTERS] if lines else f"exit code {finished_process.returncode}"
+        )
         raise UnreadableTable(reason)
 
-    table = loads(ended.stdout)
+    table = loads(finished_process.stdout)
     return TableContent(table["columns"], table["rows"], table["row_count"], table["column_count"])
 
 

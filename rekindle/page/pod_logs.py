@@ -22,7 +22,7 @@ from rekindle.kubernetes_names import S3_BUCKET
 from rekindle.view.cluster_logs import ARGO_CONTAINERS
 
 POLL_INTERVAL_S = 2.0
-# copying of a log stops this long after the last request of a viewer
+# the logs of a run are no longer copied this long after the last request of a viewer
 IDLE_AFTER_S = 60.0
 FIRST_COPY_TIMEOUT_S = 3.0
 MAX_FIRST_BYTES = 64 << 20  # limit for the first read of a log
@@ -40,15 +40,18 @@ class PodLogs:
         self.lock = Lock()
 
     def files(self, workflow: Object) -> Mapping[str, LogFile]:
-        """Return the copies of the logs of a run, by the name of the pod. The first call waits up
-        to three seconds. Regular calls keep the copies up to date."""
-        name = workflow["metadata"]["name"]
+        """Return the copies of the logs of a run, by the name of the pod. Start to copy them in the
+        background, and wait up to three seconds for the first copies. The copies are kept up to
+        date as long as this method is called regularly."""
+        run_name = workflow["metadata"]["name"]
         with self.lock:
-            copy = self.copies.get(name)
-            if copy is None:
-                copy = self.copies[name] = _RunCopy(self.cluster, self.folder / name)
-        copy.request(workflow)
-        return {name: LocalLog(name, path) for name, path in list(copy.files.items())}
+            run_copy = self.copies.get(run_name)
+            if run_copy is None:
+                run_copy = _RunCopy(self.cluster, self.folder / run_name)
+                self.copies[run_name] = run_copy
+
+        run_copy.request(workflow)
+        return {name: LocalLog(name, path) for name, path in list(run_copy.files.items())}
 
 
 class _RunCopy:
@@ -63,7 +66,7 @@ class _RunCopy:
         self.first_copy = Event()
         self.thread: Thread | None = None
         self.positions: dict[str, _Position] = {}
-        self.complete: set[str] = set()
+        self.complete_names: set[str] = set()  # names of the logs that are copied to their end
         self.is_complete = False
 
     def request(self, workflow: Object) -> None:
@@ -102,7 +105,7 @@ class _RunCopy:
 
     def _copy_container(self, pod: str, container: str, is_running: bool) -> None:
         name = pod if container == "main" else f"{pod}-{container}"
-        if name in self.complete or not ObjectName.matches(name):
+        if name in self.complete_names or not ObjectName.matches(name):
             return
 
         path = self._open(name)
@@ -118,14 +121,14 @@ class _RunCopy:
             # 400: not yet available; 404: pod deleted
             if error.code not in (400, 404):
                 path.write_text(f"The log cannot be read: {error}\n")
-                self.complete.add(name)
+                self.complete_names.add(name)
             return
         if not is_running:
-            self.complete.add(name)
+            self.complete_names.add(name)
 
     def _write_missing(self, pods: set[str], reason: str) -> None:
-        """For each pod that has started, but is not in `pods`, write its archived log or the
-        reason why it is missing."""
+        """For each pod that has ended, but is not in `pods`, write its archived log or the reason
+        why it is missing."""
         run = self.workflow["metadata"]["name"]
         for node in ((self.workflow.get("status") or {}).get("nodes") or {}).values():
             if node.get("type") != "Pod" or node.get("phase") not in COMPLETED_PHASES:
@@ -134,7 +137,7 @@ class _RunCopy:
             if name not in pods and name not in self.files and ObjectName.matches(name):
                 path = self._open(name)
                 path.write_bytes(read_archived_log(run, node, reason))
-                self.complete.add(name)
+                self.complete_names.add(name)
 
     def _open(self, name: str) -> Path:
         """Create the file of a log if it is missing, and return its path. From then on, the page
@@ -182,8 +185,8 @@ class _Position:
 
 
 def list_containers(pod: Object) -> list[tuple[str, bool]]:
-    """Return the started containers of a pod, except Argo's, each with a flag that is True while it
-    runs."""
+    """Return the names of a pod's containers that have started, except Argo's containers. The flag
+    of a container is True while it runs."""
     status = pod.get("status") or {}
     containers = []
     for container in status.get("containerStatuses") or []:
@@ -195,8 +198,8 @@ def list_containers(pod: Object) -> list[tuple[str, bool]]:
 
 
 def read_archived_log(run: str, node: Mapping[str, Any], reason: str) -> bytes:
-    """Return the archived log of a step, or a sentence why it is missing. Reads the object store
-    only if the user's environment configures it."""
+    """Return the archived log of a step, or a sentence that says why it is missing. The object
+    store is read only if the user's environment configures it."""
     artifacts = (node.get("outputs") or {}).get("artifacts") or []
     keys = [
         (artifact.get("s3") or {}).get("key")

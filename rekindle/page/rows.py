@@ -5,12 +5,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from argolocal.manifest.object_labels import SCHEDULED_TIME_ANNOTATION
 from argolocal.page.run_list import ReadLogs, RowReader
 from argolocal.page.sources import Run
 from argolocal.state.journal import RunFiles
 from argolocal.view.summary import Step
 from rekindle.blocks.manifest import workflow_origin
-from rekindle.blocks.manifest.provenance import SCHEDULED_TIME
+from rekindle.blocks.manifest.provenance import SCHEDULED_TIME, SCHEDULED_TIME_TAG
 from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.documents import InvalidDocument
 from rekindle.errors import RekindleError
@@ -18,7 +19,7 @@ from rekindle.operations import results
 from rekindle.view.progress import LogProgress
 
 SCHEDULED = "Scheduled"  # title of the column with the time that a schedule or a backfill set
-# caching helps, because all runs of a config record the same manifest
+# unpacked manifests are cached, because all runs of a config record the same manifest
 MAX_CACHED_MANIFESTS = 16
 
 VERDICT_WORDS = {
@@ -47,9 +48,9 @@ class RekindleRows(RowReader):
     def facts(self, run: Run) -> Mapping[str, str]:
         return {
             "Verdict": describe_verdict(run),
-            "Model": model_of(run),
+            "Model": find_model(run),
             "Cost": describe_cost(run),
-            SCHEDULED: workflow_origin.read_parameter(run.manifest, SCHEDULED_TIME),
+            SCHEDULED: read_scheduled_time(run.manifest),
         }
 
     def progress(self, name: str, running_steps: Sequence[Step]) -> str:
@@ -57,6 +58,15 @@ class RekindleRows(RowReader):
             return ""
         reader = LogProgress(name, RunFiles(self.home, name).logs, self.home / "deployments")
         return next(filter(None, map(reader.of, running_steps)), "")
+
+
+def read_scheduled_time(manifest: Mapping[str, Any]) -> str:
+    """Return the time that a schedule or a backfill gave a run; "" for other runs."""
+    value = workflow_origin.read_parameter(manifest, SCHEDULED_TIME)
+    if value != SCHEDULED_TIME_TAG:
+        return value
+    annotations = manifest["metadata"].get("annotations") or {}
+    return str(annotations.get(SCHEDULED_TIME_ANNOTATION) or "")
 
 
 def describe_verdict(run: Run) -> str:
@@ -67,7 +77,7 @@ def describe_verdict(run: Run) -> str:
     return VERDICT_WORDS.get(verdict, verdict)
 
 
-def model_of(run: Run) -> str:
+def find_model(run: Run) -> str:
     """Return the registered model that a run trains or uses; "" without a model."""
     released_models = {release.model for release in results.list_releases(run.status)}
     if released_models:
@@ -85,7 +95,7 @@ def model_of(run: Run) -> str:
 
 
 def describe_cost(run: Run) -> str:
-    """Return the cost of a run, such as "1.20 USD"; "" without prices, or with malformed ones."""
+    """Return the cost of a run, such as "1.20 USD"; "" if the prices are missing or malformed."""
     # imported here to keep the start of the page fast
     from rekindle.training.cost import tariff
     from rekindle.training.cost.run_cost import compute_run_costs

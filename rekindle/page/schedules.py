@@ -26,7 +26,7 @@ MAX_DAYS_AHEAD = 400
 MAX_DAYS_BACK = 31
 MAX_CONFIG_BYTES = 1 << 20
 MAX_CONFIGS = 200
-# a run may start this late before its time counts as missed
+# a scheduled time counts as missed if its run has not started after this time
 LATE_AFTER = timedelta(minutes=2)
 
 
@@ -34,8 +34,9 @@ LATE_AFTER = timedelta(minutes=2)
 class Schedule:
     """One schedule. Times are in the format of RFC 3339. `words`: the schedule in words, or "".
     `missed`: times without a run, newest first; `problem`: a sentence about an invalid schedule;
-    `command`: the command that runs the missed times; `reasons`: missed time → why it has no run;
-    `is_scheduled`: False for a config whose runs nothing starts."""
+    `command`: the command that runs the missed times; `reasons`: missed time → why its run was not
+    started; `is_scheduled`: False for a config that is not scheduled anywhere, so that its runs do
+    not start by themselves."""
 
     name: str
     source: str
@@ -55,7 +56,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Schedules:
-    """All schedules that are known."""
+    """All known schedules. `notes`: sentences to show next to them."""
 
     schedules: list[Schedule]
     notes: list[str]
@@ -82,14 +83,14 @@ class ProjectSchedules:
             section = config.get("schedule")
             if isinstance(section, dict):
                 name = str(config.get("name") or path.stem)
-                schedules.append(self._make(name, path, section, rows, now))
+                schedules.append(self._make_schedule(name, path, section, rows, now))
 
         notes = []
         if not schedules:
             notes.append(f"No config in {self.project / 'configs'} has the section `schedule`.")
         return Schedules(schedules, notes)
 
-    def _make(
+    def _make_schedule(
         self,
         name: str,
         path: Path,
@@ -100,14 +101,14 @@ class ProjectSchedules:
         config = f"configs/{path.name}"
         line = str(section.get("cron") or "0 3 * * 1")
         timezone = str(section.get("timezone") or "UTC")
-        suspended = section.get("suspend") is True
+        is_suspended = section.get("suspend") is True
         problem = find_problem([line], timezone)
         if problem:
-            return Schedule(name, config, line, timezone, suspended, problem=problem)
+            return Schedule(name, config, line, timezone, is_suspended, problem=problem)
 
         runs = [row for row in rows if row.pipeline == name and row.started]
         last = runs[0] if runs else None
-        covered = {parse_time(row.facts[SCHEDULED]) for row in runs if row.facts.get(SCHEDULED)}
+        covered = {parse_time_or_none(row.facts.get(SCHEDULED, "")) for row in runs}
         missed: list[datetime] = []
         if last and last.started:
             oldest = parse_time(runs[-1].started or last.started)
@@ -121,12 +122,12 @@ class ProjectSchedules:
             config,
             line,
             timezone,
-            suspended,
-            next_times([line], timezone, now),
+            is_suspended,
+            list_next_times([line], timezone, now),
             last.name if last else "",
             last.started if last else None,
             [format_time(time) for time in reversed(missed)],
-            _backfill_command(config, missed, timezone),
+            _make_backfill_command(config, missed, timezone),
             words=describe_schedule(line),
             is_scheduled=False,
         )
@@ -146,7 +147,7 @@ class ClusterSchedules:
             return Schedules([], [f"The schedules cannot be read: {error}"])
 
         now = datetime.now(UTC)
-        schedules = [make_cluster_schedule(item, now) for item in objects]
+        schedules = [make_cluster_schedule(cron_workflow, now) for cron_workflow in objects]
         notes = []
         if not schedules:
             notes.append(
@@ -156,14 +157,14 @@ class ClusterSchedules:
         return Schedules(sorted(schedules, key=lambda schedule: schedule.name), notes)
 
 
-def make_cluster_schedule(item: Object, now: datetime) -> Schedule:
+def make_cluster_schedule(cron_workflow: Object, now: datetime) -> Schedule:
     """Return the schedule of a CronWorkflow. A time is missed if it is after the last run that
     Argo started."""
-    spec = item["spec"]
-    status = item.get("status") or {}
+    spec = cron_workflow["spec"]
+    status = cron_workflow.get("status") or {}
     lines = spec.get("schedules") or [spec.get("schedule", "")]
     timezone = spec.get("timezone") or "UTC"
-    suspended = bool(spec.get("suspend"))
+    is_suspended = bool(spec.get("suspend"))
     active = status.get("active") or []
     last = status.get("lastScheduledTime")
     problem = find_problem(lines, timezone)
@@ -174,17 +175,17 @@ def make_cluster_schedule(item: Object, now: datetime) -> Schedule:
     if not problem:
         words = [describe_schedule(line) for line in lines]
         last_time = parse_time(last) if last else None
-        upcoming = [] if suspended else next_times(lines, timezone, now, last_time)
-        if last and not suspended:
+        upcoming = [] if is_suspended else list_next_times(lines, timezone, now, last_time)
+        if last and not is_suspended:
             start = max(parse_time(last), now - timedelta(days=MAX_DAYS_BACK))
             missed = list_times(lines, timezone, start, now - LATE_AFTER)
 
     return Schedule(
-        item["metadata"]["name"],
+        cron_workflow["metadata"]["name"],
         "CronWorkflow",
         " | ".join(lines),
         timezone,
-        suspended,
+        is_suspended,
         upcoming,
         str(active[-1].get("name") or "") if active else "",
         last,
@@ -206,13 +207,13 @@ def find_problem(lines: Iterable[str], timezone: str) -> str:
     return ""
 
 
-def next_times(
+def list_next_times(
     lines: Sequence[str], timezone: str, now: datetime, last: datetime | None = None
 ) -> list[str]:
-    """Return the next times of a schedule. `last`: the last time at which it has started a run; the
-    times of `@every` depend on it, and are unknown without it."""
+    """Return the next times of a schedule. `last`: the last time at which the schedule has started
+    a run. The times of `@every` are counted from it, and are left out if it is None."""
     end = now + timedelta(days=MAX_DAYS_AHEAD)
-    times = cron.times_between(_parse(lines, timezone, last), now, end)
+    times = cron.times_between(_parse_lines(lines, timezone, last), now, end)
     return [format_time(time) for time in islice(times, NEXT_TIMES)]
 
 
@@ -220,23 +221,23 @@ def list_times(
     lines: Sequence[str], timezone: str, start: datetime, end: datetime
 ) -> list[datetime]:
     """Return the times of a schedule after `start` until `end`, oldest first."""
-    return list(cron.times_between(_parse(lines, timezone), start, end))
+    return list(cron.times_between(_parse_lines(lines, timezone), start, end))
 
 
-def _parse(
+def _parse_lines(
     lines: Sequence[str], timezone: str, last: datetime | None = None
 ) -> list[cron.Schedule]:
-    """Return the schedules of several lines. `last`: the last run, from which Argo counts the
-    intervals of `@every`; without it, their times are unknown."""
-    anchor = int(last.timestamp()) if last else 0
+    """Parse the lines of a schedule. `last`: the time of the last run, from which Argo counts the
+    intervals of `@every`. If it is None, lines with `@every` are left out."""
+    anchor_seconds = int(last.timestamp()) if last else 0
     return [
-        cron.parse_schedule(line, timezone, anchor)
+        cron.parse_schedule(line, timezone, anchor_seconds)
         for line in lines
         if last or not line.startswith(EVERY)
     ]
 
 
-def _backfill_command(config: str, missed: Sequence[datetime], timezone: str) -> str:
+def _make_backfill_command(config: str, missed: Sequence[datetime], timezone: str) -> str:
     if not missed:
         return ""
     zone = ZoneInfo(timezone)
@@ -260,6 +261,15 @@ def parse_time(text: str) -> datetime:
     """Return a time in the format of RFC 3339; without a time zone, it is in UTC."""
     time = datetime.fromisoformat(text)
     return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def parse_time_or_none(text: str) -> datetime | None:
+    """Return a time in the format of RFC 3339, or None for another text: users choose the
+    parameters of a run."""
+    try:
+        return parse_time(text)
+    except ValueError:
+        return None
 
 
 def format_time(time: datetime) -> str:

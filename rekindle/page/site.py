@@ -27,7 +27,7 @@ from rekindle.kubernetes_names import MLFLOW_TRACKING_URI
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
 from rekindle.local.services.services import Services
-from rekindle.page.artifacts import TABLE_READERS, artifacts_of_home
+from rekindle.page.artifacts import TABLE_READERS, open_home_artifacts
 from rekindle.page.home_schedules import HomeSchedules
 from rekindle.page.mlflow import LocalTracking
 from rekindle.page.models import ModelReader, Models, list_served_models
@@ -71,12 +71,12 @@ def serve(home: Path, name: str | None, port: int | None, announce: Callable[[st
     taken."""
     app = Page(make_parts(home)).application()
     token = server.read_token(home)
-    server.serve(app, token, server.listen(port), name_run(name, announce))
+    server.serve(app, token, server.listen(port), make_announcer(name, announce))
 
 
-def name_run(name: str | None, announce: Callable[[str], None]) -> Callable[[str], None]:
-    """Return a function that prints the address of the page of the run `name`, not of the list of
-    runs."""
+def make_announcer(name: str | None, announce: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that gets the address of the list of runs, and passes to `announce` the
+    address of the run `name` instead. Without a name, the address is passed unchanged."""
 
     def announce_run(address: str) -> None:
         if name:
@@ -93,7 +93,7 @@ def make_parts(home: Path) -> Parts:
     commands = Commands(home, environ)
     source = LocalRuns(home)
     rows = RunRows(source, RekindleRows(home, source.logs))
-    stored_artifacts = artifacts_of_home(home)
+    stored_artifacts = open_home_artifacts(home)
     artifacts = ArtifactsTab(source, stored_artifacts, TABLE_READERS)
     overview_tab = OverviewTab(source, stored_artifacts, describe_verdicts, find_internal)
 
@@ -126,7 +126,8 @@ def make_parts(home: Path) -> Parts:
 
 
 def make_documents(home: Path) -> list[RunDocument]:
-    """Return functions that build the JSON of a run that `rekindle` commands print."""
+    """Return the JSON documents of a run, which contain the same as the output of `rekindle`
+    commands."""
 
     def build_status(run: Run) -> dict[str, Any]:
         return overview.build_run_object(home, run.name, run.manifest, run.status)

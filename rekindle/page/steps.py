@@ -1,4 +1,5 @@
-"""Adds the verdicts to the overview of a run, and finds its internal steps, which blocks add."""
+"""Adds the verdicts to the overview of a run, and finds its internal steps, which are steps that
+blocks have added."""
 
 from argolocal.page.sources import Run
 from argolocal.page.tabs.graph_fold import IsInternal

@@ -14,7 +14,7 @@ from rekindle.names import ModelName, Version
 from rekindle.operations.scale import scale_training
 
 MAX_WORKERS = 4096
-ROLLBACK_WAIT_S = 8.0  # wait for an early failure
+ROLLBACK_WAIT_S = 8.0  # a rollback that is impossible fails within this time
 
 
 class Scale:
@@ -108,7 +108,7 @@ class RollBack:
         version = Version(parameters["version"])
         # "--" keeps a name that starts with "-" from being parsed as an option
         command = self.commands.start("rollback", *self.arguments, "--", model, version)
-        # an impossible rollback fails within this time; a possible one continues in the background
+        # a rollback that does not fail within this time continues in the background
         command.wait_until(lambda: False, ROLLBACK_WAIT_S)
         if command.process.poll() == 0:
             message = f"Version {version} of {model} is serving."

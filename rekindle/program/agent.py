@@ -15,9 +15,9 @@ changes:
        leave (SIGTERM): all processes of all pods get SIGTERM, so that the program can save; then
        the pod uploads the checkpoint and exits with 143. A pod joins: the program is restarted
        after its next checkpoint.
-    4. A process fails by itself: all are started again. After three failures without a newer step,
-    the run ends with the message of the process that failed first. 5. All processes have ended with
-    0: the agent of rank 0 uploads the result.
+    4. A process fails by itself: all processes are started again. After three failures without a
+       newer step, the run ends with the message of the process that failed first.
+    5. All processes have ended with exit code 0: the agent of rank 0 uploads the result.
 """
 
 import signal

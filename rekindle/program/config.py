@@ -55,7 +55,7 @@ class ProgramConfig(Section):
     )
     resume: list[str] = Field(
         default_factory=list,
-        description="arguments that are added if there is a checkpoint, at {checkpoint}",
+        description="arguments that are added if a checkpoint exists; {checkpoint} is its path",
     )
     result: str = Field(
         "",
@@ -74,7 +74,7 @@ class ProgramConfig(Section):
         ),
     )
     processes: int = Field(
-        0, ge=0, le=1024, description="number of processes of a pod (0: one, or one per GPU)"
+        0, ge=0, le=1024, description="number of processes of a pod (0: one per GPU, at least one)"
     )
     launcher: bool | None = Field(
         None,
@@ -93,7 +93,7 @@ class ProgramConfig(Section):
     keep: int = Field(2, ge=1, description="number of checkpoints to keep in the object store")
     preload: list[str] = Field(
         default_factory=lambda: ["torch"],
-        description="modules that a Python program finds imported when it is started",
+        description="modules that are imported before a Python program starts, to start it faster",
     )
     stop_seconds: float = Field(
         30.0,
@@ -104,8 +104,8 @@ class ProgramConfig(Section):
         600.0,
         ge=0,
         description=(
-            "maximum seconds until the program is restarted with a new pod, if it does not save"
-            " before"
+            "maximum seconds from the arrival of a new pod until the program is restarted with it;"
+            " a save of the program restarts it earlier"
         ),
     )
 

@@ -1,4 +1,5 @@
-"""Runs the coordinator of a training program. The server is that of training/membership/server.py.
+"""Runs the coordinator of a training program: the server in training/membership/server.py with the
+inputs of a program.
 
 python -m rekindle.program.coordinator <the same flags as `rekindle step steps.program`>
 """

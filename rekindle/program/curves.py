@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from rekindle.errors import RekindleError, write_stderr
 
 CLOSE_TIMEOUT_S = 10.0
-# maximum number of waiting reports maximum number of waiting reports while MLflow does not answer
+# maximum number of reports that wait while MLflow does not answer
 MAX_WAITING_REPORTS = 1000
 
 MetricsReport = tuple[int, Mapping[str, float]]  # step, metrics by name
 
 
 class MetricCurves:
-    """Sends curves to the MLflow run `run_id`; without a run id (""), nothing is sent. `prefix`:
-    prefix of the metric names."""
+    """Sends curves to the MLflow run `run_id`; without a run id (""), nothing is sent.
+    `name_prefix`: prefix of the metric names."""
 
     def __init__(self, run_id: str, name_prefix: str = "") -> None:
         self._run_id = run_id
@@ -25,8 +25,8 @@ class MetricCurves:
         )
         self._number = 0
         self._has_failed = False
-        # started by the first report: the pod forks the program's processes, in which a module that
-        # this thread imports at that moment would stay locked
+        # started by the first report, because the pod forks: if this thread imports a module at
+        # that moment, the module's import lock stays locked in the forked process
         self._thread = threading.Thread(target=self._send_reports, name="curves", daemon=True)
 
     def record(self, metric_values: Mapping[str, float], step: int) -> None:

@@ -1,11 +1,11 @@
 """The messages between the agents of a group, which the coordinator forwards.
 
-node-<id>       NodeReport     before the start
-choice          Choice         the agent of rank 0 chooses the checkpoints
-leaving-<id>    Leaving        this node must leave: all processes get SIGTERM
-restarting-<id> Restarting     a node joined, and this node has saved: all processes get SIGTERM
-failed-<id>     Failure        a process of this node failed by itself
-finished-<id>   Finished       all processes of this node ended with exit code 0
+node-<id>       NodeReport        before the start
+choice          RestoreChoice     the agent of rank 0 chooses the checkpoints
+leaving-<id>    LeavingReport     this node must leave: all processes get SIGTERM
+restarting-<id> RestartingReport  a node joined, and this node has saved: all processes get SIGTERM
+failed-<id>     FailureReport     a process of this node failed by itself
+finished-<id>   FinishedReport    all processes of this node ended with exit code 0
 """
 
 from typing import TypeVar
@@ -57,12 +57,13 @@ class LeavingReport(ReportMessage):
 
 
 class RestartingReport(ReportMessage):
-    """The message that a node restarts its processes because a node has joined. It is needed since
-    other nodes may not see the checkpoint that triggers the restart."""
+    """The message that a node restarts its processes because another node has joined. The other
+    nodes need it, because they may not see the checkpoint that triggers the restart."""
 
 
 class FailureReport(ReportMessage):
-    """The first failure of a node: `time` is a time of the object store in nanoseconds."""
+    """The first failure of a node. `time`: time of the failure in nanoseconds, by the clock of the
+    object store; `rank`: rank of the process that failed."""
 
     time: int
     rank: int

@@ -12,9 +12,12 @@ from typing import TypeVar
 from argolocal.common import exit_codes
 from rekindle.errors import CodeError, RekindleError, StorageError, write_stderr
 from rekindle.kubernetes_names import REKINDLE_CHECKPOINTS, REKINDLE_SECRET
-from rekindle.program.checkpoints.program_checkpoints import Generation as Start
-from rekindle.program.checkpoints.program_checkpoints import RestoredCheckpoint
-from rekindle.program.checkpoints.restore import UnusableCheckpoint, describe_disk_error
+from rekindle.program.checkpoints.records import Generation
+from rekindle.program.checkpoints.restore import (
+    RestoredCheckpoint,
+    UnusableCheckpoint,
+    describe_disk_error,
+)
 from rekindle.program.exchange import (
     FailureReport,
     FinishedReport,
@@ -82,10 +85,10 @@ class ProgramGeneration:
         self.number = exchange.generation
         self.node_rank = -1
         self.processes = NodeProcesses(pod.parent)
-        self.finished = False
-        self.ending_nodes = len(members)
-        self.join_time: float | None = None
-        self.saves_at_join = 0
+        self.finished = False  # True once the processes of this node have ended
+        self.ending_nodes = len(members)  # number of nodes whose processes end by themselves
+        self.join_time: float | None = None  # time when a new node joined
+        self.saves_at_join = 0  # number of saves at this time
         self.stop_time: float | None = None  # time of the SIGTERM to the processes
 
     def run(self) -> None:
@@ -110,8 +113,7 @@ class ProgramGeneration:
             self.pod.kill_all(self.processes)
             self.checkpoints.end(has_succeeded=has_succeeded)
             if has_succeeded:
-                # the last checkpoint may contain progress that was not reported yet that was not
-                # reported yet
+                # the last checkpoint may contain progress that was not reported yet
                 self.pod.report_progress()
             self._record_plan()
 
@@ -182,7 +184,7 @@ class ProgramGeneration:
     def _restore(
         self, process_layout: ProcessLayout, checkpoint_keys: list[str]
     ) -> RestoredCheckpoint:
-        generation_start = Start(
+        generation = Generation(
             self.number,
             process_layout.node_rank,
             process_layout.nodes,
@@ -192,13 +194,13 @@ class ProgramGeneration:
         try:
             with self._report_local_errors():
                 restored_checkpoint = self._retry(
-                    lambda: self.checkpoints.restore(generation_start, checkpoint_keys)
+                    lambda: self.checkpoints.restore(generation, checkpoint_keys)
                 )
         except UnusableCheckpoint as error:
             self.pod.damaged.append(error.key)
             raise RuntimeError(f"the checkpoint {error} Trying the previous one.") from error
 
-        self.pod.last_generation = generation_start.key
+        self.pod.last_generation = generation.key
         if restored_checkpoint.path and self.node_rank == 0:
             storage_tier = "durable" if restored_checkpoint.fetched_bytes else "disk"
             step = (
@@ -322,6 +324,7 @@ class ProgramGeneration:
                 return False
 
     def _report_activity(self) -> None:
+        """Report the program's progress, and tell the coordinator whether the program is active."""
         self.pod.report_progress()
         last_activity_s = self._find_last_activity_s()
         self.client.is_busy = time.monotonic() - last_activity_s < ACTIVITY_INTERVAL_S
@@ -405,14 +408,15 @@ class ProgramGeneration:
                 deadline_s = min(deadline_s, time.monotonic() + EXIT_TIMEOUT_S)
 
     def _report_unsaved_work(self, stop_time_s: float) -> None:
-        """Record how many seconds of work must be repeated, because the program did not save before
-        it stopped."""
+        """Record the seconds of work that must be repeated, because the program did not save
+        directly before it stopped."""
         unsaved_seconds = stop_time_s - self.checkpoints.last_save_s
         if unsaved_seconds >= MIN_UNSAVED_S:
             self.client.note("unsaved", seconds=round(unsaved_seconds, 3))
 
     def _have_all_finished(self) -> bool:
-        """Return True once the processes of all nodes have ended, except servers."""
+        """Return True once the processes of all nodes have ended, except servers. Tells the other
+        nodes when the processes of this node have ended."""
         pod_position = self.pod.position
         if (
             not self.finished
@@ -461,7 +465,7 @@ class ProgramGeneration:
         if first_failure.exit_code in EXTERNAL_EXIT_CODES and not was_oom_killed:
             write_stderr(
                 f"a process of the program {describe_exit(first_failure, Path.cwd())}: starting"
-                " all again"
+                " all processes again"
             )
             self.client.note("killed")
             self.client.report_failure(self.number)
@@ -480,8 +484,8 @@ class ProgramGeneration:
         own_failure = FailureReport(time=exit_time_ns, rank=rank, reason=reason)
         self.exchange.send("failed", own_failure)
 
-        # a lost node makes the processes of other nodes fail, so wait until the coordinator could
-        # notice a loss
+        # the loss of a node makes the processes of other nodes fail, so wait until the coordinator
+        # would have noticed such a loss
         deadline_s = time.monotonic() + self.spec.silence_seconds + 0.5
         while time.monotonic() < deadline_s:
             if self._is_aborted():

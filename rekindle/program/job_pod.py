@@ -4,8 +4,9 @@ too.
 
     python -m rekindle.program.job_pod <the same flags as `rekindle step steps.program`>
 
-The exit code decides what the job does (restartPolicy ExitCode): 0 completes it; 1-127, if the
-coordinator has ended the run, fail it; 143 restarts the pod, also after an error of this pod only.
+The exit code decides what the job does (restartPolicy ExitCode): 0 completes the job. 1-127 means
+that the coordinator has ended the run with an error, and fails the job. 143 restarts the pod, also
+after an error that concerns only this pod.
 """
 
 import signal
@@ -30,7 +31,7 @@ from rekindle.program.position import read_pod_position
 from rekindle.step import fail
 
 HANDLED_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
-COORDINATOR_END_TIMEOUT_S = 60.0  # seconds for the other process to exit after the end of the run
+COORDINATOR_END_TIMEOUT_S = 60.0  # maximum wait for the other process after the end of the run
 VERDICT_TIMEOUT_S = 5.0  # maximum wait for the coordinator's verdict on an agent's error
 RESTART_INTERVAL_S = 1.0  # time between two starts of the coordinator
 POLL_INTERVAL_S = 0.5
@@ -50,7 +51,7 @@ class JobPod:
         is_leader: bool,
         restart_code: int = exit_codes.TERMINATED,
     ) -> None:
-        """Start the processes. SIGNALS must be blocked in this process."""
+        """Start the processes. HANDLED_SIGNALS must be blocked in this process."""
         self.flags = command_flags
         self.restart_code = restart_code
         self.coordinator: ForkProcess | None = None
@@ -130,7 +131,7 @@ def _run_main(main_function: MainFunction, command_flags: list[str], parent_pid:
     parent."""
     os.setpgid(0, 0)
     die_with_parent(parent_pid)
-    # the process itself unblocks SIGTERM, once it has a handler
+    # `main_function` unblocks SIGTERM once it has installed a handler
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     sys.exit(main_function(command_flags))
 

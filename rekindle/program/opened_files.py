@@ -28,22 +28,22 @@ class FileOpenWatcher:
         ]
         for watched_folder in watched_folders:
             LIBC.inotify_add_watch(self._descriptor, os.fsencode(watched_folder), IN_OPEN)
-        self._has_opened = False
+        self._was_opened = False
 
-    @property
-    def any(self) -> bool:
-        """True if a file was opened."""
+    def was_file_opened(self) -> bool:
+        """Return True if a file was opened."""
         try:
             event_bytes = os.read(self._descriptor, READ_BYTES)
         except BlockingIOError:
-            return self._has_opened
+            return self._was_opened
 
         event_start = 0
         while event_start < len(event_bytes):
             _, event_mask, _, name_bytes = EVENT_STRUCT.unpack_from(event_bytes, event_start)
-            self._has_opened |= bool(event_mask & IN_OPEN) and not event_mask & IN_ISDIR
+            if event_mask & IN_OPEN and not event_mask & IN_ISDIR:
+                self._was_opened = True
             event_start += EVENT_STRUCT.size + name_bytes
-        return self._has_opened
+        return self._was_opened
 
     def close(self) -> None:
         os.close(self._descriptor)

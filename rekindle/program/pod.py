@@ -53,7 +53,7 @@ class Pod:
             self.checkpoints.folder.with_name(f"{group_client.name}.progress")
         )
         self.saved_progress = SavedProgress()
-        self.saves = 0  # number of saves whose progress was reported
+        self.reported_saves = 0  # number of saves whose progress was reported
         self.usage = UsageSampler()
         self.curves = MetricCurves(program_spec.run_id, program_spec.part)
         self.last_progress_time = time.monotonic()
@@ -80,13 +80,19 @@ class Pod:
             for variable_name, variable_value in program_config.environment.items()
             if not PLACEHOLDER_PATTERN.search(variable_value)
         }
-        literal_variables |= make_thread_defaults(
+        thread_defaults = make_thread_defaults(
             {**os.environ, **literal_variables}, self.process_count
         )
-        self.parent = ProcessParent(program_config.preload, literal_variables)
+        self.parent = ProcessParent(
+            program_config.preload, {**literal_variables, **thread_defaults}
+        )
 
     def reap(self, node_processes: NodeProcesses | None) -> None:
-        """Reap the children that have exited."""
+        """Reap the children that have exited, and record their exit codes in `node_processes`.
+
+        If the process that loads the program's modules has ended, start it again. Raises SystemExit
+        if that process has ended before it had started all processes of the program.
+        """
         with suppress(ChildProcessError):
             while True:
                 pid, wait_status = os.waitpid(-1, os.WNOHANG)
@@ -133,10 +139,10 @@ class Pod:
     def _read_saved_progress(self) -> ProgressReport | None:
         """If the program sends no reports, return the progress that its newest checkpoint contains,
         else None."""
-        if self.progress.has_reports or self.checkpoints.saves == self.saves:
+        if self.progress.has_reports or self.checkpoints.saves == self.reported_saves:
             return None
 
-        self.saves = self.checkpoints.saves
+        self.reported_saves = self.checkpoints.saves
         newest_checkpoint = self.checkpoints.newest_complete()
         return self.saved_progress.read(newest_checkpoint) if newest_checkpoint else None
 

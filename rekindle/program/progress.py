@@ -5,9 +5,9 @@
     server.take()             # the newest report, once
     SavedProgress().read(checkpoint)   # for a program that sends no reports
 
-Source: Kubeflow Trainer, KEP-2779 (status of a TrainJob). The `Trainer` of transformers sends these
-reports by itself if the environment variables are set. Without them, its checkpoints have a file
-with its step.
+Source: Kubeflow Trainer, KEP-2779 (status of a TrainJob). The class `Trainer` of the library
+transformers sends these reports by itself if the environment variables are set. Older versions do
+not, but their checkpoints contain the step in trainer_state.json.
 """
 
 import hmac
@@ -90,7 +90,7 @@ class ProgressReport(BaseModel):
         return values_by_name
 
     def add_earlier_metrics(self, earlier_report: "ProgressReport") -> "ProgressReport":
-        """Return this report, extended by the metrics that only the `earlier_report` report has."""
+        """Return this report, extended by the metrics that only `earlier_report` has."""
         reported_names = {metric.name for metric in self.reported_metrics}
         earlier_metrics = [
             metric
@@ -102,7 +102,7 @@ class ProgressReport(BaseModel):
 
     @property
     def step(self) -> int:
-        """The step, if the metrics contain a step that the coordinator accepts; otherwise -1."""
+        """The step in the metrics, or -1 if they contain no step that the coordinator accepts."""
         step_values = [
             self.metrics[metric_name]
             for metric_name in STEP_METRIC_NAMES
@@ -114,7 +114,7 @@ class ProgressReport(BaseModel):
         )
 
     def __str__(self) -> str:
-        """Return `step 120  45 %  loss 0.0213  3 min 00 s left`."""
+        """Return a line such as `step 120  45 %  loss 0.0213  3 min 00 s left`."""
         text_parts = []
         if self.step >= 0:
             text_parts.append(f"step {self.step}")
@@ -136,7 +136,7 @@ class ProgressReport(BaseModel):
 
     @property
     def log_line(self) -> str:
-        """The report as a log line, which LOG_LINE can parse."""
+        """The report as a log line, which LOG_LINE_PATTERN matches."""
         return f"program: {self}"
 
 
@@ -178,7 +178,9 @@ class SavedProgress:
     """The progress in the checkpoints of a Hugging Face `Trainer`."""
 
     def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None  # time and step of the first checkpoint
+        self._first_checkpoint: tuple[float, int] | None = (
+            None  # time and step of the first checkpoint
+        )
 
     def read(self, checkpoint_path: Path) -> ProgressReport | None:
         """Return the progress that a new checkpoint contains; None if the checkpoint is not from a
@@ -211,10 +213,10 @@ class SavedProgress:
 
     def _estimate_seconds_left(self, trainer_state: TrainerState) -> int | None:
         now_s = time.monotonic()
-        if self._first is None:
-            self._first = now_s, trainer_state.global_step
+        if self._first_checkpoint is None:
+            self._first_checkpoint = now_s, trainer_state.global_step
 
-        first_time_s, first_step = self._first
+        first_time_s, first_step = self._first_checkpoint
         completed_steps = trainer_state.global_step - first_step
         if completed_steps <= 0:
             return None
@@ -240,7 +242,7 @@ class ProgressServer:
         self._token_file.touch(mode=0o600)
         self._token_file.write_text(self._token)
         self._lock = threading.Lock()
-        self._find_newest_checkpoint: ProgressReport | None = None
+        self._newest_report: ProgressReport | None = None
         self.has_reports = False  # True once the program has sent a report
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._make_handler())
@@ -253,11 +255,11 @@ class ProgressServer:
         return {SERVER_URL_VARIABLE: server_url, SERVER_TOKEN_VARIABLE: str(self._token_file)}
 
     def take(self) -> ProgressReport | None:
-        """Return the newest report since the last call, including metrics that only earlier reports
-        since then contain; None without a new report."""
+        """Return the newest report since the last call, or None. It also contains the metrics that
+        only earlier reports since the last call had."""
         with self._lock:
-            newest_report = self._find_newest_checkpoint
-            self._find_newest_checkpoint = None
+            newest_report = self._newest_report
+            self._newest_report = None
         return newest_report
 
     def close(self) -> None:
@@ -275,9 +277,9 @@ class ProgressServer:
         try:
             progress_report = parse_report(body)
             with self._lock:
-                self._find_newest_checkpoint = (
-                    progress_report.add_earlier_metrics(self._find_newest_checkpoint)
-                    if self._find_newest_checkpoint
+                self._newest_report = (
+                    progress_report.add_earlier_metrics(self._newest_report)
+                    if self._newest_report
                     else progress_report
                 )
             self.has_reports = True

@@ -37,7 +37,7 @@ from rekindle.program.processes.environment import (
 from rekindle.program.processes.python_program import make_executable_command
 from rekindle.program.processes.working_folder import find_working_folder
 
-LOOK_INTERVAL_S = 0.1
+LISTING_INTERVAL_S = 0.1
 SAVE_TIMEOUT_S = 120.0  # maximum time until the first save, also after the restart
 # `step 50`, `epoch: 3`, `iteration=7`
 COUNTER_PATTERN = re.compile(r"\b(step|epoch|iter(?:ation)?)s?\b\W{0,3}(\d+)", re.IGNORECASE)
@@ -45,8 +45,9 @@ COUNTER_PATTERN = re.compile(r"\b(step|epoch|iter(?:ation)?)s?\b\W{0,3}(\d+)", r
 
 @dataclass
 class ResumeCheck:
-    """One check. `model`: the section `model`; `dataset`: folder that `prepare` has written;
-    `folder`: empty folder for the checkpoints and the output."""
+    """The check of one program. `model`: the settings of the section `model`; `dataset`: folder of
+    the dataset that the step `prepare` has written; `folder`: empty folder for the checkpoints and
+    the output; `timeout_s`: maximum time until the first save, also after the restart."""
 
     program: ProgramConfig
     model: Mapping[str, object]
@@ -66,16 +67,17 @@ class ResumeCheck:
         )
         self.watch = FolderWatch(self.checkpoints, watch_settings, self._are_processes_alive)
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.started_at = time.time()
+        self.start_time_s = time.time()
         # modification times of each checkpoint that was seen in an incomplete state
         self.incomplete_versions: defaultdict[str, set[int]] = defaultdict(set)
-        # True if a kill between two saves would have left no complete checkpoint
+        # True if the only checkpoint is complete because the program ended by itself, so that a
+        # kill would have left no complete checkpoint
         self.counted_at_end = False
 
     def run(self) -> dict[str, Any]:
         """Return the findings: checkpoint, bytes, seconds, interval_s and resumed_at. Raises
         CodeError with the first problem that would lose work."""
-        with self._started(None) as output_file:
+        with self._running_program(None) as output_file:
             first_save = self._wait_for_save("has saved nothing", output_file)
             check_findings = _describe_save(first_save)
             self._wait_until(lambda: self._is_over() or len(self.saves) > 1, self.timeout_s / 4)
@@ -83,11 +85,11 @@ class ResumeCheck:
                 check_findings["interval_s"] = round(_compute_interval_s(self.saves), 3)
             if _is_overwritten_in_place(self.saves):
                 check_findings["overwritten"] = True
-            have_ended = self._is_over()
+            has_ended = self._is_over()
 
-        self.watch.settle(has_succeeded=have_ended)
+        self.watch.settle(has_succeeded=has_ended)
         newest_checkpoint = self._find_newest_checkpoint()
-        if have_ended:
+        if has_ended:
             check_findings["finished"] = True
             check_findings["counted_at_end"] = self.counted_at_end
             return check_findings
@@ -102,9 +104,11 @@ class ResumeCheck:
         checkpoint_path = self.checkpoints / checkpoint.path
         open_watcher = FileOpenWatcher(checkpoint_path)
         try:
-            with self._started(checkpoint_path) as output_file:
-                self._wait_until(lambda: open_watcher.any or bool(self.saves) or self._is_over())
-                if not open_watcher.any:
+            with self._running_program(checkpoint_path) as output_file:
+                self._wait_until(
+                    lambda: open_watcher.was_file_opened() or bool(self.saves) or self._is_over()
+                )
+                if not open_watcher.was_file_opened():
                     raise CodeError(
                         f"the program did not open {checkpoint.path} after its restart, so it began"
                         " again: set program.resume to the arguments that let it continue from"
@@ -136,7 +140,8 @@ class ResumeCheck:
         return newest_save.path
 
     def _wait_for_save(self, problem: str, output_file: Path) -> LocalCheckpoint:
-        """Return the first complete checkpoint. Raises CodeError."""
+        """Wait for the first complete checkpoint, and return it. Raises CodeError, whose message
+        contains `problem`, if the program ends or the time limit is reached before."""
         start_s = time.monotonic()
         self._wait_until(lambda: bool(self.saves) or self._is_over())
         if self.saves:
@@ -164,8 +169,8 @@ class ResumeCheck:
                     and check_file(self.checkpoints / first_save.path).structure
                     is not FileStructure.NONE
                 )
-                incomplete_version_count = self.incomplete_versions[first_save.path]
-                self.counted_at_end = len(incomplete_version_count) > 1 and not has_end
+                incomplete_versions = self.incomplete_versions[first_save.path]
+                self.counted_at_end = len(incomplete_versions) > 1 and not has_end
                 return first_save
 
         elapsed_seconds = time.monotonic() - start_s
@@ -201,7 +206,7 @@ class ResumeCheck:
         working_folder = find_working_folder(self.program.command)
         try:
             unit_files = [path for path in working_folder.iterdir() if is_unit_file(path.name)]
-            new_files = [path for path in unit_files if path.stat().st_mtime >= self.started_at]
+            new_files = [path for path in unit_files if path.stat().st_mtime >= self.start_time_s]
         except OSError:
             return ""
         return str(min(new_files, default=""))
@@ -225,7 +230,7 @@ class ResumeCheck:
         )
 
     @contextmanager
-    def _started(self, checkpoint_path: Path | None) -> Iterator[Path]:
+    def _running_program(self, checkpoint_path: Path | None) -> Iterator[Path]:
         """Start the program; yield the file with its output, and kill it at the end."""
         process_layout = ProcessLayout(
             0, (self.process_count,), "127.0.0.1", find_free_port("127.0.0.1"), 0
@@ -285,7 +290,7 @@ class ResumeCheck:
         reached."""
         deadline_s = time.monotonic() + (timeout_s or self.timeout_s)
         while not condition() and time.monotonic() < deadline_s:
-            time.sleep(LOOK_INTERVAL_S)
+            time.sleep(LISTING_INTERVAL_S)
             self.watch.look()
             self._count_saves()
             for path in self.watch.incomplete:

@@ -12,8 +12,8 @@ from rekindle.program.config import ProgramConfig
 from rekindle.step import SHA256_OR_EMPTY, StepInputs, create_parser, parse_inputs
 from rekindle.training.spec import Fingerprint
 
-# wait this long for all pods, because wait this long for all pods, because a pod that joins later
-# restarts the program
+# maximum time to wait for all pods before the first start, because a pod that joins later restarts
+# the program
 JOIN_TIMEOUT_S = 10.0
 
 

@@ -35,13 +35,13 @@ DOCS_BY_KIND = {
 def find_project_root(start_folder: Path) -> Path:
     """Return the root of the project that contains `start_folder`, or the reference project.
 
-    Files of other users are ignored, so that they cannot turn a folder such as /tmp into a project.
+    Only files of this user, of root and of the owner of `start_folder` count, so that other users
+    cannot turn a folder such as /tmp into a project.
     """
-    trusted_uids = {
-        os.geteuid(),
-        0,
-        *(path.stat().st_uid for path in (start_folder,) if path.exists()),
-    }
+    trusted_uids = {os.geteuid(), 0}
+    if start_folder.exists():
+        trusted_uids.add(start_folder.stat().st_uid)
+
     return next(
         (
             ancestor_folder
@@ -58,8 +58,7 @@ def _is_project(folder: Path, trusted_uids: Collection[int]) -> bool:
     if any(pipelines_folder.glob("*.py")) and pipelines_folder.lstat().st_uid in trusted_uids:
         return True
 
-    # imported in this function: steps do not need it, since pods get their project from
-    # REKINDLE_PATH
+    # imported only here: steps do not need it, since pods get their project from REKINDLE_PATH
     import tomllib
 
     try:
@@ -207,13 +206,13 @@ def _import_module(name: str, module_kind: str) -> ModuleType:
 
     sys.path += [folder for folder in search_folders if folder not in sys.path]
     try:
-        _extend_path(name.partition(".")[0], search_folders)
+        _extend_shared_package(name.partition(".")[0], search_folders)
         return import_module(name)
     except ModuleNotFoundError as error:
         # `name` itself exists, but it imports a missing module
         if not f"{name}.".startswith(f"{error.name}."):
             hint = suggest_similar(
-                error.name or "", _sibling_modules(error.name or "", search_folders)
+                error.name or "", _list_candidate_modules(error.name or "", search_folders)
             )
             remedy = "Install it, also in the image."
             if (error.name or "").partition(".")[0] in SHARED_PACKAGES:
@@ -227,18 +226,18 @@ def _import_module(name: str, module_kind: str) -> ModuleType:
             f'{module_kind} "{name}" cannot be imported ({error}): it must be the dotted name of a'
             f" module that is installed, or lies in one of the folders {', '.join(search_folders)}"
             f" (set ${PATH_VARIABLE} for further"
-            f" folders).{suggest_similar(name, _sibling_modules(name, search_folders))}"
+            f" folders).{suggest_similar(name, _list_candidate_modules(name, search_folders))}"
         ) from error
     except ConfigError:
         raise
-    # the user's code has raised an exception
+    # raised by the user's code
     except Exception as error:
         raise ConfigError(
             f'{module_kind} "{name}" cannot be imported: {describe_exception(error)} Correct it.'
         ) from error
 
 
-def _extend_path(package_name: str, search_folders: list[str]) -> None:
+def _extend_shared_package(package_name: str, search_folders: list[str]) -> None:
     """Let the packages `steps` and `pipelines` contain the modules of both the project and the
     reference project."""
     if package_name not in SHARED_PACKAGES:
@@ -256,9 +255,9 @@ def _extend_path(package_name: str, search_folders: list[str]) -> None:
     )
 
 
-def _sibling_modules(name: str, search_folders: list[str]) -> set[str]:
-    """Return modules whose names may have been meant: those in the package of `name`, and the
-    project's steps."""
+def _list_candidate_modules(name: str, search_folders: list[str]) -> set[str]:
+    """Return the modules that the user may have meant by the wrong name `name`: the modules in the
+    same package, the project's steps, and the modules outside of packages."""
     package_names = {name.rpartition(".")[0], "steps", ""}
     return {
         f"{package_name}.{path.parent.name if path.stem == '__init__' else path.stem}".lstrip(".")

@@ -1,8 +1,9 @@
 """Convert exceptions of a project's code to one-line errors with a location, and with an exit code
 that decides whether Argo retries the step.
 
-Exceptions from file access, memory, the network and accelerators may be transient. A wrong path is
-not. For all other exceptions, a retry with the same data would fail again.
+Exceptions from file access, memory, the network and accelerators may be transient, except for
+exceptions about a wrong path. After all other exceptions, a retry with the same data would fail
+again.
 """
 
 import re
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 LIBRARY_FOLDERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 UNEXPECTED_ARGUMENT = re.compile(r"\b(\w+)\(\) got an unexpected keyword argument '(\w+)'")
-MAX_TEXT = 600  # maximum number of characters of an exception's text in an error
+MAX_TEXT_CHARS = 600  # maximum number of characters of an exception's text in an error
 TRANSIENT_ERRORS = (OSError, MemoryError, EOFError)
 PATH_ERRORS = (
     FileNotFoundError,
@@ -100,7 +101,7 @@ def _is_transient(error: BaseException) -> bool:
 
 
 def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and its causes."""
+    """Yield an exception, its causes, and the exceptions in exception groups."""
     seen_ids: set[int] = set()
 
     pending_errors = [error]
@@ -111,13 +112,15 @@ def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
 
         seen_ids.add(id(current_error))
         yield current_error
-        direct_cause = current_error.__cause__ or (
-            None if current_error.__suppress_context__ else current_error.__context__
-        )
-        pending_errors += [direct_cause] if direct_cause else []
-        pending_errors += (
-            current_error.exceptions if isinstance(current_error, BaseExceptionGroup) else ()
-        )
+
+        direct_cause = current_error.__cause__
+        if direct_cause is None and not current_error.__suppress_context__:
+            direct_cause = current_error.__context__
+        if direct_cause:
+            pending_errors.append(direct_cause)
+
+        if isinstance(current_error, BaseExceptionGroup):
+            pending_errors += current_error.exceptions
 
 
 def describe_exception(error: Exception) -> str:
@@ -138,13 +141,9 @@ def describe_exception(error: Exception) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {_format_in_one_line(error, error_message)}."
 
-    own_frames = _own_frames(error)
+    own_frames = _list_own_frames(error)
     innermost_frame = next(
-        (
-            innermost_frame
-            for innermost_frame in reversed(own_frames)
-            if not _is_engine(innermost_frame.filename)
-        ),
+        (frame for frame in reversed(own_frames) if not _is_engine(frame.filename)),
         own_frames[-1],
     )
     # an `assert` without a message raises an exception without text
@@ -159,7 +158,7 @@ def describe_exception(error: Exception) -> str:
 def _format_in_one_line(error: Exception, error_message: str) -> str:
     error_message = without_secrets(error_message)
     text = " ".join(f"{type(error).__name__}: {error_message}".split()).rstrip(": ")
-    return truncate(text, MAX_TEXT)
+    return truncate(text, MAX_TEXT_CHARS)
 
 
 def _suggest_name(error: Exception, file: str) -> str:
@@ -175,44 +174,51 @@ def _suggest_name(error: Exception, file: str) -> str:
             error.name, [name for name in dir(object_type) if not name.startswith("_")]
         )
 
-    if isinstance(error, TypeError) and (argument_match := UNEXPECTED_ARGUMENT.search(str(error))):
-        user_namespaces = [
-            vars(module)
-            for module in list(sys.modules.values())
-            if getattr(module, "__file__", "") == file
-        ]
+    if isinstance(error, TypeError):
+        argument_match = UNEXPECTED_ARGUMENT.search(str(error))
+        if argument_match:
+            return _suggest_argument(argument_match[1], argument_match[2], file)
 
-        names_in_use = {
-            name: namespace_value
-            for namespace in user_namespaces
-            for name, namespace_value in namespace.items()
-        }
-        used_modules = [
-            namespace_value
-            for namespace_value in names_in_use.values()
-            if isinstance(namespace_value, ModuleType)
-        ]
-        candidate_functions = [
-            names_in_use.get(argument_match[1]),
-            *(getattr(module, argument_match[1], None) for module in used_modules),
-        ]
+    return ""
 
-        called_function = next(filter(callable, candidate_functions), None)
-        if called_function:
-            return suggest_similar(argument_match[2], list(signature(called_function).parameters))
 
-        return ""
+def _suggest_argument(function_name: str, argument_name: str, file: str) -> str:
+    """Return a hint for a misspelt argument of a function that `file` defines or imports, directly
+    or in a module; "" if the function is not found."""
+    user_namespaces = [
+        vars(module)
+        for module in list(sys.modules.values())
+        if getattr(module, "__file__", "") == file
+    ]
 
+    objects_by_name = {
+        name: named_object
+        for namespace in user_namespaces
+        for name, named_object in namespace.items()
+    }
+    used_modules = [
+        named_object
+        for named_object in objects_by_name.values()
+        if isinstance(named_object, ModuleType)
+    ]
+    candidate_functions = [
+        objects_by_name.get(function_name),
+        *(getattr(module, function_name, None) for module in used_modules),
+    ]
+
+    called_function = next(filter(callable, candidate_functions), None)
+    if called_function:
+        return suggest_similar(argument_name, list(signature(called_function).parameters))
     return ""
 
 
 def is_raised_by_project(error: BaseException) -> bool:
     """Return True if `error` was raised by the project's code or a library that it called, not by
     rekindle or argolocal."""
-    return not _is_engine(_own_frames(error)[-1].filename)
+    return not _is_engine(_list_own_frames(error)[-1].filename)
 
 
-def _own_frames(error: BaseException) -> list["FrameSummary"]:
+def _list_own_frames(error: BaseException) -> list["FrameSummary"]:
     """Return the traceback's frames outside of libraries; if all frames are in libraries, return
     all of them."""
     # imported in this function, since `rekindle --help` does not need it

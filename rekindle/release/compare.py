@@ -51,7 +51,9 @@ class PredictionComparison:
         ):
             difference = compute_difference(served_prediction, offline_prediction)
             self.replayed += 1
-            self.differing += difference > self.tolerance
+            if difference > self.tolerance:
+                self.differing += 1
+
             if difference > self.max_difference:
                 self.max_difference = difference
                 value_texts = (
@@ -114,8 +116,8 @@ def compare_predictions(
     tolerance: float,
     are_independent: bool = False,
 ) -> PredictionComparison:
-    """Send each request alone, then all requests together; compare the answers with each other and
-    with the expected predictions.
+    """Send the requests one after the other, then several at the same time. Compare the answers
+    with each other and with the expected predictions.
 
     `are_independent`: the instances of a request do not influence each other, so each one is sent
     alone. Raises DataError if a server rejects a request or answers without predictions, and
@@ -133,12 +135,12 @@ def compare_predictions(
     def send_alone(request: dict[str, Any]) -> list[Any] | None:
         if are_independent:
             row_requests = [
-                request | {"instances": [request_instance]}
-                for request_instance in request["instances"]
+                request | {"instances": [instance]} for instance in request["instances"]
             ]
         else:
             row_requests = [request]
-        row_answers = [send(request_instance) for request_instance in row_requests]
+
+        row_answers = [send(row_request) for row_request in row_requests]
         if None in row_answers:
             return None
         return [prediction for row_answer in row_answers for prediction in row_answer or ()]
@@ -160,7 +162,7 @@ def compare_predictions(
             max(
                 single_predictions,
                 batched_predictions,
-                key=lambda served: compute_difference(served, expected_predictions),
+                key=lambda predictions: compute_difference(predictions, expected_predictions),
             ),
             expected_predictions,
         )
@@ -176,8 +178,9 @@ def compare_predictions(
 
 
 def read_numerics(report_folder: Path) -> str:
-    """Return what `device.describe_numerics` returned on the machine that wrote the report, or "".
-    A server with equal numerics must return the same bits. Raises DataError.
+    """Return the numerics (see `device.describe_numerics`) of the machine that wrote the report; ""
+    if servers need not return the same bits. A server with equal numerics must return the same
+    bits. Raises DataError.
     """
     for prediction_line in read_prediction_lines(report_folder):
         return prediction_line.numerics

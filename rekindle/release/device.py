@@ -18,8 +18,8 @@ CPU_INFO_FILE = Path("/proc/cpuinfo")
 
 
 def find_torch() -> Any:
-    """Return the module torch if this process has imported it, else None. Only a torch.nn.Module
-    needs torch."""
+    """Return the module torch if this process has imported it, else None. Only models that are a
+    torch.nn.Module need torch, so it may not be installed."""
     return sys.modules.get("torch")
 
 
@@ -63,14 +63,14 @@ def move_tensors(nested_values: object, device: "torch.device") -> Any:
     import torch
     from torch.utils._pytree import tree_map
 
-    def copy(nested_value: object) -> object:
+    def move_tensor(nested_value: object) -> object:
         if not isinstance(nested_value, torch.Tensor) or nested_value.device == device:
             return nested_value
         if device.type == "cuda":
             return nested_value.pin_memory().to(device, non_blocking=True)
         return nested_value.to(device)
 
-    return tree_map(copy, nested_values)
+    return tree_map(move_tensor, nested_values)
 
 
 def describe_numerics(device: "torch.device") -> str:

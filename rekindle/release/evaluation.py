@@ -38,6 +38,15 @@ class ScoredModel(NamedTuple):
     metrics: PartMetrics
 
 
+class ComparedRows(NamedTuple):
+    """The test rows on which the candidate is compared with the champion. If the champion cannot be
+    compared, `incomparable_reason` says why, and `examples` are all test rows."""
+
+    examples: Examples
+    warnings: list[str]
+    incomparable_reason: str
+
+
 class NotFiniteError(DataError):
     """A metric is NaN or infinite."""
 
@@ -61,33 +70,24 @@ def evaluate(
     verify_dataset(dataset_folder)
     verify_weights(candidate_folder)
     all_examples = read_examples(workload, dataset_folder)
-    examples = all_examples
-    warnings = list[str]()
-    incomparable_reason = ""
-
-    if champion_folder and read_dataset_digest(champion_folder) != read_dataset_digest(
-        dataset_folder
-    ):
-        examples, warnings, incomparable_reason = exclude_seen_rows(
-            workload, all_examples, dataset_folder, read_dataset_facts(champion_folder)
-        )
-
-    all_examples.max_batch = examples.max_batch = max_batch
+    compared_rows = select_compared_rows(workload, all_examples, champion_folder, dataset_folder)
+    all_examples.max_batch = max_batch
+    compared_rows.examples.max_batch = max_batch
 
     scores_of_others: dict[str, ScoredModel] = {}
 
-    if champion_folder and not incomparable_reason:
+    if champion_folder and not compared_rows.incomparable_reason:
         try:
+            predictions = score(compared_rows.examples, champion_folder, champion_folder)
             scores_of_others["champion"] = compute_finite_metrics(
-                workload, score(examples, champion_folder, champion_folder), examples
+                workload, predictions, compared_rows.examples
             )
         # the champion cannot predict these rows, for example because it expects inputs of another
         # shape
         except (DataError, CodeError, RuntimeError) as error:
-            examples = all_examples
-            warnings = []
-            incomparable_reason = f"{error}"
+            compared_rows = ComparedRows(all_examples, [], f"{error}")
 
+    examples, warnings, incomparable_reason = compared_rows
     if examples.baseline is not None:
         try:
             scores_of_others["baseline"] = compute_finite_metrics(
@@ -107,27 +107,35 @@ def evaluate(
         for model_name, other_scores in scores_of_others.items()
     }
     scores_by_model = {"candidate": candidate_scores, **scores_of_others}
+    evaluation = Evaluation(
+        {
+            model_name: average_parts(scored_model.metrics)
+            for model_name, scored_model in scores_by_model.items()
+        },
+        rows=len(examples),
+        parts=describe_named_parts(scores_by_model, examples),
+        difference=differences.get("champion"),
+        baseline_difference=differences.get("baseline"),
+        chosen=read_description(candidate_folder).chosen or None,
+        incomparable=incomparable_reason,
+        warnings=examples.warnings + warnings,
+    )
+    return _write_report(examples, report_folder, scores_by_model, evaluation)
+
+
+def _write_report(
+    examples: Examples,
+    report_folder: Path,
+    scores_by_model: dict[str, ScoredModel],
+    evaluation: Evaluation,
+) -> Evaluation:
+    """Write the report, and return the evaluation, to which the workload's `report` may have added
+    fields. Raises NotFiniteError if it has added a number that is not finite."""
+    report_folder.mkdir(parents=True, exist_ok=True)
     predictions_by_model = {
         model_name: scored_model.predictions for model_name, scored_model in scores_by_model.items()
     }
-    warnings = examples.warnings + warnings
-    report_folder.mkdir(parents=True, exist_ok=True)
-
     with convert_errors("the report cannot be written"):
-        evaluation = Evaluation(
-            {
-                model_name: average_parts(scored_model.metrics)
-                for model_name, scored_model in scores_by_model.items()
-            },
-            rows=len(examples),
-            parts=describe_named_parts(scores_by_model, examples),
-            difference=differences.get("champion"),
-            baseline_difference=differences.get("baseline"),
-            chosen=read_description(candidate_folder).chosen or None,
-            incomparable=incomparable_reason,
-            warnings=warnings,
-        )
-
         evaluation = examples.report(report_folder, predictions_by_model, evaluation)
 
     problem_text = describe_non_finite({"metrics": evaluation.metrics, "parts": evaluation.parts})
@@ -145,8 +153,8 @@ def read_examples(
     champion_facts: dict[str, Any] | None = None,
     max_rows: int | None = None,
 ) -> Examples:
-    """Return the workload's test rows; given `champion_facts` (the facts of its dataset), only rows
-    that the champion was not trained on. Raises DataError.
+    """Return the workload's test rows. With `champion_facts`, the facts of the champion's dataset,
+    return only the rows that the champion was not trained on. Raises DataError.
 
     `max_rows`: maximum number of rows to read, if the workload yields them one by one.
     """
@@ -174,13 +182,27 @@ def read_examples(
     return examples
 
 
+def select_compared_rows(
+    workload: Any, examples: Examples, champion_folder: Path | None, dataset_folder: Path
+) -> ComparedRows:
+    """Return the test rows for a comparison with the champion. If the champion was trained on
+    another dataset, these are only the rows that it was not trained on."""
+    if champion_folder is None:
+        return ComparedRows(examples, [], "")
+    if read_dataset_digest(champion_folder) == read_dataset_digest(dataset_folder):
+        return ComparedRows(examples, [], "")
+
+    champion_facts = read_dataset_facts(champion_folder)
+    return exclude_seen_rows(workload, examples, dataset_folder, champion_facts)
+
+
 def exclude_seen_rows(
     workload: Any, examples: Examples, dataset_folder: Path, champion_facts: dict[str, Any]
-) -> tuple[Examples, list[str], str]:
-    """Return three values: the test rows that the champion was not trained on, warnings, and the
-    reason why it cannot be compared ("" if it can)."""
+) -> ComparedRows:
+    """Return the test rows that the champion was not trained on. If the workload cannot select
+    them, return all test rows with a warning."""
     if not takes_champion_facts(workload):
-        return (
+        return ComparedRows(
             examples,
             ["the champion was trained on other data, and may have seen some of the test rows"],
             "",
@@ -190,18 +212,18 @@ def exclude_seen_rows(
         unseen_examples = read_examples(workload, dataset_folder, champion_facts)
         row_count = len(examples)
     except DataError as error:
-        return examples, [], f"{error}"
+        return ComparedRows(examples, [], f"{error}")
 
     if not len(unseen_examples):
-        return examples, [], f"it was trained on all {row_count:,} test rows."
+        return ComparedRows(examples, [], f"it was trained on all {row_count:,} test rows.")
     if len(unseen_examples) == row_count or unseen_examples.warnings != examples.warnings:
-        return unseen_examples, [], ""
+        return ComparedRows(unseen_examples, [], "")
 
     excluded_warning = (
         f"{row_count - len(unseen_examples):,} of {row_count:,} test rows are excluded: the"
         " champion was trained on them"
     )
-    return unseen_examples, [excluded_warning], ""
+    return ComparedRows(unseen_examples, [excluded_warning], "")
 
 
 def score(examples: Examples, model_folder: Path, dataset_folder: Path) -> Any:
@@ -217,8 +239,8 @@ def score(examples: Examples, model_folder: Path, dataset_folder: Path) -> Any:
 
 @contextmanager
 def convert_errors(error_location: str) -> Iterator[None]:
-    """Convert exceptions of the workload's code to errors with their location, of type CodeError if
-    a retry cannot help."""
+    """Convert exceptions of the workload's code to errors that name the location, or to CodeError
+    if a retry cannot help."""
     try:
         yield
     except RekindleError:
@@ -276,8 +298,8 @@ def compute_metrics(
 
 
 def compute_finite_metrics(workload: Any, predictions: object, examples: Examples) -> ScoredModel:
-    """Compute the metrics of a model on each part. Raises NotFinite if a metric is NaN or
-    infinite."""
+    """Compute the metrics of a model on each part of the test rows. Raises NotFiniteError if a
+    metric is NaN or infinite."""
     metrics_by_part = compute_metrics(workload.metrics, predictions, examples)
     for part_name, metric_values in metrics_by_part.items():
         for metric_name, metric_value in metric_values.items():
@@ -358,20 +380,20 @@ def compute_difference(
     weighted_function = metric.weighted
     assert metric_function, "workload.load rejects a metric without a function"
 
-    def difference_in_part(row_numbers: RowNumbers) -> float:
+    def compute_part_difference(row_numbers: RowNumbers) -> float:
         candidate_value, other_value = (
             metric_function(select_rows(model_array, row_numbers), select_rows(truths, row_numbers))
             for model_array in model_arrays
         )
         return candidate_value - other_value
 
-    def difference(row_numbers: RowNumbers) -> float:
+    def compute_mean_difference(row_numbers: RowNumbers) -> float:
         return compute_mean(
-            difference_in_part(row_numbers[part_mask[row_numbers]])
+            compute_part_difference(row_numbers[part_mask[row_numbers]])
             for part_mask in part_masks.values()
         )
 
-    def differences(
+    def compute_draw_differences(
         group_numbers: RowNumbers, draw_weights: NDArray[np.float32]
     ) -> NDArray[np.float64]:
         assert weighted_function
@@ -395,10 +417,13 @@ def compute_difference(
 
     if weighted_function is None:
         return Difference(
-            metric.name, *paired_bootstrap(difference, row_count, row_groups, *bootstrap_settings)
+            metric.name,
+            *paired_bootstrap(compute_mean_difference, row_count, row_groups, *bootstrap_settings),
         )
 
     confidence_interval = compute_weighted_bootstrap(
-        differences, row_count, row_groups, *bootstrap_settings
+        compute_draw_differences, row_count, row_groups, *bootstrap_settings
     )
-    return Difference(metric.name, difference(np.arange(row_count)), *confidence_interval)
+    return Difference(
+        metric.name, compute_mean_difference(np.arange(row_count)), *confidence_interval
+    )

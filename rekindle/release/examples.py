@@ -115,8 +115,8 @@ class Examples:
             ]
 
     def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:
-        """Write the report of the evaluation into `out`, and return the evaluation; a subclass may
-        add fields.
+        """Write the report of the evaluation into `out`, and return the evaluation, to which a
+        subclass may add fields.
 
         The report must contain requests for `verify`, which `record_predictions` writes, and
         histograms of the candidate's predictions and instances for the comparison with its servers,

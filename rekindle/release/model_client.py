@@ -19,9 +19,8 @@ from rekindle.errors import (
 )
 from rekindle.kubernetes_names import REKINDLE_TOKEN
 
-ENDPOINT_VARIABLE = (
-    "REKINDLE_ENDPOINT"  # environment variable: URL of the service as seen from this process
-)
+# environment variable with the URL of the service as seen from this process
+ENDPOINT_VARIABLE = "REKINDLE_ENDPOINT"
 # response headers: sha256 of the weights, and model version
 SHA256_HEADER = "model-sha256"
 VERSION_HEADER = "model-version"
@@ -69,11 +68,11 @@ class RequestTooLarge(DataError):
 
 
 class ModelClient:
-    """Client of the model `name` at `endpoint`. Its instances do not count in the server's
-    statistics of user requests.
+    """Client of the model `model_name` at `endpoint`. The server does not count the instances that
+    it sends in the statistics of user requests.
 
-    Accepts only answers from servers whose weights have the hash `sha256`. Retries until `deadline`
-    (monotonic clock).
+    The client accepts only answers from servers whose weights have the hash `sha256`. It retries
+    until `deadline_seconds`, a time of the monotonic clock.
     """
 
     def __init__(
@@ -136,7 +135,8 @@ class ModelClient:
                 error_text = error.read(MAX_ERROR_BYTES).decode(errors="replace")
                 # a server that is being replaced may answer 404
                 if error.code < 500 and error.code != 404:
-                    raise (RequestTooLarge if error.code == 413 else DataError)(
+                    error_type = RequestTooLarge if error.code == 413 else DataError
+                    raise error_type(
                         f"{self.endpoint}{url_path} answered {error.code}: {error_text}"
                     ) from error
 

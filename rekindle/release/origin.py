@@ -137,7 +137,7 @@ class Origin:
     name: str
     version: str
     prefix: str  # key prefix of the release
-    sha256: str  # of the weights
+    sha256: str  # sha256 of the weights
     provenance: dict[str, str]
     files: Mapping[str, str]  # {file: sha256} of the files that affect predictions
     model: ModelFile

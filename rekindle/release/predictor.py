@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 
 def open_predictor(release_folder: Path, max_batch: int = 0) -> Predictor:
-    """Return the predictor that the workload defines, or one that calls its `predict`. Raises
-    DataError.
+    """Return the predictor that the workload defines or, by default, an InstancePredictor, which
+    calls the workload's `predict`. Raises DataError.
 
     `max_batch`: maximum number of instances per call of `predict` (0: as in the evaluation of the
     release).
@@ -61,17 +61,15 @@ class InstancePredictor:
     def __init__(self, release_folder: Path, model_description: ModelFile, max_batch: int) -> None:
         self.workload: Any = load(model_description.workload)
         self.Request = make_request_model(self.workload)
-        self.release, self.facts, self.max_batch = (
-            release_folder,
-            read_dataset_facts(release_folder),
-            max_batch,
-        )
+        self.release = release_folder
+        self.facts = read_dataset_facts(release_folder)
+        self.max_batch = max_batch
         self.model = open_model(self.workload, release_folder, model_description, self.facts)
         self.device = place_model(self.model)
 
     @property
     def numerics(self) -> str:
-        """device.describe_numerics, or "" for a model that is not a torch.nn.Module."""
+        """The result of device.describe_numerics; "" for a model that is not a torch.nn.Module."""
         if self.device is None:
             return ""
         return device.describe_numerics(self.device)

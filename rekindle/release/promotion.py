@@ -1,9 +1,9 @@
 """Changes the champion of a model, so that concurrent promotions and rollbacks do not conflict.
 
 MLflow cannot move an alias under a condition. So a promotion first writes
-`releases/NAME/promotion.json`, and this write is conditional: the version is rejected if the
-champion in its evaluation has been replaced. A rollback is recorded in the same file from its start
-to its end, so that the next command finishes an interrupted rollback.
+`releases/NAME/promotion.json` with a conditional write. A version is rejected if the champion that
+it was compared with is no longer the champion. A rollback is recorded in the same file from its
+start to its end, so that the next command finishes an interrupted rollback.
 """
 
 import re
@@ -26,13 +26,13 @@ from rekindle.storage import NotFound, Store
 
 UNFINISHED_TIMEOUT_S = 2.0  # time to wait until another run finishes its promotion
 RETRY_PAUSE_S = 1.0  # pause between attempts while a service is unavailable
-PromotionState = tuple[dict[str, Any], str | None]  # content of promotion.json, and its etag
+PromotionAndEtag = tuple[dict[str, Any], str | None]  # content of promotion.json, and its etag
 OptionalVersion = Annotated[str, name_field(Version, is_optional=True)]
 OptionalDeployment = Annotated[str, name_field(ObjectName, is_optional=True)]
 T = TypeVar("T")
 
 
-def _reject_other_run(run_id: str) -> str:
+def _validate_run_id(run_id: str) -> str:
     """Return `run_id` if it is the id of an MLflow run, EXPERIMENT/WORKFLOW, or ""; else raise
     ValueError."""
     experiment_name, separator, workflow_name = run_id.partition("/")
@@ -61,9 +61,10 @@ class Rollback:
     version: Annotated[str, name_field(Version)]  # target version
     deployment: Annotated[str, name_field(ObjectName)]  # Deployment of the target version
     champion: OptionalVersion  # version of the champion when the rollback started, or ""
-    # pods of the Deployment at the start of the rollback
+    # number of pods of the Deployment at the start of the rollback
     replicas: Annotated[int, Field(ge=0)]
-    # True: past the point of no return, the rollback can no longer be cancelled by a promotion
+    # True if the target version is becoming the champion, so that a promotion can no longer cancel
+    # the rollback
     decided: bool = False
 
 
@@ -74,12 +75,12 @@ class PromotionFile(Document):
     deployment: OptionalDeployment = ""
     former: OptionalDeployment = ""  # Deployment of the previous champion, or ""
     # id of the MLflow run that promotes the version, or its EXPERIMENT/WORKFLOW
-    run_id: Annotated[str, AfterValidator(_reject_other_run)] = ""
+    run_id: Annotated[str, AfterValidator(_validate_run_id)] = ""
     unfinished: bool = False
     rollback: Rollback | None = None
 
     @model_validator(mode="after")
-    def _has_target(self) -> Self:
+    def _require_target(self) -> Self:
         if self.unfinished and not (self.version and "deployment" in self.model_fields_set):
             raise ValueError("an unfinished promotion must have a version and a deployment")
         return self
@@ -95,10 +96,10 @@ def promote(
 ) -> str:
     """Make `version` the champion if the current champion is still version `champion_version`.
 
-    Returns the Deployment of the previous champion, or "" if it is the same. `run_id`: MLflow run
-    that promotes the version. Raises ChampionChanged. Repeated calls with the same arguments change
-    nothing, even after a later promotion. A promotion cancels a rollback until the rollback is
-    `decided`, which means that its version is becoming the champion.
+    Returns the Deployment of the previous champion; "" if it is the same Deployment. `run_id`:
+    MLflow run that promotes the version. Raises ChampionChangedError. Repeated calls with the same
+    arguments change nothing, even after a later promotion. A promotion cancels a rollback in
+    progress, unless the rollback is already `decided`.
     """
     promotion_key = _make_promotion_key(model_name)
     deadline_seconds = time.monotonic() + UNFINISHED_TIMEOUT_S
@@ -141,8 +142,11 @@ def promote(
             "unfinished": True,
         }
 
-        promotion_state.update({"run_id": run_id} if run_id else {})
-        _write_promotion(object_store, promotion_key, promotion_state, etag)  # on conflict, retry
+        if run_id:
+            promotion_state["run_id"] = run_id
+
+        # the next iteration finishes this promotion or, after a conflict, tries again
+        _write_promotion(object_store, promotion_key, promotion_state, etag)
 
 
 def is_superseded(
@@ -153,8 +157,8 @@ def is_superseded(
     current_champion = tracking.champion(model_name)
     if not current_champion or current_champion.version == version:
         return False
-    # the old champion serves: either `version` was never promoted, or a rollback undid its
-    # promotion; without `run_id`, assume the former
+    # the earlier champion serves: either `version` was never promoted, or a rollback undid its
+    # promotion. Without `run_id`, assume that it was never promoted
     if current_champion.version == champion_version and not run_id:
         return False
     return any(
@@ -165,9 +169,10 @@ def is_superseded(
 
 
 def was_promoted_by(object_store: Store, model_name: str, run_names: Collection[str]) -> bool:
-    """Return True if the run that has one of these names made the last promotion of a model.
+    """Return True if a run made the last promotion of a model.
 
-    `run_names`: the names of the run: its id in MLflow, and EXPERIMENT/WORKFLOW.
+    `run_names`: the names under which the run may be recorded: its id in MLflow, and
+    EXPERIMENT/WORKFLOW.
     """
     return (
         _read_promotion(object_store, _make_promotion_key(model_name))[0].get("run_id", "")
@@ -181,7 +186,7 @@ def read_pending_rollback(object_store: Store, model_name: str) -> Rollback | No
 
 
 def record_rollback(object_store: Store, model_name: str, rollback: Rollback) -> None:
-    """Record the start of a rollback. Raises ChampionChanged if another command has changed
+    """Record the start of a rollback. Raises ChampionChangedError if another command has changed
     promotion.json."""
     promotion_state, etag = _read_finished_promotion(object_store, model_name)
     if _parse_rollback(promotion_state) or not _write_promotion(
@@ -196,7 +201,7 @@ def record_rollback(object_store: Store, model_name: str, rollback: Rollback) ->
 
 
 def decide_rollback(object_store: Store, model_name: str, rollback: Rollback) -> None:
-    """Make the target version of a recorded rollback the champion. Raises ChampionChanged if
+    """Make the target version of a recorded rollback the champion. Raises ChampionChangedError if
     another version became the champion after the rollback started."""
     while True:
         promotion_state, etag = _read_finished_promotion(object_store, model_name, rollback.version)
@@ -399,8 +404,8 @@ def list_versions_in_use(object_store: Store, model_name: str) -> set[str]:
 
 
 def retry_while_unavailable(operation: Callable[[], T], deadline_seconds: float) -> T:
-    """Return `call()`. Repeats the call until `deadline_seconds` (monotonic) while the object
-    store or MLflow is unavailable."""
+    """Return the result of `operation()`. Repeat the call while the object store or MLflow is
+    unavailable, until `deadline_seconds`, a time of the monotonic clock."""
     while True:
         try:
             return operation()
@@ -415,12 +420,12 @@ def retry_while_unavailable(operation: Callable[[], T], deadline_seconds: float)
 
 def _read_finished_promotion(
     object_store: Store, model_name: str, version: str = "", deadline_seconds: float | None = None
-) -> PromotionState:
+) -> PromotionAndEtag:
     """Read promotion.json. If the file contains an unfinished promotion, first finish this
     promotion, also in MLflow.
 
-    A promotion of `version` is finished at once, a promotion of another version after
-    `deadline_seconds`.
+    A promotion of `version` is finished at once. A promotion of another version is finished only
+    after `deadline_seconds`, a time of the monotonic clock, since its own run may still finish it.
     """
     promotion_key = _make_promotion_key(model_name)
     if deadline_seconds is None:
@@ -491,7 +496,7 @@ def _make_promotion_key(model_name: str) -> str:
     return f"releases/{ModelName(model_name)}/promotion.json"
 
 
-def _read_promotion(object_store: Store, promotion_key: str) -> PromotionState:
+def _read_promotion(object_store: Store, promotion_key: str) -> PromotionAndEtag:
     try:
         promotion_json, etag = object_store.get_with_etag(promotion_key)
     except NotFound:

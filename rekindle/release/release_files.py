@@ -41,9 +41,9 @@ from rekindle.content.verified_release import (
     Sha256,
     compute_content_hash,
     read_verified_files,
-    reject_other_files,
-    reject_other_folder,
-    reject_other_hash,
+    reject_wrong_hash,
+    require_release_key,
+    verify_release_files,
 )
 from rekindle.content.weights import list_model_files, parse_description, read_description
 from rekindle.documents import (
@@ -150,8 +150,8 @@ def read_verdict(report_folder: Path) -> Verdict:
 def collect_files(
     release_folder: Path, model_folder: Path, dataset_folder: Path, report_folder: Path
 ) -> dict[str, str]:
-    """Fill `release_folder` with the files of a release except release.json; existing files are
-    linked.
+    """Fill `release_folder` with all files of a release except release.json. Existing files are
+    linked, not copied.
 
     Returns {file: sha256} of the files that are part of the release's hash. Raises DataError.
     """
@@ -159,19 +159,19 @@ def collect_files(
     serving_files = list_serving_files(model_folder, dataset_folder)
     link_files(release_folder, {**serving_files, VERDICT: report_folder / VERDICT})
 
-    for name, source_folder in ((REFERENCE, report_folder), (CURVE, model_folder)):
-        if (source_folder / name).exists():
-            link_files(release_folder, {name: source_folder / name})
+    for file_name, source_folder in ((REFERENCE, report_folder), (CURVE, model_folder)):
+        if (source_folder / file_name).exists():
+            link_files(release_folder, {file_name: source_folder / file_name})
 
     example_bytes = _read_example(report_folder)
     if example_bytes:
         (release_folder / EXAMPLE_FILE).write_bytes(example_bytes)
 
-    name = read_description(model_folder).workload
+    workload_name = read_description(model_folder).workload
     verdict = read_verdict(report_folder)
     serving_code = {
-        "workload": name,
-        "sha256": compute_code_digest(load(name)),
+        "workload": workload_name,
+        "sha256": compute_code_digest(load(workload_name)),
         "max_batch": verdict.max_batch,
         "rows": verdict.rows,
     }
@@ -276,7 +276,7 @@ def download(object_store: Store, release_prefix: str, release_folder: Path) -> 
     Raises StorageError, or DataError if `release_prefix` is not a release, or if a file was
     changed, added or removed.
     """
-    reject_other_folder(release_prefix, object_store.uri(release_prefix))
+    require_release_key(release_prefix, object_store.uri(release_prefix))
     object_store.download(release_prefix.rstrip("/") + "/", release_folder)
     return verify_release(release_folder, release_prefix, object_store.uri(release_prefix))
 
@@ -306,9 +306,9 @@ def verify_release(
             f"{release_address} is not a complete release ({error}). {REMEDY}"
         ) from error
 
-    reject_other_hash(release_prefix.rstrip("/"), release_record.files, release_address)
+    reject_wrong_hash(release_prefix.rstrip("/"), release_record.files, release_address)
     # the files in `described` are not checked: an interrupted release may have replaced them
-    reject_other_files(release_folder, release_record.files, release_address)
+    verify_release_files(release_folder, release_record.files, release_address)
     if model_description.sha256 != release_record.model_sha256:
         raise DataError(
             f"{release_address}: the weights have the sha256 {model_description.sha256} in"
@@ -324,7 +324,7 @@ def download_champion(object_store: Store, release_prefix: str, release_folder: 
     Raises NotFound if a file was deleted, DataError if a file was changed.
     """
     try:
-        reject_other_folder(release_prefix, object_store.uri(release_prefix))
+        require_release_key(release_prefix, object_store.uri(release_prefix))
         object_store.download(release_prefix.rstrip("/") + "/", release_folder)
         _require_files(
             object_store,
@@ -384,9 +384,8 @@ def list_serving_files(model_folder: Path, dataset_folder: Path) -> dict[str, Pa
         for file_name in list_model_files(read_description(model_folder))
     }
     files_by_key[DATASET] = dataset_folder / DATASET
-    files_by_key.update(
-        {FILE_LIST: dataset_folder / FILE_LIST} if (dataset_folder / FILE_LIST).exists() else {}
-    )
+    if (dataset_folder / FILE_LIST).exists():
+        files_by_key[FILE_LIST] = dataset_folder / FILE_LIST
 
     files_by_key.update(
         {
@@ -406,7 +405,7 @@ def list_serving_files(model_folder: Path, dataset_folder: Path) -> dict[str, Pa
 
 
 def link_files(target_folder: Path, files_by_key: dict[str, Path]) -> None:
-    """Create links in `target_folder` to the files, named by their keys."""
+    """Create a link to each file in `target_folder`, at the path that is the file's key."""
     for key, path in files_by_key.items():
         (target_folder / key).parent.mkdir(parents=True, exist_ok=True)
         (target_folder / key).symlink_to(path.absolute())

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails, SchemaValidator, from_json
 from argolocal.common.json_text import find_numbers
 from argolocal.common.wording import truncate
 from rekindle.errors import DataError, suggest_similar
-from rekindle.sections import broken_rule, list_valid_keys
+from rekindle.sections import describe_broken_rule, list_valid_keys
 
 MAX_SHOWN_ERRORS = 5
 # larger bodies are validated only up to the first error, since each error takes at least 500 bytes
@@ -124,7 +124,7 @@ def describe_error(request_type: type[BaseModel], error_detail: ErrorDetails) ->
     """Format one of pydantic's errors as a sentence with the location, the value and the rule."""
     error_type = error_detail["type"]
     error_path = error_detail["loc"]
-    error_message = broken_rule(request_type, error_detail)
+    error_message = describe_broken_rule(request_type, error_detail)
     error_location = format_path(error_path)
 
     match error_type:

@@ -2,8 +2,8 @@
 
 A rollback is recorded before its first change (promotion.py), and each of its changes can be
 repeated. So after an interruption, or a failure of MLflow, the object store or the cluster, the
-next `rekindle rollback` can finish it. A rollback that fails, or is cancelled by a promotion,
-before its version is the champion stops the pods that it has started.
+next `rekindle rollback` can finish it. If a rollback fails, or a promotion cancels it, before its
+version is the champion, it stops the pods that it has started.
 """
 
 import time
@@ -62,33 +62,10 @@ def roll_back(
 
     Calls `report` with the result before the record of the rollback is removed, so that an
     interruption does not lose the result. Raises ConfigError if the release does not exist,
-    ChampionChanged if another version became the champion, RekindleError if the servers are not
-    ready after `seconds` or a service is unavailable.
+    ChampionChangedError if another version became the champion, and RekindleError if the servers
+    are not ready after `seconds` or a service is unavailable.
     """
-    rollback = promotion.read_pending_rollback(object_store, model_name)
-
-    deployments_by_version = _map_deployments_by_version(objects, model_name)
-    if rollback and not _has_deployment(deployments_by_version, rollback):
-        if version in ("", rollback.version):
-            raise ConfigError(
-                f"{format_untrusted(rollback.deployment)}, the Deployment of the unfinished"
-                " rollback of"
-                f" {model_name} to version {rollback.version}, was deleted or is not of this"
-                f" version: name another version, `rekindle rollback {model_name} VERSION`."
-            )
-
-        promotion.end_rollback(object_store, model_name, rollback)
-        rollback = None
-
-    if rollback and version not in ("", rollback.version):
-        raise ConfigError(
-            f"a rollback of {model_name} to version {rollback.version} is unfinished: finish it"
-            f" with `rekindle rollback {model_name}`, then repeat this command."
-        )
-
-    if not rollback:
-        rollback = _prepare_rollback(objects, model_name, version, deployments_by_version)
-        promotion.record_rollback(object_store, model_name, rollback)
+    rollback = _resume_or_record_rollback(objects, object_store, model_name, version)
 
     if rollback.champion != rollback.version:
         previous_version = rollback.champion
@@ -130,6 +107,39 @@ def roll_back(
         raise
 
     return rollback_result
+
+
+def _resume_or_record_rollback(
+    kubernetes_objects: KubernetesObjects, object_store: Store, model_name: str, version: str
+) -> Rollback:
+    """Return the rollback in progress or, if there is none, record and return a new one. Raises
+    ConfigError if the rollback in progress has another version, or cannot be finished."""
+    rollback = promotion.read_pending_rollback(object_store, model_name)
+
+    deployments_by_version = _map_deployments_by_version(kubernetes_objects, model_name)
+    if rollback and not _has_deployment(deployments_by_version, rollback):
+        if version in ("", rollback.version):
+            raise ConfigError(
+                f"{format_untrusted(rollback.deployment)}, the Deployment of the unfinished"
+                f" rollback of {model_name} to version {rollback.version}, was deleted or is not of"
+                f" this version: name another version, `rekindle rollback {model_name} VERSION`."
+            )
+
+        promotion.end_rollback(object_store, model_name, rollback)
+        rollback = None
+
+    if rollback and version not in ("", rollback.version):
+        raise ConfigError(
+            f"a rollback of {model_name} to version {rollback.version} is unfinished: finish it"
+            f" with `rekindle rollback {model_name}`, then repeat this command."
+        )
+
+    if rollback:
+        return rollback
+
+    rollback = _prepare_rollback(kubernetes_objects, model_name, version, deployments_by_version)
+    promotion.record_rollback(object_store, model_name, rollback)
+    return rollback
 
 
 def _map_deployments_by_version(
@@ -182,18 +192,18 @@ def _prepare_rollback(
         )
 
     champion = tracking.champion(model_name)
-    serving_deployment = service_object["spec"]["selector"].get(INSTANCE_LABEL, model_name)
-
-    current_version = next(
-        (
-            version_number
-            for version_number, deployment in deployments_by_version.items()
-            if deployment["metadata"]["name"] == serving_deployment
-        ),
-        "",
-    )
-
-    current_version = champion.version if champion else current_version
+    if champion:
+        current_version = champion.version
+    else:
+        serving_deployment = service_object["spec"]["selector"].get(INSTANCE_LABEL, model_name)
+        current_version = next(
+            (
+                version_number
+                for version_number, deployment in deployments_by_version.items()
+                if deployment["metadata"]["name"] == serving_deployment
+            ),
+            "",
+        )
 
     target_version = version or _find_previous_version(
         deployments_by_version, current_version, model_name
@@ -317,8 +327,8 @@ def _list_traffic_changes(
 def _switch_traffic(
     kubernetes_objects: KubernetesObjects, model_name: str, rollback: Rollback
 ) -> None:
-    """Direct the traffic to the version of the rollback. Raises ChampionChanged if another version
-    is the champion, RekindleError if other clients keep changing the Service.
+    """Direct the traffic to the version of the rollback. Raises ChampionChangedError if another
+    version is the champion, and RekindleError if other clients keep changing the Service.
     """
     for _ in range(CHANGE_ATTEMPTS):
         service_object = kubernetes_objects.find("Service", model_name) or {"metadata": {}}
@@ -354,8 +364,9 @@ def _stop_pods(
     rollback: Rollback,
     deployment_names: list[str],
 ) -> None:
-    """Stop the pods of these Deployments. Raises ChampionChanged if the version of the rollback is
-    no longer the champion, RekindleError if other clients keep changing them."""
+    """Stop the pods of these Deployments. Raises ChampionChangedError if the version of the
+    rollback is no longer the champion, and RekindleError if other clients keep changing the
+    Deployments."""
     for _ in range(CHANGE_ATTEMPTS):
         running_deployments = [
             deployment
@@ -439,7 +450,6 @@ def _cancel_rollback(
             has_traffic = (
                 service_object["spec"]["selector"].get(INSTANCE_LABEL) == rollback.deployment
             )
-            # another command needs the pods
             if has_traffic or promotion.read_pending_rollback(object_store, model_name):
                 cancel_outcome = (
                     "its pods keep running: they have the traffic, or another rollback needs them"

@@ -13,8 +13,8 @@ from rekindle.serving.openapi import UNAUTHENTICATED_PATHS
 
 
 def read_tokens() -> tuple[str, ...]:
-    """Read the accepted tokens from REKINDLE_TOKEN; () if it is not set. Raises ConfigError if it
-    is empty."""
+    """Return the accepted tokens in REKINDLE_TOKEN; () if the variable is not set. Raises
+    ConfigError if it contains no valid token."""
     tokens_text = os.environ.get(REKINDLE_TOKEN)
     if tokens_text is None:
         return ()
@@ -31,7 +31,8 @@ class Authentication:
     """ASGI middleware that answers 401 unless a request has one of the tokens."""
 
     def __init__(self, app: ASGIApp, accepted_tokens: tuple[str, ...]) -> None:
-        self.app, self.tokens = app, [accepted_token.encode() for accepted_token in accepted_tokens]
+        self.app = app
+        self.tokens = [accepted_token.encode() for accepted_token in accepted_tokens]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (
@@ -39,7 +40,9 @@ class Authentication:
             or scope["path"] in UNAUTHENTICATED_PATHS
             or self._has_accepted_token(Headers(scope=scope))
         ):
-            return await self.app(scope, receive, send)
+            await self.app(scope, receive, send)
+            return
+
         error_message = "this server needs a token: send the header `Authorization: Bearer TOKEN`."
         await JSONResponse({"error": error_message}, 401, {"www-authenticate": "Bearer"})(
             scope, receive, send

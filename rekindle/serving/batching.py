@@ -19,7 +19,7 @@ class WaitingRequest:
     """A request in the queue."""
 
     body: bytes
-    is_replay: bool  # True for a request of `verify`, which is not counted
+    is_replay: bool  # True for a request of `rekindle verify`, which is not counted
     answer: asyncio.Future[Answer]
     arrival_time: float
 

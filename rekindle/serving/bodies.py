@@ -20,9 +20,9 @@ BUDGET_FACTOR = 16  # memory for all arriving bodies, as a multiple of the large
 
 
 class RefusalError(Exception):
-    """A rejected request: HTTP status and reason.
+    """Raised for a request that is rejected with an HTTP status and a reason.
 
-    `close`: close the connection without reading the rest of the request.
+    `should_close`: True to close the connection without reading the rest of the request.
     """
 
     def __init__(self, status: int, reason: str, should_close: bool = False) -> None:
@@ -51,8 +51,8 @@ class ArrivingBodies:
         self.bytes_by_client: Counter[str] = Counter()  # client address → number of received bytes
 
     async def read(self, request: Request) -> bytes:
-        """Return the request's body. Raises Refusal if the body is too large, too slow or
-        incomplete."""
+        """Return the request's body. Raises RefusalError if the body is too large, too slow or
+        incomplete, or was dropped to free memory."""
         server_limits = self.limits
         too_large_refusal = RefusalError(
             413, f"the request is larger than {server_limits.max_bytes:,} bytes: send it in parts."

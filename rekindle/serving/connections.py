@@ -32,7 +32,7 @@ PROCESS_DESCRIPTORS = 4
 # a new client may take this fraction of `request_seconds` until it sends its first bytes
 FIRST_BYTES_SHARE = 0.1
 MAX_CANDIDATES = 8  # number of connections per group to consider for closing
-# received bytes are parsed in pieces, and the two limits below are tested after each piece
+# received bytes are parsed in pieces of this size; the two limits below are tested after each piece
 PIECE_BYTES = 1 << 12
 # maximum size of a request's head, of its trailers, and of the extension of a chunk
 MAX_HEAD_BYTES = 1 << 14
@@ -289,7 +289,7 @@ class ConnectionRegistry:
     """The connections of a server, at most `limit`.
 
     A client has `request_seconds` to send the head of a request, and the same time to read an
-    answer. `Bodies` limits the time for the arrival of both head and body.
+    answer. `ArrivingBodies` limits the time for the arrival of both head and body.
     """
 
     def __init__(self, request_seconds: float, max_connections: int) -> None:
@@ -383,7 +383,8 @@ class ConnectionRegistry:
 
     def close_idle_connections(self) -> None:
         """Close the connections without a request."""
-        self.draining = self.closing_idle = True
+        self.draining = True
+        self.closing_idle = True
         for connection in [*self.unfinished, *self.idle]:
             connection.close()
 

@@ -1,8 +1,9 @@
 """A process that holds the model and answers batches of requests, which the server sends through a
 pipe.
 
-So the server can answer probes during a long prediction or after a crash of the model, and several
-processes (`serve.processes`), each with its copy of the model, can use several cores.
+Since the model runs in another process, the server can answer probes during a long prediction or
+after a crash of the model. Several processes (`serve.processes`), each with its copy of the model,
+can use several cores.
 """
 
 import gc
@@ -162,16 +163,16 @@ def run_model_process(server_pipe: Connection, max_instances: int, max_batch: in
 def _warm_up_model(predictor: Predictor, example_request: dict[str, Any]) -> None:
     """Predict the example request. If that fails, raises RekindleError with the location in the
     workload's code."""
-    error_location = "the model fails on its own example"
+    failure = "the model fails on its own example"
     try:
         request = parse_body(predictor.Request, to_json(example_request).encode())
         (predictions,) = predictor.predict([request])
         encode_predictions(request, predictions, find_warning(predictor, request))
     except RekindleError as error:
-        raise type(error)(f"{error_location}: {' '.join(error.lines)}") from error
+        raise type(error)(f"{failure}: {' '.join(error.lines)}") from error
     except Exception as error:
         traceback.print_exc()
-        raise user_exceptions.convert_exception(error, error_location) from error
+        raise user_exceptions.convert_exception(error, failure) from error
 
 
 def answer_batch(
@@ -185,30 +186,31 @@ def answer_batch(
 
     The model predicts the requests together, but a request that fails does not affect the others.
     """
-    parsed_requests: list[Any] = [
+    # answers to invalid requests, and valid requests until they are answered
+    requests_or_answers: list[Any] = [
         parse_request(predictor, request_body, max_instances) for request_body in request_bodies
     ]
     valid_indices = [
         index
-        for index, parsed_request in enumerate(parsed_requests)
-        if not isinstance(parsed_request, Answer)
+        for index, request_or_answer in enumerate(requests_or_answers)
+        if not isinstance(request_or_answer, Answer)
     ]
     counted_predictions = list[Any]()
     counted_instances = list[Any]()
 
     for index, (answer, request_predictions) in zip(
         valid_indices,
-        predict(predictor, [parsed_requests[index] for index in valid_indices]),
+        predict(predictor, [requests_or_answers[index] for index in valid_indices]),
         strict=True,
     ):
         if request_predictions and index not in replay_indices:
             counted_predictions += request_predictions
-            counted_instances += parsed_requests[index].instances
+            counted_instances += requests_or_answers[index].instances
 
-        parsed_requests[index] = answer
+        requests_or_answers[index] = answer
 
     return Batch(
-        parsed_requests,
+        requests_or_answers,
         count_numbers(counted_predictions),
         count_numbers(convert_instances(counted_instances)),
     )

@@ -142,7 +142,7 @@ class ServerMetrics:
 
     def report_data_age(self, data_until: str) -> None:
         """Let `/metrics` report the age of the model's data: the time since its data cut-off."""
-        # the cut-off is empty or not a time
+        # raised if the cut-off is empty or not a time: the age then stays unknown
         with suppress(ValueError, OverflowError):
             cutoff_seconds = datetime.fromisoformat(data_until).timestamp()
             self.age.set_function(lambda: time.time() - cutoff_seconds)
@@ -201,7 +201,7 @@ class ModelServer:
                 log_level="warning",
                 access_log=False,
                 proxy_headers=False,
-                # never reached: Connections.sweep closes idle connections
+                # never reached: ConnectionRegistry.sweep closes idle connections
                 timeout_keep_alive=int(2 * KEEP_ALIVE_S),
                 # long enough for a request that a client starts at the end of the grace period
                 timeout_graceful_shutdown=math.ceil(
@@ -248,7 +248,8 @@ class ModelServer:
         )
         event_loop = asyncio.get_running_loop()
 
-        model_infos, *_ = await asyncio.gather(
+        # all processes return the same information
+        model_info, *_ = await asyncio.gather(
             *(
                 event_loop.run_in_executor(
                     model_process.threads, model_process.load, release_folder
@@ -261,7 +262,8 @@ class ModelServer:
         model_version = release_record.version
         model_sha256 = release_record.model_sha256
 
-        self.metrics.scores.version = self.metrics.features.version = model_version
+        self.metrics.scores.version = model_version
+        self.metrics.features.version = model_version
         for labelled_counter in (self.metrics.warned, self.metrics.replayed):
             labelled_counter.labels(model_version)  # creates the counter with the value 0
 
@@ -273,7 +275,7 @@ class ModelServer:
         }
 
         self.metrics.model.info(info_labels)
-        self.metrics.report_data_age(model_infos.data_until)
+        self.metrics.report_data_age(model_info.data_until)
         gc.freeze()  # see model_process.py
         load_seconds = time.perf_counter() - start_seconds
         sys.stderr.write(
@@ -288,7 +290,7 @@ class ModelServer:
             self.metrics.count,
         )
 
-        return LoadedModel(model_name, model_version, model_sha256, model_infos, request_queue)
+        return LoadedModel(model_name, model_version, model_sha256, model_info, request_queue)
 
     def drain(self) -> None:
         """Handle SIGTERM: report that the server is not ready, but answer requests for
@@ -328,13 +330,13 @@ class ModelServer:
         return "ready"
 
     def require_model(self) -> LoadedModel:
-        """Return the model. Raises Refusal while the model is loading."""
+        """Return the model. Raises RefusalError while the model is loading."""
         if not self.model:
             raise RefusalError(503, "the model is still loading: try again soon.")
         return self.model
 
     def require_named_model(self, request: Request) -> LoadedModel:
-        """Return the model if the request's path contains its name. Raises Refusal."""
+        """Return the model if the request's path contains its name. Raises RefusalError."""
         loaded_model = self.require_model()
         requested_name = request.path_params["name"]
         if requested_name != loaded_model.name:
@@ -486,9 +488,8 @@ class ModelServer:
 
 
 def serve(server_settings: ServerSettings) -> None:
-    """Listen at once, load the model in the background, and answer until a signal. Raises the error
-    if loading fails.
-    """
+    """Listen at once, load the model in the background, and answer requests until a signal arrives.
+    Raises the error of a model that cannot be loaded."""
     max_connections = raise_descriptor_limit(server_settings.processes)
     listening_sockets = [create_listening_socket(server_settings.host, server_settings.port)]
     model_server = ModelServer(server_settings, max_connections)

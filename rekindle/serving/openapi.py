@@ -31,6 +31,24 @@ IDENTITY_HEADERS = {
 }
 
 
+_PREDICTIONS_SCHEMA = {
+    "type": "object",
+    "required": ["predictions"],
+    "properties": {
+        "predictions": {"type": "array"},
+        "warning": {
+            "type": "string",
+            "description": "a reason to distrust the predictions; omitted if none is known",
+        },
+    },
+}
+_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}},
+}
+
+
 def make_schemas(request_type: type[BaseModel]) -> dict[str, Any]:
     """Return {name: JSON schema} for a request, with the name Request, and for the models in it."""
     request_schema = request_type.model_json_schema(ref_template="#/components/schemas/{model}")
@@ -46,17 +64,29 @@ def make_openapi(
 ) -> dict[str, Any]:
     """Return the OpenAPI document of a served model. `needs_token`: True if requests need a
     token."""
+    paths = _make_paths(model_name, example_request)
+    components: dict[str, Any] = {
+        "schemas": {
+            **component_schemas,
+            "Predictions": _PREDICTIONS_SCHEMA,
+            "Error": _ERROR_SCHEMA,
+        }
+    }
+    if needs_token:
+        components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": model_name, "version": model_version},
+        "paths": paths,
+        "components": components,
+        **({"security": [{"token": []}]} if needs_token else {}),
+    }
+
+
+def _make_paths(model_name: str, example_request: dict[str, Any]) -> dict[str, Any]:
+    """Return the operations of the server by path."""
     model_path = f"/v1/models/{model_name}"
-    warning_schema = {
-        "type": "string",
-        "description": "a reason to distrust the predictions; omitted if none is known",
-    }
-    prediction_properties = {"predictions": {"type": "array"}, "warning": warning_schema}
-    predictions_schema = {
-        "type": "object",
-        "required": ["predictions"],
-        "properties": prediction_properties,
-    }
     failure_responses = {
         str(http_status): {
             "description": description_text,
@@ -109,30 +139,7 @@ def make_openapi(
     for open_path in paths.keys() & set(UNAUTHENTICATED_PATHS):
         paths[open_path]["get"]["security"] = []
 
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": model_name, "version": model_version},
-        "paths": paths,
-        "components": (
-            {
-                "schemas": component_schemas
-                | {"Predictions": predictions_schema, "Error": _ERROR_SCHEMA}
-            }
-            | (
-                {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}}
-                if needs_token
-                else {}
-            )
-        ),
-        **({"security": [{"token": []}]} if needs_token else {}),
-    }
-
-
-_ERROR_SCHEMA = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {"error": {"type": "string"}},
-}
+    return paths
 
 
 def _make_reference(schema_name: str) -> dict[str, Any]:

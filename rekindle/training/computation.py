@@ -89,8 +89,8 @@ def make_training_state(
 
 
 class StepComputation:
-    """Computes the loss and the gradients of micro-batches, and updates the state. `is_aborted`:
-    see Validation."""
+    """Computes the loss and the gradients of micro-batches, and updates the state. `is_aborted()`
+    returns True if the group will repeat the step, so that its result is not needed."""
 
     def __init__(
         self,

@@ -126,11 +126,12 @@ def _download_dataset(store: Store, key_prefix: str, target_folder: Path) -> Non
 
 
 class LoaderState:
-    """The state of the workload's dataset, if the dataset defines `state_dict`; the state is JSON,
-    and is equal in all workers between two steps."""
+    """Reads and restores the state of the workload's dataset, if the dataset defines `state_dict`.
+    The state is JSON, and is equal in all workers between two steps."""
 
     def __init__(self, dataset: Any) -> None:
-        self.data, self.stateful = dataset, hasattr(dataset, "state_dict")
+        self.data = dataset
+        self.stateful = hasattr(dataset, "state_dict")
         self.advance: Callable[[int], None] = getattr(dataset, "advance", lambda step: None)
 
     def dump(self) -> bytes:

@@ -193,7 +193,7 @@ class TrainingProcess:
             return min(signals.compute_seconds_left() - 1, deadline_s - time.monotonic())
 
         self.membership.report_busy(True)
-        self.checkpoints.upload_current_state(self.group.last_place, seconds_left)
+        self.checkpoints.upload_current_state(self.group.last_rank_and_size, seconds_left)
         self.membership.report_busy(False)
 
     def run_steps(self) -> None:
@@ -249,7 +249,7 @@ class TrainingProcess:
 
             signals.newest_step[0] = training_state.step
             self.checkpoints.save_if_due(
-                training_group.last_place, is_durable=training_group.saving
+                training_group.last_rank_and_size, is_durable=training_group.saving
             )
 
     def export_model(self) -> str:
@@ -329,7 +329,7 @@ class TrainingProcess:
         is_state_saved = True
         if self.group.last_copy and self.state.step > 0:
             is_state_saved = self.checkpoints.upload_current_state(
-                self.group.last_place, lambda: signals.compute_seconds_left() - 1
+                self.group.last_rank_and_size, lambda: signals.compute_seconds_left() - 1
             )
 
         if not self.group.others_may_wait:

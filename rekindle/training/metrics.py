@@ -21,8 +21,7 @@ PROGRESS_LINE_PATTERN = re.compile(
 
 
 class LossCurve:
-    """The exact losses of up to about MAX_POINTS evenly spaced steps. Every worker records the
-    losses.
+    """The exact losses of about MAX_CURVE_POINTS evenly spaced steps. Every worker records them.
 
     A worker that joins late or resumes from a checkpoint has only the losses of later steps.
     """
@@ -47,8 +46,8 @@ class TrainingMetrics:
     """The metrics that rank 0 logs. Every worker has an instance, since any worker may become rank
     0.
 
-    Calls `note` with the event `run` and the fields of `plan` once, and with the event `loss` for
-    each log line.
+    Calls `record_event` once with the event `run` and the fields of `run_plan`, and with the event
+    `loss` for each log line.
     """
 
     def __init__(

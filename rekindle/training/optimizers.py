@@ -26,8 +26,8 @@ class FusedAdamW:
     """AdamW by torch's fused kernel, called directly on the flat weights.
 
     The kernel is 4 times faster than separate operations, and without `torch.optim` each worker
-    starts a second earlier. `decay_size`: number of elements with weight decay (the matrices, which
-    come first).
+    starts a second earlier. `decayed_elements`: number of elements with weight decay (the matrices,
+    which come first).
     """
 
     def __init__(
@@ -53,7 +53,8 @@ class FusedAdamW:
             )
             for element_slice, weight_decay in self._slices
         ]
-        self._count, self._divisor = weights.new_zeros(()), weights.new_zeros(())
+        self._update_count = weights.new_zeros(())
+        self._divisor = weights.new_zeros(())
 
     def update(
         self,
@@ -65,7 +66,7 @@ class FusedAdamW:
         """Make update `step`, counted from 0, with the gradient `gradient` / `divisor`."""
         train_config = self.config
         learning_rate = learning_rate_function(self.config.learning_rate)
-        self._count.fill_(step + 1)
+        self._update_count.fill_(step + 1)
         self._divisor.fill_(divisor)
 
         for (
@@ -81,7 +82,7 @@ class FusedAdamW:
                 gradient_mean,
                 squared_gradient_mean,
                 [],
-                [self._count],
+                [self._update_count],
                 lr=learning_rate,
                 beta1=train_config.beta1,
                 beta2=train_config.beta2,
@@ -124,7 +125,9 @@ class TorchOptimizer:
         self.optimizer = optimizer
         self._named_parameters = named_parameters
         self._check_parameters()
-        self._peaks = [float(parameter_group["lr"]) for parameter_group in optimizer.param_groups]
+        self._peak_learning_rates = [
+            float(parameter_group["lr"]) for parameter_group in optimizer.param_groups
+        ]
 
         self._initial_state = {
             parameter: _convert_tensors(parameter_name, optimizer.state[parameter], torch.clone)
@@ -178,7 +181,7 @@ class TorchOptimizer:
         device_memory, self._host_state = state_memory.split(
             [sum(element_counts) for element_counts in self._sizes]
         )
-        self._host_copy = self._host_state.cpu()  # the optimizer works on this copy of the gradient
+        self._host_copy = self._host_state.cpu()  # the optimizer works on this copy
         memory_chunks = [
             *device_memory.split(self._sizes[0]),
             *self._host_copy.split(self._sizes[1]),
@@ -224,7 +227,7 @@ class TorchOptimizer:
             parameter.grad = gradient_view
 
         for parameter_group, peak_learning_rate in zip(
-            self.optimizer.param_groups, self._peaks, strict=True
+            self.optimizer.param_groups, self._peak_learning_rates, strict=True
         ):
             parameter_group["lr"] = learning_rate_function(peak_learning_rate)
 

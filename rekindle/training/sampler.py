@@ -26,7 +26,7 @@ def mix_seed(*seed_parts: int) -> int:
 
 
 class Sampler:
-    """Random access to an endless shuffled stream of `samples` samples."""
+    """Random access to an endless shuffled stream of `sample_count` samples."""
 
     def __init__(
         self, sample_count: int, batch_size: int, virtual_worker_count: int, seed: int
@@ -37,7 +37,7 @@ class Sampler:
         self.seed = seed
         # two permutations are cached, because a micro-batch spans at most two epochs, unless the
         # dataset is smaller than the micro-batch
-        self._order_members = lru_cache(maxsize=2)(self._make_permutation)
+        self._permutation = lru_cache(maxsize=2)(self._make_permutation)
 
     def _make_permutation(self, epoch: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch, 1))
@@ -47,11 +47,11 @@ class Sampler:
         """Return the sample indices of one micro-batch, int64 [batch_size]."""
         stream_position = (step * self.virtual_workers + virtual_worker) * self.batch_size
         epoch, epoch_offset = divmod(stream_position, self.samples)
-        index_pieces = [self._order_members(epoch)[epoch_offset : epoch_offset + self.batch_size]]
+        index_pieces = [self._permutation(epoch)[epoch_offset : epoch_offset + self.batch_size]]
         missing_count = self.batch_size - len(index_pieces[0])
         while missing_count:
             epoch += 1
-            index_pieces.append(self._order_members(epoch)[:missing_count])
+            index_pieces.append(self._permutation(epoch)[:missing_count])
             missing_count -= len(index_pieces[-1])
         if len(index_pieces) == 1:
             return index_pieces[0]

@@ -164,11 +164,9 @@ def _count_meta_parameters(
         with META_DEVICE:
             model: nn.Module = build_model(training_spec, workload, dataset_properties)
         return sum(parameter.numel() for parameter in model.parameters())
-    except (
-        Exception
-        # the exception is ignored: if the workload is at fault, building the model on a real device
-        # raises the exception again
-    ):
+    # the exception is ignored: if the workload is at fault, building the model on a real device
+    # raises the exception again
+    except Exception:
         return 0
 
 

@@ -15,9 +15,11 @@ from rekindle.step import SHA256_OR_EMPTY, StepInputs, create_parser, parse_inpu
 
 # properties of a worker that the bits of a result depend on (numerics.compute_fingerprint)
 Fingerprint = dict[str, str | int]
-# settings that are replaced for a training in one process; the number of workers does not change
-# the weights
-JOIN_TIMEOUT_S = 1.0  # short, because a worker can join later at no cost
+# time to wait for all workers before the first group is formed; it is short, because a worker can
+# join later at no cost
+JOIN_TIMEOUT_S = 1.0
+# settings that a training in one process replaces; the number of workers does not change the
+# weights
 SINGLE_WORKER_SETTINGS = {"workers": 1, "min_workers": 1, "max_workers": 1}
 
 

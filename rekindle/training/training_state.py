@@ -16,7 +16,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from rekindle.content.verified_release import read_verified_files
-from rekindle.content.weights import REMEDY, WEIGHTS_FILE, parse_description, reject_other_weights
+from rekindle.content.weights import REMEDY, WEIGHTS_FILE, parse_description, reject_wrong_weights
 from rekindle.content.weights import view_tensor_bytes as view_tensor_bytes
 from rekindle.content.weights import weights_sha256 as weights_sha256
 from rekindle.documents import MODEL_FILE
@@ -52,26 +52,14 @@ class TrainingState:
         self.device = device
         self.step = -1
 
+        # the optimizer is made first, because `make_optimizer` may freeze parameters
         optimizer = None
         if make_optimizer:
-            # `make_optimizer` is called first, because it may freeze parameters
-            optimizer = make_optimizer(model, train_config)
-            if not isinstance(optimizer, torch.optim.Optimizer):
-                raise ConfigError(
-                    f"`optimizer` returned {format_in_one_line(optimizer)}: it must return a"
-                    " torch.optim.Optimizer."
-                )
+            optimizer = _check_optimizer(make_optimizer(model, train_config))
 
         named_parameters = _list_trainable_parameters(model)
         self.parameters = [parameter for _, parameter in named_parameters]
-        parameter_offsets = [0]
-
-        for parameter in self.parameters:
-            parameter_offsets.append(
-                parameter_offsets[-1]
-                + math.ceil(parameter.numel() / ALIGNMENT_ELEMENTS) * ALIGNMENT_ELEMENTS
-            )
-
+        parameter_offsets = _compute_offsets(self.parameters)
         self.size = parameter_offsets[-1]
         self._offsets = parameter_offsets[:-1]
         decayed_elements = parameter_offsets[
@@ -114,12 +102,7 @@ class TrainingState:
             else None
         )
 
-        for parameter, parameter_view in zip(
-            self.parameters, self.view_parameters(self.weights), strict=True
-        ):
-            parameter_view.copy_(parameter.data)
-            parameter.data = parameter_view
-
+        self._move_parameters()
         self._average.copy_(self.weights)
         self.optimizer.attach(self.weights, moments)
         self.buffers.attach(self._buffers)
@@ -129,6 +112,14 @@ class TrainingState:
         ]
         # number of float32 elements that are summed over the virtual workers
         self.width = self.size + sum(self._extra_widths)
+
+    def _move_parameters(self) -> None:
+        """Copy the values of the parameters into `weights`, and make each parameter a view of
+        its elements there."""
+        parameter_views = self.view_parameters(self.weights)
+        for parameter, parameter_view in zip(self.parameters, parameter_views, strict=True):
+            parameter_view.copy_(parameter.data)
+            parameter.data = parameter_view
 
     def view_parameters(self, flat_tensor: Tensor) -> list[Tensor]:
         """Return views of a flat tensor, one per parameter."""
@@ -285,6 +276,27 @@ class TrainingState:
         }
 
 
+def _check_optimizer(made_optimizer: object) -> torch.optim.Optimizer:
+    """Return the result of a workload's function `optimizer`. Raises ConfigError if it is not an
+    optimizer of torch."""
+    if not isinstance(made_optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"`optimizer` returned {format_in_one_line(made_optimizer)}: it must return a"
+            " torch.optim.Optimizer."
+        )
+    return made_optimizer
+
+
+def _compute_offsets(parameters: list[nn.Parameter]) -> list[int]:
+    """Return the offset of each parameter in the flat tensor, in elements, and then the offset of
+    the end. All offsets are multiples of ALIGNMENT_ELEMENTS."""
+    offsets = [0]
+    for parameter in parameters:
+        block_count = math.ceil(parameter.numel() / ALIGNMENT_ELEMENTS)
+        offsets.append(offsets[-1] + block_count * ALIGNMENT_ELEMENTS)
+    return offsets
+
+
 def _list_trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the trainable parameters by name, matrices first, since weight decay applies only to
     matrices. Raises ConfigError."""
@@ -359,7 +371,7 @@ def load_weights(model: nn.Module, store: Store, release_prefix: str) -> None:
             f"{store.uri(release_key)}/{WEIGHTS_FILE} does not contain tensors ({error}). {REMEDY}"
         ) from error
 
-    reject_other_weights(
+    reject_wrong_weights(
         model_description.sha256,
         weights_sha256(released_tensors),
         lambda: hashlib.sha256(weights_bytes).hexdigest(),
@@ -369,10 +381,10 @@ def load_weights(model: nn.Module, store: Store, release_prefix: str) -> None:
     initial_tensors = model.state_dict()
 
     copied_tensors = {
-        file_name: released_tensor
-        for file_name, released_tensor in released_tensors.items()
-        if file_name in initial_tensors
-        and initial_tensors[file_name].shape == released_tensor.shape
+        tensor_name: released_tensor
+        for tensor_name, released_tensor in released_tensors.items()
+        if tensor_name in initial_tensors
+        and initial_tensors[tensor_name].shape == released_tensor.shape
     }
     if not copied_tensors:
         raise DataError(

@@ -115,14 +115,14 @@ class Validation:
         self.workload = workload
         self.state = training_state
         self.samples = samples
-        self.fetch = load_batch
-        self.aborted = is_aborted
+        self.load_batch = load_batch
+        self.is_aborted = is_aborted
         self.measures: Callable[..., dict[str, Any]] = getattr(
             workload, "measures", lambda model, batch: {}
         )
         self.total = training_spec.total_steps(training_sample_count)
-        self.every = training_spec.count_validation_interval(training_sample_count)
-        self.names: list[str] | None = None
+        self.interval_steps = training_spec.count_validation_interval(training_sample_count)
+        self.measure_names: list[str] | None = None  # None before the first validation
         self._zero_sums = (
             [torch.zeros(1 + MAX_MEASURES, device=training_state.device)] if samples else []
         )
@@ -130,7 +130,9 @@ class Validation:
     def is_due(self, step: int) -> bool:
         """Return True if the weights after `step` updates must be validated."""
         return (
-            self.samples is not None and step > 0 and (step % self.every == 0 or step == self.total)
+            self.samples is not None
+            and step > 0
+            and (step % self.interval_steps == 0 or step == self.total)
         )
 
     def compute_sums(self, step: int, virtual_worker: int) -> list[Tensor]:
@@ -150,39 +152,38 @@ class Validation:
             for batch_number in range(
                 virtual_worker, -(-sample_count // batch_size), self.spec.virtual_workers
             ):
-                if self.aborted():
+                if self.is_aborted():
                     break
 
                 sample_indices = torch.arange(
                     batch_number * batch_size, min(sample_count, (batch_number + 1) * batch_size)
                 )
-                batch = self.fetch(
+                batch = self.load_batch(
                     self.samples, sample_indices, mix_seed(self.spec.seed, batch_number, 0, 2)
                 )
-                for value_index, batch_value in enumerate(self._values(batch)):
+                for value_index, batch_value in enumerate(self._compute_values(batch)):
                     value_sums[value_index] += batch_value * len(sample_indices)
 
         return [torch.tensor(value_sums, device=self.state.device)]
 
-    def _values(self, batch: TensorBatch) -> list[float]:
+    def _compute_values(self, batch: TensorBatch) -> list[float]:
         """Return the loss and the measures of one micro-batch. Raises ConfigError."""
         loss = float(self.workload.loss(self.state.model, batch))
         measure_values = parse_measures(self.measures(self.state.model, batch))
         measure_names = list(measure_values)
 
-        if self.names is None:
+        if self.measure_names is None:
             if len(measure_names) > MAX_MEASURES or "loss" in measure_names:
                 raise ConfigError(
                     f"the workload's measures are {measure_names}: at most {MAX_MEASURES} are"
-                    " allowed, and"
-                    ' "loss" is reserved.'
+                    ' allowed, and "loss" is reserved.'
                 )
 
-            self.names = measure_names
-        elif measure_names != self.names:
+            self.measure_names = measure_names
+        elif measure_names != self.measure_names:
             raise ConfigError(
-                f"the workload's measures are {measure_names}, but were {self.names} before: the"
-                " measures must not change."
+                f"the workload's measures are {measure_names}, but were {self.measure_names}"
+                " before: the measures must not change."
             )
 
         return [loss, *measure_values.values()]
@@ -190,12 +191,12 @@ class Validation:
     def compute_means(self, summed_summands: Tensor) -> dict[str, float]:
         """Return the means of the loss and the measures over all held-out samples.
 
-        `summed_summands`: sum of the summands of all virtual workers (see `State.view_summands`).
-        Only rank 0, which has virtual worker 0, knows the names of the measures; other ranks return
-        only the loss.
+        `summed_summands`: sum of the summands of all virtual workers (see
+        `TrainingState.view_summands`). Only rank 0, which has virtual worker 0, knows the names of
+        the measures; other ranks return only the loss.
         """
         assert self.samples is not None
-        value_names = ["loss", *(self.names or [])]
+        value_names = ["loss", *(self.measure_names or [])]
         value_sums: list[float] = summed_summands[-(1 + MAX_MEASURES) :][
             : len(value_names)
         ].tolist()

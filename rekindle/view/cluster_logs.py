@@ -277,7 +277,7 @@ class Logs:
                     )
                     return
 
-                # retry: the log does not exist yet
+                # the log does not exist, for example because it was deleted by the kubelet
                 if error.code == 400:
                     return
 

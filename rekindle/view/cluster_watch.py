@@ -1,7 +1,8 @@
 """Show a run on a cluster like a local run, with the same tree, summary and exit codes.
 
-    watch(cluster, "demo-4k2xp", as_json=False)
-    # → 0 succeeded, 1 failed, 3 not released by the gate, 130 after Ctrl-C, which ends only this
+    watch_run(cluster, "demo-4k2xp", as_json=False)
+    # → 0 succeeded, 1 failed, 3 not released by the gate, 130 after Ctrl-C, which ends only the
+    # display
 
 With `as_json`, exactly one JSON object is written to stdout, and everything else to stderr.
 """

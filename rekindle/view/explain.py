@@ -1,7 +1,7 @@
 """Report on the trainings of a run: `rekindle explain`. The report uses the ledger of a training
 or, for a job of another framework, the time and outcome of its step.
 
-    # in a pod: prints {TASK: {"words": [...], ...}}
+    # in a pod: prints {TASK: {"words": [...], ...}} for {TASK: TrainingTariff}
     python -m rekindle.view.explain WORKFLOW '{TASK: TARIFF, ...}'
 """
 
@@ -252,7 +252,7 @@ def _format_report(
     if job_reports:
         report_lines += [
             "",
-            *(line for job_run in job_reports for line in job_run["words"]),
+            *(line for job_report in job_reports for line in job_report["words"]),
             NO_LEDGER_NOTE,
         ]
     if cost_text:

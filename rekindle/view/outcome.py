@@ -10,7 +10,7 @@ from rekindle.operations.results import (
     VERDICT_TEXTS,
     list_releases,
     list_verdicts,
-    metrics,
+    parse_metrics,
     read_parameters,
 )
 
@@ -25,7 +25,7 @@ def build_outcome(name: str, run_status: Status, **more_fields: Any) -> dict[str
         "model_sha256": output_values.get("model_sha256"),
         "verdict": output_values.get("verdict"),
         "reason": output_values.get("reason"),
-        "metrics": metrics(output_values),
+        "metrics": parse_metrics(output_values),
         "verdicts": list_verdicts(run_status),
         "endpoint": None,
         "run_id": output_values.get("run_id"),
@@ -38,8 +38,8 @@ def describe_success(
 ) -> str:
     """Return the outcome of a successful run as text, with one line per fact. `outcome_facts`
     (endpoint, commands, cost, ...): further lines, placed before the line with the duration.
-    `is_rekindle`: Rekindle rendered the workflow, so outputs such as `verdict` have their
-    meaning."""
+    `is_rekindle`: True if Rekindle rendered the workflow; otherwise outputs such as `verdict` may
+    mean something else, and are not shown."""
     output_values = read_parameters(run_status) if is_rekindle else {}
     start_time = run_status.get("startedAt")
     finish_time = run_status.get("finishedAt")
@@ -55,7 +55,9 @@ def describe_success(
     released_metrics = [
         evaluation_row["metrics"] for evaluation_row in evaluations if evaluation_row["version"]
     ]
-    shown_metrics = released_metrics[0] if len(released_metrics) == 1 else metrics(output_values)
+    shown_metrics = (
+        released_metrics[0] if len(released_metrics) == 1 else parse_metrics(output_values)
+    )
 
     text_by_label = {
         "verdict": _describe_verdict(run_status, output_values),

@@ -35,8 +35,8 @@ def create_run(
 ) -> "Pipeline":
     """Create the run of a manifest, without starting it. Raises ConfigError.
 
-    `shows_notes`: whether to print the notes of `lint`. `is_queued`: the server of the home starts
-    it.
+    `shows_notes`: True to print the notes of `rekindle lint`. `is_queued`: True if the server of
+    the home starts the run.
     """
     local_run = foreground.create_run(
         LocalCluster(home),

@@ -46,6 +46,8 @@ class LogProgress(LogErrors):
     """Reads progress and errors from the logs of a step's workers (`WORKFLOW-STEP-worker*.log`)."""
 
     def of(self, step: Step) -> str:
+        """Return the progress of a training, or the last error of a failed step; "" if the logs
+        contain neither."""
         if step.phase in FAILED_PHASES:
             return super().of(step)
 

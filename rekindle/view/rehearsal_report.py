@@ -7,7 +7,7 @@ from typing import Any
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import truncate
 
-MAX_TEXT = 100  # maximum number of characters of an instance or a prediction
+MAX_TEXT_CHARS = 100  # maximum number of characters of an instance or a prediction
 
 
 def format_rehearsal_report(rehearsal_report: dict[str, Any]) -> str:
@@ -163,4 +163,4 @@ def _format_number(number_or_none: float | None) -> str:
 
 
 def _shorten_text(shown_value: Any) -> str:
-    return truncate(to_json(shown_value), MAX_TEXT)
+    return truncate(to_json(shown_value), MAX_TEXT_CHARS)

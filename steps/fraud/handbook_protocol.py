@@ -2,8 +2,8 @@
 
 A test week starts `label_delay_days` after a reference week; training may use data up to the end of
 the reference week. On each day of the test week, cards that are already known to be compromised are
-excluded: those with a fraud in or after the reference week whose label is known by then. Metrics
-are means over the test weeks; all models are evaluated on the same rows.
+excluded: cards with a fraud in or after the reference week whose label is known on that day.
+Metrics are means over the test weeks; all models are evaluated on the same rows.
 """
 
 from dataclasses import dataclass, replace
@@ -54,8 +54,8 @@ TOO_GOOD = {"ap": 0.97, "auc": 0.997}
 # number of random orders; the AP in a further random order exceeds the maximum of 39 with a
 # probability of 2.5%
 RANDOM_ORDERS = 39
-# upper bounds of the metrics on the published test weeks, reached by an observer who knows the
-# rules of the simulation (rounded up)
+# upper bounds of the metrics on the published test weeks (rounded up): the metrics of an ideal
+# observer, who knows the rules of the simulation
 IDEAL = {"ap": 0.775, "auc": 0.900, "cp100": 0.325}
 
 
@@ -130,7 +130,8 @@ def _verify_published(dataset_rows: Rows, test_week: Week, delay_days: int) -> N
 
 @dataclass(frozen=True)
 class Boosted:
-    """The log-odds that the trees in the servers of a release give to single transactions."""
+    """The log-odds that the servers of a release compute for single transactions with their
+    trees."""
 
     trees: Trees
     train_end: int  # end of training; trees score all later rows, also after a refresh
@@ -180,13 +181,13 @@ def score(
     model: TreesModel | FraudModel,
     dataset_rows: Rows,
     row_indices: Ints,
-    served_scores: Boosted | None = None,
+    served_log_odds: Boosted | None = None,
 ) -> Floats:
-    """Return the probability of fraud of each of the rows `row_indices` (ascending), as a server
-    would.
+    """Return the probability of fraud of each of the rows `row_indices` (ascending), equal to the
+    prediction of a server.
 
     The dataset contains the log-odds of its own trees. For a model of another dataset,
-    `served_scores` provides the log-odds that its servers compute.
+    `served_log_odds` has the log-odds that the model's servers compute.
     """
     window_starts, window_by_row, position_by_row = scoring_windows(dataset_rows.first, row_indices)
     feature_offsets = torch.from_numpy(dataset_rows.offsets[window_starts])
@@ -195,11 +196,11 @@ def score(
     for batch_start in range(0, len(window_starts), BATCH):
         batch_slice = slice(batch_start, batch_start + BATCH)
         feature_windows = dataset_rows.windows(feature_offsets[batch_slice], SCORED)
-        if served_scores:
+        if served_log_odds:
             window_row_indices = np.minimum(
                 window_starts[batch_slice, None] + np.arange(SCORED), len(dataset_rows) - 1
             )
-            served_scores.replace(dataset_rows, window_row_indices, feature_windows)
+            served_log_odds.replace(dataset_rows, window_row_indices, feature_windows)
 
         score_table[batch_slice] = score_all(model, feature_windows).numpy()
 
@@ -207,8 +208,8 @@ def score(
 
 
 class Weekly(Examples):
-    """Rows of the test weeks: those at the positions `index` (ascending) in the dataset at
-    `path`."""
+    """The rows of the test weeks. `index` has their positions in the dataset at `path`, in
+    ascending order."""
 
     def __init__(
         self, dataset_folder: Path, dataset_rows: Rows, test_weeks: list[Week], warnings: list[str]
@@ -219,13 +220,9 @@ class Weekly(Examples):
         self.index = judged_rows = np.unique(
             np.concatenate([test_week.rows for test_week in test_weeks])
         )
-        test_week = (
-            np.searchsorted(
-                [test_week.start for test_week in test_weeks],
-                dataset_rows.times[judged_rows],
-                side="right",
-            )
-            - 1
+        week_starts = [test_week.start for test_week in test_weeks]
+        week_by_row = (
+            np.searchsorted(week_starts, dataset_rows.times[judged_rows], side="right") - 1
         )
 
         super().__init__(
@@ -238,7 +235,7 @@ class Weekly(Examples):
             ),
             groups=dataset_rows.cards[judged_rows],
             baseline=1 / (1 + np.exp(-dataset_rows.boosted(judged_rows))),
-            parts=np.array([test_week.name for test_week in test_weeks])[test_week],
+            parts=np.array([test_week.name for test_week in test_weeks])[week_by_row],
             warnings=warnings,
         )
 
@@ -455,8 +452,8 @@ def _write_scores(
     score_columns = {
         "id": dataset_rows.ids[row_indices],
         "week": np.repeat(
-            [table_week.name for table_week in test_weeks],
-            [len(table_week.rows) for table_week in test_weeks],
+            [test_week.name for test_week in test_weeks],
+            [len(test_week.rows) for test_week in test_weeks],
         ),
         "label": dataset_rows.labels[row_indices],
         "score": scores_by_model["candidate"][score_positions],

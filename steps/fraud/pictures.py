@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from steps.fraud.ranking import average_precision, counts
+from steps.fraud.ranking import average_precision, count_flagged
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.integer]
@@ -62,7 +62,7 @@ def _histogram(axes: Axes, labels: Ints, scores: Floats) -> None:
 
 def _precision_recall(axes: Axes, labels: Ints, scores_by_model: dict[str, Floats]) -> None:
     for model_name, model_scores in scores_by_model.items():
-        fraud_counts, flagged_counts = counts(model_scores, labels)
+        fraud_counts, flagged_counts = count_flagged(model_scores, labels)
         finds_more = np.diff(fraud_counts, prepend=0) > 0
         recall = fraud_counts[finds_more] / fraud_counts[-1]
         precision = fraud_counts[finds_more] / flagged_counts[finds_more]

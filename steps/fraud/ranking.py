@@ -13,7 +13,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.integer[Any]]
 
 
-def counts(scores: Floats, labels: Ints) -> tuple[Ints, Ints]:
+def count_flagged(scores: Floats, labels: Ints) -> tuple[Ints, Ints]:
     """For each distinct score, highest first, return how many frauds, and how many transactions,
     have at least this score."""
     score_order = np.argsort(-scores, kind="stable")
@@ -27,7 +27,7 @@ def counts(scores: Floats, labels: Ints) -> tuple[Ints, Ints]:
 def average_precision(scores: Floats, labels: Ints) -> float:
     """Return the average precision: the sum of (increase in recall) * precision over all
     thresholds; at least one row must be a fraud."""
-    fraud_counts, flagged_counts = counts(scores, labels)
+    fraud_counts, flagged_counts = count_flagged(scores, labels)
     return float(
         np.sum(np.diff(fraud_counts, prepend=0) * fraud_counts / flagged_counts) / fraud_counts[-1]
     )
@@ -37,7 +37,7 @@ def roc_auc(scores: Floats, labels: Ints) -> float:
     """Return the probability that a fraud has a higher score than a genuine transaction (ties count
     half); both kinds of rows must exist."""
     fraud_counts, flagged_counts = (
-        np.append(0, count_column) for count_column in counts(scores, labels)
+        np.append(0, count_column) for count_column in count_flagged(scores, labels)
     )
     return float(
         np.trapezoid(fraud_counts, flagged_counts - fraud_counts)
@@ -48,8 +48,8 @@ def roc_auc(scores: Floats, labels: Ints) -> float:
 def card_precision(
     scores: Floats, labels: Ints, cards: Ints, days: Ints, top_card_count: int = 100
 ) -> float:
-    """Return CP@top: the fraction of compromised cards among the `top_card_count` cards with the
-    highest scores of a day, averaged over the days.
+    """Return CP@k, with k = `top_card_count`: the fraction of compromised cards among the k cards
+    with the highest scores of a day, averaged over the days.
 
     The score and label of a card on a day are the maxima over its transactions. A compromised card
     that was checked on a day is excluded on later days. Ties are ordered by card number.

@@ -1,9 +1,9 @@
 """Update the serving state of a released model with newer data; its weights stay unchanged.
 
 Newer transactions get the features and tree scores that a server would compute for them as
-`history` of a request, and the labels that have become known. With the new state, a request needs
-no newer transactions in `history`: its prediction is bit for bit that of the previous state with
-them.
+`history` of a request, and the labels that have become known. With the new state, a request need
+not contain these transactions in `history`. Its prediction has the same bits as with the previous
+state and these transactions in `history`.
 """
 
 from dataclasses import replace
@@ -99,8 +99,8 @@ def refresh(release_folder: Path, data_settings: Data, output_folder: Path) -> R
 
 
 def fill_labels(old_rows: Rows, new_rows: Rows) -> Rows:
-    """Return the `old_rows` rows, with labels replaced by those of `new_rows` rows with the same
-    ids."""
+    """Return `old_rows` with the labels that the rows of the same ids have in `new_rows`, if these
+    labels are known."""
     labelled_rows = new_rows[new_rows.fraud != UNKNOWN]
     id_order = np.argsort(labelled_rows.id)
     id_positions = np.minimum(
@@ -129,7 +129,7 @@ def extend(
     """Return the rows that a server needs from `new_state_end` on, sorted by (card, time, id),
     and their features."""
     joined_rows = Rows.concat([old_rows, later_rows])
-    # number the rows, to find the rows of `old`, whose features are kept
+    # number the rows, to recognize those of `old_rows`, whose features stay unchanged
     row_numbers = np.arange(len(joined_rows))
     time_order = np.lexsort((joined_rows.id, joined_rows.time))
     numbered_rows = replace(joined_rows, scenario=row_numbers)[time_order]

@@ -23,7 +23,7 @@ from rekindle import DataConfig, DataError, Metric, Prepared, Section
 if TYPE_CHECKING:
     import torch
 
-START = 0  # start byte, put before every text
+START = 0  # byte that is put before each text, so that the first byte of the text is predicted, too
 
 
 class Data(DataConfig):

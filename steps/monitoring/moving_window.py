@@ -65,8 +65,8 @@ def warn_of_stale_data(
     """Return a warning if the window has moved since the last training, but the data has no newer
     rows, or has far fewer rows than before.
 
-    Raises DataError if the data has fewer rows than data.minimum_share requires, unless the run
-    `is_past`.
+    Raises DataError if the data has fewer rows than data.minimum_share requires, except in the run
+    of a backfill (`is_past`).
     """
     if not data_settings.moves:
         return []
@@ -120,8 +120,8 @@ def warn_of_stale_data(
 
 
 def has_no_newer_rows(newest_row_time: str, last_run: RunData) -> bool:
-    """Return True if the source has not got newer rows since the run `last_run`.
-    `newest_row_time`: time of the source's newest row."""
+    """Return True if the source contains no rows that are newer than the rows of `last_run`; False
+    also if a time is unknown. `newest_row_time`: time of the source's newest row."""
     newest_time = parse_time(newest_row_time)
     last_time = parse_time(last_run.tags.get(NEWEST_TAG, ""))
     return bool(newest_time and last_time and newest_time <= last_time)
@@ -160,9 +160,9 @@ def last_scheduled(
 ) -> RunData | None:
     """Return the last successful run that was scheduled before `scheduled_before`; runs of a
     backfill do not count."""
-    has_succeeded = f"tags.`{tracking.CODE}` != '' AND attributes.status = 'FINISHED'"
+    success_filter = f"tags.`{tracking.CODE}` != '' AND attributes.status = 'FINISHED'"
     earlier_runs = tracking.find_last_prepared_runs(
-        experiment_name, workload, excluded_run_id, has_succeeded
+        experiment_name, workload, excluded_run_id, success_filter
     )
     scheduled_positions = [
         (parse_time(earlier_run.tags.get(tracking.SCHEDULED_TIME_TAG, "")), -run_number)
@@ -191,13 +191,13 @@ def describe_changes(
         if tag_value != last_run.tags.get(tag_name)
     ]
     config_values = {
-        tag_name: format_parameter(tag_value)[: tracking.MAX_PARAM_LENGTH]
-        for tag_name, tag_value in tracking.flatten(config_document).items()
+        config_key: format_parameter(config_value)[: tracking.MAX_PARAM_LENGTH]
+        for config_key, config_value in tracking.flatten(config_document).items()
     }
     changed_keys = sorted(
-        tag_name
-        for tag_name, tag_value in config_values.items()
-        if tag_value != last_run.params.get(tag_name)
+        config_key
+        for config_key, config_value in config_values.items()
+        if config_value != last_run.params.get(config_key)
     )
 
     if tracking.CONFIG_HASH in changed_tags:

@@ -1,5 +1,5 @@
-"""Computes an identity of the code that a run loads, and checks that it covers all of the code.
-Only then may a scheduled run skip the training because nothing has changed.
+"""Compute an identity of the code that a run loads, and check that the identity covers all of the
+code. A scheduled run may skip the training, because nothing has changed, only if it does.
 """
 
 import os
@@ -37,7 +37,7 @@ def find(manifest: Mapping[str, Any], extra_module_names: Iterable[str]) -> RunI
     code_identity = code.code_identity(module_names)
 
     uncovered_reason = run_code.reason_other_images(manifest)
-    # an image contains its pods' code; `reason` is "" if all pods use this image
+    # if all pods use one image that is pinned by digest, the image contains all of the code
     if not uncovered_reason and not code_identity.startswith(code.IMAGE_DIGEST):
         program_sections = run_code.program_sections(manifest)
         uncovered_reason = program_code.explain_unknown_code(
@@ -48,8 +48,8 @@ def find(manifest: Mapping[str, Any], extra_module_names: Iterable[str]) -> RunI
 
 
 def why_uncovered(last_run: RunData, manifest: Mapping[str, Any]) -> str:
-    """Return the reason why the identity of an earlier run does not cover all files that it loaded,
-    or ""."""
+    """Return the reason why the code identity of an earlier run does not cover all files that the
+    run loaded, or "" if it covers them."""
     if UNCOVERED_TAG in last_run.tags:
         return f"in the earlier run, {last_run.tags[UNCOVERED_TAG]}"
     if not os.environ.get(S3_BUCKET):
@@ -58,7 +58,7 @@ def why_uncovered(last_run: RunData, manifest: Mapping[str, Any]) -> str:
     run_name = last_run.tags[WORKFLOW]
     try:
         object_store = Store.from_env().short_retries()
-        reason_by_task = reasons_uncovered(object_store, run_name, _tasks(manifest))
+        reason_by_task = reasons_uncovered(object_store, run_name, _list_task_names(manifest))
     except StorageError as error:
         return f"it is unknown which files {run_name} has loaded ({error})"
     return next(
@@ -66,7 +66,7 @@ def why_uncovered(last_run: RunData, manifest: Mapping[str, Any]) -> str:
     )
 
 
-def _tasks(manifest: Mapping[str, Any]) -> Iterator[str]:
+def _list_task_names(manifest: Mapping[str, Any]) -> Iterator[str]:
     for template in manifest["spec"].get("templates") or []:
         for task in (template.get("dag") or {}).get("tasks") or []:
             yield task["name"]

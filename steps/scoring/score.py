@@ -47,11 +47,8 @@ def run(inputs: Inputs) -> Outputs:
     predictions_folder.mkdir()
     instances_path = inputs.instances
     name_by_file = {path: path.name for path in sorted(instances_path.rglob("*")) if path.is_file()}
-    name_by_file.update(
-        {instances_path: Path(inputs.file or instances_path).name}
-        if instances_path.is_file()
-        else {}
-    )
+    if instances_path.is_file():
+        name_by_file[instances_path] = Path(inputs.file or instances_path).name
 
     return Outputs(
         predictions=predictions_folder,

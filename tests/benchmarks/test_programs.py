@@ -48,10 +48,10 @@ def test_the_page_has_the_figures_of_one_commit_and_names_what_was_not_measured(
 
     page.write_page("1234abcd", page.load_figures("1234abcd"), "2026-01-31", 2)
 
-    text = page.PAGE_PATH.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    assert "| old |" not in text
-    assert "Measured on 2026-01-31, on 2 cores, commit 1234abcd." in text
-    assert figures[0]["name"] in text
-    assert f"- `python -m {PROGRAMS[1].name}`\n" in text
+    page_text = page.PAGE_PATH.read_text()
+    assert page_text.startswith("before\n")
+    assert page_text.endswith("after\n")
+    assert "| old |" not in page_text
+    assert "Measured on 2026-01-31, on 2 cores, commit 1234abcd." in page_text
+    assert figures[0]["name"] in page_text
+    assert f"- `python -m {PROGRAMS[1].name}`\n" in page_text

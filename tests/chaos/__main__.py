@@ -47,19 +47,23 @@ def main(argv: list[str]) -> int:
     )
     options = parser.parse_args(argv)
     seeds = options.seeds or list(range(options.first, options.first + options.count))
-    start = time.monotonic()
+    start_seconds = time.monotonic()
     schedules = [Schedule.of(seed, options.recipe) for seed in seeds]
     outcomes = _play(schedules, min(options.jobs, len(seeds)), options.keep_going, options.story)
-    print(_table(outcomes, time.monotonic() - start))
-    missing = set[str]()
+    print(_table(outcomes, time.monotonic() - start_seconds))
+    missing_kinds = set[str]()
 
     if len(seeds) >= MIN_FOR_COVERAGE:
-        missing = required_coverage() - set[str]().union(*(outcome.done for outcome in outcomes))
-    if missing:
-        print(f"FAILED: {len(seeds)} schedules did not cover: {', '.join(sorted(missing))}")
+        missing_kinds = required_coverage() - set[str]().union(
+            *(outcome.done for outcome in outcomes)
+        )
+    if missing_kinds:
+        print(f"FAILED: {len(seeds)} schedules did not cover: {', '.join(sorted(missing_kinds))}")
 
     return int(
-        len(outcomes) < len(seeds) or bool(missing) or any(outcome.problems for outcome in outcomes)
+        len(outcomes) < len(seeds)
+        or bool(missing_kinds)
+        or any(outcome.problems for outcome in outcomes)
     )
 
 
@@ -110,9 +114,9 @@ def format_failure(outcome: Outcome) -> str:
 
 
 def _table(outcomes: list[Outcome], seconds: float) -> str:
-    done = Counter[str]()
+    act_counts = Counter[str]()
     for outcome in outcomes:
-        done.update(outcome.done)
+        act_counts.update(outcome.done)
 
     successful = [outcome for outcome in outcomes if not outcome.problems]
     rows = {
@@ -120,7 +124,7 @@ def _table(outcomes: list[Outcome], seconds: float) -> str:
         "equal sha256, nothing lost or left over": len(successful),
         "failed": " ".join(str(outcome.seed) for outcome in outcomes if outcome.problems) or 0,
         "signals sent": sum(outcome.signals for outcome in outcomes),
-        **{f"  {verb}": number for verb, number in sorted(done.items())},
+        **{f"  {verb}": number for verb, number in sorted(act_counts.items())},
         "generations": sum(outcome.generations for outcome in outcomes),
         "steps repeated after all workers had died": sum(
             outcome.repeated_steps for outcome in outcomes

@@ -1,7 +1,7 @@
 """Execute a schedule: start a real run, perform the schedule's acts on it, and restart processes
 that die.
 
-This takes the role of Kubernetes: a pod that exits with a code other than 0, 78 or 65 is restarted
+This module takes the role of Kubernetes: a pod that exits with a code other than 0, 78 or 65 is restarted
 with the same name after a short delay.
 """
 
@@ -42,7 +42,7 @@ class Pod:
 
     name: str
     member: Member | None = None
-    start_time: float = 0.0  # time to start or restart the process
+    start_time: float = 0.0  # earliest time to start or restart the process
     # signals that were sent to the current process
     signals: set[signal.Signals] = field(default_factory=set)
     started: float = 0.0
@@ -85,7 +85,7 @@ class Execution:
             self.waiting.setdefault(act.when, []).append(act)
 
     def execute(self) -> None:
-        """Run it to its end; fill `problems`."""
+        """Execute the schedule until the run ends, and record deviations in `problems`."""
         for moment in self.waiting:
             if moment.kind == "request":
                 self.proxy.hold(
@@ -135,7 +135,7 @@ class Execution:
         if signal.SIGKILL in pod.signals:
             allowed.add(-9)
         if signal.SIGTERM in pod.signals and time.monotonic() < pod.started + 2:
-            allowed.add(-15)  # the signal came before its handler was installed
+            allowed.add(-15)  # the signal arrived before the handler was installed
         if time.monotonic() < self.faulty_until:
             allowed.add(1)
         if code not in allowed:
@@ -148,18 +148,20 @@ class Execution:
 
             pod.signals = set()
             pod.started = time.monotonic()
-            store = {"S3_ENDPOINT_URL": self.proxy.url}
+            store_variables = {"S3_ENDPOINT_URL": self.proxy.url}
 
             if pod is self.coordinator:
-                pod.member = self.crew.coordinator(self.argv, **store)
+                pod.member = self.crew.start_coordinator(self.argv, **store_variables)
             else:
-                starts = {
-                    "": self.crew.worker,
-                    "light": self.crew.light_launcher,
-                    "real": self.crew.launcher,
+                start_by_launcher = {
+                    "": self.crew.start_worker,
+                    "light": self.crew.start_light_launcher,
+                    "real": self.crew.start_launcher,
                 }
-                workers = {"PET_NPROC_PER_NODE": str(self.schedule.per_pod)}
-                pod.member = starts[self.schedule.launcher](pod.name, self.argv, **store, **workers)
+                worker_variables = {"PET_NPROC_PER_NODE": str(self.schedule.per_pod)}
+                pod.member = start_by_launcher[self.schedule.launcher](
+                    pod.name, self.argv, **store_variables, **worker_variables
+                )
 
             self.watch.add(pod.member.log, pod.name)
             self.watch.say(f"{pod.name} is started ({pod.member.process.pid})")
@@ -167,9 +169,9 @@ class Execution:
     # acts of the schedule
 
     def _hold(self, moment: Moment) -> None:
-        done = threading.Event()
-        self._fired.put((moment, done))
-        done.wait(5)
+        acts_performed = threading.Event()
+        self._fired.put((moment, acts_performed))
+        acts_performed.wait(5)
 
     def _act(self) -> None:
         now = time.monotonic()
@@ -188,26 +190,26 @@ class Execution:
         if moment.kind == "start":
             return now >= self.start_time + moment.plus
         if moment.kind == "step":
-            reached = next(
+            reached_time = next(
                 (step.time for step in self.watch.steps if step.step >= moment.number), None
             )
         else:
-            reached = next(
+            reached_time = next(
                 (when for when, number in self.watch.generations if number >= moment.number), None
             )
-        return reached is not None and time.time() >= reached + moment.plus
+        return reached_time is not None and time.time() >= reached_time + moment.plus
 
     def _do_all(self, acts: list[Act]) -> None:
-        done = 0
+        performed_count = 0
         for act in acts:
             self.watch.say(f"ACT {act.words()}")
             if self._do(act):
                 self.done.update(act.kinds())
-                done += 1
+                performed_count += 1
             else:
                 self.watch.say("no victim was found")
                 self.missed += 1
-        self.done["burst"] += done > 1
+        self.done["burst"] += performed_count > 1
 
     def _do(self, act: Act) -> bool:
         """Perform an act; return False if it found no victim."""
@@ -251,13 +253,13 @@ class Execution:
         if not pids or not pod.member:
             return False
 
-        number = SIGNALS[verb]
+        signal_number = SIGNALS[verb]
         if pod.member.process.pid in pids:
-            pod.signals.add(number)
+            pod.signals.add(signal_number)
 
-        self.watch.say(f"{number.name} to {pod.name} {pids}")
+        self.watch.say(f"{signal_number.name} to {pod.name} {pids}")
         self.signals += len(pids)
-        _signal(pids, number)
+        _signal(pids, signal_number)
 
         if verb == "kill" and pod is not self.coordinator:
             self._record_snapshot(pod)
@@ -272,7 +274,7 @@ class Execution:
 
     def _record_snapshot(self, pod: Pod) -> None:
         """Record the newest step in the killed workers' shared memory: new processes must not start
-        before it."""
+        with an earlier step."""
         for slot in range(self.schedule.per_pod):
             name = pod.name + (f"/{slot}" if slot else "")
             nodes = [
@@ -305,9 +307,9 @@ class Execution:
         return workers
 
     def _send_later(self) -> None:
-        due = [entry for entry in self._later if time.monotonic() >= entry[0]]
-        self._later = [entry for entry in self._later if entry not in due]
-        for _, action, pids in due:
+        due_actions = [entry for entry in self._later if time.monotonic() >= entry[0]]
+        self._later = [entry for entry in self._later if entry not in due_actions]
+        for _, action, pids in due_actions:
             verb, name = action.split()
             self.watch.say(f"{verb} {name} {pids}")
             pod = next(pod for pod in self.all_pods if pod.name == name)
@@ -316,7 +318,7 @@ class Execution:
             else:
                 _signal(pids, signal.SIGCONT)
 
-    def _damage(self, kind: str) -> bool:
+    def _damage(self, damage: str) -> bool:
         """Kill all processes, and damage the newest copy of the state before a restart; return
         False without a copy."""
         for pod in self.all_pods:
@@ -326,15 +328,15 @@ class Execution:
             if pod.member:
                 pod.member.process.join(5)
 
-        if kind == "flip chunk":
+        if damage == "flip chunk":
             return self._flip_chunk()
 
         files = sorted(Shared.glob(f"rekindle-{self.run}-*"), key=lambda path: path.stat().st_mtime)
-        self.watch.say(f"{kind}: {[path.name for path in files]}")
+        self.watch.say(f"{damage}: {[path.name for path in files]}")
         self.watch.snapshots.clear()
 
-        for path in files if kind == "lose hot" else files[-1:]:
-            if kind == "lose hot":
+        for path in files if damage == "lose hot" else files[-1:]:
+            if damage == "lose hot":
                 path.unlink()
             else:
                 data = bytearray(path.read_bytes())
@@ -362,14 +364,14 @@ class Execution:
     # the end
 
     def _end(self) -> None:
-        """Wait until all pods end by themselves: pods that die now restart, find the run complete
-        and clean up."""
-        end = time.monotonic()
+        """Wait until all pods end by themselves. A pod that dies now is restarted, finds that the run
+        is complete, and removes its snapshots."""
+        end_seconds = time.monotonic()
         is_terminated = False
-        frozen = {name.split()[1] for _, name, _ in self._later}
+        frozen_pods = {name.split()[1] for _, name, _ in self._later}
 
         for pod in self.pods:
-            if pod.name in frozen:
+            if pod.name in frozen_pods:
                 self._send(pod, "kill", self._processes(pod, "launcher"))
 
         while remaining := [
@@ -384,34 +386,34 @@ class Execution:
                     )
 
             self._restart(self.pods)
-            if not is_terminated and time.monotonic() > end + END_TIMEOUT_S:
+            if not is_terminated and time.monotonic() > end_seconds + END_TIMEOUT_S:
                 is_terminated = True
                 for pod in remaining:
                     self._send(pod, "term", self._processes(pod, "launcher"))
 
-            if time.monotonic() > end + END_TIMEOUT_S + PROGRESS_TIMEOUT_S:
+            if time.monotonic() > end_seconds + END_TIMEOUT_S + PROGRESS_TIMEOUT_S:
                 self.problems += [f"{pod.name} does not end" for pod in remaining if pod.is_alive]
                 self._dump()
                 break
 
             time.sleep(0.005)
 
-        # if it is still alive
+        # the coordinator may still be alive
         self._send(self.coordinator, "kill", self._processes(self.coordinator, "all"))
 
     def _dump(self) -> None:
-        """Write all processes' stacks into their logs; a real launcher's workers do not support
-        that."""
+        """Let all processes write their stacks into their logs; the workers of a real launcher
+        cannot do this."""
         for pod in self.all_pods if self.schedule.launcher != "real" else [self.coordinator]:
             _signal(self._processes(pod, "all"), signal.SIGUSR1)
         time.sleep(0.5)
         self.watch.poll()
 
 
-def _signal(pids: list[int], number: signal.Signals) -> None:
+def _signal(pids: list[int], signal_number: signal.Signals) -> None:
     for pid in pids:
         try:
-            os.kill(pid, number)
+            os.kill(pid, signal_number)
         except ProcessLookupError:
             continue
 
@@ -430,9 +432,9 @@ def _children(pid: int) -> list[int]:
 def classify(children: list[int]) -> tuple[list[int], list[int]]:
     """Return the forkserver and the workers among a launcher's children, which are sorted by age.
 
-    A forkserver blocks SIGTERM. So does a worker, which is younger, until its signal thread runs. A
-    process without blocked signals or other threads may be a forkserver that has just started: it
-    is omitted.
+    A forkserver blocks SIGTERM. A worker, which is younger, also blocks SIGTERM until its signal
+    thread runs. A process with one thread that does not block SIGTERM may be a forkserver that has
+    just started, so it is in neither list.
     """
     status = {child: _status(child) for child in children}
     blocking = [child for child, (threads, blocks) in status.items() if threads == 1 and blocks]

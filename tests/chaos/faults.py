@@ -32,8 +32,8 @@ MAX_HOLD_S = 5.0  # longest time to hold a request
 
 
 class Proxy:
-    """Listens at `url` on 127.0.0.1; a fault lasts some seconds, a new fault replaces the previous
-    one."""
+    """A proxy that listens at `url` on 127.0.0.1. A fault lasts for some seconds; a new fault
+    replaces the previous one."""
 
     def __init__(self, upstream: str, seed: int = 0) -> None:
         address = urlsplit(upstream)
@@ -64,10 +64,10 @@ class Proxy:
         if kind in ("refuse", "reset"):  # requests in progress fail as well
             self._loop.call_soon_threadsafe(lambda: [_reset(client) for client in self._clients])
 
-    def hold(self, kind: str, number: int, then: Callable[[], None]) -> None:
-        """Call `then` when request `number` (from 1) of a kind has been received; hold it until
-        `then` returns."""
-        self._holds[kind, number] = then
+    def hold(self, kind: str, number: int, callback: Callable[[], None]) -> None:
+        """Call `callback` when request `number` (from 1) of a kind has been received; forward the
+        request only after `callback` has returned."""
+        self._holds[kind, number] = callback
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -115,8 +115,8 @@ class Proxy:
         server: asyncio.StreamWriter,
     ) -> bool:
         """Proxy one request and its answer; return False if the connection must be closed."""
-        head = await _head(reader)
-        if not head:
+        request_head = await _head(reader)
+        if not request_head:
             return False
         if self._fault == "refuse":
             raise ConnectionResetError
@@ -130,56 +130,56 @@ class Proxy:
         if self._fault == "slow":
             await asyncio.sleep(self._draw.uniform(0.05, 0.4))
 
-        if _expects(head):
+        if _expects(request_head):
             client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            head = re.sub(rb"\r\nexpect:[^\r]*", b"", head, flags=re.I)
+            request_head = re.sub(rb"\r\nexpect:[^\r]*", b"", request_head, flags=re.I)
 
-        body = await reader.readexactly(_length(head))
+        request_body = await reader.readexactly(_length(request_head))
         if self._fault == "throttle":
             client.write(
                 b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length:"
                 b" %d\r\n\r\n" % len(SLOW_DOWN)
             )
-            client.write(b"" if head.startswith(b"HEAD") else SLOW_DOWN)
+            client.write(b"" if request_head.startswith(b"HEAD") else SLOW_DOWN)
             await client.drain()
 
-            return not head.startswith(b"HEAD")
+            return not request_head.startswith(b"HEAD")
 
-        await self._hold_request(head)
-        server.write(head + body)
+        await self._hold_request(request_head)
+        server.write(request_head + request_body)
         await server.drain()
-        answer = await _head(answers)
+        answer_head = await _head(answers)
 
-        has_body = not head.startswith(b"HEAD") and not answer.startswith(
+        has_body = not request_head.startswith(b"HEAD") and not answer_head.startswith(
             (b"HTTP/1.1 304", b"HTTP/1.1 204")
         )
         if has_body:
-            content = await answers.readexactly(_length(answer))
+            answer_body = await answers.readexactly(_length(answer_head))
         else:
-            content = b""
+            answer_body = b""
 
         if self._fault == "deaf":  # the request is done, but its answer is lost
             raise ConnectionResetError
 
         if self._fault == "reset":
-            response = answer + content
+            response = answer_head + answer_body
             client.write(response[: self._draw.randrange(len(response))])
             await client.drain()
             raise ConnectionResetError
 
-        client.write(answer + content)
+        client.write(answer_head + answer_body)
         await client.drain()
-        return b"\r\nconnection: close" not in answer.lower()
+        return b"\r\nconnection: close" not in answer_head.lower()
 
     async def _hold_request(self, head: bytes) -> None:
         method, path = head.split(b" ", 2)[:2]
         for kind, (verb, pattern) in KINDS.items():
             if method.decode() == verb and re.search(pattern, path.decode().partition("?")[0]):
                 number = self.requests[kind] = self.requests.get(kind, 0) + 1
-                then = self._holds.pop((kind, number), None)
-                if then:
+                callback = self._holds.pop((kind, number), None)
+                if callback:
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(asyncio.to_thread(then), MAX_HOLD_S)
+                        await asyncio.wait_for(asyncio.to_thread(callback), MAX_HOLD_S)
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:

@@ -54,8 +54,8 @@ FOREVER = 1e9  # seconds: until the operator removes the pod
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment: `plus` seconds after the run's start, a training step or a generation; or while a
-    request is held."""
+    """A moment of a run: `plus` seconds after its start, a training step or a generation, or the
+    time during which a request to the object store is held."""
 
     kind: str  # start | step | generation | request
     number: int = 0  # number of the step, the generation or the request
@@ -73,8 +73,8 @@ class Moment:
 
 @dataclass(frozen=True)
 class Act:
-    """One act on the run. `victims` are indices into the processes that are alive at that
-    moment."""
+    """One act on the run, such as a signal. `victims` are indices into the list of the processes
+    that are alive at that moment."""
 
     when: Moment
     verb: str  # one of SIGNALS, FAULTS, DAMAGES, "join"
@@ -95,7 +95,7 @@ class Act:
         return f"{self.when.words()}: {store}{self.verb} {victims}".rstrip() + duration
 
     def kinds(self) -> set[str]:
-        """Return the kinds of its action and its moment: `verb target`, `at KIND`."""
+        """Return the kind of the action (`verb target`) and the kind of the moment (`at KIND`)."""
         return {f"{self.verb} {self.target}".rstrip(), f"at {self.when.request or self.when.kind}"}
 
 
@@ -109,51 +109,55 @@ class Schedule:
     launcher: str
     per_pod: int  # number of workers per launcher
     settings: dict[str, Any] = field(hash=False)
-    pace: float  # seconds per micro-batch
+    pace: float  # duration of a micro-batch in seconds
     acts: tuple[Act, ...]
     delays: tuple[float, ...]  # delays before restarts, used in turn
 
     @classmethod
     def of(cls, seed: int, recipe: str = "") -> "Schedule":
         """Return the schedule of a seed (deterministic); `recipe` changes only the settings."""
-        draw = random.Random(seed)
-        wide = draw.random() < 0.12  # the state has two chunks, and steps are slower
-        virtual = draw.choice([2, 3, 5] if wide else [1, 2, 3, 5, 5, 7, 7, 8, 11, 13])
-        workers = min(draw.choice([1, 2, 2, 3, 3, 4]), virtual)
+        rng = random.Random(seed)
+        has_large_state = rng.random() < 0.12  # the state has two chunks, and steps are slower
+        virtual_workers = rng.choice(
+            [2, 3, 5] if has_large_state else [1, 2, 3, 5, 5, 7, 7, 8, 11, 13]
+        )
+        workers = min(rng.choice([1, 2, 2, 3, 3, 4]), virtual_workers)
         launcher = ["real" if seed % 12 == 0 else "light", "light", ""][seed % 3]
-        per_pod = draw.choice([1, 1, 2]) if launcher and workers % 2 == 0 else 1
+        per_pod = rng.choice([1, 1, 2]) if launcher and workers % 2 == 0 else 1
 
         settings = {
-            "virtual_workers": virtual,
+            "virtual_workers": virtual_workers,
             "workers": workers,
-            "min_workers": draw.choice([1, 1, 1, workers]),
-            "max_workers": min(workers + draw.randint(0, 1), virtual),
-            "steps": draw.randint(12, 20) if wide else draw.randint(30, 60),
-            "average": draw.choice([0.0, 0.0, 0.9]),
+            "min_workers": rng.choice([1, 1, 1, workers]),
+            "max_workers": min(workers + rng.randint(0, 1), virtual_workers),
+            "steps": rng.randint(12, 20) if has_large_state else rng.randint(30, 60),
+            "average": rng.choice([0.0, 0.0, 0.9]),
             "silence_seconds": 1,
-            "checkpoint_steps": draw.choice([0, 1, 5, 10]),
-            "checkpoint_seconds": draw.choice([0.2, 1, 30]),
-            "hot_seconds": draw.choice([0, 0, 0.05, 600]),
-            "model": {"width": 60_000 if wide else 24},
+            "checkpoint_steps": rng.choice([0, 1, 5, 10]),
+            "checkpoint_seconds": rng.choice([0.2, 1, 30]),
+            "hot_seconds": rng.choice([0, 0, 0.05, 600]),
+            "model": {"width": 60_000 if has_large_state else 24},
         }
 
-        pace = draw.choice([0.0005, 0.002, 0.05 / virtual])
-        burst = draw.random() < 0.25  # all at the same moment
+        pace = rng.choice([0.0005, 0.002, 0.05 / virtual_workers])
+        is_burst = rng.random() < 0.25  # all at the same moment
         acts: list[Act] = []
 
-        for _ in range(draw.choice([1, 2, 3, 3, 4, 5])):
-            if burst and acts:
-                when = acts[0].when
+        for _ in range(rng.choice([1, 2, 3, 3, 4, 5])):
+            if is_burst and acts:
+                moment = acts[0].when
             else:
-                when = _moment(draw, settings["steps"])
+                moment = _moment(rng, settings["steps"])
 
-            acts.append(_act(draw, when, workers, bool(launcher)))
+            acts.append(_act(rng, moment, workers, bool(launcher)))
 
         delays = tuple(
-            draw.choice([0.0, draw.uniform(0, 0.1), draw.uniform(0, 0.6)]) for _ in range(16)
+            rng.choice([0.0, rng.uniform(0, 0.1), rng.uniform(0, 0.6)]) for _ in range(16)
         )
-        changes = RECIPES[recipe] if recipe else {}
-        settings.update(changes | {"model": settings["model"] | changes.get("model", {})})
+        recipe_settings = RECIPES[recipe] if recipe else {}
+        settings.update(
+            recipe_settings | {"model": settings["model"] | recipe_settings.get("model", {})}
+        )
 
         return cls(seed, recipe, launcher, per_pod, settings, pace, tuple(acts), delays)
 
@@ -170,7 +174,8 @@ class Schedule:
         ]
 
     def coverage(self) -> set[str]:
-        """Return the kinds of its acts and moments; `burst`: several acts at the same moment."""
+        """Return the kinds of all acts and moments, and `burst` if several acts have the same
+        moment."""
         kinds = set[str]().union(*(act.kinds() for act in self.acts))
         return kinds | (
             {"burst"} if len({act.when for act in self.acts}) < len(self.acts) else set()
@@ -192,37 +197,41 @@ def seeds(launcher: bool) -> list[Any]:
 
 def required_coverage() -> set[str]:
     """Return the kinds of acts and moments that a set of schedules must cover."""
-    signals = {
+    signal_kinds = {
         f"{verb} {target}" for verb in ("kill", "term") for target in (*WORKERS, "coordinator")
     }
-    signals -= {"term forkserver", "term coordinator"}
-    moments = {f"at {name}" for name in ("start", "step", "generation", *REQUESTS)}
-    return signals | {"stop worker", "stop all", "join", "burst", *FAULTS, *DAMAGES} | moments
+    signal_kinds -= {"term forkserver", "term coordinator"}
+    moment_kinds = {f"at {name}" for name in ("start", "step", "generation", *REQUESTS)}
+    return (
+        signal_kinds
+        | {"stop worker", "stop all", "join", "burst", *FAULTS, *DAMAGES}
+        | moment_kinds
+    )
 
 
-def _moment(draw: random.Random, steps: int) -> Moment:
-    kind = draw.choice(["start", "step", "step", "step", "generation", "request", "request"])
+def _moment(rng: random.Random, steps: int) -> Moment:
+    kind = rng.choice(["start", "step", "step", "step", "generation", "request", "request"])
     if kind == "start":
-        return Moment(kind, plus=draw.uniform(0, 0.8))
+        return Moment(kind, plus=rng.uniform(0, 0.8))
 
     if kind == "step":
         return Moment(
             kind,
-            draw.choice([0, 1, draw.randint(1, steps - 1), steps - 1]),
-            plus=draw.uniform(0, 0.03),
+            rng.choice([0, 1, rng.randint(1, steps - 1), steps - 1]),
+            plus=rng.uniform(0, 0.03),
         )
 
     if kind == "generation":
-        return Moment(kind, draw.randint(1, 4), plus=draw.choice([0.0, draw.uniform(0, 0.02)]))
+        return Moment(kind, rng.randint(1, 4), plus=rng.choice([0.0, rng.uniform(0, 0.02)]))
 
-    name = draw.choice(REQUESTS)
+    name = rng.choice(REQUESTS)
     return Moment(
-        kind, draw.randint(1, 3) if name in ("PUT chunk", "PUT manifest", "PUT latest") else 1, name
+        kind, rng.randint(1, 3) if name in ("PUT chunk", "PUT manifest", "PUT latest") else 1, name
     )
 
 
-def _act(draw: random.Random, when: Moment, workers: int, launchers: bool) -> Act:
-    kind = draw.choice(
+def _act(rng: random.Random, when: Moment, workers: int, launchers: bool) -> Act:
+    kind = rng.choice(
         ["kill"] * 5
         + ["term"] * 2
         + ["stop"] * 2
@@ -231,23 +240,23 @@ def _act(draw: random.Random, when: Moment, workers: int, launchers: bool) -> Ac
     if kind == "join":
         return Act(when, "join")
     if kind == "store":
-        return Act(when, draw.choice(FAULTS), seconds=draw.uniform(0.2, 2))
+        return Act(when, rng.choice(FAULTS), seconds=rng.uniform(0.2, 2))
     if kind == "damage":
-        return Act(when, draw.choice(DAMAGES))
+        return Act(when, rng.choice(DAMAGES))
     if kind == "coordinator":
-        return Act(when, "kill", "coordinator", seconds=draw.choice([0.0, draw.uniform(0, 2)]))
+        return Act(when, "kill", "coordinator", seconds=rng.choice([0.0, rng.uniform(0, 2)]))
 
-    victims = tuple(sorted(draw.sample(range(workers), draw.randint(1, workers))))
+    victims = tuple(sorted(rng.sample(range(workers), rng.randint(1, workers))))
     targets = ["worker", "worker", "all"] + (["launcher", "forkserver"] if launchers else [])
 
-    target = draw.choice(
+    target = rng.choice(
         targets if kind != "term" else [name for name in targets if name != "forkserver"]
     )
     if target == "all":
         victims = ()
 
     if kind == "stop":
-        duration = draw.choice([draw.uniform(0.1, 0.8), draw.uniform(1.2, 2.5), FOREVER])
+        duration = rng.choice([rng.uniform(0.1, 0.8), rng.uniform(1.2, 2.5), FOREVER])
     else:
         duration = 0.0
 

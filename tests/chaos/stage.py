@@ -25,7 +25,7 @@ from tests.chaos.execution import Execution, Shared
 from tests.chaos.faults import Proxy
 from tests.chaos.schedule import Schedule
 from tests.chaos.watch import Watch
-from tests.rekindle.training.crew import DATASET, Crew, flags, provide, store
+from tests.rekindle.training.crew import DATASET, Crew, make_flags, open_store, upload_dataset
 from tests.waiting import until
 
 MARK = "REKINDLE_CHAOS"  # variable in the environment of every process of a stage
@@ -57,7 +57,7 @@ class Stage:
         self.folder, self.mark = folder, uuid.uuid4().hex
         self.environment = {"REKINDLE_SHM": str(Shared)} | environment
         self.undisturbed: dict[str, str] = {}  # identity of a run → sha256 of model.safetensors
-        self.store = store(environment)
+        self.store = open_store(environment)
 
     def __enter__(self) -> "Stage":
         self.original_environment = {
@@ -67,7 +67,9 @@ class Stage:
         os.environ.update({MARK: self.mark, "OMP_NUM_THREADS": "1"})
         if not any(True for _ in self.store.list(f"{DATASET}/")):
             crew = Crew(self.environment, self.folder)  # the crew's parent process has loaded torch
-            process = crew.context.Process(target=provide, args=(self.environment, self.folder))
+            process = crew.context.Process(
+                target=upload_dataset, args=(self.environment, self.folder)
+            )
             process.start()
             process.join()
         return self
@@ -124,7 +126,7 @@ class Stage:
 
     def _flags(self, prefix: str, schedule: Schedule) -> list[str]:
         settings = schedule.settings | {"model": json.dumps(schedule.settings["model"])}
-        return flags(
+        return make_flags(
             prefix, **{name: settings[name] for name in settings if name in Inputs.model_fields}
         )
 
@@ -136,8 +138,8 @@ class Stage:
             folder = self.folder / identity
             folder.mkdir()
             crew = Crew(self.environment, folder)
-            member = crew.alone(self._flags(prefix, schedule))
-            assert member.code(600) == 0, member.said()
+            member = crew.start_lone_worker(self._flags(prefix, schedule))
+            assert member.wait_for_exit_code(600) == 0, member.read_log()
             self.undisturbed[identity] = _sha256(self.store, prefix)
             shutil.rmtree(folder)
         return self.undisturbed[identity]

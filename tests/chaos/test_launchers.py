@@ -11,7 +11,7 @@ import pytest
 from tests.chaos.execution import classify
 from tests.chaos.schedule import seeds
 from tests.chaos.stage import Stage
-from tests.rekindle.training.crew import Crew, flags
+from tests.rekindle.training.crew import Crew, make_flags
 
 
 @pytest.mark.fast_cases(1)
@@ -33,9 +33,9 @@ def crew(stage: Stage, tmp_path: Path) -> Iterator[Crew]:
 
 
 def test_a_forkserver_and_its_workers_survive_the_death_of_each_other(crew: Crew) -> None:
-    argv = flags("victims", min_workers=2, max_workers=2, workers=2)
-    crew.coordinator(argv)
-    launcher = crew.light_launcher("w0", argv)
+    argv = make_flags("victims", min_workers=2, max_workers=2, workers=2)
+    crew.start_coordinator(argv)
+    launcher = crew.start_light_launcher("w0", argv)
     children: Callable[[], list[psutil.Process]] = psutil.Process(launcher.process.pid).children
 
     def find() -> tuple[list[int], list[int]]:
@@ -45,7 +45,7 @@ def test_a_forkserver_and_its_workers_survive_the_death_of_each_other(crew: Crew
         new, running = find()  # one snapshot: a child that has just started is not classified yet
         return new not in ([], [forkserver]) and as_expected(running)
 
-    crew.until(lambda: "held at 3" in launcher.said())
+    crew.until(lambda: "held at 3" in launcher.read_log())
     (forkserver,), workers = find()
     assert len(workers) == 2
     assert {forkserver, *workers} == {child.pid for child in children()}

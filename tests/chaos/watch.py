@@ -31,22 +31,23 @@ class Watch:
     last_progress: float = field(default_factory=time.time)
     # killed worker → newest step in its shared memory
     snapshots: dict[str, int] = field(default_factory=dict)
-    setbacks: list[str] = field(default_factory=list)  # starts before that step
+    # descriptions of processes that started with a step before the step in `snapshots`
+    setbacks: list[str] = field(default_factory=list)
     _files: dict[Path, tuple[int, str]] = field(default_factory=dict)  # open file, incomplete line
     _names: dict[Path, str] = field(default_factory=dict)
 
     def add(self, log: Path, name: str) -> None:
-        """Also read this log."""
+        """Also read the log of the process `name`."""
         self._names[log] = name
 
     def say(self, text: str) -> None:
-        """Add a line of the operator."""
+        """Add a line to the story, in the name of the operator."""
         self.last_progress = time.time()
         self.lines.append((self.last_progress, "OPERATOR", text))
 
     def record_snapshot(self, name: str, step: int) -> None:
-        """Record a killed worker's newest step in shared memory: a new process must not start
-        before it."""
+        """Record the newest step in the shared memory of a killed worker: a new process must not
+        start with an earlier step."""
         self.snapshots[name] = max(step, self.snapshots.get(name, -1))
 
     def poll(self) -> None:
@@ -59,16 +60,16 @@ class Watch:
                 else:
                     self.lines.append((time.time(), self._names[path], line))
                     if self._names[path].startswith("coordinator") and (
-                        found := GENERATION.search(line)
+                        generation_line := GENERATION.search(line)
                     ):
                         self.last_progress = time.time()
-                        self.generations.append((self.last_progress, int(found[1])))
+                        self.generations.append((self.last_progress, int(generation_line[1])))
 
     def _add_step(self, step: Step) -> None:
         is_first = all(other.pid != step.pid for other in reversed(self.steps))
         self.steps.append(step)
-        if is_first and step.step < (saved := self.snapshots.get(step.name, -1)):
-            details = f"starts with step {step.step}, its shared memory had {saved}"
+        if is_first and step.step < (saved_step := self.snapshots.get(step.name, -1)):
+            details = f"starts with step {step.step}, its shared memory had {saved_step}"
             self.setbacks.append(f"{step.name} ({step.pid}) {details}")
         if step.step > self.newest or is_first:
             text = f"({step.pid}) starts step {step.step}"
@@ -97,29 +98,31 @@ class Watch:
         self._names.clear()
 
     def losses(self) -> list[str]:
-        """Return avoidable losses: a live process was set back, or a new one started before its
-        shared memory."""
-        newest: dict[int, int] = {}
+        """Return the avoidable losses: a live process went back to an earlier step, or a new process
+        started with an earlier step than its shared memory had."""
+        newest_step_by_pid: dict[int, int] = {}
         losses = list(self.setbacks)
         for step in self.steps:
-            if step.step < newest.get(step.pid, -1):
-                setback = f"was set back from step {newest[step.pid]} to step {step.step}"
+            if step.step < newest_step_by_pid.get(step.pid, -1):
+                setback = (
+                    f"was set back from step {newest_step_by_pid[step.pid]} to step {step.step}"
+                )
                 losses.append(f"{step.name} ({step.pid}) {setback}")
-            newest[step.pid] = step.step
+            newest_step_by_pid[step.pid] = step.step
         return losses
 
     def repeated_steps(self) -> int:
-        """Return the number of steps repeated because all processes that had done them were
+        """Return the number of steps that were repeated because all processes with newer weights were
         dead."""
-        newest = -1
-        total = 0
+        newest_step = -1
+        repeated_count = 0
         for step in self.steps:
-            # some processes still start the step that others have just finished
-            if step.step < newest - 1:
-                total += newest - step.step
-                newest = step.step
-            newest = max(newest, step.step)
-        return total
+            # one step is not a loss: some processes still start the step that others have finished
+            if step.step < newest_step - 1:
+                repeated_count += newest_step - step.step
+                newest_step = step.step
+            newest_step = max(newest_step, step.step)
+        return repeated_count
 
     def story(self) -> str:
         """Return all lines, ordered by time."""

@@ -34,9 +34,13 @@ class Kube:
         """Run kubectl; returns its stdout. Fails with its output if kubectl fails, unless `check`
         is False."""
         command = ["kubectl", "--namespace", self.namespace, *args]
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout)
-        assert done.returncode == 0 or not check, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        completed = subprocess.run(
+            command, input=stdin, capture_output=True, text=True, timeout=timeout
+        )
+        assert completed.returncode == 0 or not check, (
+            f"{' '.join(command)}\n{completed.stdout}{completed.stderr}"
+        )
+        return completed.stdout
 
     def apply(self, *objects: Object) -> None:
         self(

@@ -43,10 +43,10 @@ class Namespace:
     image: str
     port: int  # port of the model server, which is also free on this machine
 
-    def sets(self, more: Iterable[str] = ()) -> list[str]:
+    def sets(self, settings: Iterable[str] = ()) -> list[str]:
         """Return --set flags for our image and port, and for requests that fit on a small node."""
         small = [f"cluster.pods.{pod}={{cpu: 50m, memory: {_memory(pod)}}}" for pod in PODS]
-        settings = [f"cluster.image={self.image}", f"serve.port={self.port}", *small, *more]
+        settings = [f"cluster.image={self.image}", f"serve.port={self.port}", *small, *settings]
         return [flag for setting in settings for flag in ("--set", setting)]
 
     @property
@@ -76,12 +76,12 @@ def rekindle(
     """Run `rekindle`; returns its stdout. Fails with its output if it does not end with the exit
     code `code`."""
     inherited = {
-        k: v
-        for k, v in os.environ.items()
-        if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_"))
     }
 
-    done = subprocess.run(
+    completed = subprocess.run(
         [str(BIN / "rekindle"), *args],
         cwd=cwd,
         env=inherited | dict(variables),
@@ -90,9 +90,11 @@ def rekindle(
         timeout=timeout,
     )
 
-    assert done.returncode == code, f"rekindle {' '.join(args)}\n{done.stdout}{done.stderr}"
+    assert completed.returncode == code, (
+        f"rekindle {' '.join(args)}\n{completed.stdout}{completed.stderr}"
+    )
 
-    return done.stdout
+    return completed.stdout
 
 
 @dataclass
@@ -145,7 +147,9 @@ class Run:
     def nodes(self, template: str) -> list[Object]:
         """Return the attempts of a template, in order."""
         nodes = self.workflow().get("status", {}).get("nodes", {}).values()
-        pods = [n for n in nodes if n.get("templateName") == template and n["type"] == "Pod"]
+        pods = [
+            node for node in nodes if node.get("templateName") == template and node["type"] == "Pod"
+        ]
         return sorted(pods, key=lambda node: node["startedAt"] or "")
 
     def pods(self, step: str = "") -> list[str]:
@@ -238,8 +242,8 @@ class Run:
         """Return the state and logs of the workflow, for the message of a failed test."""
         status = self.workflow().get("status", {})
         nodes = [
-            f"{n['displayName']}: {n['phase']} {n.get('message', '')}"
-            for n in status.get("nodes", {}).values()
+            f"{node['displayName']}: {node['phase']} {node.get('message', '')}"
+            for node in status.get("nodes", {}).values()
         ]
 
         logs = [

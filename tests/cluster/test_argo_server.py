@@ -123,7 +123,7 @@ class Project:
 
     def __call__(self, command: str) -> str:
         """Run a command that must succeed; returns its output."""
-        done = subprocess.run(
+        completed = subprocess.run(
             ["bash", "-c", command],
             cwd=self.folder,
             env=self.environment,
@@ -132,8 +132,8 @@ class Project:
             text=True,
             timeout=120,
         )
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        assert completed.returncode == 0, f"{command}\n{completed.stdout}{completed.stderr}"
+        return completed.stdout
 
     def phase(self, name: str) -> str:
         return ((self.kube.get("workflow", name) or {}).get("status") or {}).get("phase", "")

@@ -106,9 +106,9 @@ def test_a_scheduled_run_starts_no_job_if_its_model_is_known_or_its_source_has_n
     assert Run(namespace, killed[-1]["workflow"]).pods("train-master")
     assert known.outputs()["model_sha256"] == killed[-1]["model_sha256"] == known.sha256()
     assert known.outputs()["verdict"] == "release"  # unlike the run of the backfill
-    same = scheduled_run(namespace, NEXT)
-    assert same.pods("prepare")
-    assert not same.pods("train-master")
-    assert not same.pods("evaluate")
+    unchanged_run = scheduled_run(namespace, NEXT)
+    assert unchanged_run.pods("prepare")
+    assert not unchanged_run.pods("train-master")
+    assert not unchanged_run.pods("evaluate")
     flags = ["--cluster", "--namespace", namespace.kube.namespace, "-o", "json"]
-    assert json.loads(rekindle("status", same.name, *flags))["verdict"] == "same"
+    assert json.loads(rekindle("status", unchanged_run.name, *flags))["verdict"] == "same"

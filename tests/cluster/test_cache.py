@@ -50,13 +50,13 @@ class Project:
     def plan(self, *sets: str, code: int) -> dict[str, Any]:
         """Return the plan; fails if the plan changes the namespace or its bucket."""
         flags = ["--cluster", "--namespace", self.namespace.kube.namespace, "-o", "json"]
-        before = self.objects()
+        objects_before = self.objects()
         command = ["plan", str(self.config), *self.namespace.sets([*self.sets, *sets]), *flags]
         plan = json.loads(
             rekindle(*command, cwd=self.folder, code=code, variables=self.namespace.variables)
         )
         # Argo may delete pods of completed steps in the meantime
-        assert not self.objects() - before
+        assert not self.objects() - objects_before
         return plan
 
     def submit(self, *sets: str) -> Run:
@@ -74,11 +74,13 @@ class Project:
 
     def objects(self) -> set[str]:
         """Return the names and contents of all objects in the namespace and its bucket."""
-        found = {
+        objects_by_name = {
             json.dumps([item["metadata"]["uid"], _content(item)])
             for item in self.namespace.kube.items(KINDS)
         }
-        return found | {f"{item.key} {item.etag}" for item in self.namespace.store.list("")}
+        return objects_by_name | {
+            f"{item.key} {item.etag}" for item in self.namespace.store.list("")
+        }
 
 
 def _content(item: Object) -> Object:
@@ -131,19 +133,19 @@ def phases(run: Run) -> dict[str, str]:
 
 
 def test_a_plan_names_the_tasks_that_run_and_why(project: Project, first: Run):
-    before = tasks(project.before)
-    assert [before[name]["status"] for name in ("prepare", "train")] == ["runs", "runs"]
-    assert before["prepare"]["reason"] == "no earlier result"
-    assert before["train"]["reason"] == "prepare runs"
-    after = tasks(project.plan(code=WOULD_RUN))
+    tasks_before = tasks(project.before)
+    assert [tasks_before[name]["status"] for name in ("prepare", "train")] == ["runs", "runs"]
+    assert tasks_before["prepare"]["reason"] == "no earlier result"
+    assert tasks_before["train"]["reason"] == "prepare runs"
+    tasks_after = tasks(project.plan(code=WOULD_RUN))
 
     for name in ("prepare", "train"):
-        assert after[name]["status"] == "cached"
-        assert after[name]["reason"] == f"result of {first.name}/{name}"
+        assert tasks_after[name]["status"] == "cached"
+        assert tasks_after[name]["reason"] == f"result of {first.name}/{name}"
 
-    other = tasks(project.plan("train.seed=9", code=WOULD_RUN))
-    assert other["prepare"]["status"] == "cached"
-    assert other["train"]["reason"] == "input seed: 1 → 9"
+    tasks_with_other_seed = tasks(project.plan("train.seed=9", code=WOULD_RUN))
+    assert tasks_with_other_seed["prepare"]["status"] == "cached"
+    assert tasks_with_other_seed["train"]["reason"] == "input seed: 1 → 9"
 
 
 def test_a_plan_whose_tasks_are_all_cached_has_exit_code_0(project: Project, first: Run):

@@ -94,9 +94,9 @@ class Client:
 
     def submit(self, manifest: dict[str, Any], *args: str) -> dict[str, Any]:
         (self.folder / "w.json").write_text(json.dumps(manifest))
-        done = self("submit", "--manifest", "w.json", "-o", "json", *args)
-        assert done.stdout, done.stderr
-        return json.loads(done.stdout) | {"code": done.returncode}
+        completed = self("submit", "--manifest", "w.json", "-o", "json", *args)
+        assert completed.stdout, completed.stderr
+        return json.loads(completed.stdout) | {"code": completed.returncode}
 
     def phase(self, name: str) -> str:
         return json.loads(self("status", name, "-o", "json").stdout)["phase"]
@@ -145,11 +145,11 @@ def manifest(*steps: tuple[str, str], **spec: Any) -> dict[str, Any]:
 
 
 def test_a_run_is_submitted_and_watched_and_a_duplicate_is_refused(client: Client):
-    plain = manifest(("first", "echo one"), ("second", "sleep 3; echo two"))
-    result = client.submit(plain)
+    manifest_document = manifest(("first", "echo one"), ("second", "sleep 3; echo two"))
+    result = client.submit(manifest_document)
     name = result["workflow"]
-    assert result["manifest_sha256"] == manifest_sha256(plain)
-    refused = client.submit(plain)
+    assert result["manifest_sha256"] == manifest_sha256(manifest_document)
+    refused = client.submit(manifest_document)
     assert refused["code"] == 2
     assert name in refused["message"]
     watched = client("status", name, "--watch", "-o", "json")
@@ -164,9 +164,9 @@ def test_a_run_is_submitted_and_watched_and_a_duplicate_is_refused(client: Clien
 def test_logs_are_complete_after_a_forced_deletion_of_a_pod(client: Client):
     script = "for i in $(seq 1 60); do echo line $i; sleep 0.25; done"
     retries = {"limit": 2, "retryPolicy": "Always"}
-    plain = manifest(("early", "echo early"), ("talks", script), ("late", "echo late"))
-    plain["spec"]["templates"][2]["retryStrategy"] = retries
-    name = client.submit(plain)["workflow"]
+    manifest_document = manifest(("early", "echo early"), ("talks", script), ("late", "echo late"))
+    manifest_document["spec"]["templates"][2]["retryStrategy"] = retries
+    name = client.submit(manifest_document)["workflow"]
     done: list[str] = []
     follower = threading.Thread(target=lambda: done.append(client("logs", name, "-f").stdout))
     follower.start()
@@ -178,29 +178,29 @@ def test_logs_are_complete_after_a_forced_deletion_of_a_pod(client: Client):
             if "talks(0)" in pod["metadata"]["annotations"].get(NODE, "")
         ]
 
-    running = until(
-        "the step to talk", lambda: [p for p in pods() if p["status"]["phase"] == "Running"]
+    running_pods = until(
+        "the step to talk", lambda: [pod for pod in pods() if pod["status"]["phase"] == "Running"]
     )
-    client.kube.delete_pods(running[0]["metadata"]["name"], force=True)
+    client.kube.delete_pods(running_pods[0]["metadata"]["name"], force=True)
     follower.join(200)
     log_lines = [line for line in done[0].splitlines() if "argo=true" not in line]
     numbered = [line.partition(" | ")[2] for line in log_lines if "| line " in line]
     expected = [f"line {i}" for i in range(1, 61)]
-    first = len(numbered) - 60  # number of lines of the deleted pod
-    assert numbered[:first] == expected[:first]
-    assert numbered[first:] == expected
-    assert first > 0
+    early_line_count = len(numbered) - 60  # number of lines of the deleted pod
+    assert numbered[:early_line_count] == expected[:early_line_count]
+    assert numbered[early_line_count:] == expected
+    assert early_line_count > 0
     assert {"early | early", "late | late"} <= set(log_lines)
 
 
 def test_resume_retries_a_failed_run_from_the_failed_step(client: Client):
-    plain = manifest(
+    manifest_document = manifest(
         ("first", "echo once"), ("second", "test -n \"$MAY\" || { echo 'error: may not'; exit 1; }")
     )
-    result = client.submit(plain, "--watch")
+    result = client.submit(manifest_document, "--watch")
     assert result["code"] == 1
     assert result["phase"] == "Failed"
-    first = {step["name"]: step["started"] for step in result["steps"]}["first"]
+    first_start = {step["name"]: step["started"] for step in result["steps"]}["first"]
     client.kube.apply(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "may"}, "data": {"may": "1"}}
     )
@@ -209,16 +209,16 @@ def test_resume_retries_a_failed_run_from_the_failed_step(client: Client):
     assert watched.returncode == 0, watched.stderr
     assert {step["name"]: step["started"] for step in json.loads(watched.stdout)["steps"]}[
         "first"
-    ] == first
+    ] == first_start
     client.kube("delete", "configmap", "may")
 
 
 def test_resume_continues_a_suspended_run_and_stop_runs_exit_steps(client: Client):
-    plain = manifest(
+    manifest_document = manifest(
         ("waits", ""), ("long", "echo begun; sleep 100"), ("end", "echo the end"), onExit="end"
     )
-    plain["spec"]["templates"][0]["dag"]["tasks"].pop()
-    name = client.submit(plain)["workflow"]
+    manifest_document["spec"]["templates"][0]["dag"]["tasks"].pop()
+    name = client.submit(manifest_document)["workflow"]
     until(
         "the step to wait",
         lambda: "waits" in client("status", name).stdout and client.phase(name) == "Running",

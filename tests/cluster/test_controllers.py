@@ -23,12 +23,14 @@ OPERATOR = ("kubeflow", "control-plane=kubeflow-training-operator")
 def restart(namespace: str, selector: str) -> None:
     """Delete the pods of a controller and wait for new ones."""
     kube = Kube(namespace)
-    old = {pod["metadata"]["uid"] for pod in kube.items("pods", selector)}
-    assert old, f"no pod {selector} in {namespace}"
+    old_uids = {pod["metadata"]["uid"] for pod in kube.items("pods", selector)}
+    assert old_uids, f"no pod {selector} in {namespace}"
     kube("delete", "pod", "--selector", selector)
 
     def is_back() -> bool:
-        new = [pod for pod in kube.items("pods", selector) if pod["metadata"]["uid"] not in old]
+        new = [
+            pod for pod in kube.items("pods", selector) if pod["metadata"]["uid"] not in old_uids
+        ]
         return any(
             c["type"] == "Ready" and c["status"] == "True"
             for p in new

@@ -77,10 +77,10 @@ def test_the_manifest_has_the_same_hash_as_in_a_local_run(demo: Run, local_resul
 
 
 def test_the_champion_keeps_serving_if_the_gate_rejects_a_model(demo: Run):
-    kept = Run.submit(demo.namespace, "gate.minimum={auc: 0.9999}", "train.seed=9")
-    assert kept.wait_for_end() == "Succeeded"
-    assert kept.outputs()["verdict"] == "keep"
-    assert predict(demo.namespace)["sha256"] == demo.sha256() != kept.sha256()
+    rejected_run = Run.submit(demo.namespace, "gate.minimum={auc: 0.9999}", "train.seed=9")
+    assert rejected_run.wait_for_end() == "Succeeded"
+    assert rejected_run.outputs()["verdict"] == "keep"
+    assert predict(demo.namespace)["sha256"] == demo.sha256() != rejected_run.sha256()
 
 
 def test_a_worse_model_does_not_replace_a_better_model(demo: Run):
@@ -95,12 +95,12 @@ def test_a_worse_model_does_not_replace_a_better_model(demo: Run):
 def test_a_rollback_serves_the_previous_release_as_champion(demo: Run):
     namespace = demo.namespace
     kube = demo.namespace.kube
-    other = Run.submit(
+    second_run = Run.submit(
         namespace, "train.seed=9", "gate={minimum: {auc: 0.01}, tolerance: 1, confidence: 0.999}"
     )
-    assert other.wait_for_end() == "Succeeded"
-    assert other.outputs()["verdict"] == "release"
-    assert predict(namespace)["sha256"] == other.sha256() != demo.sha256()
+    assert second_run.wait_for_end() == "Succeeded"
+    assert second_run.outputs()["verdict"] == "release"
+    assert predict(namespace)["sha256"] == second_run.sha256() != demo.sha256()
 
     with kube.forward("mlflow", 5000) as address:  # MLflow admits 127.0.0.1, but not its ClusterIP
         variables = {"MLFLOW_TRACKING_URI": address, **namespace.variables}

@@ -40,7 +40,7 @@ def _starve(training: FaultyTraining) -> None:
         kube.delete_pods(pod, force=True)
         until(
             "an executor was OOM-killed",
-            lambda: any("OOMKilled" in m for m in _messages(training)),
+            lambda: any("OOMKilled" in message for message in _messages(training)),
             120,
         )
     finally:
@@ -93,8 +93,8 @@ def test_an_executor_that_runs_out_of_memory_does_not_restart_the_training(
 
 def test_an_evicted_step_is_repeated(executor: FaultyTraining, undisturbed: str):
     assert executor.succeeded_with(undisturbed)
-    evicted, *_, last = executor.run.namespace.watch.find(f"{executor.run.name}-evaluate")
+    evicted, *_, last_pod = executor.run.namespace.watch.find(f"{executor.run.name}-evaluate")
     # Argo may give the new pod to the same node
     assert evicted.deleting
-    assert evicted.uid != last.uid
+    assert evicted.uid != last_pod.uid
     assert executor.run.nodes("evaluate")[-1]["phase"] == "Succeeded"

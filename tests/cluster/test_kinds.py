@@ -108,37 +108,37 @@ def _run_scenario(
     _create(namespace, job_kind.manifest)
     with ThreadPoolExecutor(1) as pool:
         running_action = pool.submit(action or (lambda name: None), name)
-        seen, good = _watch_job(namespace, job_kind, name)
+        statuses, good = _watch_job(namespace, job_kind, name)
         running_action.result()
 
     namespace(
         "delete", job_kind.manifest["kind"].lower(), name, "--cascade=foreground", "--wait=false"
     )
     if os.environ.get("REKINDLE_RECORD"):
-        _record(kind, scenario, seen)
+        _record(kind, scenario, statuses)
 
     return good
 
 
 def _watch_job(namespace: Kube, job_kind: Kind, name: str) -> tuple[list[Any], bool]:
     """Return the statuses that differ in more than times, and the verdict on the last."""
-    seen: list[Any] = []
+    statuses: list[Any] = []
     found: list[bool] = []
 
     def look() -> bool:
         job = namespace.get(job_kind.manifest["kind"].lower(), name)
         assert job, f"{name} does not exist"
         status = _without_times(job.get("status", {}))
-        if status not in seen[-1:]:
-            seen.append(status)
+        if status not in statuses[-1:]:
+            statuses.append(status)
         good, _ = evaluate_conditions(
             {"status": job.get("status", {})}, job_kind.success, ",".join(job_kind.failure)
         )
         found.extend([] if good is None else [good])
         return bool(found)
 
-    until("the verdict", look, 300, pause=0.3, evidence=lambda: json.dumps(seen[-1:], indent=1))
-    return seen, found[0]
+    until("the verdict", look, 300, pause=0.3, evidence=lambda: json.dumps(statuses[-1:], indent=1))
+    return statuses, found[0]
 
 
 def _create(namespace: Kube, manifest: Any, *flags: str) -> None:
@@ -166,13 +166,13 @@ def _without_times(status: Any) -> Any:
         "selector",
     )
 
-    kept = {
+    kept_fields = {
         key: _without_times(value)
         for key, value in status.items()
         if key not in (*noise, "uncountedTerminatedPods")
     }
-    return kept | {
-        key: "2026-11-21T21:00:00Z" for key in ("startTime", "completionTime") if key in kept
+    return kept_fields | {
+        key: "2026-11-21T21:00:00Z" for key in ("startTime", "completionTime") if key in kept_fields
     }
 
 

@@ -23,27 +23,31 @@ def refusal(obj: Any) -> str:
         "-",
     ]
 
-    done = subprocess.run(
+    completed = subprocess.run(
         command, input=json.dumps(obj), capture_output=True, text=True, timeout=60
     )
-    if done.returncode:
-        return done.stderr
+    if completed.returncode:
+        return completed.stderr
 
     return ""
 
 
 def test_the_api_server_accepts_valid_objects_and_rejects_invalid_objects() -> None:
-    wrong = {mistake: VALID_OBJECTS[kind]() for mistake, (kind, *_) in INVALID_OBJECTS.items()}
-    for mistake, obj in wrong.items():
+    invalid_objects = {
+        mistake: VALID_OBJECTS[kind]() for mistake, (kind, *_) in INVALID_OBJECTS.items()
+    }
+    for mistake, obj in invalid_objects.items():
         INVALID_OBJECTS[mistake][1](obj)
     with ThreadPoolExecutor(4) as pool:
-        right = dict(
+        valid_objects = dict(
             zip(
                 VALID_OBJECTS,
                 pool.map(lambda make: refusal(make()), VALID_OBJECTS.values()),
                 strict=True,
             )
         )
-        answers = dict(zip(wrong, pool.map(refusal, wrong.values()), strict=True))
-    assert right == dict.fromkeys(VALID_OBJECTS, "")
+        answers = dict(
+            zip(invalid_objects, pool.map(refusal, invalid_objects.values()), strict=True)
+        )
+    assert valid_objects == dict.fromkeys(VALID_OBJECTS, "")
     assert {mistake for mistake, answer in answers.items() if not answer} == ACCEPTED

@@ -71,26 +71,26 @@ def test_every_champion_was_judged_against_the_one_that_it_replaced(
     runs = list[Run]()
 
     with champions.watched():
-        for number in range(PAIRS):
-            runs += run_pair(namespace, draw, PIPELINES[number % 2])
+        for pair_number in range(PAIRS):
+            runs += run_pair(namespace, draw, PIPELINES[pair_number % 2])
 
     with namespace.kube.forward("mlflow", 5000) as address:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-        found = [problem for run in runs for problem in problems(run)]
+        found_problems = [problem for run in runs for problem in problems(run)]
         releases = {release.version: release for release in tracking.promoted_releases(NAME)}
 
     previous = ""
     for version, _ in champions.changes:
         record = json.loads(namespace.store.get(f"{releases[version].uri}verdict.json"))
         judged = (record["verdict"], (record["champion"] or {}).get("version", ""))
-        found += (
+        found_problems += (
             [] if judged == ("release", previous) else [f"{version} replaced {previous}: {judged}"]
         )
         previous = version
 
-    print(f"{len(champions.changes)} champions: {found or 'no problem'}")
+    print(f"{len(champions.changes)} champions: {found_problems or 'no problem'}")
     assert champions.changes
-    assert not found
+    assert not found_problems
 
 
 def run_pair(namespace: Namespace, draw: random.Random, pipeline: str) -> list[Run]:

@@ -117,15 +117,15 @@ def apply_and_delete(kube: Kube, account: str, resource: str, deletes: bool) -> 
     ]
 
     def run(*args: str) -> str:
-        done = subprocess.run(
+        completed = subprocess.run(
             [*command, *args],
             input=json.dumps(manifest),
             capture_output=True,
             text=True,
             timeout=60,
         )
-        if done.returncode:
-            return f"{args[0]}: {done.stderr}"
+        if completed.returncode:
+            return f"{args[0]}: {completed.stderr}"
         return ""
 
     try:
@@ -349,12 +349,12 @@ def test_steps_run_without_a_token_in_a_restricted_namespace(namespace: Namespac
         pause=1,
     )
 
-    ended = look()
-    assert phase(ended) == "Succeeded", ended["status"]
-    assert ended["status"]["outputs"]["parameters"] == [{"name": "p", "value": "token: False"}]
-    assert namespace.store.get(f"{ended['metadata']['name']}/a") == b"x"
+    ended_pod = look()
+    assert phase(ended_pod) == "Succeeded", ended_pod["status"]
+    assert ended_pod["status"]["outputs"]["parameters"] == [{"name": "p", "value": "token: False"}]
+    assert namespace.store.get(f"{ended_pod['metadata']['name']}/a") == b"x"
 
-    selector = f"workflows.argoproj.io/workflow={ended['metadata']['name']}"
+    selector = f"workflows.argoproj.io/workflow={ended_pod['metadata']['name']}"
     for pod in namespace.kube.items("pods", selector):
         for container in pod["spec"]["containers"]:
             mounts = [mount["mountPath"] for mount in container.get("volumeMounts", [])]
@@ -413,9 +413,9 @@ def run_checks(namespace: Namespace, *sets: str) -> dict[str, Any]:
         "json",
     ]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    checks = {check["name"]: check for check in json.loads(done.stdout)}
-    assert done.returncode == any(
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    checks = {check["name"]: check for check in json.loads(completed.stdout)}
+    assert completed.returncode == any(
         check["required"] and not check["ok"] for check in checks.values()
     )
 

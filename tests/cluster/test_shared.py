@@ -53,10 +53,10 @@ def test_every_backend_replaces_lost_workers_and_gives_the_same_weights(
     namespace.kube.delete_pods(run.running_pods("worker")[0], force=True)
     run.wait_for_progress()
     run.wait_for_workers(2, 200)
-    again = namespace.kube.get(kind_name, f"{run.name}-train")
+    job_afterwards = namespace.kube.get(kind_name, f"{run.name}-train")
     assert job
-    assert again
-    assert again["metadata"]["uid"] == job["metadata"]["uid"]
+    assert job_afterwards
+    assert job_afterwards["metadata"]["uid"] == job["metadata"]["uid"]
     assert run.wait_for_end() == "Succeeded"
     assert run.outputs()["model_sha256"] == run.sha256() == expected
     lost = [incident for incident in run.summary().incidents if incident.kind in ("lost", "drain")]
@@ -173,10 +173,10 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
     job = namespace.kube.get("pytorchjob", f"{run.name}-train")
     assert job
 
-    other = other_job(queue, "50m")
-    other["spec"]["template"]["spec"]["containers"][0]["image"] = namespace.image
+    competing_job = other_job(queue, "50m")
+    competing_job["spec"]["template"]["spec"]["containers"][0]["image"] = namespace.image
     earlier_count = len(drains(run))
-    namespace.kube.apply(other)
+    namespace.kube.apply(competing_job)
     run.wait_for_workers(2, 120)
     namespace.kube("delete", "job", "other", "--cascade=foreground")
     run.wait_for_workers(3, 120)
@@ -196,9 +196,9 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
     drained = drains(run)[earlier_count:]
     assert len(drained) >= 3
     assert sum(i.repeated for i in drained) == 0
-    again = namespace.kube.get("pytorchjob", f"{run.name}-train")
-    assert again
-    assert again["metadata"]["uid"] == job["metadata"]["uid"]
+    job_afterwards = namespace.kube.get("pytorchjob", f"{run.name}-train")
+    assert job_afterwards
+    assert job_afterwards["metadata"]["uid"] == job["metadata"]["uid"]
     ended = until("the extra workers have ended", lambda: not run.running_pods("harvest"), 60)
     assert ended
     assert namespace.kube.get("deployment", f"{run.name}-train") is None
@@ -217,9 +217,9 @@ def test_a_preempted_job_waits_and_continues(namespace: Namespace, queue: str, e
 
     for _ in range(3):
         step = run.wait_for_progress(50)
-        other = other_job(queue, "150m")
-        other["spec"]["template"]["spec"]["containers"][0]["image"] = namespace.image
-        namespace.kube.apply(other)
+        competing_job = other_job(queue, "150m")
+        competing_job["spec"]["template"]["spec"]["containers"][0]["image"] = namespace.image
+        namespace.kube.apply(competing_job)
         until("the training is suspended", lambda: not run.running_pods("worker"), 90)
         namespace.kube("delete", "job", "other", "--cascade=foreground")
         run.wait_for_step(step + 1, 200)

@@ -107,10 +107,10 @@ class Model:
         ) as answer:
             change = Change({json.load(answer)["version"]})
 
-        first = len(self.load.answers)
+        first_answer = len(self.load.answers)
         yield change
         until("the servers of other versions have ended", self.is_settled, 300, 1)
-        change.answers = self.load.answers[first:]
+        change.answers = self.load.answers[first_answer:]
         change.bars += count_failures(name, change.answers, change.versions, change.faulty)
         assert report(change.bars, as_json=False) == 0
         assert {answer.version for answer in change.answers} >= change.versions
@@ -119,10 +119,10 @@ class Model:
 @pytest.fixture(scope="module")
 def model(namespace: Namespace) -> Iterator[Model]:
     """A model that gets requests; its first version serves."""
-    first = train(namespace, 1)
+    first_version = train(namespace, 1)
     service = namespace.kube.get("service", NAME)
-    assert service, first.describe()
-    assert first.outputs()["verdict"] == "release", first.describe()
+    assert service, first_version.describe()
+    assert first_version.outputs()["verdict"] == "release", first_version.describe()
     load = TrafficClients(service["spec"]["clusterIP"], namespace.port, RATE)
 
     try:

@@ -25,9 +25,11 @@ from tests.commands import ROOT
 API = ROOT / "docs/api.md"
 COMMANDS = ROOT / "docs/commands.md"
 TRAINING = ROOT / "docs/training.md"
-TABLE = re.compile(r"(?<=<!-- settings of train: generated -->\n).*?(?=<!-- end -->)", re.DOTALL)
+SETTINGS_TABLE = re.compile(
+    r"(?<=<!-- settings of train: generated -->\n).*?(?=<!-- end -->)", re.DOTALL
+)
 WIDTH = 100
-OTHERS = (
+FURTHER_MODULES = (
     "tracking",
     "release.predictor",
     "release.release_files",
@@ -59,12 +61,12 @@ Generated from `--help` by `python -m tests.docs.pages`.
 
 def commands_page() -> str:
     """Return the help of all commands, in the sections of `rekindle --help`."""
-    parts = [COMMANDS_HEAD]
+    page_parts = [COMMANDS_HEAD]
     for title, names in SECTIONS.items():
-        parts.append(f"\n## {title}\n")
+        page_parts.append(f"\n## {title}\n")
         for name in names:
-            parts += _helps(f"rekindle {name}", commands.commands[name])
-    return "".join(parts)
+            page_parts += _helps(f"rekindle {name}", commands.commands[name])
+    return "".join(page_parts)
 
 
 def _helps(path: str, command: Any) -> Iterator[str]:
@@ -78,17 +80,17 @@ def _helps(path: str, command: Any) -> Iterator[str]:
 
 def api_page() -> str:
     """Return all public names with signature, docstring and fields, by module."""
-    parts = [f"{API_HEAD}\n{_prose(project)}\n"]
+    page_parts = [f"{API_HEAD}\n{_prose(project)}\n"]
     for module, names in vars(rekindle)["PUBLIC_NAMES"].items():
-        parts.append(f"\n## {module}\n\n{_prose(import_module(f'rekindle.{module}'))}\n")
-        parts += [_entry(name, getattr(rekindle, name)) for name in names]
-    parts.append(f"\n## blocks\n\n{_prose(blocks)}\n")
-    parts += [_entry(f"blocks.{name}", getattr(blocks, name)) for name in blocks.__all__]
-    parts.append("\n## Further modules\n\nEach says in its own docstring what it offers.\n\n")
-    for module in OTHERS:
+        page_parts.append(f"\n## {module}\n\n{_prose(import_module(f'rekindle.{module}'))}\n")
+        page_parts += [_entry(name, getattr(rekindle, name)) for name in names]
+    page_parts.append(f"\n## blocks\n\n{_prose(blocks)}\n")
+    page_parts += [_entry(f"blocks.{name}", getattr(blocks, name)) for name in blocks.__all__]
+    page_parts.append("\n## Further modules\n\nEach says in its own docstring what it offers.\n\n")
+    for module in FURTHER_MODULES:
         title = (import_module(f"rekindle.{module}").__doc__ or "").strip().splitlines()[0]
-        parts.append(f"- `rekindle.{module}`: {title}\n")
-    return "".join(parts)
+        page_parts.append(f"- `rekindle.{module}`: {title}\n")
+    return "".join(page_parts)
 
 
 def training_page() -> str:
@@ -100,13 +102,13 @@ def training_page() -> str:
             f"| `{key.removeprefix('train.')}` | {values.replace('|', 'or')} | {shown} |"
             f" {description} |\n"
         )
-    return TABLE.sub(lambda _: "".join([*rows, "\n"]), TRAINING.read_text())
+    return SETTINGS_TABLE.sub(lambda _: "".join([*rows, "\n"]), TRAINING.read_text())
 
 
 def _entry(name: str, value: Any) -> str:
-    marks = getattr(value, "__metadata__", None)
-    if marks:  # Artifact is an annotated type
-        return f"\n### {name}\n\n{marks[0].__doc__}\n"
+    annotations = getattr(value, "__metadata__", None)
+    if annotations:  # Artifact is an annotated type
+        return f"\n### {name}\n\n{annotations[0].__doc__}\n"
     assert value.__doc__, f"{name} has no docstring"
     if inspect.isclass(value):
         members = "".join([*_fields(value), *_methods(value)])
@@ -129,16 +131,16 @@ def signature(name: str, value: Any) -> str:
             f"class {name}({', '.join(names.get(base, base.__name__) for base in value.__bases__)})"
         )
 
-    shown = []
-    star = False
+    shown_parameters = []
+    has_star = False
 
     for parameter in inspect.signature(value).parameters.values():
         if parameter.name == "self":
             continue
 
-        if parameter.kind is parameter.KEYWORD_ONLY and not star:
-            shown = [*shown, "*"]
-            star = True
+        if parameter.kind is parameter.KEYWORD_ONLY and not has_star:
+            shown_parameters = [*shown_parameters, "*"]
+            has_star = True
 
         default = parameter.default
         if default is parameter.empty:
@@ -150,9 +152,9 @@ def signature(name: str, value: Any) -> str:
                 text = "=..."
 
         stars = "**" if parameter.kind is parameter.VAR_KEYWORD else ""
-        shown.append(f"{stars}{parameter.name}{text}")
+        shown_parameters.append(f"{stars}{parameter.name}{text}")
 
-    return f"{name}({', '.join(shown)})"
+    return f"{name}({', '.join(shown_parameters)})"
 
 
 def _fields(value: Any) -> Iterator[str]:
@@ -181,7 +183,9 @@ def _fields(value: Any) -> Iterator[str]:
 def _methods(value: Any) -> Iterator[str]:
     """Yield a line for each public method with a docstring."""
     methods = {
-        n: m for n, m in vars(value).items() if n[0] != "_" and inspect.isfunction(m) and m.__doc__
+        name: method
+        for name, method in vars(value).items()
+        if name[0] != "_" and inspect.isfunction(method) and method.__doc__
     }
     if methods:
         yield "\n"

@@ -59,15 +59,15 @@ def box(
     x: float, y: float, width: float, height: float, lines: Sequence[str], edge: str = FAINT
 ) -> str:
     """Draw a box with centered lines; the first is bright, the others are small."""
-    drawn = [
+    shapes = [
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{FILL}"'
         f' stroke="{edge}"/>'
     ]
     top = y + height / 2 + 6 - 10 * (len(lines) - 1)
     for number, line in enumerate(lines):
         color, size = (INK, 16) if number == 0 else (FAINT, 14)
-        drawn.append(text(x + width / 2, top + 20 * number, line, color, size))
-    return "".join(drawn)
+        shapes.append(text(x + width / 2, top + 20 * number, line, color, size))
+    return "".join(shapes)
 
 
 def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
@@ -79,7 +79,7 @@ def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
 
 def overview() -> str:
     """Draw the way from a pipeline in Python to the same model on a laptop and on a cluster."""
-    drawn = [
+    shapes = [
         box(40, 30, 300, 60, ("a pipeline in Python", "Hera and rekindle.blocks"), BLUE),
         box(450, 30, 300, 60, ("one Argo manifest", "its sha256 is the same everywhere"), GREEN),
         box(860, 30, 300, 60, ("a config in YAML", "data, model, gate, nodes"), BLUE),
@@ -88,27 +88,27 @@ def overview() -> str:
     ]
     for number, step in enumerate(STEPS):
         x = 40 + number * 190
-        drawn.append(box(x, 140, 170, 44, (step,)))
+        shapes.append(box(x, 140, 170, 44, (step,)))
         if number:
-            drawn.append(arrow(x - 20, 162, x - 4, 162))
+            shapes.append(arrow(x - 20, 162, x - 4, 162))
 
-    drawn += [arrow(600, 90, 600, 132), text(505, 206, "against the champion", FAINT, 14)]
+    shapes += [arrow(600, 90, 600, 132), text(505, 206, "against the champion", FAINT, 14)]
     for lane, (title, boxes) in enumerate(LANES.items()):
         x = 150 + lane * 520
-        drawn += [
+        shapes += [
             arrow(x + 245, 190, x + 245, 232),
             box(x, 236, 490, 336, ()),
             text(x + 245, 264, title, GREEN, 18),
         ]
         for number, lines in enumerate(boxes):
-            drawn.append(box(x + 20, 282 + number * 70, 450, 58, lines))
+            shapes.append(box(x + 20, 282 + number * 70, 450, 58, lines))
 
-        drawn.append(arrow(x + 245, 572, x + 245 + (230 if lane == 0 else -230) * 0.6, 612))
+        shapes.append(arrow(x + 245, 572, x + 245 + (230 if lane == 0 else -230) * 0.6, 612))
 
-    drawn += [
+    shapes += [
         text(40, 318 + number * 70, row, FAINT, 16, "start") for number, row in enumerate(ROWS)
     ]
-    drawn.append(
+    shapes.append(
         box(
             400,
             616,
@@ -123,7 +123,7 @@ def overview() -> str:
         '<svg viewBox="0 0 1200 700" xmlns="http://www.w3.org/2000/svg" font-family="Fira Code,'
         ' monospace">\n<defs><marker id="head" markerWidth="8" markerHeight="8" refX="6" refY="4"'
         f' orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="{FAINT}"/></marker></defs>\n<rect'
-        f' width="1200" height="700" rx="8" fill="{GROUND}"/>\n' + "\n".join(drawn) + "\n</svg>\n"
+        f' width="1200" height="700" rx="8" fill="{GROUND}"/>\n' + "\n".join(shapes) + "\n</svg>\n"
     )
 
 
@@ -133,18 +133,20 @@ def terminal() -> str:
     from rich.console import Console
     from rich.text import Text
 
-    with tempfile.TemporaryDirectory() as folder, shell(Path(folder)) as typed:
-        environ = {k: v for k, v in typed.environ.items() if k != "NO_COLOR"}
+    with tempfile.TemporaryDirectory() as folder, shell(Path(folder)) as run_command:
+        environ = {k: v for k, v in run_command.environ.items() if k != "NO_COLOR"}
         output = run_on_terminal(["rekindle", "run", "configs/demo.yaml"], folder, environ)
-        last = re.sub(r"\x1b\[\?25[hl]", "", output.rpartition("\x1b[2K")[2])
-        (request,) = re.findall(r"^try it +(.*?)\r?$", last, re.MULTILINE)
-        answer = typed(request).stdout
+        final_screen = re.sub(r"\x1b\[\?25[hl]", "", output.rpartition("\x1b[2K")[2])
+        (request,) = re.findall(r"^try it +(.*?)\r?$", final_screen, re.MULTILINE)
+        answer = run_command(request).stdout
         # a free port, replaced by the default in the picture
         port = environ["REKINDLE_SERVE__PORT"]
 
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print("[bold]$ make run[/]", highlight=False)
-    console.print(Text.from_ansi(last.strip("\r\n").replace("\r", "").replace(port, "8080")))
+    console.print(
+        Text.from_ansi(final_screen.strip("\r\n").replace("\r", "").replace(port, "8080"))
+    )
     console.print(f"[bold]$ {request.replace(port, '8080')}[/]", highlight=False)
     console.print(Text(answer.strip()))
 

@@ -1,7 +1,7 @@
 """All code blocks of the documents, by language: files load, fragments of Python run, commands
 exist.
 
-Commands that only read are run, the commands in NEEDS are only parsed, and test_stories.py runs the
+Commands that only read are run, the commands in COMMANDS_BY_NEED are only parsed, and test_stories.py runs the
 others.
 """
 
@@ -32,14 +32,14 @@ from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.cli import commands
 from rekindle.step import format_flag, load_step_module
 from rekindle.training.cost.prices import PRICES_FILE, Prices
-from tests.commands import DOCUMENTS, README, READS, ROOT, Block, blocks, write_files
+from tests.commands import DOCUMENTS, READ_COMMANDS, README, ROOT, Block, blocks, write_files
 from tests.docs.pages import API, COMMANDS
 
-GROUPS = {"rekindle": commands, "argolocal": argolocal_cli.commands}
+GROUP_BY_PROGRAM = {"rekindle": commands, "argolocal": argolocal_cli.commands}
 BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
 # requirement that tests lack → commands that are only parsed; tests/cluster runs those for a
 # cluster
-NEEDS = {
+COMMANDS_BY_NEED = {
     "a cluster": {
         "kubectl",
         "helm",
@@ -78,7 +78,7 @@ CONFIG = {
     "data": {"source": "sklearn://digits"},
     "train": {"validation": 0.1},
 }  # completes fragments of configs
-EARLIER = {
+EARLIER_PAGES = {
     **{name: ["your-own-model.md"] for name in ("your-own-pipeline.md", "time.md")},
     "other-jobs.md": ["your-own-program.md"],
     "sweep.md": ["your-own-program.md"],
@@ -88,7 +88,7 @@ EARLIER = {
 @pytest.fixture
 def folder(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Change to a directory with the files of the page; unload their modules afterwards."""
-    for name in [*EARLIER.get(block.document.name, []), block.document.name]:
+    for name in [*EARLIER_PAGES.get(block.document.name, []), block.document.name]:
         write_files(block.document.with_name(name), tmp_path)
 
     shutil.copytree(ROOT / "configs", tmp_path / "configs", dirs_exist_ok=True)
@@ -166,13 +166,13 @@ def _check_command(block: Block, words: list[str]) -> None:
     program, *arguments = words
     name = program
 
-    if program in GROUPS:
+    if program in GROUP_BY_PROGRAM:
         name, context = _parse(block, program, arguments)
-        if context and name.startswith(READS):
+        if context and name.startswith(READ_COMMANDS):
             _run(block, program, arguments)
 
-        at_cluster = {"--cluster", "-n", "--namespace"} & {*arguments}
-        if name.startswith(READS) or block.language == "console" or at_cluster:
+        is_for_cluster = {"--cluster", "-n", "--namespace"} & {*arguments}
+        if name.startswith(READ_COMMANDS) or block.language == "console" or is_for_cluster:
             return
     elif program == "make" and arguments:
         makefiles = [ROOT / "Makefile", ROOT / "template/Makefile"]
@@ -183,14 +183,14 @@ def _check_command(block: Block, words: list[str]) -> None:
         assert arguments[1] == "pytest" or find_spec(arguments[1]), f"{block}: {' '.join(words)}"
         name = "python"
 
-    assert any(name in names for names in NEEDS.values()), (
-        f"{block}: nothing checks `{' '.join(words)}`: see NEEDS"
+    assert any(name in names for names in COMMANDS_BY_NEED.values()), (
+        f"{block}: nothing checks `{' '.join(words)}`: see COMMANDS_BY_NEED"
     )
 
 
 def _parse(block: Block, name: str, arguments: list[str]) -> tuple[str, click.Context | None]:
     """Return the full name of the command and its context; None if it only shows its help."""
-    group: Any = GROUPS[name]
+    group: Any = GROUP_BY_PROGRAM[name]
     while isinstance(group, click.Group):
         assert arguments, f"{block}: {name} has no command {arguments[:1]}"
         assert arguments[0] in group.commands, f"{block}: {name} has no command {arguments[:1]}"
@@ -209,7 +209,7 @@ def _parse(block: Block, name: str, arguments: list[str]) -> tuple[str, click.Co
 def _run(block: Block, program: str, arguments: list[str]) -> None:
     """Run a command of Rekindle or argolocal in this process."""
     try:
-        code = GROUPS[program].main(arguments, standalone_mode=False)
+        code = GROUP_BY_PROGRAM[program].main(arguments, standalone_mode=False)
     except SystemExit as error:
         code = error.code
     assert code in (None, 0), f"{block}: {' '.join(arguments)} ended with {code}"
@@ -254,7 +254,7 @@ def _python(block: Block, folder: Path) -> None:
 
         config = load_config(ROOT / "tests/golden/config.yaml", environment={}).config
 
-        space: dict[str, Any] = {
+        namespace: dict[str, Any] = {
             "config": config,
             "rekindle": importlib.import_module("rekindle"),
             "blocks": rekindle_blocks,
@@ -262,9 +262,9 @@ def _python(block: Block, folder: Path) -> None:
 
         for fragment in fragments:
             code = compile(fragment.text, str(fragment), "exec")
-            inside = "blocks." in fragment.text and "blocks.pipeline" not in fragment.text
-            with rekindle_blocks.pipeline(config) if inside else contextlib.nullcontext():
-                exec(code, space)
+            needs_pipeline = "blocks." in fragment.text and "blocks.pipeline" not in fragment.text
+            with rekindle_blocks.pipeline(config) if needs_pipeline else contextlib.nullcontext():
+                exec(code, namespace)
 
 
 def _imports(tree: ast.AST) -> set[str]:
@@ -316,8 +316,8 @@ def _check_calls(block: Block, tree: ast.AST) -> None:
             and (function := _resolve(node.func, names))
             and not inspect.isclass(function)
         ):
-            named = {keyword.arg: None for keyword in node.keywords if keyword.arg}
-            inspect.signature(function).bind_partial(*node.args, **named)
+            keyword_arguments = {keyword.arg: None for keyword in node.keywords if keyword.arg}
+            inspect.signature(function).bind_partial(*node.args, **keyword_arguments)
 
 
 def _resolve(node: ast.expr, names: dict[str, Any]) -> Any:
@@ -343,8 +343,10 @@ def _mermaid(block: Block, folder: Path) -> None:
 
 
 def _drawing(block: Block, folder: Path) -> None:
-    typed = re.findall(r"^\s*(?:\$ .*|rekindle .*|import .*|kubectl .*)$", block.text, re.MULTILINE)
-    assert typed == [], f"{block}: give it a language, so that it is checked"
+    command_lines = re.findall(
+        r"^\s*(?:\$ .*|rekindle .*|import .*|kubectl .*)$", block.text, re.MULTILINE
+    )
+    assert command_lines == [], f"{block}: give it a language, so that it is checked"
 
 
 def _text(block: Block, folder: Path) -> None:
@@ -369,7 +371,7 @@ CHECKS = {
 
 def test_documented_flags_of_steps_exist() -> None:
     for block in BLOCKS:
-        for module, rest in re.findall(
+        for module, flags_text in re.findall(
             r"rekindle step (steps\.(?:prepare|train|evaluate|release|verify))\b(.*)", block.text
         ):
             fields = {
@@ -378,7 +380,7 @@ def test_documented_flags_of_steps_exist() -> None:
                 "--output",
                 "--help",
             }
-            assert set(re.findall(r"--[\w-]+", rest)) <= fields, block
+            assert set(re.findall(r"--[\w-]+", flags_text)) <= fields, block
 
 
 @pytest.mark.parametrize("document", DOCUMENTS[:-1], ids=lambda path: path.name)

@@ -29,37 +29,39 @@ def test_a_queued_run_and_a_run_without_a_server_have_the_same_model(tmp_path: P
     home = tmp_path / ".rekindle"
     first, schedule, listing, queued = typed_by_hand(PAGE)
 
-    with shell(tmp_path, **SMALL) as typed:
+    with shell(tmp_path, **SMALL) as run_in_shell:
 
         def run(command: str) -> str:
-            done = typed(command)
-            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-            return done.stdout
+            completed = run_in_shell(command)
+            assert completed.returncode == 0, f"{command}\n{completed.stdout}{completed.stderr}"
+            return completed.stdout
 
-        alone = json.loads(run(f"{first} --no-cache -o json"))
+        foreground_run = json.loads(run(f"{first} --no-cache -o json"))
         run(schedule)
         assert "demo" in run(listing)
 
         server = subprocess.Popen(
-            [BIN / "rekindle", "server"], cwd=tmp_path, env=dict(typed.environ)
+            [BIN / "rekindle", "server"], cwd=tmp_path, env=dict(run_in_shell.environ)
         )
         try:
             until("the server", lambda: find_server(home))
             name = json.loads(run(f"{queued} --no-cache -o json"))["workflow"]
-            next_to_server = json.loads(run(f"{first} --no-cache -o json"))
+            run_next_to_server = json.loads(run(f"{first} --no-cache -o json"))
             until(
                 "the queued run", lambda: runs.load_status(home, name)["phase"] == "Succeeded", 600
             )
-            now = json.loads(run("rekindle run-now demo --local -o json"))["workflow"]
+            scheduled_run = json.loads(run("rekindle run-now demo --local -o json"))["workflow"]
             until(
                 "the run of the schedule",
-                lambda: runs.load_status(home, now)["phase"] == "Succeeded",
+                lambda: runs.load_status(home, scheduled_run)["phase"] == "Succeeded",
                 600,
             )
         finally:
             server.send_signal(signal.SIGTERM)
             server.wait(60)
 
-        outcomes = [json.loads(run(f"rekindle status {item} -o json")) for item in (name, now)]
-        models = {item["model_sha256"] for item in (alone, next_to_server, *outcomes)}
+        outcomes = [
+            json.loads(run(f"rekindle status {item} -o json")) for item in (name, scheduled_run)
+        ]
+        models = {item["model_sha256"] for item in (foreground_run, run_next_to_server, *outcomes)}
         assert len(models) == 1

@@ -34,16 +34,18 @@ def rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_every_example_of_other_jobs_renders_and_lints(rendered: Any) -> None:
-    applied: set[str] = set()
+    applied_kinds: set[str] = set()
     for fragment, manifest in zip(FRAGMENTS, rendered, strict=True):
         templates = manifest["spec"]["templates"]
-        texts = [
+        applied_manifests = [
             template["resource"].get("manifest", "")
             for template in templates
             if "resource" in template
         ]
 
-        applied.update({kind for kind in KINDS for text in texts if f'"kind": "{kind}"' in text})
+        applied_kinds.update(
+            {kind for kind in KINDS for text in applied_manifests if f'"kind": "{kind}"' in text}
+        )
 
         if len(templates) == 1:  # the volume claim, which is applied by hand
             continue
@@ -51,4 +53,4 @@ def test_every_example_of_other_jobs_renders_and_lints(rendered: Any) -> None:
         errors = [str(finding) for finding in lint(manifest) if finding.fatal]
         assert errors == [], fragment
 
-    assert applied == KINDS
+    assert applied_kinds == KINDS

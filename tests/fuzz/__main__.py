@@ -52,22 +52,24 @@ def main() -> int:
         run((options.only or ["archives"])[0], options.seed, first=options.case, count=1)
         return 0
 
-    began = time.monotonic()
+    start_seconds = time.monotonic()
     source = commit()
     processes = os.cpu_count() or 1
     results, failures = fuzz(
         options.only or list(TARGETS), options.seed, options.seconds, processes
     )
-    took = time.monotonic() - began
+    duration_seconds = time.monotonic() - start_seconds
     cases = sum(result.cases for result in results.values())
     table = markdown(results)
     print("\n".join([*failures, table]))
-    print(f"seed {options.seed}: {cases:,} cases in {took:.0f} s, {len(failures)} failures")
+    print(
+        f"seed {options.seed}: {cases:,} cases in {duration_seconds:.0f} s, {len(failures)} failures"
+    )
 
     if options.record:
         values = {
             "asked": options.seconds,
-            "took": took,
+            "took": duration_seconds,
             "processes": processes,
             "seed": options.seed,
             "cases": cases,
@@ -94,12 +96,12 @@ def fuzz(
 
     with ProcessPoolExecutor(processes) as pool:
         pieces = [
-            pool.submit(run, name, seed, first=first, seconds=piece, deadline=deadline)
-            for name, first, piece in schedule(names, seconds, processes)
+            pool.submit(run, name, seed, first=first, seconds=piece_seconds, deadline=deadline)
+            for name, first, piece_seconds in schedule(names, seconds, processes)
         ]
-        for done in as_completed(pieces):
+        for finished_piece in as_completed(pieces):
             try:
-                result = done.result()
+                result = finished_piece.result()
             except AssertionError as error:
                 failures.append(str(error))
             else:
@@ -114,8 +116,8 @@ def schedule(names: list[str], seconds: float, processes: int) -> list[tuple[str
     Each target runs in as many pieces as there are processes, so a target cannot keep one process
     busy after the rest.
     """
-    piece = seconds / len(names)
-    return [(name, number << 40, piece) for name in names for number in range(processes)]
+    piece_seconds = seconds / len(names)
+    return [(name, number << 40, piece_seconds) for name in names for number in range(processes)]
 
 
 def markdown(results: dict[str, Result]) -> str:
@@ -125,7 +127,8 @@ def markdown(results: dict[str, Result]) -> str:
         "| --- | --- | --- | --- |",
     ]
     lines += [
-        f"| {r.name} | {r.cases:,} | {r.seconds:.0f} | {r.grown:.0f} MB |" for r in results.values()
+        f"| {r.name} | {r.cases:,} | {r.seconds:.0f} | {r.growth_mb:.0f} MB |"
+        for r in results.values()
     ]
     return "\n".join(lines)
 

@@ -1,5 +1,5 @@
-"""Fuzzing of answers: an answer of MLflow or of the API server is accepted, or has one short
-fault."""
+"""Fuzzing of answers: an answer of MLflow or of the API server is accepted, or rejected with one
+short message."""
 
 import json
 import random
@@ -46,21 +46,21 @@ OBJECTS: dict[str, Any] = {
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
-def _changed(value: Any, chance: random.Random) -> bytes:
-    for _ in range(chance.randrange(1, 4)):
-        value = change(value, chance)
+def _make_changed_json(value: Any, rng: random.Random) -> bytes:
+    for _ in range(rng.randrange(1, 4)):
+        value = change(value, rng)
     data = json.dumps(value).encode()
-    if chance.random() < 0.3:
-        return mutate(data, chance, [data])
+    if rng.random() < 0.3:
+        return mutate(data, rng, [data])
     return data
 
 
 def mlflow_answers(_folder: Path) -> Case:
     """Return a case that parses a changed answer of MLflow."""
 
-    def case(chance: random.Random) -> None:
-        path = chance.choice(list(MODELS))
-        data = _changed(DOCUMENTS[path], chance)
+    def case(rng: random.Random) -> None:
+        path = rng.choice(list(MODELS))
+        data = _make_changed_json(DOCUMENTS[path], rng)
         try:
             answer = MODELS[path].model_validate_json(data)
         except ValidationError as error:
@@ -78,15 +78,15 @@ def mlflow_answers(_folder: Path) -> Case:
 
 
 def cluster_objects(_folder: Path) -> Case:
-    """Return a case that compares a changed object of the API server with its type."""
+    """Return a case that validates a changed object of the API server."""
 
-    def case(chance: random.Random) -> None:
-        plural = chance.choice(list(OBJECTS))
-        obj = parse_object(_changed(OBJECTS[plural], chance))
+    def case(rng: random.Random) -> None:
+        plural = rng.choice(list(OBJECTS))
+        obj = parse_object(_make_changed_json(OBJECTS[plural], rng))
         if obj is None:
             return
 
-        fault = find_fault(plural, obj, chance.random() < 0.2)
+        fault = find_fault(plural, obj, rng.random() < 0.2)
         assert not CONTROLS.search(fault), repr(fault)
         assert not CONTROLS.search(describe_name(obj))
         find_references(json.dumps(obj))

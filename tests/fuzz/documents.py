@@ -70,30 +70,32 @@ def stored_documents(_folder: Path) -> Case:
     """Return a case that reads a changed document of the object store."""
     seeds = [json.dumps(document).encode() for _, document in DOCUMENTS]
 
-    def case(chance: random.Random) -> None:
-        model, document = chance.choice(DOCUMENTS)
-        for _ in range(chance.randrange(4)):
-            document = change(document, chance)
+    def case(rng: random.Random) -> None:
+        model, document = rng.choice(DOCUMENTS)
+        for _ in range(rng.randrange(4)):
+            document = change(document, rng)
 
         data = json.dumps(document).encode()
-        if chance.random() < 0.4:
-            data = mutate(data, chance, seeds)
+        if rng.random() < 0.4:
+            data = mutate(data, rng, seeds)
 
         try:
-            found = parse(model, data, "s3://b/document")
+            parsed_document = parse(model, data, "s3://b/document")
         except InvalidDocument as error:
             assert not CONTROLS.search(str(error)), repr(error)
             assert len(str(error)) < 10_000, repr(error)
             return
 
-        written = json.dumps(found.model_dump())
-        assert json.dumps(parse(model, written, "s3://b/document").model_dump()) == written
-        for key in found.files if isinstance(found, ReleaseRecord) else ():
+        written_json = json.dumps(parsed_document.model_dump())
+        assert (
+            json.dumps(parse(model, written_json, "s3://b/document").model_dump()) == written_json
+        )
+        for key in parsed_document.files if isinstance(parsed_document, ReleaseRecord) else ():
             assert Path("/release", key).resolve().is_relative_to("/release"), key
 
-        if isinstance(found, EntryFile):
-            assert found.at.count("/") == 1
-            assert "{{" not in "".join(found.outputs.values())
+        if isinstance(parsed_document, EntryFile):
+            assert parsed_document.at.count("/") == 1
+            assert "{{" not in "".join(parsed_document.outputs.values())
 
     return case
 
@@ -101,23 +103,25 @@ def stored_documents(_folder: Path) -> Case:
 def parameters(_folder: Path) -> Case:
     """Return a case that reads parameters of a workflow, times in tags, and quotes values for
     manifests."""
-    rows = json.dumps(
+    cached_rows = json.dumps(
         {"prepare": {"task": "prepare", "at": "shop-1/prepare"}, "reuse": "yes"}
     ).encode()
 
-    def case(chance: random.Random) -> None:
-        cached = mutate(rows, chance, [rows]).decode(errors="replace")
-        items = [{"name": "cached", "value": cached}]
+    def case(rng: random.Random) -> None:
+        cached = mutate(cached_rows, rng, [cached_rows]).decode(errors="replace")
+        workflow_parameters = [{"name": "cached", "value": cached}]
         try:
-            for reference in reused_tasks({"spec": {"arguments": {"parameters": items}}}).values():
+            for reference in reused_tasks(
+                {"spec": {"arguments": {"parameters": workflow_parameters}}}
+            ).values():
                 assert Path("/store", reference).resolve().is_relative_to("/store"), reference
         except InvalidDocument as error:
             assert not CONTROLS.search(str(error))
 
-        time = parse_time(mutate(chance.choice(TIMES), chance, TIMES).decode(errors="replace"))
+        time = parse_time(mutate(rng.choice(TIMES), rng, TIMES).decode(errors="replace"))
         assert time is None or (time.tzinfo and 1900 <= time.year < 9000)
 
-        text = mutate(chance.choice(VALUES), chance, VALUES).decode(errors="replace")
+        text = mutate(rng.choice(VALUES), rng, VALUES).decode(errors="replace")
         if "{{" not in text:
             assert quote_in_json({"a": text}) == {"a": text}
             assert quote_word(text) == text

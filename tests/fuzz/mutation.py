@@ -65,57 +65,58 @@ VALUES: list[Any] = [
 ]
 
 
-def mutate(data: bytes, chance: random.Random, others: list[bytes]) -> bytes:
-    """Return `data` with a few changes: bytes, pieces, cuts, repetitions, excerpts of others."""
-    for _ in range(1 + int(chance.expovariate(0.6))):
-        start = chance.randrange(len(data) + 1)
-        end = min(len(data), start + int(chance.expovariate(0.02)))
+def mutate(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
+    """Return `data` with a few random changes: other bytes, inserted PIECES, cuts, repetitions, and
+    excerpts of `others`."""
+    for _ in range(1 + int(rng.expovariate(0.6))):
+        start = rng.randrange(len(data) + 1)
+        end = min(len(data), start + int(rng.expovariate(0.02)))
 
-        match chance.randrange(7):
+        match rng.randrange(7):
             case 0:
-                data = data[:start] + bytes([chance.randrange(256)]) + data[start + 1 :]
+                data = data[:start] + bytes([rng.randrange(256)]) + data[start + 1 :]
             case 1:
-                data = data[:start] + chance.choice(PIECES) + data[start:]
+                data = data[:start] + rng.choice(PIECES) + data[start:]
             case 2:
-                data = data[:start] + chance.choice(PIECES) + data[end:]
+                data = data[:start] + rng.choice(PIECES) + data[end:]
             case 3:
                 data = data[:start] + data[end:]
             case 4:
-                data = data[:end] + data[start:end] * chance.randrange(4) + data[end:]
+                data = data[:end] + data[start:end] * rng.randrange(4) + data[end:]
             case 5:
-                other = chance.choice(others)
-                data = data[:start] + other[chance.randrange(len(other) + 1) :]
+                other = rng.choice(others)
+                data = data[:start] + other[rng.randrange(len(other) + 1) :]
             case 6:
                 data = data[:start]
 
     return data
 
 
-def change(value: Any, chance: random.Random) -> Any:
+def change(value: Any, rng: random.Random) -> Any:
     """Return a copy of a JSON value with one element replaced, removed, duplicated or renamed."""
-    if isinstance(value, dict) and value and chance.random() < 0.9:
-        key = chance.choice(list(value))
-        match chance.randrange(12):
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        key = rng.choice(list(value))
+        match rng.randrange(12):
             case 0:
                 return {name: item for name, item in value.items() if name != key}
             case 1:
                 return {(key + "x" if name == key else name): item for name, item in value.items()}
             case 2:
-                return value | {chance.choice(list(value)): value[key]}
+                return value | {rng.choice(list(value)): value[key]}
 
-        return value | {key: change(value[key], chance)}
+        return value | {key: change(value[key], rng)}
 
-    if isinstance(value, list) and value and chance.random() < 0.9:
-        index = chance.randrange(len(value))
-        match chance.randrange(8):
+    if isinstance(value, list) and value and rng.random() < 0.9:
+        index = rng.randrange(len(value))
+        match rng.randrange(8):
             case 0:
                 return value[:index] + value[index + 1 :]
             case 1:
                 return [*value, value[index]]
 
-        return [*value[:index], change(value[index], chance), *value[index + 1 :]]
+        return [*value[:index], change(value[index], rng), *value[index + 1 :]]
 
-    if isinstance(value, str) and value and chance.random() < 0.5:
-        return mutate(value.encode(errors="replace"), chance, [b"{{=x}}"]).decode(errors="replace")
+    if isinstance(value, str) and value and rng.random() < 0.5:
+        return mutate(value.encode(errors="replace"), rng, [b"{{=x}}"]).decode(errors="replace")
 
-    return chance.choice(VALUES)
+    return rng.choice(VALUES)

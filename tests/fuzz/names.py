@@ -61,8 +61,8 @@ def names_from_outside(_folder: Path) -> Callable[[random.Random], None]:
     def case(chance: random.Random) -> None:
         text = chance.choice(SEEDS)
         for _ in range(chance.randrange(4)):
-            place = chance.randrange(len(text) + 1)
-            text = text[:place] + chance.choice(PIECES) + text[place:]
+            insert_position = chance.randrange(len(text) + 1)
+            text = text[:insert_position] + chance.choice(PIECES) + text[insert_position:]
 
         for kind in KINDS:
             name = kind.parse_or_none(text)

@@ -1,4 +1,4 @@
-"""Run the cases of one target; seed and number determine a case."""
+"""Run the cases of one target. The seed and the number of a case determine its input."""
 
 import contextlib
 import io
@@ -19,17 +19,17 @@ MAX_GROWTH_MB = 200.0  # maximum growth of a process
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a target without failures; `grown`: growth of the process in MB."""
+    """Result of a target without failures; `growth_mb`: growth of the process in MB."""
 
     name: str
     cases: int = 0
     seconds: float = 0.0
-    grown: float = 0.0
+    growth_mb: float = 0.0
 
     def __add__(self, other: "Result") -> "Result":
         seconds = self.seconds + other.seconds
-        grown = max(self.grown, other.grown)
-        return Result(self.name, self.cases + other.cases, seconds, grown)
+        growth_mb = max(self.growth_mb, other.growth_mb)
+        return Result(self.name, self.cases + other.cases, seconds, growth_mb)
 
 
 def run(
@@ -47,38 +47,42 @@ def run(
         raise AssertionError(f"the case takes longer than {CASE_TIMEOUT_S:g} s")
 
     folder = scratch()
-    memory = 0.0
-    number = first
-    began = time.monotonic()
+    early_memory_mb = 0.0
+    case_number = first
+    start_seconds = time.monotonic()
     signal.signal(signal.SIGALRM, fail_slow_case)
-    deadline = min(began + seconds, deadline)
+    deadline = min(start_seconds + seconds, deadline)
 
     try:
         case = TARGETS[name](folder)
-        while number < first + count and (number == first or time.monotonic() < deadline):
+        while case_number < first + count and (case_number == first or time.monotonic() < deadline):
             signal.setitimer(signal.ITIMER_REAL, CASE_TIMEOUT_S)
             log = io.StringIO()
 
             try:
                 with contextlib.redirect_stderr(log):
-                    case(random.Random(f"{seed}/{number}"))
+                    case(random.Random(f"{seed}/{case_number}"))
             except BaseException:
-                again = f"python -m tests.fuzz --only '{name}' --seed {seed} --case {number}"
+                repeat_command = (
+                    f"python -m tests.fuzz --only '{name}' --seed {seed} --case {case_number}"
+                )
                 raise AssertionError(
-                    f"{traceback.format_exc()}{log.getvalue()}again: {again}"
+                    f"{traceback.format_exc()}{log.getvalue()}again: {repeat_command}"
                 ) from None
 
             assert "Traceback" not in log.getvalue(), log.getvalue()
-            number += 1
-            if number - first == 500:
-                memory = _memory_mb()
+            case_number += 1
+            if case_number - first == 500:
+                early_memory_mb = _memory_mb()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         shutil.rmtree(folder, ignore_errors=True)
 
-    grown = _memory_mb() - (memory or _memory_mb())
-    assert grown < MAX_GROWTH_MB, f"{name} grew by {grown:.0f} MB in {number - first} cases"
-    return Result(name, number - first, time.monotonic() - began, grown)
+    growth_mb = _memory_mb() - (early_memory_mb or _memory_mb())
+    assert growth_mb < MAX_GROWTH_MB, (
+        f"{name} grew by {growth_mb:.0f} MB in {case_number - first} cases"
+    )
+    return Result(name, case_number - first, time.monotonic() - start_seconds, growth_mb)
 
 
 def _memory_mb() -> float:

@@ -1,5 +1,8 @@
-"""Parsers of untrusted input with their permitted results. A case that raises, hangs or does harm
-is a failure."""
+"""The parsers of untrusted input, each with checks of its result. A case fails if the parser raises
+an unexpected exception, hangs, or returns or writes something dangerous.
+
+Each function of TARGETS prepares its inputs in `folder`, and returns the function that runs a case.
+"""
 
 import gzip
 import hashlib
@@ -47,31 +50,31 @@ Case = Callable[[random.Random], None]
 
 
 def archives(folder: Path) -> Case:
-    """Unpack tarballs and zips."""
+    """Unpack changed tarballs and zips; nothing may be written outside of the target folder."""
     outside = folder / "outside"
-    inside = folder / "place"
+    unpack_folder = folder / "place"
     outside.write_text("precious")
-    inside.mkdir()
+    unpack_folder.mkdir()
     kinds = [b"0", b"5", b"2", b"1", b"3", b"S", b"L", b"x", b"g"]
     names = ["a", "a/b", "l", "l/x", "../outside", "x" * 150, "/tmp/x"]
     seeds = []
 
     for number in range(40):
-        chance = random.Random(number)
+        rng = random.Random(number)
         packed = io.BytesIO()
-        form: Any = chance.choice([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+        tar_format: Any = rng.choice([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
 
-        with tarfile.open(fileobj=packed, mode="w", format=form) as tar:
-            for _ in range(chance.randrange(1, 5)):
-                info = tarfile.TarInfo(chance.choice(names))
+        with tarfile.open(fileobj=packed, mode="w", format=tar_format) as tar:
+            for _ in range(rng.randrange(1, 5)):
+                info = tarfile.TarInfo(rng.choice(names))
                 info.type, info.linkname = (
-                    chance.choice(kinds[:6]),
-                    chance.choice([".", "..", "a", "l/..", "../outside"]),
+                    rng.choice(kinds[:6]),
+                    rng.choice([".", "..", "a", "l/..", "../outside"]),
                 )
 
                 info.size = 700 if info.isreg() else 0
-                if info.isreg() and chance.random() < 0.3:
-                    info.pax_headers = sparse(chance)
+                if info.isreg() and rng.random() < 0.3:
+                    info.pax_headers = sparse(rng)
 
                 with suppress(ValueError):
                     tar.addfile(info, io.BytesIO(b"x" * info.size))
@@ -89,31 +92,31 @@ def archives(folder: Path) -> Case:
 
         zips.append(packed.getvalue())
 
-    def case(chance: random.Random) -> None:
-        archive = inside / "in.tmp"
-        target = inside / "in"
+    def case(rng: random.Random) -> None:
+        archive = unpack_folder / "in.tmp"
+        target = unpack_folder / "in"
 
-        zipped = chance.random() < 0.2
+        zipped = rng.random() < 0.2
         if zipped:
-            data = mutate(chance.choice(zips), chance, zips)
-            if chance.random() < 0.2 and (directory := data.find(b"PK\1\2")) >= 0:
+            data = mutate(rng.choice(zips), rng, zips)
+            if rng.random() < 0.2 and (directory := data.find(b"PK\1\2")) >= 0:
                 entry = data[directory : directory + 46 + 9]
                 end = data.rfind(b"PK\5\6")
-                data = data[:directory] + entry * chance.randrange(3000) + data[end:]
+                data = data[:directory] + entry * rng.randrange(3000) + data[end:]
 
             archive.write_bytes(data)
         else:
-            data = mutate(chance.choice(seeds), chance, seeds)
-            if chance.random() < 0.9:
+            data = mutate(rng.choice(seeds), rng, seeds)
+            if rng.random() < 0.9:
                 data = b"".join(
                     _fix_checksum(data[start : start + 512]) for start in range(0, len(data), 512)
                 )
 
-            if chance.random() < 0.2:
-                data = sparse_member(chance) + data
+            if rng.random() < 0.2:
+                data = sparse_member(rng) + data
 
-            if chance.random() < 0.2:
-                size = 1 + int(chance.expovariate(0.001))
+            if rng.random() < 0.2:
+                size = 1 + int(rng.expovariate(0.001))
             else:
                 size = len(data) or 1
 
@@ -121,10 +124,10 @@ def archives(folder: Path) -> Case:
                 gzip.compress(data[start : start + size], 1)
                 for start in range(0, len(data) or 1, size)
             )
-            if chance.random() < 0.05:
-                packed = gzip.compress(b"", 1) * chance.randrange(20_000) + packed
+            if rng.random() < 0.05:
+                packed = gzip.compress(b"", 1) * rng.randrange(20_000) + packed
 
-            archive.write_bytes(packed if chance.random() < 0.9 else mutate(packed, chance, seeds))
+            archive.write_bytes(packed if rng.random() < 0.9 else mutate(packed, rng, seeds))
             is_tarball(archive)
 
         with suppress(ArchiveError):
@@ -141,28 +144,31 @@ def archives(folder: Path) -> Case:
             shutil.rmtree(target)
 
         target.unlink(missing_ok=True)
-        assert os.listdir(inside) == []
+        assert os.listdir(unpack_folder) == []
         assert sorted(os.listdir(folder)) == ["outside", "place"]
 
     return case
 
 
-def sparse(chance: random.Random) -> dict[str, str]:
-    """Return headers of a sparse file, valid or not."""
-    listed: list[int] = []
-    for _ in range(chance.randrange(1, 30)):
-        if chance.random() < 0.8:
-            after = sum(listed[-2:])
+def sparse(rng: random.Random) -> dict[str, str]:
+    """Return pax headers of a sparse file, which may be invalid."""
+    offsets_and_sizes: list[int] = []
+    for _ in range(rng.randrange(1, 30)):
+        if rng.random() < 0.8:
+            part_start = sum(offsets_and_sizes[-2:])
         else:
-            after = chance.randrange(-5, 5000)
+            part_start = rng.randrange(-5, 5000)
 
-        listed += [after + chance.choice([0, 0, 100]), chance.choice([0, 1, 20, 512, 1 << 40])]
+        offsets_and_sizes += [
+            part_start + rng.choice([0, 0, 100]),
+            rng.choice([0, 1, 20, 512, 1 << 40]),
+        ]
 
-    size = chance.choice([sum(listed[-2:]), 700, 1 << 42])
-    headers = {"name": "a", "map": ",".join(map(str, listed)), "size": str(size)}
+    size = rng.choice([sum(offsets_and_sizes[-2:]), 700, 1 << 42])
+    headers = {"name": "a", "map": ",".join(map(str, offsets_and_sizes)), "size": str(size)}
 
     headers.update(
-        chance.choice(
+        rng.choice(
             [{"major": "0", "minor": "1"}, {"major": "1", "minor": "0", "realsize": str(size)}]
         )
     )
@@ -170,16 +176,16 @@ def sparse(chance: random.Random) -> dict[str, str]:
     return {f"GNU.sparse.{name}": value for name, value in headers.items()}
 
 
-def sparse_member(chance: random.Random) -> bytes:
+def sparse_member(rng: random.Random) -> bytes:
     """Return a sparse file as the first member of a tarball."""
     info = tarfile.TarInfo("a")
-    content = chance.randbytes(1024)
-    info.size, info.pax_headers = len(content), sparse(chance)
+    content = rng.randbytes(1024)
+    info.size, info.pax_headers = len(content), sparse(rng)
     return info.tobuf(tarfile.PAX_FORMAT) + content
 
 
 def _fix_checksum(block: bytes) -> bytes:
-    """Return a block of a tarball; if it is a header, with a valid checksum."""
+    """Return the block of a tarball unchanged, or with a valid checksum if it is a header."""
     if block[257:262] != b"ustar" or len(block) < 512:
         return block
     bare = block[:148] + b" " * 8 + block[156:]
@@ -238,28 +244,29 @@ REQUESTS: list[tuple[str, str, dict[str, str], bytes]] = [
 
 
 def s3_requests(folder: Path) -> Case:
-    """Requests to the object store: complete heads, signed or not, and bodies."""
+    """Send requests to the object store: complete heads, with or without a valid signature, and
+    bodies. No request may end with status 500."""
     files = ObjectFiles(folder / "s3")
     files.create("data")
     buffer = memoryview(bytearray(BLOCK_BYTES))
 
-    def case(chance: random.Random) -> None:
-        method, target, headers, body = chance.choice(REQUESTS)
+    def case(rng: random.Random) -> None:
+        method, target, headers, body = rng.choice(REQUESTS)
         headers = {"Host": "h", **headers}
-        others = [body, XML, PARTS, CHUNKS]
+        other_bodies = [body, XML, PARTS, CHUNKS]
 
-        if chance.random() < 0.4:
-            target = mutate(target.encode(), chance, others).decode("latin-1")
+        if rng.random() < 0.4:
+            target = mutate(target.encode(), rng, other_bodies).decode("latin-1")
 
-        if chance.random() < 0.4:
-            name = chance.choice(list(headers))
-            headers[name] = mutate(headers[name].encode(), chance, others).decode("latin-1")
+        if rng.random() < 0.4:
+            name = rng.choice(list(headers))
+            headers[name] = mutate(headers[name].encode(), rng, other_bodies).decode("latin-1")
 
-        if chance.random() < 0.5:
-            body = mutate(body, chance, others)
+        if rng.random() < 0.5:
+            body = mutate(body, rng, other_bodies)
 
         headers["Content-Length"] = str(len(body))
-        if chance.random() < 0.9:
+        if rng.random() < 0.9:
             with suppress(ValueError, UnicodeError):
                 headers.update(_signature(method, target, headers))
 
@@ -269,30 +276,30 @@ def s3_requests(folder: Path) -> Case:
             "",
             "",
         ]
-        if chance.random() < 0.2:
-            line = chance.choice(["X : y", "X y", " X: y", "X: y\n", "X: y"])
-            lines.insert(chance.randrange(1, len(lines) - 1), line)
+        if rng.random() < 0.2:
+            line = rng.choice(["X : y", "X y", " X: y", "X: y\n", "X: y"])
+            lines.insert(rng.randrange(1, len(lines) - 1), line)
 
         head = "\r\n".join(lines).encode("latin-1", "replace")
-        if chance.random() < 0.1:
-            head = mutate(head, chance, others)
+        if rng.random() < 0.1:
+            head = mutate(head, rng, other_bodies)
 
         status = exchange(head.partition(b"\r\n\r\n")[0] + b"\r\n\r\n", body)
         assert status != 500, (head, body)
         check_listing()
 
     def check_listing() -> None:
-        """Compare the pages of a listing with the objects."""
-        listed = []
+        """Check that the pages of a listing together contain exactly the stored objects."""
+        listed_keys = []
         after = START_POSITION
         while True:
             page = files.page("data", "", "", after, 2)
-            listed += [meta["key"] for meta in page.entries]
+            listed_keys += [meta["key"] for meta in page.entries]
             if not page.next_after:
                 break
             after = page.next_after
-        assert listed == files.keys["data"]
-        assert all(len(key.encode()) <= 1024 for key in listed)
+        assert listed_keys == files.keys["data"]
+        assert all(len(key.encode()) <= 1024 for key in listed_keys)
 
     def exchange(head: bytes, body: bytes) -> int:
         if find_head_fault(head):
@@ -334,37 +341,40 @@ def s3_requests(folder: Path) -> Case:
 def _signature(method: str, target: str, headers: dict[str, str]) -> dict[str, str]:
     date = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     scope = f"{date[:8]}/us-east-1/s3/aws4_request"
-    signed = {"x-amz-content-sha256": "UNSIGNED-PAYLOAD", **headers, "x-amz-date": date}
+    signed_values = {"x-amz-content-sha256": "UNSIGNED-PAYLOAD", **headers, "x-amz-date": date}
 
-    signed = {
+    signed_values = {
         name.lower(): value
-        for name, value in signed.items()
+        for name, value in signed_values.items()
         if name == "Host" or name.lower().startswith("x-amz-")
     }
 
     url = urlsplit(target)
-    pairs = parse_qsl(url.query, keep_blank_values=True)
+    query_pairs = parse_qsl(url.query, keep_blank_values=True)
     query = "&".join(
-        sorted(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in pairs)
+        sorted(
+            f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in query_pairs
+        )
     )
-    names = sorted(signed)
-    lines = [f"{name}:{' '.join(signed[name].split())}" for name in names]
+    names = sorted(signed_values)
+    lines = [f"{name}:{' '.join(signed_values[name].split())}" for name in names]
     path = quote(unquote_to_bytes(url.path), safe="/-_.~")
-    text = "\n".join(
-        [method, path, query, *lines, "", ";".join(names), signed["x-amz-content-sha256"]]
+    canonical_request = "\n".join(
+        [method, path, query, *lines, "", ";".join(names), signed_values["x-amz-content-sha256"]]
     )
     signer = Signature(compute_signing_key(KEYS[1], scope), date, scope)
-    signature = signer.next("", hashlib.sha256(text.encode("latin-1")).hexdigest())
+    signature = signer.next("", hashlib.sha256(canonical_request.encode("latin-1")).hexdigest())
     credential = f"AWS4-HMAC-SHA256 Credential={KEYS[0]}/{scope}"
-    added = {name: signed[name] for name in ("x-amz-date", "x-amz-content-sha256")}
+    signed_headers = {name: signed_values[name] for name in ("x-amz-date", "x-amz-content-sha256")}
 
-    return added | {
+    return signed_headers | {
         "Authorization": f"{credential}, SignedHeaders={';'.join(names)}, Signature={signature}"
     }
 
 
 def mlflow_heads(folder: Path) -> Case:
-    """Heads of requests to the embedded MLflow: only those with the token or a cookie pass."""
+    """Check heads of requests to the embedded MLflow: only requests with the token or the cookie
+    are let through."""
     login = MlflowLogin("secret-token", 5000)
     session = login.login.session
 
@@ -388,59 +398,64 @@ def mlflow_heads(folder: Path) -> Case:
         "/api/2.0/mlflow/experiments/search?max_results=1",
     ]
 
-    others = [field.encode() for field in fields]
+    header_lines = [field.encode() for field in fields]
 
-    def case(chance: random.Random) -> None:
+    def case(rng: random.Random) -> None:
         lines = [
-            f"{chance.choice(['GET', 'POST', 'HEAD'])} {chance.choice(targets)} HTTP/1.1",
+            f"{rng.choice(['GET', 'POST', 'HEAD'])} {rng.choice(targets)} HTTP/1.1",
             fields[0],
         ]
-        lines += chance.sample(fields, chance.randrange(len(fields)))
+        lines += rng.sample(fields, rng.randrange(len(fields)))
         head = "\r\n".join([*lines, "", ""]).encode()
 
-        if chance.random() < 0.8:
-            head = mutate(head, chance, others).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+        if rng.random() < 0.8:
+            head = mutate(head, rng, header_lines).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
         if find_head_fault(head):
             return
 
-        answer = login.answer(head)
+        login_answer = login.answer(head)
         has_secret = b"secret-token" in head or session.encode() in head
 
-        if answer is None:
+        if login_answer is None:
             assert has_secret, head
         else:
             assert (
-                answer[9:12] in (b"401", b"403") or answer.endswith(b"\r\n\r\nOK") or has_secret
-            ), (head, answer)
-            assert answer.count(b"\r\n\r\n") == 1, (head, answer)
-            # a message shows an invalid byte before the rest of a session as its code, such as the
-            # first characters
+                login_answer[9:12] in (b"401", b"403")
+                or login_answer.endswith(b"\r\n\r\nOK")
+                or has_secret
+            ), (head, login_answer)
+            assert login_answer.count(b"\r\n\r\n") == 1, (head, login_answer)
+            # an answer shows invalid bytes as escapes, so the session may lack its first characters
             knows_session = has_secret or session[4:].encode() in head
-            assert knows_session or session.encode() not in answer, (head, answer)
+            assert knows_session or session.encode() not in login_answer, (head, login_answer)
 
     return case
 
 
 def manifests(folder: Path) -> Case:
     """Read and lint files for `rekindle run --manifest`."""
-    whole = yaml.safe_load(EVERYTHING)
-    single = [
-        whole | {"spec": whole["spec"] | {"templates": [template], "entrypoint": template["name"]}}
-        for template in whole["spec"]["templates"]
+    full_manifest = yaml.safe_load(EVERYTHING)
+    single_template_manifests = [
+        full_manifest
+        | {
+            "spec": full_manifest["spec"]
+            | {"templates": [template], "entrypoint": template["name"]}
+        }
+        for template in full_manifest["spec"]["templates"]
     ]
-    small = (
+    small_manifest = (
         "kind: Workflow\nmetadata: {name: w}\nspec:\n  entrypoint: a\n  templates:\n  - {name: a,"
         " suspend: {}}\n"
     )
-    texts = [small.encode(), json.dumps(single[-1]).encode()]
+    texts = [small_manifest.encode(), json.dumps(single_template_manifests[-1]).encode()]
 
-    def case(chance: random.Random) -> None:
-        if chance.random() < 0.5:
-            text = mutate(chance.choice(texts), chance, texts).decode(errors="replace")
+    def case(rng: random.Random) -> None:
+        if rng.random() < 0.5:
+            text = mutate(rng.choice(texts), rng, texts).decode(errors="replace")
         else:
-            value = chance.choice(single)
-            for _ in range(chance.randrange(1, 4)):
-                value = change(value, chance)
+            value = rng.choice(single_template_manifests)
+            for _ in range(rng.randrange(1, 4)):
+                value = change(value, rng)
             text = json.dumps(value)
         try:
             for manifest in parse_objects(text):
@@ -475,12 +490,12 @@ def http_bodies(folder: Path) -> Case:
 
     seeds = [json.dumps({"instances": [example] * count}).encode() for count in (1, 3)]
 
-    def case(chance: random.Random) -> None:
-        body = mutate(chance.choice(seeds), chance, seeds)
-        if chance.random() < 0.3:
-            body = json.dumps(change({"instances": [example, example]}, chance)).encode()
-        if chance.random() < 0.1:
-            body = body.replace(b"1.5", b"1" + b"0" * chance.randrange(5000))
+    def case(rng: random.Random) -> None:
+        body = mutate(rng.choice(seeds), rng, seeds)
+        if rng.random() < 0.3:
+            body = json.dumps(change({"instances": [example, example]}, rng)).encode()
+        if rng.random() < 0.1:
+            body = body.replace(b"1.5", b"1" + b"0" * rng.randrange(5000))
         try:
             parse_body(Request, body)
         except DataError as error:

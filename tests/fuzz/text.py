@@ -1,5 +1,5 @@
-"""YAML, JSON and expressions that are cheap to write but expensive to parse: they must give one
-short error."""
+"""Fuzzing of YAML, JSON and expressions that are cheap to write but expensive to parse: they must be
+rejected with one short error."""
 
 import json
 import random
@@ -66,43 +66,43 @@ EXPRESSIONS = [
 ]
 
 
-def aliases(chance: random.Random) -> str:
-    """Return anchors that each refer to the previous one several times, in a random form."""
-    count = chance.randrange(2, 12)
-    form = chance.choice(
-        ["{{<<: [{0}]}}", "[{0}]", "{{x: [{0}]}}", "{{? [{0}] : 1}}", "{{<<: {1}}}"]
-    )
-    lines = [f"a0: &a0 {chance.choice(['{x: 1}', '[1]', 'x' * chance.randrange(100_000)])}"]
-    for number in range(1, chance.randrange(2, 14)):
-        above = f"*a{number - 1 if chance.random() < 0.95 else chance.randrange(number + 2)}"
+def make_aliases(rng: random.Random) -> str:
+    """Return YAML anchors, each of which refers to the previous anchor several times."""
+    count = rng.randrange(2, 12)
+    form = rng.choice(["{{<<: [{0}]}}", "[{0}]", "{{x: [{0}]}}", "{{? [{0}] : 1}}", "{{<<: {1}}}"])
+    lines = [f"a0: &a0 {rng.choice(['{x: 1}', '[1]', 'x' * rng.randrange(100_000)])}"]
+    for number in range(1, rng.randrange(2, 14)):
+        above = f"*a{number - 1 if rng.random() < 0.95 else rng.randrange(number + 2)}"
         lines.append(f"a{number}: &a{number} {form.format(', '.join([above] * count), above)}")
     return "\n".join([*lines, ""])
 
 
-def bomb(chance: random.Random) -> str:
+def make_expensive_text(rng: random.Random) -> str:
     """Return a text with many levels, digits, documents, aliases, characters or keys."""
-    size = int(10 ** chance.uniform(0, 5.3))
+    size = int(10 ** rng.uniform(0, 5.3))
 
-    match chance.randrange(7):
+    match rng.randrange(7):
         case 0:
-            return chance.choice(["", "a: ", "a: &a\n  "]) + chance.choice(OPENED) * size
+            return rng.choice(["", "a: ", "a: &a\n  "]) + rng.choice(OPENED) * size
         case 1:
-            return f"name: {chance.choice(STARTS)}{chance.choice(DIGITS) * size}\n"
+            return f"name: {rng.choice(STARTS)}{rng.choice(DIGITS) * size}\n"
         case 2:
-            line = chance.choice(LINES)
+            line = rng.choice(LINES)
             return "".join(line.format(number) for number in range(size // len(line)))
         case 3:
-            return aliases(chance)
+            return make_aliases(rng)
         case 4:
             return (
                 json.dumps({"name": "x"})[:-1]
                 + ', "a": '
-                + chance.choice([*"[9-", '{"a":', '"\\', "[1,"]) * size
+                + rng.choice([*"[9-", '{"a":', '"\\', "[1,"]) * size
             )
         case 5:
             return f"? {'k' * size}\n: 1\n"
 
-    return "a: " + "[" * (depth := min(size, 150)) + "]" * depth + f"\nb: {'x' * size}\n"
+    return (
+        "a: " + "[" * (level_count := min(size, 150)) + "]" * level_count + f"\nb: {'x' * size}\n"
+    )
 
 
 def yaml_texts(folder: Path) -> Case:
@@ -113,10 +113,10 @@ def yaml_texts(folder: Path) -> Case:
         b'{"a": [1, "\\u00e9"]}',
     ]
 
-    def case(chance: random.Random) -> None:
-        text = bomb(chance)
-        if chance.random() < 0.3:
-            text = mutate(chance.choice([text[:5000].encode(), *texts]), chance, texts).decode(
+    def case(rng: random.Random) -> None:
+        text = make_expensive_text(rng)
+        if rng.random() < 0.3:
+            text = mutate(rng.choice([text[:5000].encode(), *texts]), rng, texts).decode(
                 errors="replace"
             )
 
@@ -136,14 +136,12 @@ def yaml_texts(folder: Path) -> Case:
 def expressions(folder: Path) -> Case:
     """Evaluate tags, expressions and conditions of a manifest."""
 
-    def case(chance: random.Random) -> None:
+    def case(rng: random.Random) -> None:
         pieces = [
-            chance.choice(EXPRESSIONS) * int(10 ** chance.uniform(0, 4.5))
-            for _ in range(chance.randrange(1, 4))
+            rng.choice(EXPRESSIONS) * int(10 ** rng.uniform(0, 4.5))
+            for _ in range(rng.randrange(1, 4))
         ]
-        source = "".join(pieces) + chance.choice(
-            ["", "1", "}}", "1)", " == 1", ")" * len(pieces[0])]
-        )
+        source = "".join(pieces) + rng.choice(["", "1", "}}", "1)", " == 1", ")" * len(pieces[0])])
 
         container = {
             "image": "x",
@@ -151,7 +149,7 @@ def expressions(folder: Path) -> Case:
             "env": [{"name": "A", "value": source}],
         }
 
-        patch: Any = {"podSpecPatch": source} if chance.random() < 0.3 else {}
+        patch: Any = {"podSpecPatch": source} if rng.random() < 0.3 else {}
         step = {"name": "a", "template": "b", "when": source, "withParam": source}
         templates = [
             {"name": "b", "container": container, **patch},

@@ -1,4 +1,4 @@
-"""Input that processes of a training read from others: lines to a coordinator, checkpoints,
+"""Fuzzing of the input that processes of a training read: lines to a coordinator, checkpoints and
 snapshots."""
 
 import asyncio
@@ -58,7 +58,7 @@ SESSION: list[dict[str, Any]] = [
 
 
 class Transport(asyncio.Transport):
-    """The end of the coordinator of a connection to the test case."""
+    """The coordinator's end of a connection; the other end is the test case."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Transport(asyncio.Transport):
 
 
 def coordinator_lines(folder: Path) -> Case:
-    """Lines from workers and from clients without the secret to a coordinator."""
+    """Send lines to a coordinator, from workers and from clients that do not know the secret."""
     spec = TrainingSpec.model_validate(
         {
             "workload": "w",
@@ -93,14 +93,14 @@ def coordinator_lines(folder: Path) -> Case:
     loop = asyncio.new_event_loop()
     lines = [encode_message(message) for message in SESSION]
 
-    def case(chance: random.Random) -> None:
-        loop.run_until_complete(scene(chance))
+    def case(rng: random.Random) -> None:
+        loop.run_until_complete(run_coordinator(rng))
 
-    async def scene(chance: random.Random) -> None:
+    async def run_coordinator(rng: random.Random) -> None:
         coordinator = Coordinator(spec, SECRET)
         coordinator.ledger.close(0)  # write nothing
-        for _ in range(chance.randrange(1, 4)):
-            talk(coordinator, chance)
+        for _ in range(rng.randrange(1, 4)):
+            send_lines(coordinator, rng)
         coordinator.membership.tick(loop.time())
         coordinator.send_outbox()
         for task in coordinator.tasks:
@@ -108,48 +108,48 @@ def coordinator_lines(folder: Path) -> Case:
         if coordinator.exit_code.done():
             assert 0 < coordinator.exit_code.result() < 256
 
-    def talk(coordinator: Coordinator, chance: random.Random) -> None:
+    def send_lines(coordinator: Coordinator, rng: random.Random) -> None:
         transport = Transport()
         connection = Connection(coordinator)
-        has_secret = chance.random() < 0.8
+        has_secret = rng.random() < 0.8
         connection.connection_made(transport)
         nonce = json.loads(transport.sent)["nonce"]
         secret = SECRET if has_secret else b"?" * 32
         hello = encode_message(
             {"nonce": "n", "proof": handshake.compute_proof(secret, "worker", nonce, "n")}
         )
-        sent = [
-            hello if chance.random() < 0.9 else mutate(hello, chance, lines),
-            lines[chance.randrange(2)],
+        sent_lines = [
+            hello if rng.random() < 0.9 else mutate(hello, rng, lines),
+            lines[rng.randrange(2)],
         ]
 
-        for _ in range(chance.randrange(8)):
-            if chance.random() < 0.5:
-                sent.append(mutate(chance.choice(lines), chance, lines))
+        for _ in range(rng.randrange(8)):
+            if rng.random() < 0.5:
+                sent_lines.append(mutate(rng.choice(lines), rng, lines))
             else:
-                sent.append(json.dumps(change(chance.choice(SESSION), chance)).encode() + b"\n")
+                sent_lines.append(json.dumps(change(rng.choice(SESSION), rng)).encode() + b"\n")
 
-        membership = repr(coordinator.membership)
-        data = b"".join(sent)
+        membership_before = repr(coordinator.membership)
+        sent_bytes = b"".join(sent_lines)
 
         start = 0
-        while start < len(data) and transport.open:
-            size = 1 + int(chance.expovariate(0.002))
-            connection.data_received(data[start : start + size])
+        while start < len(sent_bytes) and transport.open:
+            size = 1 + int(rng.expovariate(0.002))
+            connection.data_received(sent_bytes[start : start + size])
             start += size
 
-        is_unchanged = connection.nonce and repr(coordinator.membership) == membership
+        is_unchanged = connection.nonce and repr(coordinator.membership) == membership_before
         assert has_secret or is_unchanged, "a client without the secret changed the membership"
         assert len(connection.pending_data) <= MAX_LINE_BYTES
         assert len(transport.sent) < 100_000
 
-        if chance.random() < 0.5:
+        if rng.random() < 0.5:
             connection.connection_lost(None)
 
     return case
 
 
-class Memory(Store):
+class MemoryStore(Store):
     """An object store in memory."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
@@ -183,23 +183,27 @@ class Memory(Store):
 
 def checkpoints(folder: Path) -> Case:
     """Read damaged durable checkpoints, and write the next one."""
-    size = 2500
-    chunk = 1000
-    whole = dict[str, bytes]()
+    state_bytes = 2500
+    chunk_bytes = 1000
+    valid_objects = dict[str, bytes]()
     manifests = list[tuple[str, dict[str, Any]]]()
 
     for step in (3, 8):
-        state = random.Random(step).randbytes(size)
-        pieces = [state[start : start + chunk] for start in range(0, size, chunk)]
+        state = random.Random(step).randbytes(state_bytes)
+        pieces = [
+            state[start : start + chunk_bytes] for start in range(0, state_bytes, chunk_bytes)
+        ]
         names = [hashlib.sha256(piece).hexdigest() for piece in pieces]
-        whole.update({f"c/chunks/{name}": piece for name, piece in zip(names, pieces, strict=True)})
+        valid_objects.update(
+            {f"c/chunks/{name}": piece for name, piece in zip(names, pieces, strict=True)}
+        )
 
         record: Any = {
             "identity": "us",
             "layout": "l",
             "step": step,
-            "bytes": size,
-            "chunk": chunk,
+            "bytes": state_bytes,
+            "chunk": chunk_bytes,
             "chunks": names,
             "loader": "e30=",
             "facts": {"trained_seconds": 1.5, "losses": 0},
@@ -207,60 +211,60 @@ def checkpoints(folder: Path) -> Case:
         }
 
         name, data = manifest.encode_manifest(record)
-        whole[f"c/manifests/{name}"] = data
+        valid_objects[f"c/manifests/{name}"] = data
         manifests.append((f"c/manifests/{name}", record))
 
-    whole["c/latest"] = json.dumps({"manifest": manifests[-1][0]}).encode()
-    others = list(whole.values())
-    newer = memoryview(random.Random(9).randbytes(size))
+    valid_objects["c/latest"] = json.dumps({"manifest": manifests[-1][0]}).encode()
+    object_bytes = list(valid_objects.values())
+    newer_state = memoryview(random.Random(9).randbytes(state_bytes))
 
-    def case(chance: random.Random) -> None:
-        objects = dict(whole)
-        for _ in range(chance.randrange(1, 4)):
-            attack(objects, chance)
+    def case(rng: random.Random) -> None:
+        objects = dict(valid_objects)
+        for _ in range(rng.randrange(1, 4)):
+            damage(objects, rng)
 
-        store = Memory(objects)
+        store = MemoryStore(objects)
         remote = RemoteCheckpoints(
             store, "c", "us", "l", {"torch": "2"}, CheckpointRetention(store, "c", 2, 1.0)
         )
-        target = memoryview(bytearray(size))
+        target = memoryview(bytearray(state_bytes))
 
         with suppress(ConfigError):
             restored = remote.restore(target, -1)
             if restored:
                 pieces = [
                     target[start : start + restored["chunk"]]
-                    for start in range(0, size, restored["chunk"])
+                    for start in range(0, state_bytes, restored["chunk"])
                 ]
                 assert [hashlib.sha256(piece).hexdigest() for piece in pieces] == restored["chunks"]
 
-            assert remote.write(CheckpointUpload(9, newer), RankAndGroupSize(0, 1))
+            assert remote.write(CheckpointUpload(9, newer_state), RankAndGroupSize(0, 1))
             assert remote.newest_step() >= 9
 
-    def attack(objects: dict[str, bytes], chance: random.Random) -> None:
-        key, (name, record) = chance.choice(list(objects)), chance.choice(manifests)
-        match chance.randrange(5):
+    def damage(objects: dict[str, bytes], rng: random.Random) -> None:
+        key, (name, record) = rng.choice(list(objects)), rng.choice(manifests)
+        match rng.randrange(5):
             case 0:
-                objects[key] = mutate(objects[key], chance, others)
+                objects[key] = mutate(objects[key], rng, object_bytes)
             case 1:
                 objects.pop(key)
             case 2:
-                objects["c/latest"] = json.dumps(change({"manifest": name}, chance)).encode()
+                objects["c/latest"] = json.dumps(change({"manifest": name}, rng)).encode()
             case _:
-                if chance.random() < 0.7:
-                    data = json.dumps(change(change(record, chance), chance)).encode()
+                if rng.random() < 0.7:
+                    data = json.dumps(change(change(record, rng), rng)).encode()
                 else:
-                    data = mutate(json.dumps(record).encode(), chance, others)
+                    data = mutate(json.dumps(record).encode(), rng, object_bytes)
 
-                number = f"{chance.choice([record['step'], 9, 10**15]):010d}"
+                number = f"{rng.choice([record['step'], 9, 10**15]):010d}"
                 short = hashlib.sha256(data).hexdigest()[:12]
                 key = f"c/manifests/{number}-{short}.json"
 
-                if chance.random() < 0.1:
-                    key = mutate(key.encode(), chance, others).decode(errors="replace")
+                if rng.random() < 0.1:
+                    key = mutate(key.encode(), rng, object_bytes).decode(errors="replace")
 
                 objects[key] = data
-                if chance.random() < 0.5:
+                if rng.random() < 0.5:
                     objects["c/latest"] = json.dumps({"manifest": key}).encode()
 
     return case
@@ -268,36 +272,36 @@ def checkpoints(folder: Path) -> Case:
 
 def snapshots(folder: Path) -> Case:
     """Read damaged files in shared memory, and write to them."""
-    size = 500
+    state_bytes = 500
     path = folder / "snapshot"
     digest = hashlib.sha256(b"").hexdigest()
 
     def open_file() -> SnapshotFile:
-        return SnapshotFile(path, digest, digest, digest, size)
+        return SnapshotFile(path, digest, digest, digest, state_bytes)
 
     original = open_file()
     original.reserve()
     for slot in range(2):
-        original.slots[slot][:size] = random.Random(slot).randbytes(size)
+        original.slots[slot][:state_bytes] = random.Random(slot).randbytes(state_bytes)
         original.commit_slot(slot, slot, b"{}")
 
     original.close()
-    whole = path.read_bytes()
+    valid_file = path.read_bytes()
     path.unlink()
 
-    def case(chance: random.Random) -> None:
-        page = bytearray(whole[:PAGE_BYTES])
-        for _ in range(chance.randrange(1, 4)):
-            start = chance.choice(
+    def case(rng: random.Random) -> None:
+        page = bytearray(valid_file[:PAGE_BYTES])
+        for _ in range(rng.randrange(1, 4)):
+            start = rng.choice(
                 [
-                    chance.randrange(HEADER_STRUCT.size),
-                    FIRST_RECORD_OFFSET + chance.randrange(3 * RECORD_DISTANCE_BYTES),
+                    rng.randrange(HEADER_STRUCT.size),
+                    FIRST_RECORD_OFFSET + rng.randrange(3 * RECORD_DISTANCE_BYTES),
                 ]
             )
-            page[start : start + chance.randrange(1, 9)] = chance.randbytes(chance.randrange(1, 9))
+            page[start : start + rng.randrange(1, 9)] = rng.randbytes(rng.randrange(1, 9))
 
         page = page[:PAGE_BYTES]
-        if chance.random() < 0.9:  # with valid checksums
+        if rng.random() < 0.9:  # with valid checksums
             FLAG_STRUCT.pack_into(
                 page,
                 HEADER_STRUCT.size,
@@ -315,18 +319,18 @@ def snapshots(folder: Path) -> Case:
                 )
 
         path.write_bytes(
-            (page + whole[PAGE_BYTES:])[
-                : len(whole) if chance.random() < 0.7 else chance.randrange(len(whole))
+            (page + valid_file[PAGE_BYTES:])[
+                : len(valid_file) if rng.random() < 0.7 else rng.randrange(len(valid_file))
             ]
         )
         with suppress(ConfigError):
             file = open_file()
-            target = memoryview(bytearray(size))
+            target = memoryview(bytearray(state_bytes))
 
             try:
                 for snapshot, _ in file.read():
                     file.load(snapshot, target)
-                    assert bytes(target) in whole
+                    assert bytes(target) in valid_file
 
                 file.reserve()
                 file.clear_slot(2)

@@ -1,5 +1,5 @@
-"""Any answer of a web server must give one short message, and redirects must not send secrets to
-other hosts."""
+"""Fuzzing of web servers: any answer gives one short message, and after a redirect no secret is sent
+to another host."""
 
 import os
 import random
@@ -47,7 +47,8 @@ STATUSES = [200, 200, 301, 302, 303, 307, 308, 300, 304, 404, 500, 100, 999]
 
 
 class Web:
-    """A proxy for all hosts that gives prepared answers and records the heads of requests."""
+    """A proxy that answers requests to any host with prepared answers, and records the heads of the
+    requests."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -69,11 +70,11 @@ class Web:
                 )
 
 
-def answer(chance: random.Random) -> bytes:
-    location = chance.choice(LOCATIONS).format(chance.choice(HOSTS))
-    headers = [f"Location: {location}"] if chance.random() < 0.9 else []
+def make_answer(rng: random.Random) -> bytes:
+    location = rng.choice(LOCATIONS).format(rng.choice(HOSTS))
+    headers = [f"Location: {location}"] if rng.random() < 0.9 else []
 
-    headers += chance.sample(
+    headers += rng.sample(
         [
             "Content-Length: 3",
             "Content-Length: -1",
@@ -81,51 +82,49 @@ def answer(chance: random.Random) -> bytes:
             "Location: /l",
             " x",
         ],
-        chance.randrange(3),
+        rng.randrange(3),
     )
 
-    lines = [f"HTTP/1.{chance.randrange(2)} {chance.choice(STATUSES)} Said", *headers, "", "abc"]
+    lines = [f"HTTP/1.{rng.randrange(2)} {rng.choice(STATUSES)} Said", *headers, "", "abc"]
     data = "\r\n".join(lines).encode("latin-1")
 
-    if chance.random() < 0.3:
-        return mutate(data, chance, [data, b"3\r\nabc\r\n0\r\n\r\n"])
+    if rng.random() < 0.3:
+        return mutate(data, rng, [data, b"3\r\nabc\r\n0\r\n\r\n"])
 
     return data
 
 
 def web_answers(folder: Path) -> Case:
-    """Give answers to http templates and for http artifacts."""
+    """Give changed answers to the requests of http templates and http artifacts."""
     web = Web()
     address = f"http://127.0.0.1:{web.listener.getsockname()[1]}"
     proxies = {"http_proxy": address, "https_proxy": address, "no_proxy": "", "NO_PROXY": ""}
 
-    def case(chance: random.Random) -> None:
+    def case(rng: random.Random) -> None:
         with patch.dict(os.environ, proxies):
-            scene(chance)
+            request_answers(rng)
 
-    def scene(chance: random.Random) -> None:
+    def request_answers(rng: random.Random) -> None:
         web.heads.clear()
-        web.answers = [answer(chance) for _ in range(chance.randrange(1, 14))]
-        if chance.random() < 0.9:
-            url = f"http://{chance.choice(HOSTS[:3])}/x"
+        web.answers = [make_answer(rng) for _ in range(rng.randrange(1, 14))]
+        if rng.random() < 0.9:
+            url = f"http://{rng.choice(HOSTS[:3])}/x"
         else:
-            url = mutate(b"http://me:s3cr3t@a.example/x?y", chance, [SECRET]).decode(
-                errors="replace"
-            )
+            url = mutate(b"http://me:s3cr3t@a.example/x?y", rng, [SECRET]).decode(errors="replace")
 
         headers = [
             {"name": name, "value": SECRET.decode()}
-            for name in chance.sample(["Authorization", "cookie", "Proxy-authorization"], 2)
+            for name in rng.sample(["Authorization", "cookie", "Proxy-authorization"], 2)
         ]
         web_request = {
             "url": url,
-            "method": chance.choice(["GET", "POST", "HEAD"]),
+            "method": rng.choice(["GET", "POST", "HEAD"]),
             "body": "hi",
             "headers": headers,
             "timeoutSeconds": 5,
         }
 
-        if chance.random() < 0.5:
+        if rng.random() < 0.5:
             phase, message, _ = http.run_http_template(web_request, lambda name: {})
             assert phase in ("Succeeded", "Failed")
             assert len(message) < 50_000
@@ -138,18 +137,21 @@ def web_answers(folder: Path) -> Case:
                 )
 
         if url.endswith("/x") and "@" not in url:
-            first = urlsplit(url).hostname
+            first_host = urlsplit(url).hostname
         else:
-            first = None
+            first_host = None
 
-        for head in web.heads if first else ():
+        for head in web.heads if first_host else ():
             if head.count(b" ") > 1:
                 target = head.split(b" ")[1].decode("latin-1")
             else:
                 target = ""
 
             host = urlsplit(target if "//" in target else f"//{target}").hostname or ""
-            assert SECRET not in head or host == first or host.endswith(f".{first}"), (first, head)
+            assert SECRET not in head or host == first_host or host.endswith(f".{first_host}"), (
+                first_host,
+                head,
+            )
 
         assert len(web.heads) <= 11
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rekindle.storage import Store
-from tests.rekindle.training.crew import Crew, Member, flags
+from tests.rekindle.training.crew import Crew, Member, make_flags
 
 pytestmark = pytest.mark.gpu
 # the first CUDA context of a process takes seconds
@@ -26,7 +26,7 @@ def read_weights_hash(s3: Store, prefix: str) -> str:
 def finish(*members: Member) -> None:
     """Wait until all processes have ended successfully."""
     for member in members:
-        assert member.code(TIMEOUT_S) == 0, member.said()
+        assert member.wait_for_exit_code(TIMEOUT_S) == 0, member.read_log()
 
 
 @pytest.fixture(params=["float32", "bf16"])
@@ -40,7 +40,7 @@ def test_the_same_training_gives_the_same_weights_twice(
 ) -> None:
     prefixes = [f"gpu-twice-{settings['precision']}-{number}" for number in range(2)]
     for prefix in prefixes:
-        finish(crew.alone(flags(prefix, **settings)))
+        finish(crew.start_lone_worker(make_flags(prefix, **settings)))
     first, second = (read_weights_hash(s3, prefix) for prefix in prefixes)
     assert first == second
 
@@ -49,14 +49,14 @@ def test_a_killed_training_ends_with_the_weights_of_an_undisturbed_one(
     crew: Crew, s3: Store, settings: dict[str, str]
 ) -> None:
     undisturbed = f"gpu-undisturbed-{settings['precision']}"
-    finish(crew.alone(flags(undisturbed, **settings)))
+    finish(crew.start_lone_worker(make_flags(undisturbed, **settings)))
 
     killed = f"gpu-killed-{settings['precision']}"
-    member = crew.alone(flags(killed, **settings), TOY_HOLD="60")
-    crew.held(60, member)
+    member = crew.start_lone_worker(make_flags(killed, **settings), TOY_HOLD="60")
+    crew.wait_until_held(60, member)
     member.send(signal.SIGKILL)
     member.process.join()
-    finish(crew.alone(flags(killed, **settings)))
+    finish(crew.start_lone_worker(make_flags(killed, **settings)))
 
     assert read_weights_hash(s3, killed) == read_weights_hash(s3, undisturbed)
 
@@ -65,13 +65,13 @@ def test_two_workers_give_the_weights_of_one(
     crew: Crew, s3: Store, settings: dict[str, str], worker_devices: list[dict[str, str]]
 ) -> None:
     alone = f"gpu-alone-{settings['precision']}"
-    finish(crew.alone(flags(alone, **settings), **worker_devices[0]))
+    finish(crew.start_lone_worker(make_flags(alone, **settings), **worker_devices[0]))
 
     prefix = f"gpu-pair-{settings['precision']}"
-    arguments = flags(prefix, workers=2, **settings)
-    coordinator = crew.coordinator(arguments)
+    arguments = make_flags(prefix, workers=2, **settings)
+    coordinator = crew.start_coordinator(arguments)
     workers = [
-        crew.worker(f"worker-{index}", arguments, **environment)
+        crew.start_worker(f"worker-{index}", arguments, **environment)
         for index, environment in enumerate(worker_devices)
     ]
     finish(coordinator, *workers)
@@ -83,17 +83,17 @@ def test_a_killed_worker_does_not_stop_the_other_and_the_weights_stay_the_same(
     crew: Crew, s3: Store, settings: dict[str, str], worker_devices: list[dict[str, str]]
 ) -> None:
     alone = f"gpu-survivor-alone-{settings['precision']}"
-    finish(crew.alone(flags(alone, **settings), **worker_devices[0]))
+    finish(crew.start_lone_worker(make_flags(alone, **settings), **worker_devices[0]))
 
     prefix = f"gpu-survivor-{settings['precision']}"
-    arguments = flags(prefix, workers=2, **settings)
-    coordinator = crew.coordinator(arguments)
-    victim = crew.worker("victim", arguments, TOY_HOLD="40", **worker_devices[0])
-    survivor = crew.worker("survivor", arguments, **worker_devices[1])
-    crew.held(40, victim)
+    arguments = make_flags(prefix, workers=2, **settings)
+    coordinator = crew.start_coordinator(arguments)
+    victim = crew.start_worker("victim", arguments, TOY_HOLD="40", **worker_devices[0])
+    survivor = crew.start_worker("survivor", arguments, **worker_devices[1])
+    crew.wait_until_held(40, victim)
     victim.send(signal.SIGKILL)
     victim.process.join()
-    replacement = crew.worker("replacement", arguments, **worker_devices[0])
+    replacement = crew.start_worker("replacement", arguments, **worker_devices[0])
     finish(coordinator, survivor, replacement)
 
     assert read_weights_hash(s3, prefix) == read_weights_hash(s3, alone)
@@ -104,6 +104,6 @@ def test_a_model_that_does_not_fit_into_the_gpu_is_said_so(crew: Crew, device: s
         pytest.skip("needs a GPU: the memory of a CPU machine is limited by its kernel")
     # a layer of 10 x WIDTH and a state of the optimizer twice as large
     wide = json.dumps({"width": 10_000_000_000})
-    member = crew.alone(flags("gpu-too-large", device=device, model=wide))
-    assert member.code(TIMEOUT_S) != 0
-    assert "out of memory" in member.said()
+    member = crew.start_lone_worker(make_flags("gpu-too-large", device=device, model=wide))
+    assert member.wait_for_exit_code(TIMEOUT_S) != 0
+    assert "out of memory" in member.read_log()

@@ -44,7 +44,10 @@ TARGETS = {
     ),
     "membership": Target(
         (f"{TRAINING}/membership/state_machine.py",),
-        (f"{TESTS}/membership/test_state_machine.py", f"{TESTS}/membership/test_server.py"),
+        tuple(
+            f"{TESTS}/membership/test_{name}.py"
+            for name in ("state_machine", "timeouts", "random_events")
+        ),
     ),
     "promotion": Target(
         ("rekindle/release/promotion.py",), ("tests/rekindle/release/test_promotion.py",)

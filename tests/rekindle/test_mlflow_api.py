@@ -14,7 +14,7 @@ from rekindle import mlflow_api, tracking
 from rekindle.errors import RekindleError, TrackingError
 from rekindle.mlflow_api import Answer, RunsPage
 from rekindle.names import RunName
-from rekindle.release.retention import listing, removal
+from rekindle.release.retention import listing, mlflow_records, registered_versions, removal
 from rekindle.storage import Store
 from tests.http_server import Answer as HttpAnswer
 from tests.http_server import HttpServer
@@ -31,7 +31,7 @@ def register() -> object:
 
 
 def remove_run_record() -> object:
-    tracking._artifact_root.cache_clear()
+    tracking._read_artifact_root.cache_clear()
     return removal.delete_record(RUN_ID)
 
 
@@ -40,18 +40,18 @@ READERS: dict[str, list[Callable[[], object]]] = {
     "mlflow/artifacts/list": [lambda: tracking.artifacts(RUN_ID, "evaluation")],
     "mlflow/registered-models/get": [
         lambda: tracking.champion("demo"),
-        lambda: listing.has_alias("demo", "1"),
+        lambda: registered_versions.has_alias("demo", "1"),
     ],
     "mlflow/experiments/get-by-name": [
         lambda: tracking.find_run("demo", "demo-4k2xp"),
         lambda: tracking.show_columns("demo", ["auc"]),
-        lambda: listing.find_record_id("demo", RunName("demo-4k2xp"), "", "id"),
+        lambda: mlflow_records.find_record_id("demo", RunName("demo-4k2xp"), "", "id"),
     ],
     "mlflow/experiments/search": [tracking.find_page_address],
     "mlflow/runs/get": [
         lambda: tracking.read_tags(RUN_ID),
         lambda: tracking.read_params(RUN_ID),
-        lambda: listing.find_trial_ids(RUN_ID, RunName("demo-4k2xp"), [RUN_ID]),
+        lambda: mlflow_records.find_trial_ids(RUN_ID, RunName("demo-4k2xp"), [RUN_ID]),
         remove_run_record,
     ],
     "mlflow/runs/create": [lambda: tracking.start_run("demo", "other")],
@@ -60,7 +60,7 @@ READERS: dict[str, list[Callable[[], object]]] = {
         lambda: tracking.find_last_start("demo"),
         lambda: tracking.find_last_prepared_runs("demo", "w", ""),
         lambda: tracking.find_page_address("demo-4k2xp"),
-        lambda: listing.find_record_id("demo", RunName("demo-4k2xp"), "", "id"),
+        lambda: mlflow_records.find_record_id("demo", RunName("demo-4k2xp"), "", "id"),
     ],
     "mlflow/model-versions/get": [
         lambda: tracking.champion("demo"),
@@ -70,10 +70,10 @@ READERS: dict[str, list[Callable[[], object]]] = {
     "mlflow/model-versions/search": [
         register,
         lambda: tracking.promoted_releases("demo"),
-        lambda: listing.RegisteredVersions().list_run_ids([]),
+        lambda: registered_versions.RegisteredVersions().list_run_ids([]),
     ],
     "mlflow/model-versions/get-download-uri": [
-        lambda: listing._fetch_download_address.__wrapped__("demo", "1")
+        lambda: registered_versions._fetch_download_address.__wrapped__("demo", "1")
     ],
 }
 CASES = [(path, number) for path, readers in READERS.items() for number in range(len(readers))]
@@ -81,7 +81,7 @@ CASES = [(path, number) for path, readers in READERS.items() for number in range
 
 @pytest.fixture
 def server() -> Iterator[MlflowServer]:
-    tracking._artifact_root.cache_clear()
+    tracking._read_artifact_root.cache_clear()
     with MlflowServer() as server:
         yield server
 

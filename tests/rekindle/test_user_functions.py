@@ -28,7 +28,7 @@ from rekindle.workload import load, prepare
 from tests.commands import BIN
 from tests.rekindle.serving.running import prefix_of
 from tests.rekindle.serving.running import release as write_release
-from tests.rekindle.training.crew import Crew, flags
+from tests.rekindle.training.crew import Crew, make_flags
 
 WORKLOAD = '''
 """A regression with every function that a workload may have; a comment with its name begins each one."""
@@ -364,7 +364,7 @@ def test_an_exception_in_training_ends_the_job_with_its_line(
     stage: Stage, crew: Crew, function: str
 ) -> None:
     workload, expected = stage.write(WORKLOAD, function)
-    argv = flags(
+    argv = make_flags(
         workload,
         workload=workload,
         dataset="user/dataset",
@@ -375,14 +375,17 @@ def test_an_exception_in_training_ends_the_job_with_its_line(
     )
 
     variables = {"REKINDLE_PATH": str(stage.folder)}
-    coordinator = crew.coordinator(argv, **variables)
-    launcher = crew.light_launcher("pod", argv, **variables)
-    assert (launcher.code(), coordinator.code()) == (CodeError.exit_code,) * 2, launcher.said()
-    assert launcher.said().count("restarting it") <= 1, launcher.said()
+    coordinator = crew.start_coordinator(argv, **variables)
+    launcher = crew.start_light_launcher("pod", argv, **variables)
+    assert (launcher.wait_for_exit_code(), coordinator.wait_for_exit_code()) == (
+        CodeError.exit_code,
+    ) * 2, launcher.read_log()
+    assert launcher.read_log().count("restarting it") <= 1, launcher.read_log()
 
     for process in (launcher, coordinator):
         assert any(
-            line.startswith("error: ") and expected in line for line in process.said().splitlines()
+            line.startswith("error: ") and expected in line
+            for line in process.read_log().splitlines()
         )
 
 

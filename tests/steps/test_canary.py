@@ -31,12 +31,12 @@ def servers(s3_environment: dict[str, str]) -> Iterator[dict[str, Running]]:
         for version in ("7", "8"):
             release(Store.from_env(), prefix_of(f"canary-{version}"), version=version)
         with (
-            Running(f"--model={prefix_of('canary-7')}", "--deployment=old") as old,
-            Running(f"--model={prefix_of('canary-8')}", "--deployment=new") as new,
+            Running(f"--model={prefix_of('canary-7')}", "--deployment=old") as old_server,
+            Running(f"--model={prefix_of('canary-8')}", "--deployment=new") as new_server,
         ):
-            for name, server in (("OLD", old), ("NEW", new)):
+            for name, server in (("OLD", old_server), ("NEW", new_server)):
                 set_address(patch, name, server)
-            yield {"old": old, "new": new}
+            yield {"old": old_server, "new": new_server}
 
 
 def set_address(patch: pytest.MonkeyPatch, name: str, server: Running) -> None:
@@ -47,17 +47,18 @@ def set_address(patch: pytest.MonkeyPatch, name: str, server: Running) -> None:
 
 
 @contextmanager
-def load(servers: dict[str, Running], **odd: Any) -> Iterator[None]:
-    """Send requests to both servers until the block ends; `odd` changes every third request to the
+def load(servers: dict[str, Running], **other_requests: Any) -> Iterator[None]:
+    """Send requests to both servers until the block ends; `other_requests` changes every third request to the
     new one."""
     over = threading.Event()
 
     def ask(name: str) -> None:
-        number = 0
+        request_number = 0
         while not over.is_set():
-            number += 1
+            request_number += 1
             servers[name].predict(
-                {"id": number, "sleep": 0.004} | (odd if name == "new" and number % 3 == 0 else {})
+                {"id": request_number, "sleep": 0.004}
+                | (other_requests if name == "new" and request_number % 3 == 0 else {})
             )
 
     threads = [threading.Thread(target=ask, args=(name,)) for name in servers]
@@ -119,10 +120,10 @@ def test_new_servers_of_the_same_version_are_compared_with_its_former_servers(
 ) -> None:
     release(s3, prefix_of("canary-7"), version="7")
     with (
-        Running(f"--model={prefix_of('canary-7')}", f"--deployment={deployment}") as old,
-        Running(f"--model={prefix_of('canary-7')}", "--deployment=new") as new,
+        Running(f"--model={prefix_of('canary-7')}", f"--deployment={deployment}") as old_server,
+        Running(f"--model={prefix_of('canary-7')}", "--deployment=new") as new_server,
     ):
-        pods = {"old": old, "new": new}
+        pods = {"old": old_server, "new": new_server}
         for name, server in pods.items():
             set_address(monkeypatch, name.upper(), server)
 
@@ -224,9 +225,9 @@ def test_a_server_that_crashes_during_its_canary_is_detected(
         f"--model={prefix_of('canary-8')}",
         f"--port={address.rpartition(':')[2]}",
         "--deployment=new",
-    ) as again:
-        again.until_ready()
-        again.predict({"id": 2})
+    ) as restarted_server:
+        restarted_server.until_ready()
+        restarted_server.predict({"id": 2})
         side = watch.scrape()["new", "8"]
 
     assert side.requests == 2

@@ -25,9 +25,11 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
-def judge(dataset: Path, model: Path, **more: Any) -> evaluate.Outputs:
+def judge(dataset: Path, model: Path, **inputs: Any) -> evaluate.Outputs:
     return evaluate.run(
-        evaluate.Inputs(workload="steps.fraud", dataset=dataset, model=model, resamples=100, **more)
+        evaluate.Inputs(
+            workload="steps.fraud", dataset=dataset, model=model, resamples=100, **inputs
+        )
     )
 
 
@@ -75,19 +77,19 @@ def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     run_id = tracking.start_run(EXPERIMENT, "generations")
     inputs: dict[str, Any] = {"name": "generations", "run_id": run_id, "minimum": {"auc": 0.1}}
 
-    first = judge(small_dataset, novice, **inputs)
-    assert first.verdict == "release"
-    assert "No champion exists yet" in first.reason
+    first_outputs = judge(small_dataset, novice, **inputs)
+    assert first_outputs.verdict == "release"
+    assert "No champion exists yet" in first_outputs.reason
 
     judge(small_dataset, novice, **inputs, part="evaluate-wide")
-    data = MlflowClient().get_run(run_id).data
-    assert data.tags["evaluate-wide/verdict"] == data.tags["verdict"] == "release"
-    assert data.metrics["evaluate-wide/auc"] == data.metrics["auc"]
-    assert "evaluate-wide/part/auc" in data.metrics
+    run_data = MlflowClient().get_run(run_id).data
+    assert run_data.tags["evaluate-wide/verdict"] == run_data.tags["verdict"] == "release"
+    assert run_data.metrics["evaluate-wide/auc"] == run_data.metrics["auc"]
+    assert "evaluate-wide/part/auc" in run_data.metrics
 
     make_champion("generations", novice, s3, run_id)
-    again = judge(small_dataset, novice, **inputs)
-    assert again.verdict == "same"
+    repeated_outputs = judge(small_dataset, novice, **inputs)
+    assert repeated_outputs.verdict == "same"
 
     # the same weights behind other servers, or with other code, are released again if they meet the
     # gate
@@ -111,7 +113,7 @@ def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     assert "the champion was released on 1,000,000" in better.reason
     record = json.loads((better.report / "verdict.json").read_text())
     assert record["champion"]["version"] == "1"
-    assert record["champion"]["ap"] == pytest.approx(first.metrics["ap"])
+    assert record["champion"]["ap"] == pytest.approx(first_outputs.metrics["ap"])
     assert record["candidate"] == {"sha256": better.model_sha256, **better.metrics}
     assert record["difference"]["low"] > 0
     assert len(record["parts"]) == 2
@@ -128,7 +130,7 @@ def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     run = MlflowClient(mlflow_server).get_run(run_id)
     assert run.data.tags["verdict"] == "release"
     assert run.data.metrics["ap"] == pytest.approx(better.metrics["ap"])
-    assert run.data.metrics["champion_ap"] == pytest.approx(first.metrics["ap"])
+    assert run.data.metrics["champion_ap"] == pytest.approx(first_outputs.metrics["ap"])
     logged = {
         file.path for file in MlflowClient(mlflow_server).list_artifacts(run_id, "evaluation")
     }

@@ -53,13 +53,13 @@ def test_the_run_records_its_dataset(tmp_path: Path, retried: bool) -> None:
     if retried:  # into the same run, without duplicates
         assert prepare(tmp_path, "prepare-1", source=source).returncode == 0
 
-    done = prepare(tmp_path, "prepare-1", source=source)
-    assert done.returncode == 0, done.stderr
+    completed = prepare(tmp_path, "prepare-1", source=source)
+    assert completed.returncode == 0, completed.stderr
     facts = Written(tmp_path / "dataset").facts
     digest = read_dataset_digest(tmp_path / "dataset")
     assert digest == (tmp_path / "digest").read_text()
     assert facts["rows"] == int((tmp_path / "rows").read_text()) > 0
-    assert f"prepared {facts['rows']:,} rows, 0 rejected" in done.stderr
+    assert f"prepared {facts['rows']:,} rows, 0 rejected" in completed.stderr
     assert (tmp_path / "source_digest").read_text() == source
     run_id = (tmp_path / "run_id").read_text()
     assert tracking.find_run("prepare", "prepare-1") == run_id
@@ -127,22 +127,29 @@ def test_a_share_that_changed_since_the_last_run_is_a_warning(tmp_path: Path) ->
     from steps.fraud.fraud_config import Columns
 
     rows = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(Columns().model_dump())
-    more = pl.when(pl.col("TRANSACTION_ID") % 4 == 0).then(1).otherwise("TX_FRAUD")
-    rows.with_columns(TX_FRAUD=more).write_parquet(tmp_path / "more.parquet")
-    other = ("--experiment=changed",)
+    more_frauds = pl.when(pl.col("TRANSACTION_ID") % 4 == 0).then(1).otherwise("TX_FRAUD")
+    rows.with_columns(TX_FRAUD=more_frauds).write_parquet(tmp_path / "more.parquet")
+    experiment_flags = ("--experiment=changed",)
 
     assert (
         prepare(
-            tmp_path, "changed-1", other, source="simulate://5?cards=60&terminals=120&days=75"
+            tmp_path,
+            "changed-1",
+            experiment_flags,
+            source="simulate://5?cards=60&terminals=120&days=75",
         ).returncode
         == 0
     )
 
-    done = prepare(tmp_path, "changed-2", other, source=str(tmp_path / "more.parquet"))
-    assert done.returncode == 0, done.stderr
+    completed = prepare(
+        tmp_path, "changed-2", experiment_flags, source=str(tmp_path / "more.parquet")
+    )
+    assert completed.returncode == 0, completed.stderr
     # another warning is about the labels
     [warning] = [
-        line for line in done.stderr.splitlines() if line.startswith("warning: fraud_share is 2")
+        line
+        for line in completed.stderr.splitlines()
+        if line.startswith("warning: fraud_share is 2")
     ]
     assert "in the last run" in warning
     from mlflow import MlflowClient
@@ -159,12 +166,12 @@ def test_a_share_that_changed_since_the_last_run_is_a_warning(tmp_path: Path) ->
 def week(tmp_path: Path, day: str, *more: str, **data: Any) -> tuple[str, dict[str, str]]:
     """Return the warning of a run that was scheduled for `day`, and the tags of its MLflow run."""
     experiment = f"--experiment=weeks-{tmp_path.name}"
-    done = prepare(
+    completed = prepare(
         tmp_path, f"{tmp_path.name}-{day}", (experiment, f"--scheduled={day}", *more), **data
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     warnings = json.loads((tmp_path / "warnings").read_text())
-    assert [line for line in done.stderr.splitlines() if "warning" in line] == [
+    assert [line for line in completed.stderr.splitlines() if "warning" in line] == [
         f"warning: {text}" for text in warnings
     ]
     from mlflow import MlflowClient
@@ -254,11 +261,11 @@ def test_data_that_changes_while_it_is_read_is_a_warning_and_not_reused(
 
     def run(workflow: str) -> tuple[str, list[str], str]:
         flags = ("--workload=bills", f"--entry={name}-{workflow}/prepare", "--reuse=yes")
-        done = prepare(tmp_path, f"{name}-{workflow}", flags, source=str(source))
-        assert done.returncode == 0, done.stderr
+        completed = prepare(tmp_path, f"{name}-{workflow}", flags, source=str(source))
+        assert completed.returncode == 0, completed.stderr
         s3.upload(tmp_path / "dataset", f"{name}-{workflow}/prepare/dataset")
         return (
-            done.stderr,
+            completed.stderr,
             json.loads((tmp_path / "warnings").read_text()),
             (tmp_path / "source_digest").read_text(),
         )
@@ -299,9 +306,9 @@ def test_data_that_changes_while_it_is_read_is_a_warning_and_not_reused(
 def test_permanent_errors_have_exit_codes_and_one_sentence(
     tmp_path: Path, data: dict[str, Any], code: int, message: str
 ) -> None:
-    done = prepare(tmp_path, "prepare-2", **data)
-    assert done.returncode == code
-    assert done.stderr.startswith(message)
-    assert "Traceback" not in done.stderr
+    completed = prepare(tmp_path, "prepare-2", **data)
+    assert completed.returncode == code
+    assert completed.stderr.startswith(message)
+    assert "Traceback" not in completed.stderr
     assert not (tmp_path / "dataset").exists()
     assert list((tmp_path / "tmp").iterdir()) == []

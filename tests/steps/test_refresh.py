@@ -47,34 +47,48 @@ def test_the_weights_of_the_champion_are_released_with_newer_state(
     (report / "verdict.json").write_text('{"verdict": "release", "rows": 5}')
     run_id = tracking.start_run(name, f"{name}-first")
     artifacts: dict[str, Any] = {"model": expert, "dataset": small_dataset, "report": report}
-    first = release.run(release.Inputs(name=name, verdict="release", run_id=run_id, **artifacts))
-    tracking.record_champion(name, first.version, "servers-1")
+    first_release = release.run(
+        release.Inputs(name=name, verdict="release", run_id=run_id, **artifacts)
+    )
+    tracking.record_champion(name, first_release.version, "servers-1")
 
-    newer = refresh.run(inputs(name))
-    assert newer.verdict == "release"
-    assert newer.champion == first.version
-    assert f"version {first.version} with {newer.rows:,} rows of data since" in newer.reason
-    assert read_data_until(newer.dataset) > read_data_until(small_dataset)
-    assert (newer.report / "verdict.json").read_text() == (report / "verdict.json").read_text()
-    [(request, expected), *_] = read_predictions(newer.report, 200)
+    first_refresh = refresh.run(inputs(name))
+    assert first_refresh.verdict == "release"
+    assert first_refresh.champion == first_release.version
+    assert (
+        f"version {first_release.version} with {first_refresh.rows:,} rows of data since"
+        in first_refresh.reason
+    )
+    assert read_data_until(first_refresh.dataset) > read_data_until(small_dataset)
+    assert (first_refresh.report / "verdict.json").read_text() == (
+        report / "verdict.json"
+    ).read_text()
+    [(request, expected), *_] = read_predictions(first_refresh.report, 200)
     assert len(request["instances"]) == len(expected) == 20
 
-    artifacts = {"model": newer.model, "dataset": newer.dataset, "report": newer.report}
+    artifacts = {
+        "model": first_refresh.model,
+        "dataset": first_refresh.dataset,
+        "report": first_refresh.report,
+    }
     second = release.run(
-        release.Inputs(name=name, verdict="release", run_id=newer.run_id, **artifacts)
+        release.Inputs(name=name, verdict="release", run_id=first_refresh.run_id, **artifacts)
     )
-    assert second.content != first.content
+    assert second.content != first_release.content
     records = [
-        json.loads(s3.get(f"{outputs.model_uri}release.json")) for outputs in (first, second)
+        json.loads(s3.get(f"{outputs.model_uri}release.json"))
+        for outputs in (first_release, second)
     ]
-    assert records[0]["model_sha256"] == records[1]["model_sha256"] == newer.model_sha256
+    assert records[0]["model_sha256"] == records[1]["model_sha256"] == first_refresh.model_sha256
     tracking.record_champion(name, second.version, "servers-2")
 
     monkeypatch.setenv("TMPDIR", str(tmp_path / "another-pod"))
-    again = refresh.run(inputs(name))
-    assert again.verdict == "same"
-    assert again.rows == 0
-    assert f"does not reach beyond {records[1]['provenance']['data_until']}" in again.reason
+    second_refresh = refresh.run(inputs(name))
+    assert second_refresh.verdict == "same"
+    assert second_refresh.rows == 0
+    assert (
+        f"does not reach beyond {records[1]['provenance']['data_until']}" in second_refresh.reason
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,10 +121,12 @@ def test_a_changed_reference_of_the_champion_is_not_released_again(
     (report / "reference.json").write_text('{"rows": 5, "scores": {}, "features": {}}')
     run_id = tracking.start_run(name, f"{name}-first")
     artifacts: dict[str, Any] = {"model": expert, "dataset": small_dataset, "report": report}
-    first = release.run(release.Inputs(name=name, verdict="release", run_id=run_id, **artifacts))
-    tracking.record_champion(name, first.version, "servers-1")
+    first_release = release.run(
+        release.Inputs(name=name, verdict="release", run_id=run_id, **artifacts)
+    )
+    tracking.record_champion(name, first_release.version, "servers-1")
 
-    key = f"{first.model_uri}reference.json"
+    key = f"{first_release.model_uri}reference.json"
     if reference:
         s3.put(key, reference)
     else:

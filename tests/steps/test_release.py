@@ -133,24 +133,24 @@ def test_a_release_keeps_the_origin_that_a_reproduction_needs(
         "config": json.dumps(config),
         "rows": "7",
     }
-    listed = [{"name": key, "value": value} for key, value in parameters.items()]
+    parameter_list = [{"name": key, "value": value} for key, value in parameters.items()]
     outputs = release.run(
-        inputs(name, artifacts, parameters=listed, source_digest="s1", lock_hash="l1")
+        inputs(name, artifacts, parameters=parameter_list, source_digest="s1", lock_hash="l1")
     )
-    found = origin.read(s3, name, outputs.version)
-    assert found.prefix == outputs.model_uri
-    assert found.sha256 == CARD["sha256"]
-    assert found.commit == COMMIT
-    assert found.whole_config == config
-    assert found.parameters["rows"] == "7"
-    assert found.run.manifest == manifest
-    assert found.curve == losses  # all digits
-    assert found.run.modules == ["steps.digits", "steps.prepare"]
-    assert "rekindle.workload" in found.run.code
-    assert found.provenance["lock_hash"] == "l1"
-    assert found.provenance["source_digest"] == "s1"
-    assert "origin.json" not in found.files
-    assert "curve.json" not in found.files
+    recorded_origin = origin.read(s3, name, outputs.version)
+    assert recorded_origin.prefix == outputs.model_uri
+    assert recorded_origin.sha256 == CARD["sha256"]
+    assert recorded_origin.commit == COMMIT
+    assert recorded_origin.whole_config == config
+    assert recorded_origin.parameters["rows"] == "7"
+    assert recorded_origin.run.manifest == manifest
+    assert recorded_origin.curve == losses  # all digits
+    assert recorded_origin.run.modules == ["steps.digits", "steps.prepare"]
+    assert "rekindle.workload" in recorded_origin.run.code
+    assert recorded_origin.provenance["lock_hash"] == "l1"
+    assert recorded_origin.provenance["source_digest"] == "s1"
+    assert "origin.json" not in recorded_origin.files
+    assert "curve.json" not in recorded_origin.files
     without_curve = outputs.content
     (artifacts["model"] / "curve.json").unlink()
     # the hash is of the served files
@@ -180,9 +180,9 @@ def test_a_retried_release_registers_one_version(
 ) -> None:
     outputs = release.run(inputs(name, artifacts))
     tracking.record_champion(name, outputs.version, "cards-1")
-    again = release.run(inputs(name, artifacts))
-    assert again.version == outputs.version
-    assert again.model_uri == outputs.model_uri
+    second_outputs = release.run(inputs(name, artifacts))
+    assert second_outputs.version == outputs.version
+    assert second_outputs.model_uri == outputs.model_uri
 
 
 def release_in_process(request: release.Inputs) -> None:
@@ -199,10 +199,10 @@ def test_two_processes_that_release_the_same_files_at_once_register_one_version(
     tmp_path: Path,
 ) -> None:
     requests = [
-        inputs(name, artifacts, workflow=f"{name}-{n}", created=f"2026-01-0{n}T00:00:00Z")
-        for n in (1, 2)
+        inputs(name, artifacts, workflow=f"{name}-{number}", created=f"2026-01-0{number}T00:00:00Z")
+        for number in (1, 2)
     ]
-    both = threading.Barrier(2, timeout=300)
+    start_barrier = threading.Barrier(2, timeout=300)
     waits = Counter[str]()
 
     def wait_for_other(write: Write) -> None:
@@ -210,7 +210,7 @@ def test_two_processes_that_release_the_same_files_at_once_register_one_version(
         waits[write.path] += 1
         # a repetition is not awaited
         if is_awaited and waits[write.path] <= 2:
-            both.wait()
+            start_barrier.wait()
 
     with Proxy(mlflow_server) as proxy:
         proxy.before = wait_for_other
@@ -243,10 +243,10 @@ def test_a_version_of_another_bucket_is_not_the_version_of_this_release(
     s3: Store, name: str, artifacts: dict[str, Path]
 ) -> None:
     outputs = release.run(inputs(name, artifacts))
-    other = tracking.register_version(
+    other_version = tracking.register_version(
         name, outputs.model_uri, f"s3://other/{outputs.model_uri}", "ab" * 32, "", {}
     )
-    assert other.version == "2"
+    assert other_version.version == "2"
     assert release.run(inputs(name, artifacts)).version == "1"
 
 
@@ -261,13 +261,13 @@ def test_an_interrupted_release_is_completed_by_the_retry(
 
 
 def test_changed_content_is_a_new_release(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
-    first = release.run(inputs(name, artifacts))
-    tracking.record_champion(name, first.version, "cards-1")
+    first_outputs = release.run(inputs(name, artifacts))
+    tracking.record_champion(name, first_outputs.version, "cards-1")
     # the same weights, another state
     (artifacts["dataset"] / "state" / "a.npy").write_text("newer")
     second = release.run(inputs(name, artifacts, workflow=f"{name}-2"))
     assert second.version == "2"
-    assert second.content != first.content
+    assert second.content != first_outputs.content
 
 
 def test_a_model_with_another_verdict_is_not_released(

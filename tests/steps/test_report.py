@@ -82,13 +82,15 @@ def test_the_end_of_a_run_trims_the_cache(
 
     entries.remove_entries(s3, entries.read_entries(s3))
 
-    for number in range(3):
-        at = f"w-trim/t{number}"
-        s3.put(f"{at}/dataset/part", b"123")
+    for entry_number in range(3):
+        source_task = f"w-trim/t{entry_number}"
+        s3.put(f"{source_task}/dataset/part", b"123")
         artifacts = {"dataset": {"sha256": "a" * 64, "files": 1, "bytes": 3}}
         entries.record_entry(
             s3,
-            entries.Entry(f"trim-{number}", at, {}, artifacts, {"step": "steps.x"}, 1.0),
+            entries.Entry(
+                f"trim-{entry_number}", source_task, {}, artifacts, {"step": "steps.x"}, 1.0
+            ),
         )
 
     s3.put(f"cache-code/{0:064}", b"{}")  # the files of code that no entry refers to
@@ -202,19 +204,19 @@ def test_one_run_distinguishes_its_two_trainings(mlflow_server: str, s3: Store) 
     report.run(
         report.Inputs(workflow=name, status="Succeeded", experiment="reports", ledgers=ledgers)
     )
-    data = client().get_run(run_id).data
+    run_data = client().get_run(run_id).data
     assert {
         "train-small/workers/preemptions",
         "train-wide/workers/preemptions",
-    } <= data.metrics.keys()
-    assert "rekindle.device" not in data.tags
-    assert data.tags["train-wide/rekindle.device"] == "cpu"
-    lines = data.tags["mlflow.note.content"].split("\n\n")
-    assert lines[:2] == [
+    } <= run_data.metrics.keys()
+    assert "rekindle.device" not in run_data.tags
+    assert run_data.tags["train-wide/rekindle.device"] == "cpu"
+    note_paragraphs = run_data.tags["mlflow.note.content"].split("\n\n")
+    assert note_paragraphs[:2] == [
         "**evaluate-small/keep**: It is small.",
         "**evaluate-wide/release**: It is wide.",
     ]
-    assert [line.partition("]")[0] for line in lines[2:]] == [
+    assert [line.partition("]")[0] for line in note_paragraphs[2:]] == [
         f"![train-{size}/ledger/timeline.png" for size in ("small", "wide")
     ]
 
@@ -228,7 +230,9 @@ def test_the_run_has_the_costs_of_its_training_if_the_manifest_has_prices(
     sets = ["families=[transformer]", "cluster.pods.train.preset=[gke-spot,gpu]"]
     manifest = render_manifest(load_config(project.REFERENCE / "configs/cluster.yaml", sets).config)
     (packed,) = [
-        p["value"] for p in manifest["spec"]["arguments"]["parameters"] if p["name"] == "manifest"
+        parameter["value"]
+        for parameter in manifest["spec"]["arguments"]["parameters"]
+        if parameter["name"] == "manifest"
     ]
     run = report_run(s3, COMPLETE, manifest=packed)
     metrics = run.data.metrics
@@ -275,8 +279,8 @@ def test_the_page_of_a_run_shows_its_verdict_and_plots(mlflow_server: str, tmp_p
         )
     )
 
-    text = client(mlflow_server).get_run(run_id).data.tags["mlflow.note.content"]
-    verdict, failure, picture = text.split("\n\n")
+    note_text = client(mlflow_server).get_run(run_id).data.tags["mlflow.note.content"]
+    verdict, failure, picture = note_text.split("\n\n")
     assert verdict == "**keep**: The candidate is worse."
     assert failure.startswith("**failed**: train: ")
     address = re.findall(r"!\[.*\]\((.*)\)", picture)[0]
@@ -315,7 +319,7 @@ def test_an_unexpected_error_in_a_summary_does_not_leave_the_run_open(
     def fail(*_: object) -> None:
         raise TypeError("unsupported operand")
 
-    monkeypatch.setattr(report, "log", fail)
+    monkeypatch.setattr(report, "log_training", fail)
     name = f"w-{uuid.uuid4().hex[:8]}"
     ledger = key("train", LEDGER_KEY, name)
     s3.put(f"{ledger}/1-a-0.jsonl", "\n".join(map(json.dumps, EVENTS)).encode())

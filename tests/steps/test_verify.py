@@ -135,7 +135,7 @@ def test_a_notebook_mlflow_and_the_server_predict_the_same(
     schema = model.metadata.get_input_schema()
 
     assert schema
-    assert [(c.name, c.type, c.required) for c in schema][-1] == (
+    assert [(column.name, column.type, column.required) for column in schema][-1] == (
         "amount",
         AnyType(),
         True,
@@ -157,11 +157,13 @@ def test_a_notebook_mlflow_and_the_server_predict_the_same(
             assert model.predict(frame, params=params) == served
             body = {"dataframe_records": request["instances"], "params": params}
             assert app.post("/invocations", json=body).json() == {"predictions": served}
-            alone = server.client.post(path, json={"instances": request["instances"]}).json()[
-                "predictions"
-            ]
+            single_prediction = server.client.post(
+                path, json={"instances": request["instances"]}
+            ).json()["predictions"]
             assert (
-                model.predict(frame.assign(time=pd.to_datetime(frame["time"]))) == alone != served
+                model.predict(frame.assign(time=pd.to_datetime(frame["time"])))
+                == single_prediction
+                != served
             )
 
 
@@ -382,14 +384,14 @@ def test_a_deployment_that_another_client_of_mlflow_has_named_is_neither_stopped
     changed: verify.Inputs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = changed.name
-    own = f"{changed.name}-0123456789ab-abcdef"
-    new = changed.deployment
+    own_deployment = f"{changed.name}-0123456789ab-abcdef"
+    new_deployment = changed.deployment
 
     foreign_names = [
         "payments-db",
         name,
-        f"{own}-canary",
-        f"other-{own}",
+        f"{own_deployment}-canary",
+        f"other-{own_deployment}",
         "payments-0123456789ab-abcdef",
     ]
 
@@ -397,17 +399,17 @@ def test_a_deployment_that_another_client_of_mlflow_has_named_is_neither_stopped
 
     for foreign in foreign_names:
         tracking.record_deployment(name, "1", foreign)
-        tracking.record_champion(name, "2", own)
+        tracking.record_champion(name, "2", own_deployment)
         outputs = verify.conclude(inputs, PredictionComparison(1e-5))
-        assert outputs["running"] == [own, new]
+        assert outputs["running"] == [own_deployment, new_deployment]
         assert outputs["expired"] == []
         assert f'"{foreign}" is kept' in capsys.readouterr().err
 
-        tracking.record_deployment(name, "1", own)
+        tracking.record_deployment(name, "1", own_deployment)
         tracking.record_champion(name, "2", foreign)
         outputs = verify.conclude(inputs, PredictionComparison(1e-5))
-        assert outputs["running"] == [new]
-        assert outputs["expired"] == [own]
+        assert outputs["running"] == [new_deployment]
+        assert outputs["expired"] == [own_deployment]
         assert f'"{foreign}" is kept' in capsys.readouterr().err
 
 
@@ -417,8 +419,11 @@ def test_a_changed_champion_ends_the_attempt_and_after_the_last_attempt_the_run(
     name = changed.name
     compared = PredictionComparison(1e-5)
 
-    again = changed.model_copy(update={"repetitions": 1})
-    for inputs in (again, again.model_copy(update={"champion": "2", "canary": "champion changed"})):
+    repeated_inputs = changed.model_copy(update={"repetitions": 1})
+    for inputs in (
+        repeated_inputs,
+        repeated_inputs.model_copy(update={"champion": "2", "canary": "champion changed"}),
+    ):
         outputs = verify.conclude(inputs, compared)
         assert outputs == {
             "promoted": False,

@@ -33,9 +33,12 @@ class Field:
 
 @dataclass(frozen=True)
 class Plan:
-    """An action that is possible now. `effect`: a sentence about its effect; `command`: the
-    equivalent command line; `back`: the page to return to; `ends_something`: True if the action
-    ends processes or replaces a version."""
+    """The description of an action that is possible now.
+
+    `effect`: a sentence about what the action does. `command`: the equivalent command line.
+    `address`: URL path of the action. `back`: URL path of the page to return to. `ends_something`:
+    True if the action ends processes or replaces a version.
+    """
 
     name: str
     title: str
@@ -71,7 +74,8 @@ class Action(Protocol):
 
 
 class PageAction(Protocol):
-    """An action on another object than a run. `path`: its URL path, with parameters in braces."""
+    """An action on an object other than a run. `path`: its URL path, with parameters in braces.
+    `section`: name of the section that the navigation marks."""
 
     path: str
     section: str
@@ -82,7 +86,7 @@ class PageAction(Protocol):
         ...
 
     def perform(self, parameters: Mapping[str, str], values: Mapping[str, str]) -> Outcome:
-        """Do the action. Raises ConfigError."""
+        """Perform the action. Raises ConfigError."""
         ...
 
 
@@ -105,7 +109,7 @@ def select_values(fields: Iterable[Field], form: Mapping[str, str]) -> dict[str,
     """Return the values that a form contains for `fields`. Raises ConfigError for an unknown field,
     a missing value or a forbidden value."""
     values = {}
-    fields_by_name = {item.name: item for item in fields}
+    fields_by_name = {form_field.name: form_field for form_field in fields}
     unknown_names = form.keys() - fields_by_name.keys()
     if unknown_names:
         choices = ", ".join(fields_by_name) or "none"
@@ -114,18 +118,18 @@ def select_values(fields: Iterable[Field], form: Mapping[str, str]) -> dict[str,
             f" {choices}."
         )
 
-    for name, item in fields_by_name.items():
-        value = form.get(name, item.value)
+    for name, form_field in fields_by_name.items():
+        label = form_field.label
+        value = form.get(name, form_field.value)
         if len(value) > MAX_VALUE_LENGTH:
             raise ConfigError(
-                f"{item.label} has {len(value):,} characters: at most {MAX_VALUE_LENGTH:,} are"
-                " possible."
+                f"{label} has {len(value):,} characters: at most {MAX_VALUE_LENGTH:,} are possible."
             )
-        if item.is_required and not value:
-            raise ConfigError(f"{item.label} is missing: give a value.")
-        if item.choices and value not in item.choices:
+        if form_field.is_required and not value:
+            raise ConfigError(f"{label} is missing: give a value.")
+        if form_field.choices and value not in form_field.choices:
             raise ConfigError(
-                f"{item.label} is {value!r}: it must be one of {', '.join(item.choices)}."
+                f"{label} is {value!r}: it must be one of {', '.join(form_field.choices)}."
             )
         values[name] = value
 

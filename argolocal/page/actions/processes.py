@@ -1,5 +1,5 @@
-"""Start commands for actions of the page. A command continues when the page's server stops, and
-writes its output to a file in the home."""
+"""Start the commands that perform the actions of the page. A command does not end with the page's
+server. It writes its output to a file in the home."""
 
 import subprocess
 import time
@@ -18,7 +18,7 @@ CHECK_INTERVAL_S = 0.05
 
 
 class CommandFailed(ArgolocalError):
-    """A command failed before its work was done."""
+    """A command has failed before it had the effect for which it was started."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class StartedCommand:
     output: Path
 
     def wait_until(self, is_done: Callable[[], bool], seconds: float = START_TIMEOUT_S) -> None:
-        """Wait until `is_done()` is True, for at most `seconds`. If the command fails first, raise
-        CommandFailed with the last line of its output."""
+        """Wait until `is_done()` is True or the command has succeeded, for at most `seconds`. If
+        the command fails first, raise CommandFailed with the last line of its output."""
         deadline = time.monotonic() + seconds
         while not is_done():
-            code = self.process.poll()
-            if code == 0 or is_done() or time.monotonic() > deadline:
+            exit_code = self.process.poll()
+            if exit_code == 0 or is_done() or time.monotonic() > deadline:
                 return
-            if code is not None:
+            if exit_code is not None:
                 lines = self.output.read_text(errors="replace").strip().splitlines()
-                reason = lines[-1].removeprefix("error: ") if lines else f"exit code {code}"
+                reason = lines[-1].removeprefix("error: ") if lines else f"exit code {exit_code}"
                 raise CommandFailed(reason)
             time.sleep(CHECK_INTERVAL_S)
 

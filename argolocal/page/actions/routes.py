@@ -1,5 +1,8 @@
-"""The HTTP routes of the actions: GET asks for confirmation, POST performs the action. A form must
-contain the form token, in addition to the checks in access.py."""
+"""The HTTP routes of the actions: GET asks the user for confirmation, POST performs the action.
+
+The form must contain the form token, so that a page of another site cannot submit it. access.py
+checks the login.
+"""
 
 import hmac
 import secrets
@@ -27,7 +30,7 @@ FORM_TYPE = "application/x-www-form-urlencoded"
 FORM_VALUES = TypeAdapter(dict[str, str])
 
 
-class Answers(Protocol):
+class PageMethods(Protocol):
     """The methods of `Page` that the actions use."""
 
     def find_run(self, name: str) -> Run: ...
@@ -45,10 +48,11 @@ class Actions:
 
 
 class ActionPages:
-    """Handles the HTTP requests for actions."""
+    """Handles the HTTP requests for actions. `notes`: messages of the last outcomes, by the random
+    id in the query parameter `note` of the page that shows the message."""
 
     def __init__(
-        self, page: Answers, actions: Sequence[Action], page_actions: Sequence[PageAction]
+        self, page: PageMethods, actions: Sequence[Action], page_actions: Sequence[PageAction]
     ) -> None:
         self.page = page
         self.actions = {action.name: action for action in actions}
@@ -57,19 +61,20 @@ class ActionPages:
 
     def routes(self) -> list[BaseRoute]:
         methods = ["GET", "POST"]
-        further_routes = [
-            Route(action.path, self._make_route(action), methods=methods)
+        page_routes = [
+            Route(action.path, self._make_handler(action), methods=methods)
             for action in self.page_actions
         ]
         return [
             Route("/runs/{run}/actions", self.show_all),
             Route("/runs/{run}/actions/{action}", self.respond, methods=methods),
-            *further_routes,
+            *page_routes,
         ]
 
     def plans(self, run: Run) -> list[Plan]:
         """Return the plans of the actions that are possible now."""
-        return [plan for action in self.actions.values() if (plan := action.plan(run))]
+        plans = (action.plan(run) for action in self.actions.values())
+        return [plan for plan in plans if plan]
 
     def show_all(self, request: Request) -> Response:
         """Answer GET /runs/RUN/actions."""
@@ -100,7 +105,9 @@ class ActionPages:
             request, plan, form, lambda values: action.perform(run, values), current_section="runs"
         )
 
-    def _make_route(self, action: PageAction) -> Callable[[Request], Awaitable[Response]]:
+    def _make_handler(self, action: PageAction) -> Callable[[Request], Awaitable[Response]]:
+        """Return the function that responds to requests for an action."""
+
         async def respond(request: Request) -> Response:
             form = await read_form(request) if request.method == "POST" else None
             return await run_in_threadpool(answer, request, form)
@@ -128,8 +135,9 @@ class ActionPages:
         perform: Callable[[Mapping[str, str]], Outcome],
         current_section: str,
     ) -> Response:
-        """Without a form, show the plan. With a form, perform the action and redirect to the page
-        with the result."""
+        """If `form` is None, return a page with the plan of the action. Otherwise, call `perform`
+        with the values of the form, and return a redirect to the page with the result, or the
+        outcome as JSON."""
         if form is None:
             return self.page.answer(
                 request,
@@ -148,11 +156,12 @@ class ActionPages:
         return RedirectResponse(f"{outcome.address}?note={self._add_note(outcome.message)}", 303)
 
     def _add_note(self, message: str) -> str:
-        note = secrets.token_hex(8)
-        self.notes[note] = message
+        """Store a message and return its id."""
+        note_id = secrets.token_hex(8)
+        self.notes[note_id] = message
         while len(self.notes) > MAX_NOTES:
             self.notes.popitem(last=False)
-        return note
+        return note_id
 
 
 async def read_form(request: Request) -> dict[str, str]:
@@ -164,7 +173,7 @@ async def read_form(request: Request) -> dict[str, str]:
         if len(body) > MAX_FORM_BYTES:
             raise HTTPException(413, f"a form may have at most {MAX_FORM_BYTES:,} bytes.")
 
-    # JSON needs no form token, because browsers do not let other origins send JSON
+    # JSON needs no form token, because browsers do not let pages of other origins send JSON
     if request.headers.get("content-type", "").partition(";")[0] == "application/json":
         try:
             return FORM_VALUES.validate_json(bytes(body) or b"{}", strict=True)
@@ -179,7 +188,8 @@ async def read_form(request: Request) -> dict[str, str]:
     values = dict(pairs)
     token = values.pop(FORM_TOKEN, "")
     expected_token = str(request.scope.get(FORM_TOKEN, ""))
-    is_program = "authorization" in request.headers
-    if not is_program and not hmac.compare_digest(token.encode(), expected_token.encode()):
+    # a program that sends the token of the home does not need the form token
+    has_bearer_token = "authorization" in request.headers
+    if not has_bearer_token and not hmac.compare_digest(token.encode(), expected_token.encode()):
         raise HTTPException(403, "the form is not from this page: reload the page, and try again.")
     return values

@@ -39,7 +39,7 @@ def make_actions(
 
 
 class _LocalAction:
-    """An action that is performed by a command of this program. `home`: the home that contains the
+    """Base class of the actions that a command of this program performs. `home`: the home with the
     runs."""
 
     def __init__(self, home: Path, commands: Commands) -> None:
@@ -121,7 +121,7 @@ class Approve(_LocalAction):
             for parameter in suspend.list_missing_parameters(step)
         ]
         names = ", ".join(str(step["displayName"]) for step in steps)
-        values = {item.name: item.value or "VALUE" for item in fields}
+        values = {form_field.name: form_field.value or "VALUE" for form_field in fields}
         return Plan(
             self.name,
             "Approve" if steps else "Start",
@@ -191,12 +191,12 @@ def _suspended_field(step: Mapping[str, Any], parameter: Mapping[str, Any]) -> F
     name = str(parameter["name"])
     default = (parameter.get("valueFrom") or {}).get("default")
     inputs = (step.get("inputs") or {}).get("parameters") or []
-    described = next((item for item in inputs if item["name"] == name), parameter)
+    declaration = next((item for item in inputs if item["name"] == name), parameter)
     return Field(
         name,
         name,
         "" if default is None else str(default),
-        [str(choice) for choice in described.get("enum") or []],
+        [str(choice) for choice in declaration.get("enum") or []],
         is_required=default is None,
-        hint=str(described.get("description") or ""),
+        hint=str(declaration.get("description") or ""),
     )

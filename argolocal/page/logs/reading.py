@@ -1,6 +1,7 @@
 """Read parts of a log, and search it, with bounded memory.
 
-Positions are byte offsets, because line numbers would have to be counted.
+A position in a log is a byte offset, because finding a line by its number would need a count of the
+lines before it.
 """
 
 import re
@@ -17,11 +18,11 @@ BLOCK_BYTES = 1 << 20
 MAX_LINE_LENGTH = 2000
 MAX_MATCHES = 200
 MAX_MATCH_LENGTH = 300
-# Line numbers are computed only if at most this many bytes precede the page: limit of a local log,
-# limit of another log.
+# maximum number of bytes before a page in which lines are counted to show line numbers: for a local
+# log, and for the log of a cluster
 MAX_COUNTED_BYTES = (64_000_000, 1_000_000)
 COLOR_BYTES = re.compile(COLOR_CODE.pattern.encode())
-# texts that indicate an error, in lower case
+# texts that indicate an error in a line, in lower case
 ERRORS = (
     "error:",
     "traceback (most recent call last)",
@@ -35,8 +36,8 @@ ERROR_BYTES = tuple(text.encode() for text in ERRORS)
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of a log. `cut`: number of bytes at its end that are not shown. `is_complete`: False
-    for a line whose line break is not written yet."""
+    """A line of a log. `offset`: position of its first byte. `cut`: number of bytes at its end that
+    are not shown. `is_complete`: False if its line break has not been written yet."""
 
     offset: int
     number: int | None
@@ -49,8 +50,8 @@ class LogLine:
 
 @dataclass(frozen=True)
 class LogPage:
-    """The part of a log from byte `start` to byte `end`. `size`: number of bytes of the whole
-    log."""
+    """The part of a log from the byte `start` to the byte `end`. `data`: its bytes. `size`: number
+    of bytes of the whole log."""
 
     start: int
     end: int
@@ -72,7 +73,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Matches:
-    """The first matching lines of a log, and the number of further matches."""
+    """The first matching lines of a log. `more`: number of matches after these lines."""
 
     lines: list[Match]
     more: int
@@ -85,15 +86,15 @@ def read_end(log: LogFile) -> LogPage:
     data = log.read(start, size - start)
     if start:
         # skip the first line, which may be incomplete, unless it is the only line
-        skipped = data.find(b"\n") + 1
-        if skipped < len(data):
-            start += skipped
-            data = data[skipped:]
+        skipped_bytes = data.find(b"\n") + 1
+        if skipped_bytes < len(data):
+            start += skipped_bytes
+            data = data[skipped_bytes:]
     return LogPage(start, start + len(data), size, data)
 
 
 def read_page(log: LogFile, offset: int) -> LogPage:
-    """Return the lines from the byte `offset`, which may be in the middle of a line."""
+    """Return the page that starts at the byte `offset`, which may be in the middle of a line."""
     size = log.size()
     if offset >= size:
         return read_end(log)
@@ -117,17 +118,18 @@ def find_previous_page(log: LogFile, start: int, size: int = PAGE_BYTES) -> int:
 
 
 def split_lines(page: LogPage, first_number: int | None, mark: int | None = None) -> list[LogLine]:
-    """Return the lines of a page. `mark`: offset of a byte in the line to mark."""
+    """Return the lines of a page. `first_number`: number of its first line, or None if lines are
+    not numbered. `mark`: offset of a byte in the line to mark."""
     lines: list[LogLine] = []
     offset = page.start
     number = first_number
     for line in page.data.split(b"\n"):
         end = offset + len(line) + 1
-        is_rest = end > page.end
-        if line or not is_rest:
+        has_line_break = end <= page.end
+        if line or has_line_break:
             shown_line = make_line(line, offset, number)
             is_marked = mark is not None and offset <= mark < end
-            lines.append(replace(shown_line, is_marked=is_marked, is_complete=not is_rest))
+            lines.append(replace(shown_line, is_marked=is_marked, is_complete=has_line_break))
         offset = end
         if number is not None:
             number += 1
@@ -135,8 +137,8 @@ def split_lines(page: LogPage, first_number: int | None, mark: int | None = None
 
 
 def make_line(line: bytes, offset: int, number: int | None = None) -> LogLine:
-    """Return a line as it is shown: shortened, without colours, with visible control characters. If
-    a progress bar has overwritten the line, only its last state is shown."""
+    """Return a line in the form that users see: shortened, without colours, with visible control
+    characters. If a progress bar has overwritten the line, it only contains the last state."""
     text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
     cut = len(text[MAX_LINE_LENGTH:].encode(errors="replace"))
     return LogLine(
@@ -176,35 +178,37 @@ def _blocks(log: LogFile, end: int) -> Iterator[tuple[int, bytes]]:
 def _line_blocks(log: LogFile) -> Iterator[tuple[int, bytes]]:
     """Yield blocks of complete lines with their offsets. A very long line is split into several
     blocks."""
-    rest = b""
+    incomplete_line = b""
     end = 0
     for offset, block in _blocks(log, log.size()):
         end = offset + len(block)
-        start = offset - len(rest)
-        data = rest + block
+        start = offset - len(incomplete_line)
+        data = incomplete_line + block
         length = data.rfind(b"\n") + 1
         if not length and len(data) > BLOCK_BYTES:
             length = len(data)
-        rest = data[length:]
+        incomplete_line = data[length:]
         if length:
             yield start, data[:length]
-    if rest:
-        yield end - len(rest), rest
+
+    if incomplete_line:
+        yield end - len(incomplete_line), incomplete_line
 
 
 def find_error(log: LogFile) -> int | None:
     """Return the offset of the first line with an error, or None."""
     for offset, block in _line_blocks(log):
         lower_block = block.lower()
-        hits = [hit for error in ERROR_BYTES if (hit := lower_block.find(error)) >= 0]
-        if hits:
-            return offset + block.rfind(b"\n", 0, min(hits)) + 1
+        indexes = [lower_block.find(error) for error in ERROR_BYTES]
+        first_index = min((index for index in indexes if index >= 0), default=None)
+        if first_index is not None:
+            return offset + block.rfind(b"\n", 0, first_index) + 1
     return None
 
 
 def search(log: LogFile, text: str, limit: int = MAX_MATCHES) -> Matches:
-    """Return the lines of a log that contain a text. Upper and lower case, and colour codes, are
-    ignored."""
+    """Return the lines of a log that contain a text, at most `limit` lines. The search ignores
+    upper and lower case, and colour codes."""
     matches: list[Match] = []
     more = 0
     number = 1
@@ -231,8 +235,8 @@ def search(log: LogFile, text: str, limit: int = MAX_MATCHES) -> Matches:
 
 
 def _fold(text: str, block: bytes) -> tuple[bytes, bytes]:
-    """Return a text and a block of a log in lower case, without colours. The block still has the
-    same lines."""
+    """Return a text and a block of a log in lower case and without colour codes. The lines of the
+    returned block correspond to the lines of `block`."""
     if b"\x1b" in block:
         block = COLOR_BYTES.sub(b"", block)
     if text.isascii():

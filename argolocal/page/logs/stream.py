@@ -1,8 +1,8 @@
-"""The HTTP routes of a log in addition to the tab `logs`: events with new lines, and the download
-of the whole file.
+"""HTTP routes of a log, in addition to the tab `logs`: events with new lines, and the download of
+the whole file.
 
-/runs/RUN/log-events?pod=A&from=1000
-/runs/RUN/logs/A
+    /runs/RUN/log-events?pod=A&from=1000
+    /runs/RUN/logs/A
 """
 
 from collections import OrderedDict
@@ -24,8 +24,8 @@ from argolocal.page.log_files import LogFile
 from argolocal.page.logs.reading import PAGE_BYTES, LogLine, LogPage, make_line, split_lines
 from argolocal.page.sources import RunSource
 
-# If more new bytes are waiting, because the pod writes too fast for a browser, the viewer gets only
-# the last new lines.
+# maximum size of the new lines in an event; if a pod writes faster, so that there are more new
+# bytes, the viewer gets only the last lines
 MAX_EVENT_BYTES = 256_000
 NEW_LINES_INTERVAL_S = 0.2
 CACHED_EVENTS = 8
@@ -35,7 +35,8 @@ DOWNLOAD_BLOCK_BYTES = 1 << 18
 @dataclass(frozen=True)
 class NewLines:
     """The lines that a pod has written since the last event. `rest`: the incomplete last line.
-    `skipped`: number of new bytes before `lines` that are not sent."""
+    `skipped`: number of new bytes before `lines` that are not sent. `end`: position in the log at
+    which the next event starts."""
 
     lines: list[LogLine]
     rest: LogLine | None
@@ -46,7 +47,7 @@ class NewLines:
 @dataclass
 class FollowedLog:
     """A log that viewers follow, and its last events. `events`: (first byte, size of the log) →
-    event and offset of the next event."""
+    event, and position in the log at which the next event starts."""
 
     log: LogFile
     viewers: int = 0
@@ -103,8 +104,8 @@ class LogStreams:
     async def events(self, name: str, log: LogFile, offset: int) -> AsyncGenerator[str]:
         """Yield an event with the lines from the byte `offset`, then an event whenever lines are
         added."""
-        followed = self.followed.setdefault(name, FollowedLog(log))
-        followed.viewers += 1
+        followed_log = self.followed.setdefault(name, FollowedLog(log))
+        followed_log.viewers += 1
         try:
             yield f"retry: {RECONNECT_MS}\n\n"
             async with aclosing(self.watchers.versions(name)) as versions:
@@ -113,40 +114,41 @@ class LogStreams:
                         yield ": keep-alive\n\n"
                         continue
                     event, offset = await run_in_threadpool(
-                        _make_event, followed, offset, int(version)
+                        _make_event, followed_log, offset, int(version)
                     )
                     if event:
                         yield event
         finally:
-            followed.viewers -= 1
-            if not followed.viewers:
+            followed_log.viewers -= 1
+            if not followed_log.viewers:
                 del self.followed[name]
 
     def _read_size(self, name: str) -> str:
-        followed = self.followed.get(name)
-        return str(followed.log.size() if followed else 0)
+        followed_log = self.followed.get(name)
+        return str(followed_log.log.size() if followed_log else 0)
 
 
-def _make_event(followed: FollowedLog, offset: int, size: int) -> tuple[str, int]:
-    """Return the event for the bytes from `offset` to `size`, and the offset of the next event."""
+def _make_event(followed_log: FollowedLog, offset: int, size: int) -> tuple[str, int]:
+    """Return the event for the bytes from `offset` to `size`, and the position at which the next
+    event starts. The event is "" if the log has no new bytes."""
     key = (offset, size)
-    cached = followed.events.get(key)
-    if cached:
-        return cached
+    cached_event = followed_log.events.get(key)
+    if cached_event:
+        return cached_event
 
-    new_lines = read_new_lines(followed.log, offset, size)
+    new_lines = read_new_lines(followed_log.log, offset, size)
     if new_lines is None:
         return "", offset
     event = format_event("lines", to_json(asdict(new_lines)), str(new_lines.end))
-    followed.events[key] = event, new_lines.end
-    while len(followed.events) > CACHED_EVENTS:
-        followed.events.popitem(last=False)
+    followed_log.events[key] = event, new_lines.end
+    while len(followed_log.events) > CACHED_EVENTS:
+        followed_log.events.popitem(last=False)
     return event, new_lines.end
 
 
 def read_new_lines(log: LogFile, offset: int, size: int) -> NewLines | None:
-    """Return the lines from the byte `offset` to the byte `size`, or None if there is no new
-    byte."""
+    """Return the lines from the byte `offset` to the byte `size`, or None if the log has no new
+    bytes."""
     skipped = 0
     if size < offset:
         # the log was replaced by a shorter log, so read it from its start
@@ -167,9 +169,10 @@ def read_new_lines(log: LogFile, offset: int, size: int) -> NewLines | None:
         length = len(data)
     page = LogPage(offset, offset + length, size, data[:length])
     lines = split_lines(page, None) if length else []
-    rest = data[length:]
-    rest_line = make_line(rest, offset + length) if rest else None
-    return NewLines(lines, rest_line, skipped, offset + length)
+    incomplete_line = None
+    if data[length:]:
+        incomplete_line = make_line(data[length:], offset + length)
+    return NewLines(lines, incomplete_line, skipped, offset + length)
 
 
 def _read_all(log: LogFile) -> Iterator[bytes]:

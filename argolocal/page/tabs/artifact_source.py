@@ -20,8 +20,8 @@ from argolocal.page.sources import Run
 from argolocal.store import FolderStore, ListedObject
 
 MAX_FILES = 1000
-SIZES_TIMEOUT_S = 0.5  # for the sizes of all artifacts of a page
-# a compressed archive is read up to this number of bytes of its content: it may be a bomb
+SIZES_TIMEOUT_S = 0.5  # maximum time for reading the sizes of all artifacts of a page
+# maximum number of unpacked bytes to read from an archive, because it may be a decompression bomb
 MAX_UNPACKED_BYTES = 32 << 20
 TAR_SUFFIXES = (".tgz", ".tar.gz")
 BROKEN_ARCHIVE = (tarfile.TarError, EOFError, OSError, zlib.error, ValueError)
@@ -38,7 +38,8 @@ class Stream(Protocol):
 @dataclass(frozen=True)
 class ArtifactRow:
     """An artifact of a run. `name`: unique name in the run. `node`: identifier of its step in URLs
-    of the graph. `key`: key in the object store. `note`: reason why its content is missing."""
+    of the graph. `artifact`: name in the template. `key`: key in the object store. `note`: reason
+    why its content is missing, or ""."""
 
     name: str
     step: str
@@ -51,7 +52,8 @@ class ArtifactRow:
 
 @dataclass(frozen=True)
 class ArtifactFile:
-    """A file of an artifact. `path`: "" for an artifact that is a single object."""
+    """A file of an artifact. `path`: path in the artifact, or "" if the artifact is a single
+    file."""
 
     path: str
     size: int | None
@@ -82,7 +84,8 @@ class ArtifactSource(Protocol):
         ...
 
     def sizes(self, run: Run, rows: Sequence[ArtifactRow]) -> dict[str, int]:
-        """Return the sizes in bytes of artifacts, by name, as far as they are known soon."""
+        """Return the sizes of artifacts in bytes, by name. Artifacts whose sizes cannot be found
+        quickly are left out."""
         ...
 
     def files(self, run: Run, row: ArtifactRow) -> Files:
@@ -96,7 +99,7 @@ class ArtifactSource(Protocol):
 
 
 class ObjectLister(Protocol):
-    """The part of an object store that lists."""
+    """The method of an object store that lists objects."""
 
     def list(self, prefix: str) -> Iterable[ListedObject]: ...
 
@@ -114,8 +117,9 @@ class ObjectReader(Protocol):
 class StoredArtifacts:
     """The artifacts that the nodes of runs record. Their content is in an object store.
 
-    `open_store`: returns the store for the field `s3` of an artifact. `open_listing`: returns it
-    for listing only, without the start of a service; None for a store that is not listed.
+    `open_store`: function that returns the store for the field `s3` of an artifact.
+    `open_listing`: function that returns the same store for listing, without starting a service; it
+    returns None if the store should not be listed.
     """
 
     def __init__(
@@ -175,22 +179,27 @@ class StoredArtifacts:
             try:
                 size = self._size(run, row)
             except (StorageError, ConfigError):
-                # opening the artifact says why
+                # the user sees this error when the artifact is opened
                 continue
             if size is not None:
                 sizes[row.name] = size
         return sizes
 
     def _size(self, run: Run, row: ArtifactRow) -> int | None:
-        """Return the bytes of all objects of an artifact; None if it has no or many objects."""
+        """Return the total size of the objects of an artifact in bytes. None if it has no objects,
+        or too many of them."""
         store = self.open_listing(self._location(run, row))
         if store is None:
             return None
 
         key = row.key.rstrip("/")
-        # the prefix also matches other artifacts, whose keys only begin in the same way
+        # the listing also contains objects of other artifacts whose keys only start with `key`
         objects = list(islice(store.list(key), MAX_FILES + 1))
-        sizes = [item.size for item in objects if item.key == key or item.key.startswith(f"{key}/")]
+        sizes = [
+            listed_object.size
+            for listed_object in objects
+            if listed_object.key == key or listed_object.key.startswith(f"{key}/")
+        ]
         if not sizes or len(objects) > MAX_FILES:
             return None
         return sum(sizes)
@@ -205,7 +214,10 @@ class StoredArtifacts:
         objects = list(islice(store.list(f"{row.key.rstrip('/')}/"), MAX_FILES + 1))
         if objects:
             prefix = f"{row.key.rstrip('/')}/"
-            files = [ArtifactFile(item.key.removeprefix(prefix), item.size) for item in objects]
+            files = [
+                ArtifactFile(listed_object.key.removeprefix(prefix), listed_object.size)
+                for listed_object in objects
+            ]
             return Files(
                 [file for file in files[:MAX_FILES] if file.path], len(objects) > MAX_FILES
             )
@@ -237,6 +249,7 @@ class StoredArtifacts:
 
 
 def _recorded_artifacts(run: Run) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield (node, artifact) for each output artifact of a run, without those of groups."""
     for node in list((run.status.get("nodes") or {}).values()):
         if node["type"] in ("Retry", "DAG", "Steps", "StepGroup", "TaskGroup"):
             continue
@@ -245,9 +258,8 @@ def _recorded_artifacts(run: Run) -> Iterator[tuple[Mapping[str, Any], Mapping[s
                 yield node, artifact
 
 
-class _Limited(io.RawIOBase):
-    """The decompressed content of a gzip stream. Reading more than MAX_UNPACKED_BYTES is an
-    error."""
+class _LimitedGzip(io.RawIOBase):
+    """The decompressed content of a gzip stream. Raises _TooLarge after MAX_UNPACKED_BYTES."""
 
     def __init__(self, stream: Stream) -> None:
         self.source = stream
@@ -281,7 +293,7 @@ def _files_of_archive(stream: Stream, size: int) -> Files:
     """Return the files in a gzipped tar. Any other object counts as a single file."""
     files: list[ArtifactFile] = []
     try:
-        with tarfile.open(fileobj=_Limited(stream), mode="r|") as archive:
+        with tarfile.open(fileobj=_LimitedGzip(stream), mode="r|") as archive:
             for entry in archive:
                 if entry.isfile():
                     if len(files) == MAX_FILES:
@@ -297,7 +309,7 @@ def _files_of_archive(stream: Stream, size: int) -> Files:
 def _open_in_archive(stream: Stream, path: str) -> OpenFile:
     """Open a file in a gzipped tar. Raises NotFound."""
     try:
-        archive = tarfile.open(fileobj=_Limited(stream), mode="r|")  # noqa: SIM115
+        archive = tarfile.open(fileobj=_LimitedGzip(stream), mode="r|")  # noqa: SIM115
         for entry in archive:
             content: BinaryIO | None = None
             if entry.isfile() and entry.name == path:

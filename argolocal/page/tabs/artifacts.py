@@ -34,12 +34,12 @@ from argolocal.page.tabs.artifact_source import (
 from argolocal.page.templating import format_bytes
 
 PREVIEW_BYTES = 1 << 20
-# longer texts are cut, because a browser would be slow to display them
+# a longer text is cut, because a browser would need long to display it
 MAX_TEXT_CHARACTERS = 100_000
 MAX_TABLE_ROWS = 50
 MAX_TABLE_COLUMNS = 30
 MAX_CELL_CHARACTERS = 200
-# a table in a binary format is read completely: its index is at its end
+# maximum size of a table in a binary format; it is read completely, because its index is at its end
 MAX_TABLE_BYTES = 64_000_000
 ROWS_PER_PAGE = 100
 CHUNK_BYTES = 65_536
@@ -74,7 +74,8 @@ class FileLink:
 @dataclass(frozen=True)
 class Preview:
     """The start of a file. `kind`: text, json, table, picture, empty or binary. `text`: the text,
-    or a sentence about a table or binary file. `source`: address of a picture."""
+    or a sentence about a table or binary file. `source`: URL of a picture. `is_cut`: True if the
+    file has more content than the preview."""
 
     kind: str
     text: str = ""
@@ -86,7 +87,7 @@ class Preview:
 
 @dataclass(frozen=True)
 class Listed:
-    """An artifact in the list."""
+    """An artifact in the list, with the URLs of its preview (`link`) and its download."""
 
     step: str
     node: str
@@ -120,12 +121,12 @@ class Artifacts:
 
 
 class UnreadableTable(Exception):
-    """A table has no preview; the text is the reason."""
+    """A table cannot be shown. The message is the reason."""
 
 
 @dataclass(frozen=True)
 class TableContent:
-    """The first rows of a table. `row_count`, `column_count`: of the complete table."""
+    """The first rows of a table. `row_count`, `column_count`: size of the complete table."""
 
     columns: list[str]
     rows: list[list[str]]
@@ -133,12 +134,13 @@ class TableContent:
     column_count: int
 
 
-# (file, limit of rows, limit of columns) → the first rows of the file. Raises UnreadableTable.
+# function that returns the first rows of a file; arguments: file, maximum number of rows, maximum
+# number of columns. Raises UnreadableTable.
 ReadTable = Callable[[BinaryIO, int, int], TableContent]
 
 
 class ArtifactsTab:
-    """The tab `artifacts`, and the address with the content of artifacts.
+    """The tab `artifacts`, and the HTTP route that returns the content of artifacts.
 
     `table_readers`: functions that read tables in binary formats, by the suffix of the file.
     """
@@ -222,15 +224,15 @@ class ArtifactsTab:
         )
 
     def _preview(self, run: Run, row: ArtifactRow, path: str) -> Preview:
-        opened = self.artifacts.open(run, row, path)
-        read_table = self.table_readers.get(opened.name.lower().rpartition(".")[2])
-        with closing(opened.stream):
+        file = self.artifacts.open(run, row, path)
+        read_table = self.table_readers.get(file.name.lower().rpartition(".")[2])
+        with closing(file.stream):
             if read_table:
-                return preview_table(opened.stream, read_table)
-            start = read_start(opened.stream, PREVIEW_BYTES + 1)
+                return preview_table(file.stream, read_table)
+            start = read_start(file.stream, PREVIEW_BYTES + 1)
         return make_preview(
             start[:PREVIEW_BYTES],
-            opened.name,
+            file.name,
             len(start) > PREVIEW_BYTES,
             f"{content_address(run, row, path)}&show=1",
         )
@@ -249,26 +251,27 @@ class ArtifactsTab:
         run = self.source.read(run_name)
         row = find_row(self.artifacts.list(run), query.get("artifact", ""))
         try:
-            opened = self.artifacts.open(run, row, query.get("file", ""))
+            file = self.artifacts.open(run, row, query.get("file", ""))
         except NotFound as error:
             raise HTTPException(404, str(error)) from None
 
         try:
-            start = opened.stream.read(CHUNK_BYTES)
+            start = file.stream.read(CHUNK_BYTES)
         except BaseException:
-            opened.stream.close()
+            file.stream.close()
             raise
-        media_type = type_of(start, opened.name)
+
+        media_type = type_of(start, file.name)
         is_picture = media_type.startswith("image/") and media_type != SVG
-        shows = is_picture and query.get("show") == "1"
+        is_inline = is_picture and query.get("show") == "1"
         headers = {
             **CONTENT_HEADERS,
-            "Content-Disposition": content_disposition(opened.name, shows),
+            "Content-Disposition": content_disposition(file.name, is_inline),
         }
-        if opened.size is not None:
-            headers["Content-Length"] = str(opened.size)
+        if file.size is not None:
+            headers["Content-Length"] = str(file.size)
         return StreamingResponse(
-            _chunks(start, opened.stream), media_type=media_type, headers=headers
+            _chunks(start, file.stream), media_type=media_type, headers=headers
         )
 
 
@@ -311,15 +314,15 @@ def _is_object(row: ArtifactRow, files: list[ArtifactFile]) -> bool:
 
 
 def read_start(stream: Stream, size: int) -> bytes:
-    """Read up to `size` bytes."""
+    """Read `size` bytes from a stream, or fewer if the stream ends before."""
     chunks: list[bytes] = []
-    missing = size
-    while missing > 0:
-        chunk = stream.read(min(missing, CHUNK_BYTES))
+    remaining_bytes = size
+    while remaining_bytes > 0:
+        chunk = stream.read(min(remaining_bytes, CHUNK_BYTES))
         if not chunk:
             break
         chunks.append(chunk)
-        missing -= len(chunk)
+        remaining_bytes -= len(chunk)
     return b"".join(chunks)
 
 
@@ -379,7 +382,7 @@ def make_preview(start: bytes, name: str, is_cut: bool, source: str) -> Preview:
 def preview_table(stream: Stream, read_table: ReadTable) -> Preview:
     """Return the first rows of a table in a binary format."""
     with TemporaryFile() as file:
-        while chunk := stream.read(CHUNK_BYTES):
+        for chunk in iter(lambda: stream.read(CHUNK_BYTES), b""):
             file.write(chunk)
             if file.tell() > MAX_TABLE_BYTES:
                 limit = format_bytes(MAX_TABLE_BYTES)

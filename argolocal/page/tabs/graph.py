@@ -1,8 +1,9 @@
 """The graph of a run as an SVG picture: boxes, edges and links.
 
-A closed group is drawn as one box, an open group with its steps inside. Query parameters name the
-open groups, so the picture needs no JavaScript: `open` (addresses of groups, separated by spaces),
-`root` (the group whose steps are drawn), `node` (the selected step), `all` (with internal steps).
+A closed group is drawn as one box, an open group as a box that contains its steps. The picture
+needs no JavaScript, because it is controlled by query parameters: `open` (identifiers of the open
+groups, separated by spaces), `root` (the group whose steps are drawn), `node` (the selected step)
+and `all` (1: internal steps are drawn, too).
 """
 
 from collections import Counter
@@ -42,19 +43,20 @@ PADDING = 14
 HEAD_HEIGHT = 54
 GRID_COLUMNS = 3
 GRID_GAP = 12
-# maximum number of items that an open loop shows
+# maximum number of items that are drawn in an open loop
 MAX_ITEMS = 12
 # a run with at most this number of steps is drawn with all groups open
 MAX_OPEN_STEPS = 40
-MAX_DRAWN = 250
-MAX_LABEL = 21
+MAX_DRAWN = 250  # maximum number of boxes in a picture
+MAX_LABEL = 21  # maximum number of characters of a label in a box
 IDLE_PHASES = ("Planned", "Skipped", "Omitted")
 
 
 @dataclass(frozen=True)
 class DrawnNode:
-    """A box of the picture. `name`: identifier of the step. `title` and `detail`: shortened texts.
-    `link`: URL of the step's details. `toggle`: URL that opens or closes the box."""
+    """A box of the picture. `name`: identifier of the step. `title` and `detail`: the two lines of
+    text in the box. `link`: URL of the step's details. `toggle`: URL that opens or closes the box,
+    or "" for a box that contains no steps."""
 
     name: str
     label: str
@@ -84,8 +86,8 @@ class DrawnEdge:
 
 @dataclass(frozen=True)
 class Hook:
-    """An exit handler or another hook. `owner`: name of the hook's step, or "" for a hook of the
-    run."""
+    """An exit handler or another hook. `owner`: name of the step to which the hook belongs, or ""
+    for a hook of the run."""
 
     name: str
     label: str
@@ -105,8 +107,9 @@ class Crumb:
 
 @dataclass(frozen=True)
 class Graph:
-    """The picture of a graph, and the hooks, which are not drawn. `hidden`: sentences about steps
-    that are not drawn."""
+    """The picture of a graph, and the hooks, which are not drawn. `crumbs`: links to the groups
+    that contain the drawn group. `hidden`: sentences about steps that are not drawn.
+    `internal_link`: URL that shows or hides the internal steps."""
 
     nodes: list[DrawnNode]
     edges: list[DrawnEdge]
@@ -121,7 +124,8 @@ class Graph:
 
 @dataclass(frozen=True)
 class Piece:
-    """A drawn part of the picture whose upper left corner is (0, 0)."""
+    """A part of the picture, with coordinates relative to its upper left corner. `edges`: (points,
+    True if the step at the end has not run)."""
 
     nodes: list[DrawnNode]
     edges: list[tuple[list[Point], bool]]
@@ -167,8 +171,8 @@ class Drawing:
         return root
 
     def _find_open_groups(self, query: Mapping[str, str]) -> set[str]:
-        """Return the identifiers of the open groups. They come from the query; without it, all
-        groups of a small run are open, or the groups around the failure in a large run."""
+        """Return the identifiers of the open groups. If the query does not contain them, all groups
+        of a small run are open, and in a large run the groups around the failed step."""
         if "open" in query:
             return {unquote(word) for word in query["open"].split()}
 
@@ -194,7 +198,7 @@ class Drawing:
         return not self.shows_internal and self.is_internal(step)
 
     def draw(self) -> Graph:
-        """Return the picture of the group `root`, whose steps are drawn."""
+        """Return the picture of the group `root`."""
         if self.root.is_group:
             piece = self._draw_group(self.root)
         else:
@@ -248,6 +252,7 @@ class Drawing:
         return self._draw_members(fold(self.plan, self.visible_children(step)))
 
     def _can_open(self, member: Member) -> bool:
+        """Return True if a box contains steps, so that users can open it."""
         step = member.steps[0]
         if member.is_fold:
             return True
@@ -269,12 +274,13 @@ class Drawing:
             is_idle = target < len(pieces) and members.members[target].phase in IDLE_PHASES
             drawn_edges.append((points, is_idle))
         for piece, box in zip(pieces, layout.boxes, strict=False):
-            moved = _move(piece, box.x, box.y)
-            nodes += moved.nodes
-            drawn_edges += moved.edges
+            moved_piece = _move(piece, box.x, box.y)
+            nodes += moved_piece.nodes
+            drawn_edges += moved_piece.edges
         return Piece(nodes, drawn_edges, layout.width, layout.height)
 
     def _draw_member(self, member: Member) -> Piece:
+        """Draw the box of a member, with its steps inside if it is open."""
         self.drawn_count += 1
         step = member.steps[0]
         can_open = self._can_open(member)
@@ -297,22 +303,26 @@ class Drawing:
         width = max(BOX.width, inner.width) + 2 * PADDING
         height = inner.height + HEAD_HEIGHT + PADDING
         frame = replace(self._box(member, True, True), width=width, height=height)
-        moved = _move(inner, (width - inner.width) / 2, HEAD_HEIGHT)
-        return Piece([frame, *moved.nodes], moved.edges, width, height)
+        moved_piece = _move(inner, (width - inner.width) / 2, HEAD_HEIGHT)
+        return Piece([frame, *moved_piece.nodes], moved_piece.edges, width, height)
 
     def _draw_grid(
         self, loop: PlannedStep | None, steps: Sequence[PlannedStep], address: str
     ) -> Piece:
-        """Draw steps in rows without edges, failed steps first. If only some steps are drawn, add a
-        link to the others."""
-        shown = order_by_phase(steps)[:MAX_ITEMS] if len(steps) > MAX_ITEMS else list(steps)
-        pieces = [self._draw_member(self._member(step)) for step in shown]
-        if len(steps) > len(shown):
-            self.hidden_count += len(steps) - len(shown)
-            pieces.append(self._more(loop, len(steps), len(shown), address))
+        """Draw steps in rows without edges. If there are more than MAX_ITEMS steps, draw failed
+        steps first, and add a link to the steps that are not drawn."""
+        drawn_steps = list(steps)
+        if len(steps) > MAX_ITEMS:
+            drawn_steps = order_by_phase(steps)[:MAX_ITEMS]
+
+        pieces = [self._draw_member(self._member(step)) for step in drawn_steps]
+        hidden_count = len(steps) - len(drawn_steps)
+        if hidden_count:
+            self.hidden_count += hidden_count
+            pieces.append(self._draw_more(loop, len(steps), hidden_count, address))
         if not pieces:
             text = "no items yet" if loop and loop.phase == "Planned" else "no items"
-            pieces.append(self._note(address, text))
+            pieces.append(self._draw_note(address, text))
 
         nodes: list[DrawnNode] = []
         edges: list[tuple[list[Point], bool]] = []
@@ -321,24 +331,28 @@ class Drawing:
             if index and index % GRID_COLUMNS == 0:
                 y += row_height + GRID_GAP
                 x = row_height = 0.0
-            moved = _move(piece, x, y)
-            nodes += moved.nodes
-            edges += moved.edges
+            moved_piece = _move(piece, x, y)
+            nodes += moved_piece.nodes
+            edges += moved_piece.edges
             x += piece.width + GRID_GAP
             width = max(width, x - GRID_GAP)
             row_height = max(row_height, piece.height)
         return Piece(nodes, edges, width, y + row_height)
 
-    def _more(self, loop: PlannedStep | None, count: int, shown_count: int, address: str) -> Piece:
-        note = self._note(address, f"all {count:,} {'items' if loop else 'steps'}")
+    def _draw_more(
+        self, loop: PlannedStep | None, count: int, hidden_count: int, address: str
+    ) -> Piece:
+        """Draw the box with a link to the steps that are not drawn."""
+        note = self._draw_note(address, f"all {count:,} {'items' if loop else 'steps'}")
         node = replace(
             note.nodes[0],
-            title=f"{count - shown_count:,} more",
+            title=f"{hidden_count:,} more",
             link=self.links.to(node=address, anchor="#node"),
         )
         return Piece([node], [], BOX.width, BOX.height)
 
-    def _note(self, address: str, text: str) -> Piece:
+    def _draw_note(self, address: str, text: str) -> Piece:
+        """Draw a box with a text instead of a step."""
         node = DrawnNode(
             name=address,
             label=text,
@@ -387,8 +401,8 @@ class Drawing:
         )
 
     def detail(self, step: PlannedStep) -> str:
-        """Return the second line of a box: counts of a group, a condition, or phase and
-        duration."""
+        """Return the second line in the box of a step: the counts of a group, a condition, or the
+        phase and the duration."""
         if step.phase == "Skipped" and step.task.get("when"):
             return f"not true: {simplify_condition(str(step.task['when']))}"
         counts = self.counts(step) if step.is_group else {}
@@ -426,8 +440,8 @@ class Drawing:
 
     def find_fold(self, address: str) -> Member | None:
         """Return the folded member with this identifier, or None."""
-        first, separator, _ = address.rpartition("+")
-        path = self.plan.path(first) if separator else []
+        first_address, separator, _ = address.rpartition("+")
+        path = self.plan.path(first_address) if separator else []
         if len(path) < 2:
             return None
         group = path[-2]
@@ -457,18 +471,18 @@ def duration_of(step: PlannedStep) -> float | None:
 
 
 def title_of(member: Member, length: int) -> str:
-    """Return the label of a member, shortened to a number of characters."""
+    """Return the label of a member, shortened to at most `length` characters."""
     label = escape_control_chars(member.label)
     if member.is_fold and len(label) > length:
-        count = f" +{len(member.steps) - 1:,}"
-        return (
-            shorten_label(escape_control_chars(member.steps[0].label), length - len(count)) + count
-        )
+        count_text = f" +{len(member.steps) - 1:,}"
+        first_label = escape_control_chars(member.steps[0].label)
+        return shorten_label(first_label, length - len(count_text)) + count_text
     return shorten_label(label, length)
 
 
 def shorten_label(text: str, length: int) -> str:
-    """If a text is too long, remove its middle, because names often differ only at their ends."""
+    """Return a text of at most `length` characters. A longer text loses its middle, because names
+    often differ only at their ends."""
     if len(text) <= length:
         return text
     end = length // 3
@@ -485,8 +499,9 @@ def _move(piece: Piece, x: float, y: float) -> Piece:
 
 
 def _join_edges(count: int, edges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
-    """If every node of a group is linked to every node of another group, replace these edges by
-    edges to a join point between the groups. Return the edges and the number of join points."""
+    """If each node of one set is linked to each node of another set, replace these edges by edges
+    to a join point between the sets. Return the edges and the number of join points, whose indexes
+    start at `count`."""
     sources_of: dict[int, set[int]] = {}
     for source, target in edges:
         sources_of.setdefault(target, set()).add(source)

@@ -1,9 +1,9 @@
-"""Determine the boxes (members) that a graph draws for a group: many similar steps are folded into
-one member.
+"""Determine the boxes that a graph draws for the steps of a group. Such a box is called a member.
+Many similar steps are folded into one member.
 
 A page never draws more than about MAX_MEMBERS members of a group. The identifier of a folded member
-is `FIRST+N`: the identifier of its first step, and the number of its other steps. Users can open it
-like a group.
+is `FIRST+N`: the identifier of its first step, and the number of its other steps. Users can open a
+folded member like a group.
 """
 
 from collections import Counter
@@ -14,20 +14,21 @@ from argolocal.page.tabs.graph_plan import Plan, PlannedStep, combine_phases
 from argolocal.page.tabs.layout import assign_layers
 
 MAX_MEMBERS = 60
-# maximum number of members if each member consists of successive layers
+# maximum number of members if each member consists of the steps of successive layers
 MAX_BLOCKS = 24
-# at least this many steps with the same template, dependencies and dependents are folded into one
-# member
+# minimum number of steps with the same template, dependencies and dependents that are folded into
+# one member
 MIN_EQUAL_STEPS = 8
 
+# function that returns True for an internal step, which a program has added to the workflow
 IsInternal = Callable[[PlannedStep], bool]
-# function that returns a predicate for internal steps, which a program adds to each workflow
+# function that returns this function for the workflow of a plan
 FindInternal = Callable[[Plan], IsInternal]
 
 
 @dataclass(frozen=True)
 class Member:
-    """One box of a drawn graph. `steps`: one step, or the steps of a folded member; `has_edges`:
+    """One box of a drawn graph. `steps`: one step, or the steps of a folded member. `has_edges`:
     True if steps of a folded member depend on each other."""
 
     address: str
@@ -61,21 +62,21 @@ class Members:
 def hide_internal(
     steps: Sequence[PlannedStep], is_internal: IsInternal
 ) -> tuple[list[PlannedStep], int]:
-    """Return the steps that are not internal, and the number of internal steps. In the dependencies
-    of a step, internal steps are replaced by their own dependencies."""
+    """Return the steps that are not internal, and the number of internal steps. If a returned step
+    depends on an internal step, it depends on the dependencies of the internal step instead."""
     internal = {step.label: step.needs for step in steps if is_internal(step)}
     visible_steps: list[PlannedStep] = []
     for step in steps:
         if step.label in internal:
             continue
         needs: dict[str, None] = {}
-        seen: set[str] = set()
+        visited: set[str] = set()
         stack = list(reversed(step.needs))
         while stack:
             need = stack.pop()
-            if need in seen:
+            if need in visited:
                 continue
-            seen.add(need)
+            visited.add(need)
             if need in internal:
                 stack += reversed(internal[need])
             else:
@@ -136,6 +137,8 @@ def find_folds_around(
 
 
 def _fold_equal(steps: Sequence[PlannedStep]) -> list[list[PlannedStep]]:
+    """Return the steps in groups: at least MIN_EQUAL_STEPS equal steps are one group, and each
+    other step is a group of its own."""
     dependents: dict[str, list[str]] = {}
     for step in steps:
         for need in step.needs:
@@ -156,6 +159,8 @@ def _fold_equal(steps: Sequence[PlannedStep]) -> list[list[PlannedStep]]:
 def _group(
     steps: Sequence[PlannedStep], key: Callable[[PlannedStep], object]
 ) -> list[list[PlannedStep]]:
+    """Return the steps in groups with the same key, in the order of the first step of each
+    group."""
     groups: dict[object, list[PlannedStep]] = {}
     for step in steps:
         groups.setdefault(key(step), []).append(step)
@@ -175,21 +180,23 @@ def _layers(steps: Sequence[PlannedStep]) -> dict[str, int]:
 
 
 def _connect(plan: Plan, groups: Sequence[Sequence[PlannedStep]]) -> Members:
-    member_of = {step.label: number for number, group in enumerate(groups) for step in group}
+    """Return a member for each group of steps, and the edges between the members."""
+    member_of = {step.label: index for index, group in enumerate(groups) for step in group}
     edges: dict[tuple[int, int], None] = {}
+    # members that contain steps that depend on each other
     linked_members: set[int] = set()
 
-    for number, group in enumerate(groups):
+    for index, group in enumerate(groups):
         for step in group:
             for need in step.needs:
                 source = member_of.get(need)
-                if source == number:
-                    linked_members.add(number)
+                if source == index:
+                    linked_members.add(index)
                 elif source is not None:
-                    edges[source, number] = None
+                    edges[source, index] = None
 
     members = [
-        _make_member(plan, group, number in linked_members) for number, group in enumerate(groups)
+        _make_member(plan, group, index in linked_members) for index, group in enumerate(groups)
     ]
     return Members(members, list(edges))
 
@@ -204,21 +211,21 @@ def _make_member(plan: Plan, steps: Sequence[PlannedStep], has_edges: bool) -> M
 
 
 def remove_implied_edges(count: int, edges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Remove each edge whose nodes are also connected by a longer path. The number of edges must be
-    small, because this is slow."""
+    """Return the edges without those whose nodes are also connected by a longer path. This is slow,
+    so the number of edges must be small."""
     successors: list[list[int]] = [[] for _ in range(count)]
     for source, target in edges:
         successors[source].append(target)
 
     def is_implied(source: int, target: int) -> bool:
         stack = [other for other in successors[source] if other != target]
-        seen = set(stack)
+        visited = set(stack)
         while stack:
             node = stack.pop()
             if node == target:
                 return True
-            new_nodes = [other for other in successors[node] if other not in seen]
-            seen.update(new_nodes)
+            new_nodes = [successor for successor in successors[node] if successor not in visited]
+            visited.update(new_nodes)
             stack += new_nodes
         return False
 

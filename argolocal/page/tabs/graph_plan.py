@@ -1,11 +1,12 @@
-"""The steps of a run according to its manifest. A step that has started also has its node.
+"""The steps of a run according to its manifest. A step that has started also has a node.
 
     plan = Plan(run)
     for step in plan.children(plan.root):
         print(step.label, step.phase, step.needs)
 
-The names of nodes are Argo's (argolocal/engine/nodes.py): a task is PARENT.TASK, a step
-PARENT[GROUP].STEP, an item of a loop NAME(INDEX:ITEM), an attempt NAME(N), a hook NAME.hooks.KEY.
+The names of nodes are those of Argo (argolocal/engine/nodes.py): PARENT.TASK for a task,
+PARENT[GROUP].STEP for a step, NAME(INDEX:ITEM) for an item of a loop, NAME(N) for an attempt, and
+NAME.hooks.KEY for a hook.
 """
 
 import re
@@ -32,10 +33,11 @@ class PlannedStep:
     """A step of the manifest.
 
     `node_name`: Argo's name for the step's node, even if the node does not exist yet. `task`: the
-    step's task, step or hook in the manifest. `scope`: prefix of the names of templates that its
-    template calls. `needs`: labels of the steps in the same group on which it depends. `kind`:
-    `loop`, or the field that defines its template, such as `dag`. `depth`: nesting level of its
-    template.
+    entry in the manifest, which is a task, a step or a hook. `template`: the template that it
+    calls. `scope`: prefix of the names of templates that this template calls. `needs`: labels of
+    the steps in the same group on which the step depends. `kind`: `loop`, or the field that defines
+    the template, such as `dag`. `parent`: template that contains the step. `depth`: nesting level
+    of the template.
     """
 
     node_name: str
@@ -105,29 +107,30 @@ class Plan:
         if step.kind == "loop":
             return self._items_of(step)
 
-        name = self._group_name(step)
+        group_name = self._group_name(step)
         children: list[PlannedStep] = []
         tasks = {task["name"]: task for task in (step.template.get("dag") or {}).get("tasks") or []}
-        for task in tasks.values():
+        for name, task in tasks.items():
             needs, _ = parse_dependencies(task, tasks)
             child = self._make_step(
-                f"{name}.{task['name']}", task["name"], task, step.scope, step.template, step.depth
+                f"{group_name}.{name}", name, task, step.scope, step.template, step.depth
             )
             children.append(replace(child, needs=tuple(need for need in needs if need in tasks)))
 
         previous_labels: tuple[str, ...] = ()
-        for number, group in enumerate(step.template.get("steps") or []):
-            for task in group:
+        for number, parallel_steps in enumerate(step.template.get("steps") or []):
+            for task in parallel_steps:
+                name = task["name"]
                 child = self._make_step(
-                    f"{name}[{number}].{task['name']}",
-                    task["name"],
+                    f"{group_name}[{number}].{name}",
+                    name,
                     task,
                     step.scope,
                     step.template,
                     step.depth,
                 )
                 children.append(replace(child, needs=previous_labels))
-            previous_labels = tuple(task["name"] for task in group) or previous_labels
+            previous_labels = tuple(task["name"] for task in parallel_steps) or previous_labels
 
         # if a group does not run, its steps get the group's phase
         if step.phase in ("Skipped", "Omitted", "Cached"):
@@ -137,8 +140,8 @@ class Plan:
         return children
 
     def hooks(self, step: PlannedStep) -> list[PlannedStep]:
-        """Return the hooks of a step; the hooks of the root are those of the run. The field `when`
-        of a hook's `task` contains its condition."""
+        """Return the hooks of a step, or the hooks of the run if `step` is the root. The field
+        `when` of a hook's `task` contains its condition."""
         if step is self.root:
             owner = self.spec
         else:
@@ -199,6 +202,7 @@ class Plan:
         return name
 
     def _contains(self, step: PlannedStep, name: str) -> bool:
+        """Return True if the node `name` is the node of a step or of one of its inner steps."""
         if step.node_name == name:
             return True
         if not name.startswith(step.node_name):
@@ -231,7 +235,7 @@ class Plan:
                 yield from self.walk(child, is_hidden, templates | {name})
 
     def counts(self, step: PlannedStep) -> Counter[str]:
-        """Return the number of steps per phase, of the direct steps of a group."""
+        """Return the number of the direct steps of a group, by phase."""
         if step.kind == "loop":
             return Counter(self.phase_of(node) for node in self.items.get(step.node_name, []))
         return Counter(child.phase for child in self.children(step))
@@ -241,14 +245,14 @@ class Plan:
         return self.attempts.get(step.node_name, [])
 
     def dependency_phases(self, step: PlannedStep) -> dict[str, str]:
-        """Return the phases of the steps that a task of a DAG depends on, by the name of the
+        """Return the phases of the tasks on which a task of a DAG depends, by the name of the
         task."""
         prefix = step.node_name.removesuffix(str(step.task.get("name") or ""))
         return {need: self.phase_of(self.nodes.get(f"{prefix}{need}")) for need in step.needs}
 
     def pod_node(self, step: PlannedStep) -> Mapping[str, Any] | None:
-        """Return the node that owns the step's pod. For a retried step, this is the last
-        attempt."""
+        """Return the node of the step's pod, or None if the step has not started. For a retried
+        step, return the node of its last attempt."""
         attempts = self.attempts_of(step)
         if attempts:
             return attempts[-1]
@@ -280,12 +284,16 @@ class Plan:
         return phase
 
     def _items_of(self, step: PlannedStep) -> list[PlannedStep]:
+        """Return a step for each item of a loop. Its label is `INDEX: ITEM`, or the index alone if
+        the item is the same number."""
         task = without_loop(step.task)
         items = []
         for node in self.items.get(step.node_name, []):
-            match = ITEM.fullmatch(node["name"])
-            label = f"{match[2]}: {match[3]}" if match and match[3] != match[2] else ""
-            label = label or (match[2] if match else node["name"])
+            label = node["name"]
+            match = ITEM.fullmatch(label)
+            if match:
+                label = match[2] if match[3] == match[2] else f"{match[2]}: {match[3]}"
+
             item = self._make_step(
                 node["name"], label, task, step.scope, step.parent, step.depth, is_item=True
             )
@@ -365,7 +373,8 @@ class Plan:
 
 
 def combine_phases(counts: Mapping[str, int]) -> str:
-    """Return the combined phase of several steps: the phase that is most important to a user."""
+    """Return the combined phase of several steps: the phase that is the most important one for a
+    user. `counts`: number of steps by phase."""
     if counts.get("Planned") and sum(counts.values()) > counts["Planned"]:
         started_counts = {phase: count for phase, count in counts.items() if phase != "Planned"}
         phase = combine_phases(started_counts)

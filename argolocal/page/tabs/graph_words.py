@@ -13,12 +13,11 @@ RESULT = re.compile(
     r"\.(?:outputs\.)?(?:parameters(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])|result|exitCode|status)"
 )
 INPUT = re.compile(r"\b(?:inputs|workflow)\.parameters(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
-# calls of functions that check or convert a value; they are removed, because they do not help a
-# reader
+# matches calls of functions that only check or convert a value; conditions are shown without them
 CHECK = re.compile(r"sprig\.regexFind\('[^']*',\s*([^()]*)\)")
 QUOTED_TAG = re.compile(r"'\{\{=?([^{}']*)\}\}'")
 CONVERSION = re.compile(r"\b(?:asInt|asFloat|string|int|float)\(([^()]*)\)")
-# result of a task in `depends` → text for users
+# result of a task in `depends` → words for users
 RESULT_WORDS = {
     "Succeeded": "succeeded",
     "Failed": "failed",
@@ -29,7 +28,7 @@ RESULT_WORDS = {
     "AnySucceeded": "succeeded for an item",
     "AllFailed": "failed for all items",
 }
-# phase of a dependency → words
+# phase of a finished dependency → words for users
 END_WORDS = {
     "Succeeded": "succeeded",
     "Failed": "failed",
@@ -48,7 +47,7 @@ RESULT_PHASES = {
     "AnySucceeded": ("Succeeded",),
     "AllFailed": ("Failed",),
 }
-# phase → words, in the order of a count
+# phase → words for users, in the order in which the phases are counted in a text
 PHASE_WORDS = {
     "Failed": "failed",
     "Error": "with an error",
@@ -65,8 +64,8 @@ PHASE_WORDS = {
 
 
 def simplify_condition(condition: str) -> str:
-    """Write `{{=tasks.evaluate.outputs.parameters.verdict == 'release'}}` as `evaluate.verdict ==
-    'release'`."""
+    """Return a condition in a short form for users: `evaluate.verdict == 'release'` for
+    `{{=tasks.evaluate.outputs.parameters.verdict == 'release'}}`."""
 
     def replace_result(match: re.Match[str]) -> str:
         task = match[1] or match[2]
@@ -99,11 +98,11 @@ def describe_dependencies(task: Mapping[str, Any]) -> str:
 
 
 def describe_omission(task: Mapping[str, Any], phases: Mapping[str, str]) -> str:
-    """Return why a task was omitted, such as `not run, because clean failed`. `phases`: phase of
-    each task that it depends on."""
+    """Return the reason why a task was omitted, such as `not run, because clean failed`, or "".
+    `phases`: phases of the tasks that it depends on, by the name of the task."""
     text = task.get("depends") or " ".join(task.get("dependencies") or [])
-    unmet: list[str] = []
-    others: list[str] = []
+    unmet_dependencies: list[str] = []
+    met_dependencies: list[str] = []
     for match in NAME_OR_RESULT.finditer(text):
         name, _, result = match[0].partition(".")
         phase = phases.get(name, "")
@@ -111,23 +110,23 @@ def describe_omission(task: Mapping[str, Any], phases: Mapping[str, str]) -> str
             continue
         words = f"{name} {END_WORDS[phase]}"
         if phase in RESULT_PHASES.get(result, ()):
-            others.append(words)
+            met_dependencies.append(words)
         else:
-            unmet.append(words)
+            unmet_dependencies.append(words)
 
-    reasons = " and ".join(dict.fromkeys(unmet or others))
+    reasons = " and ".join(dict.fromkeys(unmet_dependencies or met_dependencies))
     return f"not run, because {reasons}" if reasons else ""
 
 
 def describe_reuse(message: str) -> str:
-    """Return the source of a cached result, from the message of its step: `result of
-    demo-4k2xp/prepare`."""
+    """Return where the cached result of a step comes from, such as `result of demo-4k2xp/prepare`.
+    `message`: message of the step."""
     match = CACHED_MESSAGE.fullmatch(message)
     return f"result of {match[1]}" if match else message
 
 
 def describe_loop(task: Mapping[str, Any]) -> str:
-    """Return the loop of a task in words: `for each of 10 items`."""
+    """Return the loop of a task in words, such as `for each of 10 items`."""
     items = task.get("withItems")
     if isinstance(items, list):
         return f"for each of {len(items)} items"
@@ -166,10 +165,10 @@ def describe_counts_briefly(counts: Mapping[str, int]) -> str:
             return f"{counts[phase]:,} of {total:,} {PHASE_WORDS.get(phase, phase.lower())}"
     if not total or sum(count > 0 for count in counts.values()) == 1:
         return describe_counts(counts)
-    done = total - sum(counts.get(phase, 0) for phase in ("Running", "Pending", "Planned"))
-    if done == total:
+    done_count = total - sum(counts.get(phase, 0) for phase in ("Running", "Pending", "Planned"))
+    if done_count == total:
         return f"{total:,} done"
-    return f"{done:,} of {total:,} done"
+    return f"{done_count:,} of {total:,} done"
 
 
 def without_loop(task: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,10 @@
     layout = arrange([Size(180, 44), Size(180, 44)], [(0, 1)])
     layout.boxes[1].y > layout.boxes[0].y
 
-Each node is in the layer after the layers of all its predecessors. Long edges pass through
-invisible nodes in the layers in between. Repeated passes over the layers reduce crossings (median
-heuristic). Further passes align the nodes with their neighbours without changing the order.
+Each node is in a layer below the layers of all its predecessors. A long edge passes through an
+invisible node in each layer between its ends. Repeated passes over the layers reduce the number of
+crossings (median heuristic). Further passes align the nodes with their neighbours without changing
+their order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,8 +16,8 @@ from statistics import median
 
 GAP_X = 20.0
 GAP_Y = 46.0
-ORDER_SWEEPS = 8
-POSITION_SWEEPS = 6
+ORDER_SWEEPS = 8  # number of passes that reduce crossings
+POSITION_SWEEPS = 6  # number of passes that align the nodes
 BEND_WIDTH = 12.0  # width that an edge needs when it passes through a layer
 
 Edge = tuple[int, int]
@@ -43,7 +44,8 @@ class Box:
 
 @dataclass(frozen=True)
 class Layout:
-    """The boxes of the nodes, in their order, and the points of each edge from top to bottom."""
+    """The box of each node, the points of each edge from top to bottom (`paths`), and the size of
+    the whole layout."""
 
     boxes: list[Box]
     paths: list[list[Point]]
@@ -52,8 +54,8 @@ class Layout:
 
 
 def arrange(sizes: Sequence[Size], edges: Sequence[Edge]) -> Layout:
-    """Return the layout of a graph. In a cycle, an edge that leads back is drawn from the lower to
-    the upper node."""
+    """Return the layout of a graph. If the graph contains a cycle, an edge that leads back to an
+    upper layer is drawn from the upper to the lower node."""
     layer_of = assign_layers(len(sizes), edges)
     chains: list[list[int]] = []
     links: list[Edge] = []
@@ -98,8 +100,8 @@ def arrange(sizes: Sequence[Size], edges: Sequence[Edge]) -> Layout:
 
 
 def assign_layers(count: int, edges: Iterable[Edge]) -> list[int]:
-    """Return the layer of each node. A node is below all its predecessors; a node without
-    predecessors is directly above its first successor."""
+    """Return the number of the layer of each node, from 0 at the top. A node is below all its
+    predecessors. A node without predecessors is directly above its uppermost successor."""
     successors: list[list[int]] = [[] for _ in range(count)]
     open_edges = [0] * count
     for source, target in edges:
@@ -110,16 +112,16 @@ def assign_layers(count: int, edges: Iterable[Edge]) -> list[int]:
     is_source = [not number for number in open_edges]
     layer_of = [0] * count
     ready = [node for node in range(count) if is_source[node]]
-    ordered: list[int] = []
-    waiting = iter(range(count))
+    finished: list[int] = []
+    candidates = iter(range(count))
 
-    while len(ordered) < count:
+    while len(finished) < count:
         if not ready:
             # only nodes of a cycle remain: continue with the first of them
-            ready = [next(node for node in waiting if open_edges[node] > 0)]
+            ready = [next(node for node in candidates if open_edges[node] > 0)]
             open_edges[ready[0]] = 0
         node = ready.pop()
-        ordered.append(node)
+        finished.append(node)
         open_edges[node] = -1
         for successor in successors[node]:
             if open_edges[successor] <= 0:
@@ -129,7 +131,7 @@ def assign_layers(count: int, edges: Iterable[Edge]) -> list[int]:
             if not open_edges[successor]:
                 ready.append(successor)
 
-    for node in reversed(ordered):
+    for node in reversed(finished):
         if is_source[node] and successors[node]:
             nearest = min(layer_of[successor] for successor in successors[node])
             layer_of[node] = max(layer_of[node], nearest - 1)
@@ -149,8 +151,8 @@ def _neighbours(count: int, links: Iterable[Edge]) -> tuple[list[list[int]], lis
 def _order_layers(
     layer_of: Sequence[int], upper: list[list[int]], lower: list[list[int]]
 ) -> list[list[int]]:
-    """Return the nodes of each layer from left to right, in the order with the fewest crossings
-    that was found."""
+    """Return the nodes of each layer from left to right. The order is the one with the fewest
+    crossings among the orders that were tried."""
     layers: list[list[int]] = [[] for _ in range(max(layer_of, default=-1) + 1)]
     for node, layer in enumerate(layer_of):
         layers[layer].append(node)
@@ -189,13 +191,13 @@ def _order_layers(
 def _count_crossings(
     layers: Iterable[Sequence[int]], rank: Sequence[float], lower: list[list[int]]
 ) -> int:
-    """Return the number of crossing pairs of links. If the links are sorted by their upper ends,
-    this is the number of inversions of their lower ends."""
+    """Return the number of pairs of links that cross each other: the number of inversions of the
+    lower ends if the links are sorted by their upper ends."""
     crossings = 0
     for layer in layers:
         ends = [end for node in layer for end in sorted(int(rank[low]) for low in lower[node])]
         size = max(ends, default=0) + 1
-        # Fenwick tree: number of ends so far, by rank
+        # Fenwick tree with the number of ends so far, by rank
         tree = [0] * (size + 1)
         for count, end in enumerate(ends):
             index = end + 1
@@ -217,8 +219,8 @@ def _assign_centers(
     upper: list[list[int]],
     lower: list[list[int]],
 ) -> list[float]:
-    """Return the x coordinates of the nodes' centers. Each is close to the mean of its neighbours,
-    and nodes do not overlap."""
+    """Return the x coordinate of the center of each node. It is close to the mean of the node's
+    neighbours, but nodes do not overlap."""
     centers = [0.0] * len(widths)
     for layer in layers:
         position = 0.0
@@ -251,8 +253,8 @@ def _assign_centers(
 def _separate(
     targets: Sequence[float], widths: Sequence[float], weights: Sequence[float]
 ) -> list[float]:
-    """Return centers in the same order and without overlaps that minimize the squared distances to
-    the targets (pool adjacent violators)."""
+    """Return the centers of the nodes of a layer, in the same order and without overlaps, with the
+    smallest sum of squared distances to their targets (pool adjacent violators)."""
     offsets: list[float] = []
     position = 0.0
     for index, width in enumerate(widths):
@@ -293,12 +295,12 @@ def _stack(
 def _path(
     chain: Sequence[int], boxes: Sequence[Box], layers: Sequence[tuple[float, float]]
 ) -> list[Point]:
-    """Return the points of an edge: from the lower side of the first node through the layers
-    between to the upper side of the last node."""
+    """Return the points of an edge, from the lower side of the first node of a chain to the upper
+    side of the last node. `layers`: (top, height) of the layer of each node."""
     first = boxes[chain[0]]
     last = boxes[chain[-1]]
     points = [(first.x + first.width / 2, first.y + first.height)]
-    # the node is less high than its layer, so the edge first goes vertically to the end of the
+    # if the node is less high than its layer, the edge first goes vertically to the end of the
     # layer
     if first.y + first.height < layers[0][0] + layers[0][1]:
         points.append((points[0][0], layers[0][0] + layers[0][1]))

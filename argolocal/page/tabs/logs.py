@@ -40,13 +40,15 @@ from argolocal.view.summary import FAILED_PHASES, FINISHED_PHASES, Step
 MAX_PODS_SIDE_BY_SIDE = 4
 MAX_CHOICES = 100
 MAX_TEXT_LENGTH = 1000
-# phases of the steps that the list of logs shows first, in this order
-PHASE_ORDER = (*sorted(FAILED_PHASES), "Running", "Pending")
+# phases of steps that have not ended; their logs come after the logs of failed steps
+UNFINISHED_PHASES = ("Running", "Pending")
 
 
 @dataclass(frozen=True)
 class LogChoice:
-    """A log of the run. `step`: name of the pod's step, or "" if the step is unknown."""
+    """A log of the run. `step`: name of the pod's step, or "" if the step is unknown. `address`:
+    URL that shows only this log. `address_next_to_others`: URL that adds this log to the shown
+    logs, or ""."""
 
     pod: str
     step: str
@@ -60,10 +62,11 @@ class LogChoice:
 
 @dataclass(frozen=True)
 class LogView:
-    """A part of a log, with the URLs of its other parts. A URL is "" if it is not needed.
+    """A part of a log, with the URLs of other parts of the log. A URL is "" if it is not needed.
 
-    `follow`: URL of the events that contain new lines. `missing_error`: True if the user looked for
-    the first error, but the log contains no error.
+    `missing_error`: True if the user looked for the first error, but the log contains no error.
+    `without`: URL that shows the other logs without this log. `follow`: URL of the events with new
+    lines.
     """
 
     pod: str
@@ -109,8 +112,10 @@ class Search:
 class Logs:
     """The logs of a run.
 
-    `more_choices`: number of logs that are missing from the list. `is_chosen`: True if the URL
-    names the shown logs; then a search covers only these logs.
+    `choices`: the list of logs. `more_choices`: number of logs that are missing from the list.
+    `step_filter`: text that the names in the list must contain. `is_chosen`: True if the URL names
+    the shown logs; then a search covers only these logs. `without_search`: URL of the same logs
+    without the search.
     """
 
     choices: list[LogChoice]
@@ -142,35 +147,37 @@ class LogsTab:
 
         pods = check_pods(query.getlist("pod"), logs)
         is_chosen = bool(pods)
-        found = None
+        ordered_pods = _order_pods(logs, steps)
+        search_result = None
         if text:
-            found = _search(run, [logs[pod] for pod in pods or _in_order(logs, steps)], steps, text)
-        if not pods and not text:
-            pods = _in_order(logs, steps)[:1]
+            search_result = _search(run, [logs[pod] for pod in pods or ordered_pods], steps, text)
+        elif not pods:
+            pods = ordered_pods[:1]
 
         addresses = Addresses(run.name, pods, text)
-        views = [_view(run, logs[pod], steps.get(pod), addresses, query) for pod in pods]
+        views = [_make_view(run, logs[pod], steps.get(pod), addresses, query) for pod in pods]
         step_filter = query.get("step", "").strip()
         choices = [
             pod
-            for pod in _in_order(logs, steps)
+            for pod in ordered_pods
             if step_filter in (steps[pod].name if pod in steps else pod) or step_filter in pod
         ]
-        rows = [_choice(logs[pod], steps.get(pod), addresses) for pod in choices[:MAX_CHOICES]]
+        rows = [_make_choice(logs[pod], steps.get(pod), addresses) for pod in choices[:MAX_CHOICES]]
         return Logs(
             rows,
             max(0, len(choices) - MAX_CHOICES),
             step_filter,
             views,
             is_chosen,
-            found,
+            search_result,
             addresses.show(pods),
         )
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """Creates URLs of this tab for given pods."""
+    """Creates URLs of this tab. `pods`: the pods whose logs are shown. `text`: the searched
+    text."""
 
     run: str
     pods: list[str]
@@ -212,46 +219,48 @@ def check_pods(names: list[str], logs: Mapping[str, LogFile]) -> list[str]:
 
 
 def find_steps(run: Run, logs: Mapping[str, LogFile]) -> dict[str, Step]:
-    """Return the step that each pod with a log belongs to."""
-    rows = [row for row in summary.list_steps(run.name, run.status) if row.node]
-    row_of_node = {row.node["name"]: row for row in rows if row.node}
-    by_pod: dict[str, Step] = {}
+    """Return the steps to which the pods with logs belong, by the name of the pod."""
+    steps = [step for step in summary.list_steps(run.name, run.status) if step.node]
+    step_of_node = {step.node["name"]: step for step in steps if step.node}
+    step_of_pod: dict[str, Step] = {}
     for node in run.status.get("nodes", {}).values():
         pod = summary.make_pod_name(run.name, node)
-        # attempts have no rows of their own, so use the row of the retried step
-        step_name = re.sub(r"\(\d+\)$", "", node["name"])
-        row = row_of_node.get(node["name"]) or row_of_node.get(step_name)
-        if row and pod in logs:
-            by_pod[pod] = row
+        # the list may contain only the retried step of an attempt
+        retried_name = re.sub(r"\(\d+\)$", "", node["name"])
+        step = step_of_node.get(node["name"]) or step_of_node.get(retried_name)
+        if step and pod in logs:
+            step_of_pod[pod] = step
 
     # the names of a job's pods start with the name of the job's step
-    by_label = {row.label: row for row in rows}
-    for pod in logs.keys() - by_pod.keys():
+    step_of_label = {step.label: step for step in steps}
+    for pod in logs.keys() - step_of_pod.keys():
         words = pod.removeprefix(f"{run.name}-").split("-")
         labels = ["-".join(words[:count]) for count in range(len(words), 0, -1)]
-        label = next((label for label in labels if label in by_label), None)
+        label = next((label for label in labels if label in step_of_label), None)
         if label:
-            by_pod[pod] = by_label[label]
-    return by_pod
+            step_of_pod[pod] = step_of_label[label]
+    return step_of_pod
 
 
-def _in_order(logs: Mapping[str, LogFile], steps: Mapping[str, Step]) -> list[str]:
+def _order_pods(logs: Mapping[str, LogFile], steps: Mapping[str, Step]) -> list[str]:
     """Return the names of the pods: failed pods first, then running pods, then all others. Within
-    each group, newer pods are first."""
+    each of these groups, newer pods are first."""
 
-    def key(pod: str) -> tuple[int, str]:
-        step = steps.get(pod)
-        phase = step.phase if step else ""
-        group = 0 if phase in FAILED_PHASES else 1 if phase in PHASE_ORDER else 2
-        return group, pod
+    def rank(pod: str) -> int:
+        phase = steps[pod].phase if pod in steps else ""
+        if phase in FAILED_PHASES:
+            return 0
+        if phase in UNFINISHED_PHASES:
+            return 1
+        return 2
 
     newest_first = sorted(
         logs, key=lambda pod: (steps[pod].started or "") if pod in steps else "", reverse=True
     )
-    return sorted(newest_first, key=lambda pod: key(pod)[0])
+    return sorted(newest_first, key=rank)
 
 
-def _choice(log: LogFile, step: Step | None, addresses: Addresses) -> LogChoice:
+def _make_choice(log: LogFile, step: Step | None, addresses: Addresses) -> LogChoice:
     is_shown = log.name in addresses.pods
     can_be_added = not is_shown and addresses.pods and len(addresses.pods) < MAX_PODS_SIDE_BY_SIDE
     return LogChoice(
@@ -266,7 +275,7 @@ def _choice(log: LogFile, step: Step | None, addresses: Addresses) -> LogChoice:
     )
 
 
-def _position(parameters: QueryParams, key: str, pod: str, is_only_pod: bool) -> str:
+def _read_position(parameters: QueryParams, key: str, pod: str, is_only_pod: bool) -> str:
     """Return the value of the query parameter `offset` or `mark` for a pod, or ""."""
     for text in parameters.getlist(key):
         name, colon, value = text.rpartition(":")
@@ -281,7 +290,7 @@ def _parse_offset(text: str) -> int:
     return int(text)
 
 
-def _view(
+def _make_view(
     run: Run,
     log: LogFile,
     step: Step | None,
@@ -289,8 +298,8 @@ def _view(
     parameters: QueryParams,
 ) -> LogView:
     is_only_pod = len(addresses.pods) == 1
-    offset_text = _position(parameters, "offset", log.name, is_only_pod)
-    mark_text = _position(parameters, "mark", log.name, is_only_pod)
+    offset_text = _read_position(parameters, "offset", log.name, is_only_pod)
+    mark_text = _read_position(parameters, "mark", log.name, is_only_pod)
 
     mark = None
     if mark_text == "error":
@@ -317,11 +326,12 @@ def _describe(
     mark: int | None,
     missing_error: bool,
 ) -> LogView:
-    breaks = count_lines(log, page.start)
+    line_break_count = count_lines(log, page.start)
+    first_number = None if line_break_count is None else line_break_count + 1
     is_end = page.end >= page.size
     is_live = is_end and mark is None and run.phase not in FINISHED_PHASES
-    # follow the log from the start of the incomplete last line, which is sent again when it is
-    # complete
+    # new lines are followed from the start of the incomplete last line, which is sent again when it
+    # is complete
     next_line = page.start + page.data.rfind(b"\n") + 1
     pod = log.name
     others = [other for other in addresses.pods if other != pod]
@@ -333,7 +343,7 @@ def _describe(
         page.size,
         page.start,
         page.end,
-        split_lines(page, None if breaks is None else breaks + 1, mark),
+        split_lines(page, first_number, mark),
         is_end,
         missing_error,
         first_page=addresses.move(pod, offset=0) if page.start else "",

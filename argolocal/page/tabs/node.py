@@ -51,7 +51,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Item:
-    """A step inside a loop, a group or a folded box."""
+    """A step that a loop, a group or a folded box contains."""
 
     label: str
     phase: str
@@ -62,9 +62,14 @@ class Item:
 
 @dataclass(frozen=True)
 class NodeDetails:
-    """One step. `name`: its identifier. `condition`: dependencies and condition in words. `log`:
-    lines around the error, or the last lines; `log_link`: URL of the full log. `items`: a page of
-    its inner steps, failed steps first. `graph_link`: URL of the graph of its inner steps."""
+    """One step.
+
+    `name`: identifier of the step. `condition`: its dependencies and its condition in words.
+    `unmet_condition`: the condition that was not true, for a skipped step. `log`: lines around the
+    error, or the last lines. `log_link`: URL of the full log. `items`: a page of its inner steps,
+    failed steps first. `counts`: the counts of the inner steps in words. `graph_link`: URL of the
+    graph of its inner steps. `close_link`: URL of the page without these details.
+    """
 
     name: str
     label: str
@@ -108,7 +113,7 @@ class NodeReader:
         artifacts: Sequence[ArtifactRow],
         log_tab: str | None,
     ) -> None:
-        """`log_tab`: name of the tab that shows logs, or None if there is no such tab."""
+        """`log_tab`: name of the tab that shows logs, or None if the page has no such tab."""
         self.plan = plan
         self.run = plan.run
         self.drawing = drawing
@@ -117,7 +122,8 @@ class NodeReader:
         self.log_tab = log_tab
 
     def read(self, address: str, page: int) -> NodeDetails | None:
-        """Return the details of the step or folded box with this identifier, or None."""
+        """Return the details of the step or folded box with the identifier `address`, or None if it
+        does not exist. `page`: number of the page of its inner steps."""
         step = self.plan.find(address)
         if step:
             return self._describe_step(step, address, page)
@@ -202,12 +208,14 @@ class NodeReader:
             return shorten(describe_reuse(message))
         if step.phase == "Omitted" and step.needs:
             message = describe_omission(step.task, self.plan.dependency_phases(step)) or message
-        attempts = [str(item.get("message") or "") for item in self.plan.attempts_of(step)]
-        return shorten(causes.extract_cause(causes.find_root_message(message, attempts)))
+        attempt_messages = [
+            str(attempt.get("message") or "") for attempt in self.plan.attempts_of(step)
+        ]
+        return shorten(causes.extract_cause(causes.find_root_message(message, attempt_messages)))
 
     def _read_log(self, step: PlannedStep, pod: str) -> tuple[list[str], int, str]:
-        """Return lines of the step's log, the index of the line with the error (or -1), and the pod
-        of the log."""
+        """Return the lines of the step's log around its error, the index of the line with the error
+        (or -1), and the name of the pod. For a job, read the log of the pod that has failed."""
         log = self.logs.get(pod) if pod else None
         if log is None and "resource" in step.template:
             prefix = f"{self.run.name}-{step.label}-"
@@ -249,10 +257,12 @@ class NodeReader:
         return [row for row in self.artifacts if row.node in addresses]
 
     def _page_of(self, steps: Sequence[PlannedStep], address: str, page: int) -> dict[str, Any]:
+        """Return the fields of NodeDetails about one page of inner steps."""
         pages = max(1, -(-len(steps) // STEPS_PER_PAGE))
         page = min(page, pages)
         links = self.drawing.links
-        shown = order_by_phase(steps)[(page - 1) * STEPS_PER_PAGE : page * STEPS_PER_PAGE]
+        first_index = (page - 1) * STEPS_PER_PAGE
+        shown_steps = order_by_phase(steps)[first_index : first_index + STEPS_PER_PAGE]
 
         def link_to(number: int) -> str:
             return links.to("#node", node=address, items=str(number))
@@ -266,7 +276,7 @@ class NodeReader:
                     seconds=duration_of(step),
                     link=links.to("#node", node=self.plan.address(step)),
                 )
-                for step in shown
+                for step in shown_steps
             ],
             "page": page,
             "pages": pages,
@@ -276,7 +286,8 @@ class NodeReader:
 
 
 def _values(node: Mapping[str, Any], direction: str) -> list[Value]:
-    """Return the parameters and artifacts of a node, and its result."""
+    """Return the inputs or the outputs of a node: parameters, artifacts of the inputs, the result
+    and the exit code. `direction`: inputs or outputs."""
     values: list[Value] = []
     data = node.get(direction) or {}
     for parameter in data.get("parameters") or []:
@@ -319,15 +330,15 @@ _Dumper.add_representer(str, _represent_text)
 
 def manifest_of(step: PlannedStep) -> str:
     """Return the task and the template of a step as YAML."""
-    items: list[Any] = []
+    documents: list[Any] = []
     if step.task and step.parent is not None:
-        items.append({"task": dict(step.task)})
+        documents.append({"task": dict(step.task)})
     if step.template and "inline" not in step.task:
-        items.append({"template": dict(step.template)})
+        documents.append({"template": dict(step.template)})
 
     text = "\n".join(
-        yaml.dump(item, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
-        for item in items
+        yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+        for document in documents
     )
     excess = len(text) - MAX_YAML_CHARACTERS
     if excess > 0:

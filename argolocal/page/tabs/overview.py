@@ -25,14 +25,14 @@ from argolocal.view import summary
 from argolocal.view.summary import parse_timestamp
 
 ROWS_PER_PAGE = 200
-# a table with at most this number of rows is open at first
+# a table of at most this number of steps is open when the page is loaded
 MAX_OPEN_ROWS = 40
 MAX_WALKED_STEPS = 50_000
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """One step of a run; a step that has not started has the phase Planned."""
+    """One step of a run. A step that has not started has the phase Planned."""
 
     name: str
     label: str
@@ -46,9 +46,12 @@ class StepRow:
 
 @dataclass(frozen=True)
 class Overview:
-    """The state of a run, its graph, and its steps. `headlines`: the main results, such as a
-    verdict. `failure_link`, `log_link`: addresses of the
-    failed step and of its log. `steps`: a page of the steps."""
+    """The state of a run, its graph, and its steps.
+
+    `headlines`: the main results, such as a verdict. `sentences`: how the run has ended.
+    `failure_link`, `log_link`: URLs of the failed step and of its log. `waiting`: what the run
+    waits for. `node`: the selected step. `steps`: one page of the steps.
+    """
 
     phase: str
     headlines: list[str]
@@ -76,9 +79,9 @@ Headline = Callable[[Run], list[str]]
 class OverviewTab:
     """The tab `overview`.
 
-    `headline`: returns sentences to show at the top, such as a verdict. `find_internal`: recognizes
-    internal steps, which a program adds to each workflow; they are hidden at first. `log_tab`: name
-    of the tab with logs, or None.
+    `headline`: function that returns sentences to show at the top, such as a verdict.
+    `find_internal`: function that recognizes internal steps, which a program adds to each workflow;
+    they are hidden until the user wants to see them. `log_tab`: name of the tab with logs, or None.
     """
 
     name = "overview"
@@ -164,7 +167,7 @@ def parse_page(text: str | None) -> int:
 def _make_row(plan: Plan, drawing: Drawing, step: PlannedStep) -> StepRow:
     node = step.node or {}
     message = causes.extract_cause(str(node.get("message") or ""))
-    attempts = [str(item.get("message") or "") for item in plan.attempts_of(step)]
+    attempt_messages = [str(attempt.get("message") or "") for attempt in plan.attempts_of(step)]
     if step.phase == "Cached":
         message = describe_reuse(message)
     elif step.phase == "Skipped" and step.task.get("when"):
@@ -173,10 +176,10 @@ def _make_row(plan: Plan, drawing: Drawing, step: PlannedStep) -> StepRow:
         message = describe_omission(step.task, plan.dependency_phases(step)) or message
     elif step.phase == "Planned":
         message = describe_condition(step)
-    elif attempts:
-        message = causes.extract_cause(causes.find_root_message(message, attempts))
-    if len(attempts) > 1:
-        message = f"{len(attempts)} attempts{': ' if message else ''}{message}"
+    elif attempt_messages:
+        message = causes.extract_cause(causes.find_root_message(message, attempt_messages))
+    if len(attempt_messages) > 1:
+        message = f"{len(attempt_messages)} attempts{': ' if message else ''}{message}"
 
     address = plan.address(step)
     return StepRow(
@@ -201,6 +204,7 @@ def _other_failures(
 
 
 def _suspend_duration(plan: Plan, node_name: str) -> str:
+    """Return the duration of a suspend step, or "" if the step waits for a user."""
     step = plan.find(node_name.removeprefix(plan.run.name).lstrip("."))
     if not step:
         return ""
@@ -208,7 +212,7 @@ def _suspend_duration(plan: Plan, node_name: str) -> str:
 
 
 def _outcome(plan: Plan) -> list[str]:
-    """Return sentences that tell how a run and its exit handler have ended."""
+    """Return sentences about the end of a run and about a failure of its exit handler."""
     run = plan.run
     sentences: list[str] = []
     start = run.status.get("startedAt")

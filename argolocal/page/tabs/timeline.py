@@ -1,8 +1,8 @@
 """The tab `timeline`: when each step waited, started and ran.
 
-?open=NODE    the iterations of a loop, each in a row of its own
-?zoom=4       four times as wide
-?page=2       further rows
+?open=NODE    a row for each iteration of the loop NODE
+?zoom=4       a time axis that is four times as wide
+?page=2       the second page of rows
 """
 
 import time
@@ -20,16 +20,16 @@ from argolocal.page.tabs.timeline_bars import (
     Bar,
     Piece,
     Stage,
-    bars_of_loop,
-    bars_of_step,
+    divide_loop,
+    divide_step,
     find_parents,
     seconds_in,
 )
 from argolocal.view import summary
-from argolocal.view.summary import FINISHED_PHASES, Step, parse_timestamp
+from argolocal.view.summary import Step, parse_timestamp
 
 MAX_ROWS = 200
-# a loop with more iterations is shown as one row at first
+# a loop with more iterations is one row until the user opens it
 MAX_OPEN_ITERATIONS = 8
 ZOOMS = (1, 2, 4, 8, 16)
 MAX_TICKS = 6
@@ -43,7 +43,8 @@ DAY_S = 86400
 
 @dataclass(frozen=True)
 class Tick:
-    """A tick of the time axis. `position`: percent of the axis."""
+    """A tick of the time axis. `position`: percent of the axis. `since_start`: time since the start
+    of the run, as a text. `clock`: local time, as a text."""
 
     position: float
     since_start: str
@@ -52,7 +53,8 @@ class Tick:
 
 @dataclass(frozen=True)
 class TimelineRow:
-    """A row for a step, an iteration of a loop, or a whole loop with `count` iterations."""
+    """A row for a step, an iteration of a loop, or a whole loop with `count` iterations. `open` and
+    `close`: URLs that open or close the loop, or ""."""
 
     name: str
     label: str
@@ -72,8 +74,9 @@ class TimelineRow:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The steps of a run on a time axis. `not_started`: steps without a bar, because they have not
-    started."""
+    """The steps of a run on a time axis. `now`: position of the current time in percent, or None if
+    the run is finished. `not_started`: steps that have no bar, because they have not started.
+    `zooms`: zoom factor → URL."""
 
     rows: list[TimelineRow]
     ticks: list[Tick]
@@ -106,9 +109,9 @@ class TimelineTab:
         open_name = query.get("open", "")
 
         steps = summary.list_steps(run.name, run.status, summary.list_planned_tasks(run.manifest))
-        started = [step for step in steps if step.node]
-        axis = _find_axis(run, started)
-        rows = _make_rows(run, started, axis, open_name)
+        started_steps = [step for step in steps if step.node]
+        axis = _find_axis(run, started_steps)
+        rows = _make_rows(run, started_steps, axis, open_name)
 
         pages = max(1, -(-len(rows) // MAX_ROWS))
         page = min(max(1, _parse_number(query, "page", 1)), pages)
@@ -153,17 +156,20 @@ class Axis:
         return round(100 * min(1.0, max(0.0, share)), 3)
 
     def ticks(self, zoom: int) -> list[Tick]:
-        length = self.end - self.start
-        days = max(1, round(length / DAY_S / MAX_TICKS / zoom)) * DAY_S
-        interval = next(
-            (value for value in TICK_INTERVALS if length / value <= MAX_TICKS * zoom), days
+        """Return the ticks of the axis: about MAX_TICKS in the visible part, whose width is 1/zoom
+        of the axis."""
+        length_s = self.end - self.start
+        whole_days_s = max(1, round(length_s / DAY_S / MAX_TICKS / zoom)) * DAY_S
+        long_enough = (
+            interval for interval in TICK_INTERVALS if length_s / interval <= MAX_TICKS * zoom
         )
-        count = int(length / interval) + 1
+        interval_s = next(long_enough, whole_days_s)
+        count = int(length_s / interval_s) + 1
         return [
             Tick(
-                self.position(self.start + index * interval),
-                "0 s" if index == 0 else _format_offset(index * interval),
-                _format_clock(self.start + index * interval, interval),
+                self.position(self.start + index * interval_s),
+                "0 s" if index == 0 else _format_offset(index * interval_s),
+                _format_clock(self.start + index * interval_s, interval_s),
             )
             for index in range(count)
         ]
@@ -171,7 +177,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class _Row:
-    """A row of the timeline, with the step or loop and the times that it shows."""
+    """A row of the timeline, with the step or loop that it shows, and the time spans of its
+    bars."""
 
     step: Step
     depth: int
@@ -203,8 +210,8 @@ class _Row:
 
 
 def _make_rows(run: Run, steps: Sequence[Step], axis: Axis, open_name: str) -> list[_Row]:
-    """Return the rows of the timeline. A retried step and its attempts share one row; so do the
-    iterations of a large loop."""
+    """Return the rows of the timeline. A retried step and its attempts share one row. The
+    iterations of a large loop also share one row."""
     parents = find_parents(run.status)
     rows: list[_Row] = []
     index = 0
@@ -213,27 +220,28 @@ def _make_rows(run: Run, steps: Sequence[Step], axis: Axis, open_name: str) -> l
         end = index + 1
         while end < len(steps) and steps[end].depth > step.depth:
             end += 1
-        descendants = steps[index + 1 : end]
+
+        children = [child for child in steps[index + 1 : end] if child.depth == step.depth + 1]
 
         if step.kind == "Retry":
-            attempts = [row for row in descendants if row.depth == step.depth + 1] or [step]
-            pieces = [bars_of_step(run, row, parents, axis.end) for row in attempts]
-            bars = [bar for attempt in pieces for bar in _draw(attempt, axis)]
-            all_pieces = [piece for attempt in pieces for piece in attempt]
-            rows.append(_Row(step, step.depth, all_pieces, bars, len(attempts)))
+            attempts = children or [step]
+            pieces = [
+                piece
+                for attempt in attempts
+                for piece in divide_step(run, attempt, parents, axis.end)
+            ]
+            rows.append(_Row(step, step.depth, pieces, _draw(pieces, axis), len(attempts)))
             index = end
         elif step.kind == "TaskGroup":
-            children = [row for row in descendants if row.depth == step.depth + 1]
             is_small = len(children) <= MAX_OPEN_ITERATIONS
             is_open = is_small or open_name == step.name or open_name.startswith(f"{step.name}(")
-            pieces = bars_of_loop(run, children, parents, axis.end)
-            bars = _draw(pieces, axis)
+            pieces = divide_loop(run, children, parents, axis.end)
             rows.append(
                 _Row(
                     step,
                     step.depth,
                     pieces,
-                    bars,
+                    _draw(pieces, axis),
                     count=len(children),
                     is_open=is_open and not is_small,
                     can_be_opened=not is_open,
@@ -241,13 +249,14 @@ def _make_rows(run: Run, steps: Sequence[Step], axis: Axis, open_name: str) -> l
             )
             index = index + 1 if is_open else end
         else:
-            pieces = bars_of_step(run, step, parents, axis.end)
+            pieces = divide_step(run, step, parents, axis.end)
             rows.append(_Row(step, step.depth, pieces, _draw(pieces, axis)))
             index += 1
     return rows
 
 
 def _draw(pieces: Sequence[Piece], axis: Axis) -> list[Bar]:
+    """Return a bar for each time span."""
     bars: list[Bar] = []
     for piece in pieces:
         x = axis.position(piece.start)
@@ -258,17 +267,19 @@ def _draw(pieces: Sequence[Piece], axis: Axis) -> list[Bar]:
 
 
 def _find_axis(run: Run, steps: Sequence[Step]) -> Axis:
+    """Return the time axis that contains all steps of a run."""
     starts = [parse_timestamp(step.started) for step in steps if step.started]
     start = min(starts, default=parse_timestamp(run.created) if run.created else time.time())
     ends = [parse_timestamp(step.finished) for step in steps if step.finished]
     end = max(ends, default=start)
-    if run.phase not in FINISHED_PHASES:
-        end = max(end, time.time()) if run.phase == "Running" else end
+    if run.phase == "Running":
+        end = max(end, time.time())
     return Axis(start, max(end, start + 0.001))
 
 
 def _format_clock(time: float, interval: float) -> str:
-    """Format a local time with the precision that the distance between two ticks requires."""
+    """Format a unix time as local time, with the precision that the interval between two ticks
+    requires."""
     local_time = datetime.fromtimestamp(time)
     if interval < 1:
         return local_time.strftime("%H:%M:%S.%f")[:-4]

@@ -5,17 +5,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from argolocal.manifest.allowed_values import FAILED_PHASES
 from argolocal.page.sources import Run
 from argolocal.view.summary import FINISHED_PHASES, Step, parse_timestamp
 
-# A shorter wait is not shown, because the runner itself needs this time.
+# minimum time of a wait that is shown; the runner itself needs up to this time to start a step
 MIN_WAIT_S = 0.1
 # times from the journal and from the kernel differ by less than this number of seconds
 CLOCK_TOLERANCE_S = 0.1
 
 
 class Stage(StrEnum):
-    """The activity of a step during a part of its time."""
+    """The state of a step during a time span."""
 
     WAITING = "waiting"
     STARTING = "starting"
@@ -34,7 +35,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Bar:
-    """A rectangle of the timeline. `x` and `width`: percent of the axis."""
+    """A rectangle of the timeline. `x` and `width`: percent of the axis. `title`: stage and
+    duration in words."""
 
     stage: Stage
     phase: str
@@ -48,7 +50,7 @@ Parents = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def find_parents(status: Mapping[str, Any]) -> Parents:
-    """Return the parents of each node: the nodes that have it in `children`."""
+    """Return the parents of each node: the nodes whose field `children` contains it."""
     parents: dict[str, list[Mapping[str, Any]]] = {}
     for node in status.get("nodes", {}).values():
         for child in node.get("children") or []:
@@ -56,9 +58,10 @@ def find_parents(status: Mapping[str, Any]) -> Parents:
     return parents
 
 
-def bars_of_step(run: Run, step: Step, parents: Parents, now: float) -> list[Piece]:
-    """Return the time spans of a step's stages. The step waits between the end of its predecessors
-    and its creation, for example because of `parallelism` or the delay before a retry."""
+def divide_step(run: Run, step: Step, parents: Parents, now: float) -> list[Piece]:
+    """Return the time spans of the stages of a step. A step waits from the end of its predecessors
+    until the creation of its node, for example because of `parallelism` or the delay before a
+    retry. `now`: end of the last time span of a step that has not finished, in unix seconds."""
     node = step.node or {}
     if not step.started or step.phase in ("Skipped", "Omitted", "Cached"):
         return []
@@ -101,48 +104,48 @@ def _ready_time(run: Run, node: Mapping[str, Any], parents: Parents) -> float | 
 
 
 def _end_of_last_attempt(run: Run, retry: Mapping[str, Any], node: Mapping[str, Any]) -> float:
+    """Return the unix time at which the attempt before the attempt `node` ended. For the first
+    attempt, return the start of the Retry node."""
     nodes = run.status["nodes"]
+    attempts = [nodes[node_id] for node_id in retry.get("children") or [] if node_id in nodes]
     ends = [
-        parse_timestamp(nodes[id]["finishedAt"])
-        for id in retry.get("children") or []
-        if id in nodes
-        and nodes[id].get("finishedAt")
-        and nodes[id]["finishedAt"] <= node["startedAt"]
+        parse_timestamp(attempt["finishedAt"])
+        for attempt in attempts
+        if attempt.get("finishedAt") and attempt["finishedAt"] <= node["startedAt"]
     ]
     return max(ends, default=parse_timestamp(retry["startedAt"]))
 
 
-def bars_of_loop(run: Run, steps: Sequence[Step], parents: Parents, now: float) -> list[Piece]:
+def divide_loop(run: Run, steps: Sequence[Step], parents: Parents, now: float) -> list[Piece]:
     """Return the time spans in which at least one iteration of a loop ran. Failed iterations get
-    spans of their own, so that they remain visible."""
+    separate time spans, so that they remain visible."""
     pieces = [
         piece
         for step in steps
-        for piece in bars_of_step(run, step, parents, now)
+        for piece in divide_step(run, step, parents, now)
         if piece.stage is Stage.RUNNING
     ]
-    merged: list[Piece] = []
-    for is_failed in (False, True):
-        chosen = [piece for piece in pieces if (piece.phase in ("Failed", "Error")) == is_failed]
-        merged += _merge(sorted(chosen, key=lambda piece: piece.start))
-    return merged
+    failed = [piece for piece in pieces if piece.phase in FAILED_PHASES]
+    others = [piece for piece in pieces if piece.phase not in FAILED_PHASES]
+    return [*_merge(others), *_merge(failed)]
 
 
 def _merge(pieces: Sequence[Piece]) -> list[Piece]:
-    """Join time spans that overlap or nearly touch. `pieces`: time spans, sorted by their start."""
-    merged: list[Piece] = []
-    for piece in pieces:
-        if merged and piece.start <= merged[-1].end + MIN_WAIT_S:
-            last = merged[-1]
+    """Join time spans that overlap or nearly touch. Return them sorted by their start."""
+    merged_pieces: list[Piece] = []
+    for piece in sorted(pieces, key=lambda piece: piece.start):
+        if merged_pieces and piece.start <= merged_pieces[-1].end + MIN_WAIT_S:
+            last = merged_pieces.pop()
             is_finished = last.phase in FINISHED_PHASES and piece.phase in FINISHED_PHASES
             phase = last.phase if is_finished else "Running"
-            merged[-1] = Piece(Stage.RUNNING, last.start, max(last.end, piece.end), phase)
-        else:
-            merged.append(piece)
-    return merged
+            piece = Piece(Stage.RUNNING, last.start, max(last.end, piece.end), phase)
+
+        merged_pieces.append(piece)
+
+    return merged_pieces
 
 
 def seconds_in(pieces: Sequence[Piece], stage: Stage) -> float:
-    """Return the total seconds that the step spent in `stage`."""
+    """Return the total number of seconds of the time spans with this stage."""
     seconds = sum(piece.end - piece.start for piece in pieces if piece.stage is stage)
     return round(seconds, 3)

@@ -16,7 +16,8 @@ MAX_NAMES = 5
 def describe_waiting(run: Run, find_duration: Callable[[str], str]) -> list[str]:
     """Return sentences about the running and the waiting steps of a run.
 
-    `find_duration`: returns the duration of the suspend template of a node, or "".
+    `find_duration`: function that returns the duration of a suspend step, or "" if the step waits
+    for a user; argument: name of the node.
     """
     if run.is_finished:
         return []
@@ -66,6 +67,7 @@ def _waiting_sentences(run: Run, find_duration: Callable[[str], str]) -> Iterato
 
 
 def _waiting_sentence(node: Mapping[str, Any], name: str) -> str:
+    """Return a sentence with the reason why the step `name` waits, or "" if it does not wait."""
     message = str(node.get("message") or "")
     lock = (node.get("synchronizationStatus") or {}).get("waiting")
     if lock:

@@ -1,10 +1,10 @@
 """Run containerSet templates: start the containers of one pod as processes, in the order of their
 dependencies.
 
-    group = ContainerSet(template, run, cluster)
+    group = ContainerSet(template, container_run, cluster)
     while not group.completed:
-        for name, process in group.start_ready(now): ...
-        group.on_exit(name, now)    # after the exit of a process
+        for container_name, process in group.start_ready(now): ...
+        group.on_exit(container_name, now)    # after the exit of a process
 
 Each container has a separate root directory, and all share the volumes. The outputs of the template
 are those of the container `main`. `retries` is the total number of attempts, as in Argo. Source:
@@ -57,7 +57,12 @@ def main_container(template: dict[str, Any]) -> dict[str, Any]:
 
 
 class ContainerSet(Sidecars):
-    """The containers of one containerSet template."""
+    """The containers of one containerSet template.
+
+    `is_inline`: True for a template inside a step or task, which has no name. `attempts_left`:
+    number of attempts by container name. `errors` and `reasons`: causes of failures by container
+    name.
+    """
 
     def __init__(
         self, template: dict[str, Any], container_run: ContainerRun, cluster: Cluster
@@ -88,15 +93,17 @@ class ContainerSet(Sidecars):
 
     @property
     def completed(self) -> bool:
+        """True if all containers have ended."""
         return len(self.codes) == len(self.containers)
 
     @property
     def next_retry(self) -> float | None:
+        """The unix time of the next attempt, or None if no container waits for an attempt."""
         return min(self.retry_at.values(), default=None)
 
     def start_ready(self, now: float) -> Iterator[tuple[str, Process]]:
-        """Start the containers that are ready, and yield their names and processes. Raises
-        ConfigError, OSError."""
+        """Start the containers whose dependencies have succeeded and whose retry is due. Yield
+        their names and processes. Raises ConfigError, OSError."""
         has_changed = True
         while has_changed:
             has_changed = False
@@ -121,6 +128,7 @@ class ContainerSet(Sidecars):
                     has_changed = True
 
     def _try_start(self, container_name: str) -> None:
+        """Start a container. If its command cannot be started, complete the container."""
         try:
             self.running[container_name] = self._run(container_name)
         except StartError as error:
@@ -170,6 +178,7 @@ class ContainerSet(Sidecars):
         return ""
 
     def _list_pending(self) -> list[str]:
+        """Return the names of the containers that are neither running nor completed."""
         return [
             container_name
             for container_name in self.containers
@@ -177,6 +186,8 @@ class ContainerSet(Sidecars):
         ]
 
     def _dependencies_succeeded(self, container_name: str) -> bool:
+        """Return True if all dependencies of a container have succeeded. If one of them has failed,
+        complete the container with Error."""
         for dependency in self.containers[container_name].get("dependencies") or []:
             if dependency not in self.visible_codes:
                 return False
@@ -207,6 +218,8 @@ class ContainerSet(Sidecars):
         error: str = "",
         visible_exit_code: int | None = None,
     ) -> None:
+        """Complete a container. `visible_exit_code`: exit code that containers depending on it see,
+        by default `exit_code`."""
         self.codes[container_name] = exit_code
         self.visible_codes[container_name] = (
             exit_code if visible_exit_code is None else visible_exit_code
@@ -229,51 +242,14 @@ def check_container_set(template: dict[str, Any], field_path: str) -> None:
     support."""
     container_set = template["containerSet"]
     field_path = f"{field_path}.containerSet"
-
-    dependencies = {
-        container["name"]: container.get("dependencies") or []
-        for container in container_set["containers"]
-    }
-    if not dependencies or len(dependencies) != len(container_set["containers"]):
-        raise ConfigError(
-            f"{field_path}.containers must have at least one container, each with a different name."
-        )
-
-    for index, container in enumerate(container_set["containers"]):
-        if container["name"] in RESERVED_CONTAINER_NAMES or container["name"].startswith(
-            "artifact-plugin-"
-        ):
-            name_text = f"{field_path}.containers[{index}].name is {container['name']!r}"
-            raise ConfigError(
-                f"{name_text}, which is a name of Argo's own containers. Choose another name."
-            )
-
-        unknown_dependency = next(
-            (
-                name_text
-                for name_text in dependencies[container["name"]]
-                if name_text not in dependencies
-            ),
-            None,
-        )
-        if unknown_dependency:
-            raise ConfigError(
-                f"{field_path}.containers[{index}].dependencies names {unknown_dependency!r},"
-                " which is not a container of the set."
-            )
-
-    try:
-        TopologicalSorter(dependencies).prepare()
-    except CycleError as error:
-        raise ConfigError(
-            f"{field_path}.containers depend on each other: {' → '.join(error.args[1])}."
-        ) from None
+    _check_containers(container_set["containers"], f"{field_path}.containers")
 
     artifact_lists = [
         (template.get("inputs") or {}).get("artifacts"),
         *(template.get("outputs") or {}).values(),
     ]
-    if any(artifact_lists) and "main" not in dependencies:
+    has_main = any(container["name"] == "main" for container in container_set["containers"])
+    if any(artifact_lists) and not has_main:
         raise ConfigError(
             f'{field_path}.containers must include one named "main" if there are input artifacts or'
             " outputs."
@@ -302,3 +278,36 @@ def check_container_set(template: dict[str, Any], field_path: str) -> None:
         raise ConfigError(
             f"{field_path} needs private mount namespaces, which are not available on this system."
         )
+
+
+def _check_containers(containers: list[dict[str, Any]], field_path: str) -> None:
+    """Raise ConfigError for an invalid name, an unknown dependency or a cycle of dependencies."""
+    dependencies = {
+        container["name"]: container.get("dependencies") or [] for container in containers
+    }
+    if not dependencies or len(dependencies) != len(containers):
+        raise ConfigError(
+            f"{field_path} must have at least one container, each with a different name."
+        )
+
+    for index, container in enumerate(containers):
+        name = container["name"]
+        if name in RESERVED_CONTAINER_NAMES or name.startswith("artifact-plugin-"):
+            raise ConfigError(
+                f"{field_path}[{index}].name is {name!r}, which is a name of Argo's own"
+                " containers. Choose another name."
+            )
+
+        for dependency in dependencies[name]:
+            if dependency not in dependencies:
+                raise ConfigError(
+                    f"{field_path}[{index}].dependencies names {dependency!r}, which is not a"
+                    " container of the set."
+                )
+
+    try:
+        TopologicalSorter(dependencies).prepare()
+    except CycleError as error:
+        raise ConfigError(
+            f"{field_path} depend on each other: {' → '.join(error.args[1])}."
+        ) from None

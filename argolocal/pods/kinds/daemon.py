@@ -1,8 +1,7 @@
-"""Run readiness probes of daemons. The dependents of a daemon start when its probe passes.
+"""Run readiness probes of daemons. The steps that depend on a daemon start when its probe passes.
 
-A failed probe is repeated after `periodSeconds` or one second, whichever is shorter, because the
-kubelet also probes more often until a container is ready. Source: Argo's operator.go
-(assessNodeStatus).
+A failed probe is repeated after `periodSeconds`, but at most after one second, because the kubelet
+also probes more often until a container is ready. Source: Argo's operator.go (assessNodeStatus).
 """
 
 import os
@@ -27,7 +26,8 @@ PROBE_TYPES = ("exec", "httpGet", "tcpSocket")
 def wait_until_ready(
     container_run: ContainerRun, cluster: Cluster, is_running: Callable[[], bool]
 ) -> bool:
-    """Wait until the probe passes. Return False if the container exits first."""
+    """Wait until the probe has passed as often as its successThreshold demands. Return False if the
+    container exits first."""
     probe = Probe(container_run.container, "readinessProbe")
     success_count = 0
     time.sleep(probe.delay)
@@ -40,6 +40,7 @@ def wait_until_ready(
 
 
 def _passes(probe: Probe, container_run: ContainerRun, cluster: Cluster) -> bool:
+    """Run the probe once, as a command in the container or over the network."""
     if not probe.command:
         return probe.answers(container_run.ip)
     probe_run = replace(
@@ -77,9 +78,7 @@ def check_readiness_probe(template: dict[str, Any], field_path: str) -> None:
     probe = container.get("readinessProbe")
     if probe:
         field_path = f"{field_path}.{container_field}.readinessProbe"
-        probe_types = [
-            container_field for container_field in PROBE_TYPES if probe.get(container_field)
-        ]
+        probe_types = [probe_type for probe_type in PROBE_TYPES if probe.get(probe_type)]
         if len(probe_types) != 1:
             raise ConfigError(
                 f"{field_path} has {len(probe_types)} of {', '.join(PROBE_TYPES)}: it must have"

@@ -1,7 +1,7 @@
-"""Run data templates. Their result is a JSON list of the keys in a bucket, transformed by
-expressions.
+"""Run data templates. The result of a data template is a JSON list of the keys in a bucket,
+transformed by expressions.
 
-    phase, message, outputs = transform(template["data"], store)
+    phase, message, outputs = run_data_template(template["data"], open_store)
 
 Source: Argo's workflow/data, workflow/artifacts/s3 (ListObjects) and cmd/argoexec data; v4.1.
 """
@@ -20,8 +20,8 @@ Result = tuple[str, str, dict[str, Any] | None]  # (phase, message, outputs) of 
 def run_data_template(
     data_template: Mapping[str, Any], open_store: Callable[[dict[str, Any]], Any]
 ) -> Result:
-    """List the keys and apply the transformations. Any error, such as a missing bucket, fails the
-    node."""
+    """List the keys and apply the transformations. Return the phase, message and outputs of the
+    node. With any error, such as a missing bucket, the phase is Failed."""
     try:
         listed_values = _list_keys(data_template["source"]["artifactPaths"]["s3"], open_store)
     except (StorageError, ConfigError) as error:

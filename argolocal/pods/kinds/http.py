@@ -1,8 +1,8 @@
-"""Run http templates: send one HTTP request. Its response determines the phase of the node.
+"""Run http templates: send one HTTP request, whose response determines the phase of the node.
 
-    phase, message, outputs = send(template["http"], cluster.secret)
+    phase, message, outputs = run_http_template(template["http"], cluster.secret)
 
-The response body is `outputs.result`. Source: Argo's workflow/executor/agent.go
+The body of the response becomes `outputs.result`. Source: Argo's workflow/executor/agent.go
 (executeHTTPTemplate), v4.1.
 """
 
@@ -17,15 +17,16 @@ from typing import Any
 from argolocal.language.expr import ExprError, evaluate_bool
 from argolocal.pods import web
 
-# for comparison: a cluster stores fewer than two million bytes for an entire workflow
+# maximum size of a response body; for comparison, an entire Workflow object in a cluster has less
+# than two million bytes
 MAX_BODY_BYTES = 10_000_000
 Result = tuple[str, str, dict[str, Any] | None]  # (phase, message, outputs) of a node
 ReadSecret = Callable[[str], Mapping[str, str]]
 
 
 def run_http_template(http_template: Mapping[str, Any], read_secret: ReadSecret) -> Result:
-    """Send the request and check the response. Without `timeoutSeconds`, wait for ever, as Argo
-    does."""
+    """Send the request and check the response. Return the phase, message and outputs of the node.
+    Without `timeoutSeconds`, wait for ever, as Argo does."""
     try:
         headers = [
             (header["name"], _resolve_header_value(header, read_secret))
@@ -34,7 +35,8 @@ def run_http_template(http_template: Mapping[str, Any], read_secret: ReadSecret)
         status_code, response_body, response_headers = _send_request(http_template, headers)
     except KeyError as error:
         return "Failed", f"secrets {error} not found", None
-    except (web.WebError, ValueError) as error:  # a ValueError means that bodyFrom is not base64
+    except (web.WebError, ValueError) as error:
+        # a ValueError means that bodyFrom is not base64
         if isinstance(error, web.WebError):
             web_error = error
         else:
@@ -67,14 +69,15 @@ def run_http_template(http_template: Mapping[str, Any], read_secret: ReadSecret)
         reason = f"successCondition '{success_condition}' evaluated false"
 
     if has_succeeded:
-        return ("Succeeded", "", {"result": response_body})
-
-    return ("Failed", reason, {"result": response_body})
+        return "Succeeded", "", {"result": response_body}
+    return "Failed", reason, {"result": response_body}
 
 
 def _send_request(
     http_template: Mapping[str, Any], headers: list[tuple[str, str]]
 ) -> tuple[int, str, list[tuple[str, str]]]:
+    """Send the request. Return the status code, the body and the headers of the response. Raises
+    WebError, and ValueError if bodyFrom is not base64."""
     encoded_body = (http_template.get("bodyFrom") or {}).get("bytes")
     if encoded_body:
         request_body = base64.b64decode(encoded_body)
@@ -116,10 +119,10 @@ def _resolve_header_value(header: Mapping[str, Any], read_secret: ReadSecret) ->
 
 
 def _canonical_headers(headers: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Return the headers as Go's http.Header does: canonical name → all values."""
+    """Return the headers in the form of Go's http.Header: canonical name → all values."""
     values_by_name: dict[str, list[str]] = {}
     for header_name, header_value in headers:
-        values_by_name.setdefault(
-            "-".join(name_part.capitalize() for name_part in header_name.split("-")), []
-        ).append(header_value)
+        canonical_name = "-".join(word.capitalize() for word in header_name.split("-"))
+        values_by_name.setdefault(canonical_name, []).append(header_value)
+
     return values_by_name

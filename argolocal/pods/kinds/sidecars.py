@@ -1,9 +1,9 @@
 """Run initContainers one after another before the main container, and sidecars in parallel with it.
 
-    sidecars = Sidecars(template, run, cluster)
-    process = sidecars.next_init()
+    sidecars = Sidecars(template, container_run, cluster)
+    process = sidecars.start_next_init()
     sidecars.start_sidecars()
-    failure = sidecars.stop(grace)
+    failure_message = sidecars.stop(grace_seconds)
 
 Each container has a separate root directory, and all share the volumes.
 """
@@ -24,13 +24,15 @@ from argolocal.pods import artifacts, filesystem
 from argolocal.pods.process import ContainerRun, Process, start_container
 from argolocal.pods.volumes import VolumeDirectory
 
-# exit codes of a sidecar that has ended normally or by the requested SIGTERM or SIGKILL
+# exit codes of a sidecar that has ended by itself without an error, or by a SIGTERM or SIGKILL that
+# this runner has sent
 TERMINATED_EXIT_CODES = (0, exit_codes.KILLED, exit_codes.TERMINATED)
 CONTAINER_LIST_FIELDS = ("initContainers", "sidecars")
 
 
 class Sidecars:
-    """The init containers and sidecars of one pod."""
+    """The init containers and sidecars of one pod. `run`: the main container. `running`: processes
+    of the sidecars by name."""
 
     def __init__(
         self, template: dict[str, Any], container_run: ContainerRun, cluster: Cluster
@@ -46,11 +48,12 @@ class Sidecars:
         self.sidecar_specs = list(template.get("sidecars") or [])
         self.running: dict[str, Process] = {}
         self.init_name = ""  # name of the running init container
-        # the error because of which the log of a sidecar is incomplete
+        # the reason why the log of a sidecar is incomplete
         self.log_error: OSError | None = None
 
     def start_next_init(self) -> Process | None:
-        """Start the next init container, if any. Raises ConfigError, OSError."""
+        """Start the next init container and return its process. Return None if all init containers
+        have run. Raises ConfigError, OSError."""
         if not self.init_specs:
             self.init_name = ""
             return None
@@ -64,8 +67,8 @@ class Sidecars:
             self.running[container["name"]] = self._start(container)
 
     def stop(self, grace_seconds: float) -> str:
-        """Terminate the sidecars and wait for their end. Return Argo's message about a failed
-        sidecar, or "" if none has failed."""
+        """Send SIGTERM to the sidecars, send SIGKILL after `grace_seconds` seconds, and wait for
+        their end. Return Argo's message about a failed sidecar, or "" if none has failed."""
         # two threads may call `stop` at the same time: one to collect outputs, the other to stop
         # the run
         processes = dict(self.running)
@@ -123,8 +126,9 @@ class Sidecars:
         )
 
     def _mirror_mounts(self) -> tuple[list[dict[str, Any]], dict[str, VolumeDirectory]]:
-        """Return the mounts of the main container: its volumes, and its input artifacts, which Argo
-        mounts."""
+        """Return the volume mounts of the main container, for a container that mirrors them. In
+        Argo, they include the input artifacts. Therefore also return a volume for each input
+        artifact."""
         volume_mounts = [*(self.main.get("volumeMounts") or [])]
 
         unmounted_paths = [
@@ -157,8 +161,8 @@ class Sidecars:
 
 
 def check_sidecars(template: dict[str, Any], field_path: str) -> None:
-    """Raise ConfigError for a pod with several containers if this system does not support such
-    pods."""
+    """Raise ConfigError for a pod with init containers or sidecars if this system does not support
+    such pods."""
     used_list_fields = [
         list_field for list_field in CONTAINER_LIST_FIELDS if template.get(list_field)
     ]

@@ -125,7 +125,10 @@ class Actions:
         """Start no further nodes of a workflow."""
         workflow = self.backend.workflow(entry)
         if workflow["status"]["phase"] in COMPLETED_PHASES:
-            raise ApiError(INVALID_ARGUMENT, "cannot suspend completed workflows")
+            raise ApiError(
+                INTERNAL,
+                "timed out waiting for the condition: cannot suspend completed workflows",
+            )
         return self._send(entry, RunRequest(suspend=True))
 
     def resume(self, entry: Entry, body: Body) -> Object:

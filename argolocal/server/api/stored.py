@@ -16,7 +16,6 @@ from argolocal.manifest.types import Object
 from argolocal.server.api.backend import Backend, check_metadata, refuse_invalid
 from argolocal.server.api.bodies import Body
 from argolocal.server.api.errors import (
-    ABORTED,
     ALREADY_EXISTS,
     INVALID_ARGUMENT,
     ApiError,
@@ -208,7 +207,7 @@ class StoredKindAddresses:
         except ObjectMissing:
             raise missing_object(self.stored.plural, name) from None
         except ObjectConflict as error:
-            raise ApiError(ABORTED, str(error)) from error
+            raise ApiError(ALREADY_EXISTS, str(error)) from error
 
     def _read(self, body: Body, path: Mapping[str, str]) -> Object:
         """Return the object in the body of a request. Raises ApiError."""

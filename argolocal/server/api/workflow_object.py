@@ -17,7 +17,8 @@ from argolocal.page.sources import Run
 from argolocal.runner.requests import RunRequest
 
 POD_NAME_FORMAT = "workflows.argoproj.io/pod-name-format"
-POD_TYPES = ("Pod", "HTTP", "Plugin")
+# types of the nodes that count for the progress
+EXECUTED_TYPES = ("Pod", "HTTP", "Plugin", "Suspend")
 # beginning of the name of a template of another object → True for a ClusterWorkflowTemplate
 SCOPES = {"namespaced": False, "cluster": True}
 # fields of the spec that a user changes while the workflow runs
@@ -49,7 +50,15 @@ def make_workflow(
     if run.manifest.get("submittedSpec"):
         spec = copy.deepcopy(run.manifest["submittedSpec"])
         spec.update({field: run.spec.get(field) for field in CHANGING_FIELDS})
-        status["storedWorkflowTemplateSpec"] = resolved_spec
+        reference = spec["workflowTemplateRef"]
+        status["storedWorkflowTemplateSpec"] = {**resolved_spec, "workflowTemplateRef": reference}
+        status["storedTemplates"] = {
+            **_store_templates(resolved_spec, reference),
+            **(status.get("storedTemplates") or {}),
+        }
+        for node in (status.get("nodes") or {}).values():
+            if node.get("templateScope") == f"local/{run.name}":
+                node["templateScope"] = "local/"
 
     if request and request.suspend is not None:
         spec["suspend"] = request.suspend or None
@@ -63,6 +72,16 @@ def make_workflow(
         "metadata": _make_metadata(run, namespace, phase, resource_version),
         "spec": spec,
         "status": status,
+    }
+
+
+def _store_templates(spec: Object, reference: Object) -> Object:
+    """Return the templates that a workflow takes from a WorkflowTemplate, by their name in
+    `storedTemplates`."""
+    scope = "cluster" if reference.get("clusterScope") else "namespaced"
+    return {
+        f"{scope}/{reference['name']}/{template['name']}": template
+        for template in spec.get("templates") or []
     }
 
 
@@ -103,9 +122,9 @@ def _make_metadata(run: Run, namespace: str, phase: str, resource_version: int) 
 def _make_status(run: Run, phase: str, has_nodes: bool) -> Object:
     nodes: Mapping[str, Mapping[str, Any]] = run.status.get("nodes") or {}
     own_progress = {
-        id: (int(node["phase"] in FULFILLED_PHASES), 1)
+        id: (int(node["phase"] == "Succeeded"), 1)
         for id, node in nodes.items()
-        if node["type"] in POD_TYPES
+        if node["type"] in EXECUTED_TYPES
     }
     done = sum(count for count, _ in own_progress.values())
 
@@ -128,9 +147,6 @@ def _make_status(run: Run, phase: str, has_nodes: bool) -> Object:
         }
     if has_nodes and nodes:
         status["nodes"] = {id: _make_node(id, nodes, own_progress) for id in nodes}
-        status["taskResultsCompletionStatus"] = {
-            id: True for id, (is_done, _) in own_progress.items() if is_done
-        }
     return status
 
 
@@ -149,6 +165,8 @@ def _make_node(
         done, total = 0, 0
     if total:
         node["progress"] = f"{done}/{total}"
+    if node["type"] == "Pod" and node["phase"] in FULFILLED_PHASES:
+        node["taskResultSynced"] = True
     return node
 
 

@@ -11,7 +11,9 @@ from starlette.routing import Route
 
 from argolocal.common.checked_names import format_untrusted
 from argolocal.common.json_text import to_json
+from argolocal.common.wording import escape_to_one_line
 from argolocal.errors import ArgolocalError
+from argolocal.language.gofmt import format_timestamp
 from argolocal.manifest import object_labels
 from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.types import Object
@@ -22,8 +24,10 @@ from argolocal.server.api.bodies import Body
 from argolocal.server.api.catalogue import Entry, Facts
 from argolocal.server.api.errors import INTERNAL, INVALID_ARGUMENT, ApiError, missing_object
 from argolocal.server.api.selectors import Fields, ListOptions, parse_list_options
+from argolocal.server.cron.controller import make_owner_reference
 
 DELETE_TIMEOUT_S = 60.0
+MAX_SHOWN_CHARACTERS = 200
 # names of kinds in requests to submit → kind. Source: Argo's pkg/apis/workflow/register.go
 SUBMITTED_KINDS = {
     "CronWorkflow": "CronWorkflow",
@@ -146,7 +150,11 @@ class Workflows:
             template = stored["spec"].get("workflowMetadata") or {}
             labels = template.get("labels") or {}
             metadata["labels"] = {**labels, object_labels.CRON_WORKFLOW_LABEL: name}
-            metadata["annotations"] = dict(template.get("annotations") or {})
+            metadata["annotations"] = {
+                **(template.get("annotations") or {}),
+                object_labels.SCHEDULED_TIME_ANNOTATION: format_timestamp(time.time()),
+            }
+            metadata["ownerReferences"] = [make_owner_reference(stored["metadata"])]
         return {
             "apiVersion": API_VERSION,
             "kind": "Workflow",
@@ -292,7 +300,8 @@ def override_parameters(spec: Object, parameters: Iterable[str]) -> None:
         if not separator:
             raise ApiError(
                 INTERNAL,
-                f"expected parameter of the form: NAME=VALUE. Received: {format_untrusted(text)}",
+                f"expected parameter of the form: NAME=VALUE. Received:"
+                f" {escape_to_one_line(text[:MAX_SHOWN_CHARACTERS])}",
             )
         values[name] = value
 

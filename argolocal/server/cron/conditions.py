@@ -1,6 +1,7 @@
-"""The conditions of a CronWorkflow: `when` before a run, and `stopStrategy.expression` after one.
+"""Evaluate the conditions of a CronWorkflow: `when` before each run, and `stopStrategy.expression`
+after each run.
 
-Source: Argo's workflow/cron/operator.go, evalWhen, checkStopingCondition.
+Source: Argo's workflow/cron/operator.go (evalWhen, checkStopingCondition).
 """
 
 from collections.abc import Mapping
@@ -14,8 +15,8 @@ from argolocal.language.go_time import GoTime
 from argolocal.language.sprig import ARGO_FUNCTIONS
 from argolocal.manifest.types import Object
 
-# end of the names of variables that contain a map as text
-JSON = ".json"
+# suffix of the names of variables that contain a map as JSON text
+JSON_SUFFIX = ".json"
 
 
 def may_run(cron: Object, now: float) -> bool:
@@ -40,20 +41,21 @@ def must_stop(cron: Object, now: float) -> bool:
 
 
 def _variables(cron: Object) -> dict[str, Any]:
+    """Return the variables of conditions, without the prefix `cronworkflow.`."""
     metadata = cron["metadata"]
     status = cron.get("status") or {}
     labels = metadata.get("labels") or {}
     annotations = metadata.get("annotations") or {}
-    last = status.get("lastScheduledTime")
+    last_time = status.get("lastScheduledTime")
     return {
         "name": metadata["name"],
         "namespace": metadata.get("namespace") or "",
         "labels": labels,
-        # as in Argo, the labels again
+        # as in Argo, this variable contains the labels instead of the annotations
         "annotations": labels,
-        f"labels{JSON}": to_json(labels),
-        f"annotations{JSON}": to_json(annotations),
+        f"labels{JSON_SUFFIX}": to_json(labels),
+        f"annotations{JSON_SUFFIX}": to_json(annotations),
         "failed": status.get("failed") or 0,
         "succeeded": status.get("succeeded") or 0,
-        "lastScheduledTime": GoTime(parse_time(last)) if last else None,
+        "lastScheduledTime": GoTime(parse_time(last_time)) if last_time else None,
     }

@@ -1,11 +1,12 @@
-"""The controller of a home's CronWorkflows: it starts their runs, and keeps their status.
+"""The controller of a home's CronWorkflows: it starts their runs, and updates their status.
 
     controller = CronController(cluster, objects, clock=time.time)
-    controller.look()    # several times in a second
+    controller.reconcile()    # several times per second
 
-A run is named NAME-UNIXTIME after its scheduled time, so it cannot start twice. The order of the
-writes lets a server that was killed at any point continue: the run, the status of the CronWorkflow,
-what was decided (`cron/NAME.json` in the home). Source: Argo's workflow/cron/operator.go.
+The name of a run is NAME-UNIXTIME with its scheduled time, so a run cannot start twice. First the
+run is written, then the status of the CronWorkflow, then the decision (`cron/NAME.json` in the
+home). Because of this order, a server that was killed at any point can continue. Source: Argo's
+workflow/cron/operator.go.
 """
 
 import re
@@ -41,20 +42,22 @@ from argolocal.state.stored_objects import ObjectMissing, StoredObjects
 
 KIND = "CronWorkflow"
 FOLDER = "cron"
-# annotation with the folders of Python modules for the pods of a schedule's runs
+# annotation with the import path (folders with Python modules) of the pods of a schedule's runs
 PATH_ANNOTATION = "argolocal/module-path"
 # labels of a CronWorkflow that its runs get
 PROPAGATED_LABELS = (object_labels.CONTROLLER_INSTANCE, *object_labels.CREATOR)
 SPEC_ERROR = "SpecError"
 SUBMISSION_ERROR = "SubmissionError"
-# a look that follows the last one within so many seconds has missed nothing
+# maximum number of seconds between two calls of `reconcile` that does not count as a pause
 MAX_PAUSE_S = 60.0
 TERMINATE_TIMEOUT_S = 1.0
 INVALID = (ArgolocalError, ValueError, KeyError, TypeError, OSError)
 
 
 class CronController:
-    """Starts the runs of all CronWorkflows. Only the server of a home uses it."""
+    """Starts the runs of all CronWorkflows. Only the server of a home uses it. `version`: version
+    of the stored objects that `crons` contains. `progress`: decisions by the name of the
+    CronWorkflow."""
 
     def __init__(
         self, cluster: Cluster, objects: StoredObjects, clock: Callable[[], float]
@@ -62,7 +65,7 @@ class CronController:
         self.cluster = cluster
         self.objects = objects
         self.clock = clock
-        self.last_look: float | None = None
+        self.reconciled_at: float | None = None
         self.version = -1
         self.crons: dict[str, Object] = {}
         self.progress: dict[str, Progress] = {}
@@ -71,20 +74,23 @@ class CronController:
         # name of a CronWorkflow → the last warning about it
         self.messages: dict[str, str] = {}
 
-    def look(self) -> None:
+    def reconcile(self) -> None:
         """Start the runs that are due now, and update the status of the CronWorkflows."""
         now = self.clock()
-        is_continuous = self.last_look is not None and 0 <= now - self.last_look <= MAX_PAUSE_S
+        is_continuous = (
+            self.reconciled_at is not None and 0 <= now - self.reconciled_at <= MAX_PAUSE_S
+        )
         self._read_objects()
 
         for name in list(self.crons):
             with self._warnings(name):
                 self._reconcile_active(name)
                 if not is_continuous or self.next_times.get(name, 0.0) <= now:
-                    self._look_at(name, now, is_continuous)
-        self.last_look = now
+                    self._start_due_run(name, now, is_continuous)
+        self.reconciled_at = now
 
     def _read_objects(self) -> None:
+        """Read all CronWorkflows again if an object has changed."""
         version = self.objects.version()
         if version == self.version:
             return
@@ -107,19 +113,21 @@ class CronController:
         if labels.get(object_labels.CRON_WORKFLOW_COMPLETED) == "true":
             return
 
-        if self.last_look is None:
+        is_first_call = self.reconciled_at is None
+        if is_first_call:
             self.progress.update(read_progress(self.cluster.home, name))
         self.crons[name] = cron
-        if self.last_look is None:
+        if is_first_call:
             self._restore_active(name)
 
     @contextmanager
     def _warnings(self, name: str) -> Iterator[None]:
-        """Print an error that concerns one CronWorkflow, once, so that the others continue."""
+        """Print an error of one CronWorkflow as a warning instead of raising it, so that the other
+        CronWorkflows are not affected. The same warning is not printed twice in succession."""
         try:
             yield
         except ObjectMissing:
-            # it was deleted in this moment
+            # the CronWorkflow has just been deleted
             return
         except INVALID as error:
             message = f"the CronWorkflow {name}: {describe(error)}"
@@ -127,7 +135,8 @@ class CronController:
                 write_stderr(f"warning: {message}")
             self.messages[name] = message
 
-    def _look_at(self, name: str, now: float, is_continuous: bool) -> None:
+    def _start_due_run(self, name: str, now: float, is_continuous: bool) -> None:
+        """Start the run of a CronWorkflow that is due, if any, and store the decision."""
         cron = self.crons[name]
         try:
             decision = decide(cron, self.progress.get(name), now, is_continuous)
@@ -137,31 +146,32 @@ class CronController:
             self.next_times[name] = float("inf")
             return
 
-        progress = decision.progress.add_missed(
-            [time for time in decision.missed if not self._has_run(name, time)], decision.reason
-        )
-        # a server that was killed may have started it just before
+        missed_times = [time for time in decision.missed if not self._has_run(name, time)]
+        progress = decision.progress.add_missed(missed_times, decision.reason)
+        # a server may have been killed just after it had started the run
         if decision.due is not None and not self._has_run(name, decision.due):
             reason = self._run(name, decision.due, now)
             if reason:
                 progress = progress.add_missed([decision.due], reason)
 
-        is_changed = self._must_store(name, decision, is_continuous)
+        must_be_stored = self._must_be_stored(name, decision, is_continuous)
         self.progress[name] = progress
-        if is_changed:
+        if must_be_stored:
             self._write_progress(name)
 
-    def _must_store(self, name: str, decision: Decision, is_continuous: bool) -> bool:
-        previous = self.progress.get(name)
-        is_other_schedule = (
-            previous is None
-            or previous.uid != decision.progress.uid
-            or previous.schedule != decision.progress.schedule
+    def _must_be_stored(self, name: str, decision: Decision, is_continuous: bool) -> bool:
+        """Return True unless the decision only changes the position of the progress, which need not
+        be stored."""
+        old_progress = self.progress.get(name)
+        has_new_schedule = (
+            old_progress is None
+            or old_progress.uid != decision.progress.uid
+            or old_progress.schedule != decision.progress.schedule
         )
-        return decision.is_new or is_other_schedule or not is_continuous
+        return decision.is_new or has_new_schedule or not is_continuous
 
     def _run(self, name: str, time: int, now: float) -> str:
-        """Start the run of a scheduled time, or return the reason why it does not start."""
+        """Start the run of a scheduled time. Return the reason why it was not started, or ""."""
         cron = self.crons[name]
         spec = cron["spec"]
         if spec.get("suspend"):
@@ -177,23 +187,24 @@ class CronController:
             self._set_condition(name, SUBMISSION_ERROR, message)
             return message
 
-        active = [reference["name"] for reference in _status(cron).get("active") or []]
+        active_runs = [reference["name"] for reference in _status(cron).get("active") or []]
         policy = spec.get("concurrencyPolicy") or "Allow"
-        if policy == "Forbid" and active:
-            return f"concurrencyPolicy is Forbid, and {active[-1]} was active"
+        if policy == "Forbid" and active_runs:
+            return f"the previous run {active_runs[-1]} was in progress (concurrencyPolicy: Forbid)"
         if policy == "Replace":
-            for run in active:
+            for run in active_runs:
                 self._terminate(run)
 
         return self._submit(name, time)
 
     def _submit(self, name: str, time: int) -> str:
+        """Queue the run of a scheduled time. Return the reason why it was not queued, or ""."""
         workflow = build_workflow(self.crons[name], time)
         try:
             path = (self.crons[name]["metadata"].get("annotations") or {}).get(PATH_ANNOTATION)
             submit(self.cluster, workflow, path=path)
         except RunExists:
-            # as in Argo, for example a user has started a run with this name
+            # as in Argo, this is not an error: a user may have started a run with this name
             return ""
         except ArgolocalError as error:
             message = f"Failed to submit Workflow: {error}"
@@ -210,7 +221,7 @@ class CronController:
             requests.send(files, RunRequest(shutdown="Terminate"), TERMINATE_TIMEOUT_S)
 
     def _add_active(self, name: str, run: str, time: int) -> None:
-        """Note a run that has started in the status."""
+        """Add a run that has been started to the active runs in the status of a CronWorkflow."""
         metadata = RunFiles(self.cluster.home, run).workflow()["metadata"]
         reference = {
             "apiVersion": API_VERSION,
@@ -220,50 +231,54 @@ class CronController:
             "uid": metadata["uid"],
         }
 
-        def change(item: Object) -> None:
-            status = item.setdefault("status", {})
+        def change(cron: Object) -> None:
+            status = cron.setdefault("status", {})
             if reference not in (status.get("active") or []):
                 status["active"] = [*(status.get("active") or []), reference]
             status["phase"] = "Active"
             status["lastScheduledTime"] = format_timestamp(time)
             status["conditions"] = _without_condition(status, SUBMISSION_ERROR, SPEC_ERROR)
-            annotations = item["metadata"].setdefault("annotations", {})
-            annotations[object_labels.LAST_USED_SCHEDULE] = describe_schedule(item)
+            annotations = cron["metadata"].setdefault("annotations", {})
+            annotations[object_labels.LAST_USED_SCHEDULE] = describe_schedule(cron)
 
         self._update(name, change)
 
     def _restore_active(self, name: str) -> None:
-        """Note the runs that a server has started just before it was killed."""
-        known = {reference["uid"] for reference in _status(self.crons[name]).get("active") or []}
-        uid = self.crons[name]["metadata"]["uid"]
-        for entry in sorted((self.cluster.home / QUEUE_FOLDER).glob(f"{name}-*")):
-            time = re.fullmatch(r"\d+", entry.name.removeprefix(f"{name}-"))
-            files = RunFiles(self.cluster.home, entry.name)
+        """Add the runs that a server has started just before it was killed to the active runs in
+        the status of a CronWorkflow."""
+        references = _status(self.crons[name]).get("active") or []
+        active_uids = {reference["uid"] for reference in references}
+        cron_uid = self.crons[name]["metadata"]["uid"]
+        for queue_entry in sorted((self.cluster.home / QUEUE_FOLDER).glob(f"{name}-*")):
+            time = re.fullmatch(r"\d+", queue_entry.name.removeprefix(f"{name}-"))
+            files = RunFiles(self.cluster.home, queue_entry.name)
             if not time or not (files.root / MANIFEST_FILE).exists():
                 continue
             metadata = files.workflow()["metadata"]
-            if metadata["uid"] not in known and history.owner_uid(metadata) == uid:
+            if metadata["uid"] not in active_uids and history.owner_uid(metadata) == cron_uid:
                 self._add_active(name, files.name, int(time[0]))
 
     def _reconcile_active(self, name: str) -> None:
-        """Count the runs that have ended, and remove old ones."""
-        active = _status(self.crons[name]).get("active") or []
-        ended = {
+        """Remove the runs that have ended from the active runs in the status of a CronWorkflow, and
+        count them. Then remove old runs."""
+        references = _status(self.crons[name]).get("active") or []
+        # uid of a run that has ended → its phase
+        final_phases = {
             reference["uid"]: history.read_final_phase(self.cluster.home, reference["name"])
-            for reference in active
+            for reference in references
             if not history.is_active(self.cluster.home, reference["name"])
         }
-        if not ended:
+        if not final_phases:
             return
 
-        def change(item: Object) -> None:
-            status = item.setdefault("status", {})
+        def change(cron: Object) -> None:
+            status = cron.setdefault("status", {})
             status["active"] = [
                 reference
                 for reference in status.get("active") or []
-                if reference["uid"] not in ended
+                if reference["uid"] not in final_phases
             ]
-            for phase in ended.values():
+            for phase in final_phases.values():
                 if phase:
                     counter = "succeeded" if phase == "Succeeded" else "failed"
                     status[counter] = (status.get(counter) or 0) + 1
@@ -273,7 +288,8 @@ class CronController:
         history.remove_old_runs(self.cluster.home, self.crons[name])
 
     def _stop_if_needed(self, name: str) -> bool:
-        """End the schedule if its stopStrategy demands it. Return True if it has ended."""
+        """End the schedule of a CronWorkflow if its stopStrategy demands it. Return True if it has
+        ended."""
         try:
             must_stop = conditions.must_stop(self.crons[name], self.clock())
         except ExprError as error:
@@ -283,20 +299,20 @@ class CronController:
         if not must_stop:
             return False
 
-        def change(item: Object) -> None:
-            item.setdefault("status", {})["phase"] = "Stopped"
-            item["metadata"].setdefault("labels", {})[object_labels.CRON_WORKFLOW_COMPLETED] = (
-                "true"
-            )
+        def change(cron: Object) -> None:
+            cron.setdefault("status", {})["phase"] = "Stopped"
+            labels = cron["metadata"].setdefault("labels", {})
+            labels[object_labels.CRON_WORKFLOW_COMPLETED] = "true"
 
         self._update(name, change)
         return True
 
     def _set_condition(self, name: str, type: str, message: str) -> None:
+        """Set a condition in the status of a CronWorkflow, and count a failed submission."""
         condition = {"type": type, "status": "True", "message": message}
 
-        def change(item: Object) -> None:
-            status = item.setdefault("status", {})
+        def change(cron: Object) -> None:
+            status = cron.setdefault("status", {})
             status["conditions"] = [*_without_condition(status, type), condition]
             if type == SUBMISSION_ERROR:
                 status["failed"] = (status.get("failed") or 0) + 1
@@ -319,14 +335,14 @@ class CronController:
 
 
 def read_progress(home: Path, name: str) -> dict[str, Progress]:
-    """Return the progress of a CronWorkflow by its name; {} if the server has not seen it. Raises
-    InvalidDocument."""
+    """Return {name: progress of the CronWorkflow}, or {} if the server has not decided about it
+    yet. Raises InvalidDocument."""
     try:
         document = read_object(home / FOLDER / f"{name}.json")
     except FileNotFoundError:
         return {}
     decided = tuple((start, end) for start, end in document["decided"])
-    missed = tuple(Missed(**item) for item in document["missed"])
+    missed = tuple(Missed(**fields) for fields in document["missed"])
     return {name: Progress(**{**document, "decided": decided, "missed": missed})}
 
 
@@ -334,29 +350,21 @@ def build_workflow(cron: Object, time: int) -> Object:
     """Return the Workflow of a CronWorkflow for a scheduled time in unix seconds. Source: Argo's
     workflow/common/convert.go."""
     metadata = cron["metadata"]
-    own_labels: Mapping[str, Any] = metadata.get("labels") or {}
-    added: Mapping[str, Any] = cron["spec"].get("workflowMetadata") or {}
-    labels = {key: own_labels[key] for key in PROPAGATED_LABELS if key in own_labels}
-    owner = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
+    cron_labels: Mapping[str, Any] = metadata.get("labels") or {}
+    added_metadata: Mapping[str, Any] = cron["spec"].get("workflowMetadata") or {}
+    labels = {key: cron_labels[key] for key in PROPAGATED_LABELS if key in cron_labels}
     workflow_metadata = {
         "name": f"{metadata['name']}-{time}",
         "labels": {
             **labels,
             object_labels.CRON_WORKFLOW_LABEL: metadata["name"],
-            **(added.get("labels") or {}),
+            **(added_metadata.get("labels") or {}),
         },
         "annotations": {
             object_labels.SCHEDULED_TIME_ANNOTATION: format_timestamp(time),
-            **(added.get("annotations") or {}),
+            **(added_metadata.get("annotations") or {}),
         },
-        "ownerReferences": [owner],
+        "ownerReferences": [make_owner_reference(metadata)],
     }
     if metadata.get("namespace"):
         workflow_metadata["namespace"] = metadata["namespace"]
@@ -368,9 +376,22 @@ def build_workflow(cron: Object, time: int) -> Object:
     }
 
 
+def make_owner_reference(metadata: Mapping[str, Any]) -> Object:
+    """Return the reference to a CronWorkflow, given its metadata, that its runs contain."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
 def _status(cron: Object) -> Object:
     return cron.get("status") or {}
 
 
 def _without_condition(status: Object, *types: str) -> list[Object]:
-    return [item for item in status.get("conditions") or [] if item["type"] not in types]
+    conditions = status.get("conditions") or []
+    return [condition for condition in conditions if condition["type"] not in types]

@@ -1,6 +1,6 @@
-"""The runs that a CronWorkflow has started: whether they have ended, and the removal of old ones.
+"""Check whether the runs that a CronWorkflow has started are active, and remove old runs.
 
-Source: Argo's workflow/cron/operator.go, enforceHistoryLimit.
+Source: Argo's workflow/cron/operator.go (enforceHistoryLimit).
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,13 @@ from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from argolocal.manifest.types import Object
 from argolocal.state.journal import MANIFEST_FILE, RunFiles
 
+# default numbers of runs to keep, as in Argo
 KEPT_SUCCEEDED = 3
 KEPT_FAILED = 1
 
 
 def is_active(home: Path, run: str) -> bool:
-    """Return True while the server has not run a queued run to its end."""
+    """Return True if a run is in the queue of the server, or if a process runs it."""
     files = RunFiles(home, run)
     return files.queue_entry.exists() or files.runner() is not None
 
@@ -42,15 +43,16 @@ def owner_uid(metadata: Mapping[str, Any]) -> str:
 
 
 def remove_old_runs(home: Path, cron: Object) -> None:
-    """Remove the runs of a CronWorkflow beyond its history limits, oldest first."""
+    """Remove the oldest runs of a CronWorkflow, so that the numbers of its succeeded and failed
+    runs do not exceed its history limits. Print a warning for a run that cannot be removed."""
     spec = cron["spec"]
     limits = {
         True: spec.get("successfulJobsHistoryLimit", KEPT_SUCCEEDED),
         False: spec.get("failedJobsHistoryLimit", KEPT_FAILED),
     }
-    ended = _find_ended_runs(home, cron)
+    ended_runs = _find_ended_runs(home, cron)
     for has_succeeded, limit in limits.items():
-        runs = [run for run in ended if (run[1] == "Succeeded") is has_succeeded]
+        runs = [run for run in ended_runs if (run[1] == "Succeeded") is has_succeeded]
         runs.sort(key=lambda run: run[2], reverse=True)
         for files, _, _ in runs[max(int(limit), 0) :]:
             try:
@@ -60,9 +62,9 @@ def remove_old_runs(home: Path, cron: Object) -> None:
 
 
 def _find_ended_runs(home: Path, cron: Object) -> list[tuple[RunFiles, str, str]]:
-    """Return the ended runs of a CronWorkflow with their phase and the time of their end."""
+    """Return (files, phase, end time) of each run of a CronWorkflow that has ended."""
     name = cron["metadata"]["name"]
-    ended = []
+    ended_runs = []
     for folder in (home / "runs").glob(f"{name}-*"):
         run_name = RunName.parse_or_none(folder.name)
         if not run_name or not folder.name.removeprefix(f"{name}-").isdecimal():
@@ -76,5 +78,7 @@ def _find_ended_runs(home: Path, cron: Object) -> list[tuple[RunFiles, str, str]
         except ArgolocalError:
             continue
         if uid == cron["metadata"]["uid"] and status["phase"] in COMPLETED_PHASES:
-            ended.append((files, status["phase"], str(status.get("finishedAt") or "")))
-    return ended
+            end_time = str(status.get("finishedAt") or "")
+            ended_runs.append((files, status["phase"], end_time))
+
+    return ended_runs

@@ -1,13 +1,13 @@
-"""The choice of the scheduled time of a CronWorkflow that is due. This module reads no clock and
-does no I/O.
+"""Decide whether a scheduled time of a CronWorkflow is due, so that its run must start now. This
+module does not read the clock and does no I/O.
 
     decision = decide(cron, progress, now, is_continuous=True)
-    decision.due        # unix time of the run to start, or None
-    decision.progress   # to store once the run has started
+    decision.due        # scheduled time of the run to start, in unix seconds, or None
+    decision.progress   # to be stored once the run has started
 
-A time is decided once: it is started, skipped by the CronWorkflow, or missed. After a pause of the
-server or of the machine, the newest time is started, unless startingDeadlineSeconds is over. A time
-that was decided is not decided again if the clock is set back.
+Each scheduled time is decided once: its run is started, the CronWorkflow skips it, or it is missed.
+After a pause of the server or of the machine, only the run of the newest time is started, unless
+startingDeadlineSeconds is over. If the clock is set back, a decided time is not decided again.
 """
 
 from collections.abc import Iterable
@@ -17,19 +17,21 @@ from argolocal.engine.nodes import parse_time
 from argolocal.manifest import cron as crontab
 from argolocal.manifest.types import Object
 
-# times that are listed after a pause
+# maximum number of missed times to keep
 MAX_MISSED = 20
-# pauses of the server or changes of the clock that are remembered
+# maximum number of intervals of decided times to keep; each pause of the server and each change of
+# the clock starts another interval
 MAX_INTERVALS = 200
-# lengths in seconds of the periods before now in which the newest time is searched
+# lengths of the periods in which the newest scheduled times are searched, one after the other
 SEARCHED_PERIODS_S = (3600.0, 86400.0, 32 * 86400.0, 400 * 86400.0, 6 * 366 * 86400.0)
+CHANGED = "the schedule was changed while no server ran, so it started no run for earlier times"
 NOT_RUNNING = "the server did not run at this time"
 TOO_LATE = "the server did not run until startingDeadlineSeconds ({}) was over"
 
 
 @dataclass(frozen=True)
 class Missed:
-    """A time without a run, in unix seconds, and the reason."""
+    """A scheduled time without a run, in unix seconds, and the reason."""
 
     time: int
     reason: str
@@ -37,11 +39,12 @@ class Missed:
 
 @dataclass(frozen=True)
 class Progress:
-    """The decisions about the times of a CronWorkflow.
+    """The decisions about the scheduled times of a CronWorkflow.
 
-    `uid`: of the CronWorkflow. `schedule`: its schedules and time zone. `position`: unix time until
-    which all times are decided. `decided`: intervals of unix times whose times were decided when
-    the clock showed them; a clock that was set back shows them again. `missed`: newest last.
+    `uid`: uid of the CronWorkflow. `schedule`: its schedules and time zone. `position`: unix time
+    until which all scheduled times are decided. `decided`: (start, end) of the intervals in which
+    all scheduled times are decided, in unix seconds; they are needed if the clock is set back.
+    `missed`: the missed times, newest last.
     """
 
     uid: str
@@ -55,26 +58,28 @@ class Progress:
 
     def add_decided(self, start: float, end: float) -> "Progress":
         """Return the progress with another interval of decided times."""
-        others = []
-        for first, last in self.decided:
-            if first <= end and start <= last:
-                start = min(start, first)
-                end = max(end, last)
+        separate_intervals = []
+        for other_start, other_end in self.decided:
+            if other_start <= end and start <= other_end:
+                start = min(start, other_start)
+                end = max(end, other_end)
             else:
-                others.append((first, last))
-        return replace(self, decided=(*others, (start, end))[-MAX_INTERVALS:])
+                separate_intervals.append((other_start, other_end))
+
+        return replace(self, decided=(*separate_intervals, (start, end))[-MAX_INTERVALS:])
 
     def add_missed(self, times: Iterable[int], reason: str) -> "Progress":
-        """Return the progress with further times without a run."""
+        """Return the progress with additional missed times."""
         missed = (*self.missed, *(Missed(time, reason) for time in times))
         return replace(self, missed=missed[-MAX_MISSED:])
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The progress at a time. `due`: the scheduled time that starts a run now, or None. `missed`:
-    times that are decided now and have no run, unless a server died just after it started one;
-    `reason`: why they have none."""
+    """The result of `decide`. `due`: the scheduled time whose run must start now, or None.
+    `missed`: other scheduled times that are decided now; a time whose run exists was not missed,
+    because a server may have been killed just after it had started the run. `reason`: why these
+    times have no run."""
 
     progress: Progress
     due: int | None = None
@@ -83,23 +88,27 @@ class Decision:
 
     @property
     def is_new(self) -> bool:
-        """True if something was decided that must be stored."""
+        """True if a scheduled time was decided, so that the progress must be stored."""
         return self.due is not None or bool(self.missed)
 
 
 def decide(cron: Object, progress: Progress | None, now: float, is_continuous: bool) -> Decision:
-    """Return what to do at the time `now`. `is_continuous`: the server has looked at this
-    CronWorkflow a moment ago, so no time was missed."""
+    """Return the decision about a CronWorkflow at the unix time `now`. `progress`: the decisions
+    so far, or None for a new CronWorkflow. `is_continuous`: True if the server has checked the
+    CronWorkflow a moment ago, so that no time was missed."""
     uid = cron["metadata"]["uid"]
     schedule = describe_schedule(cron)
     if progress is None or progress.uid != uid:
         progress = Progress(uid, schedule, parse_time(cron["metadata"]["creationTimestamp"]))
     elif progress.schedule != schedule:
-        # as in Argo, times of the new schedule that are over do not start a run
+        # as in Argo, times of the new schedule before now do not start a run
+        start = progress.position
         progress = replace(progress, schedule=schedule, position=now)
+        if not is_continuous:
+            return Decision(progress, missed=find_times(cron, start, now), reason=CHANGED)
 
     if now <= progress.position:
-        # the clock was set back, so times that were not decided may come again
+        # the clock was set back; times that are not decided may come again
         return Decision(replace(progress, position=now))
 
     times = [
@@ -129,7 +138,8 @@ def describe_schedule(cron: Object) -> str:
 
 
 def list_schedules(cron: Object) -> list[str]:
-    """Return the schedules of a CronWorkflow. `schedule` is the form before Argo 4."""
+    """Return the schedules of a CronWorkflow: the field `schedules`, or the field `schedule` of
+    Argo before version 4."""
     spec = cron["spec"]
     if spec.get("schedules"):
         return list(spec["schedules"])
@@ -137,21 +147,23 @@ def list_schedules(cron: Object) -> list[str]:
 
 
 def parse_schedules(cron: Object) -> list[crontab.Schedule]:
-    """Return the schedules of a valid CronWorkflow. The intervals of @every start when it is
-    created."""
+    """Return the parsed schedules of a valid CronWorkflow. The intervals of @every are counted from
+    the creation of the CronWorkflow."""
     anchor = int(parse_time(cron["metadata"]["creationTimestamp"]))
     timezone = cron["spec"].get("timezone") or ""
     return [crontab.parse_schedule(line, timezone, anchor) for line in list_schedules(cron)]
 
 
 def find_next(cron: Object, after: float) -> int | None:
-    """Return the first scheduled time after a time, both in unix seconds, or None."""
+    """Return the first scheduled time after the time `after`, both in unix seconds. None if no
+    scheduled time follows."""
     times = [schedule.next_time(after) for schedule in parse_schedules(cron)]
     return min((time for time in times if time is not None), default=None)
 
 
 def find_times(cron: Object, start: float, end: float) -> list[int]:
-    """Return the newest scheduled times after `start` until `end`, oldest first."""
+    """Return the last scheduled times after `start` and not after `end`, at most MAX_MISSED, oldest
+    first."""
     schedules = parse_schedules(cron)
     for period in SEARCHED_PERIODS_S:
         first = max(start, end - period)

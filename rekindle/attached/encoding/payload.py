@@ -16,7 +16,7 @@ ALIGNMENT_BYTES = 64
 
 
 class _TensorSpan(NamedTuple):
-    """The place of a tensor's data: `offset` in bytes, after the pickle."""
+    """The location of a tensor's data; `offset`: number of bytes after the end of the pickle."""
 
     offset: int
     dtype: torch.dtype
@@ -109,8 +109,8 @@ def _view_tensor(
 def _view_in_own_storage(
     payload_bytes: torch.Tensor, data_offset: int, tensor_span: _TensorSpan
 ) -> torch.Tensor:
-    """Return a view with its own storage, because torch.save writes the whole storage of a
-    tensor."""
+    """Return a view of one tensor's data, with its own storage: torch.save writes the whole storage
+    of a tensor, which otherwise would be all of `payload_bytes`."""
     shared_view = _view_tensor(payload_bytes, data_offset, tensor_span)
     if not shared_view.numel():
         return torch.empty(tensor_span.shape, dtype=tensor_span.dtype)

@@ -1,7 +1,7 @@
-"""Reads checkpoints of torch.distributed.checkpoint without running code of their files.
+"""Reads checkpoints of torch.distributed.checkpoint without running code that their files contain.
 
-The reader of torch unpickles `.metadata` and other values without restrictions, so a file could run
-code.
+The reader of torch unpickles `.metadata` and other values without restrictions, so that a malicious
+file could run code.
 """
 
 import io
@@ -72,15 +72,14 @@ class _Unpickler(pickle.Unpickler):
 
 
 def encode_named_values(named_values: dict[str, Any]) -> bytes:
-    """Return values as bytes that `decode_named_values` reads."""
+    """Return the values as bytes, which `decode_named_values` converts back."""
     buffer = io.BytesIO()
     torch.save(named_values, buffer)
     return buffer.getvalue()
 
 
 def decode_named_values(encoded_values: bytes) -> dict[str, Any]:
-    """Return the values that `encode_named_values` has encoded. If they are damaged or contain a
-    class that torch.serialization.add_safe_globals has not allowed, an exception of torch.load is
-    raised.
-    """
+    """Return the values that `encode_named_values` has encoded. Raises an exception of torch.load
+    if they are damaged, or contain a class that torch.serialization.add_safe_globals has not
+    allowed."""
     return torch.load(io.BytesIO(encoded_values), map_location="cpu", weights_only=True)

@@ -36,18 +36,22 @@ BACKENDS = {
         pytorch_job.build_pytorch_job,
         lambda _: pytorch_job.SUCCESS,
         kubeflow.FAILURE,
-        pytorch_job.HOST,
+        pytorch_job.COORDINATOR_HOST,
         max_name_length=53,
     ),
     "jobset": Backend(
-        "JobSet", job_set.build_job_set, lambda _: job_set.SUCCESS, job_set.FAILURE, job_set.HOST
+        "JobSet",
+        job_set.build_job_set,
+        lambda _: job_set.SUCCESS,
+        job_set.FAILURE,
+        job_set.COORDINATOR_HOST,
     ),
     "trainjob": Backend(
         "TrainJob",
         train_job.train_job,
         train_job.success_condition,
         train_job.FAILURE,
-        train_job.HOST,
+        train_job.COORDINATOR_HOST,
         runtime=train_job.training_runtime,
     ),
 }

@@ -21,7 +21,7 @@ def job_metadata(name: str, cluster: ClusterConfig) -> Manifest:
 
 
 def queue_metadata(cluster: ClusterConfig) -> Manifest:
-    """Return the metadata that names the queue, for pods whose scheduler is not set by an operator.
+    """Return the metadata that names the queue, for pods whose scheduler no operator sets.
 
     Source: the annotations are read by Volcano (pkg/controllers/podgroup, from the pods of a Job)
     and by Kubeflow Trainer (plugins/volcano, from the template of a runtime).

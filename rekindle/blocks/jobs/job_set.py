@@ -29,7 +29,7 @@ FAILURE = ("status.terminalState == Failed",)
 LEAD = "lead"
 WORKER = "worker"
 # host name of the coordinator's pod, in the Service that has the JobSet's name
-HOST = f"{{0}}-{LEAD}-0-0.{{0}}"
+COORDINATOR_HOST = f"{{0}}-{LEAD}-0-0.{{0}}"
 # practically unlimited retries of a pod, because the coordinator decides when the run fails
 UNLIMITED_RETRIES = 100_000
 # exit codes of the coordinator that cause a restart
@@ -51,7 +51,7 @@ SIGNAL_EXIT_CODES = [
 def build_job_set(
     name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
-    """Return the JobSet `name`, whose pods run `commands`. `name` has at most 45 characters,
+    """Return the JobSet `name`, whose pods run `commands`. The name has at most 45 characters,
     because the names of the pods are longer.
 
     The job succeeds or fails with the coordinator. Raises ConfigError if train.workers is not
@@ -67,7 +67,7 @@ def build_job_set(
         failure_rules = [{"name": "worker", **failure_action}]
 
     worker_pod = build_worker_spec(
-        name, train_config, cluster, commands, "worker", HOST.format(name)
+        name, train_config, cluster, commands, "worker", COORDINATOR_HOST.format(name)
     )
     worker_job_spec = build_worker_job(
         name, worker_pod, cluster, is_restarted=not cluster.restart_job

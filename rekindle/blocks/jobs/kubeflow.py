@@ -18,8 +18,8 @@ from rekindle.blocks.pod_settings import Manifest, hardened_container, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, suggest_similar
 
-# The condition Failed has one of the indices 1 to 4 in `status.conditions`, because Created comes
-# first, and Running and Restarting are never present at the same time.
+# The condition Failed has one of the indices 1 to 4 in `status.conditions`: Created comes first,
+# and other conditions, such as Running, may come before Failed.
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(1, 5))
 # a shell with a trap, because `sleep` as process 1 would ignore SIGTERM
 IDLE_COMMAND = f"trap 'exit {exit_codes.TERMINATED}' TERM; sleep 365d & wait"
@@ -56,8 +56,8 @@ class Framework:
 
     roles: Mapping[str, Role]
     success: str = "status.completionTime"
-    # Roles whose programs end by themselves; a job needs at least one of them. The first pod of the
-    # first such role leads the other pods.
+    # roles whose programs end by themselves; a job needs at least one of them; the first pod of the
+    # first such role leads the other pods
     completing_roles: tuple[str, ...] = ("Worker",)
 
 
@@ -109,7 +109,7 @@ def build_training_job(
     cluster: ClusterConfig,
     **more_spec_fields: object,
 ) -> Manifest:
-    """Return the job `name`, which has at most 50 characters, because the names of its pods are
+    """Return the job `name`. The name has at most 50 characters, because the names of the pods are
     longer. `more_spec_fields`: additional fields of the job's spec.
 
     Raises ConfigError for a kind that the operator no longer supports, an unknown role, or a wrong
@@ -204,7 +204,7 @@ def build_role_pod(job_kind: str, role: str, replica: Replica, cluster: ClusterC
 
 
 def omit_account(job_kind: str, role: str, pod_manifest: Manifest) -> Manifest:
-    """Return a PodSpec; remove its ServiceAccount if the operator creates one for this role."""
+    """Return the PodSpec without its ServiceAccount if the operator creates one for this role."""
     if FRAMEWORKS[job_kind].roles[role].has_account:
         return pod_manifest
 

@@ -124,7 +124,8 @@ def member_metadata(name: str, role_name: str, pod_config: PodConfig) -> Manifes
 
 
 def coordinator_variables(member_config: PodConfig) -> dict[str, str]:
-    """Return the environment variables of the coordinator; `member_config`: pod of the members."""
+    """Return the environment variables of the coordinator. `member_config`: settings of the pods
+    that train."""
     return {
         REKINDLE_DEADLINE: str(60 * member_config.deadline_minutes),
         REKINDLE_METRICS: str(METRICS_PORT),
@@ -151,8 +152,8 @@ def build_coordinator_spec(
         container_name, pod_config, python_arguments, env=environment_variables, ports=METRICS_PORTS
     )
 
-    # The operator checks the deadline of the job only when a pod changes. This pod gets the same
-    # deadline, so that its end triggers the check.
+    # The operator checks the deadline of the job only when a pod changes. So this pod gets the same
+    # deadline: its end triggers the check.
     return pod_spec(
         pod_config,
         cluster.pod_account,

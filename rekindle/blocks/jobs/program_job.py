@@ -37,8 +37,8 @@ LAUNCHER_RESTARTS = 3
 
 @dataclass(frozen=True)
 class ProgramJob:
-    """The settings of one job. `counts`: number of pods by role; `pod`: settings of the pods;
-    `spec`: additional fields of the job's spec."""
+    """The settings of one job, of the `kind` that Kubernetes calls it. `counts`: number of pods by
+    role; `pod`: settings of the pods; `spec`: additional fields of the job's spec."""
 
     kind: str
     counts: Mapping[str, int]
@@ -47,8 +47,8 @@ class ProgramJob:
 
     @property
     def roles(self) -> list[str]:
-        """The roles whose pods run the program, in the order of ranks. Roles whose programs end by
-        themselves come first."""
+        """The roles whose pods run the program, in the order of their ranks: first the roles whose
+        programs end by themselves."""
         framework = FRAMEWORKS[self.kind]
         completing_roles = [role for role in framework.completing_roles if self.counts.get(role)]
         other_roles = [
@@ -71,8 +71,8 @@ class ProgramJob:
     def manifest(
         self, name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
     ) -> Manifest:
-        """Return the job `name`, which has at most 50 characters, because the names of its pods are
-        longer."""
+        """Return the job `name`. The name has at most 50 characters, because the names of the pods
+        are longer."""
         run_policy_fields = build_run_policy(cluster, self.pod)
         # the coordinator enforces the time limit of an attempt
         run_policy_fields["activeDeadlineSeconds"] = 3600 * cluster.deadline_hours

@@ -17,13 +17,13 @@ from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
 
 SUCCESS = "status.replicaStatuses.Master.succeeded > 0"
-HOST = "{0}-master-0"  # host name of the coordinator
+COORDINATOR_HOST = "{0}-master-0"  # host name of the coordinator
 
 
 def build_pytorch_job(
     name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
-    """Return the job `name`, which has at most 53 characters, because the names of its pods are
+    """Return the job `name`. The name has at most 53 characters, because the names of the pods are
     longer. All pods run `commands` and share the Secret `name`.
 
     The exit code of the Master decides: with 0, the job completes; with 1 to 127, it fails; from
@@ -37,10 +37,10 @@ def build_pytorch_job(
     worker_pod = build_worker_spec(name, train_config, cluster, commands, "pytorch")
 
     # one more pod, for the coordinator
-    scheduling_policy = build_run_policy(cluster, cluster.pod("train"), pod_counts.min_pods + 1)
-    # The deadline of the workflow, not of an attempt. The coordinator enforces the time limit of an
-    # attempt, which excludes the time that pods wait for nodes.
-    scheduling_policy["activeDeadlineSeconds"] = 3600 * cluster.deadline_hours
+    run_policy = build_run_policy(cluster, cluster.pod("train"), pod_counts.min_pods + 1)
+    # The job gets the deadline of the whole workflow. The coordinator enforces the time limit of
+    # one attempt, which excludes the time that pods wait for nodes.
+    run_policy["activeDeadlineSeconds"] = 3600 * cluster.deadline_hours
 
     processes_per_pod = {}
     if pod_counts.workers_per_pod > 1:
@@ -51,7 +51,7 @@ def build_pytorch_job(
         "kind": "PyTorchJob",
         "metadata": gang.job_metadata(name, cluster),
         "spec": {
-            "runPolicy": scheduling_policy,
+            "runPolicy": run_policy,
             **processes_per_pod,
             "elasticPolicy": {
                 "minReplicas": pod_counts.min_pods,

@@ -10,7 +10,7 @@ Source: the fields are defined by Kubeflow Trainer 2.3 (trainer.kubeflow.org/v1a
 from argolocal.manifest.object_labels import TRAINER_STEP_LABEL
 from rekindle.blocks.jobs import gang
 from rekindle.blocks.jobs.job_set import (
-    HOST,
+    COORDINATOR_HOST,
     LEAD,
     build_lead_job,
     build_lead_policies,
@@ -21,7 +21,7 @@ from rekindle.blocks.pod_settings import WORKFLOW_LABEL, Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
 
-__all__ = ["FAILURE", "HOST", "success_condition", "train_job", "training_runtime"]
+__all__ = ["COORDINATOR_HOST", "FAILURE", "success_condition", "train_job", "training_runtime"]
 
 TRAINER_VERSION = "trainer.kubeflow.org/v1alpha1"
 # name of the Job for the nodes, and of its container; Trainer sets PET_NNODES, PET_NODE_RANK,
@@ -43,7 +43,7 @@ def training_runtime(
     """Return the TrainingRuntime of the job `name`: a JobSet with a Job for the coordinator and a
     Job for the nodes."""
     worker_pod = build_worker_spec(
-        name, train_config, cluster, commands, NODE_ROLE, HOST.format(name)
+        name, train_config, cluster, commands, NODE_ROLE, COORDINATOR_HOST.format(name)
     )
     node_job_spec = build_worker_job(name, worker_pod, cluster, is_restarted=True)
     replicated_jobs = [
@@ -86,8 +86,8 @@ def training_runtime(
 def train_job(
     name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
-    """Return the TrainJob `name`, which uses the TrainingRuntime `name`. `name` has at most 45
-    characters, because the names of the pods are longer."""
+    """Return the TrainJob `name`, which uses the TrainingRuntime of the same name. The name has at
+    most 45 characters, because the names of the pods are longer."""
     pod_counts = count_pods(train_config, cluster)
     return {
         "apiVersion": TRAINER_VERSION,

@@ -28,12 +28,11 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from argolocal.common.addresses import AFTER_HOST, SECRET_NAME
-from argolocal.common.environment import is_secret_name
 from argolocal.language.yaml_text import parse, read_text
 from argolocal.manifest import cron as crontab
 from rekindle import families, project
 from rekindle.blocks.manifest import variables
+from rekindle.blocks.manifest.recorded_secrets import omit_flag_value, reject_secrets
 from rekindle.blocks.settings import POD_DEFAULTS, CacheConfig, ClusterConfig
 from rekindle.errors import ConfigError, suggest_similar, without_secrets
 from rekindle.gate import Gate, check_bounds
@@ -44,7 +43,7 @@ from rekindle.release.watch.notification import NotifyConfig
 from rekindle.sections import (
     Section,
     Setting,
-    broken_rule,
+    describe_broken_rule,
     describe_settings,
     iterate_leaves,
     list_valid_keys,
@@ -54,17 +53,6 @@ from rekindle.training.spec import TrainConfig, check_supported_settings
 from rekindle.workload import DataConfig, check_program, load
 
 DEFAULT_PIPELINE = "pipelines.training"
-# Matches a URL with a password, or with a signature or token in its query, fragment or path; a
-# variable such as $(PASSWORD) is not a match. The password may contain slashes and spaces; the host
-# of an address without a scheme may precede the digest of an image.
-PASSWORD_URL = re.compile(
-    rf"""
-    (?:(?<=:)|(?<!\S))//[^\s/?#@:]*:(?!\$\(|{AFTER_HOST})[^\n@][^\n]*@[\w.\[-]
-    | ^[^\s/?#@:]+:(?!\$\()[^\s/@]+@(?!sha(?:256|512):)[\w.-]+(?:[:/]|$)
-    | [?&;\#]{SECRET_NAME}=(?!\$\()[^&\s]
-    """,
-    re.IGNORECASE | re.VERBOSE,
-)
 MAX_ERRORS = 20  # maximum number of errors in one message
 KeyPath = tuple[str, ...]  # path of a value in the config, such as ("train", "workers")
 
@@ -189,7 +177,7 @@ def relative_paths(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def _own_section_names(pipeline_config: Config) -> list[str]:
-    """Return the names of the sections that the workload and the pipeline define."""
+    """Return the names of the sections that the workload and the pipeline define, not Rekindle."""
     return sorted(
         [*(type(pipeline_config).model_fields.keys() - Config.model_fields.keys()), "data", "model"]
     )
@@ -220,7 +208,7 @@ class Loaded:
         pod_kinds = dict.fromkeys([*POD_DEFAULTS, *cluster.pods])
 
         config_values["cluster"]["pods"] = {
-            name: cluster.pod(name).model_dump(mode="json") for name in pod_kinds
+            pod_kind: cluster.pod(pod_kind).model_dump(mode="json") for pod_kind in pod_kinds
         }
         for key_path, value in _iterate_leaves(config_values):
             path = ".".join(key_path)
@@ -247,8 +235,8 @@ class Loaded:
 
 
 def describe_keys(key: str, loaded: Loaded | None = None) -> list[Setting]:
-    """Describe the config key `key` and the keys below it; with `loaded`, also the keys that its
-    workload and pipeline add.
+    """Describe the config key `key` and the keys below it. With `loaded`, also describe the keys
+    that the workload and the pipeline of this config add.
 
     Raises ConfigError if no config has such a key.
     """
@@ -295,7 +283,7 @@ def load_config(
         raise ConfigError(*_describe_errors(error, loaded, str(file))) from error
 
     loaded = Loaded(config, origins)
-    _reject_passwords(loaded)
+    reject_secrets(config, _own_section_names(config), loaded.origin)
     _check_against_workload(loaded, workload, str(file))
     return loaded
 
@@ -328,7 +316,8 @@ def _merge_settings(
 def _read_module_names(
     config_values: Mapping[str, Any], origins: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the modules of the workload and of the pipeline. Raises ConfigError."""
+    """Return the modules of the workload and of the pipeline. Raises ConfigError if one is not a
+    text, or is empty."""
     module_names = {
         "workload": config_values["workload"],
         "pipeline": config_values.get("pipeline", DEFAULT_PIPELINE),
@@ -381,41 +370,6 @@ def _describe_errors(error: ValidationError, loaded_config: Loaded, file: str) -
     return [without_secrets(line) for line in error_lines]
 
 
-def _reject_passwords(loaded_config: Loaded) -> None:
-    """Raise ConfigError for a URL with a password or signature: MLflow records the config, and `ps`
-    shows it during a run. Also raise ConfigError for a secret in one of the user's own sections."""
-    own_sections = _own_section_names(loaded_config.config)
-    for key, value in iterate_leaves(loaded_config.config, ""):
-        name = key.lstrip(".")
-        if isinstance(value, str) and PASSWORD_URL.search(value):
-            raise ConfigError(
-                f"{without_secrets(loaded_config.origin(name))}: {name} is a URL with a password or"
-                " a signature, which everyone can read who can read the manifest or MLflow:"
-                " remove it. A step can read a password from its environment, which has the keys of"
-                " the Secret rekindle-s3."
-            )
-        if name.partition(".")[0] in own_sections and _is_own_secret(name, value):
-            raise ConfigError(
-                f"{_omit_flag_value(loaded_config.origin(name))}: {name} is a secret, which"
-                " everyone can read who can read the manifest or MLflow: remove it. A step can read"
-                " it from its environment, which has the keys of the Secret rekindle-s3."
-            )
-
-
-def _omit_flag_value(value_origin: str) -> str:
-    """Return an origin such as `--set data.password=VALUE` without the value."""
-    if value_origin.startswith("--set "):
-        return value_origin.partition("=")[0]
-    return value_origin
-
-
-def _is_own_secret(key: str, value: object) -> bool:
-    """Return True if the key of a text in the user's own sections names a secret, and the text is
-    not a variable such as $(PASSWORD)."""
-    is_text = isinstance(value, str) and value and not value.startswith("$(")
-    return bool(is_text) and is_secret_name(key.rpartition(".")[2])
-
-
 def _validate_config(
     config_model: type[Config], config_values: dict[str, Any], folder_for_key: Callable[[str], Path]
 ) -> Config:
@@ -440,8 +394,8 @@ def _validate_config(
 
     for error_detail in missing_paths:
         *parent_keys, last_key = error_detail["loc"]
-        # skip a value in a union, because its location in the error also contains parts that are
-        # not keys
+        # an error in a union type is skipped, because its location also contains names of types,
+        # which are not keys of the config
         with suppress(KeyError, IndexError, TypeError):
             parent_mapping: Any = reduce(operator.getitem, parent_keys, cast(Any, config_values))
             parent_mapping[last_key] = str(
@@ -625,9 +579,10 @@ def _describe_error(error: ErrorDetails, loaded_config: Loaded, file: str) -> st
         return f"{location}: {path} is empty: give it keys, or remove it."
 
     if error["type"] == "value_error" and isinstance(invalid_value, Mapping):
-        # omit the value and the flag that sets it, because both may contain a secret
+        # omit the value from the message, and from the flag that sets it, because it may contain a
+        # secret
         value_text = ""
-        location = _omit_flag_value(location)
+        location = omit_flag_value(location)
     else:
         value_text = f" is {invalid_value!r}"
 
@@ -637,9 +592,8 @@ def _describe_error(error: ErrorDetails, loaded_config: Loaded, file: str) -> st
         choices = []
 
     hint = suggest_similar(str(invalid_value), choices)
-    return (
-        f"{location}: {path or 'the config'}{value_text}: {broken_rule(config_model, error)}{hint}"
-    )
+    rule_text = describe_broken_rule(config_model, error)
+    return f"{location}: {path or 'the config'}{value_text}: {rule_text}{hint}"
 
 
 def _describe_missing_workload(file: Path) -> str:

@@ -17,10 +17,11 @@ RELEASE_PARAMETERS = ("git_sha", "lock_hash", "config_hash", "manifest_hash")
 PROVENANCE_PARAMETERS = (*RELEASE_PARAMETERS, "config", "manifest", CACHED_PARAMETER)
 # workflow parameters that are set only by scheduled runs and `rekindle backfill`
 SCHEDULED_TIME = "scheduled-time"
+# value of this parameter in a schedule: Argo inserts the time
+SCHEDULED_TIME_TAG = "{{workflow.scheduledTime}}"
 BACKFILL = "backfill"
 # workflow parameters whose values do not affect the manifest's hash
 RESERVED_PARAMETERS = (*PROVENANCE_PARAMETERS, SCHEDULED_TIME, BACKFILL)
-
 
 LOCK_FILES = ("uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "pixi.lock", "requirements.txt")
 
@@ -31,7 +32,8 @@ def parameter_tag(name: str) -> str:
 
 
 def uses_scheduled_time(manifest: Mapping[str, Any]) -> bool:
-    """Return True if a template refers to the scheduled time, for example for a moving window."""
+    """Return True if a template of the manifest refers to the scheduled time, for example because
+    the data is a moving window."""
     return SCHEDULED_TIME in to_json(manifest["spec"].get("templates") or [])
 
 
@@ -41,7 +43,7 @@ def read_git_sha() -> str:
     try:
         with open_repository(project.current_root()) as repository:
             if repository:
-                return repository.commit()
+                return repository.read_commit()
             return ""
     except GitError as error:
         sys.stderr.write(f"warning: the manifest does not name a commit: {error}\n")

@@ -26,7 +26,7 @@ WORD_PATTERN = "^([A-Za-z0-9][A-Za-z0-9._/-]*)?$"
 
 
 def quote_in_json(manifest_value: object) -> Any:
-    """Return the object with its tags quoted for JSON, as which the object is rendered."""
+    """Return the object with its template tags quoted, so that it can be rendered as JSON."""
     return _quote_json(manifest_value, "toJson({0})[1:-1]")
 
 
@@ -59,11 +59,11 @@ def quote_argument(text: str) -> str:
 
 
 def quote_word(text: str) -> str:
-    """Return a text for `when` or kubectl. The value of a tag in this text is replaced by "" if it
-    is not a word.
+    """Return the text with its tags changed so that `when` or kubectl can read it: the value of a
+    tag becomes "" if it is not a word.
 
-    A word has only letters, digits and `._/-`, and starts with a letter or digit: it can neither
-    end a quoted text nor be read as an option.
+    A word consists of letters, digits and `._/-`, and starts with a letter or digit. So it can
+    neither end a quoted text nor be read as an option.
     """
     return _replace_tags(
         text, lambda expression: f"sprig.regexFind('{WORD_PATTERN}', {expression})"
@@ -71,10 +71,11 @@ def quote_word(text: str) -> str:
 
 
 def skip_if(origin_expression: str) -> dict[str, Any]:
-    """Return the task options that skip a task if the value of the expression
-    `origin_expression`, the RUN/TASK whose outputs are reused, is not empty."""
-    # Argo shows the condition in the message of a skipped task, so the condition contains the
-    # RUN/TASK
+    """Return the task options that skip a task if another task's outputs are reused.
+    `origin_expression`: expression for the RUN/TASK that has these outputs, "" if none are reused.
+    """
+    # the condition contains RUN/TASK, because Argo shows the condition in the message of a skipped
+    # task
     return {"when": quote_word(f"'{{{{={origin_expression}}}}}' == ''")}
 
 

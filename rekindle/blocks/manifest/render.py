@@ -25,6 +25,7 @@ from rekindle.blocks.manifest.provenance import (
     PROVENANCE_PARAMETERS,
     RESERVED_PARAMETERS,
     SCHEDULED_TIME,
+    SCHEDULED_TIME_TAG,
     hash_lock_file,
     read_git_sha,
 )
@@ -73,7 +74,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
             )
 
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "name"}
-    # prices are added only to the recorded manifest, because the manifest itself must not depend on
+    # add the prices only to the recorded manifest, because the applied manifest must not depend on
     # them
     project_prices = Prices.load(project.current_root())
     if project_prices:
@@ -107,9 +108,7 @@ def _render_cron(config: "Config") -> Manifest:
     Argo names the runs NAME-UNIXTIME."""
     schedule_config = config.schedule
     run_metadata = {"labels": workflow_labels(config.name)}
-    workflow_arguments = {
-        "parameters": [{"name": SCHEDULED_TIME, "value": "{{workflow.scheduledTime}}"}]
-    }
+    workflow_arguments = {"parameters": [{"name": SCHEDULED_TIME, "value": SCHEDULED_TIME_TAG}]}
 
     cron_spec = {
         "schedules": [schedule_config.cron],
@@ -199,11 +198,11 @@ def to_yaml(manifest: Mapping[str, Any]) -> str:
 
 
 def check_golden(manifest: Mapping[str, Any], file: Path) -> None:
-    """Raise AssertionError with the differences if `manifest` is not equal to the manifest in
-    `file`; for tests.
+    """Raise AssertionError with the differences if `manifest` differs from the manifest in `file`;
+    for tests.
 
-    The comparison ignores the values of provenance parameters (commit, hashes). With REGENERATE=1
-    in the environment, write the file instead.
+    The comparison ignores the values of provenance parameters (commit, hashes). If the environment
+    variable REGENERATE is set, write the file first.
     """
     manifest = copy.deepcopy(dict(manifest))
     for workflow_parameter in (manifest["spec"].get("arguments") or {}).get("parameters") or []:

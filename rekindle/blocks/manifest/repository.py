@@ -78,8 +78,9 @@ class GitError(RekindleError):
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """A tracked file. `flag`: the flag of `git ls-files`. S: git skips the file in the work tree; a
-    lower-case letter: git assumes that the file is unchanged."""
+    """A tracked file. `flag`: the flag that `git ls-files -v` shows, for example S (git does not
+    compare the file in the work tree) or a lower-case letter (git assumes that the file is
+    unchanged)."""
 
     flag: str
     mode: str
@@ -97,13 +98,13 @@ class IndexEntry:
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository. git reads it through `private`, a git directory without the repository's own
-    settings."""
+    """A repository. git reads it through `private_dir`, a git directory without the repository's
+    own settings."""
 
-    top: Path  # the work tree
+    work_tree: Path
     git_dir: Path
-    common: Path  # equal to `git_dir`, except in a linked work tree
-    private: Path
+    common_dir: Path  # equal to `git_dir`, except in a linked work tree
+    private_dir: Path
 
     def git(
         self, *git_arguments: str, index: Path | None = None, work_tree: Path | None = None
@@ -111,14 +112,14 @@ class Repository:
         """Return the output of a git command, which by default uses the index and the work tree.
         Raises GitError."""
         git_variables = {
-            "GIT_OBJECT_DIRECTORY": str(self.common / "objects"),
+            "GIT_OBJECT_DIRECTORY": str(self.common_dir / "objects"),
             "GIT_INDEX_FILE": str(index or self.git_dir / "index"),
-            "GIT_WORK_TREE": str(work_tree or self.top),
+            "GIT_WORK_TREE": str(work_tree or self.work_tree),
         }
-        return _run_git(self.private, git_arguments, git_variables, work_tree or self.top)
+        return _run_git(self.private_dir, git_arguments, git_variables, work_tree or self.work_tree)
 
     def find_commit(self, revision: str) -> str:
-        """Return the sha of a commit; "" if it does not exist."""
+        """Return the sha of the commit that `revision` names; "" if it does not exist."""
         try:
             git_output = self.git(
                 "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
@@ -127,13 +128,13 @@ class Repository:
             return ""
         return git_output.decode().strip()
 
-    def commit(self) -> str:
+    def read_commit(self) -> str:
         """Return the id of the current commit, with the suffix -dirty if tracked files were
         changed; "" before the first commit."""
-        index_entries = self._index_entries()
+        index_entries = self._list_index_entries()
         self._reject_special_attributes(index_entries)
 
-        # checked before `git status` runs, because `git status` reads the references of submodules
+        # check submodules before `git status` reads their references
         has_moved_submodule = self._has_moved_submodule(index_entries)
 
         # ignore submodules, because git would read their files with the submodule's own settings
@@ -165,7 +166,7 @@ class Repository:
 
         return commit_sha
 
-    def _index_entries(self) -> list[IndexEntry]:
+    def _list_index_entries(self) -> list[IndexEntry]:
         git_output = self.git("ls-files", "--stage", "-v", "-z")
         entry_lines = git_output.decode(errors="surrogateescape").split("\0")
         entry_matches = (INDEX_ENTRY.fullmatch(line) for line in entry_lines)
@@ -182,7 +183,7 @@ class Repository:
             for parent_folder in Path(folder, "file").parents
         }
         for folder in parent_folders:
-            path = self.top / folder / ".gitattributes"
+            path = self.work_tree / folder / ".gitattributes"
             # a symbolic link is harmless, because git does not follow a .gitattributes link
             if os.path.lexists(path) and not path.is_symlink() and not path.is_file():
                 raise GitError(f"{path} is not a regular file: remove it.")
@@ -200,7 +201,7 @@ class Repository:
             if index_entry.mode != GITLINK:
                 continue
 
-            submodule_folder = self.top / index_entry.name
+            submodule_folder = self.work_tree / index_entry.name
             if (submodule_folder / ".git").exists():
                 with open_repository(submodule_folder) as submodule:
                     submodule_commit = submodule.find_commit("HEAD") if submodule else ""
@@ -210,8 +211,8 @@ class Repository:
         return has_moved
 
     def _has_unchecked_change(self, index_entries: Iterable[IndexEntry]) -> bool:
-        """Return True if a file was changed, but a flag in the index hides the change from `git
-        status`."""
+        """Return True if a file was changed although a flag in the index hides the change from
+        `git status`."""
         unchecked_entries = [
             index_entry
             for index_entry in index_entries
@@ -220,7 +221,7 @@ class Repository:
         existing_entries = [
             index_entry
             for index_entry in unchecked_entries
-            if os.path.lexists(self.top / index_entry.name)
+            if os.path.lexists(self.work_tree / index_entry.name)
         ]
         has_missing_file = any(
             not index_entry.is_skipped
@@ -228,7 +229,7 @@ class Repository:
             if index_entry not in existing_entries
         )
         has_other_file = any(
-            not stat.S_ISREG((self.top / index_entry.name).lstat().st_mode)
+            not stat.S_ISREG((self.work_tree / index_entry.name).lstat().st_mode)
             for index_entry in existing_entries
         )
         if has_missing_file or has_other_file:
@@ -268,7 +269,7 @@ class Repository:
             return True
 
         pointer_match = LFS_POINTER.fullmatch(text)
-        return pointer_match is None or not _has_content(self.top / name, pointer_match)
+        return pointer_match is None or not _has_content(self.work_tree / name, pointer_match)
 
     def check_out_commit(self, commit_sha: str, folder: Path) -> None:
         """Write the files of a commit to the empty `folder`. The index and the work tree of the
@@ -279,9 +280,9 @@ class Repository:
         self._restore_lfs_files(folder)
 
     def _restore_lfs_files(self, folder: Path) -> None:
-        """Replace the pointer files of Git LFS by the contents that this clone has fetched, as the
-        filter of Git LFS would."""
-        lfs_objects = self.common / "lfs" / "objects"
+        """Replace each pointer file of Git LFS by its content if this clone has fetched it. The
+        filter of Git LFS, a program, would do the same."""
+        lfs_objects = self.common_dir / "lfs" / "objects"
         if not lfs_objects.is_dir():
             return
 
@@ -294,22 +295,22 @@ class Repository:
 
                 object_id = pointer_match["oid"].decode()
                 object_file = lfs_objects / object_id[:2] / object_id[2:4] / object_id
-                # skip links, because a link in the commit may lead to a file outside of the folder
+                # skip links, because a link in the commit may point to a file outside of the folder
                 if not path.is_symlink() and _has_content(object_file, pointer_match):
                     path.write_bytes(object_file.read_bytes())
 
 
 @contextmanager
 def open_repository(folder: Path) -> Iterator[Repository | None]:
-    """Yield the repository that contains `folder`, or None. Raises GitError if the repository
-    cannot be read."""
+    """Yield the repository that contains `folder`; None if `folder` is not in a repository. Raises
+    GitError if the repository cannot be read."""
     work_tree = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
     if work_tree is None:
         yield None
         return
     with tempfile.TemporaryDirectory(prefix="rekindle-git-") as name:
         git_dir = _find_git_dir(work_tree)
-        common_dir = _folder_named_in(git_dir / "commondir", "") or git_dir
+        common_dir = _read_named_folder(git_dir / "commondir", "") or git_dir
         repository = Repository(work_tree, git_dir, common_dir, Path(name))
         _fill_private_git_dir(repository)
         yield repository
@@ -319,7 +320,7 @@ def _find_git_dir(work_tree: Path) -> Path:
     """Return the git directory of a work tree; `.git` is a file instead of a folder in a linked
     work tree or a submodule."""
     path = work_tree / ".git"
-    git_dir = path if path.is_dir() else _folder_named_in(path, "gitdir:")
+    git_dir = path if path.is_dir() else _read_named_folder(path, "gitdir:")
     if git_dir is None:
         raise GitError(
             f"{path} is neither a git directory, nor a file that names one: clone the repository"
@@ -328,7 +329,7 @@ def _find_git_dir(work_tree: Path) -> Path:
     return git_dir
 
 
-def _folder_named_in(file: Path, line_prefix: str) -> Path | None:
+def _read_named_folder(file: Path, line_prefix: str) -> Path | None:
     """Return the folder that `file` names after `line_prefix`, by a path relative to the folder of
     `file`; None if this folder does not exist."""
     text = (_read_if_regular(file) or b"").decode(errors="surrogateescape").rstrip("\n")
@@ -342,11 +343,11 @@ def _folder_named_in(file: Path, line_prefix: str) -> Path | None:
 
 
 def _fill_private_git_dir(repository: Repository) -> None:
-    """Fill the private git directory with links to data of the repository, a copy of HEAD, and
-    harmless settings."""
-    private_dir = repository.private
+    """Fill the private git directory with links to the repository's data, a copy of HEAD, and
+    harmless settings. Raises GitError if a file of the repository is not safe to read."""
+    private_dir = repository.private_dir
     git_dir = repository.git_dir
-    common_dir = repository.common
+    common_dir = repository.common_dir
 
     head_content = _read_if_regular(git_dir / "HEAD")
     if head_content is None:
@@ -358,7 +359,8 @@ def _fill_private_git_dir(repository: Repository) -> None:
     alternates_file = common_dir / "objects" / "info" / "alternates"
     if alternates_file.exists():
         raise GitError(
-            f"{alternates_file} names objects outside of the repository, which are not read: run"
+            f"{alternates_file} names objects outside of the repository, which Rekindle does not"
+            " read: run"
             " `git repack -a -d`, and remove this file."
         )
 
@@ -386,18 +388,16 @@ def _fill_private_git_dir(repository: Repository) -> None:
 
     git_settings = _read_settings(repository)
     if "extensions.refstorage" in git_settings and git_dir != common_dir:
-        raise GitError(
-            f"{git_dir} has another format of references than files: use the main work tree."
-        )
+        raise GitError(f"{git_dir} does not store its references as files: use the main work tree.")
 
     (private_dir / "config").write_text(_format_config(git_settings))
 
 
 def _reject_special_files(path: Path, max_bytes: int | None = None) -> None:
     """Raise GitError unless a folder contains only folders, and regular files of at most
-    `max_bytes` bytes.
+    `max_bytes` bytes (None: any size).
 
-    Links are rejected, because they could lead to objects outside of the repository, as alternates
+    Links are rejected, because they could point to objects outside of the repository, as alternates
     do.
     """
     if path.is_symlink():
@@ -420,21 +420,21 @@ def _reject_special_files(path: Path, max_bytes: int | None = None) -> None:
 
 
 def _describe_refusal(path: Path | str, refusal_reason: str) -> str:
-    return f"{path} is {refusal_reason}, which is not read: clone the repository again."
+    return f"{path} is {refusal_reason}, which Rekindle does not read: clone the repository again."
 
 
 def _read_settings(repository: Repository) -> dict[str, str]:
-    """Return those settings of the user's and the repository's configuration that are harmless."""
-    (repository.private / "config").write_text(_format_config({}))
+    """Return the harmless settings from the configurations of the user and of the repository."""
+    (repository.private_dir / "config").write_text(_format_config({}))
 
     list_command = ["config", "-z", "--list"]
-    setting_texts = [_run_git(repository.private, list_command, with_user_settings=True)]
+    setting_texts = [_run_git(repository.private_dir, list_command, with_user_settings=True)]
 
-    for file in (repository.common / "config", repository.git_dir / "config.worktree"):
+    for file in (repository.common_dir / "config", repository.git_dir / "config.worktree"):
         if _read_if_regular(file) is not None:
             setting_texts.append(
                 _run_git(
-                    repository.private,
+                    repository.private_dir,
                     ["config", "-z", "--no-includes", "--list", "--file", str(file)],
                 )
             )
@@ -515,7 +515,7 @@ def _run_git(
 
 
 def _limit_memory() -> None:
-    """Limit the memory of this process."""
+    """Limit the memory of this process to MAX_MEMORY_BYTES; keep a lower hard limit."""
     _, hard_limit_bytes = resource.getrlimit(resource.RLIMIT_DATA)
     limit_bytes = MAX_MEMORY_BYTES
     if hard_limit_bytes != resource.RLIM_INFINITY:
@@ -533,7 +533,7 @@ def _read_if_regular(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes | Non
 
 
 def _has_content(path: Path, pointer_match: "re.Match[bytes]") -> bool:
-    """Return True if a file has the content that a pointer of Git LFS names."""
+    """Return True if a file has the size and the sha256 that a pointer file of Git LFS states."""
     try:
         file_status = path.lstat()
         if not stat.S_ISREG(file_status.st_mode) or file_status.st_size != int(

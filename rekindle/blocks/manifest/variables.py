@@ -24,8 +24,8 @@ def sets_config(name: str) -> bool:
 
 
 def check_process_settings(variable_names: Iterable[str]) -> None:
-    """Raise ConfigError for a misspelt variable that configures a process; if it were ignored, the
-    wrong home or project could be used."""
+    """Raise ConfigError if a variable looks like a misspelt name of PROCESS_SETTINGS. If it were
+    ignored, the process could use the wrong home or project."""
     for name in filter(sets_config, variable_names):
         # imported only here, because difflib would slow down `rekindle --help`
         from difflib import get_close_matches

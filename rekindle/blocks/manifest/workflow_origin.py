@@ -13,7 +13,8 @@ def is_rekindle_manifest(manifest: Mapping[str, Any]) -> bool:
 
 
 def pipeline_label(manifest: Mapping[str, Any]) -> str | None:
-    """Return the name of the pipeline, which Rekindle sets as a label on its manifests."""
+    """Return the name of the pipeline from a label that Rekindle sets on its manifests; None if the
+    label is missing."""
     return _read_labels(manifest).get(NAME_LABEL)
 
 
@@ -42,8 +43,8 @@ def read_parameter(manifest: Mapping[str, Any], name: str) -> str:
 
 
 def read_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config in the workflow parameter `config`; {} without the parameter. Raises
-    InvalidDocument."""
+    """Return the config in the workflow parameter `config`; {} if this parameter is missing.
+    Raises InvalidDocument if its value is not a JSON object."""
     name = (manifest.get("metadata") or {}).get("name") or "the workflow"
     return parse_object(
         read_parameter(manifest, "config") or "{}", f"the parameter `config` of {name}"

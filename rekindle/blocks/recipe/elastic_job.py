@@ -12,8 +12,7 @@ from rekindle.blocks.container import retries, step_flags
 from rekindle.blocks.dag_scope import StoredArtifact
 from rekindle.blocks.dependencies import FINAL_PHASES, after_any
 from rekindle.blocks.jobs.backends import BACKENDS, Backend, ManifestBuilder
-from rekindle.blocks.jobs.harvest import HARVEST_KIND as HARVEST
-from rekindle.blocks.jobs.harvest import harvest_deployment, limit_to_minimum
+from rekindle.blocks.jobs.harvest import HARVEST_KIND, harvest_deployment, limit_to_minimum
 from rekindle.blocks.jobs.members import PodCounts, build_run_secret, count_pods, member_commands
 from rekindle.blocks.manifest.quoting import skip_if
 from rekindle.blocks.pod_settings import Manifest
@@ -72,7 +71,8 @@ class Training:
 
 @dataclass(frozen=True)
 class AppliedObject:
-    """A task that applies an object of the training, and the function that builds this object."""
+    """A task that applies a Kubernetes object of the training, and the function that builds the
+    object."""
 
     task: str
     template: Resource
@@ -120,21 +120,19 @@ def add_training(
         success_condition=backend.success(cluster),
         failure_conditions=backend.failure,
     )
-    template_parameters = training.parameters
     cache_options = pipeline.skip_if_cached(training.task)
     skip_options = _skip_if_reused(data_block, training.task) or cache_options
 
-    # Apply server-side, which needs no permission to read Secrets. The task has no inputs, so it
-    # can run while `prepare` still runs.
-    apply_flags = ["--server-side"]
+    # Server-side apply needs no permission to read Secrets. The task has no inputs, so it can run
+    # while `prepare` still runs.
     applied_objects = [
         _add_apply_task(
-            training, "secret", _build_secret, {}, cache_options, apply_flags=apply_flags
+            training, "secret", _build_secret, {}, cache_options, apply_flags=["--server-side"]
         )
     ]
     if backend.runtime:
         applied_objects.append(
-            _add_apply_task(training, "runtime", backend.runtime, template_parameters, skip_options)
+            _add_apply_task(training, "runtime", backend.runtime, training.parameters, skip_options)
         )
 
     applied_task_names = [applied_object.task for applied_object in applied_objects]
@@ -149,28 +147,25 @@ def add_training(
         after=applied_task_names,
     )
     training_block = add_job(training_job, data_block)
-    pipeline.ledgers.append(key(training.task, LEDGER_KEY))
+    pipeline.ledger_keys.append(key(training.task, LEDGER_KEY))
     training_block.inputs = {
         "dataset": training.dataset,
-        **template_parameters,
+        **training.parameters,
         "held_out": held_out_settings(train_config),
     }
 
     all_objects = [AppliedObject(training.task, template, backend.job), *applied_objects]
     if cluster.harvest and backend.host:
-        build_harvest = partial(harvest_deployment, coordinator_host=backend.host)
-        used_artifacts = [training.dataset]
-        all_objects.append(
-            _add_apply_task(
-                training,
-                "harvest",
-                build_harvest,
-                template_parameters,
-                skip_options,
-                predecessor_names=applied_task_names,
-                used_artifacts=used_artifacts,
-            )
+        harvest_object = _add_apply_task(
+            training,
+            "harvest",
+            partial(harvest_deployment, coordinator_host=backend.host),
+            training.parameters,
+            skip_options,
+            predecessor_names=applied_task_names,
+            used_artifacts=[training.dataset],
         )
+        all_objects.append(harvest_object)
         _delete_at_end(training)
 
     pass_training_name = partial(_pass_training_name, training, all_objects)
@@ -253,8 +248,8 @@ def _define_training(
 
 
 def _skip_if_reused(data_block: Block, task_name: str) -> dict[str, Any]:
-    """Return the options that skip a task if the block `prepare` has found a cached model for the
-    training `task_name`; {} if the pipeline has no such block."""
+    """Return the task options that skip the training `task_name` if the block `prepare` has found a
+    cached model for it; {} if no predecessor of `data_block` looks for models."""
     reused_models = resolve(data_block, REUSED_MODELS, "")
     if reused_models:
         return skip_if(f"jsonpath({reused_models.expression}, '$.{cached_name(task_name)}.at')")
@@ -272,7 +267,8 @@ def _add_apply_task(
     predecessor_names: Sequence[str] = (),
     used_artifacts: Sequence[StoredArtifact] = (),
 ) -> AppliedObject:
-    """Add the task that applies an object of a training."""
+    """Add the task that applies the object of a training that `build_manifest` builds.
+    `parameters`: values of the template tags in the object."""
     pipeline = current_pipeline()
     task_name = f"{training.task}-{task_suffix}"
     template = apply(
@@ -295,7 +291,7 @@ def _build_secret(name: str, *_: object) -> Manifest:
 def _delete_at_end(training: Training) -> None:
     """Add the tasks that delete the extra workers when the job of the training ends."""
     pipeline = current_pipeline()
-    deletion_arguments = (f"{training.task}-harvest-end", HARVEST, training.object_name)
+    deletion_arguments = (f"{training.task}-harvest-end", HARVEST_KIND, training.object_name)
 
     deletion_task = pipeline.add_deletion(*deletion_arguments)
     deletion_task.waits_for = after_any([training.task], FINAL_PHASES)

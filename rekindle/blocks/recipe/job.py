@@ -91,6 +91,6 @@ def add_job(training_job: Job, data_block: Block) -> Block:
         training_job.task,
         {"model": StoredArtifact.from_key("model", training_job.model_key, artifact_producer)},
     )
-    pipeline.jobs[training_job.task] = training_job.kind
+    pipeline.job_kinds[training_job.task] = training_job.kind
 
     return job_block.follow(data_block)

@@ -121,8 +121,8 @@ def _run_program(
     if program_config.processes > 1:
         refuse(
             f"program.processes is {program_config.processes}: the operator of a"
-            f" {program_job.kind} numbers pods, so a pod has one process. Leave the setting out,"
-            " or let the command start the processes."
+            f" {program_job.kind} numbers pods, so a pod has one process. Remove the setting, or"
+            " let the command start the processes."
         )
 
     try:
@@ -131,7 +131,7 @@ def _run_program(
     except ConfigError as error:
         refuse(" ".join(error.lines))
 
-    # not the default of the setting, which is meant for PyTorch programs
+    # do not use the default of the setting `preload`, which is meant for PyTorch programs
     if "preload" not in program_config.model_fields_set:
         program_config = program_config.model_copy(update={"preload": []})
 

@@ -10,6 +10,7 @@ from hera.workflows import models as m
 from rekindle.blocks.container import retries
 from rekindle.blocks.dependencies import FAILURES, after_all, after_any
 from rekindle.blocks.manifest.quoting import quote_word
+from rekindle.blocks.recipe.repetition import repeat_group, repeat_step
 from rekindle.blocks.recipe.servers import Servers, deployment_manifest
 from rekindle.blocks.resource import apply
 from rekindle.blocks.serving import canary as canaries
@@ -29,7 +30,6 @@ from rekindle.blocks.workflow import (
     at_exit,
     current_pipeline,
     nested_dag,
-    repeat,
     step,
 )
 from rekindle.release.serve_config import CHAMPION_CHANGED_RESULT, PASSED_RESULT
@@ -45,8 +45,8 @@ MAX_REPETITIONS = 5
 def add_promotion(
     deploy_block: Block, servers: Servers, verify_inputs: dict[str, Any], task_name: str
 ) -> Block:
-    """Add the group that verifies the new servers, using the inputs `verify_inputs`, and then
-    promotes the model."""
+    """Add the group that verifies the new servers and then promotes the model; return its block.
+    `verify_inputs`: inputs of the step `verify`."""
     name_suffix = task_name.removeprefix("verify").removeprefix("-")
     name = current_pipeline().reserve_name(
         f"promote-{name_suffix}" if name_suffix else "", "promote"
@@ -97,7 +97,7 @@ def _add_attempt(
         canary_block = _add_canary(servers, first_verification, can_repeat=bool(evaluation))
         last_verification = _verify_again(first_verification, canary_block, verify_inputs)
 
-    group_results = _group_outputs(last_verification)
+    group_results = _select_outputs(last_verification)
     output_types = {name: output_value.kind for name, output_value in group_results.items()}
     expressions = {name: output_value.expression for name, output_value in group_results.items()}
     if evaluation:
@@ -107,7 +107,7 @@ def _add_attempt(
         canary_passed = _not_rolled_back_condition(canary_block).text
         expressions = {
             name: f"{canary_passed} ? ({expressions[name]}) : {output_value.expression}"
-            for name, output_value in _group_outputs(first_verification).items()
+            for name, output_value in _select_outputs(first_verification).items()
         }
 
     scope.dag.outputs = [
@@ -117,13 +117,13 @@ def _add_attempt(
     return output_types
 
 
-def _group_outputs(verification: Block) -> dict[str, Value]:
+def _select_outputs(verification: Block) -> dict[str, Value]:
     return {name: getattr(verification.outputs, name) for name in GROUP_OUTPUTS}
 
 
 def _find_evaluation(release_block: Block) -> Block | None:
-    """Return the block that evaluated the model; None if this block also creates the model, so that
-    it cannot be repeated."""
+    """Return the block that evaluated the model; None if it cannot be repeated, because it also
+    creates the model or has no output `champion`."""
     evaluation = find_provider(release_block, "verdict")
     can_repeat = (
         evaluation and "champion" in evaluation.outputs and "model" not in evaluation.outputs
@@ -158,11 +158,11 @@ def _repeat_evaluation(
     """Add the tasks that repeat the evaluation, and then the group, if the champion has changed.
     Return expressions for the outputs of the last repetition."""
     promoted_output = verification.outputs.promoted
-    repeated_evaluation = repeat(evaluation, when=promoted_output == False)  # noqa: E712
+    repeated_evaluation = repeat_step(evaluation, when=promoted_output == False)  # noqa: E712
     # require Succeeded, because the evaluation must not be repeated if the verification was skipped
     repeated_evaluation.waits_for = after_all([f"{verification.name}.Succeeded"])
 
-    repeated_group = current_pipeline().repeat_group(repeated_evaluation)
+    repeated_group = repeat_group(repeated_evaluation)
     is_last_condition = (
         f"{promoted_output.expression} == 'true' ||"
         f" {repeated_evaluation.outputs.verdict.expression} != 'release'"
@@ -183,8 +183,8 @@ def _not_rolled_back_condition(canary_block: Block) -> Condition:
 
 
 def _add_canary(servers: Servers, verification: Block, can_repeat: bool) -> Block:
-    """Add the rollout of a canary, which increases the candidate's share of the requests as long as
-    the candidate is as good as the champion. Output: canary."""
+    """Add the rollout of a canary, which increases the candidate's share of the requests while the
+    candidate is as good as the champion. Output: canary, the result of the rollout."""
     pipeline = current_pipeline()
     template = canaries.build_rollout_dag(
         pipeline.make_template_name,
@@ -214,7 +214,9 @@ def _add_canary(servers: Servers, verification: Block, can_repeat: bool) -> Bloc
     # rollout
     with at_exit():
         _add_unshare_task(
-            servers, f"-l={canaries.WORKFLOW}={{{{workflow.name}}}}", when=WORKFLOW_FAILED
+            servers,
+            f"-l={canaries.CANARY_WORKFLOW_LABEL}={{{{workflow.name}}}}",
+            when=WORKFLOW_FAILED,
         )
 
     return canary_block
@@ -226,8 +228,8 @@ def _add_unshare_task(
     predecessor_names: Iterable[str] = (),
     **task_options: object,
 ) -> None:
-    """Add a task that stops sending requests to the candidates. `name_or_selector`: name or label
-    selector of their Deployments."""
+    """Add a task that ends the candidates' share of the requests: it restores the route or deletes
+    their Deployments. `name_or_selector`: name or label selector of these Deployments."""
     pipeline = current_pipeline()
     if not (servers.serve.canary and servers.serve.canary.gateway):
         pipeline.add_deletion(
@@ -251,15 +253,15 @@ def _add_unshare_task(
 
 
 def switch_clients(deploy_block: Block, servers: Servers, promotion_block: Block) -> None:
-    """Add the tasks after a promotion, which switch clients to the new servers, scale earlier
-    servers to zero, and delete expired and failed servers."""
+    """Add the tasks that run after a promotion: they switch clients to the new servers, scale
+    earlier servers to zero, and delete expired and failed servers."""
     pipeline = current_pipeline()
     champion_template = pipeline.step_template("steps.champion", "champion")
     switch_template = build_switch_dag(
         pipeline.make_template_name, champion_template, servers.model, servers.serve
     )
     switch_inputs = {"server": servers.name, "running": promotion_block.outputs.running}
-    switch_task = pipeline.add_task(
+    switch_name = pipeline.add_task(
         pipeline.reserve_name("", "switch"),
         switch_template,
         switch_inputs,
@@ -267,26 +269,27 @@ def switch_clients(deploy_block: Block, servers: Servers, promotion_block: Block
     ).name
 
     if servers.serve.canary:
-        _add_unshare_task(servers, f"{servers.name}-canary", [switch_task])
+        _add_unshare_task(servers, f"{servers.name}-canary", [switch_name])
 
-    champion_server = f"'{{{{tasks.{switch_task}.outputs.parameters.deployment}}}}'"
+    champion_server = f"'{{{{tasks.{switch_name}.outputs.parameters.deployment}}}}'"
     pipeline.add_deletion(
         "expire",
         SERVER_KINDS,
         "{{item}}",
-        [switch_task],
+        [switch_name],
         with_param=promotion_block.outputs.expired,
         when=quote_word(f"{champion_server} == '{servers.name}'"),
     )
 
-    # the candidate may be an earlier release that a rollback has just made the champion
+    # do not delete the servers of the champion: a rollback may just have made the candidate, an
+    # earlier release, the champion
     refused_condition = quote_word(
         f"{champion_server} != '{servers.name}' && '{promotion_block.outputs.promoted}' == 'false'"
     )
     pipeline.add_deletion(
-        "take-back", SERVER_KINDS, servers.name, [switch_task], when=refused_condition
+        "take-back", SERVER_KINDS, servers.name, [switch_name], when=refused_condition
     )
 
     withdraw_task = pipeline.add_deletion("withdraw", SERVER_KINDS, servers.name)
     withdraw_task.waits_for = after_any([deploy_block.name, promotion_block.name], FAILURES)
-    pipeline.current_scope().guarded += [promotion_block.name, switch_task]
+    pipeline.current_scope().guarded += [promotion_block.name, switch_name]

@@ -28,8 +28,8 @@ VERIFY_INPUTS = ("version", "champion", "model_sha256", "run_id", "report", "mod
 
 
 def evaluate(model: Block, *, task: str = "", **inputs: object) -> Block:
-    """Compare a model with the champion on the test rows. Outputs: verdict, reason, metrics,
-    report, ..."""
+    """Compare a model with the champion on the test rows. Outputs: verdict (`release` if the model
+    is better), reason, metrics, report, ..."""
     config = current_pipeline().config
 
     step_inputs = {
@@ -150,7 +150,7 @@ def verify(deployed: Block, *, task: str = "", **inputs: object) -> Block:
     evaluated again. Earlier Deployments are scaled to zero and kept for a rollback. New servers
     that fail, or that are not promoted, are removed.
     """
-    servers = Servers.of(deployed)
+    servers = Servers.from_block(deployed)
     verify_inputs = {
         "name": servers.model,
         "endpoint": f"http://{servers.name}:{DEFAULT_PORT}",
@@ -191,10 +191,9 @@ def ship(
 def decide(model: Block, **inputs: Any) -> Block:
     """Evaluate and ship a model in a group with a mutex, so that only one run at a time does this.
 
-    The mutex avoids repeated evaluations: if another run promotes a new champion in the meantime, a
-    run must evaluate its model again. `inputs`: inputs of `evaluate`. A pipeline with several
-    models must create such a group itself, instead of calling `decide`. Returns the block
-    `evaluate`.
+    Without the mutex, another run could promote a new champion in the meantime, and this run would
+    have to evaluate its model again. `inputs`: inputs of `evaluate`. A pipeline with several models
+    must create such a group itself, instead of calling `decide`. Returns the block `evaluate`.
     """
     with group("decide", mutex=current_pipeline().config.name):
         evaluation = evaluate(model, **inputs)

@@ -31,7 +31,7 @@ class Servers:
     serve: ServeConfig
 
     @classmethod
-    def of(cls, deploy_block: Block) -> "Servers":
+    def from_block(cls, deploy_block: Block) -> "Servers":
         """Return the servers that the block `deploy` starts."""
         return cls(
             serve=resolve(deploy_block, "serve"),

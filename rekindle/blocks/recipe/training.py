@@ -261,7 +261,7 @@ def _add_fit_task(
 ) -> Block:
     """Add a task that fits a model without a training loop, such as boosted trees, in one pod."""
     config = current_pipeline().config
-    # remove the inputs of `train` that `fit` does not have
+    # remove the inputs of `train` that the step `fit` does not have
     inputs = {name: value for name, value in inputs.items() if name not in ("run_id", "train")}
 
     step_inputs = {

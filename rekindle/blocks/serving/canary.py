@@ -31,15 +31,15 @@ from rekindle.release.serve_config import ServeConfig
 from rekindle.step import format_parameter
 
 # keys of labels on the objects of a canary
-CANARY = "rekindle.dev/canary"
-WORKFLOW = "rekindle.dev/workflow"
+CANARY_LABEL = "rekindle.dev/canary"
+CANARY_WORKFLOW_LABEL = "rekindle.dev/workflow"
 CANDIDATE_INPUTS = ("model_uri", "server", "version", "former", "champion", "run_id")
 WATCH_OUTPUTS = "tasks.watch.outputs.parameters"
-# this value is empty if no champion exists
+# path of the champion's number of pods, which is empty if no champion exists
 CHAMPION_PODS = "tasks.champion.outputs.parameters.replicas"
-CANDIDATE = {field: text_tag(field) for field in CANDIDATE_INPUTS}
-DECISION = {field: f"{{{{{WATCH_OUTPUTS}.{field}}}}}" for field in ("percent", "replicas")}
-PODS_PATH = {"replicas": "{.spec.replicas}"}
+CANDIDATE_TAGS = {field: text_tag(field) for field in CANDIDATE_INPUTS}
+DECISION_TAGS = {field: f"{{{{{WATCH_OUTPUTS}.{field}}}}}" for field in ("percent", "replicas")}
+REPLICAS_PATH = {"replicas": "{.spec.replicas}"}
 OUTCOME_EXPRESSION = (
     f"{WATCH_OUTPUTS}.percent == '0' ? {WATCH_OUTPUTS}.canary :"
     " tasks.next.outputs.parameters.canary"
@@ -64,20 +64,24 @@ def build_rollout_dag(
     outcome_parameter = Parameter(
         name="canary", value_from=m.ValueFrom(expression=OUTCOME_EXPRESSION)
     )
-    dag_inputs = [Parameter(name=field_name) for field_name in (*CANDIDATE, "percent")]
+    dag_inputs = [Parameter(name=field_name) for field_name in (*CANDIDATE_TAGS, "percent")]
     with DAG(
         name=make_unique_name("rollout"), inputs=dag_inputs, outputs=[outcome_parameter]
     ) as dag:
         former_server = text_tag("former")
         champion_pods_template = read_template(
-            make_unique_name("champion-pods"), "deployment", former_server, PODS_PATH, ("former",)
+            make_unique_name("champion-pods"),
+            "deployment",
+            former_server,
+            REPLICAS_PATH,
+            ("former",),
         )
         Task(name="champion", template=champion_pods_template, arguments={"former": former_server})
 
         watch_inputs = {
             **{
                 field_name: value
-                for field_name, value in CANDIDATE.items()
+                for field_name, value in CANDIDATE_TAGS.items()
                 if field_name != "model_uri"
             },
             "percent": text_tag("percent"),
@@ -88,7 +92,7 @@ def build_rollout_dag(
         }
         Task(name="watch", template=watch_template, arguments=watch_inputs, depends="champion")
 
-        continue_condition = quote_word(f"'{DECISION['percent']}' != '0'")
+        continue_condition = quote_word(f"'{DECISION_TAGS['percent']}' != '0'")
         is_split = bool(serve_config.canary and serve_config.canary.gateway)
         if is_split:
             _add_scaling(
@@ -103,14 +107,14 @@ def build_rollout_dag(
         Task(
             name="share",
             template=share_template,
-            arguments=select_input_arguments(share_template, CANDIDATE | DECISION),
+            arguments=select_input_arguments(share_template, CANDIDATE_TAGS | DECISION_TAGS),
             when=continue_condition,
             depends=AFTER_SCALE_CONDITION if is_split else "watch",
         )
         Task(
             name="next",
             template=dag.name,
-            arguments=CANDIDATE | {"percent": DECISION["percent"]},
+            arguments=CANDIDATE_TAGS | {"percent": DECISION_TAGS["percent"]},
             when=continue_condition,
             depends="share",
         )
@@ -127,7 +131,7 @@ def _add_scaling(
     Task(
         name="scale",
         template=scale_template,
-        arguments={"server": text_tag("server"), "replicas": DECISION["replicas"]},
+        arguments={"server": text_tag("server"), "replicas": DECISION_TAGS["replicas"]},
         when=f"{continue_condition} && {needs_pods}",
         depends="watch",
     )
@@ -164,7 +168,7 @@ def _canary_deployment(deployment_manifest: Manifest, model_name: str) -> Manife
     The pods have the labels of the current Deployment (the input `former`), so that the Service
     selects them, too; the returned Deployment selects its pods by an additional label.
     """
-    canary_selector = {NAME_LABEL: model_name, CANARY: text_tag("server")}
+    canary_selector = {NAME_LABEL: model_name, CANARY_LABEL: text_tag("server")}
     pod_template = deployment_manifest["spec"]["template"]
     pod_labels = (
         pod_template["metadata"]["labels"]
@@ -176,7 +180,7 @@ def _canary_deployment(deployment_manifest: Manifest, model_name: str) -> Manife
     return deployment_manifest | {
         "metadata": {
             "name": f"{text_tag('server')}-canary",
-            "labels": canary_selector | {WORKFLOW: "{{workflow.name}}"},
+            "labels": canary_selector | {CANARY_WORKFLOW_LABEL: "{{workflow.name}}"},
         },
         "spec": (
             deployment_manifest["spec"]

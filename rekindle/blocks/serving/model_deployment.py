@@ -22,9 +22,9 @@ from rekindle.release.serve_config import DEFAULT_PORT, VERSION_ANNOTATION, Serv
 STARTUP_SECONDS = 600  # time limit for loading the model; `verify` uses it, too
 
 # When all pods are ready, the conditions Available and Progressing, in any order, have these
-# reasons. Right after an apply, the status may still describe the previous manifest: these
+# reasons. Right after an apply, the status may still describe the previous manifest, and these
 # expressions cannot compare observedGeneration with generation. So steps.verify itself waits for
-# the new pods, and the template is retried if it has failed because of the previous manifest.
+# the new pods, and a retry of the template follows if it fails because of the previous manifest.
 SUCCESS = ",".join(
     f"status.conditions.{i}.reason in (NewReplicaSetAvailable,MinimumReplicasAvailable)"
     for i in range(2)
@@ -108,7 +108,7 @@ def _build_server_pod(
         livenessProbe=_build_probe("/health/live", period_seconds=10, failure_threshold=3),
     )
 
-    # 5 s more, in which the process exits
+    # 5 s more for the exit of the process
     grace_seconds = (
         ceil(serve_config.drain_seconds + serve_config.grace_seconds + serve_config.body_seconds)
         + 5

@@ -1,9 +1,9 @@
 """Tasks that switch the traffic to the servers of a release and scale the servers of earlier
 releases to zero.
 
-A run may be interrupted, and resumed after the traffic was switched to another release. Therefore
-the tasks read first the objects and then the champion, and change an object only if no other client
-has changed it since (optimistic locking). If another client has changed an object in between, all
+A run may be interrupted, and resumed after another run has switched the traffic to another release.
+Therefore the tasks first read the objects and then the champion, and change an object only if no
+other client has changed it since (optimistic locking). If another client has changed an object, all
 tasks are repeated.
 """
 

@@ -1,1 +1,1 @@
-"""The commands `rekindle backfill` and `rekindle sweep`."""
+"""The commands `rekindle backfill`, `rekindle reproduce` and `rekindle sweep`."""

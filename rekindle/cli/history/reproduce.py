@@ -1,5 +1,7 @@
 """The command `rekindle reproduce`."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from argolocal.cli.options import (
@@ -14,9 +16,13 @@ from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
 from rekindle.errors import ConfigError
 
-# exit codes of `rekindle reproduce` of `rekindle reproduce`
-CANNOT_BE_EQUAL = 2
-DIFFERENT = 3
+if TYPE_CHECKING:
+    from rekindle.operations.reproduce.comparison import Comparison
+    from rekindle.operations.reproduce.reproduction import ReproductionResult
+
+# exit codes of `rekindle reproduce`
+CANNOT_BE_EQUAL_EXIT_CODE = 2
+DIFFERENT_EXIT_CODE = 3
 
 
 @command
@@ -97,19 +103,21 @@ def reproduce(
         if not reproduction.findings:
             click.echo("no difference was found", err=True)
         if reproduction.fatal:
-            return CANNOT_BE_EQUAL
+            return CANNOT_BE_EQUAL_EXIT_CODE
         return 0
 
-    if weight_comparison.equal:
-        text = (
-            f"equal: the weights of {name} {reproduction.origin.version} are"
-            f" {weight_comparison.sha256}"
-        )
-    else:
-        text = f"different: {weight_comparison.difference}\nsha256 {weight_comparison.sha256}"
     if not as_json:
-        click.echo(text)
+        click.echo(_describe_comparison(reproduction, weight_comparison))
 
     if weight_comparison.equal:
         return 0
-    return DIFFERENT
+    return DIFFERENT_EXIT_CODE
+
+
+def _describe_comparison(
+    reproduction: "ReproductionResult", weight_comparison: "Comparison"
+) -> str:
+    if weight_comparison.equal:
+        release = f"{reproduction.origin.name} {reproduction.origin.version}"
+        return f"equal: the weights of {release} are {weight_comparison.sha256}"
+    return f"different: {weight_comparison.difference}\nsha256 {weight_comparison.sha256}"

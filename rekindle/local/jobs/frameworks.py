@@ -104,7 +104,7 @@ def get_port(training_job: Object, role: str) -> int:
 
 
 def find_port(training_job: Object, role: str) -> int | None:
-    """Return the container port that has the operator's port name; None if there is none."""
+    """Return the container port that has the operator's port name; None if no port has it."""
     port_name = JOB_KINDS[training_job["kind"]].port[0]
     container_ports = (
         get_replica_specs(training_job)[role]["template"]["spec"]["containers"][0].get("ports")
@@ -157,21 +157,17 @@ def _make_pytorch_environment(
         }
 
     worker_count = count_replicas(training_job, "Worker")
-    min_workers = elastic_policy.get("minReplicas")
-    max_workers = elastic_policy.get("maxReplicas")
-    min_workers, max_workers = (
-        min_workers or max_workers or worker_count,
-        max_workers or min_workers or worker_count,
-    )
+    given_minimum = elastic_policy.get("minReplicas")
+    given_maximum = elastic_policy.get("maxReplicas")
+    min_workers = given_minimum or given_maximum or worker_count
+    max_workers = given_maximum or given_minimum or worker_count
 
-    master_host = elastic_policy.get("rdzvHost", make_pod_name(training_job, "Worker"))
-    if re.fullmatch(rf"{job_name}-(master|worker)-\d+", master_host):
-        master_host = get_address(master_host)
-    else:
-        master_host = master_host
+    rendezvous_host = elastic_policy.get("rdzvHost", make_pod_name(training_job, "Worker"))
+    if re.fullmatch(rf"{job_name}-(master|worker)-\d+", rendezvous_host):
+        rendezvous_host = get_address(rendezvous_host)
 
     environment["PET_RDZV_ENDPOINT"] = (
-        f"{master_host}:{elastic_policy.get('rdzvPort', get_port(training_job, 'Worker'))}"
+        f"{rendezvous_host}:{elastic_policy.get('rdzvPort', get_port(training_job, 'Worker'))}"
     )
     environment["PET_RDZV_BACKEND"] = elastic_policy.get("rdzvBackend", "c10d")
     environment["PET_NNODES"] = f"{min_workers}:{max_workers}"
@@ -305,9 +301,9 @@ def _make_mpi_environment(
     container_variables = {variable["name"] for variable in container.get("env") or []}
     intel_variables = {"I_MPI_HYDRA_BOOTSTRAP": "rsh", "I_MPI_HYDRA_BOOTSTRAP_EXEC": agent_path}
     return environment | {
-        resource_name: variable_value
-        for resource_name, variable_value in intel_variables.items()
-        if resource_name not in container_variables
+        variable_name: variable_value
+        for variable_name, variable_value in intel_variables.items()
+        if variable_name not in container_variables
     }
 
 

@@ -34,7 +34,8 @@ PodPosition = tuple[str, str, int]
 
 
 def map_pods_to_positions(job_set: Object) -> dict[str, PodPosition]:
-    """Map the name of each pod of a JobSet, without the random suffix, to its PodIndex."""
+    """Return the PodPosition of each pod of a JobSet, by the name of the pod without its random
+    suffix."""
     job_set_name = job_set["metadata"]["name"]
     pod_positions = {}
     for replicated_job in job_set["spec"]["replicatedJobs"]:
@@ -53,8 +54,8 @@ def map_pods_to_positions(job_set: Object) -> dict[str, PodPosition]:
 
 
 class JobSets(TrainingJobs):
-    """The controller of JobSets. `Job.failures` contains the number of failed pods of each Job of
-    the JobSet, which the Job's backoffLimit restricts."""
+    """The controller of JobSets. `JobState.failures` contains the number of failed pods of each Job
+    of a JobSet, which the Job's backoffLimit limits."""
 
     kind = "JobSet"
     api_versions = ()
@@ -142,13 +143,11 @@ class JobSets(TrainingJobs):
                 if exit_code == 0:
                     succeeded_pods.add(pod.name)
                     del job_state.pods[pod.name]
-                elif failure_reason := _restart_or_fail_pod(
-                    _get_job_spec(replicated_jobs[replicated_job_name]),
-                    pod,
-                    exit_code,
-                    job_state,
-                    job_name,
-                ):
+                    continue
+
+                job_spec = _get_job_spec(replicated_jobs[replicated_job_name])
+                failure_reason = _restart_or_fail_pod(job_spec, pod, exit_code, job_state, job_name)
+                if failure_reason:
                     failure_details = (
                         f"{pod.name} ended with code {exit_code} ({pod.log}): {pod.last_log_line()}"
                     )
@@ -262,7 +261,7 @@ class JobSets(TrainingJobs):
                 and host_name in map_pods_to_positions(job_object)
             ):
                 environment[variable["name"]] = self.cluster.address(host_name)
-        environment.update(self._memory(job_object, pod_spec))
+        environment.update(self._make_memory_variables(job_object, pod_spec))
         return Pod(
             self.cluster,
             pod_name,
@@ -280,8 +279,8 @@ def _get_job_spec(replicated_job: Object) -> Object:
 def _restart_or_fail_pod(
     job_spec: Object, pod: Pod, exit_code: int, job_state: JobState, job_name: str
 ) -> str:
-    """Restart the pod as the Job controller would, and return ""; if its Job has failed instead,
-    return the reason."""
+    """Restart a failed pod as the Job controller would, and return "". If the failure of the pod
+    fails its Job, return the reason instead."""
     must_recreate = job_spec["template"]["spec"].get("restartPolicy") == "Never"
     failure_rules = (job_spec.get("podFailurePolicy") or {}).get("rules") or []
 
@@ -324,14 +323,16 @@ def _make_job_statuses(
 
     for (replicated_job_name, _), job_pods in pods_by_job.items():
         running_pods = [pod for pod in job_pods if pod in job_state.pods]
-        counts_by_job[replicated_job_name]["succeeded"] += all(
-            pod in succeeded_pods for pod in job_pods
+        succeeded_count = sum(pod in succeeded_pods for pod in job_pods)
+        job_states = {
+            "succeeded": succeeded_count == len(job_pods),
+            "active": bool(running_pods),
+            "ready": len(running_pods) + succeeded_count == len(job_pods),
+            "suspended": bool(job_set["spec"].get("suspend")),
+        }
+        counts_by_job[replicated_job_name].update(
+            job_state_name for job_state_name, is_set in job_states.items() if is_set
         )
-        counts_by_job[replicated_job_name]["active"] += bool(running_pods)
-        counts_by_job[replicated_job_name]["ready"] += len(running_pods) + sum(
-            pod in succeeded_pods for pod in job_pods
-        ) == len(job_pods)
-        counts_by_job[replicated_job_name]["suspended"] += bool(job_set["spec"].get("suspend"))
 
     pod_states = ("active", "failed", "ready", "succeeded", "suspended")
 
@@ -418,12 +419,13 @@ class TrainJobs(Controller):
         """Copy the status of each JobSet to its TrainJob; the controller of JobSets polls the
         JobSets."""
         for name in self.names():
-            child = (self.controllers["JobSet"].read(name) or {}).get("status") or {}
-            if child:
+            job_set = self.controllers["JobSet"].read(name) or {}
+            if job_set.get("status"):
+                train_job_status = _make_train_job_status(job_set["status"])
                 self.change(
                     name,
-                    lambda obj, child=child: (
-                        obj and obj | {"status": _make_train_job_status(child)}
+                    lambda train_job, train_job_status=train_job_status: (
+                        train_job and train_job | {"status": train_job_status}
                     ),
                 )
 
@@ -443,9 +445,9 @@ class TrainJobs(Controller):
             _apply_trainer(replicated_job, node_count, trainer_spec)
             for replicated_job in job_set_spec["replicatedJobs"]
         ]
-        job_set_spec.update(
-            {"suspend": train_job_spec["suspend"]} if "suspend" in train_job_spec else {}
-        )
+        if "suspend" in train_job_spec:
+            job_set_spec["suspend"] = train_job_spec["suspend"]
+
         job_set_metadata = {
             "name": train_job_name,
             "labels": train_job["metadata"].get("labels") or {},

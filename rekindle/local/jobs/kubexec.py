@@ -1,8 +1,8 @@
 """`kubectl exec` into a worker of a local MPIJob: kubexec.py FOLDER POD COMMAND...
 
-The command gets the pod's environment and ends with the pod. The command sees the files of the
-Launcher, because the Launcher starts the command. This script imports nothing of this package,
-because `mpirun` starts it once per worker.
+The command gets the pod's environment, and is killed when the pod ends. It sees the files of the
+Launcher, because the Launcher starts it. This script imports no other module of this package, so
+that it starts fast: `mpirun` starts it once for each worker.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Applies the Deployments and Services of models. The config can set the port of a Service.
 
-If the user has not chosen a port, the Service gets a free port when it is applied: a training may
-take hours, and other programs and runs may take a port during this time.
+If the user has not chosen a port, the Service gets a free port only when it is applied, because
+other programs and runs may take a port during a training, which may last hours.
 """
 
 import fcntl
@@ -41,8 +41,8 @@ class ModelDeployments(Deployments):
     """The Deployments of model servers."""
 
     def apply(self, kubernetes_object: Object) -> Object:
-        """Apply the Deployment; its pods use another port if a program of this machine listens on
-        their port at all addresses."""
+        """Apply the Deployment. If a program of this machine listens on the port of its pods on all
+        addresses, the pods use another port."""
         self.check(kubernetes_object)
         return super().apply(move_server_port(self.cluster, kubernetes_object))
 

@@ -35,16 +35,16 @@ def list_worker_names(mpi_job: Object) -> list[str]:
 
 
 def are_all_workers_running(mpi_job: Object, pods_by_name: Mapping[str, Pod]) -> bool:
-    """Return True if all Workers run. The Launcher must wait for them, as with the operator's init
-    container."""
+    """Return True if all Workers run. The Launcher must wait for them, as the operator's init
+    container does."""
     return all(
         name in pods_by_name and pods_by_name[name].running for name in list_worker_names(mpi_job)
     )
 
 
 def write_launcher_files(mpi_job: Object, job_folder: Path) -> None:
-    """Write the hostfile, the agent that `mpirun` starts for a Worker, and the script of Horovod's
-    elastic mode."""
+    """Write the hostfile, the agent that `mpirun` starts for each Worker, and the script with which
+    Horovod's elastic mode finds the Workers."""
     job_folder.mkdir(parents=True, exist_ok=True)
     slots_per_worker = mpi_job["spec"].get("slotsPerWorker", 1)
     all_worker_names = list_worker_names(mpi_job)
@@ -75,7 +75,7 @@ def write_worker_processes(job_folder: Path, pods_by_name: Mapping[str, Pod]) ->
     records_json = to_json(worker_records)
     if not workers_path.exists() or workers_path.read_text() != records_json:
         job_folder.mkdir(parents=True, exist_ok=True)
-        # 0o600: 0o600: the environments may contain secret keys
+        # readable only for this user, because the environments may contain secret keys
         write_atomically(workers_path, records_json, 0o600)
 
 
@@ -85,7 +85,8 @@ def mount_launcher_files(
     """Return the Launcher's PodSpec, environment and volumes, with `job_folder` mounted at
     /etc/mpi.
 
-    Without mount namespaces, the environment has the path of `job_folder` instead of /etc/mpi.
+    If this machine does not support mount namespaces, the environment contains the path of
+    `job_folder` instead of /etc/mpi.
     """
     if not filesystem.supports_namespaces():
         return (

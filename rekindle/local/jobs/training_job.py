@@ -39,7 +39,7 @@ from rekindle.local.jobs.frameworks import (
 )
 from rekindle.local.ports import move_job_port
 
-MIN_RETRYABLE_CODE = 128  # lowest exit code that restarts the pod, with restartPolicy ExitCode
+MIN_RETRYABLE_CODE = 128  # lowest exit code after which restartPolicy ExitCode restarts the pod
 SUCCEEDED_PODS_ANNOTATION = "rekindle/succeeded-pods"  # annotation with the names of succeeded pods
 
 
@@ -50,7 +50,7 @@ class JobState:
     lock: int  # descriptor of the lock file, which is locked while this process runs the pods
     pods: dict[str, Pod] = field(default_factory=dict)
     terminating: list[Pod] = field(default_factory=list)  # deleted pods that have not exited yet
-    # name of a name of a failed pod → exit code
+    # name of a failed pod → its exit code
     failures: dict[str, int] = field(default_factory=dict)
 
 
@@ -83,8 +83,8 @@ class TrainingJobs(Controller):
             require_single_container(replica_spec["template"]["spec"], f"{job_label}: {role}")
 
     def apply(self, kubernetes_object: Object) -> Object:
-        """Apply the job; its pods use another port if a program of this machine listens on the
-        default port at all addresses."""
+        """Apply the job. If a program of this machine listens on the default port on all addresses,
+        the pods of the job use another port."""
         self.check(kubernetes_object)
         return super().apply(
             move_job_port(
@@ -156,8 +156,8 @@ class TrainingJobs(Controller):
                 rmtree(pod_folder, ignore_errors=True)
 
     def _adopt(self, job_object: Object) -> None:
-        """Continue an unfinished job after the process that ran it has died; its pods count as
-        lost, as after a node failure."""
+        """Take over an unfinished job, unless another process runs it. If the job was running, the
+        process that ran it has died, and its pods count as lost, as after a node failure."""
         job_name = job_object["metadata"]["name"]
         if job_name in self.jobs or is_finished(job_object.get("status") or {}):
             return
@@ -218,8 +218,8 @@ class TrainingJobs(Controller):
     def _advance(
         self, job_object: Object, job_state: JobState, status: Object, succeeded_pods: set[str]
     ) -> None:
-        """Reconcile the pods and the status with the spec; `succeeded_pods` are the pods that have
-        succeeded."""
+        """Bring the pods and the status in line with the spec. `succeeded_pods`: names of the pods
+        that have succeeded; new ones are added."""
         job_name = job_object["metadata"]["name"]
         job_spec = job_object["spec"]
         run_policy = job_spec.get("runPolicy") or {}
@@ -245,7 +245,7 @@ class TrainingJobs(Controller):
 
                 status.setdefault("startTime", format_timestamp(time.time()))
                 self._sync_pods(job_object, job_state, succeeded_pods)
-                self._reap(job_object, job_state, status, succeeded_pods)
+                self._handle_exited_pods(job_object, job_state, status, succeeded_pods)
 
                 limit_message = find_exceeded_limit(run_policy, status, job_state)
                 if limit_message:
@@ -277,18 +277,18 @@ class TrainingJobs(Controller):
                 *job_state.failures,
                 *terminating_pod_names,
             }:
-                job_state.pods[pod] = self._pod(job_object, pod, role, index)
+                job_state.pods[pod] = self._create_pod(job_object, pod, role, index)
 
         self._terminate_pods(job_state, [pod for pod in job_state.pods if pod not in desired_pods])
         if self.kind == "MPIJob":
             mpi_job.write_worker_processes(self._get_mpi_folder(job_object), job_state.pods)
 
-    def _pod(self, job_object: Object, pod_name: str, role: str, index: int) -> Pod:
+    def _create_pod(self, job_object: Object, pod_name: str, role: str, index: int) -> Pod:
         pod_spec = get_replica_specs(job_object)[role]["template"]["spec"]
         environment = {
             **make_operator_environment(job_object, role, index, self.cluster.address),
             **self._resolve_host_variables(job_object, pod_spec),
-            **self._memory(job_object, pod_spec),
+            **self._make_memory_variables(job_object, pod_spec),
         }
         volume_directories = {}
         if role == "Launcher":
@@ -311,8 +311,8 @@ class TrainingJobs(Controller):
         return list_run_claims(RunFiles(self.cluster.home, self.run.name))
 
     def _resolve_host_variables(self, job_object: Object, pod_spec: Object) -> dict[str, str]:
-        """Return the environment variables whose value is the host name of a pod; the address of
-        the pod replaces the host name."""
+        """Return the environment variables whose value is the host name of a pod of this job, with
+        the address of the pod instead of the host name."""
         environment_variables = pod_spec["containers"][0].get("env") or []
         own_pods = map_pods_to_roles(job_object)
         return {
@@ -321,17 +321,17 @@ class TrainingJobs(Controller):
             if environment_variable.get("value") in own_pods
         }
 
-    def _memory(self, job_object: Object, pod_spec: Object) -> dict[str, str]:
+    def _make_memory_variables(self, job_object: Object, pod_spec: Object) -> dict[str, str]:
         return memory_volume_environment(self.run, job_object["metadata"]["name"], pod_spec)
 
     def _get_mpi_folder(self, job_object: Object) -> Path:
         return self.run / "mpi" / job_object["metadata"]["name"]
 
-    def _reap(
+    def _handle_exited_pods(
         self, job_object: Object, job_state: JobState, status: Object, succeeded_pods: set[str]
     ) -> None:
-        """Poll the pods. The restartPolicy decides whether an exited pod succeeds, fails, restarts
-        in place or is recreated."""
+        """Poll the pods. The restartPolicy decides whether a pod that has exited succeeds, fails,
+        is restarted in place, or is recreated."""
         job_name = job_object["metadata"]["name"]
 
         for pod in list(job_state.pods.values()):
@@ -371,11 +371,11 @@ class TrainingJobs(Controller):
                 failure_details = (
                     f"{pod.name} ended with code {exit_code} ({pod.log}): {pod.last_log_line()}"
                 )
-                restart_message = (
+                failure_message = (
                     f"{self.kind} {job_name} is failed because 1 {role} replica(s) failed:"
                     f" {failure_details}"
                 )
-                set_condition(status, self.kind, "Failed", restart_message)
+                set_condition(status, self.kind, "Failed", failure_message)
 
     def _update_replica_statuses(
         self, job_object: Object, job_state: JobState, status: Object, succeeded_pods: set[str]
@@ -510,8 +510,8 @@ def set_condition(
     reason: str = "",
     condition_status: str = "True",
 ) -> None:
-    """Append a condition as the operator does: Failed is final, Running and Restarting replace each
-    other."""
+    """Set a condition as the operator does: after Failed, no condition changes, and Running and
+    Restarting replace each other."""
     reason = f"{job_kind}{reason or condition_type}"
 
     current_condition = find_condition(status, condition_type)
@@ -537,11 +537,11 @@ def set_condition(
 
     current_timestamp = format_timestamp(time.time())
     condition_times = {"lastUpdateTime": current_timestamp, "lastTransitionTime": current_timestamp}
-    other_condition = {
+    new_condition = {
         "type": condition_type,
         "status": condition_status,
         "reason": reason,
         "message": message,
         **condition_times,
     }
-    status["conditions"] = [*conditions, other_condition]
+    status["conditions"] = [*conditions, new_condition]

@@ -1,8 +1,8 @@
 """Access control for the embedded MLflow: every request needs the token of this home.
 
 MLflow's client sends the token by itself (MLFLOW_TRACKING_TOKEN). A browser sends the token once,
-in the address that `rekindle ui --mlflow` prints, and gets a cookie that is valid for the life of
-this process. The head of each request is checked before MLflow reads any of the request.
+in the address that `rekindle ui --mlflow` prints, and gets a cookie that is valid until this
+process ends. The head of each request is checked before MLflow reads any part of the request.
 """
 
 import secrets
@@ -15,8 +15,9 @@ LOGIN_HINT = (
     "open the address that `rekindle ui --mlflow` prints, or set MLFLOW_TRACKING_TOKEN as"
     " `rekindle env` prints it."
 )
-# a page, because a request after an HTTP redirect would still count as cross-site and lack the
-# SameSite=Strict cookie; the URL's fragment names MLflow's page
+# page that sends a browser to MLflow's page, which the fragment of the URL names. An HTTP redirect
+# would not work: the next request would still count as cross-site, and lack the SameSite=Strict
+# cookie
 REDIRECT_PAGE = (
     "<!doctype html><script>location.replace(location.pathname + location.hash)</script>"
 )

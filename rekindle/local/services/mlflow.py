@@ -1,15 +1,17 @@
-"""MLflow's server as one process, for one machine, protected by a token.
+"""Runs MLflow's server for one machine in one process, protected by a token.
 
     python -m rekindle.local.services.mlflow --fd 3 --store sqlite:///mlflow.db \\
       --artifacts s3://b/mlflow --record FILE
 
-`mlflow server` imports everything twice (a parent that migrates the database, a uvicorn child),
-which takes 10 CPU seconds and 500 MB. This module serves the same Flask application (as `mlflow
-server --gunicorn-opts`) from threads of the process that migrated the database: 3 seconds and half
-the memory. Artifacts are proxied, so clients need only MLFLOW_TRACKING_URI and
-MLFLOW_TRACKING_TOKEN; the server itself accesses them with MLFLOW_S3_ENDPOINT_URL and AWS_*.
-login.py refuses requests without the token by their heads. ASGI or WSGI middleware would be too
-late: the HTTP server has already read the request, and keeps a thread for it.
+`mlflow server` imports everything twice, in a parent that migrates the database and in a uvicorn
+child, which takes 10 s of CPU time and 500 MB. This module serves the same Flask application as
+`mlflow server --gunicorn-opts` from threads of the process that migrated the database, which takes
+3 s and half the memory.
+
+Artifacts are proxied, so clients need only MLFLOW_TRACKING_URI and MLFLOW_TRACKING_TOKEN. The
+server itself accesses the artifacts with MLFLOW_S3_ENDPOINT_URL and AWS_*. login.py reads only the
+head of a request to refuse a request without the token. ASGI or WSGI middleware would be too late:
+then the HTTP server would already have read the request, in a thread of its own.
 """
 
 import argparse
@@ -32,7 +34,8 @@ SOURCE_PATTERN = "^(s3://|mlflow-artifacts:/(?!/)|runs:/|models:/|prompt)"
 
 
 class RequestStream(io.RawIOBase):
-    """A request whose head has already been read: `head`, then the rest of the connection."""
+    """The bytes of a request whose head has already been read: first `request_head`, then the bytes
+    that arrive on the connection."""
 
     def __init__(self, request_head: bytes, connection: socket.socket) -> None:
         self.head = memoryview(request_head)
@@ -68,8 +71,8 @@ def confine_artifacts(artifacts_destination: str) -> None:
     """Restrict MLflow to artifacts below ARTIFACT_ROOT, which are stored in the bucket of
     `artifacts_destination`.
 
-    MLflow would otherwise follow paths on this machine, links, and every address that its libraries
-    support.
+    Otherwise, MLflow would also read paths on this machine, links, and every kind of address that
+    its libraries support.
     """
     from mlflow.exceptions import MlflowException
     from mlflow.server import handlers
@@ -122,8 +125,8 @@ def confine_artifacts(artifacts_destination: str) -> None:
 
 
 def create_database(database_uri: str) -> None:
-    """Create the database atomically, if it is missing: MLflow cannot continue a partial
-    creation."""
+    """Create the database if it is missing. It is created in a temporary file, because MLflow
+    cannot continue an interrupted creation."""
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
 
     database_path = Path(database_uri.removeprefix("sqlite:///"))

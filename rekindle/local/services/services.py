@@ -1,15 +1,17 @@
 """The embedded services: an S3 endpoint and MLflow, on 127.0.0.1, with their data in the home
 directory.
 
-    services = Services(Path(".rekindle")); services.start(); services.ready();
+    services = Services(Path(".rekindle"))
+    services.start()
+    services.ready()
     services.environment()
 
 The first command that needs a service starts it; the service outlives this command and serves all
-later commands. The port, pid and start time of a service are in `services/<name>.json`. Concurrent
-commands start only one process (flock). The command creates the listening socket and passes it to
-the service, so `start` returns immediately and early requests wait instead of being refused. A dead
-service is restarted on its previous port. Set S3_ENDPOINT_URL and MLFLOW_TRACKING_URI to use real
-services.
+later commands. The port, pid and start time of a service are in `services/<name>.json`. A file lock
+ensures that concurrent commands start only one process. The command creates the listening socket
+and passes it to the service. So `start` returns immediately, and early requests wait instead of
+being refused. A dead service is restarted on its previous port. Set S3_ENDPOINT_URL and
+MLFLOW_TRACKING_URI to use other services instead.
 """
 
 import fcntl
@@ -96,11 +98,9 @@ class Services:
     """The services of one home directory."""
 
     def __init__(self, home_folder: Path, environment: Mapping[str, str] = os.environ) -> None:
-        self.home, self.folder, self.environ = (
-            home_folder.resolve(),
-            home_folder.resolve() / "services",
-            environment,
-        )
+        self.home = home_folder.resolve()
+        self.folder = self.home / "services"
+        self.environ = environment
         self.children: dict[str, subprocess.Popen] = {}
         self.used_names: set[str] = set()  # names of services that this process uses
 
@@ -117,14 +117,15 @@ class Services:
                 continue
 
             child_process = self.children.get(service_name)
-            if child_process and (exit_code := child_process.poll()) and exit_code > 0:
+            exit_code = child_process.poll() if child_process else None
+            if exit_code and exit_code > 0:
                 # the service has exited with an error, so another start would not help
-                raise self._error(service_name, f"ended with code {exit_code}")
+                raise self._make_error(service_name, f"ended with code {exit_code}")
 
             if service_name == "mlflow":
                 self.start("s3")
 
-            with self._locked():
+            with self._hold_lock():
                 self._launch_service(service_name)
 
     def restart_dead(self) -> None:
@@ -171,8 +172,8 @@ class Services:
         }
 
     def credentials(self) -> dict[str, str]:
-        """Return the credentials of the object store (the Secret): from the environment for a real
-        S3, from the home for the embedded one."""
+        """Return the credentials of the object store, as the Secret contains them. For an external
+        store, they are read from the environment; for the embedded store, from the home."""
         if self.environ.get(ADDRESS_VARIABLES["s3"]):
             variable_names = (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "AWS_SESSION_TOKEN")
             return {
@@ -189,8 +190,9 @@ class Services:
         )
 
     def serving_token(self) -> dict[str, str]:
-        """Return the tokens that the model servers of this home accept. Also write the header
-        `Authorization: Bearer TOKEN`, with the first token, to a file for clients."""
+        """Return the tokens that the model servers of this home accept; create a token if none
+        exists. Also write the header `Authorization: Bearer TOKEN`, with the first token, to a file
+        for clients."""
         self._make_folder()
         token_text = write_if_missing(self.folder / "token", secrets.token_urlsafe(32), 0o600)
         # for `curl -H @FILE`: all users of the machine can see the arguments of a command
@@ -204,8 +206,8 @@ class Services:
         return self.folder / "authorization"
 
     def store_serving_token(self) -> None:
-        """Store $REKINDLE_TOKEN, if it is set, as the tokens of this home, because the model
-        servers are started by another process than this one.
+        """If $REKINDLE_TOKEN is set, store it as the tokens of this home, because another process
+        than this one will start the model servers.
 
         Raises ConfigError.
         """
@@ -232,8 +234,9 @@ class Services:
         return login_url
 
     def login(self) -> dict[str, str]:
-        """Return MLFLOW_TRACKING_* for clients (in Secrets): for a real MLflow from the
-        environment, else start the embedded MLflow and return its token."""
+        """Return the variables with which clients log in to MLflow, as Secrets contain them. For an
+        external MLflow, they are read from the environment. Otherwise, start the embedded MLflow,
+        and return its token."""
         if self.environ.get(ADDRESS_VARIABLES["mlflow"]):
             return {
                 variable_name: self.environ[variable_name]
@@ -241,9 +244,9 @@ class Services:
                 if self.environ.get(variable_name)
             }
         self.start("mlflow")
-        return self._token()
+        return self._read_mlflow_token()
 
-    def _token(self) -> dict[str, str]:
+    def _read_mlflow_token(self) -> dict[str, str]:
         return self._keep_secret_file(
             TOKEN_FILE, {MLFLOW_TRACKING_TOKEN: secrets.token_urlsafe(32)}
         )
@@ -268,7 +271,7 @@ class Services:
                 self.url(service_name) + ("/health" if service_name == "mlflow" else "")
             ):
                 if time.monotonic() > deadline_seconds:
-                    raise self._error(service_name, "does not answer")
+                    raise self._make_error(service_name, "does not answer")
                 time.sleep(0.05)
 
     def find(self, service_name: str) -> ServiceRecord | None:
@@ -285,11 +288,12 @@ class Services:
         if not self.folder.exists():
             return []
 
-        with self._locked():
+        with self._hold_lock():
+            service_records = [self.find(service_name) for service_name in reversed(SERVICE_NAMES)]
             running_services = [
                 service_record
-                for service_name in reversed(SERVICE_NAMES)
-                if (service_record := self.find(service_name)) and service_record.alive
+                for service_record in service_records
+                if service_record and service_record.alive
             ]
             for service_record in running_services:
                 terminate_group(service_record.pid, service_record.since, STOP_GRACE_S)
@@ -310,7 +314,7 @@ class Services:
         that now uses the port."""
         (self.folder / TOKEN_FILE).unlink(missing_ok=True)
 
-    def _error(self, service_name: str, problem_text: str) -> RekindleError:
+    def _make_error(self, service_name: str, problem_text: str) -> RekindleError:
         log_file = self.folder / f"{service_name}.log"
         log_tail = log_file.read_text().splitlines()[-8:]
         return ERROR_TYPES[service_name](
@@ -394,7 +398,7 @@ class Services:
         environment = remove_secrets(self.environ, needs_services=service_name == "mlflow")
         environment.update({**self.credentials(), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"})
         if service_name == "mlflow":
-            environment.update(self._token())
+            environment.update(self._read_mlflow_token())
             environment.update(
                 {
                     "MLFLOW_S3_ENDPOINT_URL": self.url("s3"),
@@ -404,7 +408,7 @@ class Services:
         return environment
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         self._make_folder()
         with open(self.folder / "lock", "w") as lock_file:
             fcntl.flock(lock_file, fcntl.LOCK_EX)
@@ -418,7 +422,7 @@ class Services:
 def is_answering(url: str, timeout_seconds: float = 2) -> bool:
     """Return True if an HTTP server answers at `url` with a status below 500."""
     import urllib.error
-    import urllib.request  # imported in this function, because the import takes 40 ms
+    import urllib.request  # imported only here, because the import takes 40 ms
 
     try:
         with urllib.request.urlopen(url, timeout=timeout_seconds):  # nosec B310  # our own URLs
@@ -440,7 +444,8 @@ def check_reachable(service_name: str, url: str) -> None:
         with socket.create_connection((url_parts.hostname or "", port), 3):
             return
     except (OSError, ValueError) as error:
-        # do not show the ValueError: its text contains the invalid port, which may be a password
+        # the text of a ValueError is not shown: it contains the invalid port, which may be a
+        # password
         error_reason = error if isinstance(error, OSError) else "its host or port is invalid"
         address_variable = ADDRESS_VARIABLES[service_name]
         raise ERROR_TYPES[service_name](

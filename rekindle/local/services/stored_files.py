@@ -14,8 +14,8 @@ from pathlib import Path
 from rekindle.errors import NotFound
 from rekindle.local.services.s3.format import make_file_name, read_file_metadata
 
-# if a folder was changed less than this time before it was read, a further change may have the same
-# timestamp
+# if a folder is read this soon after a change, a later change may have the same timestamp, so the
+# folder is read again
 CLOCK_TICK_S = 0.05
 
 FileVersion = tuple[int, int, int]  # inode, size and modification time of a file
@@ -33,7 +33,7 @@ class StoredObject:
 
 
 class StoredFiles:
-    """A bucket of the store in the directory `root`, with the reading methods of
+    """A bucket of the store in the directory `root_folder`, with the reading methods of
     `rekindle.storage.Store`."""
 
     def __init__(self, root_folder: Path, bucket_name: str) -> None:
@@ -41,7 +41,7 @@ class StoredFiles:
         self.bucket = bucket_name
         self._lock = threading.Lock()
         self._files: dict[str, tuple[FileVersion, StoredObject | None]] = {}
-        self._items: Sequence[StoredObject] = ()
+        self._sorted_objects: Sequence[StoredObject] = ()
         self._folder_time = 0.0
 
     def get(self, key: str) -> bytes:
@@ -61,7 +61,7 @@ class StoredFiles:
         """Yield all objects whose key starts with `prefix`, in key order."""
         with self._lock:
             self._read_changes()
-            stored_objects = self._items
+            stored_objects = self._sorted_objects
         return (
             stored_object
             for stored_object in stored_objects
@@ -72,7 +72,7 @@ class StoredFiles:
         return f"s3://{self.bucket}/{key}"
 
     def head(self, key: str) -> StoredObject | None:
-        """Return the object's entry, or None if it does not exist."""
+        """Return the size, etag and time of an object; None if it does not exist."""
         return _read_object(self.folder / make_file_name(key))
 
     def _read_changes(self) -> None:
@@ -106,7 +106,9 @@ class StoredFiles:
         stored_objects = [
             stored_object for _, stored_object in current_files.values() if stored_object
         ]
-        self._items = sorted(stored_objects, key=lambda stored_object: stored_object.key.encode())
+        self._sorted_objects = sorted(
+            stored_objects, key=lambda stored_object: stored_object.key.encode()
+        )
         if folder_change_seconds < start_seconds - CLOCK_TICK_S:
             self._folder_time = folder_change_seconds
 

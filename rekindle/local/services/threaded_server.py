@@ -1,9 +1,10 @@
 """Serve many connections with few threads: clients that are idle or send a request's head slowly do
 not occupy a thread.
 
-A thread takes a connection once the complete head of a request has arrived (until then, the head is
-only peeked at), answers that request, and gives the connection back. A client that sends a body or
-reads an answer slowly occupies its thread; more threads are then started for waiting requests.
+A thread takes a connection once the complete head of a request has arrived, answers that request,
+and gives the connection back. Until then, the head stays in the receive buffer of the socket
+(MSG_PEEK). A client that sends a body or reads an answer slowly occupies its thread. If waiting
+requests find no free thread, more threads are started.
 """
 
 import errno
@@ -24,7 +25,8 @@ THREAD_COUNT = 32
 # if no thread takes a waiting request within this time, all threads count as blocked
 BLOCKED_THRESHOLD_S = 0.05
 IDLE_TIMEOUT_S = 300.0  # a connection without traffic is closed after this time
-STALL_TIMEOUT_S = 60.0  # how long a thread waits for the rest of a body, or until a client reads
+# time that a thread waits for the next bytes of a body, or for a client to read the answer
+STALL_TIMEOUT_S = 60.0
 # time that a thread waits for the next request of its connection: a short wait costs less than
 # giving the connection back
 NEXT_REQUEST_TIMEOUT_S = 0.02
@@ -39,8 +41,8 @@ HEADER_LINE = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*"
 
 
 class ConnectionServer:
-    """The connections of a socket. `answer(connection, head)` answers one request; True keeps the
-    connection open."""
+    """Serves the connections of a listening socket. `answer_request(connection, head)` answers one
+    request, and returns True to keep the connection open."""
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class ConnectionServer:
         self.silent_connections: dict[int, tuple[socket.socket, float]] = {}
         self.ready_connections: SimpleQueue[socket.socket] = SimpleQueue()
         self.threads = 0
-        self.taken_count = 0
+        self.taken_count = 0  # number of connections that threads have taken so far
         self.lock = threading.Lock()
         self.poll = select.epoll()
         _, descriptor_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -66,8 +68,9 @@ class ConnectionServer:
         self.listening.setblocking(False)
         self.poll.register(self.listening, select.EPOLLIN)
         self._start_threads(THREAD_COUNT)
-        last_cleanup_seconds = last_progress_seconds = time.monotonic()
-        taken_count = 0
+        last_cleanup_seconds = time.monotonic()
+        last_progress_seconds = last_cleanup_seconds
+        last_taken_count = 0
 
         while True:
             for descriptor, _ in self.poll.poll(
@@ -75,13 +78,16 @@ class ConnectionServer:
             ):
                 if descriptor == self.listening.fileno():
                     self._accept()
+                    continue
+
                 # connections that a thread serves are not in this dict
-                elif silent_connection := self.silent_connections.get(descriptor):
+                silent_connection = self.silent_connections.get(descriptor)
+                if silent_connection:
                     self._check(silent_connection[0])
 
-            if self.ready_connections.empty() or self.taken_count != taken_count:
+            if self.ready_connections.empty() or self.taken_count != last_taken_count:
                 last_progress_seconds = time.monotonic()
-                taken_count = self.taken_count
+                last_taken_count = self.taken_count
             elif time.monotonic() - last_progress_seconds > BLOCKED_THRESHOLD_S:
                 self._start_threads(self.ready_connections.qsize())
                 last_progress_seconds = time.monotonic()
@@ -145,10 +151,12 @@ class ConnectionServer:
                 self.threads += 1
 
     def _should_keep_thread(self) -> bool:
-        """Return True if this thread should wait for another request."""
+        """Return True if this thread should wait for another request. If not, the thread is no
+        longer counted, and must end."""
         with self.lock:
             should_keep_thread = self.threads <= THREAD_COUNT or not self.ready_connections.empty()
-            self.threads -= not should_keep_thread
+            if not should_keep_thread:
+                self.threads -= 1
             return should_keep_thread
 
     def _work(self) -> None:
@@ -210,10 +218,11 @@ class ConnectionServer:
 
 
 def find_head_fault(request_head: bytes) -> str:
-    """Return an error message if two parsers may interpret a line of the head in different ways,
-    else "".
+    """Return an error message if the head has a line that two parsers may interpret in different
+    ways, else "".
 
-    Python's own parser ends the headers at such a line, and would read a body as another request.
+    Python's own parser ends the headers at such a line, so it would read the body as another
+    request.
     """
     request_line, *header_lines = request_head.removesuffix(HEAD_END).split(b"\r\n")
     if not REQUEST_LINE.fullmatch(request_line):

@@ -1,5 +1,5 @@
-"""Compares the pods of a run with a cluster: nodes, ResourceQuotas of the namespace, quotas of
-Kueue.
+"""Compares the pods of a run with the nodes of a cluster, the ResourceQuotas of the namespace, and
+the quotas of Kueue.
 
 The quotas are defined by Kubernetes 1.30 (ResourceQuota) and Kueue 0.19 (ClusterQueue and Cohort in
 v1beta2; v1beta1 has other names for the cohort).
@@ -89,9 +89,9 @@ def _find_quota_shortages(
             },
         )
         if shortage:
-            resource_name = quota_object["metadata"]["name"]
+            quota_name = quota_object["metadata"]["name"]
             yield (
-                f"the peak of the run exceeds the unused part of the ResourceQuota {resource_name}:"
+                f"the peak of the run exceeds the unused part of the ResourceQuota {quota_name}:"
                 f" {', '.join(shortage)}"
             )
 

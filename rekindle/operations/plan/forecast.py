@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 NO_CACHE_REASON = Reason("the cache is not used")
+POD_STATUSES = (RUNS_STATUS, CONDITIONAL_STATUS)  # states of the tasks that may create pods
 # kinds of objects that a manifest may refer to
 REFERENCED_KINDS = {
     "WorkflowTemplate": WORKFLOW_TEMPLATES,
@@ -92,7 +93,7 @@ class Forecast:
 
     @property
     def unconditional_cost(self) -> float | None:
-        """Return the cost of the tasks that do not depend on conditions; None if the prices are
+        """The cost of the tasks that do not depend on conditions; None if the prices are
         unknown."""
         running_costs = (
             task_forecast.usage.cost
@@ -108,15 +109,15 @@ class Forecast:
         """Return True if a task would or may run. Tasks of the exit handler, which every run has,
         do not count."""
         return any(
-            task_forecast.status in (RUNS_STATUS, CONDITIONAL_STATUS)
+            task_forecast.status in POD_STATUSES
             for task_forecast in self.rows
             if not task_forecast.task.startswith(EXIT_PATH)
         )
 
 
 class ForecastSources:
-    """The sources of a forecast: the home of this machine, or a cluster; the object store, if it
-    can be read."""
+    """The sources of a forecast: the home of this machine or a cluster and, if it can be read, the
+    object store. `notes` are sentences about sources that cannot be read."""
 
     def __init__(self, home_folder: Path, cluster: Cluster | None) -> None:
         self.home = home_folder
@@ -163,7 +164,7 @@ class ForecastSources:
 
         return find_anywhere
 
-    def look_up(
+    def look_up_results(
         self, manifest: Mapping[str, Any], workflow_parameters: Mapping[str, str]
     ) -> list[CacheResult]:
         if (
@@ -218,7 +219,7 @@ def forecast_run(
     workflow = store_templates(workflow, find_object, lambda spec, path: None)
 
     if is_cache_used and CACHED_PARAMETER not in workflow_parameters:
-        cache_results = forecast_sources.look_up(manifest, workflow_parameters)
+        cache_results = forecast_sources.look_up_results(manifest, workflow_parameters)
     else:
         cache_results = []
 
@@ -228,15 +229,13 @@ def forecast_run(
     )
     run_name_prefix = _get_run_name_prefix(manifest)
 
-    has_running_tasks = any(
-        task.status in (RUNS_STATUS, CONDITIONAL_STATUS) for task in task_tree.leaves()
-    )
+    has_running_tasks = any(task.status in POD_STATUSES for task in task_tree.leaves())
     if has_running_tasks:
         former_runs = forecast_sources.former_runs(workflow, run_name_prefix)
     else:
         former_runs = []
 
-    task_estimates = timing.TaskEstimator(
+    task_estimator = timing.TaskEstimator(
         task_tree, former_runs, forecast_sources.store, not forecast_sources.cluster
     )
     task_reasons = TaskReasons(
@@ -246,14 +245,14 @@ def forecast_run(
         run_name_prefix,
         bool(forecast_sources.cluster),
     )
-    time_estimates = {task.path: task_estimates.of(task) for task in task_tree.leaves()}
+    time_estimates = {task.path: task_estimator.estimate(task) for task in task_tree.leaves()}
     overhead_seconds = timing.compute_overhead(task_tree, former_runs)
 
     prices = Prices.load(project.current_root())
     training_runtimes = list_training_runtimes(task_tree.templates.values())
 
     task_forecasts = [
-        _make_row(
+        _make_task_forecast(
             task,
             resources.list_task_replicas(task, training_runtimes),
             time_estimates[task.path],
@@ -268,23 +267,11 @@ def forecast_run(
     requests_by_path = {
         task_forecast.path: task_forecast.requests
         for task_forecast in task_forecasts
-        if task_forecast.status in (RUNS_STATUS, CONDITIONAL_STATUS)
+        if task_forecast.status in POD_STATUSES
     }
     peak_requests = resources.compute_peak(
         requests_by_path, timing.compute_pod_spans(task_tree, time_estimates)
     )
-    replicas_by_task = {
-        task_forecast.task: task_forecast.pods
-        for task_forecast in task_forecasts
-        if task_forecast.status in (RUNS_STATUS, CONDITIONAL_STATUS)
-    }
-
-    if forecast_sources.cluster:
-        shortages = capacity.find_shortages(
-            forecast_sources.cluster, replicas_by_task, peak_requests
-        )
-    else:
-        shortages = []
 
     return Forecast(
         name=run_name_prefix.rstrip("-"),
@@ -299,9 +286,27 @@ def forecast_run(
         peak=peak_requests,
         releases=releases.plan_releases(task_tree, forecast_sources.champion),
         currency=prices.currency if prices else "",
-        shortages=shortages,
+        shortages=_find_shortages(forecast_sources.cluster, task_forecasts, peak_requests),
         notes=forecast_sources.notes,
     )
+
+
+def _find_shortages(
+    cluster: Cluster | None,
+    task_forecasts: list[TaskForecast],
+    peak_requests: Mapping[str, float],
+) -> list[str]:
+    """Return sentences about pods that do not fit into the cluster; [] for a run on this
+    machine."""
+    if not cluster:
+        return []
+
+    replicas_by_task = {
+        task_forecast.task: task_forecast.pods
+        for task_forecast in task_forecasts
+        if task_forecast.status in POD_STATUSES
+    }
+    return capacity.find_shortages(cluster, replicas_by_task, peak_requests)
 
 
 def _list_leaves_with_parents(task_tree: TaskTree) -> list[tuple[Task, Task]]:
@@ -321,14 +326,14 @@ def _list_leaves_with_parents(task_tree: TaskTree) -> list[tuple[Task, Task]]:
     return leaf_pairs
 
 
-def _make_row(
+def _make_task_forecast(
     task: Task,
     replica_groups: list[PodReplicas],
     time_estimate: Estimate,
     task_reason: Reason,
     prices: Prices | None,
 ) -> TaskForecast:
-    if task.status not in (RUNS_STATUS, CONDITIONAL_STATUS):
+    if task.status not in POD_STATUSES:
         replica_groups = []
 
     # model servers are excluded, as in the cost of a run, because they continue after the run

@@ -25,9 +25,8 @@ NoteFunction = Callable[[str], None]
 
 # number of former runs to read; only the newest, because they predict the next run best
 MAX_FORMER_RUNS = 10
-ATTEMPT_OR_ITEM_SUFFIX = re.compile(
-    r"\(\d+(:[^)]*)?\)$"
-)  # suffix of the name of an attempt or loop item
+# suffix of the name of an attempt or loop item
+ATTEMPT_OR_ITEM_SUFFIX = re.compile(r"\(\d+(:[^)]*)?\)$")
 # types of the nodes that are tasks; DAG and Steps are included, because the plan does not expand a
 # template that calls itself
 TASK_TYPES = ("Pod", "Retry", "TaskGroup", "HTTP", "DAG", "Steps")

@@ -22,7 +22,8 @@ MAX_VALUE_LENGTH = 24  # maximum number of characters of a value in a line of te
 
 @dataclass(frozen=True)
 class Reason:
-    """The reason as text, and the differences from `earlier_result` (RUN/TASK)."""
+    """The reason why a task runs or does not run, as text. `differences`: the differences from the
+    earlier result `earlier_result` (RUN/TASK)."""
 
     text: str
     earlier_result: str = ""
@@ -30,8 +31,8 @@ class Reason:
 
 
 class TaskReasons:
-    """Explains for each task of `tree` why it runs or does not run. A task is compared with its
-    newest earlier result, preferably from a run whose name starts with `prefix`."""
+    """Explains for each task of a task tree why it runs or does not run. A task is compared with
+    its newest earlier result, preferably from a run whose name starts with `run_name_prefix`."""
 
     def __init__(
         self,
@@ -151,11 +152,12 @@ class TaskReasons:
             return
         try:
             stored_objects = sorted(
-                self.store.list(entries.CACHE_FOLDER), key=lambda item: -item.modified
+                self.store.list(entries.CACHE_FOLDER),
+                key=lambda stored_object: -stored_object.modified,
             )
-            for item in stored_objects[:MAX_CACHE_ENTRIES]:
+            for stored_object in stored_objects[:MAX_CACHE_ENTRIES]:
                 cache_entry = entries.read_entry(
-                    self.store, item.key.removeprefix(entries.CACHE_FOLDER)
+                    self.store, stored_object.key.removeprefix(entries.CACHE_FOLDER)
                 )
                 if cache_entry:
                     yield cache_entry

@@ -160,6 +160,8 @@ def find_cluster_champion(cluster: Cluster, model_name: str) -> Champion:
 
 
 def _find_tracked_version(model_name: str) -> str:
+    """Return the version of the champion in MLflow; "" if the model does not have a champion. Limit
+    MLflow's retries in this process."""
     from rekindle import tracking
     from rekindle.mlflow_api import RETRIES_VARIABLE
 

@@ -30,12 +30,14 @@ TASK_OUTPUT_PATTERN = re.compile(
 STEP_OUTPUT_PATTERN = re.compile(
     r"steps(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)"
 )
+# condition `when` of a task that runs unless it is cached
 CACHE_CONDITION_PATTERN = re.compile(
     r"'\{\{=sprig\.regexFind\('[^']*', "
     rf"jsonpath\((?:workflow\.parameters\.{CACHED_PARAMETER}|[^{{}}]*\b{REUSED_MODELS}\b[^{{}}]*), "
     r"'\$\.(\w+)\.at'\)\)\}\}' == ''"
 )
 LOOP_FIELDS = ("withItems", "withParam", "withSequence")
+# part of an expression in `depends` that is true only if a task fails
 FAILURE_PATTERN = re.compile(r"\.(Failed|Errored|AnyFailed|AllFailed)\b")
 EXIT_PATH = "onExit"  # path of the exit handler
 Scope = dict[str, Any]
@@ -72,11 +74,8 @@ class TaskTree:
     """The entrypoint of a workflow with resolved references, and its exit handler."""
 
     def __init__(self, workflow: Mapping[str, Any], given_cached_json: str = "") -> None:
-        """Raises InvalidDocument if the parameter `given_cached_json` is malformed.
-
-        `given_cached_json`: value of the workflow parameter `given_cached_json` (default: as in the
-        workflow).
-        """
+        """`given_cached_json`: value of the workflow parameter `cached`; "" for its value in the
+        workflow. Raises InvalidDocument if this value is malformed."""
         workflow_spec = workflow["spec"]
         self.templates = {
             workflow_template["name"]: workflow_template
@@ -93,7 +92,7 @@ class TaskTree:
             given_cached_json or self.scope.get(f"workflow.parameters.{CACHED_PARAMETER}") or "{}"
         )
         self.cached = parse_cached(str(cached_json))
-        self.root = self._task(
+        self.root = self._build_task(
             "", "", {"template": workflow_spec.get("entrypoint")}, self.scope, {}
         )
         self.root.status = RUNS_STATUS
@@ -103,7 +102,7 @@ class TaskTree:
         self.exit: Task | None = None
         if workflow_spec.get("onExit"):
             exit_scope = self.scope | {"workflow.status": "Succeeded", "workflow.failures": "[]"}
-            self.exit = self._task(
+            self.exit = self._build_task(
                 EXIT_PATH, EXIT_PATH, {"template": workflow_spec["onExit"]}, exit_scope, {}
             )
             self._classify(self.exit)
@@ -111,7 +110,7 @@ class TaskTree:
     def leaves(self) -> list[Task]:
         return [*self.root.leaves(), *(self.exit.leaves() if self.exit else ())]
 
-    def _task(
+    def _build_task(
         self,
         task_path: str,
         task_name: str,
@@ -119,8 +118,8 @@ class TaskTree:
         scope: Scope,
         outer_paths: Mapping[str, str],
     ) -> Task:
-        """Return a task with its children. `outer_paths`: path of each outer task, by its
-        template."""
+        """Build a task with its children. `outer_paths`: path of each enclosing task, by the name
+        of its template."""
         template = (
             task_call.get("inline") or self.templates.get(str(task_call.get("template"))) or {}
         )
@@ -154,17 +153,17 @@ class TaskTree:
 
         for group_number, task_group in enumerate(task_groups):
             for child_call in task_group:
-                task_name = child_call["name"]
+                child_name = child_call["name"]
                 if "steps" in template:
                     group_path = f"{task_path}[{group_number}]"
-                    task.needs[task_name] = list(earlier_names)
+                    task.needs[child_name] = list(earlier_names)
                 else:
                     group_path = task_path
-                    task.needs[task_name] = parse_dependencies(dict(child_call), calls_by_name)[0]
+                    task.needs[child_name] = parse_dependencies(dict(child_call), calls_by_name)[0]
 
-                child_path = f"{group_path}.{task_name}" if group_path else task_name
-                task.children[task_name] = self._task(
-                    child_path, task_name, child_call, inner_scope, outer_paths
+                child_path = f"{group_path}.{child_name}" if group_path else child_name
+                task.children[child_name] = self._build_task(
+                    child_path, child_name, child_call, inner_scope, outer_paths
                 )
 
             earlier_names = [child_call["name"] for child_call in task_group]
@@ -234,7 +233,7 @@ class TaskTree:
                     filter(None, [child_task.reason, f"repeats {child_task.repeats}"])
                 )
 
-            self._count_items(child_task)
+            self._set_item_count(child_task)
             if child_task.status in (SKIPPED_STATUS, CACHED_STATUS):
                 child_task.children = {}
 
@@ -297,7 +296,7 @@ class TaskTree:
             return SKIPPED_STATUS, "only if the run fails"
         return SKIPPED_STATUS, f"its condition is false: {known_when}"
 
-    def _count_items(self, task: Task) -> None:
+    def _set_item_count(self, task: Task) -> None:
         if not has_loop(task.call):
             return
 

@@ -31,9 +31,8 @@ from rekindle.training.spec import TrainingSpec
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-MIN_POD_SECONDS = (
-    0.001  # minimum duration of a pod in seconds, so that each pod counts towards the peak
-)
+# minimum duration of a pod, so that each pod counts towards the peak
+MIN_POD_SECONDS = 0.001
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,8 @@ NO_TIME_ESTIMATE = Estimate(0.0)
 
 
 class TaskEstimator:
-    """Estimates tasks of `tree` from former runs. `store` has the ledgers; None if it cannot be
-    read."""
+    """Estimates the durations of the tasks of a task tree from former runs. `object_store` contains
+    the ledgers; it is None if it cannot be read."""
 
     def __init__(
         self,
@@ -80,9 +79,9 @@ class TaskEstimator:
         self.store = object_store
         self.is_local = is_local
 
-    def of(self, task: Task) -> Estimate:
-        """Return the estimate of a task: 0 if it is cached or skipped; a conditional task is
-        assumed to run."""
+    def estimate(self, task: Task) -> Estimate:
+        """Return the estimated duration of a task: 0 if it is cached or skipped. A conditional task
+        is assumed to run."""
         if task.status in (CACHED_STATUS, SKIPPED_STATUS):
             return NO_TIME_ESTIMATE
 
@@ -108,7 +107,7 @@ class TaskEstimator:
             {training_note for _, training_note, _ in training_estimates if training_note}
         )
         free_seconds = median(
-            [free_part_seconds for *_, free_part_seconds in training_estimates] or [0.0]
+            [uncharged_seconds for *_, uncharged_seconds in training_estimates] or [0.0]
         )
         estimated_seconds = [training_seconds for training_seconds, *_ in training_estimates] or [
             task_record.seconds for task_record in _select_most_similar(task, matching_records)
@@ -128,30 +127,16 @@ class TaskEstimator:
     ) -> tuple[float, str, float]:
         """Estimate a training with the settings `task_spec` from a former training; return its
         seconds, a note, and the seconds that are not charged."""
-        former_tree = former_run.tree
-        if former_tree:
-            former_task = next(
-                (
-                    leaf_task
-                    for leaf_task in former_tree.leaves()
-                    if leaf_task.path == task_record.path
-                ),
-                None,
-            )
-        else:
-            former_task = None
-
-        if former_tree and former_task:
-            former_spec = read_training_spec(former_tree, former_task)
-        else:
-            former_spec = None
-
+        former_spec = _read_former_spec(former_run, task_record)
         if not former_spec:
             return task_record.seconds, "", 0.0
 
-        if not (
-            self.store and (step_times := _read_step_times(self.store, former_run.name, task.name))
-        ):
+        if self.store:
+            step_times = _read_step_times(self.store, former_run.name, task.name)
+        else:
+            step_times = None
+
+        if not step_times:
             samples_ratio = _count_sequential_samples(
                 task_spec, self.is_local
             ) / _count_sequential_samples(former_spec, self.is_local)
@@ -243,7 +228,7 @@ def _compute_samples_per_step(task_spec: TrainingSpec) -> int:
 
 
 def _count_sequential_samples(task_spec: TrainingSpec, is_local: bool) -> float:
-    """Return the number of samples that one worker processes one after the other in each step."""
+    """Return the number of samples that one worker processes in each step, one after the other."""
     worker_count = min(task_spec.workers, task_spec.virtual_workers)
     if is_local:
         worker_count = min(worker_count, os.cpu_count() or 1)
@@ -272,6 +257,17 @@ def read_training_spec(task_tree: TaskTree, task: Task) -> TrainingSpec | None:
     if isinstance(parsed_spec, TrainingSpec):
         return parsed_spec
 
+    return None
+
+
+def _read_former_spec(former_run: FormerRun, task_record: TaskRecord) -> TrainingSpec | None:
+    """Return the settings of a task of a former run; None if the task did not train."""
+    if not former_run.tree:
+        return None
+
+    for leaf_task in former_run.tree.leaves():
+        if leaf_task.path == task_record.path:
+            return read_training_spec(former_run.tree, leaf_task)
     return None
 
 
@@ -314,11 +310,12 @@ def _select_most_similar(
     ]
 
 
-def schedule(
+def compute_schedule(
     task_tree: TaskTree, seconds_by_path: Mapping[str, float]
 ) -> tuple[float, dict[str, TimeSpan]]:
-    """Return the duration of the run in seconds and the span of each task, if all pods start
-    without delay. `seconds_by_path`: by path."""
+    """Return the duration of the run in seconds, and the time span of each task by its path, if all
+    pods start without delay. `seconds_by_path`: duration of each task; a missing one counts as
+    0."""
     spans_by_path: dict[str, TimeSpan] = {}
 
     def schedule_task(task: Task, start_seconds: float) -> float:
@@ -351,7 +348,7 @@ def compute_pod_spans(
         path: 1.0 if estimate.seconds is None else max(estimate.seconds, MIN_POD_SECONDS)
         for path, estimate in estimates.items()
     }
-    return schedule(task_tree, seconds_by_path)[1]
+    return compute_schedule(task_tree, seconds_by_path)[1]
 
 
 def find_critical_path(spans_by_path: Mapping[str, TimeSpan]) -> list[str]:
@@ -385,7 +382,7 @@ def compute_overhead(task_tree: TaskTree, former_runs: Iterable[FormerRun]) -> f
             seconds_by_path = {
                 path: task_record.seconds for path, task_record in former_run.records.items()
             }
-            end_seconds, _ = schedule(task_tree, seconds_by_path)
+            end_seconds, _ = compute_schedule(task_tree, seconds_by_path)
             gap_seconds.append(max(0.0, former_run.seconds - end_seconds))
 
     if gap_seconds:
@@ -395,8 +392,9 @@ def compute_overhead(task_tree: TaskTree, former_runs: Iterable[FormerRun]) -> f
 
 @dataclass(frozen=True)
 class TotalEstimate:
-    """`seconds`, `low` and `high`: duration of the run in seconds if each task takes its median,
-    minimum or maximum time. `find_critical_path` and `spans` belong to `seconds`."""
+    """The expected duration of a run. `seconds`, `low` and `high`: duration in seconds if each task
+    takes its median, minimum or maximum time. `critical_path` and `spans` are those of the median
+    times."""
 
     seconds: float
     low: float
@@ -419,10 +417,10 @@ def compute_total(
         if includes_conditional or leaf_task.status != CONDITIONAL_STATUS
     ]
 
-    def schedule_with(
+    def compute_schedule_with(
         select_seconds: Callable[[Estimate], Any],
     ) -> tuple[float, dict[str, TimeSpan]]:
-        return schedule(
+        return compute_schedule(
             task_tree,
             {
                 leaf_task.path: select_seconds(estimates_by_path[leaf_task.path]) or 0.0
@@ -430,9 +428,9 @@ def compute_total(
             },
         )
 
-    seconds, spans = schedule_with(lambda estimate: estimate.seconds)
-    low, _ = schedule_with(lambda estimate: estimate.low)
-    high, _ = schedule_with(lambda estimate: estimate.high)
+    seconds, spans = compute_schedule_with(lambda estimate: estimate.seconds)
+    low, _ = compute_schedule_with(lambda estimate: estimate.low)
+    high, _ = compute_schedule_with(lambda estimate: estimate.high)
 
     return TotalEstimate(
         seconds + overhead_seconds,

@@ -41,7 +41,7 @@ def check_out(commit_sha: str, target_folder: Path) -> Path:
                 )
 
             repository.check_out_commit(commit_sha, target_folder)
-            inner_path = project_root.relative_to(repository.top)
+            inner_path = project_root.relative_to(repository.work_tree)
     except GitError as error:
         error_remedy = ""
         if PARTIAL_CLONE_ERROR.search(str(error)):

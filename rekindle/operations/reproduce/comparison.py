@@ -10,10 +10,10 @@ from rekindle.errors import RekindleError
 from rekindle.release.origin import LossCurve, Origin, read_curve
 from rekindle.storage import Store
 
-# entries of model.json on which the weights depend
+# fields of model.json on which the weights depend
 SETTING_NAMES = ("workload", "family", "start", "model", "train")
-# entries of a fingerprint that are derived from the settings and the dataset's digest
-DERIVED_NAMES = ("config", "data")
+# fields of a fingerprint that are derived from the settings and from the dataset's digest
+DERIVED_FACTS = ("config", "data")
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def _list_models(object_store: Store, run_name: str) -> Iterator[TrainedModel]:
 
 
 def _rank_similarity(origin: Origin, trained_model: TrainedModel) -> tuple[bool, int]:
-    """Return a sort key for the similarity of a model to the release, because a run may train
-    several models."""
+    """Return a sort key by which the model that is most similar to the release comes last. The run
+    may have trained several models."""
     compared_names = ("digest", *SETTING_NAMES)
     expected_model = origin.model.as_json()
     actual_model = trained_model.description.as_json()
@@ -101,10 +101,10 @@ def _list_settings_differences(
 
     expected_facts = expected_model.get("fingerprint", {})
     actual_facts = actual_model.get("fingerprint", {})
-    for setting_name in sorted(expected_facts.keys() | actual_facts.keys()):
-        if setting_name not in DERIVED_NAMES:
+    for fact_name in sorted(expected_facts.keys() | actual_facts.keys()):
+        if fact_name not in DERIVED_FACTS:
             yield from _list_value_differences(
-                setting_name, expected_facts.get(setting_name), actual_facts.get(setting_name)
+                fact_name, expected_facts.get(fact_name), actual_facts.get(fact_name)
             )
 
 

@@ -17,7 +17,7 @@ from rekindle.cache import code
 from rekindle.cache.key import data_digest_or_empty
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.operations.reproduce.checkout import find_commit
-from rekindle.operations.reproduce.comparison import DERIVED_NAMES
+from rekindle.operations.reproduce.comparison import DERIVED_FACTS
 from rekindle.release.origin import Origin
 from rekindle.training.spec import TrainConfig
 from rekindle.workload import POD_PRIVATE
@@ -27,8 +27,8 @@ MAX_NAMES = 8  # maximum number of packages or modules in one finding
 
 @dataclass(frozen=True)
 class Finding:
-    """A difference. `fatal`: True if the weights cannot be equal, False if they may differ. `diff`:
-    lines to show below the text."""
+    """A difference between the release and this machine or the commit. `fatal`: True if the weights
+    cannot be equal, False if they may be equal. `diff`: lines to show below the text."""
 
     subject: str
     text: str
@@ -199,20 +199,19 @@ def find_machine_differences(origin: Origin) -> Iterator[Finding]:
         return
 
     current_facts = json.loads(facts_process.stdout.splitlines()[-1])
-    for setting_name, value in recorded_facts.items():
-        if setting_name not in DERIVED_NAMES and current_facts.get(setting_name) != value:
+    for fact_name, recorded_fact in recorded_facts.items():
+        current_fact = current_facts.get(fact_name)
+        if fact_name not in DERIVED_FACTS and current_fact != recorded_fact:
             finding_text = (
-                f"the release was trained with {value}, here it is"
-                f" {current_facts.get(setting_name)}"
+                f"the release was trained with {recorded_fact}, here it is {current_fact}"
             )
-            yield Finding(setting_name, finding_text, True)
+            yield Finding(fact_name, finding_text, True)
 
 
 class RawData:
-    """The raw data of the release: its current place, and whether its content is unchanged.
-
-    The project may have moved since the release, so the last parts of the recorded path are also
-    tried below the project folder of the commit.
+    """The raw data of the release. It is searched at its recorded path and, since the project may
+    have moved since the release, also at the last parts of this path below the project folder of
+    the commit.
     """
 
     def __init__(self, origin: Origin, source: str, project_folder: Path) -> None:
@@ -223,47 +222,51 @@ class RawData:
 
     @cached_property
     def digests(self) -> Mapping[str, str]:
-        """The digest of the data at each possible place; "" if the data does not exist there or
+        """The digest of the data at each possible location; "" if the data does not exist there or
         cannot be verified."""
         chosen_source = self.given_source or self.recorded_source
-        candidate_places = list[str]()
+        candidate_locations = list[str]()
         if not self.given_source and "://" not in self.recorded_source:
             path_parts = Path(self.recorded_source).parts[1:]
-            candidate_places = [
+            candidate_locations = [
                 str(self.folder.joinpath(*path_parts[start_index:]))
                 for start_index in range(len(path_parts))
             ]
 
-        digests_by_place = {
-            candidate_place: _compute_digest(candidate_place)
-            for candidate_place in [*candidate_places, chosen_source]
+        digests_by_location = {
+            candidate_location: _compute_digest(candidate_location)
+            for candidate_location in [*candidate_locations, chosen_source]
         }
         return {
-            candidate_place: place_digest
-            for candidate_place, place_digest in digests_by_place.items()
-            if place_digest or candidate_place == chosen_source
+            candidate_location: location_digest
+            for candidate_location, location_digest in digests_by_location.items()
+            if location_digest or candidate_location == chosen_source
         }
 
     @cached_property
     def source(self) -> str:
-        """The place of the data to use: the first with the content of the release, else the first
-        that exists."""
-        existing_places = [
-            data_place for data_place, place_digest in self.digests.items() if place_digest
+        """The location of the data to use: the first location that has the content of the release,
+        else the first that has data."""
+        existing_locations = [
+            data_location
+            for data_location, location_digest in self.digests.items()
+            if location_digest
         ]
-        equal_places = (
-            data_place
-            for data_place in existing_places
-            if self.digests[data_place] == self.recorded_digest
+        unchanged_locations = (
+            data_location
+            for data_location in existing_locations
+            if self.digests[data_location] == self.recorded_digest
         )
         return next(
-            equal_places,
-            existing_places[0] if existing_places else self.given_source or self.recorded_source,
+            unchanged_locations,
+            existing_locations[0]
+            if existing_locations
+            else self.given_source or self.recorded_source,
         )
 
     @property
     def description(self) -> str:
-        """The place of the data, for messages; for a file of the commit, its path in the
+        """The location of the data, for messages. For a file of the commit, this is its path in the
         project."""
         source_path = Path(self.source)
         if source_path.is_relative_to(self.folder):

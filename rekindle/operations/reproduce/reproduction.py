@@ -93,12 +93,12 @@ class ReproductionResult:
 def reproduce(
     home_folder: Path, reproduction_request: ReproductionRequest, log_line: Callable[[str], None]
 ) -> ReproductionResult:
-    """Train the model of a release again, and compare the weights; report findings to `log_line`
-    before the training.
+    """Train the model of a release again, and compare the weights. Before the training, pass each
+    finding to `log_line`.
 
     The release is read from the S3 store and MLflow at the addresses in the environment or, without
     addresses, from the services embedded in `home_folder`. If a finding is fatal, nothing is
-    trained, unless `request.ignore_errors` is True. Raises ConfigError, RekindleError.
+    trained, unless `reproduction_request.ignore_errors` is True. Raises ConfigError, RekindleError.
     """
     local_cluster = LocalCluster(home_folder)
     if not home_folder.exists() and not os.environ.get(MLFLOW_TRACKING_URI):
@@ -122,8 +122,8 @@ def reproduce(
             f" {raw_data.description}"
         )
 
-        def report(found: Iterator[Finding]) -> None:
-            for finding in found:
+        def report(findings: Iterator[Finding]) -> None:
+            for finding in findings:
                 reproduction_result.findings.append(finding)
                 log_line(str(finding))
 
@@ -179,7 +179,7 @@ class RunInputs:
         self.start = origin.model.start
         self.releases: dict[str, tracking.Release] = {}
 
-        # only if the initial weights come from a release, not from another training in the same run
+        # otherwise, the initial weights come from another training in the same run
         if self.start.startswith("releases/"):
             self.releases[self.start.split("/")[1]] = tracking.Release("start", self.start, "")
 
@@ -187,7 +187,7 @@ class RunInputs:
         champion_release = (
             tracking.find_version(origin.name, champion_version) if champion_version else None
         )
-        # the release has the weights of this champion, so it is the refreshed champion
+        # equal weights: the release was made by a refresh of this champion, not by a training
         if champion_release and champion_release.sha256 == origin.sha256:
             self.releases[origin.name] = champion_release
 
@@ -250,7 +250,7 @@ def find_manifest_differences(origin: Origin, manifest: Manifest) -> Iterator[Fi
 
 
 def list_program_findings(origin: Origin) -> Iterator[Finding]:
-    """Report that the result of a program is not compared."""
+    """Yield a finding if the model is the result of a program, because this is not compared."""
     if origin.is_of_program:
         yield Finding(
             "program",
@@ -261,7 +261,7 @@ def list_program_findings(origin: Origin) -> Iterator[Finding]:
 
 def reject_unrecorded_program(origin: Origin, manifest: Manifest) -> None:
     """Raise ConfigError if the config or the rendered manifest runs a training program, but the
-    verified files of the release are not the result of one.
+    verified files of the release are not the result of a training program.
 
     The hash does not cover the config, so a client of the bucket could otherwise choose a command
     that runs on this machine.

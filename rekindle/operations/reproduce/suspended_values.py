@@ -20,8 +20,8 @@ ValuesByName = Mapping[str, str]
 
 
 def read_recorded_values(home_folder: Path, origin: Origin) -> dict[str, str]:
-    """Return the values in the run of the release, if the run is in `home_folder`; a name with
-    several values is left out."""
+    """Return the values that the suspended steps of the release's run got, by name; {} if this run
+    is not in `home_folder`. A name with several values is left out."""
     run_name = ""
     # the MLflow run may have been deleted
     with suppress(TrackingError):
@@ -127,8 +127,8 @@ def _read_output_defaults(template: Mapping[str, Any]) -> dict[str, str | None]:
     }
     output_parameters = (template.get("outputs") or {}).get("parameters") or []
     return {
-        input_parameter["name"]: input_parameter["valueFrom"].get(
-            "default", input_defaults.get(input_parameter["name"])
+        output_parameter["name"]: output_parameter["valueFrom"].get(
+            "default", input_defaults.get(output_parameter["name"])
         )
-        for input_parameter in output_parameters
+        for output_parameter in output_parameters
     }

@@ -164,7 +164,7 @@ class Workspace:
         (self.home / IMAGES_FILE_NAME).write_text(yaml.safe_dump(images_table))
 
     def store(self, bucket_name: str = DEFAULT_BUCKET) -> Store:
-        """Return a bucket of the folder's own object store; it is created unless it exists."""
+        """Return a bucket of the folder's own object store; create it if it does not exist."""
         object_store = Store(
             bucket_name, self.services.url("s3"), *self.services.credentials().values()
         )
@@ -179,7 +179,8 @@ class Workspace:
             target_store.put(object_entry.key, source_store.get(object_entry.key))
 
     def add_champion(self, source_store: Store, release: tracking.Release, model_name: str) -> None:
-        """Copy a release, and make the copy the champion of `model` in the folder's own MLflow."""
+        """Copy a release, and make the copy the champion of `model_name` in the folder's own
+        MLflow. From then on, this process uses that MLflow."""
         release_prefix = f"{release.uri.rstrip('/')}/"
         for object_entry in source_store.list(release_prefix):
             self.store().put(object_entry.key, source_store.get(object_entry.key))

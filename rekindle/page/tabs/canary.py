@@ -20,8 +20,8 @@ FIGURES = ("requests", "errors", "median_ms")
 
 @dataclass(frozen=True)
 class Figures:
-    """Requests, errors and median response time of one model in a step of the canary; None if not
-    recorded."""
+    """Requests, errors and median response time of one model in a step of the canary. A value that
+    is not recorded is None."""
 
     requests: float | None
     errors: float | None
@@ -81,7 +81,7 @@ class CanaryTab:
         self.curves = curves
 
     def is_shown(self, run: Run) -> bool:
-        return bool(self._config(run)) or bool(watch_nodes(run))
+        return bool(self._config(run)) or bool(list_watch_nodes(run))
 
     def _config(self, run: Run) -> Mapping[str, Any]:
         serve = self.records.facts(run).config.get("serve")
@@ -98,7 +98,7 @@ class CanaryTab:
             problem = f"The requests of the models are not known: {error}"
 
         config = self._config(run)
-        nodes = watch_nodes(run)
+        nodes = list_watch_nodes(run)
         start = min((parse_timestamp(node["startedAt"]) for node in nodes), default=0.0)
         steps = [_make_step(node, metrics, start) for node in nodes]
         inputs = list_outputs({"outputs": nodes[-1].get("inputs")}) if nodes else {}
@@ -109,7 +109,7 @@ class CanaryTab:
             "largest shift of the predictions": str(config.get("score_shift", "")),
         }
         return Rollout(
-            describe(steps, inputs, bool(nodes)),
+            describe_outcome(steps, inputs, bool(nodes)),
             planned,
             [step for step in steps if step.percent],
             inputs.get("version", ""),
@@ -120,7 +120,7 @@ class CanaryTab:
         )
 
 
-def watch_nodes(run: Run) -> list[Mapping[str, Any]]:
+def list_watch_nodes(run: Run) -> list[Mapping[str, Any]]:
     """Return the nodes of the steps that compare the models, in the order of their start."""
     nodes: list[Mapping[str, Any]] = []
     for node in list((run.status.get("nodes") or {}).values()):
@@ -162,7 +162,7 @@ def _make_step(
     )
 
 
-def describe(steps: list[CanaryStep], inputs: Mapping[str, str], has_started: bool) -> str:
+def describe_outcome(steps: list[CanaryStep], inputs: Mapping[str, str], has_started: bool) -> str:
     """Return a sentence about the outcome."""
     watched = [step for step in steps if step.percent]
     version = f"version {inputs['version']}" if inputs.get("version") else "the candidate"
@@ -188,8 +188,8 @@ def describe(steps: list[CanaryStep], inputs: Mapping[str, str], has_started: bo
 
 
 def _make_chart(steps: list[CanaryStep], now: float) -> LineChart | None:
-    """Return the share of the candidate over time, as steps. `now`: the current second of a canary
-    that runs, else 0."""
+    """Return a chart of the candidate's share of the requests over time. `now`: seconds since the
+    start of a canary that is running, else 0."""
     points: list[Point] = []
     for step in steps:
         share = float(step.percent)

@@ -123,7 +123,7 @@ class ChangesTab:
 
         changes = list(self._compare(earlier, run))
         return Changes(
-            describe(changes, earlier.name),
+            describe_changes(changes, earlier.name),
             earlier.name,
             earlier.created,
             changes,
@@ -154,7 +154,7 @@ class ChangesTab:
             for name, value in tracking.flatten(facts.config).items()
         }
         images = {name: settings.pop(name) for name in IMAGE_SETTINGS if name in settings}
-        values = all_outputs(run)
+        values = collect_outputs(run)
         return {
             "code": {"git commit": parameters.get("git_sha", "")},
             "packages": {"lock file": parameters.get("lock_hash", "")[:12]},
@@ -167,7 +167,7 @@ class ChangesTab:
         }
 
 
-def all_outputs(run: Run) -> dict[str, str]:
+def collect_outputs(run: Run) -> dict[str, str]:
     """Return the first value of each output of the steps of a run, by name."""
     values: dict[str, str] = {}
     for node in list((run.status.get("nodes") or {}).values()):
@@ -185,19 +185,19 @@ def compare(kind: str, previous: Mapping[str, str], now: Mapping[str, str]) -> I
         # facts of a step that has not run yet are unknown, not different
         is_unknown = kind == "data" and not (old and new)
         if old != new and not is_unknown:
-            yield Change(kind, name, _show(old), _show(new))
+            yield Change(kind, name, _format_value(old), _format_value(new))
 
 
-def _show(value: str) -> str:
+def _format_value(value: str) -> str:
     if len(value) >= 40 and all(c in "0123456789abcdef" for c in value.removesuffix(DIRTY)):
         has_changes = value.endswith(DIRTY)
         return value[:12] + (" with uncommitted changes" if has_changes else "")
     return truncate(value, MAX_VALUE_LENGTH) or MISSING
 
 
-def describe(changes: list[Change], earlier: str) -> str:
-    """Return a sentence with the number of changes of each kind, and a second one with the kinds
-    that are equal."""
+def describe_changes(changes: list[Change], earlier: str) -> str:
+    """Return a sentence with the number of changes of each kind, and a second sentence that names
+    the kinds without a change."""
     counts = {kind: sum(change.kind == kind for change in changes) for kind in KINDS}
     different = [
         f"{count} {KINDS[kind][count > 1]}" if kind not in ("code", "data") else f"the {kind}"
@@ -217,14 +217,14 @@ def describe(changes: list[Change], earlier: str) -> str:
 
 def compare_results(earlier: Run, run: Run) -> Iterator[Change]:
     """Yield a change for each result that differs: state, verdict, metrics and duration."""
-    previous = _results(earlier)
-    now = _results(run)
+    previous = _collect_results(earlier)
+    now = _collect_results(run)
     for name in dict.fromkeys([*previous, *now]):
         if previous.get(name) != now.get(name):
             yield Change("result", name, previous.get(name, MISSING), now.get(name, MISSING))
 
 
-def _results(run: Run) -> dict[str, str]:
+def _collect_results(run: Run) -> dict[str, str]:
     values = results.read_parameters(run.status)
     facts = {"state": run.phase.lower(), "verdict": values.get("verdict", "")}
     for row in results.list_verdicts(run.status):

@@ -1,7 +1,7 @@
 """Charts of numbers: lines over steps or time, drawn as SVG by the template charts.html.
 
-The fields of a chart are its values, which a page's JSON contains. Its properties compute positions
-in percent of the drawing area, so that it fits any width without a script.
+The fields of a chart are also in the JSON of the page. Its properties compute positions in percent
+of the drawing area, so that the chart fits any width without a script.
 """
 
 import math
@@ -14,13 +14,20 @@ from argolocal.common.wording import format_duration
 
 Point = tuple[float, float]
 
-# long lines are cut into this many pieces, and reduced to the extremes of each piece
+# a long line is cut into this many pieces; only the smallest and the largest value of each is drawn
 MAX_PIECES = 150
 MAX_BANDS = 60
-COLOURS = 6
+MAX_TABLE_ROWS = 20
+COLOURS = 6  # number of colours in the style sheet
+MINUTE_S = 60
+HOUR_S = 3600
+DAY_S = 86400
+# distances between the ticks of a time axis
 TIME_STEPS_S = (
-    *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200),
-    *(86400, 2 * 86400, 7 * 86400, 30 * 86400),
+    *(1, 2, 5, 10, 20, 30),
+    *(MINUTE_S, 2 * MINUTE_S, 5 * MINUTE_S, 10 * MINUTE_S, 20 * MINUTE_S, 30 * MINUTE_S),
+    *(HOUR_S, 2 * HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 12 * HOUR_S),
+    *(DAY_S, 2 * DAY_S, 7 * DAY_S, 30 * DAY_S),
 )
 
 
@@ -107,7 +114,7 @@ class LineChart:
     """Several lines over the same x axis.
 
     `x_unit`: "s" for seconds, which the axis shows as durations; otherwise a word such as "step".
-    `has_marks`: each point is marked, and shows its own value, for many lines of few points.
+    `has_marks`: True to mark each point and show its value in a tooltip, for lines of few points.
     `x_range`: first and last value of the x axis (default: those of the points).
     """
 
@@ -197,43 +204,46 @@ class LineChart:
             return []
 
         axis = self.x_axis
-        xs = sorted({x for series in self.series for x, _ in series.points})
-        count = min(MAX_BANDS, len(xs))
-        chosen = [xs[index * (len(xs) - 1) // max(1, count - 1)] for index in range(count)]
-        edges = [0.0, *(axis.share((a + b) / 2) for a, b in pairwise(chosen))]
-        edges.append(1.0)
+        band_xs = self._select_xs(MAX_BANDS)
+        # a band ends halfway to the next one
+        edges = [0.0, *(axis.share((x + next_x) / 2) for x, next_x in pairwise(band_xs)), 1.0]
         return [
-            Band(round(100 * low, 3), round(100 * (high - low), 3), self._describe(x))
-            for x, low, high in zip(chosen, edges, edges[1:], strict=False)
+            Band(round(100 * low, 3), round(100 * (high - low), 3), self._describe_values(x))
+            for x, low, high in zip(band_xs, edges, edges[1:], strict=False)
         ]
 
-    def _describe(self, x: float) -> str:
+    def _select_xs(self, max_count: int) -> list[float]:
+        """Return at most `max_count` of the points' x values, evenly chosen, in order."""
+        xs = sorted({x for series in self.series for x, _ in series.points})
+        count = min(max_count, len(xs))
+        return [xs[index * (len(xs) - 1) // max(1, count - 1)] for index in range(count)]
+
+    def _describe_values(self, x: float) -> str:
+        """Return the text of a tooltip: the position, and the value of each line there."""
         if self.x_unit == "s":
             position = f"after {format_duration(x)}"
         else:
             position = f"{self.x_unit} {format_number(x)}"
 
         values = [
-            f"{series.name} {format_number(_nearest(series.points, x))}" for series in self.series
+            f"{series.name} {format_number(_find_value(series.points, x))}"
+            for series in self.series
         ]
         return f"{position}: {', '.join(values)}"
 
     @property
     def rows(self) -> list[list[str]]:
-        """The chart as a table: each row has an x, then the value of each line."""
-        xs = sorted({x for series in self.series for x, _ in series.points})
-        count = min(20, len(xs))
-        chosen = [xs[index * (len(xs) - 1) // max(1, count - 1)] for index in range(count)]
+        """The chart as a table: each row has an x value, then the value of each line."""
         return [
             [
                 format_duration(x) if self.x_unit == "s" else format_number(x),
-                *(format_number(_nearest(series.points, x)) for series in self.series),
+                *(format_number(_find_value(series.points, x)) for series in self.series),
             ]
-            for x in chosen
+            for x in self._select_xs(MAX_TABLE_ROWS)
         ]
 
 
-def _nearest(points: Sequence[Point], x: float) -> float:
+def _find_value(points: Sequence[Point], x: float) -> float:
     """Return the value at the last point up to `x`, or at the first point."""
     index = bisect_left(points, x, key=lambda point: point[0])
     if index < len(points) and points[index][0] == x:
@@ -242,16 +252,17 @@ def _nearest(points: Sequence[Point], x: float) -> float:
 
 
 def downsample(points: Sequence[Point], pieces: int = MAX_PIECES) -> list[Point]:
-    """Return at most about two points for each of `pieces` pieces of a line: the smallest and the
-    largest value, so that no peak is lost. The first and the last point are kept."""
+    """Reduce the number of points of a line. Of each of `pieces` pieces of the line, return only
+    the points with the smallest and the largest value, so that no peak is lost. Always return the
+    first and the last point."""
     if len(points) <= 2 * pieces + 2:
         return list(points)
 
     kept = [points[0]]
-    count = len(points) - 2
-    for piece in range(pieces):
-        start = 1 + piece * count // pieces
-        end = 1 + (piece + 1) * count // pieces
+    inner_count = len(points) - 2
+    for piece_number in range(pieces):
+        start = 1 + piece_number * inner_count // pieces
+        end = 1 + (piece_number + 1) * inner_count // pieces
         piece_points = points[start:end]
         extremes = {
             min(piece_points, key=lambda point: point[1]),
@@ -262,13 +273,14 @@ def downsample(points: Sequence[Point], pieces: int = MAX_PIECES) -> list[Point]
     return [*kept, points[-1]]
 
 
-def finite(points: Iterable[Point]) -> list[Point]:
-    """Return the points whose values are finite numbers."""
+def select_finite_points(points: Iterable[Point]) -> list[Point]:
+    """Return the points whose values are select_finite_points numbers."""
     return [point for point in points if math.isfinite(point[1])]
 
 
 def linear_ticks(low: float, high: float, count: int) -> list[float]:
-    """Return about `count` multiples of 1, 2 or 5 times a power of ten."""
+    """Return about `count` round values between `low` and `high`: multiples of 1, 2 or 5 times a
+    power of ten."""
     step = (high - low) / max(1, count)
     power = 10.0 ** math.floor(math.log10(step))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * 0.999)

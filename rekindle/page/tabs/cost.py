@@ -48,7 +48,7 @@ class PodRow:
     seconds: float
     node_class: str
     is_spot: bool
-    use: "Use | None" = None
+    use: Use | None = None
 
     @property
     def gpu_hours(self) -> float:
@@ -142,12 +142,13 @@ class CostTab(LedgerTab):
     def _training(
         self, run: Run, task: str, costs: "RunCosts"
     ) -> tuple[dict[str, Any], dict[str, float]]:
-        """Return the cost of a training with sentences about it, and the seconds of its workers."""
+        """Return a report of a training's cost, with sentences about it, and the running time of
+        each worker in seconds."""
         from rekindle.training.cost.bill import compute_bill, describe_bill
 
         summary = self.records.summary(run.name, task)
         seconds = {
-            name: sum(item.end - item.start for item in intervals)
+            name: sum(interval.end - interval.start for interval in intervals)
             for name, intervals in summary.intervals.items()
         }
         tariff = costs.tariffs.get(task)
@@ -198,22 +199,22 @@ def list_step_pods(run: Run, costs: "RunCosts") -> Iterator[PodRow]:
 
 
 def summarize_use(usage: Mapping[str, Mapping[str, float]]) -> Use | None:
-    """Average the recorded use of a training's pods, and take the maxima; None if nothing is
-    recorded."""
+    """Combine the recorded use of a training's pods: averages weighted by running time, and maxima.
+    Return None if nothing is recorded."""
     pods = list(usage.values())
     seconds = sum(pod["seconds"] for pod in pods)
     if not seconds:
         return None
 
-    def mean(name: str) -> float:
+    def average(name: str) -> float:
         return round(sum(pod.get(name, 0.0) * pod["seconds"] for pod in pods) / seconds, 3)
 
     has_gpus = any("gpu_percent_mean" in pod for pod in pods)
     return Use(
-        mean("cpu_cores_mean"),
+        average("cpu_cores_mean"),
         max(pod.get("cpu_cores_max", 0.0) for pod in pods),
         round(max(pod.get("memory_bytes_max", 0.0) for pod in pods) / pod_requests.GIB_BYTES, 3),
-        mean("gpu_percent_mean") if has_gpus else None,
+        average("gpu_percent_mean") if has_gpus else None,
     )
 
 
@@ -227,7 +228,7 @@ def list_workers(
     for task, seconds in workers.items():
         pods, _ = find_training_pods(costs.manifest, task)
         if pods and seconds:
-            # use the pod of the last role, as Tariff does for unknown roles
+            # take the pod of the last role, as TrainingTariff does for workers of unknown roles
             replicas = PodReplicas("worker", len(seconds), [*pods.values()][-1])
             row = _make_row(task, replicas, sum(seconds.values()), costs.prices)
             yield replace(row, use=uses.get(task))
@@ -252,8 +253,8 @@ def list_prices(prices: "Prices", pods: list[PodRow]) -> Iterator[PriceRow]:
     """Yield the prices of the node classes that the pods use."""
     used = dict.fromkeys((pod.node_class, pod.is_spot) for pod in pods)
     for node_class, is_spot in used:
-        item = prices.classes[node_class]
-        rate = item.spot if is_spot else item.on_demand
+        class_prices = prices.classes[node_class]
+        rate = class_prices.spot if is_spot else class_prices.on_demand
         if rate:
             kind = "spot" if is_spot else "on demand"
             yield PriceRow(node_class, kind, rate.cpu_hour, rate.gib_hour, rate.gpu_hour)

@@ -21,8 +21,8 @@ from rekindle.page.tabs.charts import Point, downsample
 # maximum number of metrics to read of a run
 MAX_CURVES = 60
 DATABASE_TIMEOUT_S = 2.0
-# matches the metrics of trainings and canaries
-SHOWN = re.compile(r"(^|/)(train|validation)/|^canary\.")
+# matches the names of the metrics of trainings and canaries
+SHOWN_METRICS = re.compile(r"(^|/)(train|validation)/|^canary\.")
 MAX_HISTORY = 25_000  # maximum points of a metric in MLflow's answer
 
 # name of a metric → its points, sorted by step
@@ -33,7 +33,7 @@ class CurveReader(Protocol):
     """Reads the curves of runs. Both methods raise TrackingError."""
 
     def version(self, name: str) -> str:
-        """Return a version text, which changes when the curves of the run change."""
+        """Return a text that changes when the curves of the run change."""
         ...
 
     def read(self, name: str, experiment: str) -> Curves:
@@ -113,7 +113,7 @@ class ServerCurves:
         run = mlflow_api.send_request(
             "GET", "mlflow/runs/get", mlflow_api.RunAnswer, params={"run_id": run_id}
         )
-        names = [name for name in sorted(run.run.data.metrics) if SHOWN.search(name)]
+        names = [name for name in sorted(run.run.data.metrics) if SHOWN_METRICS.search(name)]
         return {name: self._history(run_id, name) for name in names[:MAX_CURVES]}
 
     def _history(self, run_id: str, name: str) -> list[Point]:

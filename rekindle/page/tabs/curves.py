@@ -13,7 +13,14 @@ from argolocal.common.json_text import loads
 from argolocal.page.sources import Run
 from rekindle.errors import ConfigError, RekindleError, TrackingError
 from rekindle.keys import CURVE, MODEL, key
-from rekindle.page.tabs.charts import COLOURS, LineChart, Point, Series, downsample, finite
+from rekindle.page.tabs.charts import (
+    COLOURS,
+    LineChart,
+    Point,
+    Series,
+    downsample,
+    select_finite_points,
+)
 from rekindle.page.tabs.curve_points import CurveReader, Curves
 from rekindle.page.tabs.records import Records
 from rekindle.page.tabs.siblings import Siblings
@@ -64,7 +71,8 @@ class CurvesTab:
         return bool(self.records.facts(run).trainings)
 
     def version(self, run: Run) -> str:
-        """Return a version text, which changes when the curves of a training run change."""
+        """Return a text that changes when the curves of an active run change; "" for a run that has
+        ended."""
         if run.is_finished:
             return ""
         try:
@@ -79,16 +87,16 @@ class CurvesTab:
                 f"the scale is {scale[:100]!r}: it must be one of {', '.join(SCALES)}."
             )
 
-        chosen = list(dict.fromkeys(_values(query, "with")))
+        chosen = list(dict.fromkeys(_list_query_values(query, "with")))
         if len(chosen) >= COLOURS:
             raise ConfigError(f"{len(chosen)} runs are chosen: at most {COLOURS - 1} can be shown.")
 
         runs = [run, *(self.siblings.read(run, name) for name in chosen if name != run.name)]
         problem = ""
         curves: dict[str, Curves] = {}
-        for shown in runs:
+        for shown_run in runs:
             try:
-                curves[shown.name] = self._read(shown)
+                curves[shown_run.name] = self._read(shown_run)
             except RekindleError as error:
                 problem = str(error)
 
@@ -134,7 +142,7 @@ class CurvesTab:
             points = [(float(step), float(loss)) for step, loss in rows if loss is not None]
         except (ValueError, TypeError) as error:
             raise TrackingError(f"the file {CURVE} of {name} is malformed: {error}.") from None
-        return downsample(finite(points))
+        return downsample(select_finite_points(points))
 
     def _measure_speed(self, name: str, task: str) -> list[Point]:
         points = self.records.summary(name, task).points
@@ -147,7 +155,8 @@ class CurvesTab:
 
 
 def make_charts(curves: Mapping[str, Curves], is_logarithmic: bool) -> list[LineChart]:
-    """Return a chart for each metric, with a line for each run and for training and validation."""
+    """Return a chart for each metric. It has one line for the training and one line for the
+    validation of each run."""
     charts: dict[str, list[Series]] = {}
     is_single = len(curves) == 1
     for number, (run, metrics) in enumerate(curves.items()):
@@ -178,7 +187,7 @@ def _rank(title: str) -> tuple[int, str]:
     return (ORDER.index(metric) if metric in ORDER else 1), title
 
 
-def _values(query: Mapping[str, str], name: str) -> list[str]:
+def _list_query_values(query: Mapping[str, str], name: str) -> list[str]:
     """Return all values of a query parameter of a URL."""
     getlist: Any = getattr(query, "getlist", None)
     values = getlist(name) if getlist else [query[name]] if name in query else []

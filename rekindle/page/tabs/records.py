@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
 MAX_CACHED_RUNS = 64
 MAX_CACHED_SUMMARIES = 16
-# minimum pause between two reads of a ledger; reading may also take only a tenth of the time
-MIN_CHECK_INTERVAL_S = 1.0
-READ_TIME_SHARE = 0.1
+MIN_CHECK_INTERVAL_S = 1.0  # minimum pause between two reads of a ledger
+READ_TIME_SHARE = 0.1  # maximum share of the time that may be spent on reading a ledger
 T = TypeVar("T")
 
 
@@ -83,30 +82,31 @@ class Records:
         """Return the facts of a run, which are cached."""
         metadata = run.manifest.get("metadata") or {}
         cache_key = run.name, str(metadata.get("uid") or "")
-        return _remember(
+        return _get_or_make(
             self._facts, self._lock, cache_key, MAX_CACHED_RUNS, lambda: read_facts(run.manifest)
         )
 
     def ledger_version(self, run: Run) -> str:
-        """Return a version text, which changes when the ledgers of a run change; "" for a run that
-        has ended."""
+        """Return a text that changes when the ledgers of a run change; "" for a run that has
+        ended."""
         if run.is_finished:
             return ""
         return "/".join(self._check(run.name, task).version for task in self.facts(run).trainings)
 
     def summary(self, name: str, task: str) -> "LedgerSummary":
-        """Return the Summary of a training. Raises StorageError."""
+        """Return the summary of a training's ledger. Raises StorageError."""
         summary = self._check(name, task).summary
         assert summary
         return summary
 
     def _check(self, name: str, task: str) -> _Ledger:
-        """Read a ledger again if it has changed since the last check."""
+        """Return the cached ledger of a training. Read it again if it has changed since the last
+        check."""
         from rekindle.training.ledger.accounting import summarize_events
         from rekindle.training.ledger.events import read_events
 
         prefix = key(task, LEDGER_KEY, name)
-        ledger = _remember(self._ledgers, self._lock, prefix, MAX_CACHED_SUMMARIES, _Ledger)
+        ledger = _get_or_make(self._ledgers, self._lock, prefix, MAX_CACHED_SUMMARIES, _Ledger)
         with ledger.lock:
             interval = max(MIN_CHECK_INTERVAL_S, ledger.reading_s / READ_TIME_SHARE)
             if ledger.summary and time.monotonic() - ledger.checked < interval:
@@ -124,7 +124,7 @@ class Records:
             return ledger
 
     def folder_version(self, prefix: str) -> str:
-        """Return a version text, which changes when the objects below a prefix change. Raises
+        """Return a text that changes when the objects below a prefix change. Raises
         StorageError."""
         with self._lock:
             checked, version = self._folders.get(prefix, (0.0, ""))
@@ -180,7 +180,8 @@ def read_facts(manifest: Manifest) -> RunFacts:
     """Return the facts of a run from its manifest."""
     arguments = (manifest.get("spec") or {}).get("arguments") or {}
     parameters = {
-        item["name"]: str(item.get("value") or "") for item in arguments.get("parameters") or []
+        parameter["name"]: str(parameter.get("value") or "")
+        for parameter in arguments.get("parameters") or []
     }
     try:
         has_jobs = bool(jobs.list_planned_jobs({}, tariff.read_recorded_manifest(manifest)))
@@ -196,15 +197,15 @@ def read_facts(manifest: Manifest) -> RunFacts:
     )
 
 
-def _remember(
+def _get_or_make(
     cache: "OrderedDict[Any, T]",
     lock: threading.Lock,
     cache_key: Any,
     limit: int,
     make: Callable[[], T],
 ) -> T:
-    """Return the cached value of a key. Call `make` if it is missing, and drop the oldest values
-    above `limit`."""
+    """Return the cached value of a key. If it is missing, add the result of `make` to the cache,
+    and drop the values that were used least recently, so that at most `limit` values are left."""
     with lock:
         if cache_key in cache:
             cache.move_to_end(cache_key)

@@ -11,7 +11,7 @@ MAX_READ = 200
 
 
 class Siblings:
-    """Finds the other runs of a pipeline."""
+    """Finds the other runs of a run's pipeline, the siblings of the run."""
 
     def __init__(self, source: RunSource, records: Records) -> None:
         self.source = source
@@ -21,14 +21,15 @@ class Siblings:
     def names(self, run: Run) -> list[str]:
         """Return the names of the other runs of the pipeline, newest first, at most
         MAX_SIBLINGS."""
-        return self._find(run, [name for name in self.source.names() if name != run.name])
+        return self._list_siblings(run, [name for name in self.source.names() if name != run.name])
 
     def previous(self, run: Run) -> Run | None:
-        """Return the run of the pipeline that precedes a run, by start time."""
+        """Return the last run of the pipeline that was started before `run`; None for the first
+        run."""
         names = self.source.names()
         if run.name in names:
             names = names[names.index(run.name) + 1 :]
-        for name in self._find(run, names, 1):
+        for name in self._list_siblings(run, names, 1):
             return self.source.read(name)
         return None
 
@@ -38,7 +39,7 @@ class Siblings:
         if (
             run_name is None
             or run_name not in self.source.names()
-            or self._pipeline(run_name) != self._pipeline(run.name)
+            or self._read_pipeline_name(run_name) != self._read_pipeline_name(run.name)
         ):
             raise ConfigError(
                 f"{name[:100]!r} is not a run of the pipeline of {run.name}: choose one of"
@@ -46,18 +47,20 @@ class Siblings:
             )
         return self.source.read(run_name)
 
-    def _find(self, run: Run, names: list[str], count: int = MAX_SIBLINGS) -> list[str]:
-        pipeline = self._pipeline(run.name)
-        result: list[str] = []
-        # only names that start with the pipeline's name need to be read
-        for name in [name for name in names if name.startswith(f"{pipeline}-")][:MAX_READ]:
-            if self._pipeline(name) == pipeline:
-                result.append(name)
-            if len(result) == count:
+    def _list_siblings(self, run: Run, names: list[str], count: int = MAX_SIBLINGS) -> list[str]:
+        pipeline = self._read_pipeline_name(run.name)
+        # the names of a pipeline's runs start with its name, so other runs need not be read
+        candidate_names = [name for name in names if name.startswith(f"{pipeline}-")]
+        sibling_names: list[str] = []
+        for name in candidate_names[:MAX_READ]:
+            if self._read_pipeline_name(name) == pipeline:
+                sibling_names.append(name)
+            if len(sibling_names) == count:
                 break
-        return result
+        return sibling_names
 
-    def _pipeline(self, name: str) -> str:
+    def _read_pipeline_name(self, name: str) -> str:
+        """Return the name of a run's pipeline; "" for a run that cannot be read."""
         if name not in self._pipelines:
             try:
                 run = self.source.read(name)

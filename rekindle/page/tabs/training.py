@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from rekindle.view.explain import RunCosts
 
 MAX_LANES = 60
-MAX_SPANS = 400  # per lane; the shortest are merged
-MAX_MARKS = 60  # of one lane
-MAX_ROWS = 100  # per table: generations, checkpoints
+MAX_SPANS = 400  # maximum number of spans in a lane; the shortest spans are merged
+MAX_MARKS = 60  # maximum number of marks in a lane
+MAX_ROWS = 100  # maximum number of rows in the tables of generations and checkpoints
 SPEED_POINTS = 200
-# state in a ledger → state as shown for runs
+# state in a ledger → state as the page shows it
 STATES = {"running": "running", "complete": "succeeded", "failed": "failed"}
 # kind of an event → words in the legend
 SIGNS = {
@@ -48,7 +48,8 @@ KINDS = (LOST_KIND, WAITED_KIND, TRAINED_KIND)
 
 @dataclass(frozen=True)
 class Span:
-    """An interval of a worker, in seconds since the start. `kind`: trained, waited or lost."""
+    """An interval of a worker, in seconds since the start of the training. `kind`: trained, waited
+    or lost."""
 
     start: float
     end: float
@@ -116,8 +117,8 @@ class Training:
     """A training, read from its ledger. `began`: Unix time; all other times are seconds since
     `began`.
 
-    `hidden_lanes`: number of workers that are not in `lanes`. `reused`: RUN/TASK whose model this
-    run reuses instead of training.
+    `hidden_lanes`: number of workers that are not in `lanes`. `reused`: the task (RUN/TASK) whose
+    model this run reuses instead of training one.
     """
 
     task: str
@@ -231,9 +232,9 @@ class TrainingTab(LedgerTab):
 
 
 def describe_training(task: str, summary: LedgerSummary, words: list[str], state: str) -> Training:
-    """Return a training from the Summary of its ledger."""
+    """Return a training, as the summary of its ledger describes it. If it has too many workers to
+    show, prefer the workers with the most events."""
     lanes = [_make_lane(name, summary) for name in sorted(summary.intervals, key=_natural_order)]
-    # prefer workers with events, since not all lanes fit
     if len(lanes) > MAX_LANES:
         ranked = sorted(lanes, key=lambda lane: -len(lane.marks))[:MAX_LANES]
         shown = [lane for lane in lanes if lane in ranked]
@@ -272,22 +273,24 @@ def describe_losses(summary: LedgerSummary) -> str:
     failures = summary.count_incidents("failed")
     preempted = summary.count_incidents("drain")
 
-    reasons = Counter(LOSS_REASONS.get(item.why, item.why) or "unknown" for item in losses)
+    reasons = Counter(LOSS_REASONS.get(loss.why, loss.why) or "unknown" for loss in losses)
     causes: list[str] = []
     if losses:
         reason_text = ", ".join(
             reason if count == 1 else f"{count} times {reason}"
             for reason, count in reasons.most_common()
         )
-        causes.append(f"{_count(len(losses), 'worker was', 'workers were')} lost ({reason_text})")
+        causes.append(
+            f"{_format_count(len(losses), 'worker was', 'workers were')} lost ({reason_text})"
+        )
     if preempted:
-        causes.append(f"{_count(preempted, 'worker', 'workers')} left on request")
+        causes.append(f"{_format_count(preempted, 'worker', 'workers')} left on request")
     if failures:
-        causes.append(f"{_count(failures, 'worker has', 'workers have')} failed")
+        causes.append(f"{_format_count(failures, 'worker has', 'workers have')} failed")
 
     restarts = summary.count_incidents("coordinator")
     if restarts:
-        causes.append(f"the coordinator restarted {_count(restarts, 'time', 'times')}")
+        causes.append(f"the coordinator restarted {_format_count(restarts, 'time', 'times')}")
 
     total = sum(summary.compute_worker_seconds(kind) for kind in KINDS) or 1.0
     lost = summary.compute_worker_seconds(LOST_KIND)
@@ -304,7 +307,7 @@ def describe_losses(summary: LedgerSummary) -> str:
     return f"{amount} were lost{reason}.".replace(",,", ",")
 
 
-def _count(number: int, singular: str, plural: str) -> str:
+def _format_count(number: int, singular: str, plural: str) -> str:
     return f"{number} {singular if number == 1 else plural}"
 
 
@@ -316,17 +319,18 @@ def _natural_order(name: str) -> tuple[int, str]:
 def _make_lane(name: str, summary: LedgerSummary) -> Lane:
     began = summary.began
     intervals = summary.intervals[name]
-    marks = _first_joins(intervals, began)
+    marks = _list_joins(intervals, began)
     marks += [
-        _make_mark(item, began)
-        for item in summary.incidents
-        if item.name == name and item.kind not in ("join", "coordinator")
+        _make_mark(incident, began)
+        for incident in summary.incidents
+        if incident.name == name and incident.kind not in ("join", "coordinator")
     ]
     marks += [
         Mark(
             round(event["t"] - began, 3),
             "restored",
-            f"{summary.unit[:-1]} {event.get('step')} was restored from {_source(event)}",
+            f"{summary.unit[:-1]} {event.get('step')} was restored from"
+            f" {_describe_restore_source(event)}",
         )
         for event in summary.restored
         if event.get("name") == name and event.get("tier") not in ("none", None)
@@ -339,26 +343,26 @@ def _make_lane(name: str, summary: LedgerSummary) -> Lane:
         seconds[TRAINED_KIND],
         seconds[WAITED_KIND],
         seconds[LOST_KIND],
-        _merge(intervals, began, summary.ended),
+        _merge_intervals(intervals, began, summary.ended),
         marks[:MAX_MARKS],
     )
 
 
-def _source(event: Mapping[str, Any]) -> str:
+def _describe_restore_source(event: Mapping[str, Any]) -> str:
     from rekindle.training.ledger.sentences import RESTORE_SOURCES
 
     return RESTORE_SOURCES.get(str(event.get("tier")), str(event.get("tier")))
 
 
-def _first_joins(intervals: list[TimeInterval], began: float) -> list[Mark]:
-    """Return a mark for each time when a worker joined: at each interval that does not directly
-    follow another."""
-    starts = intervals[:1] + [
+def _list_joins(intervals: list[TimeInterval], began: float) -> list[Mark]:
+    """Return a mark for each time at which a worker joined. A worker joins at the start of each
+    interval that does not directly follow another interval."""
+    first_intervals = intervals[:1] + [
         later for earlier, later in pairwise(intervals) if later.start > earlier.end
     ]
     return [
-        Mark(round(item.start - began, 3), "joined", "joined" if index == 0 else "joined again")
-        for index, item in enumerate(starts)
+        Mark(round(interval.start - began, 3), "joined", "joined" if index == 0 else "joined again")
+        for index, interval in enumerate(first_intervals)
     ]
 
 
@@ -379,13 +383,13 @@ def _make_mark(incident: Incident, began: float) -> Mark:
     if incident.step:
         text += f", at step {incident.step}"
     if incident.repeated:
-        text += f"; {_count(incident.repeated, 'step was', 'steps were')} repeated"
+        text += f"; {_format_count(incident.repeated, 'step was', 'steps were')} repeated"
     if incident.back is not None:
         text += f"; back after {format_duration(incident.back - incident.t)}"
     return Mark(round(incident.t - began, 3), kind, text)
 
 
-def _merge(intervals: list[TimeInterval], began: float, ended: float) -> list[Span]:
+def _merge_intervals(intervals: list[TimeInterval], began: float, ended: float) -> list[Span]:
     """Return the intervals to draw in a lane. Merge intervals that are too short to see; a merged
     interval gets the most important of their kinds."""
     shortest = (ended - began) / MAX_SPANS if len(intervals) > MAX_SPANS else 0.0
@@ -431,7 +435,7 @@ def _make_speed_chart(summary: LedgerSummary) -> LineChart | None:
     rates = [0.0] * count
     for (start, first), (end, last) in pairwise(summary.points):
         if last > first and end > start:
-            _spread(
+            _distribute_steps(
                 rates,
                 (start - summary.began) / length,
                 (end - summary.began) / length,
@@ -441,12 +445,12 @@ def _make_speed_chart(summary: LedgerSummary) -> LineChart | None:
     width = length / count
     points = [(round((i + 0.5) * width, 3), round(rate / width, 4)) for i, rate in enumerate(rates)]
     unit = f"{summary.unit} per second"
-    # the same axis as that of the lanes above it
+    # the same time axis as that of the lanes above the chart
     series = [Series(unit, points)]
     return LineChart(unit.capitalize(), "s", series, x_range=(0.0, summary.ended - summary.began))
 
 
-def _spread(rates: list[float], start: float, end: float, steps: int) -> None:
+def _distribute_steps(rates: list[float], start: float, end: float, steps: int) -> None:
     """Distribute the steps of a period over the time slices in `rates`. `start`, `end`: fractions
     of the total time."""
     count = len(rates)

@@ -20,8 +20,8 @@ OTHER_COLOUR = 5
 
 @dataclass(frozen=True)
 class Rung:
-    """A stage of a sweep, where trials are compared after `percent` of the steps. `best`: best
-    metric among them."""
+    """A stage of a sweep, in which trials are compared after `percent` of their steps. `trials`:
+    number of trials that reached it; `best`: best metric of these trials."""
 
     number: int
     percent: float
@@ -67,8 +67,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Trials:
-    """The trials of a sweep, best first. `untried`: trials that the budget has prevented.
-    `currency`: of the costs; "" without prices."""
+    """The trials of a sweep, best first. `untried`: sentences about trials that were not run
+    because of the budget. `currency`: currency of the costs; "" if the prices are unknown."""
 
     words: str
     metric: str
@@ -97,7 +97,8 @@ class TrialsTab:
         return bool(self.records.facts(run).config.get("sweep"))
 
     def version(self, run: Run) -> str:
-        """Return a version text, which changes when the trials of a running sweep change."""
+        """Return a text that changes when the trials of an active sweep change; "" for other
+        runs."""
         if run.is_finished or not self.is_shown(run):
             return ""
         try:
@@ -127,13 +128,14 @@ class TrialsTab:
 
 
 def read_trial_costs(run: Run, study: "SweepStudy") -> tuple[dict[int, float], str]:
-    """Return the cost of each trial by its number, and the currency; nothing without prices."""
-    from rekindle.training.cost import tariff as prices_of_run
+    """Return the cost of each trial by its number, and the currency; ({}, "") if the prices are
+    unknown."""
+    from rekindle.training.cost import tariff as run_tariff
     from rekindle.training.sweep.costs import compute_trial_bills
 
     try:
-        manifest = prices_of_run.read_recorded_manifest(run.manifest)
-        tariff = prices_of_run.build_trial_tariff(manifest, prices_of_run.read_prices(manifest))
+        manifest = run_tariff.read_recorded_manifest(run.manifest)
+        tariff = run_tariff.build_trial_tariff(manifest, run_tariff.read_prices(manifest))
         bills = compute_trial_bills(study, tariff) if tariff else {}
     except RekindleError:
         return {}, ""
@@ -144,7 +146,8 @@ def read_trial_costs(run: Run, study: "SweepStudy") -> tuple[dict[int, float], s
 def describe_study(
     study: "SweepStudy", is_over: bool, costs: Mapping[int, float], currency: str
 ) -> Trials:
-    """Return the trials of a study. `is_over`: its run has ended. `costs`: by number of a trial."""
+    """Return the trials of a study. `is_over`: True if its run has ended. `costs`: cost of each
+    trial by its number."""
     from rekindle.training.sweep.sweep_report import build_rows, describe_untried_trials
 
     sweep = study.sweep
@@ -160,7 +163,7 @@ def describe_study(
             Trial(
                 trial.number,
                 trial.number == best,
-                _state(row["state"], is_over),
+                _describe_state(row["state"], is_over),
                 trial.rung + 1,
                 trial.value,
                 [trial.values.get(rung) for rung in range(sweep.rungs)],
@@ -174,7 +177,7 @@ def describe_study(
     rungs = [_make_rung(study, rung) for rung in range(sweep.rungs)]
     settings = list(dict.fromkeys(name for trial in trials for name in trial.settings))
     return Trials(
-        describe(trials, sweep.trial_count, sweep.metric, is_over),
+        describe_progress(trials, sweep.trial_count, sweep.metric, is_over),
         sweep.metric,
         sweep.better,
         sweep.trial_count,
@@ -187,8 +190,8 @@ def describe_study(
     )
 
 
-def _state(state: str, is_over: bool) -> str:
-    """Return the state of a trial in a word."""
+def _describe_state(state: str, is_over: bool) -> str:
+    """Return the state of a trial in a few words."""
     if state == "trained":
         return "trained to the end"
     if state == "paused":
@@ -212,7 +215,7 @@ def _make_rung(study: "SweepStudy", rung: int) -> Rung:
     )
 
 
-def describe(trials: list[Trial], planned: int, metric: str, is_over: bool) -> str:
+def describe_progress(trials: list[Trial], planned: int, metric: str, is_over: bool) -> str:
     """Return sentences about the best trial, and the numbers of trials by state."""
     if not trials:
         return f"No trial of {planned} has started." if is_over else "No trial has started yet."

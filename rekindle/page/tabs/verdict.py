@@ -17,7 +17,7 @@ from rekindle.operations import results
 from rekindle.page.tabs.charts import Axis, Tick, format_number
 from rekindle.page.tabs.records import Records
 
-VALUES = ("candidate", "champion", "baseline")
+MODELS = ("candidate", "champion", "baseline")
 PASSED_GATE = "Passed the gate"
 HEADLINES = {
     "release": "Released",
@@ -108,7 +108,7 @@ class MetricRow:
 
     @property
     def axis(self) -> Axis:
-        numbers = [item.value for item in (*self.values, *self.bounds)]
+        numbers = [shown_value.value for shown_value in (*self.values, *self.bounds)]
         return make_axis(numbers)
 
     @property
@@ -156,8 +156,8 @@ class Interval:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of the gate. `is_met`: the candidate meets the rule. `margin`: by how much it does or
-    fails."""
+    """A rule of the gate. `is_met`: True if the candidate meets the rule. `margin`: by how much the
+    candidate meets or misses it, in words."""
 
     text: str
     is_met: bool
@@ -321,14 +321,14 @@ def describe_evaluation(
         rules=list_rules(metrics, intervals, record),
         families=list_families(chosen) if chosen else [],
         families_by=chosen.by if chosen else "",
-        parts=[make_part(item, metrics) for item in record.parts],
+        parts=[make_part(part_record, metrics) for part_record in record.parts],
         warnings=[*record.warnings],
         problem=problem,
     )
 
 
-def number_of(values: Mapping[str, Any] | None, name: str) -> float | None:
-    """Return a finite number of a record, else None."""
+def find_number(values: Mapping[str, Any] | None, name: str) -> float | None:
+    """Return the number `name` of a record; None if it is missing, or not a finite number."""
     value = (values or {}).get(name)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
@@ -338,8 +338,8 @@ def number_of(values: Mapping[str, Any] | None, name: str) -> float | None:
 def make_headline(
     verdict: str, start: str, intervals: list[Interval], champion: str, record: VerdictRecord
 ) -> str:
-    """Return a sentence: the verdict in the words `start`, and how much better or worse the new
-    model is."""
+    """Return a sentence that starts with `start`, the verdict in words, and says how much better or
+    worse the new model is."""
     if verdict == "same":
         return f"{start}: the new model is the champion itself."
     if not intervals:
@@ -397,7 +397,7 @@ def make_row(metric: MetricRecord, record: VerdictRecord) -> MetricRow:
     def text(value: float) -> str:
         return f"{value:.{metric.digits}f}{metric.unit and ' ' + metric.unit}"
 
-    models = {model: number_of(getattr(record, model), metric.name) for model in VALUES}
+    models = {model: find_number(getattr(record, model), metric.name) for model in MODELS}
     bounds = {
         "minimum": record.gate.minimum.get(metric.name),
         "maximum": record.gate.maximum.get(metric.name),
@@ -423,7 +423,7 @@ def list_rules(
     """Return the rules of the gate in the order of evaluation, each with the candidate's margin."""
     rules: list[Rule] = []
     for metric in metrics:
-        value = number_of(record.candidate, metric.name)
+        value = find_number(record.candidate, metric.name)
         for sign, bounds, name in (
             (1, record.gate.minimum, "minimum"),
             (-1, record.gate.maximum, "maximum"),
@@ -445,11 +445,11 @@ def list_rules(
 
     for interval in intervals:
         if interval.limit is not None:
-            rules.append(_interval_rule(interval, metrics))
+            rules.append(_make_interval_rule(interval, metrics))
     return rules
 
 
-def _interval_rule(interval: Interval, metrics: list[MetricRecord]) -> Rule:
+def _make_interval_rule(interval: Interval, metrics: list[MetricRecord]) -> Rule:
     digits = next(metric.digits for metric in metrics if metric.name == interval.metric)
     limit = interval.limit or 0.0
     margin = format_margin(interval.gain - limit, digits)
@@ -465,7 +465,7 @@ def _interval_rule(interval: Interval, metrics: list[MetricRecord]) -> Rule:
 
 
 def format_margin(margin: float, digits: int) -> str:
-    """Return by how much a rule is met (positive) or missed."""
+    """Describe by how much a rule is met (a positive margin) or missed (a negative margin)."""
     if not round(margin, digits):
         return "exactly the limit"
     return f"{abs(margin):.{digits}f} {'better' if margin > 0 else 'worse'} than required"
@@ -479,15 +479,16 @@ def list_families(chosen: ChoiceRecord) -> list[Family]:
     return sorted(families, key=lambda family: (not family.is_chosen, family.name))
 
 
-def make_part(item: Mapping[str, Any], metrics: list[MetricRecord]) -> Part:
-    """Return a part of the test rows from its record."""
-    rows = item.get("rows")
+def make_part(part_record: Mapping[str, Any], metrics: list[MetricRecord]) -> Part:
+    """Return a part of the test rows from its record in verdict.json."""
+    rows = part_record.get("rows")
     values = {
-        model: {metric.name: number_of(item[model], metric.name) for metric in metrics}
-        for model in VALUES
-        if isinstance(item.get(model), Mapping)
+        model: {metric.name: find_number(part_record[model], metric.name) for metric in metrics}
+        for model in MODELS
+        if isinstance(part_record.get(model), Mapping)
     }
-    return Part(str(item.get("name") or ""), rows if isinstance(rows, int) else None, values)
+    name = str(part_record.get("name") or "")
+    return Part(name, rows if isinstance(rows, int) else None, values)
 
 
 def make_axis(numbers: list[float]) -> Axis:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from argolocal.page.sources import Run, RunSource
@@ -19,7 +19,8 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True)
 class Week:
-    """One run of a backfill. `gate`: release or keep; "" if it was not evaluated."""
+    """One run of a backfill. `is_this`: True for the run whose page is shown. `gate`: release or
+    keep; "" if the run was not evaluated."""
 
     scheduled: str
     run: str
@@ -59,7 +60,7 @@ class WeeksTab:
         self.source = source
         self.records = records
         # name of a run → its version and its row
-        self._list_rows: dict[str, tuple[str, Week | None]] = {}
+        self._cached_rows: dict[str, tuple[str, Week | None]] = {}
 
     def is_shown(self, run: Run) -> bool:
         return bool(self.records.facts(run).parameters.get(BACKFILL))
@@ -68,17 +69,23 @@ class WeeksTab:
         """Return a version text, which changes when a run of the backfill changes."""
         if not self.is_shown(run):
             return ""
-        versions = [f"{name}={self.source.version(name)}" for name in self._names(run)]
+        versions = [
+            f"{name}={self.source.version(name)}" for name in self._list_candidate_names(run)
+        ]
         return hashlib.sha256("/".join(versions).encode()).hexdigest()[:16]
 
     def build(self, run: Run, query: Mapping[str, str]) -> Weeks:
-        rows = [self._row(run, name) for name in self._names(run)] if self.is_shown(run) else []
+        rows = (
+            [self._read_row(run, name) for name in self._list_candidate_names(run)]
+            if self.is_shown(run)
+            else []
+        )
         weeks = sorted((row for row in rows if row), key=lambda week: week.scheduled)
         metrics = list(dict.fromkeys(name for week in weeks for name in week.metrics))
-        charts = [chart for name in metrics if (chart := _make_chart(name, weeks))]
-        return Weeks(describe(weeks), weeks, metrics, charts)
+        charts = [chart for chart in (_make_chart(name, weeks) for name in metrics) if chart]
+        return Weeks(describe_results(weeks), weeks, metrics, charts)
 
-    def _names(self, run: Run) -> list[str]:
+    def _list_candidate_names(self, run: Run) -> list[str]:
         """Return the names of runs that, judging by the name, may belong to the same backfill."""
         facts = self.records.facts(run)
         suffix = f"-{facts.parameters.get('manifest_hash', '')[:HASH_LENGTH]}"
@@ -89,20 +96,21 @@ class WeeksTab:
         ]
         return names[:MAX_WEEKS]
 
-    def _row(self, run: Run, name: str) -> Week | None:
+    def _read_row(self, run: Run, name: str) -> Week | None:
         """Return the row of a run; None if it does not belong to the backfill."""
         version = self.source.version(name)
-        cached_version, row = self._list_rows.get(name, ("", None))
+        cached_version, row = self._cached_rows.get(name, ("", None))
         if cached_version != version:
             try:
                 row = self._make_row(run, self.source.read(name))
             except ConfigError:
                 row = None
-            self._list_rows[name] = version, row
+            self._cached_rows[name] = version, row
 
         if row is None:
             return None
-        return row if row.is_this == (name == run.name) else _mark(row, name == run.name)
+        # a cached row may have been made for the page of another run
+        return replace(row, is_this=name == run.name)
 
     def _make_row(self, run: Run, other: Run) -> Week | None:
         parameters = self.records.facts(other).parameters
@@ -133,14 +141,8 @@ class WeeksTab:
         )
 
 
-def _mark(week: Week, is_this: bool) -> Week:
-    from dataclasses import replace
-
-    return replace(week, is_this=is_this)
-
-
-def describe(weeks: list[Week]) -> str:
-    """Return a sentence about the results of the runs."""
+def describe_results(weeks: list[Week]) -> str:
+    """Return sentences about the results of the runs."""
     finished = [week for week in weeks if week.phase == "Succeeded"]
     failed = sum(week.phase in ("Failed", "Error") for week in weeks)
     released = sum(week.gate == "release" for week in finished)
@@ -159,10 +161,11 @@ def _make_chart(name: str, weeks: list[Week]) -> LineChart | None:
     values."""
     times = {week.run: datetime.fromisoformat(week.scheduled).timestamp() for week in weeks}
     first = min(times.values())
+    values_by_run = {week.run: week.metrics.get(name) for week in weeks}
     points = [
-        (round((times[week.run] - first) / DAY_S, 3), value)
-        for week in weeks
-        if (value := week.metrics.get(name)) is not None
+        (round((times[run_name] - first) / DAY_S, 3), value)
+        for run_name, value in values_by_run.items()
+        if value is not None
     ]
     if len(points) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Checks by the structure of its content whether a file of a checkpoint is complete.
+"""Checks whether a file of a checkpoint is complete, by the structure of its content.
 
 A zip archive (`torch.save`, Lightning, NumPy) ends with a list of its entries, and records their
 checksums. A safetensors file begins with its own length, and JSON must parse. The content of other
@@ -21,14 +21,14 @@ from argolocal.common.json_text import loads
 ZIP_START = b"PK\x03\x04"
 ZIP_END = b"PK\x05\x06"
 ZIP_END_BYTES = 22  # size of the end record of a zip archive without a comment
-MAX_HEADER_BYTES = 100 << 20  # maximum size of a safetensors header, as the library has it
+MAX_HEADER_BYTES = 100 << 20  # maximum size of a header that the safetensors library accepts
 MAX_JSON_BYTES = 64 << 20
 READ_BYTES = 1 << 20
-# the entries of an archive are read up to this multiple of the archive's size plus MIN_READ_BYTES
+# at most READ_FACTOR times the archive's size plus MIN_READ_BYTES are decompressed for the check
 READ_FACTOR = 4
 MIN_READ_BYTES = 64 << 20
-# files that have more than a few bytes once they are complete
-NEVER_SHORT = {".bin", ".ckpt", ".distcp", ".npz", ".pkl", ".pt", ".pth", ".safetensors"}
+# suffixes of files that have more than a few bytes once they are complete
+NEVER_SHORT_SUFFIXES = {".bin", ".ckpt", ".distcp", ".npz", ".pkl", ".pt", ".pth", ".safetensors"}
 
 
 class FileStructure(Enum):
@@ -57,7 +57,7 @@ def check_file(path: Path) -> FileCheck:
             return FileCheck(FileStructure.NONE, "it is not a regular file")
 
         if file_status.st_size < len(ZIP_START):
-            if path.suffix in NEVER_SHORT:
+            if path.suffix in NEVER_SHORT_SUFFIXES:
                 return FileCheck(FileStructure.NONE, f"it has only {file_status.st_size} bytes")
             return FileCheck(FileStructure.NONE)
 

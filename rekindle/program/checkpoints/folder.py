@@ -151,8 +151,8 @@ def list_folder(root: Path, marker_name: str = "") -> FolderListing:
 
 
 def find_any_file(folder: Path) -> str:
-    """Return the relative path of any file below a folder that is not temporary; "" if none
-    exists."""
+    """Return the relative path of the first file below a folder, without temporary files; "" if
+    the folder has no file."""
     return min((path for path, _ in _walk_files(resolve(folder), folder, "")), default="")
 
 
@@ -202,7 +202,7 @@ def _list_directory(
 
 
 def _was_renamed(file_status: os.stat_result) -> bool:
-    # a rename changes only the ctime, but a write also changes the mtime
+    # a write changes the mtime and the ctime, a rename changes only the ctime
     return file_status.st_ctime_ns > file_status.st_mtime_ns
 
 
@@ -233,8 +233,8 @@ def _is_unit_directory(directory: Path, name: str, marker_name: str) -> bool:
     directory_entries = _scan_directory(directory)
     entry_names = [directory_entry.name for directory_entry in directory_entries]
     if any(
-        SIGNATURE_FILES.fullmatch(directory_entry) or directory_entry == marker_name
-        for directory_entry in entry_names
+        SIGNATURE_FILES.fullmatch(entry_name) or entry_name == marker_name
+        for entry_name in entry_names
     ):
         return True
     if not has_step_number(name):

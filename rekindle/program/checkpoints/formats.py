@@ -61,11 +61,12 @@ ANY_FILE = re.compile(r".*", re.DOTALL)
 
 
 class EndEvidence(Enum):
-    """The evidence, apart from its files, that a format needs to tell that a save has ended."""
+    """The evidence that a save has ended, which a format needs in addition to the required files of
+    the checkpoint."""
 
     VISIBLE = "the last file of the save exists"
-    STRUCTURE = "the content of the file ends"
-    QUIET = "no change between two looks while the program runs, or its end"
+    STRUCTURE = "the structure of the file's content shows its end"
+    QUIET = "no change between two listings while the program runs, or the program's end"
     HIDDEN = "a later checkpoint, the same files as an earlier checkpoint, or a rename"
 
 
@@ -83,8 +84,8 @@ class UnitContent:
     demands: dict[str, int] = field(default_factory=dict)
 
     def is_written_by_every_save(self, path: str) -> bool:
-        """Return True if every save writes this file. False, for example, for the file of a rank
-        that only an earlier, larger group had."""
+        """Return True if every save writes this file. An example of the opposite is the file of a
+        rank that only an earlier, larger group had."""
         if RANK_FILE.fullmatch(path) and self.demands.keys() - {METADATA_FILE, TRAINER_STATE_FILE}:
             return path in self.demands
         return self.written_files.fullmatch(path) is not None

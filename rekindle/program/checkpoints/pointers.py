@@ -34,6 +34,8 @@ def describe_pointers(
 def _find_text_pattern(
     root: Path, pointer: CheckpointPointer, checkpoint_unit: CheckpointUnit
 ) -> str:
+    """Return the text of a pointer with a placeholder instead of the checkpoint's name; "" if the
+    pointer does not name a checkpoint of the unit's family."""
     stripped_text = pointer.text.strip()
     trailing_whitespace = pointer.text[len(pointer.text.rstrip()) :]
     if "{" in stripped_text or not stripped_text:
@@ -69,7 +71,8 @@ def _find_text_pattern(
 
 
 def write_pointer(root: Path, pointer: PointerRecord, unit_path: str) -> None:
-    """Write a pointer to the unit `unit_path`. Raises OSError."""
+    """Write a pointer to the unit `unit_path`, unless it would lead out of the folder `root`.
+    Raises OSError."""
     unit_name = unit_path.rpartition("/")[2]
     placeholder_values = {
         "{name}": unit_name,

@@ -2,22 +2,19 @@
 
 checkpoints = ProgramCheckpoints(store, "runs/7", Path("/checkpoints"), is_alive)
 restored = checkpoints.restore(Generation(1, node=0, nodes=2, processes=8))
-checkpoints.begin()                   # before the processes start
-...                                   # a thread looks at the folder and uploads
-checkpoints.end(succeeded=False)      # after all processes have ended
-checkpoints.flush(timeout_s=60)       # waits for the uploads
+checkpoints.begin()                    # before the processes start
+...                                    # threads list the folder and upload new checkpoints
+checkpoints.end(has_succeeded=False)   # after all processes have ended
+checkpoints.flush(timeout_s=60)        # waits for the uploads
 """
 
-import ctypes
-import os
-import platform
 import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
 
 from rekindle.errors import RekindleError, write_stderr
 from rekindle.program.checkpoints.formats import DISTRIBUTED_CHECKPOINT, HUGGING_FACE
@@ -26,77 +23,44 @@ from rekindle.program.checkpoints.held_files import (
     choose_hidden_folder,
     remove_leftover_links,
 )
-from rekindle.program.checkpoints.paths import make_family_path
 from rekindle.program.checkpoints.pointers import describe_pointers, write_pointer
-from rekindle.program.checkpoints.records import CheckpointRecord, ShareRecord, make_unit_key
+from rekindle.program.checkpoints.records import (
+    CheckpointRecord,
+    Generation,
+    ShareRecord,
+    make_unit_key,
+)
 from rekindle.program.checkpoints.restore import (
     RestoreCounts,
+    RestoredCheckpoint,
+    is_newer_than_records,
     move_units_aside,
     restore_checkpoints,
     restore_newest_checkpoints,
 )
-from rekindle.program.checkpoints.saves import choose_versions
+from rekindle.program.checkpoints.saves import LocalVersion, choose_versions, is_save_cut_off
 from rekindle.program.checkpoints.store import MissingChunks, ProgramStore, UploadStopped
 from rekindle.program.checkpoints.watch import FolderWatch, LocalCheckpoint, WatchSettings
 from rekindle.storage import Store
+from rekindle.training.launch.thread_priority import lower_thread_priority
 
-LOOK_INTERVAL_S = 1.0
+LISTING_INTERVAL_S = 1.0  # time between two listings of the folder
 SAME_TIME_TOLERANCE_S = 0.1  # tolerance for equal times: two clock conversions differ slightly
-# interval while another node waits for this node to record that it lacks a checkpoint
+# time between two uploads while another node waits for this node to record that it lacks a unit
 WAITED_FOR_INTERVAL_S = 0.2
 MAX_PAUSE_S = 30.0  # longest pause after an error of the object store
 LOG_INTERVAL_S = 10.0
 FULL_DISK_BYTES = 1 << 20  # free space of a disk that counts as full
 NODE_COUNT_FILE = "nodes"  # name of the file with the number of nodes
-UPLOAD_NICENESS = 10
-IDLE_IO_CLASS = 3
-IO_PRIORITY_CALLS = {"x86_64": 251, "aarch64": 30}  # number of ioprio_set by CPU
-
-
-class Generation(NamedTuple):
-    """One start of the program's processes. `group`: id of its group of nodes; `nodes`: number of
-    nodes; `node`: index of this node; `processes`: number of processes on all nodes, 0 if
-    unknown."""
-
-    number: int = 0
-    node: int = 0
-    nodes: int = 1
-    processes: int = 0
-    group: str = "0"
-
-    @property
-    def key(self) -> str:
-        """The name of the generation in keys. It contains the group, since a new coordinator
-        numbers generations from 1 again."""
-        return f"{self.number:08d}-{self.group}"
-
-
-class RestoredCheckpoint(NamedTuple):
-    """The checkpoint from which the program continues. `path`: its path, None if no checkpoint
-    exists; `kept_bytes`: bytes that the folder already had; `fetched_bytes`: bytes from the object
-    store."""
-
-    path: Path | None
-    step: int | None = None
-    kept_bytes: int = 0
-    fetched_bytes: int = 0
-
-
-class _LocalVersion(NamedTuple):
-    """A complete checkpoint in the folder. `created`: time of its last change in seconds."""
-
-    path: str
-    nodes: int
-    created: float
 
 
 class ProgramCheckpoints:
     """The checkpoints in `folder`, and their copies below `prefix` of the object store.
 
-    `is_alive` returns True while all processes of the program on this node run; `keep`: number of
-    checkpoints of each kind that stay in the store; `marker`: name of a file that the program
-    writes into each complete checkpoint, or ""; `result`: path of the program's result below the
-    folder, or "".
+    `is_alive` returns True while all processes of the program on this node run; `keep_count`:
+    number of checkpoints of each family that stay in the store; `marker_name`: name of a file that
+    the program writes into each complete checkpoint, or ""; `result_path`: path of the program's
+    result relative to the folder, or "".
     """
 
     def __init__(
@@ -109,7 +73,7 @@ class ProgramCheckpoints:
         keep_count: int = 2,
         marker_name: str = "",
         result_path: str = "",
-        look_interval_s: float = LOOK_INTERVAL_S,
+        listing_interval_s: float = LISTING_INTERVAL_S,
     ) -> None:
         self.folder = folder
         self.store = ProgramStore(store, prefix, keep_count)
@@ -120,15 +84,18 @@ class ProgramCheckpoints:
         self.problem = ""  # reason why the newest checkpoint is not in the store yet
 
         self._clock_offset_ns = 0  # clock of the object store minus clock of this node
-        self._look_interval_s = look_interval_s
-        self._marker = marker_name
-        self._result = result_path
+        self._listing_interval_s = listing_interval_s
+        self._marker_name = marker_name
+        self._result_path = result_path
         self._watch = FolderWatch(folder, WatchSettings(marker=marker_name), is_alive)
         self._lock = threading.Lock()  # protects the watch
         self._files: Mapping[str, object] = {}  # path of a unit → its files when last listed
-        self._counted: dict[str, object] = {}  # path → files of the last version in `saves`
-        self._uploaded: dict[str, object] = {}  # path → files of the version that is in the store
-        self._absent_since: dict[str, float] = {}  # key of a unit → time when first missed
+        # path of a unit → files of the version that `saves` counted last
+        self._counted: dict[str, object] = {}
+        # path of a unit → files of the version that is in the store
+        self._uploaded: dict[str, object] = {}
+        # key of a unit that other nodes have → time when it was first missed on this node
+        self._absent_since: dict[str, float] = {}
         self._last_log_s = -LOG_INTERVAL_S
         self._uploads: threading.Thread | None = None
         self._stop = threading.Event()  # set to stop the threads that `begin` has started
@@ -164,8 +131,10 @@ class ProgramCheckpoints:
         return self.saves > 0 and not self._list_steps()
 
     def newest_complete(self) -> Path | None:
-        """Return the path of the newest complete checkpoint in the folder."""
-        newest_checkpoint = max(self._list_usable_checkpoints(), key=_make_age_key, default=None)
+        """Return the path of the newest complete checkpoint in the folder, or None."""
+        newest_checkpoint = max(
+            self._list_usable_checkpoints(), key=attrgetter("age_key"), default=None
+        )
         return self.folder / newest_checkpoint.path if newest_checkpoint else None
 
     def choose(self, generations: Iterable[str], damaged_keys: Collection[str]) -> list[str]:
@@ -175,7 +144,7 @@ class ProgramCheckpoints:
 
         Raises StorageError.
         """
-        # the nodes of earlier generations have finished their uploads, or are lost
+        # the nodes of earlier generations no longer upload: they have finished, or are lost
         self.store.end_deletions()
         for generation in sorted(set(generations)):
             self.store.commit_ended_generation(generation)
@@ -211,14 +180,11 @@ class ProgramCheckpoints:
             self._watch.settle(has_succeeded=False)
             restore_counts = RestoreCounts()
             is_cut_off = generation.nodes == 1 and self._is_save_cut_off()
-            local_checkpoint = (
-                self._find_newer_checkpoint() if may_use_local and not is_cut_off else None
-            )
-            if local_checkpoint:
-                self._set_aside_incomplete([])
-                return RestoredCheckpoint(
-                    self.folder / local_checkpoint.path, local_checkpoint.step
-                )
+            if may_use_local and not is_cut_off:
+                checkpoint = self._find_newer_checkpoint()
+                if checkpoint:
+                    self._set_aside_incomplete([])
+                    return RestoredCheckpoint(self.folder / checkpoint.path, checkpoint.step)
 
             if checkpoint_keys is None:
                 restored_records = restore_newest_checkpoints(
@@ -231,20 +197,16 @@ class ProgramCheckpoints:
             self._adopt(restored_records)
             self._set_aside_incomplete(restored_records, is_cut_off=is_cut_off)
 
-        newest_record = next(
-            (
-                restored_record
-                for restored_record in restored_records
-                if self._is_for_resume(restored_record.path)
-            ),
-            None,
-        )
-        if newest_record is None:
+        resumable_records = [
+            record for record in restored_records if self._is_for_resume(record.path)
+        ]
+        if not resumable_records:
             return RestoredCheckpoint(None)
+
+        newest_record = resumable_records[0]
         self.saves = max(self.saves, newest_record.order + 1)
-        restored_path = self.folder / newest_record.path
         return RestoredCheckpoint(
-            restored_path,
+            self.folder / newest_record.path,
             newest_record.step,
             restore_counts.kept_bytes,
             restore_counts.fetched_bytes,
@@ -258,24 +220,25 @@ class ProgramCheckpoints:
         with self._lock:
             self._watch.begin(self._watch_settings())
             if self.generation.nodes > 1:
-                # upload only new versions: other nodes may have had shares of an earlier
-                # generation's checkpoint
+                # do not upload existing versions: their other files may be on nodes that have left
+                # the group
                 for path, checkpoint in self._watch.complete.items():
                     if not self._proves_end(checkpoint):
                         self._uploaded[path] = checkpoint.unit.files
 
             self._files = self._watch.files
             self._counted = {
-                path: local_checkpoint.unit.files
-                for path, local_checkpoint in self._watch.complete.items()
+                path: checkpoint.unit.files for path, checkpoint in self._watch.complete.items()
             }
 
         stop_event = self._stop = threading.Event()
-        look_thread = threading.Thread(target=self._run_looks, args=(stop_event,), daemon=True)
+        listing_thread = threading.Thread(
+            target=self._run_listings, args=(stop_event,), daemon=True
+        )
         self._uploads = threading.Thread(
             target=self._run_uploads, args=(stop_event, self._uploads), daemon=True
         )
-        look_thread.start()
+        listing_thread.start()
         self._uploads.start()
 
     def end(self, *, has_succeeded: bool) -> None:
@@ -287,7 +250,8 @@ class ProgramCheckpoints:
         self._has_news.set()
 
     def is_disk_full(self) -> bool:
-        # the program may have deleted the folder
+        """Return True if the disk of the folder is full. Creates the folder if the program has
+        deleted it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return shutil.disk_usage(self.folder).free < FULL_DISK_BYTES
 
@@ -298,8 +262,11 @@ class ProgramCheckpoints:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the newest complete checkpoints are in the store, then stop the threads.
-        Returns False if `timeout_s` seconds were not enough."""
+        """Wait until the newest complete checkpoints are in the store, then stop the threads. With
+        several nodes, also record in the store that this node's processes have ended.
+
+        Returns False if `timeout_s` seconds were not enough.
+        """
         deadline_s = time.monotonic() + timeout_s
         while (
             is_pending := bool(self._find_pending_checkpoints())
@@ -322,11 +289,12 @@ class ProgramCheckpoints:
         return not is_pending
 
     def _watch_settings(self) -> WatchSettings:
-        return WatchSettings(self.generation.processes, self.generation.nodes, self._marker)
+        return WatchSettings(self.generation.processes, self.generation.nodes, self._marker_name)
 
-    def _run_looks(self, stop_event: threading.Event) -> None:
-        """List the folder periodically, even during a long upload."""
-        _lower_thread_priority()
+    def _run_listings(self, stop_event: threading.Event) -> None:
+        """List the folder periodically until `stop_event` is set. This is the work of a separate
+        thread, so that a long upload does not delay it."""
+        lower_thread_priority()
         while not stop_event.is_set():
             try:
                 with self._lock:
@@ -338,23 +306,23 @@ class ProgramCheckpoints:
             # a file of the program can cause any error; the thread must look at the other files
             except Exception as error:
                 self._log_problem(error)
-            stop_event.wait(self._look_interval_s)
+            stop_event.wait(self._listing_interval_s)
 
     def _run_uploads(
         self, stop_event: threading.Event, previous_thread: threading.Thread | None
     ) -> None:
         """Wait until the upload thread of the previous start has ended, then upload complete
-        checkpoints."""
-        _lower_thread_priority()
+        checkpoints until `stop_event` is set."""
+        lower_thread_priority()
         if previous_thread:
             previous_thread.join()
 
-        pause_s = self._look_interval_s
+        pause_s = self._listing_interval_s
         while not stop_event.is_set():
             self._has_news.clear()
             try:
                 self._upload_pending(stop_event)
-                pause_s = self._look_interval_s
+                pause_s = self._listing_interval_s
                 self.problem = ""
             # not only errors of the store: a file can, for example, have a path that is too long
             # for a record
@@ -365,7 +333,7 @@ class ProgramCheckpoints:
 
             if self._watch.has_ended:
                 # retry soon, because little time is left for the last upload
-                pause_s = min(pause_s, self._look_interval_s)
+                pause_s = min(pause_s, self._listing_interval_s)
             is_waited_for = not self.problem and bool(self._absent_since)
             self._has_news.wait(WAITED_FOR_INTERVAL_S if is_waited_for else pause_s)
 
@@ -381,30 +349,32 @@ class ProgramCheckpoints:
             self._files = watched_files
             self.last_change_s = time.monotonic()
 
-        for path, local_checkpoint in self._watch.complete.items():
-            if self._counted.get(path) != local_checkpoint.unit.files and self._is_for_resume(path):
+        for path, checkpoint in self._watch.complete.items():
+            if self._counted.get(path) != checkpoint.unit.files and self._is_for_resume(path):
                 self.saves += 1
                 self.last_save_s = time.monotonic()
-            self._counted[path] = local_checkpoint.unit.files
+            self._counted[path] = checkpoint.unit.files
 
     def _is_for_resume(self, path: str) -> bool:
         """Return True if a program can continue from the checkpoint, which is neither the result
         nor a copy of the best weights."""
-        is_result = path == self._result or path.startswith(f"{self._result}/")
-        return not (self._result and is_result) and "best" not in path.rpartition("/")[2].lower()
+        is_result = path == self._result_path or path.startswith(f"{self._result_path}/")
+        return (
+            not (self._result_path and is_result) and "best" not in path.rpartition("/")[2].lower()
+        )
 
     def _list_steps(self) -> list[int]:
         return [
-            local_checkpoint.step
-            for local_checkpoint in self._list_usable_checkpoints()
-            if local_checkpoint.step is not None
+            checkpoint.step
+            for checkpoint in self._list_usable_checkpoints()
+            if checkpoint.step is not None
         ]
 
     def _list_usable_checkpoints(self) -> list[LocalCheckpoint]:
         return [
-            local_checkpoint
-            for local_checkpoint in self.complete.values()
-            if self._is_for_resume(local_checkpoint.path)
+            checkpoint
+            for checkpoint in self.complete.values()
+            if self._is_for_resume(checkpoint.path)
         ]
 
     def _write_node_count(self) -> None:
@@ -433,18 +403,16 @@ class ProgramCheckpoints:
         complete only on this node."""
         version_count = 2 if self.generation.nodes > 1 and self._watch.has_ended else 1
         checkpoints_by_family: dict[str, list[LocalCheckpoint]] = {}
-        complete_checkpoints = sorted(self.complete.values(), key=_make_age_key)
+        complete_checkpoints = sorted(self.complete.values(), key=attrgetter("age_key"))
         if not self._watch.has_ended:
             # while the program is writing a save, upload the files of the previous save
             local_versions = [
-                _LocalVersion(local_checkpoint.path, 1, local_checkpoint.unit.newest_ns / 1e9)
-                for local_checkpoint in complete_checkpoints[::-1]
+                LocalVersion(checkpoint.path, 1, checkpoint.unit.newest_ns / 1e9)
+                for checkpoint in complete_checkpoints[::-1]
             ]
             chosen_paths = {version.path for version in choose_versions(local_versions)}
             complete_checkpoints = [
-                local_checkpoint
-                for local_checkpoint in complete_checkpoints
-                if local_checkpoint.path in chosen_paths
+                checkpoint for checkpoint in complete_checkpoints if checkpoint.path in chosen_paths
             ]
         for checkpoint in complete_checkpoints:
             checkpoints_by_family.setdefault(checkpoint.family, []).append(checkpoint)
@@ -559,76 +527,65 @@ class ProgramCheckpoints:
     def _find_newer_checkpoint(self) -> LocalCheckpoint | None:
         """Return the newest complete checkpoint in the folder if it is newer than its family's
         checkpoints in the store, else None."""
-        local_checkpoint = max(
+        checkpoint = max(
             (
-                complete_checkpoint
-                for complete_checkpoint in self._watch.complete.values()
-                if self._is_for_resume(complete_checkpoint.path)
+                checkpoint
+                for checkpoint in self._watch.complete.values()
+                if self._is_for_resume(checkpoint.path)
             ),
-            key=_make_age_key,
+            key=attrgetter("age_key"),
             default=None,
         )
-        if local_checkpoint is None:
+        if checkpoint is None:
             return None
 
-        stored_record = self.store.find_newest_record(local_checkpoint.family)
+        stored_record = self.store.find_newest_record(checkpoint.family)
         if stored_record is None:
-            return local_checkpoint
-        is_newer = self.to_store_time(local_checkpoint.unit.newest_ns) / 1e9 > stored_record.created
+            return checkpoint
+        is_newer = self.to_store_time(checkpoint.unit.newest_ns) / 1e9 > stored_record.created
         if (
-            local_checkpoint.step is not None
+            checkpoint.step is not None
             and stored_record.step is not None
-            and local_checkpoint.step != stored_record.step
+            and checkpoint.step != stored_record.step
         ):
-            is_newer = local_checkpoint.step > stored_record.step
-        return local_checkpoint if is_newer else None
+            is_newer = checkpoint.step > stored_record.step
+        return checkpoint if is_newer else None
 
     def _is_save_cut_off(self) -> bool:
         """Return True if the program was killed between two files of a save, so that it must
         continue from an earlier save."""
         stored_records = [stored_record for _, stored_record in self.store.read_records()]
-        local_versions: list[_LocalVersion | CheckpointRecord] = []
-        for local_checkpoint in sorted(
-            self._watch.complete.values(), key=_make_age_key, reverse=True
+        unstored_versions: list[LocalVersion] = []
+        for checkpoint in sorted(
+            self._watch.complete.values(), key=attrgetter("age_key"), reverse=True
         ):
-            created_s = self.to_store_time(local_checkpoint.unit.newest_ns) / 1e9
+            created_s = self.to_store_time(checkpoint.unit.newest_ns) / 1e9
             if not any(
-                stored_record.path == local_checkpoint.path
+                stored_record.path == checkpoint.path
                 and abs(stored_record.created - created_s) < SAME_TIME_TOLERANCE_S
                 for stored_record in stored_records
             ):
-                local_versions.append(_LocalVersion(local_checkpoint.path, 1, created_s))
-
-        chosen_versions = choose_versions([*local_versions, *stored_records])
-        newest_by_family = {
-            make_family_path(version.path): version
-            for version in reversed([*local_versions, *stored_records])
-        }
-        return any(
-            newest_by_family[make_family_path(version.path)] is not version
-            for version in chosen_versions
-        )
+                unstored_versions.append(LocalVersion(checkpoint.path, 1, created_s))
+        return is_save_cut_off([*unstored_versions, *stored_records])
 
     def _adopt(self, restored_records: list[CheckpointRecord]) -> None:
         """Record that restored checkpoints are complete and in the store, and update the pointers
         to them."""
-        for restored_record in restored_records:
-            for pointer in restored_record.pointers:
+        for record in restored_records:
+            for pointer in record.pointers:
                 with suppress(OSError):
-                    write_pointer(self.folder, pointer, restored_record.path)
+                    write_pointer(self.folder, pointer, record.path)
 
-            self._watch.adopt(restored_record.path, restored_record.format, restored_record.step)
-            if restored_record.path in self._watch.complete:
-                self._uploaded[restored_record.path] = self._watch.complete[
-                    restored_record.path
-                ].unit.files
+            self._watch.adopt(record.path, record.format, record.step)
+            if record.path in self._watch.complete:
+                self._uploaded[record.path] = self._watch.complete[record.path].unit.files
 
     def _set_aside_incomplete(
         self, restored_records: list[CheckpointRecord], *, is_cut_off: bool = False
     ) -> None:
         """Move incomplete checkpoints out of the folder, so that the program ignores them.
         `is_cut_off`: True if the program was killed between two files of a save."""
-        restored_paths = {restored_record.path for restored_record in restored_records}
+        restored_paths = {record.path for record in restored_records}
         reasons_by_path = {
             path: reason
             for path, reason in self._watch.incomplete.items()
@@ -637,9 +594,9 @@ class ProgramCheckpoints:
         if self.generation.nodes > 1 or is_cut_off:
             # a checkpoint that is newer than the restored ones is incomplete: other nodes or other
             # files of its save lack their parts, so the program would mix different steps
-            for path, local_checkpoint in self._watch.complete.items():
-                if path not in restored_paths and _is_newer_than_records(
-                    local_checkpoint, restored_records
+            for path, checkpoint in self._watch.complete.items():
+                if path not in restored_paths and is_newer_than_records(
+                    checkpoint, restored_records
                 ):
                     reasons_by_path[path] = (
                         "other files of its save are missing"
@@ -655,34 +612,3 @@ class ProgramCheckpoints:
             )
         move_units_aside(self.folder, reasons_by_path)
         self._watch.forget(list(reasons_by_path))
-
-
-def _is_newer_than_records(
-    local_checkpoint: LocalCheckpoint, restored_records: list[CheckpointRecord]
-) -> bool:
-    """Return True if a local checkpoint is newer than all records of its family."""
-    return all(
-        restored_record.step is None
-        or local_checkpoint.step is None
-        or local_checkpoint.step > restored_record.step
-        for restored_record in restored_records
-        if make_family_path(restored_record.path) == local_checkpoint.family
-    )
-
-
-def _make_age_key(checkpoint: LocalCheckpoint) -> tuple[int, int]:
-    """Return a key that sorts the checkpoints of one family from the oldest to the newest."""
-    step = -1 if checkpoint.step is None else checkpoint.step
-    return step, checkpoint.unit.newest_ns
-
-
-def _lower_thread_priority() -> None:
-    """Lower the CPU and disk priority of this thread and the threads that it starts, so that the
-    program has priority."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), UPLOAD_NICENESS)
-
-    syscall_number = IO_PRIORITY_CALLS.get(platform.machine())
-    if syscall_number and platform.system() == "Linux":
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).syscall(syscall_number, 1, 0, IDLE_IO_CLASS << 13)

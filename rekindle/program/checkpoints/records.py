@@ -4,6 +4,7 @@
     <prefix>/program/checkpoints/<order>-<id>.json  a complete checkpoint: CheckpointRecord
     <prefix>/program/latest                         the newest; changed by compare-and-swap
     <prefix>/program/shares/<generation>/<unit>/...  the files of one node: ShareRecord
+    <prefix>/program/ended/<generation>/<node>.json  the processes of a node ended: EndedNode
     <prefix>/program/clock                          empty; its time is the clock of all nodes
     <prefix>/program/readers/<id>                   the lease of a reader: prevents deletions
     <prefix>/program/deletions/<id>                 the lease of a deletion: delays commits
@@ -14,7 +15,7 @@ The records come from outside, so each path is validated before it is used as a 
 import hashlib
 import re
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
@@ -48,11 +49,29 @@ def _check_file_path(path: str) -> str:
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 UnitPath = Annotated[str, AfterValidator(_check_unit_path)]
-# "" is the file of a unit that is a file
+# path relative to the unit; "" stands for the file itself if the unit is a single file
 FilePath = Annotated[str, AfterValidator(_check_file_path)]
 Count = Annotated[int, Field(ge=0, lt=2**62)]
 Step = Annotated[int, Field(ge=0, le=MAX_STEP)]
-Order = Annotated[int, Field(ge=0, lt=10**12)]  # limited by the digits in RECORD_NAME
+Order = Annotated[int, Field(ge=0, lt=10**12)]  # limited by the digits in RECORD_NAME_PATTERN
+
+
+class Generation(NamedTuple):
+    """One start of the program's processes. `group`: id of its group of nodes; `nodes`: number of
+    nodes; `node`: index of this node; `processes`: number of processes on all nodes, 0 if
+    unknown."""
+
+    number: int = 0
+    node: int = 0
+    nodes: int = 1
+    processes: int = 0
+    group: str = "0"
+
+    @property
+    def key(self) -> str:
+        """The name of the generation in keys. It contains the group, since a new coordinator
+        numbers generations from 1 again."""
+        return f"{self.number:08d}-{self.group}"
 
 
 class FileRecord(Document):
@@ -91,8 +110,8 @@ class PointerRecord(Document):
 
 
 class UnitFiles(Sealed):
-    """The files of one unit: of a complete checkpoint, or one node's share of them. `path`: the
-    unit's path below the checkpoint folder."""
+    """The files of one unit: all files of a complete checkpoint, or the share of one node. `path`:
+    the unit's path below the checkpoint folder."""
 
     path: UnitPath
     format: str
@@ -144,8 +163,8 @@ class CheckpointRecord(UnitFiles):
         return f"{prefix}/checkpoints/{self.order:012d}-{self.content_id()}.json"
 
     def select_node_files(self, node: int) -> dict[str, FileRecord]:
-        """Return all files by path. If several nodes have a file with the same path, return that of
-        `node`."""
+        """Return all files by path. If several nodes have a file with the same path, the file of
+        `node` is chosen."""
         files_by_path = {file_record.path: file_record for file_record in reversed(self.files)}
         own_files_by_path = {
             file_record.path: file_record for file_record in self.files if file_record.node == node
@@ -194,8 +213,8 @@ def parse_order(key: str) -> int:
 
 
 def parse_node(name_pattern: re.Pattern[str], key: str) -> int | None:
-    """Return the node in the key of a share (SHARE_NAME) or of an ended node (ENDED_NAME); None if
-    the key is invalid."""
+    """Return the node in the key of a share (SHARE_NAME_PATTERN) or of an ended node
+    (ENDED_NODE_PATTERN); None if the key is invalid."""
     name_match = name_pattern.fullmatch(key.rpartition("/")[2])
     return int(name_match[1]) if name_match else None
 

@@ -12,14 +12,17 @@ import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from argolocal.common.files import sync_folder
 from argolocal.errors import InvalidDocument
 from rekindle.content.hashes import file_sha256
 from rekindle.errors import NotFound, RekindleError, write_stderr
 from rekindle.program.checkpoints.held_files import choose_hidden_folder
+from rekindle.program.checkpoints.paths import make_family_path
 from rekindle.program.checkpoints.records import CheckpointRecord, FileRecord
 from rekindle.program.checkpoints.store import ProgramStore
+from rekindle.program.checkpoints.watch import LocalCheckpoint
 from rekindle.training.checkpoint.chunks import DamagedChunk, fetch_chunk
 from rekindle.training.checkpoint.manifest import DamagedCheckpoint
 
@@ -42,6 +45,17 @@ class RestoreCounts:
 
     kept_bytes = 0
     fetched_bytes = 0
+
+
+class RestoredCheckpoint(NamedTuple):
+    """The checkpoint from which the program continues. `path`: its path, None if no checkpoint
+    exists; `kept_bytes`: bytes that the folder already had; `fetched_bytes`: bytes from the object
+    store."""
+
+    path: Path | None
+    step: int | None = None
+    kept_bytes: int = 0
+    fetched_bytes: int = 0
 
 
 def restore_newest_checkpoints(
@@ -212,6 +226,17 @@ def _replace_unit(draft_path: Path, unit_path: Path, hidden_path: Path) -> None:
         _move_unit(unit_path, hidden_path / "replaced")
         draft_path.rename(unit_path)
     sync_folder(unit_path.parent)
+
+
+def is_newer_than_records(
+    checkpoint: LocalCheckpoint, restored_records: list[CheckpointRecord]
+) -> bool:
+    """Return True if a local checkpoint is newer than all records of its family."""
+    return all(
+        record.step is None or checkpoint.step is None or checkpoint.step > record.step
+        for record in restored_records
+        if make_family_path(record.path) == checkpoint.family
+    )
 
 
 def move_units_aside(folder: Path, unit_paths: Iterable[str]) -> None:

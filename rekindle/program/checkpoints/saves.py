@@ -6,7 +6,7 @@ the program is killed between two files of a save, the newest versions are of di
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from rekindle.program.checkpoints.paths import make_family_path, parse_save_numbers, replace_numbers
 
@@ -25,6 +25,14 @@ class CheckpointVersion(Protocol):
     def nodes(self) -> int: ...
     @property
     def created(self) -> float: ...
+
+
+class LocalVersion(NamedTuple):
+    """A complete checkpoint in the folder of a node, as a CheckpointVersion."""
+
+    path: str
+    nodes: int
+    created: float
 
 
 VersionT = TypeVar("VersionT", bound=CheckpointVersion)
@@ -51,6 +59,16 @@ def choose_versions(versions: Iterable[VersionT]) -> list[VersionT]:
 
     chosen_versions = [family_versions[0] for family_versions in versions_by_family.values()]
     return sorted(chosen_versions, key=ordered_versions.index)
+
+
+def is_save_cut_off(versions: Sequence[CheckpointVersion]) -> bool:
+    """Return True if the newest save of these versions is incomplete. `versions` are sorted, newest
+    first."""
+    newest_by_family = {make_family_path(version.path): version for version in reversed(versions)}
+    return any(
+        newest_by_family[make_family_path(version.path)] is not version
+        for version in choose_versions(versions)
+    )
 
 
 def _find_save_index(versions: Sequence[VersionT], other_versions: Sequence[VersionT]) -> int:

@@ -13,6 +13,7 @@ from threading import Event
 from argolocal.errors import InvalidDocument
 from rekindle.documents import parse, read_object, seal_fields
 from rekindle.errors import Conflict, NotFound, RekindleError
+from rekindle.program.checkpoints.deletion import StoredObjects
 from rekindle.program.checkpoints.folder import CheckpointUnit
 from rekindle.program.checkpoints.held_files import check_file_unchanged, hold_files
 from rekindle.program.checkpoints.paths import make_family_path
@@ -25,20 +26,19 @@ from rekindle.program.checkpoints.records import (
     LatestCheckpoint,
     PointerRecord,
     ShareRecord,
-    UnitFiles,
     find_contradiction,
     parse_node,
     parse_order,
     parse_sequence,
 )
 from rekindle.program.checkpoints.saves import choose_versions
-from rekindle.storage import Store
+from rekindle.storage import Store, StoredObject
 from rekindle.training.checkpoint import chunks
 from rekindle.training.checkpoint.checkpoint_retention import READER_TIMEOUT_S, UNFINISHED_TIMEOUT_S
 from rekindle.training.checkpoint.chunks import PARALLEL_REQUESTS, run_for_chunks
 
-DELETION_TIMEOUT_S = 60.0  # time in seconds after which a running deletion stops itself
-# time in seconds that a commit waits for another node's deletion, since that node may be lost
+DELETION_TIMEOUT_S = 60.0  # time after which a running deletion stops itself
+# maximum time that a commit waits for another node's deletion, since that node may be lost
 LEASE_TIMEOUT_S = 3.0
 MAX_DELETED_OBJECTS = 1000  # maximum number of objects per delete request
 COMMIT_ATTEMPTS = 20
@@ -147,16 +147,18 @@ class ProgramStore:
         return {object_entry.key[len(key_prefix) :] for object_entry in self.store.list(key_prefix)}
 
     def end_deletions(self) -> None:
-        """End the deletions of all nodes, including lost nodes, so that no commit waits for a
-        deletion."""
+        """Delete the leases of all deletions, including those of lost nodes. The deletions then
+        stop, and no commit waits for them."""
         self.store.delete(sorted(self._list_deletion_keys()))
 
     def _list_deletion_keys(self) -> set[str]:
         return {object_entry.key for object_entry in self.store.list(f"{self.root}/deletions/")}
 
     def verify_chunks_exist(self, file_records: list[FileRecord]) -> None:
-        """Wait for running deletions. Raises MissingChunks if a chunk of these files was
-        removed."""
+        """Wait for running deletions, but at most LEASE_TIMEOUT_S; then make them stop.
+
+        Raises MissingChunks if a chunk of these files is not in the store.
+        """
         running_deletions = self._list_deletion_keys()
         deadline_s = time.monotonic() + LEASE_TIMEOUT_S
         while running_deletions and time.monotonic() < deadline_s:
@@ -173,7 +175,8 @@ class ProgramStore:
 
     def read_clock(self) -> int:
         """Return the current time of the object store in nanoseconds, which is the same for all
-        nodes. Raises StorageError."""
+        nodes. It is the modification time of an object that this method writes. Raises
+        StorageError."""
         clock_key = f"{self.root}/clock"
         self.store.put(clock_key, b"")
         modification_times_s = [
@@ -183,12 +186,12 @@ class ProgramStore:
         ]
         return int(modification_times_s[0] * 1e9) if modification_times_s else time.time_ns()
 
-    def write_share(self, generation: str, share_record: ShareRecord) -> str:
+    def write_share(self, generation: str, share: ShareRecord) -> str:
         """Record which files of a unit one node has, and delete its earlier record of this unit;
         return the key of the record. `generation`: key of the generation."""
-        share_key = f"{self.root}/shares/{generation}/{share_record.name}"
+        share_key = f"{self.root}/shares/{generation}/{share.name}"
         share_prefix = share_key.rpartition("-")[0] + "-"
-        self.store.put(share_key, seal_fields(share_record.model_dump(exclude={"checksum"})))
+        self.store.put(share_key, seal_fields(share.model_dump(exclude={"checksum"})))
         self.store.delete(
             [
                 object_entry.key
@@ -249,52 +252,40 @@ class ProgramStore:
         """
         # ignore replaced or damaged shares, which their nodes write again
         share_records = [
-            share_record
-            for share_key in share_keys.values()
-            if (share_record := self._try_read_share(share_key))
+            share for share_key in share_keys.values() if (share := self._try_read_share(share_key))
         ]
-        nonempty_shares = [share_record for share_record in share_records if share_record.files]
+        nonempty_shares = [share for share in share_records if share.files]
         if not nonempty_shares:
             return None
 
         first_share = nonempty_shares[0]
-        created_s = max(share_record.newest_ns for share_record in nonempty_shares) / 1e9
+        created_s = max(share.newest_ns for share in nonempty_shares) / 1e9
         newest_record = self.find_newest_record(make_family_path(first_share.path))
         if newest_record and newest_record.created > created_s:
             return None
 
         absent_nodes = self._find_absent_nodes(generation, unit_name, first_share.nodes)
-        # a checkpoint of a single file does not need the versions of lost nodes
-        is_whole_file = has_ended and all(
-            file_record.path == ""
-            for share_record in nonempty_shares
-            for file_record in share_record.files
+        # if the checkpoint is a single file, the copies of lost nodes are not needed
+        is_single_file = has_ended and all(
+            file_record.path == "" for share in nonempty_shares for file_record in share.files
         )
-        if is_whole_file:
+        if is_single_file:
             absent_nodes |= set(range(first_share.nodes))
         if not _are_shares_complete(share_records, absent_nodes, newest_record):
             return None
 
-        file_records = [
-            file_record for share_record in nonempty_shares for file_record in share_record.files
-        ]
+        file_records = [file_record for share in nonempty_shares for file_record in share.files]
         if find_contradiction(file_records):
             return None
 
         pointers_by_path = {
-            pointer.path: pointer
-            for share_record in nonempty_shares
-            for pointer in share_record.pointers
+            pointer.path: pointer for share in nonempty_shares for pointer in share.pointers
         }
         return self.commit(
             first_share.path,
             first_share.format,
             next(
-                (
-                    share_record.step
-                    for share_record in nonempty_shares
-                    if share_record.step is not None
-                ),
+                (share.step for share in nonempty_shares if share.step is not None),
                 None,
             ),
             first_share.nodes,
@@ -326,7 +317,8 @@ class ProgramStore:
         pointer_records: list[PointerRecord],
         created_s: float,
     ) -> CheckpointRecord:
-        """Write the record of a complete checkpoint, and let `latest` name it.
+        """Write the record of a complete checkpoint, let `latest` name it, and delete expired
+        checkpoints.
 
         Raises MissingChunks, StorageError.
         """
@@ -405,10 +397,10 @@ class ProgramStore:
 
     def read_share(self, key: str) -> ShareRecord:
         """Return the share of one node. Raises NotFound, InvalidDocument, StorageError."""
-        share_record = read_object(ShareRecord, self.store, key)
-        if not key.endswith(f"/{share_record.name}"):
+        share = read_object(ShareRecord, self.store, key)
+        if not key.endswith(f"/{share.name}"):
             raise InvalidDocument(f"{self.store.uri(key)} does not match its name. Remove it.")
-        return share_record
+        return share
 
     def list_newest_keys(self, damaged_keys: Collection[str] = ()) -> list[str]:
         """Return the keys of the checkpoints to restore, newest first: the newest readable
@@ -455,7 +447,8 @@ class ProgramStore:
                 self.store.delete([lease_key])
 
     def _delete_expired(self) -> None:
-        """Delete the checkpoints beyond `keep`, and the chunks and shares that nothing needs."""
+        """Delete the checkpoints beyond `keep`, and the chunks and shares that nothing needs. While
+        a reader restores a checkpoint, nothing is deleted."""
         checkpoint_keys = self.list_checkpoint_keys()
         with self.lease("deletions") as lease_key:
             start_s = time.monotonic()
@@ -463,71 +456,35 @@ class ProgramStore:
             share_entries = list(self.store.list(f"{self.root}/shares/"))
             chunk_entries = list(self.store.list(f"{self.root}/chunks/"))
             records_by_key = {key: self._try_read_record(key) for key in checkpoint_keys}
+
+            # the newest object shows the current time by the clock of the object store
             store_time_s = max(
-                [
-                    object_entry.modified
-                    for object_entry in [*chunk_entries, *share_entries, *reader_entries]
-                ],
+                (entry.modified for entry in [*chunk_entries, *share_entries, *reader_entries]),
                 default=0.0,
             )
-            dead_reader_keys = [
-                object_entry.key
-                for object_entry in reader_entries
-                if object_entry.modified < store_time_s - READER_TIMEOUT_S
-            ]
+            dead_reader_keys = _list_older_keys(reader_entries, store_time_s - READER_TIMEOUT_S)
             self.store.delete(dead_reader_keys)
             if len(dead_reader_keys) < len(reader_entries):
                 return
 
-            expired_keys = self._find_expired_keys(records_by_key)
-            kept_files = _list_path_chunks(
-                checkpoint_record
-                for key, checkpoint_record in records_by_key.items()
-                if key not in expired_keys
+            stored_objects = StoredObjects(
+                root=self.root,
+                records_by_key=records_by_key,
+                shares_by_key={
+                    entry.key: self._try_read_share(entry.key) for entry in share_entries
+                },
+                chunk_keys=[entry.key for entry in chunk_entries],
+                old_keys=set(
+                    _list_older_keys(
+                        [*share_entries, *chunk_entries], store_time_s - UNFINISHED_TIMEOUT_S
+                    )
+                ),
             )
-            known_files = _list_path_chunks(records_by_key.values())
-            # compare paths, too: a copy with another path, such as `latest.pt`, is a separate
-            # checkpoint
-            known_paths = {
-                (checkpoint_record.path, path_chunks)
-                for checkpoint_record in records_by_key.values()
-                if checkpoint_record
-                for path_chunks in _list_path_chunks([checkpoint_record])
-            }
-
-            unneeded_share_keys: list[str] = []
-            for object_entry in share_entries:
-                share_record = self._try_read_share(object_entry.key)
-                is_old = object_entry.modified < store_time_s - UNFINISHED_TIMEOUT_S
-                share_files = _list_path_chunks([share_record])
-                is_known = (
-                    share_record is not None
-                    and {(share_record.path, path_chunks) for path_chunks in share_files}
-                    <= known_paths
-                )
-                if share_record is None or is_old or (share_record.files and is_known):
-                    unneeded_share_keys.append(object_entry.key)
-                else:
-                    kept_files |= share_files
-
-            kept_chunks = {
-                chunk_name for path_chunks in kept_files for chunk_name in path_chunks[1]
-            }
-            known_chunks = {
-                chunk_name for path_chunks in known_files for chunk_name in path_chunks[1]
-            }
-            unneeded_chunk_keys = [
-                object_entry.key
-                for object_entry in chunk_entries
-                if (chunk_name := object_entry.key.rpartition("/")[2]) not in kept_chunks
-                and (
-                    chunk_name in known_chunks
-                    or object_entry.modified < store_time_s - UNFINISHED_TIMEOUT_S
-                )
-            ]
+            expired_keys = stored_objects.find_expired_checkpoints(self.keep)
+            unneeded_keys = stored_objects.find_unneeded_objects(expired_keys)
 
             # records are deleted first, so that no reader finds a record without its chunks
-            for object_keys in (sorted(expired_keys), [*unneeded_share_keys, *unneeded_chunk_keys]):
+            for object_keys in (sorted(expired_keys), unneeded_keys):
                 for batch_start in range(0, len(object_keys), MAX_DELETED_OBJECTS):
                     # stop if the lease is gone: another node has ended this deletion and no longer
                     # waits
@@ -535,26 +492,6 @@ class ProgramStore:
                     if is_late or lease_key not in self._list_deletion_keys():
                         return
                     self.store.delete(object_keys[batch_start : batch_start + MAX_DELETED_OBJECTS])
-
-    def _find_expired_keys(self, records_by_key: Mapping[str, CheckpointRecord | None]) -> set[str]:
-        newest_first_records = [
-            checkpoint_record
-            for key in reversed(list(records_by_key))
-            if (checkpoint_record := records_by_key[key])
-        ]
-        needed_keys = {
-            checkpoint_record.key(self.root)
-            for checkpoint_record in choose_versions(newest_first_records)
-        }
-        counts_by_family: dict[str, int] = {}
-        expired_keys: set[str] = set()
-        for key in reversed(list(records_by_key)):
-            checkpoint_record = records_by_key[key]
-            family = make_family_path(checkpoint_record.path) if checkpoint_record else ""
-            counts_by_family[family] = counts_by_family.get(family, 0) + 1
-            if counts_by_family[family] > self.keep and key not in needed_keys:
-                expired_keys.add(key)
-        return expired_keys
 
     def _try_read_record(self, key: str) -> CheckpointRecord | None:
         try:
@@ -566,7 +503,7 @@ class ProgramStore:
         """Return the path of the unit to which these shares belong; None if no share can be
         read."""
         share_records = (self._try_read_share(share_key) for share_key in share_keys)
-        return next((share_record.path for share_record in share_records if share_record), None)
+        return next((share.path for share in share_records if share), None)
 
     def _try_read_share(self, key: str) -> ShareRecord | None:
         try:
@@ -586,13 +523,9 @@ def _read_chunks(file_descriptor: int, offset_bytes: int, chunk_bytes: int) -> I
             return
 
 
-def _list_path_chunks(unit_records: Iterable[UnitFiles | None]) -> set[tuple[str, tuple[str, ...]]]:
-    return {
-        (file_record.sha256, tuple(file_record.chunks))
-        for unit_record in unit_records
-        if unit_record
-        for file_record in unit_record.files
-    }
+def _list_older_keys(object_entries: Iterable[StoredObject], limit_s: float) -> list[str]:
+    """Return the keys of the objects that were last modified before the time `limit_s`."""
+    return [object_entry.key for object_entry in object_entries if object_entry.modified < limit_s]
 
 
 def _are_shares_complete(
@@ -602,14 +535,12 @@ def _are_shares_complete(
     have no files of this checkpoint; `newest_record`: the newest complete checkpoint of the
     family."""
     sizes_by_path = {
-        file_record.path: file_record.size
-        for share_record in share_records
-        for file_record in share_record.files
+        file_record.path: file_record.size for share in share_records for file_record in share.files
     }
     demanded_sizes = {
         path: demanded_bytes
-        for share_record in share_records
-        for path, demanded_bytes in share_record.demands.items()
+        for share in share_records
+        for path, demanded_bytes in share.demands.items()
     }
     if any(
         sizes_by_path.get(path, -1) < demanded_bytes
@@ -617,25 +548,20 @@ def _are_shares_complete(
     ):
         return False
 
-    # if a save has overwritten the checkpoint, reject shares from before: their times are nearer to
-    # the earlier save
-    nonempty_shares = [share_record for share_record in share_records if share_record.files]
-    overwriting_shares = [
-        share_record for share_record in nonempty_shares if share_record.earlier_ns
-    ]
+    # if a save has overwritten an earlier version of the checkpoint, reject the shares of the
+    # earlier version: their times are nearer to the earlier save than to the new one
+    nonempty_shares = [share for share in share_records if share.files]
+    overwriting_shares = [share for share in nonempty_shares if share.earlier_ns]
     limit_ns = max(
-        (
-            (share_record.earlier_ns + share_record.newest_ns) // 2
-            for share_record in overwriting_shares
-        ),
+        ((share.earlier_ns + share.newest_ns) // 2 for share in overwriting_shares),
         default=0,
     )
-    if any(share_record.newest_ns < limit_ns for share_record in nonempty_shares):
+    if any(share.newest_ns < limit_ns for share in nonempty_shares):
         return False
-    if any(share_record.proves_end for share_record in share_records):
+    if any(share.proves_end for share in share_records):
         return True
 
-    sharing_nodes = {share_record.node for share_record in share_records}
+    sharing_nodes = {share.node for share in share_records}
     node_count = share_records[0].nodes
     if sharing_nodes | absent_nodes >= set(range(node_count)):
         return True
@@ -643,5 +569,5 @@ def _are_shares_complete(
     # accept if all nodes that wrote files of the previous checkpoint have written files again
     if newest_record is None or newest_record.nodes != node_count:
         return False
-    writer_nodes = {share_record.node for share_record in share_records if share_record.files}
+    writer_nodes = {share.node for share in share_records if share.files}
     return writer_nodes >= {file_record.node for file_record in newest_record.files}

@@ -1,14 +1,15 @@
 """Decides which checkpoints of a training program are complete, by listing its folder repeatedly.
 
-    watch = Watch(folder, WatchSettings(processes=2), is_alive)
-    watch.begin()                 # before the processes of the program start
-    watch.look()                  # every second, while they run
-    watch.settle(succeeded=False) # after all of them have ended
-    watch.complete                # the complete checkpoints, with the reason for the others
+    watch = FolderWatch(folder, WatchSettings(processes=2), is_alive)
+    watch.begin()                      # before the processes of the program start
+    watch.look()                       # every second, while they run
+    watch.settle(has_succeeded=False)  # after all of them have ended
+    watch.complete                     # the complete checkpoints
+    watch.incomplete                   # the reasons why the other checkpoints are incomplete
 
-A file that does not change may be complete, or its writer may have been killed. So the listing
-counts as evidence only if all processes of the program are alive afterwards, and `settle` accepts
-only files whose content is complete.
+A file that does not change may be complete, or its writer may have been killed. So a listing counts
+as evidence that a file is complete only if all processes of the program are alive afterwards. After
+their end, `settle` accepts only files whose content is complete.
 """
 
 import time
@@ -71,16 +72,22 @@ class LocalCheckpoint:
     def family(self) -> str:
         return self.unit.family
 
+    @property
+    def age_key(self) -> tuple[int, int]:
+        """A key that sorts the checkpoints of one family from the oldest to the newest."""
+        return -1 if self.step is None else self.step, self.unit.newest_ns
+
 
 @dataclass
 class _UnitHistory:
-    """The state of one unit in the listings of its folder. `earlier_files`: the files of the
-    last version that was complete, or that existed when the program started; `first_look_s`: time
-    when `files` was first seen; `quiet`: True if the files were still the same after `quiet_s`
-    seconds."""
+    """The state of one unit in the listings of its folder. `first_seen_s`: time when `files` was
+    first seen; `started_with`: the files when the program started, None if the unit is newer;
+    `earlier_files`: the files of the last version that was complete, or that existed when the
+    program started; `quiet`: True if the files were still the same after `quiet_s` seconds;
+    `renamed`: True if the unit had a temporary name in an earlier listing."""
 
     files: Mapping[str, FileState]
-    first_look_s: float
+    first_seen_s: float
     started_with: Mapping[str, FileState] | None = None
     earlier_files: Mapping[str, FileState] | None = None
     earlier_complete: bool = False
@@ -189,10 +196,10 @@ class FolderWatch:
         """List the folder while the program runs, and update `complete` and `incomplete`."""
         folder_listing = list_folder(self.root, self.settings.marker)
         now_s = self.clock()
-        # if the program died before the end of the listing, it may have left an incomplete file
-        counts_as_look = self.is_alive() and not self._ended
+        # checked after the listing: a program that died before may have left an incomplete file
+        counts_as_evidence = self.is_alive() and not self._ended
 
-        self._update_histories(folder_listing, now_s, counts_as_look)
+        self._update_histories(folder_listing, now_s, counts_as_evidence)
         self._judge_units(folder_listing)
 
     def settle(self, *, has_succeeded: bool) -> None:
@@ -202,11 +209,11 @@ class FolderWatch:
         self._ended = True
         self._succeeded = has_succeeded
         folder_listing = list_folder(self.root, self.settings.marker)
-        self._update_histories(folder_listing, self.clock(), counts_as_look=False)
+        self._update_histories(folder_listing, self.clock(), counts_as_evidence=False)
         self._judge_units(folder_listing)
 
     def _update_histories(
-        self, folder_listing: FolderListing, now_s: float, counts_as_look: bool
+        self, folder_listing: FolderListing, now_s: float, counts_as_evidence: bool
     ) -> None:
         histories_by_path: dict[str, _UnitHistory] = {}
         for unit_path, checkpoint_unit in folder_listing.units.items():
@@ -218,10 +225,10 @@ class FolderWatch:
                     unit_history.earlier_files = unit_history.files
                     unit_history.earlier_complete = True
                 unit_history.files = checkpoint_unit.files
-                unit_history.first_look_s = now_s
+                unit_history.first_seen_s = now_s
                 unit_history.quiet = False
                 unit_history.renamed = False
-            elif counts_as_look and now_s - unit_history.first_look_s >= self.settings.quiet_s:
+            elif counts_as_evidence and now_s - unit_history.first_seen_s >= self.settings.quiet_s:
                 unit_history.quiet = True
 
             if checkpoint_unit.inode in self._temporary_inodes:
@@ -302,12 +309,14 @@ class FolderWatch:
             checkpoint_unit, unit_content, unit_history, folder_listing
         )
         if not problem and self._has_changed(checkpoint_unit):
-            return "it changed during the look"
+            return "it changed while it was checked"
         return problem
 
     def _find_files_of_earlier_save(
         self, checkpoint_unit: CheckpointUnit, unit_content: UnitContent, unit_history: _UnitHistory
     ) -> str:
+        """Return "" if this save has written all its files, else the name of a file that is still
+        of an earlier save."""
         earlier_files = unit_history.earlier_files
         if (
             checkpoint_unit.is_file
@@ -360,7 +369,7 @@ class FolderWatch:
         expected_names = self._shapes.get(checkpoint_unit.family, frozenset())
         present_names = {replace_numbers(path) for path in checkpoint_unit.files}
         if missing_names := sorted(expected_names - present_names):
-            return f"{missing_names[0]} is missing, which the earlier checkpoint has"
+            return f"{missing_names[0]} is missing, but the earlier checkpoint has it"
         if unit_content.end is not EndEvidence.QUIET and not expected_names:
             return "nothing shows yet that the program has finished this save"
 
@@ -387,8 +396,8 @@ class FolderWatch:
         if not (checkpoint_unit.was_renamed and checkpoint_unit.is_file):
             return checkpoint_unit.was_renamed
 
-        # the hard links for uploads look like a rename, so the file must be new and not an earlier
-        # file that the program overwrites in place
+        # the hard links for uploads look like a rename, so this evidence counts only for a new
+        # file, and not for an earlier file that the program overwrites in place
         if not self._has_begun or unit_history.started_with == checkpoint_unit.files:
             return False
         earlier_state = (unit_history.earlier_files or {}).get("")

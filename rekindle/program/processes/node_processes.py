@@ -171,13 +171,12 @@ class NodeProcesses:
             complete_lines, separator, unfinished_line = (
                 program_process.unfinished_line + output_bytes
             ).rpartition(b"\n")
-            if len(unfinished_line) > READ_BYTES:  # such as a progress bar, which has no line end
-                complete_lines, separator, unfinished_line = (
-                    complete_lines + separator + unfinished_line,
-                    b"",
-                    b"",
-                )
-            self._write(complete_lines + separator)
+            complete_output = complete_lines + separator
+            # a progress bar, for example, writes a long line without a line end
+            if len(unfinished_line) > READ_BYTES:
+                complete_output += unfinished_line
+                unfinished_line = b""
+            self._write(complete_output)
             program_process.unfinished_line = unfinished_line
 
     def _write(self, output_bytes: bytes) -> None:
@@ -306,7 +305,6 @@ def _is_installed_file(source_file: Path) -> bool:
     """Return True for a file of an installed package or of Python itself."""
     if "site-packages" in source_file.parts or str(source_file).startswith("<frozen"):
         return True
-    is_entry_point = (
-        source_file.parent.name == "bin" and not source_file.suffix
-    )  # such as `torchrun`
+    # such as `torchrun`
+    is_entry_point = source_file.parent.name == "bin" and not source_file.suffix
     return is_entry_point or source_file.is_relative_to(STANDARD_LIBRARY_FOLDER)

@@ -1,5 +1,6 @@
 """The process that forks a program's processes. It has already imported torch, so that a Python
-program starts within tenths of a second; any other program is executed.
+program starts within tenths of a second. A forked process replaces itself by any other program
+(exec).
 
     parent = ProcessParent(["torch"])            # forks the process, which imports the modules
     parent.request(ProcessStart(0, command, environment), output)

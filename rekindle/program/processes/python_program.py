@@ -21,9 +21,8 @@ def find_python_arguments(command: Sequence[str]) -> list[str] | None:
     for other commands."""
     first_argument, *other_arguments = command
     if first_argument in INTERPRETER_NAMES:
-        while (
-            other_arguments and other_arguments[0] == "-u"
-        ):  # the output of all programs is unbuffered
+        # the output of all programs is unbuffered, so -u has no effect
+        while other_arguments and other_arguments[0] == "-u":
             del other_arguments[0]
         arguments = other_arguments
     elif first_argument.endswith(".py") or first_argument == "-m":

@@ -37,8 +37,7 @@ def find_metric(metric_name: str, ledger_events: Iterable[Event], run_id: str) -
     raise MissingMetric(
         f"the program ended without the metric {metric_name} (sweep.metric): it reported"
         f" {_join_names(metric_names)}. Set sweep.metric to a metric that the program reports, or"
-        " let it"
-        f' report {metric_name}, such as by mlflow.log_metric("{metric_name}", ...)'
+        f' let it report {metric_name}, such as by mlflow.log_metric("{metric_name}", ...)'
     )
 
 

@@ -104,11 +104,11 @@ def make_program_spec(
 
 
 def _run_program(study: SweepStudy, program_spec: ProgramSpec, pod_name: str) -> None:
-    """Run the program until its result is in the object store. `pod_name`: name of this pod, which
-    its replacement also has, so that it finds the checkpoints on the disk.
+    """Run the program until its result is in the object store. `pod_name`: name of this pod. The
+    pod that replaces this one has the same name, so that it finds the checkpoints on the disk.
 
-    Raises ProgramFailed if the coordinator has ended the run; exits with 143 after SIGTERM, and
-    with another code after an error of this pod.
+    Raises ProgramFailed if the coordinator has ended the run. Raises SystemExit with 143 after
+    SIGTERM, and with another code after an error of this pod.
     """
     from rekindle.program.job_pod import HANDLED_SIGNALS, JobPod
     from rekindle.program.processes.environment import find_free_port

@@ -4,8 +4,9 @@
     model = mlflow.pyfunc.load_model("models:/demo@champion")
     model.predict(frame, params={"history": history.to_json(orient="records")})
 
-`frame` has a row per instance and a column per field. All other keys of a request are passed in
-`params`, as JSON texts. Requests are validated and predicted with the same code as in a server.
+`frame` has a row for each instance, and a column for each of its fields. The other keys of a
+request are passed in `params`, as JSON texts. The same code as in a server validates the request
+and predicts.
 """
 
 import platform
@@ -77,8 +78,8 @@ def write_mlmodel(release_folder: Path) -> dict[str, str]:
     """Write the MLmodel file of a release, with its signature, and the input examples; return
     {file: sha256}.
 
-    MLmodel omits the `run_id`, so that equal releases have equal hashes. The version in MLflow
-    records it. Raises DataError if the release cannot predict.
+    MLmodel does not contain the `run_id`, so that equal releases have equal hashes; the model
+    version in MLflow records it. Raises DataError if the release cannot predict.
     """
     predictor = open_predictor(release_folder)
     example_request = predictor.example()

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from rekindle.errors import DataError
-from rekindle.sections import AnyModel, resolve_schema
+from rekindle.sections import LenientSchemaGenerator, resolve_schema
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -30,7 +30,9 @@ class FrameConverter:
     """Converts data frames to the instances of one type of request."""
 
     def __init__(self, request_type: type[BaseModel]) -> None:
-        self.schema: JsonSchema = request_type.model_json_schema(schema_generator=AnyModel)
+        self.schema: JsonSchema = request_type.model_json_schema(
+            schema_generator=LenientSchemaGenerator
+        )
         self.definitions: JsonSchema = self.schema.get("$defs", {})
 
     @cached_property
@@ -60,8 +62,8 @@ class FrameConverter:
     def _list_rows(self, data_frame: "DataFrame") -> list[dict[str, Any]]:
         """Return the rows of a frame as dictionaries.
 
-        From a dictionary of text columns, MLflow makes a single row that contains the whole
-        columns. Such a frame is converted back to its rows.
+        MLflow converts a dictionary of text columns to a frame with a single row, whose values are
+        the whole columns. Such a frame is converted back to its rows.
         """
         column_names = list(map(str, data_frame.columns))
 
@@ -121,8 +123,8 @@ class FrameConverter:
     def _convert_value(
         self, value: Any, field_schema: JsonSchema, location: str, is_optional: bool = False
     ) -> Any:
-        """Convert a value of a frame to JSON. `is_optional`: the column may contain missing values,
-        for which pandas converts its integers to floats."""
+        """Convert a value of a frame to JSON. `is_optional`: True if the column may contain missing
+        values, for which pandas converts its integers to floats."""
         schema_options = list(self._list_options(field_schema))
 
         if isinstance(value, Mapping):
@@ -146,11 +148,11 @@ class FrameConverter:
 
             return {
                 property_name: self._convert_value(
-                    inner_schema,
+                    property_value,
                     properties.get(property_name, other_schema),
                     f"{location}.{property_name}",
                 )
-                for property_name, inner_schema in value.items()
+                for property_name, property_value in value.items()
             }
 
         if is_collection(value):
@@ -194,7 +196,8 @@ class FrameConverter:
                 "date" in field_formats and "date-time" not in field_formats and is_midnight(value)
             ):
                 return value.date().isoformat()
-            case datetime():  # with nanoseconds, if it is one of pandas
+            case datetime():
+                # a pandas.Timestamp is formatted with its nanoseconds
                 return value.isoformat()
 
         return to_jsonable_python(value, serialize_unknown=True)

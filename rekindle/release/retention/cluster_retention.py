@@ -1,8 +1,8 @@
 """Applies retention at the end of a run on a cluster, in the pod of the step `report`.
 
-The pod has no access to Workflows and Deployments. So it keeps a failed run while its Workflow may
-be resumed. It removes releases only after a promotion, because a promotion deletes the Deployments
-of older releases.
+The pod has no access to Workflows and Deployments. So it keeps a failed run as long as its Workflow
+may be resumed. It removes releases only after a promotion, because a promotion deletes the
+Deployments of older releases.
 """
 
 import time
@@ -20,8 +20,8 @@ from rekindle.storage import Store
 
 
 def compute_resumable_seconds(cluster_section: Mapping[str, Any]) -> float:
-    """Return for how many seconds after its end a run may be resumed and still be running, from the
-    section `cluster_section` of its config."""
+    """Return the number of seconds after the end of a run during which the run may be resumed, or
+    the resumed run may be active. `cluster_section`: section `cluster` of its config."""
     return float(cluster_section["keep_days"] * DAY_S + cluster_section["deadline_hours"] * 3600)
 
 
@@ -41,7 +41,7 @@ def apply(
     pipeline_name = run_config["name"]
     resumable_seconds = compute_resumable_seconds(run_config["cluster"])
 
-    def targets(model_name: str) -> set[str]:
+    def list_restorable_versions(model_name: str) -> set[str]:
         if model_name == promoted_model:
             return promotion.list_retained_versions(model_name)
         return {release.version for release in tracking.promoted_releases(model_name)}
@@ -54,7 +54,7 @@ def apply(
         {workflow_name: current_run},
         resumable_seconds,
         resumable_seconds,
-        targets if promoted_model else None,
+        list_restorable_versions if promoted_model else None,
     )
     current_listing = listing.read_listing(object_store, [pipeline_name], listing_context)
     planned_removal = choose_removals(

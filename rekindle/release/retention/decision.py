@@ -28,19 +28,22 @@ class Run:
     pipeline: str
     ended: float | None = None
     succeeded: bool = True
-    # False: the run does not count towards `keep_runs`, for example in a backfill
+    # False if the run does not count towards `keep_runs`, for example in a backfill
     counted: bool = True
-    uses: frozenset[str] = frozenset()  # RUN/TASK of other runs whose artifacts the run reads
-    # True: its record in MLflow is needed, by comparisons of later runs or by a model version
+    # tasks of other runs (RUN/TASK) whose artifacts this run reads
+    uses: frozenset[str] = frozenset()
+    # True if a later run will be compared with this run, or if a model version refers to it: then
+    # its record in MLflow is kept
     compared: bool = False
-    emptied: bool = False  # True: only its record in MLflow still exists
+    emptied: bool = False  # True if only its record in MLflow still exists
     number: int = 0
     uid: str = ""  # uid of the Workflow; "": unknown
 
 
 @dataclass(frozen=True)
 class Release:
-    """A version of a model. `needed`: it has an alias, or `rekindle rollback` can restore it."""
+    """A version of a model. `needed`: True if it has an alias, or if `rekindle rollback` can
+    restore it."""
 
     model: str
     version: int
@@ -50,13 +53,13 @@ class Release:
     run: str = ""  # name of the run that released it
     created: float = 0.0
     needed: bool = False
-    marked: bool = False  # True: its removal was interrupted
+    marked: bool = False  # True if its removal has begun, but was interrupted
 
 
 @dataclass(frozen=True)
 class Listing:
-    """All runs, releases and cache entries. `claimed`: RUN/TASK of the artifacts that active runs
-    use."""
+    """All runs, releases and cache entries. `claimed`: the tasks (RUN/TASK) whose artifacts active
+    runs use."""
 
     runs: list[Run] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)
@@ -66,12 +69,12 @@ class Listing:
 
 @dataclass(frozen=True)
 class RunRemoval:
-    """The removal of a run. `kept_tasks`: RUN/TASK of artifacts to keep. If there are any, the
-    run's records are kept, too."""
+    """The removal of a run. `kept_tasks`: the tasks (RUN/TASK) whose artifacts are kept. If there
+    are any, the run's records are kept, too."""
 
     run: Run
     kept_tasks: frozenset[str]
-    keep_mlflow: bool  # True: the record in MLflow is not removed
+    keep_mlflow: bool  # True if the record in MLflow is kept
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,10 @@ def choose_removals(
     now_seconds: float,
     find_inputs: Callable[[Release], Iterable[str]],
 ) -> Removal:
-    """Choose the runs and releases that exceed the `limits_by_pipeline` of their pipeline and are
-    not needed.
+    """Choose the runs and releases that exceed the limits of their pipeline and are not needed.
 
-    `limits_by_pipeline`: by pipeline; a pipeline without limits keeps everything.
-    `inputs(release)`: prefixes of the other releases that `rekindle reproduce` needs for `release`.
+    A pipeline that is not in `limits_by_pipeline` keeps everything. `find_inputs(release)`: key
+    prefixes of the other releases that `rekindle reproduce` needs for `release`.
     """
     find_cached_inputs = cache(lambda release: frozenset(find_inputs(release)))
     expired_names = {
@@ -131,7 +133,10 @@ def choose_removals(
         expired_names -= resumable_names
 
     run_removals = []
-    for run in (run for run in listing.runs if run.name in expired_names):
+    for run in listing.runs:
+        if run.name not in expired_names:
+            continue
+
         kept_tasks = frozenset(
             task_reference
             for task_reference in needed_tasks
@@ -186,8 +191,8 @@ def _list_surplus_runs(
 
 
 def _compute_end_times(runs_newest_first: Iterable[Run]) -> dict[str, float]:
-    """Return the end times of the runs, made ascending: a time that is earlier than that of a
-    previous run is raised to it."""
+    """Return the end time of each run by its name. A time that is earlier than the end of the run
+    before it is replaced by that end, since a clock may have been set back."""
     end_times: dict[str, float] = {}
     latest_end_seconds = 0.0
     for run in reversed([*runs_newest_first]):
@@ -212,11 +217,15 @@ def _list_surplus_releases(
     for release in sorted(releases, key=lambda release: -release.version):
         keep_count = limits_by_pipeline.get(release.pipeline, NO_LIMITS).keep_releases
         owner_key = release.model, release.pipeline
-        counts_by_owner[owner_key] += not release.marked
+        if not release.marked:
+            counts_by_owner[owner_key] += 1
+
         exceeds_number = keep_count is not None and counts_by_owner[owner_key] > keep_count
         is_needed = release.needed or release.run in unfinished_names
-        is_surplus = release.marked or (exceeds_number and not is_needed)
-        (surplus_releases if is_surplus else kept_releases).append(release)
+        if release.marked or (exceeds_number and not is_needed):
+            surplus_releases.append(release)
+        else:
+            kept_releases.append(release)
 
     if surplus_releases:
         needed_prefixes = {prefix for release in kept_releases for prefix in find_inputs(release)}

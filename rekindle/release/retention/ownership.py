@@ -1,11 +1,12 @@
 """The marks of runs in the object store: RUN/.rekindle.json records which objects below RUN/ the
 run owns, and when it ended.
 
-A run writes its mark before its first artifact. Retention deletes no object of a run without a mark
-in this store. Of a run with a mark, retention deletes only objects that the run owns: all objects
-below RUN/ if the run's name was generated and is thus unique; otherwise those below RUN/TASK/ of
-each task whose folder was empty when the run began. A mark in a shared folder of the store is
-ignored, since other programs, such as clients of MLflow, can write there.
+A run writes its mark before its first artifact. Retention never deletes an object of a run that has
+no mark in this store. If a run has a mark, retention deletes only the objects that the run owns. If
+the run's name was generated, and is thus unique, these are all objects below RUN/. Otherwise, these
+are the objects below RUN/TASK/ of each task whose folder was empty when the run began. A mark in a
+shared folder of the store is ignored, since other programs, such as clients of MLflow, can write
+there.
 
 The marks are numbered in the order of their last changes, which therefore does not depend on
 clocks.
@@ -75,7 +76,7 @@ class RunMark(BaseModel):
         owns_folder = self.whole and GENERATED_NAME_PATTERN.fullmatch(run_name) is not None
         if run_folder != run_name:
             return False
-        # the object is in no task's folder
+        # the object is not in the folder of a task
         if not separator:
             return owns_folder
 

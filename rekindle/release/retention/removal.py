@@ -18,15 +18,19 @@ from rekindle.errors import Conflict, NotFound
 from rekindle.mlflow_api import Answer, ArtifactChanged, RequestRefused, RunAnswer, send_request
 from rekindle.names import ObjectId, RunName, split_address
 from rekindle.release.release_files import ReleaseOwner, read_owner
-from rekindle.release.retention import listing, ownership
+from rekindle.release.retention import (
+    listing,
+    mlflow_records,
+    ownership,
+    registered_versions,
+)
 from rekindle.release.retention.decision import Release, Removal, RunRemoval
 from rekindle.storage import Store
 
 # maximum number of runs and releases to remove at the end of one run, which must not take long
 MAX_REMOVALS_AT_END = 50
-COMMIT_SECONDS = (
-    300  # maximum time between the creation of a version and the last write of its files
-)
+# maximum time between the creation of a version and the last write of its files
+COMMIT_SECONDS = 300
 
 
 class RunHost(Protocol):
@@ -34,7 +38,7 @@ class RunHost(Protocol):
     Workflows."""
 
     def hold(self, run_name: str) -> AbstractContextManager[bool]:
-        """Prevent that the run is resumed during the `with` block. Yields False if the run is
+        """Prevent the run from being resumed during the `with` block. Yield False if the run is
         active."""
         ...
 
@@ -44,7 +48,7 @@ class RunHost(Protocol):
 
 
 class NoHost:
-    """The Host of a pod, which cannot access Workflows: it does nothing."""
+    """The RunHost of a pod, which cannot access Workflows. It does nothing."""
 
     @contextmanager
     def hold(self, run_name: str) -> Iterator[bool]:
@@ -55,8 +59,8 @@ class NoHost:
 
 
 def limit_removal(removal: Removal) -> Removal:
-    """Limit a removal to MAX_AT_END releases and runs; the ends of later runs remove the remaining
-    ones."""
+    """Limit a removal to MAX_REMOVALS_AT_END releases and runs. The others are removed at the end
+    of later runs."""
     limited_releases = removal.releases[:MAX_REMOVALS_AT_END]
     return Removal(
         limited_releases,
@@ -156,7 +160,7 @@ def _remove_run(
         claims.remove_claims(object_store, run_name)
     own_store_id = listing.read_or_create_store_id(object_store)
 
-    run_id = listing.find_record_id(
+    run_id = mlflow_records.find_record_id(
         run_removal.run.pipeline, run_name, run_mark.run_id if run_mark else "", own_store_id
     )
     if run_id and run_removal.keep_mlflow:
@@ -165,7 +169,9 @@ def _remove_run(
             run_tags={tracking.ARTIFACTS_EMPTIED: "removed", listing.STORE_TAG: own_store_id},
         )
     elif run_id:
-        trial_ids = listing.find_trial_ids(run_id, run_name, run_mark.trial_ids if run_mark else [])
+        trial_ids = mlflow_records.find_trial_ids(
+            run_id, run_name, run_mark.trial_ids if run_mark else []
+        )
         for record_id in (*trial_ids, run_id):
             delete_record(record_id)
 
@@ -201,8 +207,8 @@ def delete_record(run_id: str) -> None:
 
 
 def _remove_release(object_store: Store, release: Release, resumable_seconds: float) -> None:
-    """Remove a version and then its files, except if a run is just releasing the same files
-    again."""
+    """Remove the files of a release and then its version, unless a run is releasing the same files
+    again at this moment."""
     release_objects = list(object_store.list(release.prefix))
 
     newest_change_seconds = max(
@@ -220,8 +226,8 @@ def _remove_release(object_store: Store, release: Release, resumable_seconds: fl
     with suppress_missing_errors():
         removed_tag = {**removed_mark, "value": listing.read_or_create_store_id(object_store)}
         send_request("POST", "mlflow/model-versions/set-tag", Answer, json=removed_tag)
-        # keep it: the alias was set after the decision
-        if listing.has_alias(release.model, str(release.version)):
+        # the alias was set after the decision, so keep the version
+        if registered_versions.has_alias(release.model, str(release.version)):
             send_request("DELETE", "mlflow/model-versions/delete-tag", Answer, json=removed_mark)
             return
 
@@ -229,7 +235,7 @@ def _remove_release(object_store: Store, release: Release, resumable_seconds: fl
         release.model, release.prefix, object_store.uri(release.prefix), version_fields["version"]
     )
     # checked again: another version of the same files may have been registered since the decision
-    if not listing.has_other_version(object_store, release):
+    if not registered_versions.has_other_version(object_store, release):
         _remove_files(object_store, release, [object_entry.key for object_entry in release_objects])
 
     with suppress_missing_errors():
@@ -237,9 +243,8 @@ def _remove_release(object_store: Store, release: Release, resumable_seconds: fl
 
 
 def _remove_files(object_store: Store, release: Release, object_keys: list[str]) -> None:
-    """Remove the files of a release; release.json, which names them, is removed last.
-
-    Other objects in its folder are kept.
+    """Remove the files of a release. Other objects in its folder are kept. release.json, which
+    names the files, is removed last.
     """
     marked_owner = _mark_removed(object_store, release)
     if not marked_owner:

@@ -1,5 +1,5 @@
-"""One step of a canary: compares the candidate with the champion until the time of the step is over
-or the candidate is worse."""
+"""Runs one step of a canary: compares the candidate with the champion until the time of the step is
+over, or until the candidate is found to be worse."""
 
 import time
 
@@ -9,7 +9,7 @@ from rekindle.release.serve_config import DEFAULT_PORT, CanaryConfig
 from rekindle.release.watch.judgement import compute_ks_distance, compute_quantile, find_breach
 from rekindle.release.watch.scrape import ServerWatch, VersionStats
 
-# number of checks in a step; one more is made if the step must wait for enough requests
+# number of checks in a step; another check follows if the step must wait for enough requests
 CHECK_COUNT = 10
 MAX_PAUSE_S = 5.0  # longest pause between two scrapes
 
@@ -104,9 +104,9 @@ class Canary:
         ks_distance = max(
             (
                 compute_ks_distance(
-                    candidate_stats.scores[version_role], champion_stats.scores[version_role]
+                    candidate_stats.scores[output_name], champion_stats.scores[output_name]
                 )
-                for version_role in shared_outputs
+                for output_name in shared_outputs
             ),
             default=0.0,
         )
@@ -124,9 +124,9 @@ class Canary:
         return f"by now the champion is version {champion.version}"
 
     def _watch_until(self, end_seconds: float) -> None:
-        """Scrape the servers periodically until `end_seconds` (monotonic)."""
-        while (remaining_seconds := end_seconds - time.monotonic()) > 0:
-            time.sleep(min(MAX_PAUSE_S, remaining_seconds))
+        """Scrape the servers periodically until `end_seconds`, a time of the monotonic clock."""
+        while time.monotonic() < end_seconds:
+            time.sleep(max(0.0, min(MAX_PAUSE_S, end_seconds - time.monotonic())))
             self.watch.scrape()
 
     def _has_enough_requests(self) -> bool:

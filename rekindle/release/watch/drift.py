@@ -11,7 +11,7 @@ from pydantic import Field
 
 from argolocal.common.json_text import to_json
 from rekindle import tracking
-from rekindle.content.verified_release import REFERENCE, read_described_file, reject_other_folder
+from rekindle.content.verified_release import REFERENCE, read_described_file, require_release_key
 from rekindle.documents import Document, parse
 from rekindle.errors import DataError, RekindleError, write_stderr
 from rekindle.names import ModelName
@@ -58,9 +58,10 @@ class DriftState(Document):
 def compute_request_shifts(
     object_store: Store, drift_config: DriftConfig, workflow_name: str
 ) -> tuple[int, Shifts]:
-    """Return the number of instances since the last check or promotion, and the shifts.
+    """Return the number of instances since the last check or promotion, and the shifts of their
+    outputs and features.
 
-    With fewer than `config.minimum` instances, the shifts are empty. Repeated calls by one
+    With fewer than `drift_config.minimum` instances, the shifts are empty. Repeated calls by one
     workflow, such as retries, count from the check before its first call. Raises DataError,
     RekindleError.
     """
@@ -72,7 +73,7 @@ def compute_request_shifts(
         )
 
     release_key = champion.uri.rstrip("/")
-    reject_other_folder(release_key, object_store.uri(release_key))
+    require_release_key(release_key, object_store.uri(release_key))
 
     try:
         reference_bytes = read_described_file(object_store, release_key, REFERENCE)
@@ -98,8 +99,8 @@ def _count_new_requests(
     object_store: Store, drift_config: DriftConfig, endpoint: str, version: str, workflow_name: str
 ) -> Counts:
     """Return the histograms of the requests since the last check. If there are at least
-    `config.minimum` instances, record them as checked, so that checks of other workflows do not
-    count them again."""
+    `drift_config.minimum` instances, record them as checked, so that checks of other workflows do
+    not count them again."""
     while True:
         drift_state, etag = _read_state(object_store, drift_config.model)
         earlier_histograms = (
@@ -130,10 +131,10 @@ def _count_new_requests(
 
 
 def reset_counts(object_store: Store, model_name: str, version: str) -> None:
-    """Let the next check of a new champion count requests from now on, without the copies of
-    requests that its servers received as a shadow.
+    """Record the current counts of a new champion's servers, so that the next check counts only
+    later requests, not the copies of requests that the servers received as a shadow.
 
-    If the servers cannot be read, the next check counts from their start.
+    If the servers cannot be read, the next check counts all requests since their start.
     """
     champion = tracking.champion(model_name)
     if not champion or champion.version != version or not champion.deployment:

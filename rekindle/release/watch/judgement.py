@@ -2,9 +2,9 @@
 times or predictions.
 
 Each test has a tolerance, so that irrelevant differences do not become significant with more
-traffic, and needs only the data of `/metrics`. Over all checks and tests, the probability of
-rejecting a good candidate is at most serve.canary.false_alarms, since each test gets a part of this
-probability as its `alpha` (Bonferroni correction).
+traffic, and needs only the data of `/metrics`. Each test gets a part of serve.canary.false_alarms
+as its significance level `alpha` (Bonferroni correction). So the probability that any of the tests
+rejects a good candidate, over all checks, is at most serve.canary.false_alarms.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,8 +25,7 @@ def find_breach(
     canary_config: CanaryConfig,
     alpha: float,
 ) -> str:
-    """Return a sentence that says, with figures, in what the candidate is worse; "" if it is not
-    worse.
+    """Return a sentence that says, with numbers, how the candidate is worse; "" if it is not worse.
 
     `alpha`: significance level of this check.
     """
@@ -153,11 +152,11 @@ def is_slower(
     candidate_count = count_values(candidate_buckets)
 
     champion_count = count_values(champion_buckets)
-    if (
-        not candidate_count
-        or not champion_count
-        or (upper_quantile := _compute_upper_share(q, log(2 / alpha) / champion_count)) >= 1
-    ):
+    if not candidate_count or not champion_count:
+        return False
+
+    upper_quantile = _compute_upper_share(q, log(2 / alpha) / champion_count)
+    if upper_quantile >= 1:
         return False
 
     share_below = _compute_share_below(
@@ -172,8 +171,8 @@ def bound_shift_p_value(
     distance: float, candidate_count: float, champion_count: float, tolerance: float
 ) -> float:
     """Return an upper bound of the probability of a Kolmogorov-Smirnov distance of at least
-    `distance` between samples of n and m values if the distance of their distributions is at most
-    `tolerance`.
+    `distance` between samples of n and m values (`candidate_count` and `champion_count`), if the
+    distance of their distributions is at most `tolerance`.
 
     The bound follows from the two-sample Dvoretzky-Kiefer-Wolfowitz inequality (Wei and Dudley
     2012). The instances of a request are not independent, so n and m must not exceed the numbers of
@@ -200,9 +199,8 @@ def compute_ks_distance(first_buckets: Buckets, second_buckets: Buckets) -> floa
     first_count = count_values(first_buckets)
     second_count = count_values(second_buckets)
     if not first_count or not second_count:
-        return float(
-            bool(first_count or second_count)
-        )  # 1 if only one version has this output, 0 if none has
+        # 1 if only one version has this output, 0 if neither version has it
+        return float(bool(first_count or second_count))
     return max(
         abs(
             first_buckets.get(bucket_bound, 0) / first_count
@@ -228,6 +226,7 @@ def compute_quantile(buckets: Buckets, q: float) -> float:
 
 
 def count_values(buckets: Buckets) -> float:
+    """Return the number of values in a cumulative histogram."""
     return buckets.get(inf, 0)
 
 
@@ -249,17 +248,16 @@ def _compute_share_below(buckets: Buckets, threshold: float) -> float:
 
 
 def _compute_upper_share(q: float, divergence_rate: float) -> float:
-    """Return the upper confidence bound of the share `q`: the larger share whose Kullback-Leibler
-    divergence from `q` is `divergence_rate`."""
+    """Return the upper confidence bound of the share `q`: the share above `q` whose
+    Kullback-Leibler divergence from `q` is `divergence_rate`."""
     lower_share = q
     upper_share = 1.0
     for _ in range(60):
         middle_share = (lower_share + upper_share) / 2
-        lower_share, upper_share = (
-            (middle_share, upper_share)
-            if _compute_divergence(middle_share, q) < divergence_rate
-            else (lower_share, middle_share)
-        )
+        if _compute_divergence(middle_share, q) < divergence_rate:
+            lower_share = middle_share
+        else:
+            upper_share = middle_share
     return upper_share
 
 
@@ -269,6 +267,7 @@ def _compute_divergence(p: float, q: float) -> float:
 
 
 def _compute_log_choices(n: int, k: int) -> float:
+    """Return the logarithm of the binomial coefficient "n choose k"."""
     if 0 <= k <= n:
         return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
     return -inf

@@ -1,8 +1,8 @@
 """Sends notifications to a webhook, with retries while its server is unavailable.
 
-The `notify:` section of a config selects the events. A failed notification does not stop its
-caller. The address of the webhook is a secret, since it permits writing to the channel: messages
-and logs show only its host.
+The `notify:` section of a config selects the events. A notification that cannot be sent does not
+stop the run. The address of the webhook is a secret, since everyone who knows it can write to the
+channel. So error messages and logs show only its host.
 """
 
 import html
@@ -24,8 +24,8 @@ from rekindle.release.watch.time_limit import call_with_time_limit
 from rekindle.sections import Section
 
 Event = Literal["failure", "refusal", "release", "rollback", "drift"]
-TIMEOUT_S = 10  # limit to connect, and limit to answer
-TOTAL_TIMEOUT_S = 150  # limit for all attempts and pauses
+TIMEOUT_S = 10  # time limit to connect, and to wait for the answer
+TOTAL_TIMEOUT_S = 150  # time limit for all attempts and pauses together
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 MAX_ANSWER_BYTES = 4096  # maximum number of bytes to read from the answer if the server refuses
 MAX_SHOWN_CHARACTERS = 200
@@ -155,7 +155,8 @@ def deliver_message(
 
 
 def _post_with_retries(webhook_url: str, request_body: dict[str, Any], max_attempts: int) -> str:
-    """Post the notification and return the reason of a failure, or ""."""
+    """Post the notification. Return "", or the reason for a failure, which continues the sentence
+    "the webhook ..."."""
     import requests
     from requests.adapters import HTTPAdapter
     from urllib3.util import Retry
@@ -200,8 +201,8 @@ def _post_with_retries(webhook_url: str, request_body: dict[str, Any], max_attem
 
 
 def _hide_address(text: str, webhook_url: str) -> str:
-    """Remove the webhook's address and its parts, also in escaped form, from a text, because a
-    server's answer may repeat them."""
+    """Remove the webhook's address and its parts, also in escaped form, from a text such as a
+    server's answer, which may repeat them."""
     url_path = "/" + webhook_url.partition("://")[2].partition("/")[2]
     path_segments = [
         path_segment
@@ -231,8 +232,8 @@ def _parse_host(url: str) -> str:
 
 
 def convert_phase(workflow_phase: str, failure_reasons: list[str]) -> str:
-    """Convert Argo's phase to MLflow's run status. Argo's phase of a stopped workflow is `Failed`,
-    so `failure_reasons` decide whether it was stopped."""
+    """Convert Argo's phase to MLflow's run status. A stopped workflow has the phase `Failed`, as
+    other failed workflows, so `failure_reasons` show whether it was stopped."""
     if workflow_phase != "Succeeded" and any(
         causes.STOPPED_MESSAGE.search(failure_reason) for failure_reason in failure_reasons
     ):

@@ -15,13 +15,14 @@ from prometheus_client.core import HistogramMetricFamily
 
 MAX_OUTPUTS = 16  # maximum number of outputs, and of features, to count
 SCORE_METRIC = "rekindle_model_score"
-# bounds for probabilities
+# bounds of the buckets for probabilities
 UNIT_EDGES = [1e-4, 1e-3, 0.01, 0.02, *(step / 20 for step in range(1, 20)), 0.98, 0.99, 0.999, 1.0]
 LARGE_EDGES = [
     *(float(number) for number in range(2, 11)),
     *(float(f"{10 ** (k / 8):.3g}") for k in range(9, 49)),
 ]
 NEGATIVE_EDGES = [-float(f"{10 ** (k / 4):.3g}") for k in range(24, -1, -1)]
+# upper bounds of all buckets except the last
 BUCKET_EDGES = (
     *NEGATIVE_EDGES,
     -0.5,
@@ -31,7 +32,7 @@ BUCKET_EDGES = (
     0.0,
     *UNIT_EDGES,
     *LARGE_EDGES,
-)  # upper bounds of all buckets except the last
+)
 MAX_NUMBER = 1e300  # larger numbers, which JSON allows, count as this number
 BUCKET_BOUNDS = (*(repr(edge) for edge in BUCKET_EDGES), "+Inf")
 ZERO_COUNTS = [0] * len(BUCKET_BOUNDS)

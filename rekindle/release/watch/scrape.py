@@ -66,29 +66,28 @@ class VersionStats:
         histograms = {"scores": self.scores, "features": self.features}
         return {"rows": int(self.instances)} | {
             quantity_kind: {
-                quantity_name: _subtract_cumulative(buckets)
+                quantity_name: _count_per_bucket(buckets)
                 for quantity_name, buckets in buckets_by_name.items()
             }
             for quantity_kind, buckets_by_name in histograms.items()
         }
 
 
-ServerKey = tuple[
-    str, str
-]  # Deployment ("" if the server does not know its Deployment) and version
+# Deployment ("" if the server does not know its Deployment) and version
+ServerKey = tuple[str, str]
 # start time of a server's process, and its statistics
 ServerAnswer = tuple[float, dict[ServerKey, VersionStats]]
 
 
 class ServerWatch:
-    """Sums the statistics of all servers since the creation of this object, by Deployment and
-    version. When a server ends, its statistics since the last scrape are lost."""
+    """Sums the statistics of all servers by Deployment and version, since the creation of this
+    object. When a server ends, its statistics after the last scrape are lost."""
 
     def __init__(self, *endpoints: str) -> None:
         self.endpoints = endpoints
         self.start_time = time.time()
         self.stats: dict[ServerKey, VersionStats] = {}
-        # (address, start of the process) → its statistics
+        # (address, start time of the process) → its statistics at the last scrape
         self.last_answers: dict[tuple[str, float], dict[ServerKey, VersionStats]] = {}
         # messages about servers that could not be read
         self.problems: set[str] = set()
@@ -118,7 +117,8 @@ class ServerWatch:
                 for server_key, current_stats in stats_by_key.items():
                     version_stats = self.stats.setdefault(server_key, VersionStats())
                     version_stats.add(current_stats, earlier_stats.get(server_key, VersionStats()))
-                    version_stats.crashes += was_restarted
+                    if was_restarted:
+                        version_stats.crashes += 1
 
                 self.last_answers[server_url, start_seconds] = stats_by_key
 
@@ -132,11 +132,11 @@ class ServerWatch:
 def scrape_counts(
     endpoint: str, version: str, earlier_counts: Mapping[str, Counts]
 ) -> dict[str, Counts]:
-    """Return the counts of `version` of each server process behind a headless Service, by "URL
-    since START".
+    """Return the counts of `version` in each server process behind a headless Service. The key of a
+    process is "URL since START".
 
-    For a server that cannot be read, its entry in `earlier_counts` is returned. Raises
-    RekindleError if no server can be read.
+    The counts of a server that cannot be read are taken from `earlier_counts`. Raises RekindleError
+    if no server can be read.
     """
     counts_by_process = dict[str, Counts]()
     kept_counts = dict[str, Counts]()
@@ -202,8 +202,8 @@ def subtract_counts(
 
 
 def read_servers(*endpoints: str) -> dict[str, ServerAnswer | str]:
-    """Return {URL: answer} of all servers behind these Services; an answer that is a text is an
-    error message."""
+    """Return the answer of each server behind these Services, by its URL. For a server that cannot
+    be read, the answer is a text, the error message."""
     server_urls = list(
         dict.fromkeys(
             server_url for endpoint in endpoints for server_url in list_pod_urls(endpoint)
@@ -299,7 +299,7 @@ def _parse_answer(metrics_text: str) -> ServerAnswer:
 
     for metric_family in text_string_to_metric_families(metrics_text):
         for metric_sample in metric_family.samples:
-            # other metrics may be NaN, as the age of data that is unknown
+            # only these metrics are checked: others may be NaN, such as an unknown age of the data
             if metric_sample.name in USED_SAMPLES and not 0 <= metric_sample.value < math.inf:
                 raise ValueError(f"{format_untrusted(metric_sample.name)} is {metric_sample.value}")
 
@@ -342,7 +342,8 @@ def _parse_answer(metrics_text: str) -> ServerAnswer:
     }
 
 
-def _subtract_cumulative(cumulative_buckets: Buckets) -> list[int]:
+def _count_per_bucket(cumulative_buckets: Buckets) -> list[int]:
+    """Convert the cumulative counts of a histogram to the count of each bucket."""
     cumulative_counts = [
         int(cumulative_buckets[float(upper_bound)]) for upper_bound in BUCKET_BOUNDS
     ]
@@ -357,6 +358,7 @@ def _subtract_cumulative(cumulative_buckets: Buckets) -> list[int]:
 def _add_increase(
     total_buckets: Buckets, current_buckets: Buckets, earlier_buckets: Buckets
 ) -> None:
+    """Add the increase from `earlier_buckets` to `current_buckets` to `total_buckets`."""
     for bucket_bound, bucket_count in current_buckets.items():
         total_buckets[bucket_bound] = (
             total_buckets.get(bucket_bound, 0) + bucket_count - earlier_buckets.get(bucket_bound, 0)

@@ -1,5 +1,5 @@
-"""A limit on the total time of a request, which HTTP clients lack: their timeouts restart with each
-byte of the answer."""
+"""A limit on the total time of a request. The timeouts of HTTP clients do not limit this time,
+because they restart with each byte of the answer."""
 
 import threading
 from collections.abc import Callable
@@ -10,19 +10,19 @@ T = TypeVar("T")
 
 
 def call_with_time_limit(limit_seconds: float, operation: Callable[[], T]) -> T:
-    """Return `call()`. Raises TimeoutError after `limit_seconds`.
+    """Return the result of `operation()`. Raises TimeoutError after `limit_seconds`.
 
-    A call that takes longer continues in its thread until the call or this process ends.
+    A call that takes longer continues in its thread until it returns, or this process ends.
     """
     result_future: Future[T] = Future()
 
-    def run() -> None:
+    def run_operation() -> None:
         try:
             result_future.set_result(operation())
         except BaseException as error:
             result_future.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=run_operation, daemon=True).start()
     try:
         return result_future.result(limit_seconds)
     except TimeoutError:

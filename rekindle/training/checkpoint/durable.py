@@ -333,7 +333,8 @@ class RemoteCheckpoints:
             upload.chunk_count, rank_and_group_size.size, rank_and_group_size.rank
         )
 
-        def call(chunk_number: int) -> None:
+        # also hashes the chunks of other members, whose names rank 0 needs for the manifest
+        def hash_and_upload(chunk_number: int) -> None:
             if (
                 not upload.stop.is_set()
                 and upload.hash_chunk(chunk_number) not in stored_chunk_names
@@ -349,7 +350,9 @@ class RemoteCheckpoints:
                 if chunk_number not in own_chunk_numbers
             ]
 
-        upload.cpu_seconds += run_for_chunks(call, [*own_chunk_numbers, *other_chunk_numbers])
+        upload.cpu_seconds += run_for_chunks(
+            hash_and_upload, [*own_chunk_numbers, *other_chunk_numbers]
+        )
         if rank_and_group_size.rank > 0:
             return not upload.stop.is_set()
 

@@ -14,8 +14,7 @@ from rekindle.training.checkpoint.manifest import IntervalFacts
 # minimum and maximum of an automatic interval
 MIN_INTERVAL_S = 10.0
 MAX_INTERVAL_S = 1800.0
-# assumed mean time in seconds between losses of workers before the first loss, since spot nodes
-# live for hours
+# assumed mean time between losses of workers until the first loss, since spot nodes live for hours
 PRIOR_MEAN_LOSS_TIME_S = 3600.0
 # minimum ratio of the interval to the duration of an upload, so that uploads take at most half of
 # the time
@@ -23,8 +22,8 @@ MIN_UPLOADS_PER_INTERVAL = 2.0
 
 
 class CheckpointInterval:
-    """Decides when the next durable checkpoint is due: once `seconds` (0: automatic) have passed or
-    `steps` (0: no limit) were made since the last checkpoint started."""
+    """Decides when the next durable checkpoint is due: once `interval_seconds` (0: automatic) have
+    passed or `interval_steps` (0: no limit) were made since the last checkpoint started."""
 
     def __init__(self, interval_seconds: float, interval_steps: int) -> None:
         self.fixed_seconds = interval_seconds
@@ -36,7 +35,8 @@ class CheckpointInterval:
         # training time and number of losses in previous processes of the run
         self._earlier_seconds = 0.0
         self._losses = 0
-        self._start_time = self._last_time = time.monotonic()
+        self._start_time = time.monotonic()  # start of this process
+        self._last_time = self._start_time  # start of the last checkpoint
         self._last_step = 0
 
     def seconds(self) -> float:

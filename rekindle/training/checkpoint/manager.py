@@ -66,7 +66,8 @@ class WorkerCheckpoints:
         leaving_event: threading.Event,
     ) -> None:
         self.state = training_state
-        self.config = train_config = training_state.config
+        train_config = training_state.config
+        self.config = train_config
         self.loader = loader_state
         self.note = record_event
         self.leaving = leaving_event
@@ -93,13 +94,13 @@ class WorkerCheckpoints:
             training_state,
             self._load_snapshot(run_name, run_identity, layout_hash, _hash_json(fingerprint)),
         )
-        self._snapshot_due = 0.0
+        self._next_snapshot_time = 0.0
 
         # True if this worker was not rank 0 at the last durable checkpoint
         self._was_follower = False
         self._upload: CheckpointUpload | None = None
         self._thread: threading.Thread | None = None
-        self._disk_checked = False
+        self._has_checked_disk = False
 
     def is_due(self) -> bool:
         """Return True if a durable checkpoint is due after this step. Only rank 0 calls this
@@ -112,7 +113,7 @@ class WorkerCheckpoints:
         """Take a snapshot if one is due; if `is_durable`, upload this worker's share of the state
         instead.
 
-        Call after each step.
+        Call this method after each step.
         """
         self.loader.advance(self.state.step)
         self.snapshots.record_step(self.state.step)
@@ -122,17 +123,17 @@ class WorkerCheckpoints:
             # skip the snapshot, because computing its checksum would slow down the upload
             self._start_upload(rank_and_group_size, should_commit=False)
             self.interval.cost = time.monotonic() - start_s
-        elif start_s >= self._snapshot_due and self.snapshots.is_idle:
+        elif start_s >= self._next_snapshot_time and self.snapshots.is_idle:
             self.snapshots.copy_state(self.loader.dump())
             end_s = time.monotonic()
             automatic_interval_s = max(
                 MIN_SNAPSHOT_INTERVAL_S, (end_s - start_s) / MAX_SNAPSHOT_TIME_SHARE
             )
-            self._snapshot_due = end_s + (self.config.hot_seconds or automatic_interval_s)
+            self._next_snapshot_time = end_s + (self.config.hot_seconds or automatic_interval_s)
 
     def send_early_events(self) -> None:
-        """Send to the ledger the events that happened before the first group was formed. Call when
-        a group has formed."""
+        """Send to the ledger the events that happened before the first group was formed. Call this
+        method when a group has formed."""
         early_events = self._early_events
         self._early_events = []
         for early_event in early_events:
@@ -221,12 +222,13 @@ class WorkerCheckpoints:
         if slot_index is None:
             return
 
-        checkpoint_upload = self._upload = CheckpointUpload(
+        checkpoint_upload = CheckpointUpload(
             self.state.step,
             self.snapshots.view_slot(slot_index),
             loader_state,
             self.interval.facts(),
         )
+        self._upload = checkpoint_upload
         self._thread = threading.Thread(
             target=self._upload_state,
             args=(checkpoint_upload, rank_and_group_size, slot_index),
@@ -274,10 +276,10 @@ class WorkerCheckpoints:
 
     def _warn_of_full_disk(self, checkpoint_bytes: int) -> None:
         """Warn once if the disk of the object store is too small for train.keep_checkpoints."""
-        if self._disk_checked:
+        if self._has_checked_disk:
             return
 
-        self._disk_checked = True
+        self._has_checked_disk = True
         with suppress(StorageError):
             checkpoint_count = self.config.keep_checkpoints
             free_bytes = self.remote.store.free_bytes()
@@ -303,8 +305,9 @@ class WorkerCheckpoints:
         """Load the newest durable checkpoint if its step is after `snapshot_step`, which is the
         step of the newest snapshot of any member.
 
-        `run_read` calls the function that reads the checkpoint, and may raise GroupBroken at any
-        moment. `cancelled()` returns True to stop waiting for an unavailable object store.
+        `run_read` calls the function that reads the checkpoint, and may raise GroupBrokenError at
+        any moment. If `is_cancelled()` returns True, this method stops waiting for an unavailable
+        object store, and raises GroupBrokenError.
         """
         was_restored = self._load_newer_checkpoint(snapshot_step, run_read, is_cancelled)
         while self.remote.damage:
@@ -452,7 +455,8 @@ class WorkerCheckpoints:
 
 
 def _call_with_timeout(timeout_seconds: float, function: Callable[[], ResultT]) -> ResultT:
-    """Return `call()`. Raises TimeoutError if the call takes more than `timeout_seconds`."""
+    """Return the result of `function`. Raises TimeoutError if the call takes more than
+    `timeout_seconds`; the call then continues in its thread."""
     result_future = Future[ResultT]()
     threading.Thread(
         target=resolve_with_function, args=(result_future, function), name="timeout", daemon=True

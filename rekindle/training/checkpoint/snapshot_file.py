@@ -36,9 +36,8 @@ MADV_POPULATE_WRITE = 23  # Python's mmap lacks this constant
 FILE_MAGIC = b"rekindle hot 1\n\0"
 # magic, identity, layout, fingerprint, size of the state in bytes
 HEADER_STRUCT = struct.Struct("<16s 32s 32s 32s Q")
-RECORD_STRUCT = struct.Struct(
-    "<q I I"
-)  # step, size of the loader's state in bytes, crc32 of the slot
+# step, size of the loader's state in bytes, crc32 of the slot
+RECORD_STRUCT = struct.Struct("<q I I")
 FLAG_STRUCT = struct.Struct("<I")
 # positions of the slots' records, in bytes
 FIRST_RECORD_OFFSET = 512
@@ -110,9 +109,10 @@ def read_newest_step(path: Path) -> int:
 
 
 def remove_stale_files(run_hash: str) -> list[Path]:
-    """Remove files that no process holds and that are older than STALE_AFTER_S.
+    """Remove files that no process holds and that are older than STALE_AFTER_S; return their paths.
 
-    Never removes the files of `run_hash`, which may resume from them after any time.
+    The files of the run `run_hash` are never removed, because the run may resume from them after
+    any time.
     """
     return _remove_unlocked_files(
         "rekindle-*",
@@ -124,7 +124,8 @@ def remove_stale_files(run_hash: str) -> list[Path]:
 
 
 def remove_run_files(run_hash: str) -> list[Path]:
-    """Remove the files of a completed run, except those that a live process holds."""
+    """Remove the files of a completed run, except the files that a live process holds; return their
+    paths."""
     return _remove_unlocked_files(f"rekindle-{run_hash}-*", lambda file: True)
 
 
@@ -173,7 +174,8 @@ class SnapshotFile:
             ),
             state_bytes,
         )
-        self._file, self.is_locked = open_and_lock(path)  # True if this process holds the lock
+        # `is_locked`: True if this process holds the lock of the file
+        self._file, self.is_locked = open_and_lock(path)
         self._map: mmap.mmap | None = None
         header_page = os.pread(self._file, PAGE_BYTES, 0)
         self._records = _parse_records(header_page)
@@ -381,10 +383,9 @@ def _parse_records(header_page: bytes) -> list[CommittedSnapshot | None]:
 
     for slot_index in range(SLOT_COUNT if len(header_page) == PAGE_BYTES else 0):
         record_offset = FIRST_RECORD_OFFSET + slot_index * RECORD_DISTANCE_BYTES
-        packed_record, (record_flag,) = (
-            header_page[record_offset : record_offset + RECORD_STRUCT.size],
-            FLAG_STRUCT.unpack_from(header_page, record_offset + RECORD_STRUCT.size),
-        )
+        flag_offset = record_offset + RECORD_STRUCT.size
+        packed_record = header_page[record_offset:flag_offset]
+        (record_flag,) = FLAG_STRUCT.unpack_from(header_page, flag_offset)
         step, loader_state_bytes, checksum = RECORD_STRUCT.unpack(packed_record)
         is_intact = (
             record_flag == _compute_flag(packed_record)
@@ -405,10 +406,9 @@ def _parse_last_step(header_page: bytes) -> tuple[int, float] | None:
     step_records: list[tuple[int, float]] = []
     for record_number in range(2 if len(header_page) == PAGE_BYTES else 0):
         record_offset = LAST_STEP_OFFSET + record_number * RECORD_DISTANCE_BYTES
-        packed_record, (record_flag,) = (
-            header_page[record_offset : record_offset + LAST_STEP_STRUCT.size],
-            FLAG_STRUCT.unpack_from(header_page, record_offset + LAST_STEP_STRUCT.size),
-        )
+        flag_offset = record_offset + LAST_STEP_STRUCT.size
+        packed_record = header_page[record_offset:flag_offset]
+        (record_flag,) = FLAG_STRUCT.unpack_from(header_page, flag_offset)
         if record_flag == _compute_flag(packed_record):
             step_records.append(LAST_STEP_STRUCT.unpack(packed_record))
     return max(step_records, default=None)

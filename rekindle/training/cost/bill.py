@@ -1,4 +1,5 @@
-"""Computes the cost of a training from the times in its ledger and the prices in its Tariff.
+"""Computes the cost of a training from the times in its ledger and the prices in its
+TrainingTariff.
 
 While no worker is alive, the cost of the coordinator counts as *queued*: the workers then wait for
 nodes.
@@ -147,11 +148,8 @@ def compute_bill(ledger_summary: LedgerSummary, tariff: TrainingTariff) -> Bill:
                 WAITED_KIND: _compute_overlap_s(interval, recovery_pauses),
                 LOST_KIND: interval_seconds,
             }.get(interval.kind, 0.0)
-            bill.waits += (
-                tariff.compute_worker_cost(worker_name, avoidable_seconds)
-                if interval.kind == WAITED_KIND
-                else 0.0
-            )
+            if interval.kind == WAITED_KIND:
+                bill.waits += tariff.compute_worker_cost(worker_name, avoidable_seconds)
             bill.without_spot += tariff.compute_worker_cost(
                 worker_name, interval_seconds - avoidable_seconds, runs_on_spot=False
             )
@@ -244,8 +242,8 @@ def _compare_checkpoint_interval(
 
 
 def build_report(ledger_summary: LedgerSummary, tariff: TrainingTariff | None) -> dict[str, Any]:
-    """Return the report of a training: its Summary as numbers and as sentences
-    (`words`), and with a tariff also its `cost`."""
+    """Return the report of a training: its summary as numbers and as sentences (`words`), and with
+    a tariff also its `cost`."""
     bill = compute_bill(ledger_summary, tariff) if tariff and ledger_summary.intervals else None
     report_sentences = [
         *sentences.describe_summary(ledger_summary),

@@ -23,20 +23,18 @@ TRAIN_JOB_KIND = "TrainJob"
 TRAINING_RUNTIME_KIND = "TrainingRuntime"
 # kinds of objects whose pods run longer than the step that applies them, or start later
 SERVER_KINDS = (
-    *(
-        "Deployment",
-        "StatefulSet",
-        "DaemonSet",
-        "ReplicaSet",
-        "ReplicationController",
-        "Rollout",
-        "Service",
-    ),
-    *("InferenceService", "CronJob"),
+    "Deployment",
+    "StatefulSet",
+    "DaemonSet",
+    "ReplicaSet",
+    "ReplicationController",
+    "Rollout",
+    "Service",
+    "InferenceService",
+    "CronJob",
 )
-TRAINING_NODES_JOB_NAME = (
-    "node"  # name of the Job in a TrainingRuntime that runs numNodes pods, as set by the TrainJob
-)
+# name of the Job in a TrainingRuntime whose number of pods is numNodes of the TrainJob
+TRAINING_NODES_JOB_NAME = "node"
 QUEUE_PATTERN = re.compile(r"""["']?kueue\.x-k8s\.io/queue-name["']?\s*:\s*["']?([\w.-]+)""")
 # resources that are a GPU, another accelerator, or a part of one. Source: device plugins of NVIDIA
 # (gpu, gpu.shared, mig-1g.5gb; pgpu), AMD (gpu, cpx_nps4), Intel (i915, xe; gaudi of Habana),
@@ -200,7 +198,7 @@ def list_object_replicas(
     ]
     queue_match = QUEUE_PATTERN.search(read_object_text(template))
     if queue_match:
-        return [replace(applied_object, queue=queue_match[1]) for applied_object in object_replicas]
+        return [replace(pod_replicas, queue=queue_match[1]) for pod_replicas in object_replicas]
     return object_replicas
 
 
@@ -311,10 +309,12 @@ def list_manifest_pods(manifest: Manifest) -> Iterator[PodRequests]:
         template_pod = read_template_pod(template)
         if template_pod:
             yield template_pod
-        yield from (object_replicas.pod for object_replicas in list_object_replicas(template))
+        yield from (pod_replicas.pod for pod_replicas in list_object_replicas(template))
 
 
 def _find_replicas(object_part: object, part_role: str, pod_count: int) -> Iterator[PodReplicas]:
+    """Yield the pods in a part of an object. `part_role`: role of this part in its job;
+    `pod_count`: number of replicas of this part."""
     if isinstance(object_part, list):
         for list_item in object_part:
             yield from _find_replicas(list_item, part_role, pod_count)
@@ -324,7 +324,7 @@ def _find_replicas(object_part: object, part_role: str, pod_count: int) -> Itera
 
     containers = object_part.get("containers")
     if isinstance(containers, list):
-        # what the API server would reject creates no pods
+        # an object that the API server would reject creates no pods
         if not is_valid(AppliedPod, object_part):
             return
 
@@ -342,17 +342,17 @@ def _find_replicas(object_part: object, part_role: str, pod_count: int) -> Itera
         if isinstance(replica_count, int):
             pod_count *= replica_count
 
-    # what the API server would reject creates no pods
+    # an object that the API server would reject creates no pods
     if not 0 <= pod_count <= MAX_PODS:
         return
 
     if "replicas" in object_part and "name" in object_part:
         part_role = str(object_part["name"])
 
-    for command_key, list_item in object_part.items():
-        yield from _find_replicas(
-            list_item, command_key if re.match("[A-Z]", str(command_key)) else part_role, pod_count
-        )
+    for field_name, field_value in object_part.items():
+        # the keys of replica specs, such as Worker, are roles
+        is_role = re.match("[A-Z]", str(field_name))
+        yield from _find_replicas(field_value, field_name if is_role else part_role, pod_count)
 
 
 def _read_required_labels(pod_spec: Manifest) -> dict[str, str]:

@@ -3,11 +3,11 @@ runs is unknown.
 
     prices = Prices.load(project.root())   # None without the file
     pod = read_template_pod(template)
-    prices.pod_cost(pod, seconds)          # the pod's node selection determines class and spot
+    prices.compute_pod_cost(pod, seconds)  # the pod's node selection determines class and spot
 
-Rendering stores the prices of a run in the annotation ANNOTATION of the manifest in the workflow
-parameter `manifest`. So pods can read the prices, and a change of prices does not change any cache
-key or manifest hash.
+Rendering stores the prices of a run in the annotation PRICES_ANNOTATION of the manifest in the
+workflow parameter `manifest`. So pods can read the prices, and a change of prices does not change
+any cache key or manifest hash.
 """
 
 from collections.abc import Iterable, Mapping
@@ -139,16 +139,16 @@ class Prices(Section):
             }
         )
 
-        for class_name, selector in selectors_by_key.items():
-            if selector is None and class_name != f"classes.{self.default}.selector":
+        for selector_key, selector in selectors_by_key.items():
+            if selector is None and selector_key != f"classes.{self.default}.selector":
                 raise ConfigError(
-                    f"{class_name} is missing: no pod would run on nodes of this class, which is"
+                    f"{selector_key} is missing: no pod would run on nodes of this class, which is"
                     " not the default."
                 )
 
             if selector and not selector.conditions():
                 raise ConfigError(
-                    f"{class_name} is empty, and would match every pod: give it labels,"
+                    f"{selector_key} is empty, and would match every pod: give it labels,"
                     " tolerations or resource."
                 )
 

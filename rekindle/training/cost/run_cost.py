@@ -21,7 +21,7 @@ Amount = Annotated[float, Field(ge=0, lt=1e15)]
 
 
 class TrainingCosts(RootModel[dict[str, Amount]]):
-    """The output TRAINING_COSTS: task → cost of the training, from its ledger."""
+    """The output TRAINING_COSTS_OUTPUT: task → cost of the training, from its ledger."""
 
     model_config = ConfigDict(strict=True)
 

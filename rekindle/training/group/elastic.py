@@ -33,8 +33,7 @@ from rekindle.training.membership.completion import open_store, read_completed_m
 from rekindle.training.membership.protocol import Address, Members, read_coordinator_address
 from rekindle.training.spec import Fingerprint, TrainingSpec
 
-# maximum time in seconds that a call of `finish` waits for the coordinator to report the run as
-# complete
+# maximum time that a call of `finish` waits for the coordinator to report the run as complete
 COMPLETE_TIMEOUT_S = 5.0
 
 ResultT = TypeVar("ResultT")
@@ -92,7 +91,7 @@ class ElasticGroup:
         self.client.on_abort = self._abort_collective
 
         # the lock protects the process group and the sockets of the current generation, because
-        # `_abort` uses them in the client's thread
+        # `_abort_collective` uses them in the client's thread
         self._lock = threading.Lock()
         self._pg: Any = None
         self._sockets: dict[int, str] = {}
@@ -125,7 +124,7 @@ class ElasticGroup:
                 self._sockets = group_sockets
 
             # the generation may have been aborted before this group was stored in `_pg`, so that
-            # `_abort` did not find it
+            # `_abort_collective` did not find it
             if not self.aborted():
                 return GroupView(rank, len(members), process_group)
 

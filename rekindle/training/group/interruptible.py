@@ -18,39 +18,39 @@ ResultT = TypeVar("ResultT")
 
 
 class GroupBrokenError(RuntimeError):
-    """The result of a call will never arrive, because the group is broken."""
+    """Raised if the result of a call will never arrive, because the group is broken."""
 
 
 class InterruptibleCaller:
-    """Runs calls in a separate thread, one at a time. `aborted()` returns True if the call's result
-    will never arrive."""
+    """Runs calls in a separate thread, one at a time. `is_aborted()` returns True if the results of
+    further calls will never arrive."""
 
     def __init__(self, is_aborted: Callable[[], bool]) -> None:
         self.aborted = is_aborted
-        self._list_calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
+        self._call_queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
         self._pending_result: Future[Any] = Future()
 
     def run(self, function: Callable[[], ResultT]) -> ResultT:
-        """Return the result of `function`, or raise its exception. Raises GroupBroken after
+        """Return the result of `function`, or raise its exception. Raises GroupBrokenError after
         `interrupt`, while the call may continue in its thread."""
-        self._pending_result = result_future = Future[ResultT]()
+        result_future = Future[ResultT]()
+        self._pending_result = result_future
         if self.aborted():
             raise GroupBrokenError
 
-        if not self._list_calls:
-            self._list_calls = SimpleQueue()
+        if not self._call_queue:
+            self._call_queue = SimpleQueue()
             threading.Thread(
-                target=_run_calls, args=(self._list_calls,), name="calls", daemon=True
+                target=_run_calls, args=(self._call_queue,), name="calls", daemon=True
             ).start()
 
-        self._list_calls.put((result_future, function))
+        self._call_queue.put((result_future, function))
         try:
             return result_future.result()
         except GroupBrokenError:
-            self._list_calls.put(
-                None
-            )  # the thread that serves this queue ends after the abandoned call
-            self._list_calls = None
+            # the thread that serves this queue ends after the abandoned call
+            self._call_queue.put(None)
+            self._call_queue = None
             raise
 
     def interrupt(self) -> None:
@@ -61,9 +61,9 @@ class InterruptibleCaller:
 def _run_calls(queued_calls: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
     while queued_call := queued_calls.get():
         resolve_with_function(*queued_call)
-        del (
-            queued_call
-        )  # the item may reference a group, whose destructor closes the group's connections
+        # drop the reference now: the call may refer to a group, whose destructor closes the group's
+        # connections
+        del queued_call
 
 
 def resolve_with_function(result_future: Future[ResultT], function: Callable[[], ResultT]) -> None:
@@ -74,7 +74,7 @@ def resolve_with_function(result_future: Future[ResultT], function: Callable[[],
         _resolve_future(result_future, error)
     finally:
         # the traceback of an error keeps this frame alive; without `del`, this frame would keep the
-        # objects alive that `call` uses
+        # objects alive that `function` uses
         del result_future, function
 
 

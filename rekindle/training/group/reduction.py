@@ -4,7 +4,7 @@ Each process sums the complete subtrees of its virtual workers (see tree.py), se
 process that process's slice of these sums, and finishes the tree for its own slice; then all
 processes gather the slices. Altogether, this exchange sends as much data as an all-reduce. The
 summed memory holds the gradients, then buffer changes and validation sums, if any, then
-CONTROL_COUNT numbers: the loss and three requests.
+CONTROL_VALUE_COUNT numbers: the loss and three requests.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,10 +39,10 @@ class PartialSum(NamedTuple):
 
 
 class GradientReduction:
-    """Computes the sums of one group. Each group needs a new Reduction, because a broken group may
-    still write to its buffers.
+    """Computes the sums of one group. Each group needs a new GradientReduction, because a broken
+    group may still write to its buffers.
 
-    `wait(*works)` waits for collectives, and raises RuntimeError if one fails.
+    `wait_for_collectives(*collectives)` raises RuntimeError if a collective fails.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GradientReduction:
         self.view = GroupView(0, 1)
         self.virtual_workers = training_state.config.virtual_workers
         self.exact = training_state.config.reduction == "exact"
-        self._wait_until = wait_for_collectives
+        self._wait_for_collectives = wait_for_collectives
 
         # padding, so that the sum can be divided into slices of equal size
         padding_elements = self.virtual_workers
@@ -60,13 +60,14 @@ class GradientReduction:
             training_state.width + CONTROL_VALUE_COUNT + padding_elements,
             device=training_state.device,
         )
-        self._inbox = self._total.new_empty(0)
-        self._flags = MemberRequests()
-        self._flag_values = self._total.new_tensor(self._flags)
-        self._pool = free_partial_sums = list[PartialSum]()
+        self._receive_memory = self._total.new_empty(0)
+        self._requests = MemberRequests()
+        self._request_values = self._total.new_tensor(self._requests)
+        free_partial_sums = list[PartialSum]()
+        self._pool = free_partial_sums
 
-        # this is a local function, because a method would create a reference cycle that keeps the
-        # process group alive
+        # this is a local function without `self`, because a method would create a reference cycle
+        # that keeps the process group alive
         def add_buffers(first: PartialSum, second: PartialSum) -> PartialSum:
             first.flat.add_(second.flat)
             free_partial_sums.append(second)
@@ -76,13 +77,13 @@ class GradientReduction:
 
     def set_requests(self, member_requests: MemberRequests) -> None:
         """Set the requests of this process in this step."""
-        if member_requests != self._flags:
-            self._flags = member_requests
-            self._flag_values = self._total.new_tensor(member_requests)
+        if member_requests != self._requests:
+            self._requests = member_requests
+            self._request_values = self._total.new_tensor(member_requests)
 
     def add(self, virtual_worker: int, mean_loss: Tensor, summands: list[Tensor]) -> None:
-        """Add one virtual worker's mean loss and summands (see `State.view_summands`)."""
-        summed_tensors = [*summands, mean_loss.detach(), self._flag_values]
+        """Add one virtual worker's mean loss and summands (see `TrainingState.view_summands`)."""
+        summed_tensors = [*summands, mean_loss.detach(), self._request_values]
         block_end = virtual_worker + 1
 
         sibling = self._sum.pop_sibling((virtual_worker, block_end))
@@ -97,8 +98,8 @@ class GradientReduction:
         self._sum.add_value((block_start, block_end), partial_sum)
 
     def reduce(self) -> Tensor:
-        """Return the sum over all virtual workers as a flat tensor [state.width + CONTROL_COUNT].
-        The returned sum is valid until the next `add`."""
+        """Return the sum over all virtual workers as a flat tensor [state.width +
+        CONTROL_VALUE_COUNT]. The returned sum is valid until the next `add`."""
         partial_sums = self._sum.take_partial_sums()
         self._pool += [partial_sum for _, partial_sum in partial_sums]
 
@@ -123,7 +124,7 @@ class GradientReduction:
         for _, partial_sum in partial_sums[1:]:
             summed_tensor += partial_sum.flat[:total_width]
 
-        self._wait_until(self.view.pg.allreduce([summed_tensor]))
+        self._wait_for_collectives(self.view.pg.allreduce([summed_tensor]))
         return summed_tensor
 
     def _reduce_exactly(
@@ -164,7 +165,7 @@ class GradientReduction:
                         process_group.send([partial_sum[peer_slice]], peer_rank, message_tag)
                     )
 
-        self._wait_until(*collectives)
+        self._wait_for_collectives(*collectives)
 
         tree_sum = TreeSum[Tensor](self.virtual_workers, Tensor.add_)
         for block, received_piece in received_pieces:
@@ -173,14 +174,14 @@ class GradientReduction:
         ((_, own_total),) = tree_sum.take_partial_sums()
 
         gathered_total = self._total[: slice_length * group_size]
-        self._wait_until(process_group._allgather_base(gathered_total, own_total))
+        self._wait_for_collectives(process_group._allgather_base(gathered_total, own_total))
 
         return gathered_total
 
     @contextmanager
     def _coalesce_transfers(self) -> Iterator[None]:
-        """Start all sends and receives as one coalesced operation, because separate ones deadlock
-        in nccl."""
+        """Start all sends and receives of a `with` block as one operation, because nccl would
+        deadlock with separate operations."""
         if self.state.device.type == "cuda":
             self.view.pg._start_coalescing()
         yield
@@ -191,10 +192,10 @@ class GradientReduction:
         flat_sum = torch.zeros_like(self._total)
         state_width = self.state.width
         loss_view = flat_sum[state_width]
-        flag_views = flat_sum[state_width + 1 : state_width + CONTROL_VALUE_COUNT]
-        return PartialSum(flat_sum, [*self.state.view_summands(flat_sum), loss_view, flag_views])
+        request_view = flat_sum[state_width + 1 : state_width + CONTROL_VALUE_COUNT]
+        return PartialSum(flat_sum, [*self.state.view_summands(flat_sum), loss_view, request_view])
 
     def _allocate_receive_buffers(self, buffer_count: int, slice_length: int) -> Tensor:
-        if self._inbox.numel() < buffer_count * slice_length:
-            self._inbox = self._total.new_empty(buffer_count * slice_length)
-        return self._inbox[: buffer_count * slice_length].view(buffer_count, slice_length)
+        if self._receive_memory.numel() < buffer_count * slice_length:
+            self._receive_memory = self._total.new_empty(buffer_count * slice_length)
+        return self._receive_memory[: buffer_count * slice_length].view(buffer_count, slice_length)

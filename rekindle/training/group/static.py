@@ -65,7 +65,7 @@ class StaticGroup:
             self.note("step", step=step)
 
     def report_busy(self, is_busy: bool) -> None:
-        pass  # do nothing: do nothing: without a coordinator, no process waits for this report
+        pass  # without a coordinator, no process waits for this report
 
     def regroup_pending(self) -> bool:
         return False
@@ -88,8 +88,8 @@ class StaticGroup:
         return True
 
     def leave(self) -> None:
-        """Record that this process leaves before the run is complete; torchrun sees this by the
-        exit code."""
+        """Record that this process leaves before the run is complete; torchrun learns this from
+        the exit code."""
         self.note("drain", worker="rank0", name="rank0")
         self._close_ledger(LEAVE_TIMEOUT_S)
 

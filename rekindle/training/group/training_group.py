@@ -17,11 +17,11 @@ What happens when a worker is killed:
    (`membership/server.py`), removes the member (`membership/state_machine.py`), and tells the
    others that the generation is aborted.
 2. The client's thread (`membership/client.py`) receives the message and calls
-   `ElasticGroup._abort`, which shuts down the group's sockets. The collective in which this process
-   waits fails within milliseconds.
+   `ElasticGroup._abort_collective`, which shuts down the group's sockets. The collective in which
+   this process waits fails within milliseconds.
 3. `reduce` reports the failure, restores the data loader to the start of the step, destroys the
-   process group by replacing the `Reduction` that holds it, and returns None. The training state is
-   unchanged: it changes only after a complete sum.
+   process group by replacing the `GradientReduction` that holds it, and returns None. The training
+   state is unchanged: it changes only after a complete sum.
 4. The loop calls `start_step` for the same step. `_join_group` joins the next generation, which the
    coordinator publishes when all survivors have reported, and `_adopt_newest_state` gives all
    members the newest state. The survivors have equal states, so no state is sent, and they repeat
@@ -86,7 +86,7 @@ class TrainingGroup:
         self.size = 0
         self._reduction = GradientReduction(training_state, membership.wait)
         # rank of this process and size of its group at the last completed step
-        self.last_place = SINGLE_PROCESS
+        self.last_rank_and_size = SINGLE_PROCESS
 
         # results of the newest step
         self.loss = 0.0
@@ -140,15 +140,15 @@ class TrainingGroup:
         return self.membership.aborted()
 
     def add(self, virtual_worker: int, mean_loss: Tensor, summands: list[Tensor]) -> None:
-        """Add one virtual worker's mean loss and summands (see `State.view_summands`)."""
+        """Add one virtual worker's mean loss and summands (see `TrainingState.view_summands`)."""
         self._reduction.add(virtual_worker, mean_loss, summands)
 
     def reduce(self) -> Tensor | None:
         """Return the sum over all virtual workers as a flat tensor of `state.width` elements; None
         if the group broke.
 
-        The sum is valid until the next `add`. Call once per step, after `add` for each of
-        `virtual_workers`.
+        The sum is valid until the next `add`. Call this method once per step, after calling `add`
+        for each of `virtual_workers`.
         """
         try:
             if self.is_broken:
@@ -179,8 +179,8 @@ class TrainingGroup:
         """Leave without the agreement of the other members."""
         self.stopped = True
         self.last_copy = True
-        self.others_may_wait = self.last_place.size > 1 or not self._is_from_group
-        self.last_place = SINGLE_PROCESS
+        self.others_may_wait = self.last_rank_and_size.size > 1 or not self._is_from_group
+        self.last_rank_and_size = SINGLE_PROCESS
 
     def finish(self, write_result: Callable[[], str]) -> bool:
         """After the last step, let rank 0 write the result and wait until the run is complete.
@@ -201,8 +201,8 @@ class TrainingGroup:
         return True
 
     def _apply_controls(self, control_sums: list[float]) -> None:
-        """Act on the sums of the four control values, which the docstring of this module lists. All
-        members get the same sums, so they stop after the same step."""
+        """Act on the sums of the four control values, which are described at the top of this
+        module. All members get the same sums, so they stop after the same step."""
         loss_sum, join_requests, leave_requests, save_requests = control_sums
         self.loss = loss_sum / self.total_virtual_workers
         self.saving = save_requests > 0
@@ -240,7 +240,7 @@ class TrainingGroup:
 
             self.rank = group_view.rank
             self.size = group_view.size
-            self.last_place = RankAndGroupSize(group_view.rank, group_view.size)
+            self.last_rank_and_size = RankAndGroupSize(group_view.rank, group_view.size)
 
             return True
 

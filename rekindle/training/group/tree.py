@@ -39,12 +39,13 @@ class TreeSum(Generic[ValueT]):
     """Adds values along the tree, and computes each inner node as soon as both of its children are
     complete.
 
-    `add(a, b)` returns a+b and may reuse the memory of a and b. For n contiguous leaves, at most
+    `add_function(a, b)` returns a+b and may reuse the memory of a and b. For n contiguous leaves,
+    at most
     2·log2(n)+1 partial sums exist at a time.
     """
 
     def __init__(self, leaf_count: int, add_function: Callable[[ValueT, ValueT], ValueT]) -> None:
-        self._joints = list_inner_nodes(leaf_count)
+        self._inner_nodes = list_inner_nodes(leaf_count)
         self._add = add_function
         self.partial_sums: list[tuple[LeafRange, ValueT]] = []
 
@@ -58,7 +59,7 @@ class TreeSum(Generic[ValueT]):
     def pop_sibling(self, leaf_range: LeafRange) -> tuple[LeafRange, ValueT] | None:
         """If the newest partial sum and `leaf_range` are the two children of one node, remove
         and return this sum."""
-        if self.partial_sums and (self.partial_sums[-1][0][0], *leaf_range) in self._joints:
+        if self.partial_sums and (self.partial_sums[-1][0][0], *leaf_range) in self._inner_nodes:
             return self.partial_sums.pop()
         return None
 

@@ -35,16 +35,14 @@ from rekindle.training.launch import signals
 if TYPE_CHECKING:
     from rekindle.training.spec import TrainingSpec
 
-# exit codes of a worker: RUN_ABORTED if the coordinator has aborted the run, WORKLOAD_ERROR if the
-# workload has raised an exception
-RUN_ABORTED_EXIT_CODE = 71
-WORKLOAD_ERROR_EXIT_CODE = 76
+RUN_ABORTED_EXIT_CODE = 71  # of a worker if the coordinator has aborted the run
+WORKLOAD_ERROR_EXIT_CODE = 76  # of a worker if the workload has raised an exception
 MAX_MESSAGE_BYTES = 200_000
 MAX_LAST_OUTPUT_BYTES = 64 << 10
 
 
 class WorkerSlot:
-    """Memory that survives the death of a worker: its newest step, and its last words (an error
+    """Memory that survives the death of a worker: its newest step, and its last output (an error
     message or a traceback)."""
 
     def __init__(self) -> None:
@@ -72,8 +70,8 @@ class Forkserver:
     """The launcher's connection to the forkserver process."""
 
     def __init__(self, worker_slots: list[WorkerSlot], forkserver_slot: WorkerSlot) -> None:
-        """Fork the process. `worker_slots`: the memory of each worker that survives its death, by
-        index of the worker; `forkserver_slot`: the same for the forkserver itself."""
+        """Fork the process. `worker_slots`: the memory that survives the death of each worker, by
+        index of the worker; `forkserver_slot`: such memory for the forkserver itself."""
         self.socket, remote_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.requested_indices: set[int] = set()
         launcher_pid = os.getpid()

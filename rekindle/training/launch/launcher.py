@@ -67,7 +67,7 @@ COMPLETION_TIMEOUT_S = 15.0
 # exit codes that make snapshots obsolete; after other codes the pod may restart in place
 OBSOLETE_SNAPSHOT_CODES = (0, *exit_codes.PERMANENT_ERRORS)
 NEVER_S = float("inf")
-USAGE_TIMEOUT_S = 0.5  # maximum time for which this request blocks the launcher
+USAGE_TIMEOUT_S = 0.5  # maximum time for which sending the event `usage` blocks the launcher
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
@@ -327,7 +327,9 @@ class Launcher:
             error = CodeError(f"twice without a newer step: {last_output}")
             _report_to_coordinator(process_slot.name, str(error), error.exit_code)
             fail(error)
-            return self._shut_down(error.exit_code, signals.read_grace_seconds())
+            self._shut_down(error.exit_code, signals.read_grace_seconds())
+            return
+
         fail(
             RekindleError(f"{process_slot.name} {cause}. The last time:", *last_output.splitlines())
         )
@@ -336,7 +338,8 @@ class Launcher:
     def _classify_exit(
         self, process_slot: ProcessSlot, exit_code: int
     ) -> tuple[ExitKind, str, str]:
-        """Return the kind of an exit, its cause as text, and the process's last words."""
+        """Return the kind of an exit, its cause as text, and the last output of the process: an
+        error message, a traceback, or ""."""
         exit_kind = EXIT_KIND_BY_CODE.get(exit_code, ExitKind.BUG)
         last_output = process_slot.memory.read_last_output()
 
@@ -347,7 +350,7 @@ class Launcher:
 
         cause = "raised an exception" if exit_code == WORKLOAD_ERROR_EXIT_CODE else cause
         if exit_code < 0 and last_output:
-            # the launcher prints the last words, because the crashed process could not
+            # the launcher prints the traceback, because the crashed process could not
             write_stderr(*last_output.splitlines())
 
         earlier_kills = self.oom_kills
@@ -405,7 +408,8 @@ def _report_to_coordinator(process_name: str, message: str, exit_code: int) -> N
 
 
 def _report_usage_to_coordinator(pod_name: str, resource_usage: Mapping[str, float]) -> None:
-    """Send the event `resource_usage`; it is lost if the coordinator does not answer."""
+    """Send the event `usage` to the coordinator. The event is lost if the coordinator does not
+    answer."""
     from rekindle.training.membership.client import send_single_message
     from rekindle.training.membership.protocol import read_coordinator_address
 

@@ -5,8 +5,8 @@ or instead of it.
     REKINDLE_NOTICE=azure    scheduled event Preempt of this machine, 30 seconds before
 
 `python -m rekindle.training.launch.notice` polls until a notice appears, then sends SIGTERM to its
-parent, the launcher, whose workers then leave after their step. While the metadata service cannot
-be reached, this counts as no notice. Sources: AWS, spot instance interruption notices; Azure,
+parent, the launcher, whose workers then leave after their step. While the metadata service is
+unavailable, no notice is assumed. Sources: AWS, spot instance interruption notices; Azure,
 Scheduled Events. The requests to AWS use IMDSv2: its hop limit, a setting of the instance, must let
 pods reach the service.
 """

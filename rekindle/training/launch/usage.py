@@ -115,7 +115,7 @@ class UsageSampler:
 
 
 def _read_processes() -> Iterator[tuple[ProcessId, ProcessUsage]]:
-    """Yield this process and its descendants."""
+    """Yield the id and the usage of this process and of each of its descendants."""
     usage_by_pid: dict[int, tuple[int, ProcessId, ProcessUsage]] = {}
     for pid_text in os.listdir("/proc"):
         if not pid_text.isdecimal():

@@ -1,5 +1,4 @@
-"""Computes the Summary of a ledger from its events. ledger_summary.py defines the Summary and the
-events."""
+"""Computes the LedgerSummary of a ledger from its events. ledger_summary.py defines both."""
 
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -20,7 +19,7 @@ from rekindle.training.ledger.ledger_summary import (
 
 
 def summarize_events(ledger_events: Iterable[Event]) -> LedgerSummary:
-    """Return the Summary of a run's events, which must be sorted by time. Invalid events are
+    """Return the LedgerSummary of a run's events, which must be sorted by time. Invalid events are
     skipped and counted."""
     event_accounting = EventAccounting()
     for ledger_event in ledger_events:
@@ -101,9 +100,8 @@ class _ProcessTimeline:
 class _GroupPause:
     """The pause between the end of one group and the start of the next."""
 
-    opened: float | None = (
-        None  # time when the coordinator told the previous group to stop after its current step
-    )
+    # time when the coordinator told the previous group to stop after its current step
+    opened: float | None = None
     broken: float | None = None  # time when the previous group broke
     unseen: bool = False  # True if a member died at a time that is unknown
     until: float = 0.0  # time when the next group started
@@ -117,16 +115,17 @@ class _GroupPause:
 
 
 class EventAccounting:
-    """Computes a Summary event by event: `apply` calls the method `on_NAME` for an event NAME."""
+    """Computes a LedgerSummary event by event: `apply` calls the method `on_NAME` for an event
+    NAME."""
 
     def __init__(self) -> None:
         self.summary = LedgerSummary()
-        self.lives: dict[str, _ProcessTimeline] = {}
+        self.timelines: dict[str, _ProcessTimeline] = {}  # by the id of the worker
         self.group: set[str] = set()  # ids of the live members of the newest group
         self.pause = _GroupPause()
-        # the pause before a group without members of the previous group, until the first step of
-        # the new group is known
-        self.unsure: _GroupPause | None = None
+        # the pause before a group without members of the previous group; None once the first step
+        # of the new group is known
+        self.undecided_pause: _GroupPause | None = None
         # id of each worker that has not yet joined the restarted coordinator → time of its last
         # sign of life
         self.unconfirmed: dict[str, float] = {}
@@ -144,10 +143,13 @@ class EventAccounting:
         self.latest: float | None = None
 
     def apply(self, ledger_event: Event) -> None:
+        """Account for one event, which must not be earlier than the previous one. An invalid event
+        is skipped and counted."""
         event_name = ledger_event["event"]
         time_s = ledger_event["t"]
         if self.latest is None:
-            self.summary.began = self.latest = time_s
+            self.summary.began = time_s
+            self.latest = time_s
 
         time_s = max(time_s, self.latest)
         event_counts = self.summary.counts
@@ -167,7 +169,7 @@ class EventAccounting:
         ledger_summary = self.summary
         latest_time_s = self.latest or 0.0
         self._end_timelines(latest_time_s)
-        for process_timeline in self.lives.values():
+        for process_timeline in self.timelines.values():
             ledger_summary.intervals.setdefault(process_timeline.name, []).extend(
                 process_timeline.intervals
             )
@@ -226,16 +228,16 @@ class EventAccounting:
         worker_name = str(ledger_event.get("name", "?"))
         alive_ids = [
             other_id
-            for other_id, process_timeline in self.lives.items()
+            for other_id, process_timeline in self.timelines.items()
             if process_timeline.alive and process_timeline.name == worker_name
         ]
 
-        # if an earlier event lacked the id of this worker, its timeline is stored under its name:
-        # then an id does not mean a new process
+        # if an earlier event lacked the id of this worker, the timeline is stored under the
+        # worker's name, so an unknown id does not prove that the process is new
         is_new_process = (
             worker_id == worker_name if worker_name in alive_ids else worker_id not in alive_ids
         )
-        # the ledger lacks the end of the worker's previous process
+        # the ledger lacks the end of the worker's previous process, so no coordinator was running
         if alive_ids and is_new_process and alive_ids[0] not in self.unconfirmed:
             self._handle_new_coordinator(time_s)
 
@@ -249,14 +251,18 @@ class EventAccounting:
 
         self._mark_workers_dead([worker_name])
         if self.summary.generations and worker_name not in [
-            process_timeline.name for process_timeline in self.lives.values()
+            process_timeline.name for process_timeline in self.timelines.values()
         ]:
             self._record_incident(time_s, "join", worker_name)
 
-        process_timeline = self.lives.setdefault(worker_id, _ProcessTimeline(worker_name))
+        process_timeline = self.timelines.setdefault(worker_id, _ProcessTimeline(worker_name))
         # merge the timeline that an earlier event has created under the worker's name
-        if worker_id != worker_name and worker_name in self.lives and not process_timeline.alive:
-            placeholder_timeline = self.lives.pop(worker_name)
+        if (
+            worker_id != worker_name
+            and worker_name in self.timelines
+            and not process_timeline.alive
+        ):
+            placeholder_timeline = self.timelines.pop(worker_name)
             process_timeline.intervals = process_timeline.intervals + placeholder_timeline.intervals
             process_timeline.alive = placeholder_timeline.alive
             self.group = {
@@ -269,7 +275,7 @@ class EventAccounting:
     def on_lost(self, time_s: float, ledger_event: Event) -> None:
         worker_id = _read_worker_id(ledger_event)
         event_name = ledger_event["event"]
-        process_timeline = self.lives.get(worker_id)
+        process_timeline = self.timelines.get(worker_id)
         self.unconfirmed.pop(worker_id, None)
 
         if not (process_timeline and process_timeline.alive):
@@ -308,7 +314,7 @@ class EventAccounting:
     def on_open(self, time_s: float, ledger_event: Event) -> None:
         if ledger_event.get("hard"):
             self.pause.broken = time_s if self.pause.broken is None else self.pause.broken
-            for process_timeline in self.lives.values():
+            for process_timeline in self.timelines.values():
                 if process_timeline.alive:
                     process_timeline.switch(time_s, WAITED_KIND)
         elif self.pause.opened is None:
@@ -321,7 +327,7 @@ class EventAccounting:
         self._mark_workers_dead(
             [
                 process_timeline.name
-                for process_timeline in self.lives.values()
+                for process_timeline in self.timelines.values()
                 if process_timeline.name not in member_names
             ]
         )
@@ -331,7 +337,7 @@ class EventAccounting:
         self.summary.generations += 1
         id_by_name = {
             process_timeline.name: worker_id
-            for worker_id, process_timeline in self.lives.items()
+            for worker_id, process_timeline in self.timelines.items()
             if process_timeline.alive
         }
 
@@ -339,13 +345,13 @@ class EventAccounting:
             # the ledger lacks the event `join` of this worker
             if member_name not in id_by_name:
                 id_by_name[member_name] = member_name
-                self.lives.setdefault(member_name, _ProcessTimeline(member_name)).switch(
+                self.timelines.setdefault(member_name, _ProcessTimeline(member_name)).switch(
                     time_s, WAITED_KIND
                 )
 
         member_ids = {id_by_name[member_name] for member_name in member_names}
         self._start_next_group(time_s, step, member_ids)
-        for worker_id, process_timeline in self.lives.items():
+        for worker_id, process_timeline in self.timelines.items():
             if process_timeline.alive:
                 process_timeline.switch(
                     time_s, TRAINED_KIND if worker_id in member_ids else WAITED_KIND
@@ -361,17 +367,17 @@ class EventAccounting:
         step = int(ledger_event["step"])
         storage_tier = str(ledger_event.get("tier", ""))
 
-        for incident in (self.unsure or self.pause).incidents:
+        for incident in (self.undecided_pause or self.pause).incidents:
             # the restored step must have been completed before the worker was lost
             if storage_tier in ("hot", "durable") and incident.kind == "lost":
                 incident.step = max(step, incident.step or 0)
 
-        if self.unsure or not self.group - self.unconfirmed.keys():
-            for incident in (self.unsure or self.pause).incidents:
+        if self.undecided_pause or not self.group - self.unconfirmed.keys():
+            for incident in (self.undecided_pause or self.pause).incidents:
                 incident.tier = "hot" if "hot" in (storage_tier, incident.tier) else storage_tier
 
-        if self.unsure:
-            self._resume(self.unsure, step)
+        if self.undecided_pause:
+            self._resume(self.undecided_pause, step)
         # a restored state is used only if no member of the group is alive; otherwise the live
         # members send their state to the worker
         elif not self.group - self.unconfirmed.keys():
@@ -384,7 +390,7 @@ class EventAccounting:
         # a step while the coordinator restarts: the group trains without a coordinator
         if self.restart and not self.restart.left:
             self.restart.left = len(self.group)
-        if step > self.points[-1][1] if self.points else True:
+        if not self.points or step > self.points[-1][1]:
             self._record_step_time(time_s, step)
 
     def on_checkpoint(self, time_s: float, ledger_event: Event) -> None:
@@ -399,23 +405,22 @@ class EventAccounting:
     def on_verdict(self, time_s: float, ledger_event: Event) -> None:
         ledger_summary = self.summary
         if ledger_summary.state != "complete":
-            ledger_summary.state, ledger_summary.message = (
-                "failed",
-                str(ledger_event.get("message", "")),
-            )
+            ledger_summary.state = "failed"
+            ledger_summary.message = str(ledger_event.get("message", ""))
             ledger_summary.code = int(ledger_event.get("code", 1))
         self._end_timelines(time_s)
 
     def on_complete(self, time_s: float, ledger_event: Event) -> None:
         if "step" in ledger_event:
             self.on_step(time_s, ledger_event)
-        self.summary.state, self.summary.sha256 = "complete", str(ledger_event.get("sha256", ""))
+        self.summary.state = "complete"
+        self.summary.sha256 = str(ledger_event.get("sha256", ""))
         self.summary.message = ""
         self.summary.code = 0
         # reset the group, because a later process may continue the training, for example a trial of
         # a sweep
         self.group = set()
-        for process_timeline in self.lives.values():
+        for process_timeline in self.timelines.values():
             process_timeline.switch(time_s, None)
 
     def _handle_new_coordinator(self, time_s: float) -> None:
@@ -425,7 +430,7 @@ class EventAccounting:
             self.summary.state = "running"
             self.summary.message = ""
             self.summary.code = 0
-        for worker_id, process_timeline in self.lives.items():
+        for worker_id, process_timeline in self.timelines.items():
             if process_timeline.alive:
                 self.unconfirmed.setdefault(
                     worker_id, time_s if self.latest is None else self.latest
@@ -434,7 +439,7 @@ class EventAccounting:
     def _mark_workers_dead(self, worker_names: list[str]) -> None:
         """Mark the workers in `worker_names` that have not joined the new coordinator as dead."""
         for worker_id, last_seen_s in list(self.unconfirmed.items()):
-            process_timeline = self.lives[worker_id]
+            process_timeline = self.timelines[worker_id]
             if process_timeline.name in worker_names:
                 del self.unconfirmed[worker_id]
                 process_timeline.switch(last_seen_s, None)
@@ -453,7 +458,7 @@ class EventAccounting:
             return None
         survivor_count = sum(
             process_timeline.alive
-            for worker_id, process_timeline in self.lives.items()
+            for worker_id, process_timeline in self.timelines.items()
             if worker_id in self.group
         )
         last_step = self.points[-1][1] if self.points else None
@@ -468,12 +473,12 @@ class EventAccounting:
         return incident
 
     def _end_timelines(self, time_s: float) -> None:
-        group_pause = self.unsure or self.pause
+        group_pause = self.undecided_pause or self.pause
         if group_pause.is_after_failure and self.points:
             self._relabel_trained_time(
                 self._estimate_finish_time(self.points[-1][1], time_s), time_s, LOST_KIND
             )
-        for process_timeline in self.lives.values():
+        for process_timeline in self.timelines.values():
             process_timeline.switch(time_s, None)
 
     def _start_next_group(self, time_s: float, step: int, member_ids: set[str]) -> None:
@@ -487,7 +492,9 @@ class EventAccounting:
         group_pause = self.pause
         surviving_ids = self.group & member_ids
 
-        group_pause.until, self.pause, self.group = time_s, _GroupPause(), member_ids
+        group_pause.until = time_s
+        self.pause = _GroupPause()
+        self.group = member_ids
         for incident in group_pause.incidents:
             incident.resumed = time_s
 
@@ -501,31 +508,34 @@ class EventAccounting:
             if not surviving_ids and incident.kind != "coordinator":
                 incident.left = 0
 
-        if self.unsure:
-            self.unsure.until = time_s
-            self.unsure.unseen = True
-            self.unsure.incidents += group_pause.incidents
+        if self.undecided_pause:
+            self.undecided_pause.until = time_s
+            self.undecided_pause.unseen = True
+            self.undecided_pause.incidents += group_pause.incidents
         else:
-            self.unsure = group_pause
+            self.undecided_pause = group_pause
 
     def _infer_first_step(self, step: int) -> None:
         """Derive the first step of the group from its current `step`, if the first step is
         unknown."""
-        if self.unsure:
+        if self.undecided_pause:
             if self.points:
                 newest_step = min(step, self.points[-1][1])
             else:
                 # a program first reports a step after some work, so its group started at 0
                 newest_step = 0 if self.summary.run.get("program") else step
             self._resume(
-                self.unsure,
-                newest_step if self.unsure.restored is None else min(step, self.unsure.restored),
+                self.undecided_pause,
+                newest_step
+                if self.undecided_pause.restored is None
+                else min(step, self.undecided_pause.restored),
             )
 
     def _resume(self, group_pause: _GroupPause, step: int) -> None:
         """Let the group after `group_pause` start at `step`, and count work after that step as
         lost."""
-        self.unsure, step = None, max(step, 0)
+        self.undecided_pause = None
+        step = max(step, 0)
         if self.points:
             newest_step = self.points[-1][1]
             step_time_s = self._estimate_finish_time(
@@ -560,7 +570,7 @@ class EventAccounting:
     def _relabel_trained_time(self, start_s: float, end_s: float, new_kind: str) -> float:
         return sum(
             process_timeline.relabel_trained_time(start_s, end_s, new_kind)
-            for process_timeline in self.lives.values()
+            for process_timeline in self.timelines.values()
         )
 
     def _record_step_time(self, time_s: float, step: int) -> None:

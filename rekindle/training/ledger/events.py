@@ -133,7 +133,8 @@ class Ledger:
 
                 self._log_rarely(f"the ledger is waiting for the object store: {error_text}")
                 if is_closing and time.monotonic() < self._deadline:
-                    time.sleep(0.2)  # after close(), the wait above no longer waits, so wait here
+                    # after `close`, the wait above returns at once, so wait here
+                    time.sleep(0.2)
                     continue
 
             if is_closing:
@@ -192,7 +193,7 @@ def _parse_age(reported_age: object) -> float:
 def _encode_event(event_fields: Event) -> bytes:
     try:
         return to_json(event_fields, default=str).encode() + b"\n"
-    # the event has keys that JSON does not allow, or contains itself
+    # JSON cannot encode some keys, or an event that contains itself
     except (TypeError, ValueError):
         return (
             to_json(

@@ -1,4 +1,4 @@
-"""The events of a ledger, and the Summary that accounting.py computes from them.
+"""The events of a ledger, and the LedgerSummary that accounting.py computes from them.
 
 An event is {"t": unix seconds, "event": event name, ...}. In the events below, `name` is the name
 of a worker, and `step` a number of updates:
@@ -42,9 +42,10 @@ of a worker, and `step` a number of updates:
 event_types.py has the types of the fields.
 
 Each second of a live worker counts as *waited* (outside of a group), *trained* (in a group, on
-steps that are not repeated) or *lost* (in a group, on work that is repeated: all work after the
-last finished step if the group broke, or after the restored step if all workers were lost). The
-ledger has about one step per second; the steps in between are assumed to be evenly spaced.
+steps that are not repeated) or *lost* (in a group, on work that is repeated). If a group broke, all
+work after its last finished step is repeated; if all workers were lost, all work after the restored
+step. The ledger has about one event `step` per second; the steps in between are assumed to be
+evenly spaced.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -103,7 +104,7 @@ class LedgerSummary:
     began: float = 0.0
     ended: float = 0.0
     state: str = "running"  # one of: running, complete, failed
-    message: str = ""  # message of the event `verdict`, which says why the run failed
+    message: str = ""  # reason why the run failed, from the event `verdict`
     code: int = 0
     sha256: str = ""
     run: dict[str, Any] = field(default_factory=dict)
@@ -160,7 +161,7 @@ class LedgerSummary:
 
     @property
     def unit(self) -> str:
-        """The unit of `steps`: "steps", or "checkpoints" for a program that does not tell its
+        """The unit of `steps`: "steps", or "checkpoints" for a program that does not report its
         steps."""
         return "checkpoints" if self.run.get("unit") == "checkpoints" else "steps"
 
@@ -215,7 +216,8 @@ class LedgerSummary:
             "progress",
         )
 
-        return {worker_name: getattr(self, worker_name) for worker_name in attribute_names} | {
+        return {
+            **{attribute_name: getattr(self, attribute_name) for attribute_name in attribute_names},
             "steps_repeated": self.repeated,
             "steps_per_second": round(self.steps_per_second, 3),
             "worker_seconds": seconds_by_kind,
@@ -223,12 +225,9 @@ class LedgerSummary:
             "coordinator_restarts": self.count_incidents("coordinator"),
             "checkpoints": {
                 "number": len(self.checkpoints),
-                "bytes": sum(restored_event.get("bytes", 0) for restored_event in self.checkpoints),
+                "bytes": sum(event.get("bytes", 0) for event in self.checkpoints),
                 "bytes_uploaded": self.uploaded,
-                "seconds": round(
-                    sum(restored_event.get("seconds", 0.0) for restored_event in self.checkpoints),
-                    3,
-                ),
+                "seconds": round(sum(event.get("seconds", 0.0) for event in self.checkpoints), 3),
             },
             "restores": {
                 restore_tier: restore_tiers.count(restore_tier)

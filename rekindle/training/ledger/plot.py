@@ -168,13 +168,13 @@ def _draw_incidents(
         )
 
     if ledger_summary.checkpoints:
-        incident_times = [
+        checkpoint_times = [
             (checkpoint_event["t"] - ledger_summary.began) / unit_seconds
             for checkpoint_event in ledger_summary.checkpoints
         ]
         worker_axes.scatter(
-            incident_times,
-            [len(worker_names) - 0.5] * len(incident_times),
+            checkpoint_times,
+            [len(worker_names) - 0.5] * len(checkpoint_times),
             s=22,
             marker="^",
             c="#475569",
@@ -190,14 +190,12 @@ def _draw_speed(speed_axes: Any, ledger_summary: LedgerSummary, unit_seconds: fl
 
     duration_s = _compute_duration_s(ledger_summary)
     bin_edges_s = np.linspace(0, duration_s, int(max(2, min(200, duration_s))) + 1)
-    update_counts = [0]
+    update_counts = [0]  # updates until each point, including repeated steps
     point_times_s = [0.0]
     previous_step = ledger_summary.points[0][1] if ledger_summary.points else 0
 
     for point_time_s, step in ledger_summary.points:
-        update_counts.append(
-            update_counts[-1] + max(0, step - previous_step)
-        )  # including repeated steps
+        update_counts.append(update_counts[-1] + max(0, step - previous_step))
         point_times_s.append(point_time_s - ledger_summary.began)
         previous_step = step
 

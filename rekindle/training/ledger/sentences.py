@@ -1,4 +1,4 @@
-"""Describes a training in sentences, from the Summary of its ledger."""
+"""Describes a training in sentences, from the LedgerSummary of its ledger."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -53,23 +53,21 @@ def describe_summary(ledger_summary: LedgerSummary) -> list[str]:
         (incident_group[0].t, _describe_incidents(incident_group, ledger_summary))
         for incident_group in incident_groups
     ]
-    for dated_event in ledger_summary.restored:
-        restore_source = RESTORE_SOURCES.get(str(dated_event.get("tier")))
+    for restored_event in ledger_summary.restored:
+        restore_source = RESTORE_SOURCES.get(str(restored_event.get("tier")))
         if restore_source:
-            dated_sentences.append(
-                (
-                    dated_event["t"],
-                    f"{ledger_summary.unit[:-1]} {dated_event.get('step')} was restored from"
-                    f" {restore_source}.",
-                )
+            sentence = (
+                f"{ledger_summary.unit[:-1]} {restored_event.get('step')} was restored from"
+                f" {restore_source}."
             )
+            dated_sentences.append((restored_event["t"], sentence))
 
-    for dated_event in ledger_summary.unsaved:
-        duration_text = format_duration(dated_event["seconds"])
+    for unsaved_event in ledger_summary.unsaved:
+        duration_text = format_duration(unsaved_event["seconds"])
         sentence = (
             f"the program stopped on SIGTERM without a save: {duration_text} of work were repeated."
         )
-        dated_sentences.append((dated_event["t"], sentence))
+        dated_sentences.append((unsaved_event["t"], sentence))
 
     incident_lines = [
         f"{time.strftime(time_format, time.localtime(sentence_time_s))}  {sentence}"
@@ -305,7 +303,7 @@ def _describe_checkpoints(ledger_summary: LedgerSummary) -> Iterator[str]:
     checkpoint_events = ledger_summary.checkpoints
     if checkpoint_events:
         checkpoint_count = len(checkpoint_events)
-        mean_size_mb, mean_uploaded_mb = (
+        total_mb, uploaded_mb = (
             sum(checkpoint_event.get(key, 0) for checkpoint_event in checkpoint_events) / 1e6
             for key in ("bytes", "uploaded")
         )
@@ -315,8 +313,8 @@ def _describe_checkpoints(ledger_summary: LedgerSummary) -> Iterator[str]:
         )
         yield (
             f"{checkpoint_count} durable checkpoint{'s' * (checkpoint_count > 1)} of"
-            f" {mean_size_mb / checkpoint_count:.3g} MB, {format_duration(mean_upload_seconds)}"
-            f" each, during training; {mean_uploaded_mb:.3g} MB uploaded in total."
+            f" {total_mb / checkpoint_count:.3g} MB, {format_duration(mean_upload_seconds)}"
+            f" each, during training; {uploaded_mb:.3g} MB uploaded in total."
         )
 
 

@@ -46,7 +46,7 @@ class CoordinatorClient:
         Raises ConfigError if the run's secret is missing.
         """
         handshake.read_run_secret()
-        self.run_complete = is_run_complete
+        self.is_run_complete = is_run_complete
         self.coordinator = (host, port)
         self.id = uuid.uuid4().hex[:12]
         self.name = os.environ.get(POD_NAME) or f"{socket.gethostname()}-{os.getpid()}"
@@ -85,7 +85,7 @@ class CoordinatorClient:
         self, current_generation: int, step: int, should_give_up: Callable[[], bool]
     ) -> tuple[int, Members] | None:
         """Wait until the coordinator publishes a generation after `current_generation` that
-        includes this worker. Return None once `give_up()` is true or the run is complete.
+        includes this worker. Return None once `should_give_up()` is true or the run is complete.
 
         Raises ConfigError if the coordinator refuses this worker, RekindleError if it has aborted
         the run.
@@ -117,7 +117,8 @@ class CoordinatorClient:
                     self._waits_for_group = False
                     return self.published_group
 
-                # this wait ends only if `notify_waiters` is called when give_up() becomes true
+                # `notify_waiters` must be called when should_give_up() becomes true, because this
+                # wait does not poll
                 self._condition.wait()
 
         return None
@@ -130,7 +131,8 @@ class CoordinatorClient:
 
     def report_failure(self, generation_number: int) -> None:
         """Report that a collective of `generation_number` failed. If this message is lost, the
-        next `join` reports the same."""
+        next `join` message reports the failure, because it says that this worker waits for a group.
+        """
         with self._condition:
             self._waits_for_group = True
             self.send({"fault": generation_number})
@@ -278,13 +280,14 @@ class CoordinatorClient:
         is_complete = False
         config_problem = None
         try:
-            is_complete = self.run_complete()
+            is_complete = self.is_run_complete()
         except ConfigError as error:
             # the output prefix belongs to another run, and the coordinator has exited for the same
             # reason
             config_problem = error
         except RekindleError as error:
-            return write_stderr(f"cannot find out whether the run is complete: {error}")
+            write_stderr(f"cannot find out whether the run is complete: {error}")
+            return
 
         with self._condition:
             self.is_complete = self.is_complete or is_complete
@@ -319,9 +322,9 @@ class CoordinatorClient:
         pending_bytes = b""
 
         while not self.must_exit:
-            if select.select([connection], [], [], max(0.0, next_heartbeat_s - time.monotonic()))[
-                0
-            ]:
+            wait_s = max(0.0, next_heartbeat_s - time.monotonic())
+            readable_sockets, _, _ = select.select([connection], [], [], wait_s)
+            if readable_sockets:
                 received_bytes = connection.recv(1 << 18)
                 if not received_bytes:
                     return

@@ -31,11 +31,9 @@ class CoordinatorLease:
     def __init__(
         self, open_store: Callable[[], "Store"], run_spec: RunSpec, coordinator_id: str
     ) -> None:
-        self.open_store, self.key, self.identity = (
-            open_store,
-            f"{run_spec.checkpoints}/coordinator",
-            run_spec.identity_hash(),
-        )
+        self.open_store = open_store
+        self.key = f"{run_spec.checkpoints}/coordinator"
+        self.identity = run_spec.identity_hash()
         self.content = {
             "id": coordinator_id,
             "host": os.environ.get(POD_NAME) or socket.gethostname(),

@@ -119,15 +119,15 @@ class MetricsExporter(Collector):
         worker_seconds_metric = GaugeMetricFamily(
             "rekindle_training_worker_seconds", metric_description, labels=["kind"]
         )
-        for interval_kind, metric_value in self._sum_worker_seconds().items():
-            worker_seconds_metric.add_metric([interval_kind], metric_value)
+        for interval_kind, worker_seconds in self._sum_worker_seconds().items():
+            worker_seconds_metric.add_metric([interval_kind], worker_seconds)
 
         yield worker_seconds_metric
         events_metric = CounterMetricFamily(
             "rekindle_training_events", "Events of the ledger, by kind.", labels=["event"]
         )
-        for metric_name in COUNTED_EVENTS:
-            events_metric.add_metric([metric_name], ledger_summary.counts.get(metric_name, 0))
+        for event_name in COUNTED_EVENTS:
+            events_metric.add_metric([event_name], ledger_summary.counts.get(event_name, 0))
 
         yield events_metric
 
@@ -137,7 +137,7 @@ class MetricsExporter(Collector):
             (TRAINED_KIND, WAITED_KIND, LOST_KIND), 0.0
         )
         now_s = time.time()
-        for process_timeline in self.accounts.lives.values():
+        for process_timeline in self.accounts.timelines.values():
             for interval in process_timeline.intervals:
                 is_open_interval = (
                     process_timeline.alive and interval is process_timeline.intervals[-1]

@@ -54,9 +54,8 @@ class ReusableModel:
             return
 
         with suppress(UnknownKey, StorageError, OSError):
-            # collect the facts about the inputs and the code, whose hash is the cache key, if
-            # `reuse` has not collected them yet: `reuse` may still be running when a short training
-            # ends
+            # the facts describe the inputs and the code, and their hash is the cache key. They are
+            # collected here if `reuse` is still running when a short training ends
             cache_facts = self.facts or collect_facts(
                 "steps.train", cast(TrainingSpec, self.spec), {}
             )
@@ -69,9 +68,10 @@ class ReusableModel:
             if len(file_sizes) < len(MODEL_FILES):
                 return  # one of the model's files has been removed since the run was complete
 
+            # the sha256 of the artifact is unknown
             artifacts_by_name = {
                 MODEL: {"sha256": "", "files": len(file_sizes), "bytes": sum(file_sizes)}
-            }  # the sha256 of the artifact is unknown
+            }
             training_seconds = round(time.time() - self.start_time, 3)
             # an existing cache entry is replaced
             entries.record_entry(

@@ -54,9 +54,8 @@ from argolocal.common.json_text import to_json
 from argolocal.manifest.training_jobs import JOB_KINDS
 from rekindle.kubernetes_names import REKINDLE_COORDINATOR
 
-PROTOCOL_VERSION = (
-    2  # version of the messages; workers and coordinator of a run must use the same version
-)
+# version of the messages; workers and coordinator of a run must use the same version
+PROTOCOL_VERSION = 2
 DEFAULT_PORT = JOB_KINDS["PyTorchJob"].port[1]  # port of the coordinator, unless MASTER_PORT is set
 MAX_LINE_BYTES = 1 << 20  # maximum number of bytes of a message
 MAX_TEXT_CHARS = 64 << 10  # maximum number of characters of an error message

@@ -63,9 +63,7 @@ MAX_TICK_DELAY_S = 0.05
 # maximum number of connections without authentication, in addition to one per worker; a further
 # connection closes the oldest
 MAX_UNVERIFIED_CONNECTIONS = 128
-MAX_UNREAD_BYTES = (
-    64 << 20
-)  # maximum number of bytes that are buffered for a peer that does not read
+MAX_UNREAD_BYTES = 64 << 20  # maximum number of bytes to buffer for a peer that does not read
 RECORD_TIMEOUT_S = 10.0  # time limit for recording the model for reuse at the end of a run
 LOG_INTERVAL_S = 60.0  # time between two log lines about rejected connections
 
@@ -74,7 +72,9 @@ class Coordinator:
     """Connects the state machine with sockets, the clock and the object store."""
 
     def __init__(self, run_spec: RunSpec, run_secret: bytes) -> None:
-        self.spec, self.secret, self.id = run_spec, run_secret, uuid.uuid4().hex[:12]
+        self.spec = run_spec
+        self.secret = run_secret
+        self.id = uuid.uuid4().hex[:12]
         self.membership = MembershipStateMachine(run_spec)
         self.ledger = Ledger(open_store, run_spec.ledger)
         self.exporter = MetricsExporter(self.membership)
@@ -118,8 +118,8 @@ class Coordinator:
         await asyncio.wait({self.exit_code, timer_task}, return_when=asyncio.FIRST_COMPLETED)
 
         if timer_task.done():
-            # raise the error that ended `_tick`: without its ticks, silent workers would not be
-            # dropped
+            # raise the error that ended `_run_timer`: without the timer, silent workers would not
+            # be dropped
             timer_task.result()
 
         exit_code = await self.exit_code
@@ -317,7 +317,8 @@ class Coordinator:
         if self.exit_code.done():
             return  # another check has already ended the run
 
-        if completed_model:  # model["step"] is the last step; the newest heartbeat may be older
+        if completed_model:
+            # the step of the model is the last step, while the newest heartbeat may be older
             self.ledger.note(
                 "complete", step=completed_model["step"], sha256=completed_model["sha256"]
             )

@@ -73,8 +73,8 @@ class CrashCounter:
 
 @dataclass
 class MembershipStateMachine:
-    """The state machine. The state machine adds messages to `outbox`, ledger events to `events`,
-    and log lines to `log`."""
+    """The state machine. Its methods add messages to `outbox`, ledger events to `events`, and log
+    lines to `log`; the caller sends and removes them."""
 
     config: RunSpec
     generation: int = 0  # the newest opened generation
@@ -260,7 +260,8 @@ class MembershipStateMachine:
         self.events.append(
             {"event": "fault", "name": self.alive_workers[worker_id].name, "generation": generation}
         )
-        self.fruitless_groups += self.is_published
+        if self.is_published:
+            self.fruitless_groups += 1
         self._open_generation(now_s, should_abort=True)
 
         if self.fruitless_groups > MAX_FRUITLESS_GROUPS:
@@ -518,9 +519,8 @@ class MembershipStateMachine:
             {"event": "open", "generation": self.generation, "hard": self.must_abort}
         )
         self._update_next_group()
-        message_to_members, message_to_others = (
-            {"open": self.generation, "hard": is_abort} for is_abort in (self.must_abort, True)
-        )
+        message_to_members = {"open": self.generation, "hard": self.must_abort}
+        message_to_others = {"open": self.generation, "hard": True}
         member_ids = set(self.members)
         self.outbox += [
             (worker_id, message_to_members if worker_id in member_ids else message_to_others)

@@ -82,8 +82,8 @@ def choose_family(
         "validation": replace_nan(values_by_family),
     }
 
-    model_description = read_description(output_folder).as_json() | {"chosen": choice_record}
-    (output_folder / MODEL_FILE).write_bytes(encode_model_description(model_description))
+    chosen_description = read_description(output_folder).as_json() | {"chosen": choice_record}
+    (output_folder / MODEL_FILE).write_bytes(encode_model_description(chosen_description))
 
     return best_family
 
@@ -176,6 +176,6 @@ def compute_validation(
                 ) * len(sample_indices)
 
     return {
-        metric_name: metric_value / len(samples)
-        for metric_name, metric_value in weighted_sums.items()
+        metric_name: weighted_sum / len(samples)
+        for metric_name, weighted_sum in weighted_sums.items()
     }

@@ -25,7 +25,7 @@ from rekindle.workload import Workload, read_dataset_facts
 def fit_family(
     training_spec: TrainingSpec, workload: Workload, dataset_path: Path, output_folder: Path
 ) -> str:
-    """Fit the family `spec.family`, and write model.safetensors and model.json to
+    """Fit the family `training_spec.family`, and write model.safetensors and model.json to
     `output_folder`. Return the sha256 of the weights."""
     device = prepare_device(training_spec)
     verify_dataset(dataset_path, training_spec.digest)
@@ -54,9 +54,8 @@ def fit_model(
             " steps.train."
         )
 
-    torch.manual_seed(
-        mix_seed(training_spec.seed, 0, 0, 3)
-    )  # torch is seeded again, because the dataset may have drawn random numbers
+    # torch is seeded again, because the dataset may have drawn random numbers
+    torch.manual_seed(mix_seed(training_spec.seed, 0, 0, 3))
     with torch.no_grad():
         fit_result: Any = fitted_family.fit(model, samples)
 
@@ -158,9 +157,9 @@ def write_model(output_folder: Path, model: nn.Module, model_description: dict[s
     model_state = model.state_dict()
 
     non_tensor_names = [
-        entry_name
-        for entry_name, entry_value in model_state.items()
-        if not isinstance(entry_value, torch.Tensor)
+        tensor_name
+        for tensor_name, state_value in model_state.items()
+        if not isinstance(state_value, torch.Tensor)
     ]
     if non_tensor_names:
         raise ConfigError(
@@ -173,8 +172,8 @@ def write_model(output_folder: Path, model: nn.Module, model_description: dict[s
     return write_tensors(
         output_folder,
         {
-            entry_name: entry_value.detach().cpu().clone()
-            for entry_name, entry_value in model_state.items()
+            tensor_name: state_value.detach().cpu().clone()
+            for tensor_name, state_value in model_state.items()
         },
         model_description,
     )

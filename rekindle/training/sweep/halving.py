@@ -14,9 +14,8 @@ from typing import Any, TypeGuard
 
 from rekindle.training.sweep.sweep_config import Settings, Sweep
 
-MetricByJob = Mapping[
-    "TrialJob", float | None
-]  # metric of each finished job; None: the trial failed
+# metric of each finished job; None if the trial failed
+MetricByJob = Mapping["TrialJob", float | None]
 
 
 @dataclass
@@ -44,7 +43,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialJob:
-    """The training of a trial to `rung`, from the start or from its previous rung."""
+    """The training of a trial up to `rung`, from the start or from its previous rung."""
 
     trial: int
     rung: int

@@ -17,8 +17,8 @@ class BudgetStop(Document):
 
 
 class SweepDecision(Document):
-    """jobs/NUMBER.json: the next job, with the settings if its trial is new; or the end of the
-    sweep."""
+    """The file jobs/NUMBER.json. It contains the next job, with the settings if its trial is new,
+    or the end of the sweep (`stop`)."""
 
     trial: int | None = Field(default=None, ge=0)
     rung: int | None = Field(default=None, ge=0)
@@ -42,7 +42,7 @@ class SweepDecision(Document):
 
 
 class TrialFailure(Document):
-    """failed.json: why a trial has failed."""
+    """The file failed.json, which contains the reason why a trial has failed."""
 
     value: None = None  # a failed trial has no metric
     why: str
@@ -64,7 +64,8 @@ class TrialModel(Document):
 
 
 class TrialValidation(RootModel[dict[str, float | None]]):
-    """validation.json: the loss and the measures of a trial; None if they are not finite."""
+    """The file validation.json: the loss and the measures of a trial; None if they are not
+    finite."""
 
     model_config = ConfigDict(strict=True)
 
@@ -74,6 +75,7 @@ UsedSeconds = Annotated[float, Field(ge=0, lt=2**41)]
 
 
 class UsedSecondsRecord(RootModel[dict[JobName, UsedSeconds]]):
-    """seconds/PROCESS.json: the seconds that a process has used for each TRIAL/RUNG."""
+    """The file seconds/PROCESS.json: the seconds that a process has used for each job
+    TRIAL/RUNG."""
 
     model_config = ConfigDict(strict=True)

@@ -63,8 +63,8 @@ def sample_settings(
                 state=trial_state,
                 value=None if metric_value is None else direction_sign * metric_value,
                 params={
-                    setting_path: _encode_setting(search_space[setting_path], metric_value)
-                    for setting_path, metric_value in trial.settings.items()
+                    setting_path: _encode_setting(search_space[setting_path], setting_value)
+                    for setting_path, setting_value in trial.settings.items()
                 },
                 distributions=search_space,
                 system_attrs=trial.attrs,
@@ -74,8 +74,8 @@ def sample_settings(
     if default_settings and not trials and sweep.sampler != "grid":
         optuna_study.enqueue_trial(
             {
-                setting_path: _encode_setting(search_space[setting_path], metric_value)
-                for setting_path, metric_value in default_settings.items()
+                setting_path: _encode_setting(search_space[setting_path], setting_value)
+                for setting_path, setting_value in default_settings.items()
             }
         )
 
@@ -85,10 +85,11 @@ def sample_settings(
     else:
         trial_attributes = {}
 
-    return {
-        setting_path: _decode_setting(search_space[setting_path], metric_value)
-        for setting_path, metric_value in new_trial.params.items()
-    }, trial_attributes
+    trial_settings = {
+        setting_path: _decode_setting(search_space[setting_path], encoded_value)
+        for setting_path, encoded_value in new_trial.params.items()
+    }
+    return trial_settings, trial_attributes
 
 
 def make_distribution(setting_choice: SettingChoice, is_integer: bool) -> BaseDistribution:
@@ -120,8 +121,8 @@ def _make_sampler(
     if sweep.sampler == "grid":
         return GridSampler(
             {
-                setting_path: _list_grid_points(grid_values)
-                for setting_path, grid_values in search_space.items()
+                setting_path: _list_grid_points(distribution)
+                for setting_path, distribution in search_space.items()
             },
             seed=sweep.seed,
         )

@@ -61,8 +61,8 @@ class StallDetector:
         running_jobs: Sequence[TrialJob],
         read_job_seconds: Callable[[], Mapping[TrialJob, float]],
     ) -> TrialJob | None:
-        """Return the first stalled job, or None. `read_seconds` returns the seconds that each job
-        has used, as recorded in the store."""
+        """Return the first stalled job, or None. `read_job_seconds` returns the seconds that each
+        job has used, as recorded in the store."""
         now_s = time.monotonic()
         if now_s < self.next_check:
             return None
@@ -84,7 +84,8 @@ class StallDetector:
 
 
 class SweepStudy:
-    """The decisions and results of one sweep. The methods raise StorageError."""
+    """The decisions and results of one sweep, as of the last call of `read`. The methods raise
+    StorageError."""
 
     def __init__(self, store: "Store", key_prefix: str, sweep: Sweep) -> None:
         self.store = store
@@ -190,8 +191,8 @@ class SweepStudy:
         return ""
 
     def trials(self, jobs_with_results: int | None = None) -> list[Trial]:
-        """Return all started trials, with the results of the first `result_count` jobs (default:
-        all)."""
+        """Return all started trials by number, with the results of the first `jobs_with_results`
+        jobs (default: all)."""
         new_trial_records = [
             decision_record for decision_record in self.records if "settings" in decision_record
         ]
@@ -226,13 +227,9 @@ class SweepStudy:
 
         while True:
             all_trials = self.read()
-            for decision_record in self.records:
-                if (
-                    decision_record.get("pod") == pod_index
-                    and (next_job := TrialJob(decision_record["trial"], decision_record["rung"]))
-                    not in self.results
-                ):
-                    return all_trials[next_job.trial], next_job.rung
+            unfinished_job = self._find_unfinished_job(pod_index)
+            if unfinished_job:
+                return all_trials[unfinished_job.trial], unfinished_job.rung
 
             next_job, result_count = self._decide()
             if next_job:
@@ -242,7 +239,7 @@ class SweepStudy:
                 )
             elif result_count < 0:
                 time.sleep(POLL_INTERVAL_S)
-                running_jobs = [next_job for next_job in self.jobs if next_job not in self.results]
+                running_jobs = [job for job in self.jobs if job not in self.results]
 
                 stalled_job = stall_detector.find_stalled_job(running_jobs, self.read_seconds)
                 if stalled_job:
@@ -250,24 +247,31 @@ class SweepStudy:
             else:
                 return None
 
+    def _find_unfinished_job(self, pod_index: int) -> TrialJob | None:
+        """Return the job of a pod that has no result yet, or None."""
+        for decision_record in self.records:
+            if decision_record.get("pod") == pod_index:
+                job = TrialJob(decision_record["trial"], decision_record["rung"])
+                if job not in self.results:
+                    return job
+        return None
+
     def _decide(self) -> tuple[TrialJob | None, int]:
         """Return the next job, if any, and the number of jobs whose results this decision used; -1
         if results are missing."""
         sweep = self.sweep
         started_jobs = self.jobs
-        metric_by_job = {
-            next_job: job_result.get("value") for next_job, job_result in self.results.items()
-        }
+        metric_by_job = {job: job_result.get("value") for job, job_result in self.results.items()}
         result_counts = halving.find_usable_result_counts(sweep, started_jobs, metric_by_job)
 
         if not self.budget_stop:
             for result_count in result_counts:
-                known_values = {
-                    next_job: metric_by_job[next_job]
-                    for next_job in started_jobs[:result_count]
-                    if next_job in metric_by_job
+                known_metrics = {
+                    job: metric_by_job[job]
+                    for job in started_jobs[:result_count]
+                    if job in metric_by_job
                 }
-                next_job = halving.choose_next_job(sweep, started_jobs, known_values)
+                next_job = halving.choose_next_job(sweep, started_jobs, known_metrics)
                 if next_job:
                     budget_excess = budget.compute_budget_excess(
                         sweep, next_job, started_jobs, metric_by_job, self._read_budget_seconds()
@@ -278,17 +282,17 @@ class SweepStudy:
                     self._append_record({"stop": budget_excess})
                     return None, -1
 
-            # this pod need not wait for a running job: its result leads to at most one further job,
-            # which the pod of the running job can train. But this pod waits if decisions have not
-            # used all finished results, because these may lead to more jobs
+            # the result of a running job leads to at most one further job, which the pod of the
+            # running job can train, so this pod need not wait for it. But finished results that no
+            # decision has used yet may lead to more jobs, so this pod waits for their use
             has_unused_results = any(
-                next_job in metric_by_job and next_job.rung < sweep.rungs - 1
-                for next_job in started_jobs[result_counts.stop - 1 :]
+                job in metric_by_job and job.rung < sweep.rungs - 1
+                for job in started_jobs[result_counts.stop - 1 :]
             )
             if has_unused_results or not result_counts:
                 return None, -1
 
-        if all(next_job in metric_by_job for next_job in started_jobs):
+        if all(job in metric_by_job for job in started_jobs):
             return halving.choose_final_job(sweep, started_jobs, metric_by_job), len(started_jobs)
 
         # another pod still trains, and the pod that finishes the last job decides whether the best

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from rekindle import families
 from rekindle.errors import suggest_similar
-from rekindle.sections import Section, broken_rule
+from rekindle.sections import Section, describe_broken_rule
 from rekindle.workload import load
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ def apply_settings(
     except ValidationError as error:
         error_detail = error.errors()[0]
         setting_name = ".".join(map(str, error_detail["loc"])) or next(iter(changed_values))
-        reason = broken_rule(type(config_section), error_detail)
+        reason = describe_broken_rule(type(config_section), error_detail)
         raise ValueError(
             f"sweep.space.{section_name}.{setting_name}:"
             f" {changed_values.get(setting_name, changed_values)!r}: {reason}"

@@ -52,7 +52,7 @@ class Trainer(Protocol):
 
     def train(self, study: SweepStudy, trial: Trial, rung_index: int, run_id: str) -> None:
         """Train a trial in the current process, which has blocked SIGTERM, and record its result or
-        failure. Exits with 143 after SIGTERM.
+        failure. Raises SystemExit(143) after SIGTERM.
 
         `run_id`: id of the trial's MLflow run, or "".
         """
@@ -72,8 +72,8 @@ def train_trials(
     """Train the trials that the study assigns to `pod_index`, until none is left.
 
     `record_run`: records the id of a trial's MLflow run in the object store, since MLflow alone
-    does not prove that a record belongs to the sweep. Raises RekindleError if a service is
-    unavailable; exits with 143 after SIGTERM.
+    does not prove that a run belongs to the sweep. Raises RekindleError if a service is
+    unavailable, SystemExit(143) after SIGTERM.
     """
     # install a handler, because without one, PID 1 ignores SIGTERM
     signal.signal(signal.SIGTERM, _exit_on_sigterm)
@@ -250,8 +250,8 @@ def _record_result(job_result: Mapping[str, Any], run_id: str) -> None:
 
 
 def _try_tracking(tracking_call: Callable[[], ResultT]) -> ResultT | None:
-    """Return `call()`, or log and return None if MLflow is unavailable: the object store also has
-    the results."""
+    """Return the result of `tracking_call`. If MLflow is unavailable, log this and return None: the
+    object store also has the results."""
     try:
         return tracking_call()
     except TrackingError as error:

@@ -3,8 +3,9 @@ transformer, and the baseline for the transformer.
 
 `prepare` fits trees on the training rows, and their log-odds become a feature (BOOSTED). The
 transformer adds the history of the card. Trees are overconfident on the rows that they were fitted
-on, and the transformer would learn to trust them too much. So trees that were fitted on other cards
-score the training rows (cross-fitting), and trees that were fitted on all cards score later rows.
+on, and the transformer would learn to trust them too much. Therefore the training rows are scored
+by trees that were fitted on other cards (cross-fitting), and later rows by trees that were fitted
+on all cards.
 """
 
 import io
@@ -124,10 +125,11 @@ class Sample:
         self.pieces.append((feature_table[is_sampled], labels[is_sampled], card_ids[is_sampled]))
 
     def fit(self) -> "Boosting":
-        """For each fold, fit trees that score its cards. Also fit trees on all cards, which score
-        later rows."""
+        """For each fold, fit trees on the cards of the other folds; these trees score the cards of
+        the fold. Also fit trees on all cards, which score later rows. Raises DataError if all rows
+        have the same label."""
         feature_table, labels, card_ids = (
-            np.concatenate(feature_column) for feature_column in zip(*self.pieces, strict=True)
+            np.concatenate(arrays) for arrays in zip(*self.pieces, strict=True)
         )
         if len(np.unique(labels)) < 2:
             raise DataError(
@@ -153,18 +155,18 @@ class Sample:
             fold_models = []
 
             for fold_number in range(FOLDS):
-                is_fold_row = card_ids % FOLDS != fold_number
-                has_both_labels = len(np.unique(labels[is_fold_row])) == 2
-                fold_models.append(
-                    _fit(
-                        bin_numbers[is_fold_row],
-                        labels[is_fold_row],
-                        row_weights[is_fold_row],
-                        thresholds_by_feature,
-                    )
-                    if has_both_labels
-                    else model_of_all
+                is_other_fold = card_ids % FOLDS != fold_number
+                if len(np.unique(labels[is_other_fold])) < 2:
+                    fold_models.append(model_of_all)
+                    continue
+
+                fold_model = _fit(
+                    bin_numbers[is_other_fold],
+                    labels[is_other_fold],
+                    row_weights[is_other_fold],
+                    thresholds_by_feature,
                 )
+                fold_models.append(fold_model)
 
             return Boosting([*fold_models, model_of_all])
 
@@ -240,6 +242,8 @@ def _fit(
 
 
 def _export(model: Any) -> Trees:
+    """Convert a fitted model of scikit-learn to arrays; smaller trees are padded to the size of the
+    largest tree."""
     tree_node_arrays = [tree_predictor.nodes for [tree_predictor] in model._predictors]
     array_shape = len(tree_node_arrays), max(map(len, tree_node_arrays))
     own_index = np.broadcast_to(np.arange(array_shape[1]), array_shape)

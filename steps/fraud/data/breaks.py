@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 HOUR = DAY // 24
 WEEK = 7  # days
 MIN_ROWS = 20  # days with fewer rows cause no warning
-MAX_CHANCE = 1e-6  # a constant day with a lower probability is a break
+MAX_CHANCE = 1e-6  # a day with equal values is suspicious if its probability is lower
 MIN_NEW_IDS = 0.6  # minimum fraction of rows with new ids on the day of a break
 MAX_USUAL_NEW_IDS = 0.3  # upper limit for this fraction in the week before a break
 MIN_GENUINE_RATIO = 1.6  # minimum factor by which genuine rows per day change at a break
@@ -108,8 +108,8 @@ def new_ids(transactions: Rows, columns: Columns) -> list[str]:
 
 
 def _constant_days(column_values: Ints, transaction_days: Days) -> NDArray[np.bool_]:
-    """Return a mask of the days on which all rows have one value that is not frequent on other
-    days."""
+    """Return a mask of the days on which all rows have the same value, unless chance can explain
+    this because the value is frequent on other days."""
     lowest_by_day, highest_by_day = (
         extreme_function.reduceat(column_values, transaction_days.start)
         for extreme_function in (np.minimum, np.maximum)
@@ -171,7 +171,7 @@ def missing_genuine_rows(labelled_rows: Rows) -> list[str]:
     split_days = np.arange(WEEK, day_count - WEEK + 1)
     window_start = np.maximum(split_days - 2 * WEEK, 0)
     window_end = np.minimum(split_days + 2 * WEEK, day_count)
-    # daily means of [genuine rows, frauds] in the two weeks before and after each day in `middle`
+    # daily means of [genuine rows, frauds] in the two weeks before and after each of `split_days`
     mean_before = (cumulative_counts[:, split_days] - cumulative_counts[:, window_start]) / (
         split_days - window_start
     )

@@ -1,7 +1,7 @@
 """Read CSV files as text columns, in any encoding and with any separator, without losing a line.
 
-A record must be on one line. If a quoted value contains a line break, all lines of its record count
-as ragged, that is, as lines whose fields do not match the header.
+A record must be on one line. If a quoted value contains a line break, all lines of its record are
+ragged: the number of their fields differs from the header.
 """
 
 import csv
@@ -94,8 +94,8 @@ def _detect_separator(header_line: str, expected_columns: set[str]) -> str:
     """Return the separator that splits the header into the most expected column names; in a tie,
     into the most columns."""
 
-    def fitness(separator: str) -> tuple[int, int]:
+    def rate_separator(separator: str) -> tuple[int, int]:
         column_names = next(csv.reader([header_line], delimiter=separator))
         return len(expected_columns & set(column_names)), len(column_names)
 
-    return max(SEPARATORS, key=fitness)
+    return max(SEPARATORS, key=rate_separator)

@@ -2,9 +2,9 @@
 
 A feature at time t uses the transactions of the card in (t - 30 days, t], the last 50 transactions
 of the card, and the transactions of the terminal in (t - delay - 30 days, t - delay], whose labels
-are known at t. So a server needs only a history of limited length to compute each feature, with the
-same code. A feature does not depend on the order of transactions of a card (or terminal) at the
-same time.
+are known at t. Therefore a server can compute each feature with the same code from a history of
+limited length. If a card or a terminal has several transactions at the same time, a feature does
+not depend on their order.
 
 Sums over a window are differences of running sums of integers (cents, counts), so they do not
 depend on chunks or threads.
@@ -40,8 +40,8 @@ EXTRA_NAMES = (
     "fraud_run",
 )
 NAMES = RAW_NAMES + HANDBOOK_NAMES + EXTRA_NAMES
-TERMINAL_NAMES = tuple(n for n in NAMES if n.startswith("terminal_")) + EXTRA_NAMES[3:]
-CARD_NAMES = tuple(n for n in NAMES if n not in TERMINAL_NAMES)
+TERMINAL_NAMES = tuple(name for name in NAMES if name.startswith("terminal_")) + EXTRA_NAMES[3:]
+CARD_NAMES = tuple(name for name in NAMES if name not in TERMINAL_NAMES)
 
 Floats = NDArray[np.float32]
 Column = NDArray[Any]
@@ -56,7 +56,7 @@ def lookback_days(delay_days: int) -> int:
 def card_features(
     transactions: Rows, feature_names: Names = NAMES, row_indices: Ints | None = None
 ) -> dict[str, Column]:
-    """Compute the features CARD_NAMES: all of them, or at least those in `feature_names`.
+    """Compute the features CARD_NAMES; features that are not in `feature_names` may be left out.
 
     `transactions` must contain all rows of each card, sorted by (card, time, id). With
     `row_indices`, return the features of these rows only.
@@ -125,8 +125,8 @@ def card_features(
 
 
 def _habits(card_ids: Ints, amounts: NDArray[np.float64]) -> dict[str, Column]:
-    """Compute features that relate the amount, and the highest recent amounts of the card, to the
-    median of its recent amounts."""
+    """Compute the features that compare the amount, and the highest recent amounts of the card,
+    with the median of the card's recent amounts."""
     amount_column = pl.col("amount")
     habit_table = pl.DataFrame({"card": card_ids, "amount": amounts}).select(
         amount_column.rolling_median(HABIT_ROWS, min_samples=1).over("card").alias("median"),
@@ -178,7 +178,8 @@ def _compare_amounts(
 def terminal_features(
     transactions: Rows, delay_days: int, feature_names: Names = NAMES
 ) -> dict[str, Column]:
-    """Compute the features TERMINAL_NAMES: all of them, or at least those in `feature_names`.
+    """Compute the features TERMINAL_NAMES; features that are not in `feature_names` may be left
+    out.
 
     `transactions` must contain all rows of each terminal, sorted by (terminal, time, id).
     """
@@ -209,33 +210,32 @@ def terminal_features(
         return features_by_name
 
     row_count = len(transactions)
-    last_fraud = np.maximum.accumulate(np.where(is_fraud, timeline_row_index, -1))[
+    last_fraud_index = np.maximum.accumulate(np.where(is_fraud, timeline_row_index, -1))[
         label_cutoff_index - 1
     ]
-    last_genuine = np.maximum.accumulate(np.where(is_fraud, -1, timeline_row_index))[
+    last_genuine_index = np.maximum.accumulate(np.where(is_fraud, -1, timeline_row_index))[
         label_cutoff_index - 1
     ]
-    first_fraud = np.minimum.accumulate(
+    first_fraud_index = np.minimum.accumulate(
         np.append(np.where(is_fraud, timeline_row_index, row_count), row_count)[::-1]
     )[::-1][window_start]
     has_fraud = frauds_before[label_cutoff_index] > frauds_before[window_start]
 
-    for fraud_label, fraud_row_index in (("first", first_fraud), ("last", last_fraud)):
-        window_days = (
-            timeline_positions - timeline_positions[np.where(has_fraud, fraud_row_index, 0)]
-        ) / DAY
+    for fraud_label, fraud_row_index in (("first", first_fraud_index), ("last", last_fraud_index)):
+        fraud_positions = timeline_positions[np.where(has_fraud, fraud_row_index, 0)]
+        days_since_fraud = (timeline_positions - fraud_positions) / DAY
         features_by_name[f"days_since_{fraud_label}_fraud"] = np.where(
-            has_fraud, window_days, lookback_days(delay_days)
+            has_fraud, days_since_fraud, lookback_days(delay_days)
         )
 
     features_by_name["fraud_run"] = np.where(
-        has_fraud, label_cutoff_index - np.maximum(last_genuine + 1, window_start), 0
+        has_fraud, label_cutoff_index - np.maximum(last_genuine_index + 1, window_start), 0
     )
     return features_by_name
 
 
 def matrix(columns_by_name: dict[str, Column], feature_names: Names) -> Floats:
-    """Return the columns `feature_names` as one array: float32 [n, len(names)]."""
+    """Return the columns `feature_names` as one array: float32 [n, len(feature_names)]."""
     feature_table = np.empty(
         (len(columns_by_name[feature_names[0]]), len(feature_names)), np.float32
     )
@@ -250,11 +250,10 @@ def matrix(columns_by_name: dict[str, Column], feature_names: Names) -> Floats:
 def tables(
     transactions: Rows, delay_days: int, max_chunk_rows: int = 250_000, feature_names: Names = NAMES
 ) -> Iterator[tuple[Rows, Floats]]:
-    """Yield the rows and their features `feature_names` in pieces that contain all rows of their
-    cards: (rows, float32 [m, len(names)]), sorted by (card, time, id).
+    """Yield the rows, piece by piece, with their features: (rows, float32 [m, len(feature_names)]).
 
-    `transactions` must be sorted by (time, id). The function needs about the memory of
-    `transactions` plus one piece.
+    A piece contains all rows of some cards, sorted by (card, time, id). `transactions` must be
+    sorted by (time, id). The function needs about as much memory as `transactions` and one piece.
     """
     terminal_names = tuple(
         feature_name for feature_name in feature_names if feature_name in TERMINAL_NAMES
@@ -301,12 +300,12 @@ def chunks(sorted_group_ids: Ints, max_slice_rows: int) -> Iterator[slice]:
 def _join_timelines(
     group_ids: Ints, row_times: Ints, longest_window: int
 ) -> tuple[Ints, Ints, Ints]:
-    """For rows sorted by (group, time), return (index, first row of the group, position on a common
-    time line).
+    """Place the rows, which are sorted by (group, time), on one time line. Return for each row: its
+    index, the index of the first row of its group, and its position on the time line (µs).
 
-    The time line concatenates the groups. Gaps between groups, and gaps longer than `reach`, become
-    just longer than `reach`. So one binary search finds the starts of windows in all groups, and
-    positions do not overflow with many groups.
+    The time line concatenates the groups. A gap between two groups, or a gap that is longer than
+    `longest_window`, is shortened to `longest_window` + 1. Therefore one binary search finds the
+    starts of windows in all groups, and positions do not overflow with many groups.
     """
     row_indices = np.arange(len(row_times))
     first_row_indices = first_rows_of_groups(group_ids)
@@ -329,5 +328,5 @@ def _running_sum(summed_values: NDArray[np.integer | np.bool_]) -> Ints:
 
 
 def _log_ratio(numerator: Column, denominator: Column) -> NDArray[np.float64]:
-    """Return log((a + 1) / (b + 1)), which is defined for amounts that are 0."""
+    """Return log((numerator + 1) / (denominator + 1)), which is defined for amounts that are 0."""
     return np.log((numerator + 1) / (denominator + 1))

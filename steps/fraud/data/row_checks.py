@@ -85,14 +85,15 @@ def check(
     else:
         reject_reasons = converted_rows.select(
             reason=pl.coalesce(
-                pl.when(rejection_rule.fill_null(False)).then(pl.lit(text_settings))
-                for text_settings, rejection_rule in rejection_rules.items()
+                pl.when(rejection_rule.fill_null(False)).then(pl.lit(reason_text))
+                for reason_text, rejection_rule in rejection_rules.items()
             )
         )["reason"]
 
     is_valid = reject_reasons.is_null()
     valid_times = converted_rows["time"].filter(is_valid).to_numpy()
-    if len(valid_times) and (is_stray := converted_rows["time"] >= strays(valid_times)).any():
+    if len(valid_times):
+        is_stray = converted_rows["time"] >= strays(valid_times)
         reject_reasons = reject_reasons.set(is_valid & is_stray, "time far after all other rows")
         is_valid = reject_reasons.is_null()
 

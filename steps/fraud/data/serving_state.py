@@ -7,11 +7,11 @@ of later transactions.
 Each pair is an independent request: `new` are the transactions to score
 (steps.fraud.data.transactions.Rows, for example from `Rows.of(id=[..], time=[..], card=[..],
 terminal=[..], amount=[..])`), and `history` are the transactions since the end of training, which
-the client sends with the labels that it knows (fraud=0 if a label is unknown; labels within the
-delay are not used). Window b contains the features (columns `state.features`) of the last `length`
-transactions of the card up to the b-th new row: oldest first, the new row at position lengths[b] -
-1, then zeros. If the history is complete, the values equal the features that `prepare` computes,
-because the code is the same. Calls store no state, so they may run in parallel threads.
+the client sends with the labels that it knows (fraud=0 if a label is unknown; labels younger than
+the label delay are ignored). Window b contains the features (columns `state.features`) of the last
+`length` transactions of the card up to the b-th new row: oldest first, the new row at position
+lengths[b] - 1, then zeros. If the history is complete, the values equal the features that `prepare`
+computes, because the code is the same. Calls store no state, so they may run in parallel threads.
 """
 
 from collections.abc import Sequence
@@ -203,7 +203,7 @@ class State:
             ),
         )
         sort_order = np.lexsort((joined_rows.id, joined_rows.time, joined_rows.card))
-        # positions in `order` of rows from requests, not from the state
+        # positions of the requests' rows among the sorted rows, which also come from the state
         later_rows = np.argsort(sort_order)[len(past_row_indices) :]
         card_columns = card_features(joined_rows[sort_order], row_indices=later_rows)
         card_columns.update(
@@ -284,17 +284,19 @@ class State:
 
 
 def _group_by_request(ids: Ints, request_numbers: Ints) -> tuple[Ints, Ints]:
-    """Assign a number to each pair of request and id.
+    """Assign a number to each pair of request and id, so that rows of different requests are never
+    in one group.
 
-    Return (numbers, unique ids); number % len(unique ids) is the index of the id.
+    Return (numbers, unique ids). `number % len(unique_ids)` is the index of the id in the unique
+    ids.
     """
     unique_ids, id_indices = np.unique(ids, return_inverse=True)
     return request_numbers * len(unique_ids) + id_indices, unique_ids
 
 
 def _find_members(sorted_group_ids: Ints, chosen_groups: Ints) -> tuple[Ints, Ints]:
-    """Return two arrays: the indices in the sorted `sorted_group_ids` of all members of the
-    `chosen_groups` groups, and the sizes of these groups."""
+    """Return two arrays: the indices in `sorted_group_ids` of all members of the groups
+    `chosen_groups`, and the sizes of these groups."""
     start_positions = np.searchsorted(sorted_group_ids, chosen_groups)
     group_sizes = np.searchsorted(sorted_group_ids, chosen_groups, side="right") - start_positions
     return np.repeat(

@@ -37,9 +37,9 @@ from argolocal.common.files import require_disk_space
 from rekindle.errors import DataError, RekindleError
 from rekindle.workload import SMALL_DISK_REMEDY, Prepared
 from steps.fraud.data import features, serving_state, source
-from steps.fraud.data.boosting import BOOSTED, Sample
+from steps.fraud.data.boosting import BOOSTED, Boosting, Sample
 from steps.fraud.data.breaks import late_labels, sum_labels
-from steps.fraud.data.row_checks import check
+from steps.fraud.data.row_checks import CheckedRows, check
 from steps.fraud.data.suspicions import suspicions
 from steps.fraud.data.transactions import DAY, UNKNOWN, Rows, format_day, format_utc
 from steps.fraud.fraud_config import Data
@@ -103,21 +103,9 @@ def write_dataset(data_settings: Data, dataset_folder: Path) -> Prepared:
 
 
 def _write(data_settings: Data, dataset_folder: Path) -> tuple[dict[str, Any], bool, list[str]]:
-    raw_rows = source.read(data_settings, dataset_folder / "download")
-    shutil.rmtree(dataset_folder / "download", ignore_errors=True)
-    checked_rows = check(
-        raw_rows, data_settings.columns, data_settings.tolerated_rejects, data_settings.text
-    )
-    del raw_rows
-
-    # if no row is rejected, omit the source's columns, so that equal transactions give equal
-    # datasets
-    if checked_rows.rejects.is_empty():
-        rejected_rows = checked_rows.rejects.select("row", "reason")
-    else:
-        rejected_rows = checked_rows.rejects
-
-    rejected_rows.write_parquet(dataset_folder / "rejects.parquet")
+    """Write all files of the dataset except dataset.json. Return the facts, True if the source was
+    sorted by time, and warnings about the data."""
+    checked_rows = _read_rows(data_settings, dataset_folder)
     selected_rows = _select_days(checked_rows.rows, data_settings)
     labels_until = labels_end(checked_rows.rows, data_settings)
 
@@ -139,6 +127,40 @@ def _write(data_settings: Data, dataset_folder: Path) -> tuple[dict[str, Any], b
     warnings = suspicions(selected_rows, data_settings.columns, labels_until)
     selected_rows.to_frame().write_parquet(dataset_folder / "transactions.parquet")
 
+    row_pieces, fitted_boosting = _write_features(
+        selected_rows, data_settings, dataset_facts, dataset_folder
+    )
+    label_sums = _write_shards(row_pieces, fitted_boosting, dataset_facts, dataset_folder)
+    warnings += late_labels(label_sums, labels_until, data_settings.label_delay_days)
+    dataset_facts["rejected"] = checked_rows.reasons()
+
+    return dataset_facts, checked_rows.was_sorted, warnings
+
+
+def _read_rows(data_settings: Data, dataset_folder: Path) -> CheckedRows:
+    """Read and check the source, and write the rejected rows."""
+    raw_rows = source.read(data_settings, dataset_folder / "download")
+    shutil.rmtree(dataset_folder / "download", ignore_errors=True)
+    checked_rows = check(
+        raw_rows, data_settings.columns, data_settings.tolerated_rejects, data_settings.text
+    )
+
+    # if no row is rejected, omit the source's columns, so that equal transactions give equal
+    # datasets
+    if checked_rows.rejects.is_empty():
+        rejected_rows = checked_rows.rejects.select("row", "reason")
+    else:
+        rejected_rows = checked_rows.rejects
+
+    rejected_rows.write_parquet(dataset_folder / "rejects.parquet")
+    return checked_rows
+
+
+def _write_features(
+    selected_rows: Rows, data_settings: Data, dataset_facts: dict[str, Any], dataset_folder: Path
+) -> tuple[list[Rows], Boosting]:
+    """Write the features of single transactions, one file per shard, and fit the boosted trees on
+    them. Return the rows of each shard, and the trees."""
     boosting_sample = Sample(dataset_facts["train_rows"])
     row_pieces: list[Rows] = []
 
@@ -152,15 +174,28 @@ def _write(data_settings: Data, dataset_folder: Path) -> tuple[dict[str, Any], b
         boosting_sample.add(feature_table, piece_rows.fraud, piece_rows.card, is_usable)
         row_pieces.append(piece_rows)
 
-    fitted_boosting = boosting_sample.fit()
+    return row_pieces, boosting_sample.fit()
 
+
+def _write_shards(
+    row_pieces: list[Rows],
+    fitted_boosting: Boosting,
+    dataset_facts: dict[str, Any],
+    dataset_folder: Path,
+) -> NDArray[np.float64]:
+    """Write the columns of all shards, with the log-odds of the trees as the last feature, and the
+    serving state. Add `shards`, `mean` and `std` to the facts. Return the sums for
+    `late_labels`."""
+    train_end = dataset_facts["train_end"]
+    delay_days = dataset_facts["label_delay_days"]
+    labels_until = dataset_facts["test_weeks"][-1][1]
     train_moments = _Moments(len(dataset_facts["features"]))
     needed_pieces: list[tuple[Rows, features.Floats]] = []
     label_sums = np.zeros((2, 3))
 
     for piece_number, piece_rows in enumerate(row_pieces):
         feature_table = np.load(_file(dataset_folder, "features", piece_number))
-        is_training_row = piece_rows.time < dataset_facts["train_end"]
+        is_training_row = piece_rows.time < train_end
         log_odds = fitted_boosting.score(feature_table, piece_rows.card, is_training_row)
         label_sums += sum_labels(piece_rows, log_odds, dataset_facts["train_start"], labels_until)
         feature_table = np.column_stack([feature_table, log_odds])
@@ -177,30 +212,25 @@ def _write(data_settings: Data, dataset_folder: Path) -> tuple[dict[str, Any], b
             np.save(_file(dataset_folder, array_name, piece_number), shard_array)
 
         train_moments.add(feature_table, is_training_row)
-        is_needed = serving_state.needed(
-            piece_rows, dataset_facts["train_end"], data_settings.label_delay_days
-        )
+        is_needed = serving_state.needed(piece_rows, train_end, delay_days)
         needed_pieces.append((piece_rows[is_needed], feature_table[is_needed]))
 
-    warnings += late_labels(label_sums, labels_until, data_settings.label_delay_days)
-    piece_sizes = [len(piece_rows) for piece_rows in row_pieces]
-    dataset_facts["shards"] = piece_sizes
+    dataset_facts["shards"] = [len(piece_rows) for piece_rows in row_pieces]
     dataset_facts["mean"] = train_moments.mean()
     dataset_facts["std"] = train_moments.std()
-    dataset_facts["rejected"] = checked_rows.reasons()
-    kept_rows_and_features = (
+    serving_state.write(
+        dataset_folder / "state",
         Rows.concat([piece_rows for piece_rows, _ in needed_pieces]),
         np.concatenate([feature_table for _, feature_table in needed_pieces]),
+        fitted_boosting.trees(),
+        dataset_facts,
     )
-    serving_state.write(
-        dataset_folder / "state", *kept_rows_and_features, fitted_boosting.trees(), dataset_facts
-    )
-
-    return dataset_facts, checked_rows.was_sorted, warnings
+    return label_sums
 
 
 class _Moments:
-    """Mean and standard deviation of rows that are added in pieces."""
+    """Computes the mean and the standard deviation of each feature over rows that are added in
+    pieces."""
 
     def __init__(self, feature_count: int) -> None:
         self.count = 0
@@ -276,9 +306,10 @@ def labels_end(transactions: Rows, data_settings: Data) -> int:
 
 
 def calendar(transactions: Rows, data_settings: Data, labels_until: int) -> dict[str, Any]:
-    """Return the test weeks, the end of training, and numbers of rows, as facts of the dataset.
+    """Return the facts of the dataset about its times and numbers of rows: the test weeks, the
+    training period and the counts in them.
 
-    Raises DataError if there is too little data.
+    Raises DataError if there are too few rows to train or to evaluate.
     """
     last_week_end = min((last_full_day(transactions.time) + 1) * DAY, labels_until)
     week_edges = [
@@ -286,7 +317,6 @@ def calendar(transactions: Rows, data_settings: Data, labels_until: int) -> dict
         for weeks_before_end in range(data_settings.test_weeks, -1, -1)
     ]
     train_end = week_edges[0] - data_settings.label_delay_days * DAY
-    weeks_before_end = list(pairwise(week_edges))
     row_positions = np.searchsorted(transactions.time, [train_end, *week_edges])
     is_fraud = transactions.fraud == 1
     fraud_counts = np.append(0, np.cumsum(is_fraud, dtype=np.int64))[row_positions]
@@ -297,7 +327,7 @@ def calendar(transactions: Rows, data_settings: Data, labels_until: int) -> dict
         "train_start": int(transactions.time[0])
         + min(WARM_UP, max(0, train_end - int(transactions.time[0])) // 4),
         "train_end": train_end,
-        "test_weeks": weeks_before_end,
+        "test_weeks": list(pairwise(week_edges)),
         "rows": len(transactions),
         "frauds": int(is_fraud.sum()),
         "train_rows": int(row_positions[0]),

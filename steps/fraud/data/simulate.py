@@ -7,8 +7,8 @@
 An independent implementation of the rules of the Fraud Detection Handbook, chapter 3 (Le Borgne et
 al.): a card pays at nearby terminals; (1) amounts above 220 are frauds; (2) all payments at a
 compromised terminal are frauds for 28 days; (3) for 14 days, a third of the payments of a leaked
-card are frauds, with 5 times the amount. Smaller worlds have as many terminals near each card, and
-the same fraction of frauds.
+card are frauds, with 5 times the amount. In worlds of any size, a card has about as many terminals
+nearby, and the fraction of frauds is the same.
 
 `takeovers` adds a fourth kind of fraud: a fraudster tries a card with a tiny payment, and within
 hours makes several payments at any terminals, whose amounts are usual for the card. Each payment
@@ -43,8 +43,10 @@ SIDE = 100  # side length of the square with all cards and terminals
 # maximum distance of a card's terminals times sqrt(number of terminals); gives a card about 78
 # terminals
 RADIUS = 500
+# fraction of the terminals that are compromised each day, and the days until they recover
 TERMINAL_FRAUDS_A_DAY = 2 / 10_000
 TERMINAL_DAYS = 28
+# fraction of the cards that are leaked each day, and the days until they recover
 CARD_FRAUDS_A_DAY = 3 / 5_000
 CARD_DAYS = 14
 TAKEOVER = 4  # number of the fraud scenario `takeover`
@@ -56,7 +58,8 @@ TRIAL_AMOUNT = (0.5, 2.0)
 
 
 def simulate(simulated_world: World, commit_scenario: Commit | None = None) -> pl.DataFrame:
-    """Generate the transactions of a world, in time order, with the columns for `checks.check`.
+    """Generate the transactions of a world, in time order, with the columns that
+    `row_checks.check` expects.
 
     `commit_scenario` replaces the fraud rules of the handbook, see `commit_frauds`.
     """
@@ -110,7 +113,7 @@ def simulate(simulated_world: World, commit_scenario: Commit | None = None) -> p
     ) * DAY + payment_seconds * 1_000_000
     time_order = np.argsort(payment_times, kind="stable")
 
-    column_pairs = {
+    payment_columns = {
         "time": payment_times,
         "card": payment_cards,
         "terminal": payment_terminals,
@@ -122,7 +125,7 @@ def simulate(simulated_world: World, commit_scenario: Commit | None = None) -> p
         {"id": np.arange(payment_slots.size)}
         | {
             column_name: column_values[time_order]
-            for column_name, column_values in column_pairs.items()
+            for column_name, column_values in payment_columns.items()
         }
     ).with_columns(
         pl.col("time").cast(pl.Datetime("us")), fraud=(pl.col("scenario") > 0).cast(pl.UInt8)
@@ -205,9 +208,9 @@ def commit_frauds(
             )
 
     fraud_scenarios[is_compromised[payment_terminals, payment_slots % simulated_world.days]] = 2
-    for payment_ranges in leaked_payments:
-        payment_amounts[payment_ranges] = (5 * payment_amounts[payment_ranges]).round(2)
-        fraud_scenarios[payment_ranges] = 3
+    for payment_indices in leaked_payments:
+        payment_amounts[payment_indices] = (5 * payment_amounts[payment_indices]).round(2)
+        fraud_scenarios[payment_indices] = 3
 
     return fraud_scenarios
 

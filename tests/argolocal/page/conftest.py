@@ -22,8 +22,8 @@ def run_workflow(home: Path, manifest: dict[str, Any]) -> None:
     file.write_text(to_json(manifest))
     command = [sys.executable, "-m", "argolocal", "run", str(file), "--yes"]
     environ = {**os.environ, "ARGOLOCAL_HOME": str(home)}
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True)
-    assert ended.returncode in (0, 1), ended.stderr
+    process = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert process.returncode in (0, 1), process.stderr
 
 
 def workflow(name: str, tasks: list[dict[str, Any]], **spec: object) -> dict[str, Any]:

@@ -45,18 +45,18 @@ def big_log(home: Path, page: PageServer) -> str:
     return name
 
 
-def show(page: PageServer, query: str = "", tab: str = "logs") -> Any:
+def get_tab(page: PageServer, query: str = "", tab: str = "logs") -> Any:
     answer = page.get(f"{RUN}/{tab}?{query}")
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def view(page: PageServer, query: str) -> Any:
-    return show(page, query)["views"][0]
+def get_view(page: PageServer, query: str) -> Any:
+    return get_tab(page, query)["views"][0]
 
 
 def test_the_failed_step_is_shown_first(page: PageServer) -> None:
-    logs = show(page)
+    logs = get_tab(page)
     assert logs["views"][0]["step"] == "second"
     assert [line["text"] for line in logs["views"][0]["lines"]] == [
         "about to fail",
@@ -68,7 +68,7 @@ def test_the_failed_step_is_shown_first(page: PageServer) -> None:
 def test_a_log_opens_at_its_end_and_all_its_parts_can_be_reached(
     page: PageServer, big_log: str
 ) -> None:
-    shown = view(page, f"pod={big_log}")
+    shown = get_view(page, f"pod={big_log}")
     assert shown["lines"][-1]["text"].startswith(f"step {LINES - 1} ")
     assert shown["lines"][-1]["number"] == LINES
     assert shown["is_end"]
@@ -87,26 +87,26 @@ def test_a_log_opens_at_its_end_and_all_its_parts_can_be_reached(
 
 
 def test_the_first_error_is_shown_with_the_lines_around_it(page: PageServer, big_log: str) -> None:
-    shown = view(page, f"pod={big_log}&mark=error")
+    shown = get_view(page, f"pod={big_log}&mark=error")
     marked = next(line for line in shown["lines"] if line["is_marked"])
     assert (marked["number"], marked["is_error"]) == (5_001, True)
     assert shown["lines"][0]["number"] < 5_001 < shown["lines"][-1]["number"]
 
-    pods = [choice["pod"] for choice in show(page)["choices"] if choice["step"] == "first"]
+    pods = [choice["pod"] for choice in get_tab(page)["choices"] if choice["step"] == "first"]
     quiet_pod = next(pod for pod in pods if "worker" not in pod)
-    assert view(page, f"pod={quiet_pod}&mark=error")["missing_error"]
+    assert get_view(page, f"pod={quiet_pod}&mark=error")["missing_error"]
 
 
 def test_a_search_ignores_case_and_colours_and_counts_further_matches(
     page: PageServer, big_log: str
 ) -> None:
     for text in ("needle IN", "über ALL"):
-        found = show(page, f"pod={big_log}&find={quote(text)}")["search"]
+        found = get_tab(page, f"pod={big_log}&find={quote(text)}")["search"]
         assert [line["match"]["number"] for line in found["lines"]] == [7_501], text
         marked = page.get(found["lines"][0]["address"].partition("#")[0]).json()["views"][0]
         assert next(line["number"] for line in marked["lines"] if line["is_marked"]) == 7_501
 
-    found = show(page, "find=LOSS")["search"]
+    found = get_tab(page, "find=LOSS")["search"]
     assert len(found["lines"]) == 200
     assert len(found["lines"]) + found["more"] == LINES - 2
 
@@ -146,7 +146,7 @@ def test_a_log_that_does_not_belong_to_the_run_is_refused(page: PageServer) -> N
         assert page.get(f"{RUN}/log-events?pod={name}").status_code == 404, name
         assert page.get(f"{RUN}/logs/{name}").status_code in (400, 404), name
     for query in ("offset=x", "offset=-1", "mark=1e9", f"offset={'9' * 40}"):
-        pod = show(page)["views"][0]["pod"]
+        pod = get_tab(page)["views"][0]["pod"]
         assert page.get(f"{RUN}/logs?pod={pod}&{query}").status_code == 400, query
 
 
@@ -164,7 +164,7 @@ def test_markup_control_characters_and_invalid_text_are_shown_as_text(
     name = "bad-run-first-worker-1"
     content = f"{MARKUP}\n\x1b[31mred\x1b[0m\x07\n1%\r50%\r100%\n\xff\xfe\n{'x' * 5000}\n"
     (home / f"runs/bad-run/logs/{name}.log").write_bytes(content.encode("latin-1"))
-    lines = view(page, f"pod={name}")["lines"]
+    lines = get_view(page, f"pod={name}")["lines"]
     assert [line["text"] for line in lines[:4]] == [MARKUP, "red\\u0007", "100%", "��"]
     assert (len(lines[4]["text"]), lines[4]["cut"]) == (2000, 3000)
 

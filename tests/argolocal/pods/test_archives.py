@@ -100,46 +100,46 @@ TYPES = [
 ]
 
 
-def member(
+def make_entry(
     name: str, kind: bytes = tarfile.REGTYPE, target: str = "", **more: Any
 ) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type = kind
-    info.linkname = target
+    entry = tarfile.TarInfo(name)
+    entry.type = kind
+    entry.linkname = target
     for field, value in more.items():
-        setattr(info, field, value)
-    return info
+        setattr(entry, field, value)
+    return entry
 
 
 FORMATS: Any = [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]
 
 
-def packed(path: Path, members: Iterable[tarfile.TarInfo]) -> Path:
+def pack(path: Path, members: Iterable[tarfile.TarInfo]) -> Path:
     with gzip.open(path, "wb", 1) as file:
-        for info in members:
-            form = random.Random(info.name).choice(FORMATS)
-            file.write(info.tobuf(form, errors="surrogateescape"))
-            if info.isreg() and 0 < info.size < 1 << 20:
-                file.write(b"x" * info.size + b"\0" * (-info.size % 512))
+        for entry in members:
+            tar_format = random.Random(entry.name).choice(FORMATS)
+            file.write(entry.tobuf(tar_format, errors="surrogateescape"))
+            if entry.isreg() and 0 < entry.size < 1 << 20:
+                file.write(b"x" * entry.size + b"\0" * (-entry.size % 512))
         file.write(bytes(1024))
     return path
 
 
-def hostile(chance: random.Random) -> list[tarfile.TarInfo]:
+def draw_entries(rng: random.Random) -> list[tarfile.TarInfo]:
     return [
-        member(
-            chance.choice(NAMES[:10] if chance.random() < 0.9 else NAMES),
-            chance.choice(TYPES),
-            chance.choice(TARGETS[:12] if chance.random() < 0.8 else TARGETS),
-            mode=chance.choice([0o644, 0o7777, 0o000, 0o4755]),
-            size=0 if chance.random() < 0.6 else chance.choice([5, 700, 700, 700, 1 << 60]),
-            mtime=chance.choice([0, 1e9, 1e9, 1e9, 1e23]),
+        make_entry(
+            rng.choice(NAMES[:10] if rng.random() < 0.9 else NAMES),
+            rng.choice(TYPES),
+            rng.choice(TARGETS[:12] if rng.random() < 0.8 else TARGETS),
+            mode=rng.choice([0o644, 0o7777, 0o000, 0o4755]),
+            size=0 if rng.random() < 0.6 else rng.choice([5, 700, 700, 700, 1 << 60]),
+            mtime=rng.choice([0, 1e9, 1e9, 1e9, 1e23]),
         )
-        for _ in range(chance.randrange(1, 7))
+        for _ in range(rng.randrange(1, 7))
     ]
 
 
-def around(path: Path) -> list[tuple[Any, ...]]:
+def read_surroundings(path: Path) -> list[tuple[Any, ...]]:
     """Return the state of the surrounding files: names, modes, contents, times."""
     files = [
         path,
@@ -170,16 +170,16 @@ def assert_harmless(root: Path) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_hostile_archives_change_no_file_outside_of_their_folder(tmp_path: Path) -> None:
-    chance = random.Random(18)
+    rng = random.Random(18)
     loaded = 0
     (tmp_path / "place").mkdir()
     (tmp_path / "place/outside").write_text("precious")
     (tmp_path / "x").write_text("precious")
-    state_before = around(tmp_path)
+    state_before = read_surroundings(tmp_path)
 
     for number in range(1000):
-        members = hostile(chance)
-        archive = packed(tmp_path / "place/in.tmp", members)
+        members = draw_entries(rng)
+        archive = pack(tmp_path / "place/in.tmp", members)
         target = tmp_path / "place/in"
 
         try:
@@ -192,9 +192,9 @@ def test_a_thousand_hostile_archives_change_no_file_outside_of_their_folder(tmp_
             remove_directory(target) if target.is_dir() else target.unlink()
 
         archive.unlink(missing_ok=True)
-        assert around(tmp_path) == state_before, (
+        assert read_surroundings(tmp_path) == state_before, (
             number,
-            [(info.name, info.type, info.linkname) for info in members],
+            [(entry.name, entry.type, entry.linkname) for entry in members],
         )
 
     assert loaded > 50, "the harmless among them are unpacked"
@@ -204,18 +204,22 @@ def test_a_thousand_hostile_archives_change_no_file_outside_of_their_folder(tmp_
     "members",
     [
         [
-            member("d/e", tarfile.DIRTYPE),
-            member("d/e/l", tarfile.SYMTYPE, "../.."),
-            member("m", tarfile.SYMTYPE, "d/e/l/.."),
+            make_entry("d/e", tarfile.DIRTYPE),
+            make_entry("d/e/l", tarfile.SYMTYPE, "../.."),
+            make_entry("m", tarfile.SYMTYPE, "d/e/l/.."),
         ],
-        [member("a/real", size=1), member("a/out", tarfile.SYMTYPE, "../outside")],
-        [member("l", tarfile.SYMTYPE, "d"), member("d", tarfile.DIRTYPE), member("l/x", size=3)],
+        [make_entry("a/real", size=1), make_entry("a/out", tarfile.SYMTYPE, "../outside")],
         [
-            member("l", tarfile.SYMTYPE, "d"),
-            member("d", tarfile.DIRTYPE),
-            member("l/up", tarfile.SYMTYPE, ".."),
+            make_entry("l", tarfile.SYMTYPE, "d"),
+            make_entry("d", tarfile.DIRTYPE),
+            make_entry("l/x", size=3),
         ],
-        [member("only", tarfile.SYMTYPE, "outside")],
+        [
+            make_entry("l", tarfile.SYMTYPE, "d"),
+            make_entry("d", tarfile.DIRTYPE),
+            make_entry("l/up", tarfile.SYMTYPE, ".."),
+        ],
+        [make_entry("only", tarfile.SYMTYPE, "outside")],
     ],
     ids=[
         "resolved from elsewhere",
@@ -230,45 +234,45 @@ def test_a_link_to_a_file_outside_of_the_archive_is_rejected(
 ) -> None:
     (tmp_path / "outside").write_text("precious")
     with pytest.raises(ArchiveError):
-        unpack_tar(packed(tmp_path / "in.tmp", members), tmp_path / "in")
+        unpack_tar(pack(tmp_path / "in.tmp", members), tmp_path / "in")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in.tmp", "outside"]
 
 
 def test_links_to_targets_inside_the_archive_are_unpacked(tmp_path: Path) -> None:
     members = [
-        member("tree/up", tarfile.SYMTYPE, "deep/down/../../file"),
-        member("tree/deep/down", tarfile.DIRTYPE),
-        member("tree/deep/back", tarfile.SYMTYPE, "../up"),
-        member("tree/file", size=2),
+        make_entry("tree/up", tarfile.SYMTYPE, "deep/down/../../file"),
+        make_entry("tree/deep/down", tarfile.DIRTYPE),
+        make_entry("tree/deep/back", tarfile.SYMTYPE, "../up"),
+        make_entry("tree/file", size=2),
     ]
-    unpack_tar(packed(tmp_path / "in.tmp", members), tmp_path / "in")
+    unpack_tar(pack(tmp_path / "in.tmp", members), tmp_path / "in")
     assert (tmp_path / "in/up").read_text() == (tmp_path / "in/deep/back").read_text() == "xx"
 
 
 def test_an_archive_bomb_is_rejected_before_it_fills_the_disk(tmp_path: Path) -> None:
-    many = packed(
-        tmp_path / "many", (member(f"d{number}", tarfile.DIRTYPE) for number in range(2000))
+    many = pack(
+        tmp_path / "many", (make_entry(f"d{number}", tarfile.DIRTYPE) for number in range(2000))
     )
     with pytest.raises(
         ArchiveError, match="in has more than 1000 entries: pack fewer, larger files"
     ):
         unpack_tar(many, tmp_path / "in", max_entries=1000)
 
-    deep = packed(
-        tmp_path / "deep", [member("/".join(f"{number}" * 150), size=1) for number in range(10)]
+    deep = pack(
+        tmp_path / "deep", [make_entry("/".join(f"{number}" * 150), size=1) for number in range(10)]
     )
     with pytest.raises(ArchiveError, match="in has more than 1000 entries"):
         unpack_tar(deep, tmp_path / "in", max_entries=1000)
 
-    large = packed(tmp_path / "large", [member("zeros", size=1 << 50)])
+    large = pack(tmp_path / "large", [make_entry("zeros", size=1 << 50)])
     with pytest.raises(
         ArchiveError, match=r"in unpacks to more than .* GB, 90% of the free disk space: free some"
     ):
         unpack_tar(large, tmp_path / "in")
 
-    hole = member("hole", tarfile.GNUTYPE_SPARSE, size=1 << 50)
+    hole = make_entry("hole", tarfile.GNUTYPE_SPARSE, size=1 << 50)
     with pytest.raises(ArchiveError):
-        unpack_tar(packed(tmp_path / "hole", [hole]), tmp_path / "in")
+        unpack_tar(pack(tmp_path / "hole", [hole]), tmp_path / "in")
 
     with zipfile.ZipFile(tmp_path / "zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("zeros", bytes(10 << 20))
@@ -299,32 +303,34 @@ def test_an_archive_that_raises_an_error_in_zipfile_is_rejected(tmp_path: Path) 
 
 
 def test_an_endless_header_costs_neither_memory_nor_time(tmp_path: Path) -> None:
-    endless = packed(tmp_path / "endless", [member("name", tarfile.GNUTYPE_LONGNAME, size=1 << 33)])
+    endless = pack(
+        tmp_path / "endless", [make_entry("name", tarfile.GNUTYPE_LONGNAME, size=1 << 33)]
+    )
     with pytest.raises(ArchiveError, match="a header of more than"):
         unpack_tar(endless, tmp_path / "in")
-    back = member("back", size=-1024)
+    back = make_entry("back", size=-1024)
     with gzip.open(tmp_path / "back", "wb") as file:  # tarfile would read this header for ever
-        file.write(member("first").tobuf() + back.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+        file.write(make_entry("first").tobuf() + back.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
     with pytest.raises(ArchiveError):
         unpack_tar(tmp_path / "back", tmp_path / "in")
 
 
-def sparse(parts: list[tuple[int, int]], size: int, stored: int) -> tarfile.TarInfo:
+def make_sparse(parts: list[tuple[int, int]], size: int, stored: int) -> tarfile.TarInfo:
     """Return an archive with a sparse file of `size` bytes, `stored` bytes and these (offset, size)
     parts."""
-    listed = ",".join(f"{offset},{length}" for offset, length in parts)
+    parts_text = ",".join(f"{offset},{length}" for offset, length in parts)
     headers = {
         "GNU.sparse.major": "0",
         "GNU.sparse.minor": "1",
         "GNU.sparse.name": "a",
-        "GNU.sparse.map": listed,
+        "GNU.sparse.map": parts_text,
     }
-    return member("a", size=stored, pax_headers={**headers, "GNU.sparse.size": str(size)})
+    return make_entry("a", size=stored, pax_headers={**headers, "GNU.sparse.size": str(size)})
 
 
-def packed_sparse(path: Path, info: tarfile.TarInfo) -> Path:
-    content = b"".join(bytes([65 + number % 26]) * 512 for number in range(-(-info.size // 512)))
-    path.write_bytes(gzip.compress(info.tobuf(tarfile.PAX_FORMAT) + content + bytes(1024)))
+def pack_sparse(path: Path, entry: tarfile.TarInfo) -> Path:
+    content = b"".join(bytes([65 + number % 26]) * 512 for number in range(-(-entry.size // 512)))
+    path.write_bytes(gzip.compress(entry.tobuf(tarfile.PAX_FORMAT) + content + bytes(1024)))
     return path
 
 
@@ -344,8 +350,8 @@ def packed_sparse(path: Path, info: tarfile.TarInfo) -> Path:
 def test_a_sparse_file_with_an_unordered_map_is_rejected_as_in_go(
     tmp_path: Path, parts: Any, message: str
 ) -> None:
-    archive = packed_sparse(
-        tmp_path / "in.tmp", sparse(parts, 1 << 21, 512 * min(len(parts), 1000))
+    archive = pack_sparse(
+        tmp_path / "in.tmp", make_sparse(parts, 1 << 21, 512 * min(len(parts), 1000))
     )
     with pytest.raises(ArchiveError, match=message):
         unpack_tar(archive, tmp_path / "in")
@@ -353,8 +359,8 @@ def test_a_sparse_file_with_an_unordered_map_is_rejected_as_in_go(
 
 
 def test_a_sparse_file_is_restored_and_its_holes_use_no_disk_space(tmp_path: Path) -> None:
-    archive = packed_sparse(
-        tmp_path / "in.tmp", sparse([(512, 512), (1 << 29, 512), (1 << 30, 0)], 1 << 30, 1024)
+    archive = pack_sparse(
+        tmp_path / "in.tmp", make_sparse([(512, 512), (1 << 29, 512), (1 << 30, 0)], 1 << 30, 1024)
     )
     unpack_tar(archive, tmp_path / "in")
     content = (tmp_path / "in").open("rb")
@@ -371,11 +377,11 @@ def test_sparse_archives_of_gnu_tar_are_unpacked(tmp_path: Path) -> None:
             file.seek(number * 65536)
             file.write(b"%d" % number)
     content = (tmp_path / "file").read_bytes()
-    for form in ("gnu", "pax"):
-        pack = ["tar", "--sparse", f"--format={form}", "-czf", "in.tmp", "file"]
-        subprocess.run(pack, cwd=tmp_path, check=True)
-        unpack_tar(tmp_path / "in.tmp", tmp_path / form)
-        assert (tmp_path / form).read_bytes() == content
+    for tar_format in ("gnu", "pax"):
+        command = ["tar", "--sparse", f"--format={tar_format}", "-czf", "in.tmp", "file"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+        unpack_tar(tmp_path / "in.tmp", tmp_path / tar_format)
+        assert (tmp_path / tar_format).read_bytes() == content
 
 
 def test_empty_gzip_members_are_not_read_to_the_end(tmp_path: Path) -> None:
@@ -386,7 +392,7 @@ def test_empty_gzip_members_are_not_read_to_the_end(tmp_path: Path) -> None:
 
     whole = io.BytesIO()
     with tarfile.open(fileobj=whole, mode="w") as tar:
-        tar.addfile(member("a", size=20 << 20), io.BytesIO(bytes(20 << 20)))
+        tar.addfile(make_entry("a", size=20 << 20), io.BytesIO(bytes(20 << 20)))
 
     blocks = [
         whole.getvalue()[offset : offset + 1024] for offset in range(0, len(whole.getvalue()), 1024)
@@ -402,24 +408,24 @@ def test_empty_gzip_members_are_not_read_to_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("padding", [0, 129 << 20], ids=["at the beginning", "behind a large file"])
 def test_too_many_entries_are_refused_before_they_are_written(tmp_path: Path, padding: int) -> None:
     with tarfile.open(tmp_path / "in.tmp", "w:gz", compresslevel=1) as tar:
-        tar.addfile(member("padding", size=padding), io.BytesIO(bytes(padding)))
+        tar.addfile(make_entry("padding", size=padding), io.BytesIO(bytes(padding)))
         for number in range(6000):
-            tar.addfile(member(f"d{number}", tarfile.DIRTYPE))
+            tar.addfile(make_entry(f"d{number}", tarfile.DIRTYPE))
 
-    made = []
+    mkdir_calls = []
 
-    def note(_frame: Any, event: str, function: Any) -> None:
+    def count_call(_frame: Any, event: str, function: Any) -> None:
         if event == "c_call" and function is os.mkdir:
-            made.append(function)
+            mkdir_calls.append(function)
 
-    sys.setprofile(note)
+    sys.setprofile(count_call)
     try:
         with pytest.raises(ArchiveError, match="in has more than 5000 entries"):
             unpack_tar(tmp_path / "in.tmp", tmp_path / "in", max_entries=5000)
     finally:
         sys.setprofile(None)
 
-    assert len(made) <= 1001
+    assert len(mkdir_calls) <= 1001
 
 
 @pytest.mark.parametrize("layout", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -428,11 +434,11 @@ def test_an_entry_is_counted_as_it_is_read(tmp_path: Path, layout: int) -> None:
     kinds = (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.AREGTYPE, tarfile.FIFOTYPE)
     with tarfile.open(file, "w:gz", format=layout) as tar:
         for size in (0, 1, 511, 512, 513, 5000):
-            tar.addfile(member(f"f{size}", size=size), io.BytesIO(bytes(size)))
+            tar.addfile(make_entry(f"f{size}", size=size), io.BytesIO(bytes(size)))
         for kind in kinds:
-            tar.addfile(member(f"k{ord(kind)}/", kind, "target"))
+            tar.addfile(make_entry(f"k{ord(kind)}/", kind, "target"))
         if layout != tarfile.USTAR_FORMAT:
-            tar.addfile(member("ä" * 150, size=700), io.BytesIO(bytes(700)))
+            tar.addfile(make_entry("ä" * 150, size=700), io.BytesIO(bytes(700)))
 
     def read(kind: type[TarEntry]) -> list[tuple[bytes, int, int]]:
         with closing(TarStream(file)) as stream, open_tar(stream, kind) as tar:
@@ -446,7 +452,7 @@ def test_an_entry_is_counted_with_fewer_calls_than_it_is_read(tmp_path: Path) ->
     file = tmp_path / "in.tmp"
     with tarfile.open(file, "w:gz", compresslevel=1) as tar:
         for number in range(1000):
-            tar.addfile(member(f"d{number}", tarfile.DIRTYPE))
+            tar.addfile(make_entry(f"d{number}", tarfile.DIRTYPE))
 
     def read(kind: type[TarEntry]) -> None:
         with closing(TarStream(file)) as stream, open_tar(stream, kind) as tar:

@@ -24,7 +24,7 @@ needs_namespaces = pytest.mark.skipif(
 )
 
 
-def sent(store: Store, path: Path, **artifact: Any) -> dict[str, Any]:
+def save(store: Store, path: Path, **artifact: Any) -> dict[str, Any]:
     saved = artifacts.save_artifact(
         {"name": "a", "path": f"/tmp/{path.name}", **artifact},
         path,
@@ -51,7 +51,7 @@ def test_files_and_directories_are_restored(s3: Store, tmp_path: Path) -> None:
         {"archive": {"zip": {}}},
     ):
         for source in (tree, tree / "y")[: 1 if "zip" in str(archive) else 2]:
-            saved = sent(
+            saved = save(
                 s3, source, **archive, s3={"key": f"keys/{len(str(archive))}/{source.name}"}
             )
             target = tmp_path / f"in-{len(str(archive))}-{source.name}"
@@ -71,13 +71,13 @@ def test_keys_of_artifacts_have_the_format_of_the_default_repository(
     s3: Store, tmp_path: Path
 ) -> None:
     (tmp_path / "model.bin").write_text("m")
-    assert sent(s3, tmp_path / "model.bin")["s3"]["key"] == "w/pod/a.tgz"
-    assert sent(s3, tmp_path / "model.bin", archive={"none": {}})["s3"]["key"] == "w/pod/model.bin"
+    assert save(s3, tmp_path / "model.bin")["s3"]["key"] == "w/pod/a.tgz"
+    assert save(s3, tmp_path / "model.bin", archive={"none": {}})["s3"]["key"] == "w/pod/model.bin"
     (tmp_path / "a").write_text("x")
-    assert sent(s3, tmp_path / "a", archive={"zip": {}})["s3"]["key"] == "w/pod/a.zip"
+    assert save(s3, tmp_path / "a", archive={"zip": {}})["s3"]["key"] == "w/pod/a.zip"
     # as on Argo
     with pytest.raises(artifacts.ArtifactError, match="stat /tmp/argo/outputs/artifacts/a"):
-        sent(s3, tmp_path / "model.bin", archive={"zip": {}})
+        save(s3, tmp_path / "model.bin", archive={"zip": {}})
 
 
 def test_a_tarball_is_unpacked_unless_archive_is_none(s3: Store, tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_a_tarball_is_unpacked_unless_archive_is_none(s3: Store, tmp_path: Path)
     s3.upload(tmp_path / "model.tar.gz", "model.tar.gz")
     artifacts.load({"name": "a", "s3": {"key": "model.tar.gz"}}, tmp_path / "one", lambda _: s3)
     assert (tmp_path / "one").read_text() == "w"  # a single entry gets the path of the artifact
-    kept = {"name": "a", "s3": {"key": "model.tar.gz"}, "archive": {"none": {}}}
-    artifacts.load(kept, tmp_path / "two", lambda _: s3)
+    packed_artifact = {"name": "a", "s3": {"key": "model.tar.gz"}, "archive": {"none": {}}}
+    artifacts.load(packed_artifact, tmp_path / "two", lambda _: s3)
     assert (tmp_path / "two").read_bytes() == (tmp_path / "model.tar.gz").read_bytes()
 
 
@@ -99,7 +99,7 @@ def test_a_tree_is_restored_with_modes_and_hard_links(s3: Store, tmp_path: Path)
     (tree / "run").chmod(0o777)
     (tree / "again").hardlink_to(tree / "run")
     (tree / "link").symlink_to("run")
-    artifacts.load(sent(s3, tree), tmp_path / "in", lambda _: s3)
+    artifacts.load(save(s3, tree), tmp_path / "in", lambda _: s3)
     files = {
         file.name: (file.read_text(), file.stat().st_mode & 0o777)
         for file in (tmp_path / "in").iterdir()
@@ -107,7 +107,7 @@ def test_a_tree_is_restored_with_modes_and_hard_links(s3: Store, tmp_path: Path)
     assert files == dict.fromkeys(("run", "again", "link"), ("x", 0o777))
     assert (tmp_path / "in/link").is_symlink()
     assert (tmp_path / "in/again").stat().st_nlink == 1
-    artifacts.load(sent(s3, tree, archive={"none": {}}), tmp_path / "plain", lambda _: s3)
+    artifacts.load(save(s3, tree, archive={"none": {}}), tmp_path / "plain", lambda _: s3)
     # as on Argo
     assert sorted(file.name for file in (tmp_path / "plain").iterdir()) == ["again", "run"]
 
@@ -117,22 +117,28 @@ def test_a_link_out_of_an_artifact_is_rejected(s3: Store, tmp_path: Path, target
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree/link").symlink_to(target)
     with pytest.raises(ArtifactError, match=f"illegal symlink target: tree/link -> {target}"):
-        artifacts.load(sent(s3, tmp_path / "tree"), tmp_path / "in", lambda _: s3)
+        artifacts.load(save(s3, tmp_path / "tree"), tmp_path / "in", lambda _: s3)
 
 
 def test_a_link_to_a_directory_is_saved_as_argo_saves_it(s3: Store, tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "tree")
-    named = {"name": "a", "path": "/tmp/link"}
+    artifact = {"name": "a", "path": "/tmp/link"}
 
     with pytest.raises(ArtifactError, match="open /tmp/argo/outputs/artifacts/link: no such file"):
-        bare = {**named, "archive": {"none": {}}}
+        unpacked_artifact = {**artifact, "archive": {"none": {}}}
         artifacts.save_artifact(
-            bare, tmp_path / "link", tmp_path / "tree", tmp_path, "pod", "w", lambda _: s3
+            unpacked_artifact,
+            tmp_path / "link",
+            tmp_path / "tree",
+            tmp_path,
+            "pod",
+            "w",
+            lambda _: s3,
         )
 
     saved = artifacts.save_artifact(
-        named, tmp_path / "link", tmp_path / "tree", tmp_path, "pod", "w", lambda _: s3
+        artifact, tmp_path / "link", tmp_path / "tree", tmp_path, "pod", "w", lambda _: s3
     )
     # only the link exists
     with pytest.raises(ArtifactError, match="illegal symlink target: link -> /"):
@@ -146,7 +152,7 @@ def test_a_missing_artifact_is_an_error_unless_it_is_optional(s3: Store, tmp_pat
     artifacts.load(
         {"name": "a", "s3": {"key": "nope"}, "optional": True}, tmp_path / "in", lambda _: s3
     )
-    absent = (
+    arguments = (
         {"name": "a", "path": "/tmp/a"},
         tmp_path / "a",
         tmp_path / "a",
@@ -156,9 +162,9 @@ def test_a_missing_artifact_is_an_error_unless_it_is_optional(s3: Store, tmp_pat
         lambda _: s3,
     )
     with pytest.raises(ArtifactError, match="no such file"):
-        artifacts.save_artifact(*absent)
+        artifacts.save_artifact(*arguments)
 
-    assert artifacts.save_artifact({**absent[0], "optional": True}, *absent[1:]) is None
+    assert artifacts.save_artifact({**arguments[0], "optional": True}, *arguments[1:]) is None
 
 
 def test_archives_are_not_built_next_to_the_output(s3: Store, tmp_path: Path) -> None:
@@ -282,7 +288,7 @@ def outputs_after_gc(
     return execute(workflow(template, name=home.name, **spec), {}, LocalCluster(home))
 
 
-def kept(status: dict[str, Any], home: Path) -> list[dict[str, Any]]:
+def artifact_states(status: dict[str, Any], home: Path) -> list[dict[str, Any]]:
     return status["nodes"][home.name]["outputs"]["artifacts"]
 
 
@@ -305,13 +311,17 @@ def test_only_artifacts_with_garbage_collection_on_completion_are_deleted(
     ]
     status = outputs_after_gc(home, *outputs, artifactGC={"strategy": when})
 
-    assert [(artifact["name"], artifact.get("deleted")) for artifact in kept(status, home)] == [
+    assert [
+        (artifact["name"], artifact.get("deleted")) for artifact in artifact_states(status, home)
+    ] == [
         ("gone", True),
         ("never", None),
         ("later", None),
     ]
 
-    assert [s3.head(artifact["s3"]["key"]) is None for artifact in kept(status, home)] == [
+    assert [
+        s3.head(artifact["s3"]["key"]) is None for artifact in artifact_states(status, home)
+    ] == [
         True,
         False,
         False,
@@ -331,9 +341,9 @@ def test_a_failed_run_deletes_artifacts_only_with_a_gc_strategy(s3: Store, tmp_p
         tmp_path / "gc-f", output, script=failing, artifactGC={"strategy": "OnWorkflowCompletion"}
     )
     assert status["phase"] == "Failed"
-    assert s3.head(kept(status, tmp_path / "gc-f")[0]["s3"]["key"]) is None
+    assert s3.head(artifact_states(status, tmp_path / "gc-f")[0]["s3"]["key"]) is None
     status = outputs_after_gc(tmp_path / "gc-n", output)
-    assert s3.head(kept(status, tmp_path / "gc-n")[0]["s3"]["key"])
+    assert s3.head(artifact_states(status, tmp_path / "gc-n")[0]["s3"]["key"])
 
 
 def test_a_failed_deletion_of_artifacts_becomes_a_condition_of_the_workflow(tmp_path: Path) -> None:
@@ -456,5 +466,5 @@ def test_a_compression_level_that_argo_ignores_is_ignored(s3: Store, tmp_path: P
         },
         "t",
     )
-    artifacts.load(sent(s3, tmp_path / "x", archive=archive), tmp_path / "y", lambda _: s3)
+    artifacts.load(save(s3, tmp_path / "x", archive=archive), tmp_path / "y", lambda _: s3)
     assert (tmp_path / "y").read_text() == "x"

@@ -142,11 +142,11 @@ def test_all_threads_that_end_a_pipe_see_the_complete_log(tmp_path: Path) -> Non
         process.wait()
         sizes: list[int] = []
 
-        def ended(log_pipe: LogPipe = log_pipe, log: Path = log, sizes: list[int] = sizes) -> None:
+        def finish(log_pipe: LogPipe = log_pipe, log: Path = log, sizes: list[int] = sizes) -> None:
             log_pipe.finish()
             sizes.append(log.stat().st_size)
 
-        threads = [threading.Thread(target=ended) for _ in range(4)]
+        threads = [threading.Thread(target=finish) for _ in range(4)]
         for thread in threads:
             thread.start()
 

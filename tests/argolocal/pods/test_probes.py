@@ -11,13 +11,13 @@ from tests.http_server import Answer, HttpServer
 
 
 @pytest.fixture
-def answering() -> Iterator[int]:
+def answering_port() -> Iterator[int]:
     with HttpServer(lambda _: Answer()) as server:
         yield server.port
 
 
 @pytest.fixture
-def silent() -> Iterator[int]:
+def silent_port() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
         yield server.getsockname()[1]
 
@@ -28,11 +28,11 @@ def probe(port: int) -> Probe:
     )
 
 
-def test_hanging_servers_do_not_delay_other_probes(answering: int, silent: int) -> None:
-    async def looked() -> bool:
-        hanging = [asyncio.create_task(probe(silent).passes("127.0.0.1")) for _ in range(64)]
-        passed = await probe(answering).passes("127.0.0.1")
+def test_hanging_servers_do_not_delay_other_probes(answering_port: int, silent_port: int) -> None:
+    async def run_probes() -> bool:
+        hanging = [asyncio.create_task(probe(silent_port).passes("127.0.0.1")) for _ in range(64)]
+        passed = await probe(answering_port).passes("127.0.0.1")
         assert not any(task.done() for task in hanging)
         return passed
 
-    assert asyncio.run(looked())
+    assert asyncio.run(run_probes())

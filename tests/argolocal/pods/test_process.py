@@ -29,11 +29,11 @@ needs_namespaces = pytest.mark.skipif(
 )
 
 
-def ran(template: dict[str, Any], home: Path, **spec: Any) -> dict[str, Any]:
+def run_template(template: dict[str, Any], home: Path, **spec: Any) -> dict[str, Any]:
     return execute(builders.workflow({"name": "main", **template}, **spec), {}, LocalCluster(home))
 
 
-def result_of(home: Path) -> str:
+def read_log(home: Path) -> str:
     return (home / "runs/w/logs/w.log").read_text()
 
 
@@ -50,9 +50,10 @@ def test_variables_of_a_configmap_exclude_its_binary_data(tmp_path: Path) -> Non
 
     source = {"envFrom": [{"configMapRef": {"name": "c"}}]}
     assert (
-        ran({"container": shell("echo $A-${B-none}", **source)}, tmp_path)["phase"] == "Succeeded"
+        run_template({"container": shell("echo $A-${B-none}", **source)}, tmp_path)["phase"]
+        == "Succeeded"
     )
-    assert result_of(tmp_path) == "1-none\n"
+    assert read_log(tmp_path) == "1-none\n"
 
 
 @pytest.mark.parametrize(
@@ -104,15 +105,15 @@ def test_variables_of_a_configmap_exclude_its_binary_data(tmp_path: Path) -> Non
 def test_a_container_that_cannot_start_ends_only_its_node(
     tmp_path: Path, container: dict[str, Any], phase: str, message: str
 ) -> None:
-    status = ran({"container": shell("true", **container)}, tmp_path)
+    status = run_template({"container": shell("true", **container)}, tmp_path)
     assert status["phase"] == phase, status["message"]
     assert message in status["message"], status["message"]
 
 
 def test_the_termination_message_is_in_the_failure_message(tmp_path: Path) -> None:
-    tell = "printf 'out of %s' space > $ARGOLOCAL_TERMINATION_LOG; exit 3"
+    script = "printf 'out of %s' space > $ARGOLOCAL_TERMINATION_LOG; exit 3"
     assert (
-        ran({"container": shell(tell)}, tmp_path)["message"]
+        run_template({"container": shell(script)}, tmp_path)["message"]
         == "main: Error (exit code 3): out of space"
     )
 
@@ -131,7 +132,7 @@ def test_the_termination_message_is_in_the_failure_message(tmp_path: Path) -> No
 def test_an_init_container_that_cannot_start_is_named_and_leaves_no_process(
     tmp_path: Path, init: dict[str, Any], message: str
 ) -> None:
-    status = ran(
+    status = run_template(
         {
             "initContainers": [{"name": "first", **shell("true", **init)}],
             "container": shell("true"),
@@ -145,11 +146,11 @@ def test_an_init_container_that_cannot_start_is_named_and_leaves_no_process(
 @needs_namespaces
 def test_a_script_runs_after_its_init_containers(tmp_path: Path) -> None:
     script = {"image": "busybox", "command": ["sh"], "source": "echo done"}
-    status = ran(
+    status = run_template(
         {"initContainers": [{"name": "first", **shell("true")}], "script": script}, tmp_path
     )
     assert status["phase"] == "Succeeded"
-    assert result_of(tmp_path) == "done\n"
+    assert read_log(tmp_path) == "done\n"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_a_number_of_retries_that_is_invalid_after_substitution_ends_the_node(
     tmp_path: Path, strategy: dict[str, Any]
 ) -> None:
     inputs = {"parameters": [{"name": "x", "value": ".inf"}]}
-    status = ran(
+    status = run_template(
         {"inputs": inputs, "retryStrategy": strategy, "container": shell("exit 1")}, tmp_path
     )
     assert status["phase"] == "Error"
@@ -182,9 +183,9 @@ def test_a_missing_working_directory_is_created_for_the_pod_only(
     )
     container["args"][0] = "echo out > {{outputs.parameters.p.path}}; " + container["args"][0]
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
-    status = ran({"container": container, "outputs": outputs}, tmp_path)
+    status = run_template({"container": container, "outputs": outputs}, tmp_path)
     assert status["phase"] == "Succeeded", status
-    assert result_of(tmp_path) == f"{directory}\nx\nout\n", status
+    assert read_log(tmp_path) == f"{directory}\nx\nout\n", status
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "out"
     assert not Path(directory).exists()
 
@@ -194,14 +195,14 @@ def test_a_missing_working_directory_is_created_for_the_pod_only(
 def test_a_pod_cannot_delete_files_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: list[str]
 ) -> None:
-    beside = Path.cwd() / f".marker-{uuid.uuid4()}"
+    machine_file = Path.cwd() / f".marker-{uuid.uuid4()}"
     code = tmp_path / "workloads"
     code.mkdir()
     (code / "mine.py").write_text("")
-    beside.write_text("")
+    machine_file.write_text("")
     # a folder below /tmp, which the pod sees although its /tmp is private
     monkeypatch.setenv("REKINDLE_PATH", str(code))
-    file = shlex.quote(str(beside))
+    file = shlex.quote(str(machine_file))
     source = (
         f"ls {file} {code}; rm -rf {file} {code}; rm -rf /tmp/*; ls {file}; find /tmp -path"
         " '*/etc/passwd'"
@@ -212,17 +213,18 @@ def test_a_pod_cannot_delete_files_of_the_machine(
 
     try:
         assert (
-            ran({"container": shell(source), "outputs": outputs}, tmp_path)["phase"] == "Succeeded"
+            run_template({"container": shell(source), "outputs": outputs}, tmp_path)["phase"]
+            == "Succeeded"
         )
-        assert beside.exists()
+        assert machine_file.exists()
         assert (code / "mine.py").exists()
     finally:
-        beside.unlink()
+        machine_file.unlink()
 
-    seen = result_of(tmp_path)
-    assert f"{beside}\n" in seen
-    assert "mine.py\n" in seen
-    assert "/etc/passwd" not in seen, "the pod's own root must not lead back to the machine"
+    log_text = read_log(tmp_path)
+    assert f"{machine_file}\n" in log_text
+    assert "mine.py\n" in log_text
+    assert "/etc/passwd" not in log_text, "the pod's own root must not lead back to the machine"
 
 
 @needs_namespaces
@@ -230,11 +232,11 @@ def test_a_pod_cannot_delete_files_of_the_machine(
 def test_a_link_to_an_output_is_followed_within_the_pod(tmp_path: Path, link: str) -> None:
     source = f"echo mine > /tmp/secret; ln -s /tmp /tmp/on; ln -s {link} /tmp/p"
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
-    status = ran({"container": shell(source), "outputs": outputs}, tmp_path)
+    status = run_template({"container": shell(source), "outputs": outputs}, tmp_path)
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "mine", status
 
 
-def value(status: dict[str, Any]) -> str:
+def output_value(status: dict[str, Any]) -> str:
     return status["nodes"]["w"]["outputs"]["parameters"][0]["value"]
 
 
@@ -249,32 +251,34 @@ def test_an_output_behind_a_link_is_never_a_file_of_the_machine(tmp_path: Path, 
     else:
         mounts = {}
 
-    mine = Path.cwd() / f".marker-{uuid.uuid4()}"
-    mine.write_text("the machine's")
+    machine_file = Path.cwd() / f".marker-{uuid.uuid4()}"
+    machine_file.write_text("the machine's")
 
     try:
-        file = shlex.quote(str(mine))
+        file = shlex.quote(str(machine_file))
         source = f"echo the pod\\'s > {file}; ln -s {file} /tmp/p"
         template = {
             "container": shell(source, **mounts),
             "outputs": OUT,
             "volumes": [{"name": "v", "emptyDir": {}}],
         }
-        status = ran(template, tmp_path)
+        status = run_template(template, tmp_path)
     finally:
-        mine.unlink()
+        machine_file.unlink()
 
     # if one overlay covers the whole machine, the file that the pod has changed in it can be read
-    is_readable = filesystem._supports_root_overlay() and not mine.is_relative_to("/tmp")
-    assert value(status) == "the pod's" if is_readable else "no such file" in status["message"]
+    is_readable = filesystem._supports_root_overlay() and not machine_file.is_relative_to("/tmp")
+    assert (
+        output_value(status) == "the pod's" if is_readable else "no such file" in status["message"]
+    )
 
 
 @needs_namespaces
 @pytest.mark.parametrize("where", ["input", "mount"])
 def test_the_runner_does_not_follow_a_link_in_a_volume(tmp_path: Path, where: str) -> None:
-    machines = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".marker-"))
+    machine_folder = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".marker-"))
     (tmp_path / "claims/c").mkdir(parents=True)
-    (tmp_path / "claims/c/link").symlink_to(machines)
+    (tmp_path / "claims/c/link").symlink_to(machine_folder)
     Controller(LocalCluster(tmp_path), "PersistentVolumeClaim").apply(
         {"kind": "PersistentVolumeClaim", "metadata": {"name": "c"}, "spec": {}}
     )
@@ -285,23 +289,23 @@ def test_the_runner_does_not_follow_a_link_in_a_volume(tmp_path: Path, where: st
         artifact = None
 
     if where == "mount":
-        below = [{"name": "e", "mountPath": "/v/link/x"}]
+        inner_mounts = [{"name": "e", "mountPath": "/v/link/x"}]
     else:
-        below = []
+        inner_mounts = []
 
     template = {
         "inputs": {"artifacts": [artifact] if artifact else []},
-        "container": shell("true", volumeMounts=[{"name": "v", "mountPath": "/v"}, *below]),
+        "container": shell("true", volumeMounts=[{"name": "v", "mountPath": "/v"}, *inner_mounts]),
         "volumes": [
             {"name": "v", "persistentVolumeClaim": {"claimName": "c"}},
             {"name": "e", "emptyDir": {}},
         ],
     }
 
-    phase = ran(template, tmp_path)["phase"]
+    phase = run_template(template, tmp_path)["phase"]
     # /tmp is private to the pod
-    assert phase == "Error" or (where == "input" and str(machines).startswith("/tmp"))
-    machines.rmdir()  # fails unless the directory is empty
+    assert phase == "Error" or (where == "input" and str(machine_folder).startswith("/tmp"))
+    machine_folder.rmdir()  # fails unless the directory is empty
 
 
 @needs_namespaces
@@ -322,7 +326,10 @@ def test_declared_output_files_have_the_same_path_as_in_a_container(
     tmp_path: Path, source: str, path: str, found: str
 ) -> None:
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": path}}]}
-    assert value(ran({"container": shell(source), "outputs": outputs}, tmp_path)) == found
+    assert (
+        output_value(run_template({"container": shell(source), "outputs": outputs}, tmp_path))
+        == found
+    )
     assert not Path(path).exists() or path == "/tmp/x"
 
 
@@ -333,11 +340,11 @@ def test_the_path_of_an_output_may_be_relative_to_the_working_directory(
 ) -> None:
     container_fields = {"workingDir": directory} if directory else {}
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "a/x"}}]}
-    status = ran(
+    status = run_template(
         {"container": shell("mkdir a; echo 1 > a/x", **container_fields), "outputs": outputs},
         tmp_path,
     )
-    assert value(status) == "1"
+    assert output_value(status) == "1"
     assert not Path(directory or "/", "a").exists()
 
 
@@ -351,7 +358,7 @@ def test_an_output_below_a_sub_path_with_a_variable_is_found(tmp_path: Path) -> 
         "outputs": outputs,
         "volumes": [{"name": "v", "emptyDir": {}}],
     }
-    assert value(ran(template, tmp_path)) == "1"
+    assert output_value(run_template(template, tmp_path)) == "1"
 
 
 @needs_namespaces
@@ -365,54 +372,56 @@ def test_an_input_below_a_sub_path_with_a_variable_is_found(tmp_path: Path) -> N
         "outputs": OUT,
         "volumes": [{"name": "v", "emptyDir": {}}],
     }
-    assert value(ran(template, tmp_path)) == "1"
+    assert output_value(run_template(template, tmp_path)) == "1"
 
 
 @needs_namespaces
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 def test_mounts_below_an_import_folder_are_visible_in_pods(tmp_path: Path) -> None:
-    kept = Path(tempfile.mkdtemp(dir="/tmp"))
-    (kept / "m").mkdir()
+    import_folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    (import_folder / "m").mkdir()
 
     manifest = builders.workflow(
-        {"name": "main", "container": shell(f"test $(cat {kept}/m/x) = 1")}
+        {"name": "main", "container": shell(f"test $(cat {import_folder}/m/x) = 1")}
     )
 
     (tmp_path / "w.json").write_text(json.dumps(manifest))
     run = f"{shlex.quote(str(Path(sys.executable).with_name('rekindle')))} run --manifest w.json"
-    script = f"mount -t tmpfs x {kept}/m && echo 1 > {kept}/m/x && {run}"
+    script = f"mount -t tmpfs x {import_folder}/m && echo 1 > {import_folder}/m/x && {run}"
 
     environment = {
         **os.environ,
         "REKINDLE_HOME": str(tmp_path / "home"),
-        "REKINDLE_PATH": str(kept),
+        "REKINDLE_PATH": str(import_folder),
     }
 
-    done = subprocess.run(
+    process = subprocess.run(
         ["unshare", "-m", "sh", "-c", script], cwd=tmp_path, env=environment, capture_output=True
     )
-    shutil.rmtree(kept)
-    assert done.returncode == 0, done.stderr
+    shutil.rmtree(import_folder)
+    assert process.returncode == 0, process.stderr
 
 
 @needs_namespaces
 def test_a_retry_does_not_write_through_a_link_of_an_earlier_attempt(tmp_path: Path) -> None:
-    machines = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".marker-"))
-    mode_before = machines.stat().st_mode
+    machine_folder = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".marker-"))
+    mode_before = machine_folder.stat().st_mode
     root = tmp_path / "root"
     root.mkdir()
-    (root / "tmp").symlink_to(machines)
+    (root / "tmp").symlink_to(machine_folder)
     filesystem.FileSystemView(root, []).prepare([])
-    after = machines.stat().st_mode
-    machines.rmdir()
-    assert mode_before == after
+    mode_after = machine_folder.stat().st_mode
+    machine_folder.rmdir()
+    assert mode_before == mode_after
     assert not (root / "tmp").is_symlink()
 
 
 @needs_namespaces
 def test_a_home_may_have_any_name(tmp_path: Path) -> None:
-    status = ran({"container": shell("echo 1 > /tmp/p"), "outputs": OUT}, tmp_path / "a,b\\c:d e")
-    assert value(status) == "1"
+    status = run_template(
+        {"container": shell("echo 1 > /tmp/p"), "outputs": OUT}, tmp_path / "a,b\\c:d e"
+    )
+    assert output_value(status) == "1"
 
 
 @needs_namespaces
@@ -420,11 +429,11 @@ def test_the_working_directory_of_the_runner_does_not_hide_files_of_the_pod(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir("/tmp")
-    status = ran(
+    status = run_template(
         {"container": shell("ls /tmp > /tmp/p; echo end >> /tmp/p"), "outputs": OUT}, tmp_path
     )
-    assert "pytest" not in value(status)
-    assert value(status).endswith("end")
+    assert "pytest" not in output_value(status)
+    assert output_value(status).endswith("end")
 
 
 @needs_namespaces
@@ -433,7 +442,7 @@ def test_the_working_directory_of_the_runner_does_not_hide_files_of_the_pod(
 )
 def test_an_output_that_is_not_a_file_is_an_error(tmp_path: Path, source: str) -> None:
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
-    status = ran({"container": shell(source), "outputs": outputs}, tmp_path)
+    status = run_template({"container": shell(source), "outputs": outputs}, tmp_path)
     assert status["phase"] == "Error", status
     assert "outputs/parameters/tmp/p: no such file" in status["message"], status
 
@@ -441,14 +450,14 @@ def test_an_output_that_is_not_a_file_is_an_error(tmp_path: Path, source: str) -
 def test_only_one_newline_is_removed_from_the_end_of_an_output(tmp_path: Path) -> None:
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
     source = r"printf 'a\r\n\r\n' > {{outputs.parameters.p.path}}"
-    status = ran({"container": shell(source), "outputs": outputs}, tmp_path)
+    status = run_template({"container": shell(source), "outputs": outputs}, tmp_path)
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "a\r\n\r", status
 
 
 def test_processes_in_a_new_session_end_with_the_run(tmp_path: Path) -> None:
     source = "setsid sleep 1000 > /dev/null 2>&1 & echo $!; sleep 0.3"
-    assert ran({"container": shell(source)}, tmp_path)["phase"] == "Succeeded"
-    assert read_start_ticks(int(result_of(tmp_path))) is None
+    assert run_template({"container": shell(source)}, tmp_path)["phase"] == "Succeeded"
+    assert read_start_ticks(int(read_log(tmp_path))) is None
 
 
 @needs_namespaces
@@ -456,7 +465,7 @@ def test_a_working_directory_in_a_volume_is_created(tmp_path: Path) -> None:
     mount = {"volumeMounts": [{"name": "v", "mountPath": "/v"}], "workingDir": "/v/new"}
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/v/new/p"}}]}
     volumes = [{"name": "v", "emptyDir": {}}]
-    status = ran(
+    status = run_template(
         {"container": shell("echo x > p", **mount), "outputs": outputs, "volumes": volumes},
         tmp_path,
     )
@@ -474,8 +483,8 @@ def test_pod_spec_patches_of_a_workflow_and_a_template_set_variables(tmp_path: P
         "podSpecPatch": patch % ("D", "{{workflow.parameters.x}}"),
         "arguments": {"parameters": [PARAMETER]},
     }
-    assert ran(template, tmp_path, **workflow)["phase"] == "Succeeded"
-    assert result_of(tmp_path) == "c2 w c d\n"
+    assert run_template(template, tmp_path, **workflow)["phase"] == "Succeeded"
+    assert read_log(tmp_path) == "c2 w c d\n"
 
 
 PARAMETER = {"name": "x", "value": "d"}
@@ -507,7 +516,9 @@ def test_a_pod_spec_patch_sets_the_grace_period(tmp_path: Path, patch: str, mess
         source = "sleep 1000"
     template = {"podSpecPatch": patch, "container": shell(source)}
     grace = "terminationGracePeriodSeconds: 1000"  # the patch of the template has priority
-    status = ran(template, tmp_path, podSpecPatch=grace, arguments={"parameters": [PARAMETER]})
+    status = run_template(
+        template, tmp_path, podSpecPatch=grace, arguments={"parameters": [PARAMETER]}
+    )
     assert message in status["message"], status["message"]
 
 
@@ -538,7 +549,7 @@ def test_a_deadline_that_is_invalid_after_substitution_ends_the_node(
     tmp_path: Path, field: str
 ) -> None:
     inputs = {"parameters": [{"name": "x", "value": "abc"}]}
-    status = ran(
+    status = run_template(
         {"inputs": inputs, field: "{{inputs.parameters.x}}", "container": shell("true")}, tmp_path
     )
     assert status["phase"] == "Error", status["message"]
@@ -570,7 +581,7 @@ def test_a_pod_imports_only_from_the_project(
         "workingDir": "/",
     }
 
-    assert ran({"container": container}, tmp_path)["phase"] == "Succeeded"
-    files, path = result_of(tmp_path).splitlines()
+    assert run_template({"container": container}, tmp_path)["phase"] == "Succeeded"
+    files, path = read_log(tmp_path).splitlines()
     assert files == f"{folder}/steps/greet.py {folder}/pipelines/nightly.py"
     assert str(project.REFERENCE) not in [entry.rstrip("/") for entry in ast.literal_eval(path)]

@@ -39,19 +39,24 @@ def mount(path: str, name: str = "v", **more: Any) -> dict[str, Any]:
     return {"name": name, "mountPath": path, **more}
 
 
-def ran(
-    home: Path, *templates: dict[str, Any], others: tuple[dict[str, Any], ...] = (), **spec: Any
+def run_pods(
+    home: Path,
+    *templates: dict[str, Any],
+    other_objects: tuple[dict[str, Any], ...] = (),
+    **spec: Any,
 ) -> dict[str, Any]:
     cluster = LocalCluster(home)
-    cluster.store_objects(others)
+    cluster.store_objects(other_objects)
     return execute(workflow(*templates, **spec), {}, cluster)
 
 
 def pod_output(
-    home: Path, template: dict[str, Any], volume: dict[str, Any], *others: dict[str, Any]
+    home: Path, template: dict[str, Any], volume: dict[str, Any], *other_objects: dict[str, Any]
 ) -> str:
     """Run a pod with `volume` as v, and return the content of its /tmp/out."""
-    status = ran(home, template, others=others, volumes=[{"name": "v", **volume}])
+    status = run_pods(
+        home, template, other_objects=other_objects, volumes=[{"name": "v", **volume}]
+    )
     assert status["phase"] == "Succeeded", status
     return status["nodes"]["w"]["outputs"]["parameters"][0]["value"]
 
@@ -162,7 +167,7 @@ def test_a_volume_claim_is_shared_by_pods_and_deleted_as_on_argo(
     write = {**shell("echo hello > /v/x", mount("/v")), "name": "write", "outputs": {}}
     read = {**shell(f"cp /v/x /tmp/out; exit {exit_code}", mount("/v")), "name": "read"}
     more: dict[str, Any] = {"volumeClaimGC": gc} if gc else {}
-    status = ran(
+    status = run_pods(
         tmp_path, steps("write", "read"), write, read, volumeClaimTemplates=[CLAIM], **more
     )
     (node,) = [node for node in status["nodes"].values() if node["displayName"] == "read"]
@@ -178,7 +183,7 @@ def test_a_claim_in_the_workflow_file_outlives_the_workflow(tmp_path: Path) -> N
     pod_output(tmp_path, shell("echo 1 > /v/x; touch /tmp/out", mount("/v")), volume, claim)
     assert (tmp_path / "claims/data/x").read_text() == "1\n"
     with pytest.raises(ConfigError, match="PersistentVolumeClaim 'data' does not exist here"):
-        ran(tmp_path / "other", shell("true", mount("/v")), volumes=[{"name": "v", **volume}])
+        run_pods(tmp_path / "other", shell("true", mount("/v")), volumes=[{"name": "v", **volume}])
 
 
 @pytest.mark.parametrize(
@@ -197,8 +202,11 @@ def test_a_claim_in_the_workflow_file_outlives_the_workflow(tmp_path: Path) -> N
 def test_an_invalid_volume_is_reported_with_its_name(
     tmp_path: Path, volume: dict[str, Any], message: str
 ) -> None:
-    status = ran(
-        tmp_path, shell("true", mount("/v")), others=(SECRET,), volumes=[{"name": "v", **volume}]
+    status = run_pods(
+        tmp_path,
+        shell("true", mount("/v")),
+        other_objects=(SECRET,),
+        volumes=[{"name": "v", **volume}],
     )
     assert status["phase"] == "Error"
     assert message in status["message"]
@@ -251,7 +259,7 @@ def test_invalid_volumes_are_rejected_before_the_run(
     tmp_path: Path, spec: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        ran(tmp_path, shell("true", mount("/v")), **spec)
+        run_pods(tmp_path, shell("true", mount("/v")), **spec)
     assert not (tmp_path / "runs").exists()
 
 
@@ -264,7 +272,7 @@ def test_a_secret_is_only_in_its_own_file(tmp_path: Path) -> None:
     )
     template["container"]["env"] = env
     volume = {"name": "v", "secret": {"secretName": "s"}}
-    status = ran(tmp_path, template, others=(SECRET,), volumes=[volume])
+    status = run_pods(tmp_path, template, other_objects=(SECRET,), volumes=[volume])
     assert status["phase"] == "Failed"
     assert "hunter2" not in str(status)
     assert (tmp_path / "runs/w/logs/w.log").read_text() == "ran\n"

@@ -52,8 +52,8 @@ ENVIRONMENT = [
     {"name": "POD", "value": "{{pod.name}}"},
     {"name": "HOME_OF_ALL", "value": "@HOME@"},
     *(
-        {"name": n, "valueFrom": {"fieldRef": {"fieldPath": p}}}
-        for n, p in (("ME", "metadata.name"), ("IP", "status.podIP"))
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field_path}}}
+        for name, field_path in (("ME", "metadata.name"), ("IP", "status.podIP"))
     ),
 ]
 RUNNER = """
@@ -239,11 +239,11 @@ class Run:
         }
 
         starts = self.starts()
-        parts = {mark: mark.split(".") for mark in starts}
+        name_parts = {mark: mark.split(".") for mark in starts}
 
         return {
             mark: starts[mark]
-            for mark, (pod, replica, *_) in parts.items()
+            for mark, (pod, replica, *_) in name_parts.items()
             if pod.rpartition("-")[2] in ended or replica in replicas
         }
 
@@ -263,14 +263,14 @@ class Run:
         nodes = {}
 
         for node in status["nodes"].values():
-            kept = {key: value for key, value in node.items() if key not in CLOCK}
-            if "message" in kept:  # it may name a log file
-                kept["message"] = kept["message"].replace(str(self.home), "HOME")
+            fields = {key: value for key, value in node.items() if key not in CLOCK}
+            if "message" in fields:  # it may name a log file
+                fields["message"] = fields["message"].replace(str(self.home), "HOME")
 
-            nodes[node["name"]] = kept | {"children": sorted(node.get("children", []))}
+            nodes[node["name"]] = fields | {"children": sorted(node.get("children", []))}
 
         outputs = {
-            kind: sorted(entries, key=lambda e: e["name"])
+            kind: sorted(entries, key=lambda entry: entry["name"])
             for kind, entries in (status.get("outputs") or {}).items()
         }
 
@@ -374,13 +374,13 @@ def _free_port() -> int:
     raise AssertionError
 
 
-def problems(run: Run, expected: Any) -> list[str]:
+def find_problems(run: Run, expected: Any) -> list[str]:
     """Return the problems of a completed run."""
     differences = _differences(expected, run.outcome())
-    return [*overlaps(run.marks()), *run.leftovers(), *differences]
+    return [*find_overlaps(run.marks()), *run.leftovers(), *differences]
 
 
-def restarted(ended_pods: dict[str, int], starts: Counter[str]) -> list[str]:
+def find_restarts(ended_pods: dict[str, int], starts: Counter[str]) -> list[str]:
     """Return the pods that started again after their recorded end."""
     return [
         f"{pod} was over and began again"
@@ -389,26 +389,26 @@ def restarted(ended_pods: dict[str, int], starts: Counter[str]) -> list[str]:
     ]
 
 
-def overlaps(marks: list[str]) -> list[str]:
+def find_overlaps(marks: list[str]) -> list[str]:
     """Return the pods that ended after their successor had started."""
     last: dict[str, str] = {}
-    found = []
+    messages = []
     for line in marks:
         event, pod, pid = line.split()
         if event == "begin":
             last[pod] = pid
         elif last[pod] != pid:
-            found.append(f"{pod}: process {pid} ended after {last[pod]} had begun")
-    return found
+            messages.append(f"{pod}: process {pid} ended after {last[pod]} had begun")
+    return messages
 
 
-def _differences(undisturbed: Any, other: Any, where: str = "") -> list[str]:
+def _differences(undisturbed: Any, other: Any, path_text: str = "") -> list[str]:
     if isinstance(undisturbed, dict) and isinstance(other, dict):
         return [
             text
             for key in sorted({*undisturbed, *other})
-            for text in _differences(undisturbed.get(key), other.get(key), f"{where}.{key}")
+            for text in _differences(undisturbed.get(key), other.get(key), f"{path_text}.{key}")
         ]
     if undisturbed == other:
         return []
-    return [f"{where.strip('.')} is {other!r}, undisturbed {undisturbed!r}"]
+    return [f"{path_text.strip('.')} is {other!r}, undisturbed {undisturbed!r}"]

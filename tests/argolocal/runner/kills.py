@@ -25,7 +25,7 @@ from typing import Any
 
 from argolocal.engine.nodes import FAILED_PHASES
 from rekindle.local.services.services import Services
-from tests.argolocal.runner.killed import Run, problems, restarted, workflows
+from tests.argolocal.runner.killed import Run, find_problems, find_restarts, workflows
 from tests.http_server import Answer, HttpServer, Request
 
 ANSWER_S = 0.2  # delay of the server of `@URL@`
@@ -41,10 +41,10 @@ class Plan:
 
     @classmethod
     def of(cls, seed: int) -> "Plan":
-        draw = random.Random(seed)
+        rng = random.Random(seed)
         names = sorted(workflows())
         kinds = ["time", "group", "call", "effect", "effect"]
-        kills = [(draw.choice(kinds), draw.random()) for _ in range(draw.choice([1, 1, 2, 3]))]
+        kills = [(rng.choice(kinds), rng.random()) for _ in range(rng.choice([1, 1, 2, 3]))]
         return cls(seed, names[seed % len(names)], tuple(kills))
 
 
@@ -85,18 +85,18 @@ class Stage:
             assert run.start_and_kill(), (run.home / "said").read_text()
             seconds = time.monotonic() - began
             outcome = run.outcome()
-            meant = workflows()[name]["metadata"].get("annotations", {})
-            assert outcome["phase"] == meant.get("phase", "Succeeded"), outcome
-            assert meant.get("node", name) in outcome["nodes"], outcome
+            annotations = workflows()[name]["metadata"].get("annotations", {})
+            assert outcome["phase"] == annotations.get("phase", "Succeeded"), outcome
+            assert annotations.get("node", name) in outcome["nodes"], outcome
             assert not run.leftovers()
 
-            took = {
+            measurements = {
                 "time": seconds,
                 "group": seconds,
                 **json.loads((run.home / "seen").read_text()),
             }
 
-            self.expected[name] = outcome, took
+            self.expected[name] = outcome, measurements
 
         return self.expected[name]
 
@@ -104,20 +104,20 @@ class Stage:
         """Execute a plan and return the problems."""
         expected, measured = self.undisturbed(plan.name)
         run = self.run(plan.name, f"{plan.seed}")
-        found: list[str] = []
+        problems: list[str] = []
 
         for kind, fraction in (*plan.kills, ("", 0.0)):
             if run.status()["phase"] in FAILED_PHASES:  # to resume a failed run would be a retry
                 break
 
             ended_pods = run.ended_pods()
-            done = run.start_and_kill(kind, fraction * measured.get(kind, 0))
-            found += restarted(ended_pods, run.starts())
+            has_ended = run.start_and_kill(kind, fraction * measured.get(kind, 0))
+            problems += find_restarts(ended_pods, run.starts())
 
-            if not kind and not done:
-                found.append(f"it did not end: {(run.home / 'said').read_text()[-2000:]}")
+            if not kind and not has_ended:
+                problems.append(f"it did not end: {(run.home / 'said').read_text()[-2000:]}")
 
-        return found + problems(run, expected)
+        return problems + find_problems(run, expected)
 
 
 def main(argv: list[str]) -> int:
@@ -159,9 +159,9 @@ def main(argv: list[str]) -> int:
                 ]
 
             list(pool.map(stage.undisturbed, {plan.name for plan in plans}))
-            for plan, problems in zip(plans, pool.map(stage.play, plans), strict=True):
-                failed += bool(problems)
-                print("\n  FAILED ".join([f"{plan}", *problems]), flush=True)
+            for plan, plan_problems in zip(plans, pool.map(stage.play, plans), strict=True):
+                failed += bool(plan_problems)
+                print("\n  FAILED ".join([f"{plan}", *plan_problems]), flush=True)
         finally:
             services.down()
 

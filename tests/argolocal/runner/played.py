@@ -58,13 +58,13 @@ def play(
     now = 1000.0
     events = []
     waiting = []
-    ran = []
+    run_names = []
 
     for _ in range(10_000):
         waiting += [action for action in s.advance(now, events) if isinstance(action, StartPod)]
         events = []
         if s.done:
-            return ran
+            return run_names
 
         if not waiting:
             assert s.wake is not None, "nothing runs or waits"
@@ -73,12 +73,12 @@ def play(
 
         now += 1
         name = s.nodes[(pod := waiting.pop(0)).id]["name"]
-        ran.append(name.removeprefix("w."))
-        phase = failing.get(ran[-1], "Succeeded")
+        run_names.append(name.removeprefix("w."))
+        phase = failing.get(run_names[-1], "Succeeded")
         code = "0" if phase == "Succeeded" else "1"
         events = [
             PodStarted(pod.id),
-            PodEnded(pod.id, phase, "", {"exitCode": code, **outputs.get(ran[-1], {})}),
+            PodEnded(pod.id, phase, "", {"exitCode": code, **outputs.get(run_names[-1], {})}),
         ]
 
     raise AssertionError("it never ends")

@@ -12,7 +12,7 @@ from tests.argolocal.running import execute
 from tests.builders import workflow
 
 
-def ran(home: Path, *templates: dict[str, Any]) -> dict[str, Any]:
+def run_templates(home: Path, *templates: dict[str, Any]) -> dict[str, Any]:
     return execute(workflow(*templates), {}, LocalCluster(home))
 
 
@@ -21,7 +21,7 @@ def test_an_output_path_and_the_tag_of_this_path_mean_the_same_file(tmp_path: Pa
     out = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out.txt"}}]}
     source = "echo 'it goes to {{outputs.parameters.out.path}}'; echo found > /tmp/out.txt"
 
-    status = ran(
+    status = run_templates(
         tmp_path,
         {
             "name": "main",
@@ -44,7 +44,7 @@ def test_the_tag_of_a_loop_item_that_is_a_map_is_the_whole_map(tmp_path: Path) -
         "inputs": {"parameters": [{"name": "x"}]},
         "container": {"image": "busybox", "command": ["echo", "{{inputs.parameters.x}}"]},
     }
-    assert ran(tmp_path, {"name": "main", "steps": [[step]]}, say)["phase"] == "Succeeded"
+    assert run_templates(tmp_path, {"name": "main", "steps": [[step]]}, say)["phase"] == "Succeeded"
     (log,) = (tmp_path / "runs/w/logs").glob("w-say-*.log")
     assert log.read_text() == 'v of {"k":"v"}\n'
 
@@ -64,6 +64,8 @@ def test_a_step_can_read_the_host_node_name_of_an_earlier_step(tmp_path: Path) -
         [{"name": "a", "template": "one"}],
         [{"name": "b", "template": "two", "arguments": arguments}],
     ]
-    assert ran(tmp_path, {"name": "main", "steps": steps}, one, two)["phase"] == "Succeeded"
+    assert (
+        run_templates(tmp_path, {"name": "main", "steps": steps}, one, two)["phase"] == "Succeeded"
+    )
     (log,) = (tmp_path / "runs/w/logs").glob("w-two-*.log")
     assert log.read_text().strip() == os.uname().nodename

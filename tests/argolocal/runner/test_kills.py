@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.argolocal.runner.killed import Run, overlaps, problems, restarted, workflows
+from tests.argolocal.runner.killed import (
+    Run,
+    find_overlaps,
+    find_problems,
+    find_restarts,
+    workflows,
+)
 from tests.argolocal.runner.kills import Plan, Stage
 
 
@@ -82,25 +88,27 @@ def test_the_check_of_a_killed_run_finds_lost_and_leftover_files(stage: Stage) -
     expected, _ = stage.undisturbed("files")
     run = stage.run("files", "tampered")
     assert run.start_and_kill()
-    assert problems(run, expected) == []
+    assert find_problems(run, expected) == []
 
     for what, tamper in TAMPERED.items():
         undo = tamper(run)
-        assert [problem for problem in problems(run, expected) if problem.startswith(what)], what
+        assert [problem for problem in find_problems(run, expected) if problem.startswith(what)], (
+            what
+        )
         undo()
 
     ended_pods = run.ended_pods()
     with (run.notes / "marks").open("a") as marks:
         marks.write(f"begin {next(iter(ended_pods))} 1\n")
 
-    assert restarted(ended_pods, run.starts()) == [
+    assert find_restarts(ended_pods, run.starts()) == [
         f"{next(iter(ended_pods))} was over and began again"
     ]
 
 
 def test_the_check_of_a_killed_run_finds_a_pod_that_overlaps_its_successor() -> None:
-    assert overlaps(["begin a 1", "begin a 2", "end a 2"]) == []
-    assert overlaps(["begin a 1", "begin a 2", "end a 1"]) == [
+    assert find_overlaps(["begin a 1", "begin a 2", "end a 2"]) == []
+    assert find_overlaps(["begin a 1", "begin a 2", "end a 1"]) == [
         "a: process 1 ended after 2 had begun"
     ]
     assert {Plan.of(seed).name for seed in range(12)} == set(workflows())

@@ -24,18 +24,18 @@ spec:
 """
 
 
-def checked(path: str = "", value: Any = None) -> list[str]:
+def check_with(path: str = "", value: Any = None) -> list[str]:
     """Check GOOD with one value set, such as `spec.templates.0.daemon`."""
     manifest = parse_objects(GOOD)[0]
-    *way, last = path.split(".") if path else ["", ""]
+    *parent_keys, last_key = path.split(".") if path else ["", ""]
     parent: Any = manifest
-    for step in way if path else ():
+    for step in parent_keys if path else ():
         if isinstance(parent, list):
             parent = parent[int(step)]
         else:
             parent = parent.setdefault(step, {})
     if path:
-        parent[last] = value
+        parent[last_key] = value
     return check_workflow(build_workflow(manifest), LocalCluster(Path("nowhere")))
 
 
@@ -190,10 +190,10 @@ def test_the_error_for_an_unsupported_field_names_its_path(
     path: str, value: Any, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        checked(path, value)
+        check_with(path, value)
 
 
-def stepped(**fields: Any) -> list[Any]:
+def steps_with(**fields: Any) -> list[Any]:
     return [{"name": "main", "steps": [[{"name": "a", "template": "t", **fields}]]}]
 
 
@@ -202,54 +202,54 @@ def stepped(**fields: Any) -> list[Any]:
     [
         (
             "spec.templates",
-            stepped(withItems=3),
+            steps_with(withItems=3),
             r"steps\[0\]\[0\]\.withItems is 3: it must be a list",
         ),
-        ("spec.templates", stepped(withItems="abc"), r"withItems is 'abc': it must be a list"),
+        ("spec.templates", steps_with(withItems="abc"), r"withItems is 'abc': it must be a list"),
         (
             "spec.templates",
-            stepped(withItems={"a": 1}),
+            steps_with(withItems={"a": 1}),
             r"withItems is \{'a': 1\}: it must be a list",
         ),
-        ("spec.templates", stepped(hooks={"exit": None}), r"hooks\.exit is empty"),
+        ("spec.templates", steps_with(hooks={"exit": None}), r"hooks\.exit is empty"),
         (
             "spec.templates",
-            stepped(continueOn={"failed": "x"}),
+            steps_with(continueOn={"failed": "x"}),
             r"continueOn\.failed is 'x'.*true or false",
         ),
         (
             "spec.templates",
-            stepped(withSequence={"count": [1]}),
+            steps_with(withSequence={"count": [1]}),
             r"withSequence\.count is \[1\].*whole number",
         ),
         (
             "spec.templates",
-            stepped(withSequence={"count": 1.5}),
+            steps_with(withSequence={"count": 1.5}),
             r"withSequence\.count is 1\.5.*whole number",
         ),
         (
             "spec.templates",
-            stepped(withSequence={"start": "1"}),
+            steps_with(withSequence={"start": "1"}),
             r"\[0\]\.withSequence must have .* count or an end",
         ),
         (
             "spec.templates",
-            stepped(withSequence={"count": 1, "end": 2}),
+            steps_with(withSequence={"count": 1, "end": 2}),
             r"\[0\]\.withSequence must have either",
         ),
         (
             "spec.templates",
-            stepped(hooks={"h": {"template": "t", "expression": "1 +"}}),
+            steps_with(hooks={"h": {"template": "t", "expression": "1 +"}}),
             r"h\.expression is '1 \+'",
         ),
         (
             "spec.templates",
-            stepped(withSequence={"count": 2, "format": 5}),
+            steps_with(withSequence={"count": 2, "format": 5}),
             r"withSequence\.format is 5: .*text",
         ),
         (
             "spec.templates",
-            stepped(arguments={"parameters": [{"name": "x", "value": [1]}]}),
+            steps_with(arguments={"parameters": [{"name": "x", "value": [1]}]}),
             r"\.value is \[1\]",
         ),
         (
@@ -296,7 +296,7 @@ def stepped(**fields: Any) -> list[Any]:
         ("spec.templates", [{"name": "main", "steps": []}], r"templates\[0\]\.steps is empty"),
         (
             "spec.templates",
-            stepped(withSequence={"count": 2, "format": "%s"}),
+            steps_with(withSequence={"count": 2, "format": "%s"}),
             r"withSequence\.format: ",
         ),
         ("spec.templates.0.timeout", "9999999999h", r"timeout is '9999999999h'.*at most"),
@@ -364,7 +364,7 @@ def test_a_value_of_a_wrong_type_is_rejected_before_the_run(
     path: str, value: Any, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        checked(path, value)
+        check_with(path, value)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_a_value_of_a_wrong_type_is_rejected_before_the_run(
     ],
 )
 def test_numbers_and_strings_are_accepted_as_by_argo(path: str, value: Any) -> None:
-    assert checked(path, value) == []
+    assert check_with(path, value) == []
 
 
 IN = [{"name": "a", "path": "/in/x", "raw": {"data": "1"}}]
@@ -469,8 +469,8 @@ def test_an_image_in_template_defaults_is_enough_for_every_template() -> None:
 
 
 def test_ignored_fields_are_reported_once() -> None:
-    assert checked() == []
-    notes = checked("spec.templates.0.nodeSelector", {"gpu": "yes"})
+    assert check_with() == []
+    notes = check_with("spec.templates.0.nodeSelector", {"gpu": "yes"})
     assert len(notes) == 1
     assert "nodeSelector" in notes[0]
 
@@ -478,7 +478,7 @@ def test_ignored_fields_are_reported_once() -> None:
 def test_a_pod_spec_patch_of_resources_may_contain_tags() -> None:
     patch = '{"containers": [{"name": "main", "resources": {"limits": {{inputs.parameters.r}}}}]}'
     assert not any(
-        "podSpecPatch" in note for note in checked("spec.templates.0.podSpecPatch", patch)
+        "podSpecPatch" in note for note in check_with("spec.templates.0.podSpecPatch", patch)
     )
 
 
@@ -559,26 +559,26 @@ def test_an_unknown_parameter_is_an_error_with_a_suggestion() -> None:
 
 
 def test_the_page_of_all_fields_matches_the_code() -> None:
-    from tests.argo_fields import page
+    from tests.argo_fields import make_page
 
     kept = Path(__file__).parents[3] / "docs/argo-fields.md"
-    assert kept.read_text() == page(), "python -m tests.argo_fields > docs/argo-fields.md"
+    assert kept.read_text() == make_page(), "python -m tests.argo_fields > docs/argo-fields.md"
 
 
 def test_the_field_table_has_no_spelling_mistakes() -> None:
-    from tests.argo_fields import described
+    from tests.argo_fields import collect_fields
 
     dropped = {"Locks": {"mutex", "semaphore"}}  # removed in Argo 4, which ignores them
     dropped["CronSpec"] = {"schedule"}
     # new in Argo 4.1, missing in Hera's models
     dropped.update({key: {"podResources"} for key in ("Spec", "Template")})
-    for table, fields in described().items():
+    for table, fields in collect_fields().items():
         assert set(TABLES[table]) - set(fields) - dropped.get(table, set()) == set(), table
 
 
 def test_a_database_lock_is_rejected_as_unsupported() -> None:
     with pytest.raises(ConfigError, match=r"semaphores\[0\]\.database is not supported"):
-        checked("spec.synchronization", {"semaphores": [{"database": {"key": "x"}}]})
+        check_with("spec.synchronization", {"semaphores": [{"database": {"key": "x"}}]})
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ import pytest
 
 from argolocal.common.processes import is_alive
 from argolocal.common.program import POD_VARIABLE
-from argolocal.controllers.controller import Controller
 from argolocal.errors import ConfigError
 from argolocal.pods import executor, filesystem
 from argolocal.pods.process import start_container
@@ -26,63 +25,23 @@ from argolocal.runner import run as local_run
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import LocalRun, stop
 from argolocal.state import journal as state
-from tests import builders
+from tests.argolocal.runner.shell_workflows import (
+    cluster_with_claim,
+    dag,
+    phases,
+    sh,
+    shared,
+    workflow,
+)
 from tests.argolocal.running import execute, resume
 from tests.waiting import until
 
 PYTHON = {"image": "python:3.11", "command": ["python"]}
-CLAIM = {"kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": {}}
-
-
-def workflow(templates: list[dict[str, Any]], name: str = "w", **spec: Any) -> dict[str, Any]:
-    volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]
-    return builders.workflow(*templates, volumes=volumes, name=name, **spec)
-
-
-def sh(name: str, command: str, **template: Any) -> dict[str, Any]:
-    """Return a template. A command that contains /shared gets the claim mounted at that path (see
-    `shared`)."""
-    if "/shared" in command:
-        mounts = [{"name": "shared", "mountPath": "/shared"}]
-    else:
-        mounts = []
-
-    if mounts and not filesystem.supports_namespaces():
-        pytest.skip("needs mount namespaces")
-
-    container = {
-        "image": "alpine",
-        "command": ["sh", "-c"],
-        "args": [command],
-        "volumeMounts": mounts,
-    }
-    return {"name": name, "container": container, **template}
-
-
-def dag(*tasks: dict[str, Any], **template: Any) -> dict[str, Any]:
-    return {"name": "main", "dag": {"tasks": list(tasks)}, **template}
-
-
-def cluster_with_claim(home: Path) -> LocalCluster:
-    cluster = LocalCluster(home)
-    Controller(cluster, "PersistentVolumeClaim").apply(CLAIM)
-    return cluster
-
-
-def shared(cluster: LocalCluster, name: str) -> Path:
-    """Return the path on this machine of /shared/NAME in pods."""
-    folder = cluster.home / "claims/shared"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / name
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> LocalCluster:
     return cluster_with_claim(tmp_path / ".rekindle")
-
-
-def phases(status: dict[str, Any]) -> dict[str, str]:
-    return {node["name"]: node["phase"] for node in status["nodes"].values()}
 
 
 def outcome(status: dict[str, Any]) -> Any:
@@ -159,7 +118,7 @@ def runner(cluster: LocalCluster, what: str | Path) -> subprocess.Popen[str]:
     )
 
 
-def left_over(cluster: LocalCluster) -> list[str]:
+def list_pod_processes(cluster: LocalCluster) -> list[str]:
     """Return the processes of pods of this cluster's runs."""
     processes = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -174,9 +133,9 @@ def left_over(cluster: LocalCluster) -> list[str]:
     return processes
 
 
-def nothing_left(cluster: LocalCluster) -> None:
+def wait_for_no_process(cluster: LocalCluster) -> None:
     """Wait until all killed processes have exited."""
-    until("every process of the run to end", lambda: left_over(cluster) == [])
+    until("every process of the run to end", lambda: list_pod_processes(cluster) == [])
 
 
 def kill_at(process: subprocess.Popen[str], journal: Path, size: float) -> None:
@@ -194,40 +153,47 @@ def kill_at(process: subprocess.Popen[str], journal: Path, size: float) -> None:
 def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(
     tmp_path: Path, attempts: int
 ) -> None:
-    moments = random.Random(7)
+    rng = random.Random(7)
     expected = None
     written = 0
 
     for attempt in range(attempts):
         home = cluster_with_claim(tmp_path / f"{attempt}")
-        mark = shared(home, "done")
+        mark_file = shared(home, "done")
         journal = home.home / "runs/w/journal.jsonl"
         manifest = tmp_path / "w.json"
         manifest.write_text(json.dumps(chain("w")))
 
         if attempt == 0:
             expected = outcome(execute(chain("w"), {}, home))
-            assert mark.read_text().split() == ["0", "1", "2", "3"]
+            assert mark_file.read_text().split() == ["0", "1", "2", "3"]
             written = journal.stat().st_size
             continue
 
         process = runner(home, manifest)
         until("the run to begin", journal.exists)
-        done: dict[str, int] = {}  # step → number of its runs when it had ended
+        finished_counts: dict[str, int] = {}  # step → number of its runs when it had ended
 
         for _ in range(2):  # kill it again while it resumes
-            kill_at(process, journal, journal.stat().st_size + moments.uniform(0, written))
-            ran = Counter(mark.read_text().split() if mark.exists() else ())
+            kill_at(process, journal, journal.stat().st_size + rng.uniform(0, written))
+            run_counts = Counter(mark_file.read_text().split() if mark_file.exists() else ())
             status, _ = state.RunFiles(home.home, "w").load()
-            over = [name[-1] for name, phase in phases(status).items() if phase == "Succeeded"]
-            done = {step: ran[step] for step in over if step.isdigit()} | done
+            succeeded_steps = [
+                name[-1] for name, phase in phases(status).items() if phase == "Succeeded"
+            ]
+            finished_counts = {
+                step: run_counts[step] for step in succeeded_steps if step.isdigit()
+            } | finished_counts
             process = runner(home, "w")
 
         process.kill()
         process.wait()
         assert outcome(resume("w", home)) == expected
-        assert all(mark.read_text().split().count(step) == ran for step, ran in done.items())
-        nothing_left(home)
+        assert all(
+            mark_file.read_text().split().count(step) == run_count
+            for step, run_count in finished_counts.items()
+        )
+        wait_for_no_process(home)
 
 
 def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(
@@ -239,12 +205,14 @@ def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(
     )
     manifest.write_text(json.dumps(grandchild))
     process = runner(cluster, manifest)
-    until("its grandchild", lambda: any("987" in command for command in left_over(cluster)))
+    until(
+        "its grandchild", lambda: any("987" in command for command in list_pod_processes(cluster))
+    )
     process.kill()
     process.wait()
     shared(cluster, "go").touch()
     assert resume("w", cluster)["phase"] == "Succeeded"
-    nothing_left(cluster)
+    wait_for_no_process(cluster)
     # only the log of the last pod
     assert (cluster.home / "runs/w/logs/w.log").read_text() == "try\n"
 
@@ -278,7 +246,7 @@ def test_a_second_runner_of_a_run_is_rejected(cluster: LocalCluster, tmp_path: P
     manifest = tmp_path / "w.json"
     manifest.write_text(json.dumps(workflow([sh("main", "sleep 30")])))
     process = runner(cluster, manifest)
-    until("its first process", lambda: left_over(cluster))
+    until("its first process", lambda: list_pod_processes(cluster))
     with pytest.raises(state.Busy, match=str(process.pid)):
         LocalRun.load("w", cluster)
     process.terminate()
@@ -290,7 +258,7 @@ def test_stop_shortens_the_grace_period_and_runs_the_exit_handler(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     manifest = tmp_path / "w.json"
-    mark = shared(cluster, "exit")
+    mark_file = shared(cluster, "exit")
 
     templates = [
         sh(
@@ -303,16 +271,16 @@ def test_stop_shortens_the_grace_period_and_runs_the_exit_handler(
 
     manifest.write_text(json.dumps(workflow(templates, onExit="bye")))
     process = runner(cluster, manifest)
-    until("its first process", lambda: left_over(cluster))
+    until("its first process", lambda: list_pod_processes(cluster))
     stop("w", cluster)
     assert process.wait(60) == 0
     status = state.RunFiles(cluster.home, "w").load()[0]
 
     assert status["phase"] == "Failed"
     assert status["message"] == "Stopped with strategy 'Stop'"
-    assert mark.read_text() == "Failed\n"
+    assert mark_file.read_text() == "Failed\n"
 
-    nothing_left(cluster)
+    wait_for_no_process(cluster)
 
     with pytest.raises(ConfigError, match="is completed"):
         stop("w", cluster)
@@ -321,24 +289,24 @@ def test_stop_shortens_the_grace_period_and_runs_the_exit_handler(
 def test_a_stop_during_a_pod_start_ends_the_pod(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = start_container
+    start_original = start_container
 
     def start(*arguments: Any) -> Any:
-        process = real(*arguments)
+        process = start_original(*arguments)
         os.kill(os.getpid(), signal.SIGTERM)  # sent before the process is recorded
         return process
 
     monkeypatch.setattr(executor, "start_container", start)
     with pytest.raises(KeyboardInterrupt):
         execute(workflow([sh("main", "trap '' TERM; sleep 60 & wait")]), {}, cluster)
-    nothing_left(cluster)
+    wait_for_no_process(cluster)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_ctrl_c_ends_all_pods_and_the_run_can_be_resumed(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    gate = shared(cluster, "gate")
+    gate_file = shared(cluster, "gate")
     command = "test -e /shared/gate || sleep 1000"
     run = LocalRun.create(
         workflow([dag({"name": "a", "template": "one"}), sh("one", command)]), {}, cluster
@@ -347,7 +315,7 @@ def test_ctrl_c_ends_all_pods_and_the_run_can_be_resumed(
     old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
-        until("its first process", lambda: left_over(cluster))
+        until("its first process", lambda: list_pod_processes(cluster))
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
@@ -357,14 +325,14 @@ def test_ctrl_c_ends_all_pods_and_the_run_can_be_resumed(
     finally:
         signal.signal(signal.SIGINT, old_handler)
 
-    nothing_left(cluster)
-    gate.touch()
+    wait_for_no_process(cluster)
+    gate_file.touch()
     assert resume("w", cluster)["phase"] == "Succeeded"
 
 
 def test_a_failed_run_resumes_from_the_failed_step(cluster: LocalCluster, tmp_path: Path) -> None:
-    mark = shared(cluster, "good")
-    gate = shared(cluster, "gate")
+    mark_file = shared(cluster, "good")
+    gate_file = shared(cluster, "gate")
 
     tasks = [
         {"name": "good", "template": "good"},
@@ -377,11 +345,11 @@ def test_a_failed_run_resumes_from_the_failed_step(cluster: LocalCluster, tmp_pa
     status = execute(workflow(templates, onExit="bye"), {}, cluster)
     assert status["phase"] == "Failed"
     assert phases(status)["w.after"] == "Omitted"
-    gate.touch()
+    gate_file.touch()
     status = resume("w", cluster)
     assert status["phase"] == "Succeeded"
     assert set(phases(status).values()) == {"Succeeded"}
-    assert mark.read_text() == "x\nx\n"  # the steps `good` and `after` ran once each
+    assert mark_file.read_text() == "x\nx\n"  # the steps `good` and `after` ran once each
 
 
 def test_a_full_disk_ends_the_run_which_can_be_resumed(
@@ -516,17 +484,17 @@ def test_time_limits_end_a_pod_and_the_workflow(cluster: LocalCluster) -> None:
 def test_a_retry_waits_for_its_backoff(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waited = list[float]()
+    waited_s = list[float]()
     clock = time.time
     wait = executor.Executor.wait
 
     def wait_at_once(self: executor.Executor, timeout: float | None) -> Any:
-        waited.append(timeout or 0.0)
+        waited_s.append(timeout or 0.0)
         return wait(self, 0.0 if timeout else timeout)
 
     monkeypatch.setattr(executor.Executor, "wait", wait_at_once)
-    as_if = SimpleNamespace(time=lambda: clock() + sum(waited), monotonic=time.monotonic)
-    monkeypatch.setattr(local_run, "time", as_if)
+    fake_time = SimpleNamespace(time=lambda: clock() + sum(waited_s), monotonic=time.monotonic)
+    monkeypatch.setattr(local_run, "time", fake_time)
     retry = {"limit": 2, "backoff": {"duration": "10m", "factor": 2}}
 
     status = execute(
@@ -538,7 +506,7 @@ def test_a_retry_waits_for_its_backoff(
     )
 
     assert status["phase"] == "Succeeded"
-    assert round(sum(waited) / 60) == 10 + 20
+    assert round(sum(waited_s) / 60) == 10 + 20
 
     assert [node["phase"] for node in status["nodes"].values()] == [
         "Succeeded",
@@ -549,8 +517,8 @@ def test_a_retry_waits_for_its_backoff(
 
 
 def test_a_missing_program_fails_its_step_with_the_reason(cluster: LocalCluster) -> None:
-    missing = {"name": "main", "container": {"image": "alpine", "command": ["no-such-program"]}}
-    status = execute(workflow([missing]), {}, cluster)
+    template = {"name": "main", "container": {"image": "alpine", "command": ["no-such-program"]}}
+    status = execute(workflow([template]), {}, cluster)
     assert status["phase"] == "Failed"
     assert 'exec: "no-such-program"' in status["message"]
 

@@ -13,7 +13,7 @@ from tests.argolocal.runner.played import dag, leaf, parameters, phase, play, sc
 MUTEX = {"mutexes": [{"name": "m"}]}
 
 
-def starts(s: Scheduler, now: float, *ended: str) -> list[str]:
+def start_after(s: Scheduler, now: float, *ended: str) -> list[str]:
     """Return the pods that start after the pods in `ended`."""
     events = [
         event
@@ -29,26 +29,26 @@ def starts(s: Scheduler, now: float, *ended: str) -> list[str]:
 
 def test_nodes_with_the_same_mutex_never_overlap_and_show_its_name(tmp_path: Path) -> None:
     s = scheduler(dag({"name": "a"}, {"name": "b"}), leaf(synchronization=MUTEX), home=tmp_path)
-    assert starts(s, 1) == ["w.a"]
+    assert start_after(s, 1) == ["w.a"]
     waiting = s.nodes[s.table.id("w.b")]
     assert waiting["phase"] == "Pending"
     assert waiting["message"] == "Waiting for default/Mutex/m lock. Lock status: 0/1"
     assert waiting["synchronizationStatus"] == {"waiting": "default/Mutex/m"}
-    assert starts(s, 2, "w.a") == ["w.b"]
+    assert start_after(s, 2, "w.a") == ["w.b"]
     assert "message" not in waiting
-    starts(s, 3, "w.b")
+    start_after(s, 3, "w.b")
     assert s.status["phase"] == "Succeeded"
 
 
 def test_a_workflow_gets_the_mutex_of_a_run_that_dies(tmp_path: Path) -> None:
     first = scheduler(leaf("main"), home=tmp_path, name="one", synchronization=MUTEX)
     second = scheduler(leaf("main"), home=tmp_path, name="two", synchronization=MUTEX)
-    assert starts(first, 1) == ["one"]
-    assert starts(second, 1) == []
+    assert start_after(first, 1) == ["one"]
+    assert start_after(second, 1) == []
     assert second.status["phase"] == "Pending"
     assert second.wake == pytest.approx(1.2)
     first.locks.close()
-    assert starts(second, 2) == ["two"]
+    assert start_after(second, 2) == ["two"]
 
 
 def test_a_semaphore_has_the_limit_of_its_configmap(tmp_path: Path) -> None:
@@ -59,12 +59,12 @@ def test_a_semaphore_has_the_limit_of_its_configmap(tmp_path: Path) -> None:
     s = scheduler(
         dag({"name": "t", "withItems": [1, 2, 3]}), leaf(synchronization=semaphore), home=tmp_path
     )
-    assert starts(s, 1) == ["w.t(0:1)", "w.t(1:2)"]
+    assert start_after(s, 1) == ["w.t(0:1)", "w.t(1:2)"]
     assert (
         s.nodes[s.table.id("w.t(2:3)")]["message"]
         == "Waiting for default/ConfigMap/limits/gpus lock. Lock status: 0/2"
     )
-    assert starts(s, 2, "w.t(1:2)") == ["w.t(2:3)"]
+    assert start_after(s, 2, "w.t(1:2)") == ["w.t(2:3)"]
 
 
 def test_a_semaphore_without_its_configmap_is_an_error(tmp_path: Path) -> None:
@@ -99,12 +99,12 @@ def test_a_deadlock_is_reported_before_the_deadline(tmp_path: Path) -> None:
 
 def test_a_lock_that_another_run_holds_is_polled(tmp_path: Path) -> None:
     first = scheduler(leaf("main", synchronization=MUTEX), home=tmp_path, name="other")
-    starts(first, 1)
+    start_after(first, 1)
     s = scheduler(dag({"name": "t"}), leaf(synchronization=MUTEX), home=tmp_path)
-    assert starts(s, 1) == []
+    assert start_after(s, 1) == []
     assert s.wake == pytest.approx(1.2)
     first.locks.close()
-    assert starts(s, 2) == ["w.t"]
+    assert start_after(s, 2) == ["w.t"]
 
 
 def test_a_lock_is_held_over_all_attempts_and_over_a_whole_dag(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_a_lock_is_held_over_all_attempts_and_over_a_whole_dag(tmp_path: Path) -
         home=tmp_path,
     )
 
-    assert starts(s, 1) == ["w.a[0].x"]
+    assert start_after(s, 1) == ["w.a[0].x"]
     assert s.nodes[s.table.id("w.b")]["type"] == "Retry"
-    assert starts(s, 2, "w.a[0].x") == ["w.b(0)"]
+    assert start_after(s, 2, "w.a[0].x") == ["w.b(0)"]
 
 
 MEMO: dict[str, Any] = {

@@ -16,7 +16,7 @@ from argolocal.state.machine_resources import (
 MEMORY = 64 << 30
 
 
-def visible(resources: MachineResources, pod: str, gpus: int) -> str | None:
+def visible_gpus(resources: MachineResources, pod: str, gpus: int) -> str | None:
     """Return the GPUs of a pod, or None if it must wait."""
     allocation = resources.acquire(pod, PodRequest(gpus=gpus))
     if allocation is None:
@@ -27,30 +27,30 @@ def visible(resources: MachineResources, pod: str, gpus: int) -> str | None:
 def test_a_gpu_is_used_by_one_run_at_a_time(tmp_path: Path) -> None:
     first = MachineResources(tmp_path, 2, MEMORY)
     second = MachineResources(tmp_path, 2, MEMORY)
-    assert visible(first, "a", 1) == "0"
-    assert visible(second, "b", 2) is None
-    assert visible(second, "b", 1) == "1"
-    assert visible(second, "c", 0) == ""
+    assert visible_gpus(first, "a", 1) == "0"
+    assert visible_gpus(second, "b", 2) is None
+    assert visible_gpus(second, "b", 1) == "1"
+    assert visible_gpus(second, "c", 0) == ""
     first.release("a")
-    assert visible(second, "d", 2) == "0,1"
-    assert visible(first, "a", 1) is None
+    assert visible_gpus(second, "d", 2) == "0,1"
+    assert visible_gpus(first, "a", 1) is None
 
 
 def test_the_pods_of_one_run_share_its_gpus_instead_of_waiting_for_each_other(
     tmp_path: Path,
 ) -> None:
     resources = MachineResources(tmp_path, 1, MEMORY)
-    assert visible(resources, "worker-0", 1) == "0"
-    assert visible(resources, "worker-1", 1) == "0"
+    assert visible_gpus(resources, "worker-0", 1) == "0"
+    assert visible_gpus(resources, "worker-1", 1) == "0"
     # more than the machine has: the pod gets all
-    assert visible(resources, "worker-2", 8) == "0"
+    assert visible_gpus(resources, "worker-2", 8) == "0"
 
     other = MachineResources(tmp_path, 1, MEMORY)
     for pod in ("worker-0", "worker-1"):
         resources.release(pod)
-        assert visible(other, "b", 1) is None
+        assert visible_gpus(other, "b", 1) is None
     resources.release("worker-2")
-    assert visible(other, "b", 1) == "0"
+    assert visible_gpus(other, "b", 1) == "0"
 
 
 def test_a_pod_waits_for_memory_that_other_runs_have_requested(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_pod_waits_for_memory_that_other_runs_have_requested(tmp_path: Path) -
     assert first.acquire("a", PodRequest(memory_bytes=48 << 30))
     assert second.acquire("b", PodRequest(gpus=1, memory_bytes=32 << 30)) is None
     # the pod that waits holds nothing
-    assert visible(first, "c", 1) == "0"
+    assert visible_gpus(first, "c", 1) == "0"
     first.release("c")
     assert second.acquire("d", PodRequest(memory_bytes=16 << 30))
     first.release("a")

@@ -45,9 +45,12 @@ def test_a_schedule_is_stored_listed_started_and_deleted(prompt: Prompt, tmp_pat
     cron = StoredObjects(home).get("CronWorkflow", "demo")
     assert cron["spec"]["startingDeadlineSeconds"] == 300
 
+    # the options of the first command were not repeated
+    assert 'spec.timezone: "Europe/Paris" → "UTC"' in again.stdout
+
     listed = prompt("rekindle schedule list -o json")
     (row,) = json.loads(listed.stdout)["schedules"]
-    assert (row["schedule"], row["at"], row["last"]) == ("demo", "0 3 * * 1", "never")
+    assert (row["schedule"], row["at"], row["last"]) == ("demo", "0 3 * * 1", None)
     assert row["next"]
     assert "`rekindle server`" in listed.stderr
 
@@ -59,6 +62,22 @@ def test_a_schedule_is_stored_listed_started_and_deleted(prompt: Prompt, tmp_pat
     assert prompt("rekindle unschedule demo --local").stdout == "unscheduled demo\n"
     assert StoredObjects(home).list("CronWorkflow") == []
     assert StoredObjects(home).list("WorkflowTemplate") == []
+
+
+def test_a_schedule_is_paused_by_its_name_and_nothing_else_changes(
+    prompt: Prompt, tmp_path: Path
+) -> None:
+    prompt(f"rekindle schedule {CONFIG} --local --set schedule.timezone=Europe/Paris")
+    stored = StoredObjects(tmp_path / "home").get("CronWorkflow", "demo")["spec"]
+
+    paused = prompt("rekindle schedule demo --local --suspend")
+    assert paused.stdout == "CronWorkflow demo suspended\n", paused.stderr
+    spec = StoredObjects(tmp_path / "home").get("CronWorkflow", "demo")["spec"]
+    assert spec == {**stored, "suspend": True}
+
+    assert prompt("rekindle schedule demo --local --unsuspend").returncode == 0
+    spec = StoredObjects(tmp_path / "home").get("CronWorkflow", "demo")["spec"]
+    assert spec == {**stored, "suspend": False}
 
 
 def test_a_missing_schedule_and_a_cluster_of_this_machine_are_refused(prompt: Prompt) -> None:

@@ -12,6 +12,7 @@ from rekindle.blocks.settings import ClusterConfig
 from rekindle.cli import commands
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.doctor import cluster_checks as doctor
+from rekindle.doctor import operator_checks
 from rekindle.errors import Check
 from rekindle.training.spec import TrainConfig
 from tests.commands import ROOT
@@ -245,12 +246,12 @@ def test_required_versions_match_the_documentation():
     assert f"Kubernetes {'.'.join(map(str, doctor.MIN_KUBERNETES))} or newer" in needed
     assert (
         "[Argo Workflows](https://argo-workflows.readthedocs.io)"
-        f" {'.'.join(map(str, doctor.MIN_ARGO))}" in needed
+        f" {'.'.join(map(str, operator_checks.MIN_ARGO))}" in needed
     )
     assert (
         needed.split("training operator](")[1]
         .split(") ")[1]
-        .startswith(".".join(map(str, doctor.MIN_OPERATOR)))
+        .startswith(".".join(map(str, operator_checks.MIN_OPERATOR)))
     )
 
 

@@ -12,7 +12,7 @@ from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.frameworks import make_operator_environment
 from rekindle.local.jobs.training_job import find_condition
 from tests.polling import wait
-from tests.ports import listens
+from tests.ports import is_listening
 from tests.waiting import until
 
 LISTEN = (
@@ -97,7 +97,7 @@ def test_model_servers_listen_at_another_port_and_clients_find_them(
         host = variables["M_SERVICE_HOST"]
         port = int(variables["M_SERVICE_PORT"])
         assert port != taken
-        until("the Service listens", lambda: listens(port, host))
+        until("the Service listens", lambda: is_listening(port, host))
         until("the server is ready", lambda: cluster.overview()[0]["ready"] == 1)
     finally:
         cluster.down()

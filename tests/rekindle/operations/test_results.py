@@ -17,4 +17,4 @@ from rekindle.operations import results
     ],
 )
 def test_any_metrics_are_read(text: str, expected: dict[str, float | None]) -> None:
-    assert results.metrics({"metrics": text}) == expected
+    assert results.parse_metrics({"metrics": text}) == expected

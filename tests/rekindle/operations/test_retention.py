@@ -123,21 +123,21 @@ class Runs:
     def workflow(self, name: str) -> dict[str, Any]:
         return RunFiles(self.home, name).workflow()
 
-    def places(self, name: str, pipeline: str = "") -> set[str]:
-        """Return where something of a run is left."""
+    def remaining_parts(self, name: str, pipeline: str = "") -> set[str]:
+        """Return the parts of a run that still exist, as in ALL_PARTS."""
         run_id = tracking.find_run(pipeline or self.pipeline, name)
-        keys = [entry.at for entry in entries.read_entries(self.store)]
-        found = {
+        cached_tasks = [entry.at for entry in entries.read_entries(self.store)]
+        existence_by_part = {
             "folder": RunFiles(self.home, name).root.exists(),
             "mlflow": bool(run_id),
             "prepare": bool(list(self.store.list(f"{name}/prepare/"))),
             "train": bool(list(self.store.list(f"{name}/train/"))),
-            "cache": f"{name}/train" in keys,
+            "cache": f"{name}/train" in cached_tasks,
         }
-        return {place for place, exists in found.items() if exists}
+        return {part for part, exists in existence_by_part.items() if exists}
 
 
-EVERYWHERE = {"folder", "mlflow", "prepare", "train", "cache"}
+ALL_PARTS = {"folder", "mlflow", "prepare", "train", "cache"}
 
 
 @pytest.fixture
@@ -148,8 +148,8 @@ def runs(tmp_path: Path, s3: Store, name: str) -> Runs:
 
 
 def embed(home: Path, *services: str) -> None:
-    """Record the services of the environment as services of the home; the others belong to several
-    homes."""
+    """Record `services` as embedded services of the home, at the addresses in the environment. The
+    other services are shared by several homes."""
     (home / "services").mkdir(exist_ok=True)
     for service in ADDRESS_VARIABLES:
         port = urlsplit(os.environ[ADDRESS_VARIABLES[service]]).port or 0
@@ -166,9 +166,9 @@ def test_the_end_of_a_run_removes_the_oldest_runs_of_its_pipeline_everywhere(run
     record = tracking.find_run(runs.pipeline, names[0])
     last = runs.make(keep_runs=3)
     retention.apply_limits_after_run(runs.home, runs.workflow(last))
-    assert [runs.places(name) for name in names] == [set(), set(), EVERYWHERE, EVERYWHERE]
-    assert runs.places(running) == runs.places(last) == EVERYWHERE
-    assert runs.places(other, f"{runs.pipeline}-other") == EVERYWHERE
+    assert [runs.remaining_parts(name) for name in names] == [set(), set(), ALL_PARTS, ALL_PARTS]
+    assert runs.remaining_parts(running) == runs.remaining_parts(last) == ALL_PARTS
+    assert runs.remaining_parts(other, f"{runs.pipeline}-other") == ALL_PARTS
 
     # the embedded MLflow frees the space of its database
     with pytest.raises(Exception, match="not found"):
@@ -194,7 +194,7 @@ def test_run_and_resume_remove_old_runs_when_the_run_has_ended(runs: Runs) -> No
         old = [runs.make(), runs.make()]
         done = rekindle(*command, "--yes", cwd=runs.home, REKINDLE_HOME=str(runs.home))
         assert "(config section retention)" in done.stderr
-        assert set() in [runs.places(name) for name in old]
+        assert set() in [runs.remaining_parts(name) for name in old]
         flag.touch()
 
 
@@ -206,13 +206,13 @@ def test_the_end_of_one_run_removes_a_limited_number_of_runs(
     last = runs.make(keep_runs=1)
     for left in (2, 0):
         retention.apply_limits_after_run(runs.home, runs.workflow(last))
-        assert len([name for name in names if runs.places(name)]) == left
+        assert len([name for name in names if runs.remaining_parts(name)]) == left
 
 
 def test_without_limits_the_end_of_a_run_removes_nothing(runs: Runs) -> None:
     names = [runs.make() for _ in range(3)]
     retention.apply_limits_after_run(runs.home, runs.workflow(names[-1]))
-    assert [runs.places(name) for name in names] == [EVERYWHERE] * 3
+    assert [runs.remaining_parts(name) for name in names] == [ALL_PARTS] * 3
 
 
 @pytest.mark.slow
@@ -223,7 +223,7 @@ def test_prune_lists_first_and_uses_the_limits_of_the_newest_config_unless_an_op
     listed = retention.prune_runs(runs.home, None, {"keep_runs": None}, should_delete=False)
     assert {row["run"] for row in listed["runs"]} == {*names[:2]}
     assert all(row["bytes"] > 0 for row in listed["runs"])
-    assert [runs.places(name) for name in names] == [EVERYWHERE] * 4
+    assert [runs.remaining_parts(name) for name in names] == [ALL_PARTS] * 4
     assert (
         len(retention.prune_runs(runs.home, None, {"keep_runs": 3}, should_delete=False)["runs"])
         == 1
@@ -235,7 +235,7 @@ def test_prune_lists_first_and_uses_the_limits_of_the_newest_config_unless_an_op
         ]
     } == {*names}
     assert retention.prune_runs(runs.home, None, {}, should_delete=True)["runs"] == listed["runs"]
-    assert [runs.places(name) for name in names] == [set(), set(), EVERYWHERE, EVERYWHERE]
+    assert [runs.remaining_parts(name) for name in names] == [set(), set(), ALL_PARTS, ALL_PARTS]
     assert retention.prune_runs(runs.home, None, {}, should_delete=True) == {
         "runs": [],
         "releases": [],
@@ -248,8 +248,8 @@ def test_the_runs_of_a_backfill_are_not_counted_but_prune_can_remove_them(runs: 
     other = runs.make()
     last = runs.make(keep_runs=1)
     retention.apply_limits_after_run(runs.home, runs.workflow(last))
-    assert runs.places(week) == EVERYWHERE
-    assert runs.places(other) == set()
+    assert runs.remaining_parts(week) == ALL_PARTS
+    assert runs.remaining_parts(other) == set()
     assert {
         row["run"]
         for row in retention.prune_runs(runs.home, None, {"keep_runs": 1}, should_delete=True)[
@@ -273,37 +273,37 @@ def test_artifacts_stay_while_a_kept_run_reuses_them(
     reader = runs.make(uses=f"{source}/prepare", keep_runs=1)
     retention.apply_limits_after_run(runs.home, runs.workflow(reader))
     assert "removed 1 run (1 in part) and 0 releases" in capsys.readouterr().err
-    assert runs.places(source) == {"folder", "mlflow", "prepare"}
+    assert runs.remaining_parts(source) == {"folder", "mlflow", "prepare"}
     assert retention.prune_runs(runs.home, None, {}, should_delete=True)["runs"] == [], (
         "nothing else can be removed"
     )
     last = runs.make(keep_runs=1)
     retention.apply_limits_after_run(runs.home, runs.workflow(last))
-    assert runs.places(source) == set()
-    assert runs.places(reader) == set()
+    assert runs.remaining_parts(source) == set()
+    assert runs.remaining_parts(reader) == set()
 
 
 def test_a_failed_run_whose_outputs_are_reused_can_still_be_resumed(runs: Runs) -> None:
     failed = runs.make("Failed")
     reader = runs.make(uses=f"{failed}/prepare", keep_runs=1)
     retention.apply_limits_after_run(runs.home, runs.workflow(reader))
-    assert runs.places(failed) == EVERYWHERE
+    assert runs.remaining_parts(failed) == ALL_PARTS
 
 
 @pytest.mark.slow
 def test_a_run_that_is_being_resumed_is_not_removed(runs: Runs) -> None:
     failed = runs.make("Failed")
     last = runs.make(keep_runs=1)
-    place = retention._make_local_scope(runs.home)
-    place.limits = {runs.pipeline: retention._read_limits(runs.workflow(last))}
-    plan, source = place.plan([runs.pipeline])
+    scope = retention._make_local_scope(runs.home)
+    scope.limits = {runs.pipeline: retention._read_limits(runs.workflow(last))}
+    plan, source = scope.plan([runs.pipeline])
     files = RunFiles(runs.home, failed)
     files.lock()  # after the decision
-    assert removal.apply_removal(runs.store, plan, place.host, source) == []
-    assert runs.places(failed) == EVERYWHERE
+    assert removal.apply_removal(runs.store, plan, scope.host, source) == []
+    assert runs.remaining_parts(failed) == ALL_PARTS
     files.close()
-    assert removal.apply_removal(runs.store, plan, place.host, source) == [failed]
-    assert runs.places(failed) == set()
+    assert removal.apply_removal(runs.store, plan, scope.host, source) == [failed]
+    assert runs.remaining_parts(failed) == set()
 
 
 def test_artifacts_that_a_new_run_has_found_in_the_cache_stay(runs: Runs) -> None:
@@ -314,7 +314,7 @@ def test_artifacts_that_a_new_run_has_found_in_the_cache_stay(runs: Runs) -> Non
     assert found
     assert lookup.close(), "a look-up before a run, which is not created yet"
     retention.apply_limits_after_run(runs.home, runs.workflow(last))
-    assert runs.places(old) == {"folder", "mlflow", "train", "cache"}
+    assert runs.remaining_parts(old) == {"folder", "mlflow", "train", "cache"}
     assert entries.find_valid_entry(runs.store, f"{old}-train") == found
     assert entries.find_valid_entry(runs.store, f"{old}-prepare") is None
 
@@ -324,25 +324,27 @@ def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(
 ) -> None:
     old = runs.make()
     last = runs.make(keep_runs=1)
-    place = retention._make_local_scope(runs.home)
-    place.limits = {runs.pipeline: retention._read_limits(runs.workflow(last))}
-    plan, source = place.plan([runs.pipeline])
+    scope = retention._make_local_scope(runs.home)
+    scope.limits = {runs.pipeline: retention._read_limits(runs.workflow(last))}
+    plan, source = scope.plan([runs.pipeline])
     first = entries.Lookup(runs.store, 1)
     second = entries.Lookup(runs.store, 1)
     assert first.find(f"{old}-train")
     assert second.find(f"{old}-prepare")
     assert first.close(), "claimed after the decision, before the removal"
-    assert removal.apply_removal(runs.store, plan, place.host, source) == [old]
-    assert runs.places(old) == {"folder", "mlflow", "train"}, "the removal has noticed the claim"
-    assert removal.apply_removal(runs.store, plan, place.host, source) == [], (
+    assert removal.apply_removal(runs.store, plan, scope.host, source) == [old]
+    assert runs.remaining_parts(old) == {"folder", "mlflow", "train"}, (
+        "the removal has noticed the claim"
+    )
+    assert removal.apply_removal(runs.store, plan, scope.host, source) == [], (
         "only the artifacts of the claim are left"
     )
     assert not second.close(), "the look-up has noticed the removal"
     assert entries.find_and_claim(runs.store, f"{old}-train") is None
     monkeypatch.setattr(retention, "CLAIM_SECONDS", 0.0)
-    plan, source = place.plan([runs.pipeline])
-    assert removal.apply_removal(runs.store, plan, place.host, source) == [old]
-    assert runs.places(old) == set()
+    plan, source = scope.plan([runs.pipeline])
+    assert removal.apply_removal(runs.store, plan, scope.host, source) == [old]
+    assert runs.remaining_parts(old) == set()
     assert [item.key for item in runs.store.list(f"{claims.CLAIMS_FOLDER}{old}")] == []
 
 
@@ -352,21 +354,21 @@ def test_a_removal_that_is_interrupted_is_completed_by_the_next(runs: Runs) -> N
             raise KeyboardInterrupt
 
     names = [runs.make(), runs.make(), runs.make(keep_runs=1)]
-    place = retention._make_local_scope(runs.home)
-    plan, source = place.plan([runs.pipeline])
+    scope = retention._make_local_scope(runs.home)
+    plan, source = scope.plan([runs.pipeline])
 
     with pytest.raises(KeyboardInterrupt):
         removal.apply_removal(runs.store, plan, Killed(runs.home), source)
 
-    assert any(runs.places(name) == {"folder"} for name in names[:2])
+    assert any(runs.remaining_parts(name) == {"folder"} for name in names[:2])
     remains = runs.home / "removed/earlier/logs"
     remains.mkdir(parents=True)
     retention.apply_limits_after_run(runs.home, runs.workflow(names[-1]))
 
-    assert [runs.places(name) for name in names] == [
+    assert [runs.remaining_parts(name) for name in names] == [
         set(),
         set(),
-        EVERYWHERE,
+        ALL_PARTS,
     ]
     assert not remains.exists()
 
@@ -434,7 +436,7 @@ def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs
     retention.apply_limits_after_run(runs.home, runs.workflow(last))
     assert versions(runs) == {numbers[0]: True, numbers[1]: True, numbers[4]: True}
 
-    assert [runs.places(name) for name in names] == [
+    assert [runs.remaining_parts(name) for name in names] == [
         {"mlflow"},
         {"mlflow"},
         set(),
@@ -451,7 +453,9 @@ def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs
     tracking.record_champion(runs.pipeline, numbers[4], "d-5")
     listed = retention.prune_runs(runs.home, None, {}, should_delete=True)
     assert [row["release"] for row in listed["releases"]] == [f"{runs.pipeline}@{numbers[0]}"]
-    assert runs.places(names[0]) == set(), "the record of the run was kept only for its release"
+    assert runs.remaining_parts(names[0]) == set(), (
+        "the record of the run was kept only for its release"
+    )
 
 
 @pytest.mark.slow
@@ -588,12 +592,12 @@ def test_the_artifacts_that_another_pipeline_has_as_its_data_stay(runs: Runs) ->
     tracking.log_to_run(run_id, run_params={"data.source": runs.store.uri(f"{source}/prepare/out")})
     last = runs.make(keep_runs=1)
     retention.apply_limits_after_run(runs.home, runs.workflow(last))
-    assert runs.places(source) == {"folder", "mlflow", "prepare"}
-    assert runs.places(other) == set()
+    assert runs.remaining_parts(source) == {"folder", "mlflow", "prepare"}
+    assert runs.remaining_parts(other) == set()
     tracking.finish(run_id, "FINISHED")
     removal.delete_record(run_id)
     retention.apply_limits_after_run(runs.home, runs.workflow(last))
-    assert runs.places(source) == set()
+    assert runs.remaining_parts(source) == set()
 
 
 @pytest.mark.slow
@@ -615,8 +619,8 @@ def test_the_outputs_that_a_run_of_another_machine_reads_stay(runs: Runs) -> Non
         )
 
     retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=3)))
-    assert runs.places(source) == {"folder", "mlflow", "train", "cache"}
-    assert runs.places(copied) == set()
+    assert runs.remaining_parts(source) == {"folder", "mlflow", "train", "cache"}
+    assert runs.remaining_parts(copied) == set()
 
 
 @pytest.mark.slow
@@ -762,19 +766,19 @@ def test_in_a_cluster_the_last_step_removes_only_runs_that_cannot_be_active(
     remove_tag(runs, names[1], listing.STORE_TAG)
 
     report_end(runs, names[-1], keep_runs=2)
-    assert all("mlflow" in runs.places(name) for name in names), (
+    assert all("mlflow" in runs.remaining_parts(name) for name in names), (
         "on one machine, `rekindle run` removes runs"
     )
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     report_end(runs, names[-1])
-    assert all("mlflow" in runs.places(name) for name in names), "without limits"
+    assert all("mlflow" in runs.remaining_parts(name) for name in names), "without limits"
     report_end(runs, names[-1], keep_runs=2)
 
-    assert [runs.places(name) - {"folder"} for name in names] == [
+    assert [runs.remaining_parts(name) - {"folder"} for name in names] == [
         set(),
-        *[EVERYWHERE - {"folder"}] * 3,
-        EVERYWHERE - {"folder"},
-        EVERYWHERE - {"folder"},
+        *[ALL_PARTS - {"folder"}] * 3,
+        ALL_PARTS - {"folder"},
+        ALL_PARTS - {"folder"},
     ]
 
     monkeypatch.setenv("S3_BUCKET", "missing")
@@ -850,8 +854,8 @@ def test_prune_removes_runs_of_a_cluster_with_their_workflows(
     )
     retention.prune_runs(tmp_path, cluster, {}, should_delete=True)
     assert set(server.objects[collection]) == {*names[2:]}
-    assert [runs.places(name) - {"folder"} for name in names[:2]] == [set(), set()]
-    assert all(runs.places(name) == EVERYWHERE for name in names[2:])
+    assert [runs.remaining_parts(name) - {"folder"} for name in names[:2]] == [set(), set()]
+    assert all(runs.remaining_parts(name) == ALL_PARTS for name in names[2:])
 
 
 @pytest.mark.parametrize("fault", [{"status": 5}, {"status": {"phase": "Failed", "nodes": []}}])
@@ -876,9 +880,9 @@ def test_prune_keeps_a_malformed_workflow_and_all_to_which_it_may_refer(
     retention.prune_runs(tmp_path, cluster, {"keep_runs": 1}, should_delete=True)
 
     assert set(server.objects[collection]) == {*names} - {removed}
-    assert runs.places(malformed) == EVERYWHERE
-    assert "prepare" in runs.places(used)
-    assert runs.places(removed) - {"folder"} == set()
+    assert runs.remaining_parts(malformed) == ALL_PARTS
+    assert "prepare" in runs.remaining_parts(used)
+    assert runs.remaining_parts(removed) - {"folder"} == set()
 
 
 @pytest.mark.slow
@@ -894,8 +898,8 @@ def test_the_trials_of_a_sweep_are_removed_with_it_and_are_not_counted(runs: Run
         ownership.record_trial(runs.store, RunName(sweep), trial)
     last = runs.make(keep_runs=2)
     retention.apply_limits_after_run(runs.home, runs.workflow(last))
-    assert runs.places(previous) == EVERYWHERE
-    assert runs.places(sweep) == set()
+    assert runs.remaining_parts(previous) == ALL_PARTS
+    assert runs.remaining_parts(sweep) == set()
     assert len(trials) == 3
     assert all(tracking.find_run(runs.pipeline, f"{sweep}.trial-{n}") is None for n in range(3))
 
@@ -913,9 +917,9 @@ def test_the_trial_that_a_foreign_version_refers_to_stays_with_its_sweep(runs: R
     version = {"name": f"{runs.pipeline}-mine", "source": f"runs:/{trial}/model", "run_id": trial}
     send_request("POST", "mlflow/model-versions/create", Answer, json=version)
     retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
-    assert runs.places(sweep) == {"mlflow"}
+    assert runs.remaining_parts(sweep) == {"mlflow"}
     assert tracking.find_run(runs.pipeline, f"{sweep}.trial-0") == trial
-    assert runs.places(other) == set()
+    assert runs.remaining_parts(other) == set()
 
 
 @pytest.mark.slow
@@ -926,8 +930,8 @@ def test_the_record_that_the_next_scheduled_run_is_compared_with_stays(runs: Run
     run_id = tracking.find_run(runs.pipeline, scheduled) or ""
     tracking.log_to_run(run_id, run_tags={"rekindle.code": "abc"})
     retention.apply_limits_after_run(runs.home, runs.workflow(last))
-    assert runs.places(scheduled) == {"mlflow"}
-    assert runs.places(other) == set()
+    assert runs.remaining_parts(scheduled) == {"mlflow"}
+    assert runs.remaining_parts(other) == set()
 
 
 def test_keep_days_removes_runs_by_the_time_of_their_end(runs: Runs) -> None:
@@ -940,10 +944,10 @@ def test_keep_days_removes_runs_by_the_time_of_their_end(runs: Runs) -> None:
     files.close()
     last = runs.make(keep_days=1)
     retention.apply_limits_after_run(runs.home, runs.workflow(recent))
-    assert runs.places(old) == EVERYWHERE, "the config of this run has no limits"
+    assert runs.remaining_parts(old) == ALL_PARTS, "the config of this run has no limits"
     retention.apply_limits_after_run(runs.home, runs.workflow(last))
-    assert runs.places(old) == set()
-    assert runs.places(recent) == EVERYWHERE
+    assert runs.remaining_parts(old) == set()
+    assert runs.remaining_parts(recent) == ALL_PARTS
     assert {*os.listdir(runs.home / "runs")} == {recent, last}, "the newest run stays"
 
 
@@ -1025,7 +1029,7 @@ def test_a_second_record_of_a_run_in_mlflow_does_not_end_its_protection(runs: Ru
     for each in (run_id, forged_id):
         assert run_info(each).lifecycle_stage == "active"
 
-    assert runs.places(other) == set()
+    assert runs.remaining_parts(other) == set()
 
 
 @pytest.mark.slow
@@ -1034,7 +1038,7 @@ def test_runs_that_only_mlflow_knows_do_not_count(runs: Runs) -> None:
     for number in range(9):
         record_in_mlflow(runs, f"{runs.pipeline}-x{number}")
     retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=3)))
-    assert [runs.places(name) for name in names] == [EVERYWHERE] * 2
+    assert [runs.remaining_parts(name) for name in names] == [ALL_PARTS] * 2
 
 
 def test_a_run_with_a_fixed_name_does_not_own_the_files_that_it_found_or_that_are_of_no_task(
@@ -1097,7 +1101,12 @@ def test_a_clock_that_is_set_back_does_not_remove_the_run_that_has_just_ended(ru
     files.snapshot(status | {"finishedAt": "2025-12-31T00:00:00Z"})
     files.close()
     retention.apply_limits_after_run(runs.home, runs.workflow(last))
-    assert [runs.places(name) for name in (*names, last)] == [set(), set(), EVERYWHERE, EVERYWHERE]
+    assert [runs.remaining_parts(name) for name in (*names, last)] == [
+        set(),
+        set(),
+        ALL_PARTS,
+        ALL_PARTS,
+    ]
 
 
 @pytest.mark.slow
@@ -1200,8 +1209,8 @@ def test_the_mlflow_run_that_a_foreign_version_refers_to_stays(runs: Runs) -> No
     version = {"name": f"{runs.pipeline}-mine", "source": f"runs:/{run_id}/model", "run_id": run_id}
     send_request("POST", "mlflow/model-versions/create", Answer, json=version)
     retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
-    assert runs.places(name) == {"mlflow"}
-    assert runs.places(other) == set()
+    assert runs.remaining_parts(name) == {"mlflow"}
+    assert runs.remaining_parts(other) == set()
 
 
 @pytest.mark.fast_cases(1)
@@ -1223,7 +1232,7 @@ def test_the_name_of_a_registered_model_does_not_stop_retention(runs: Runs, text
     retention.apply_limits_after_run(
         runs.home, runs.workflow(runs.make(keep_runs=1, keep_releases=1))
     )
-    assert runs.places(old) == set()
+    assert runs.remaining_parts(old) == set()
 
 
 @pytest.mark.fast_cases(1)
@@ -1278,8 +1287,8 @@ def test_a_run_that_a_tag_makes_a_part_of_another_stays(runs: Runs) -> None:
     parent, child = (tracking.find_run(runs.pipeline, name) or "" for name in (old, kept))
     tracking.log_to_run(child, run_tags={tracking.PARENT: parent})
     retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=2)))
-    assert runs.places(old) == set()
-    assert runs.places(kept) == EVERYWHERE
+    assert runs.remaining_parts(old) == set()
+    assert runs.remaining_parts(kept) == ALL_PARTS
 
 
 @pytest.mark.slow
@@ -1359,7 +1368,7 @@ def test_runs_of_two_stores_with_the_same_name_have_a_record_each(
     monkeypatch.setenv("S3_BUCKET", s3.bucket)
     assert tracking.find_run(runs.pipeline, name) == record
     retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
-    assert runs.places(name) == set()
+    assert runs.remaining_parts(name) == set()
     assert tracking.read_tags(other)[tracking.WORKFLOW] == name
 
 
@@ -1372,7 +1381,7 @@ def test_a_tag_that_says_that_a_run_is_emptied_removes_nothing(
     belong_to_the_store(runs, *names)
     belong_to_the_store(runs, names[0], **{tracking.ARTIFACTS_EMPTIED: "removed"})
     report_end(runs, names[-1], keep_runs=3)
-    assert [runs.places(name) for name in names] == [EVERYWHERE] * 3
+    assert [runs.remaining_parts(name) for name in names] == [ALL_PARTS] * 3
 
 
 @pytest.mark.slow
@@ -1388,7 +1397,7 @@ def test_runs_of_a_backfill_are_not_counted_if_their_tags_in_mlflow_are_removed(
     for week in weeks:
         remove_tag(runs, week, tracking.BACKFILL)
     report_end(runs, last, keep_runs=2)
-    assert runs.places(old) == EVERYWHERE
+    assert runs.remaining_parts(old) == ALL_PARTS
 
 
 @pytest.mark.slow
@@ -1405,7 +1414,7 @@ def test_runs_of_a_backfill_that_no_step_has_marked_are_not_counted(
         report_end(runs, week, backfill="true")
 
     report_end(runs, runs.make(), keep_runs=2)
-    assert runs.places(old) == EVERYWHERE
+    assert runs.remaining_parts(old) == ALL_PARTS
 
 
 def test_the_sha256_of_a_release_is_that_of_the_store(runs: Runs) -> None:
@@ -1460,7 +1469,7 @@ def test_a_lost_number_does_not_make_the_next_run_the_oldest(
         runs.store.put(ownership.NUMBER_KEY, counter)
     last = runs.make(keep_runs=1)
     retention.apply_limits_after_run(runs.home, runs.workflow(last))
-    assert [runs.places(name) for name in (*names, last)] == [set(), set(), EVERYWHERE]
+    assert [runs.remaining_parts(name) for name in (*names, last)] == [set(), set(), ALL_PARTS]
 
 
 @pytest.mark.fast_cases(1)
@@ -1473,7 +1482,7 @@ def test_the_folder_of_a_run_that_is_the_data_of_another_pipeline_stays(
     run_id = tracking.start_run(reader, f"{reader}-1")
     tracking.log_to_run(run_id, run_params={"data.source": runs.store.uri(f"{source}{path}")})
     retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
-    assert "prepare" in runs.places(source)
+    assert "prepare" in runs.remaining_parts(source)
 
 
 @pytest.mark.fast_cases(1)
@@ -1488,7 +1497,7 @@ def test_the_data_of_another_pipeline_stays_however_its_address_is_written(
         run_id, run_params={"data.source": address.format(runs.store.bucket, source)}
     )
     retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
-    assert "prepare" in runs.places(source)
+    assert "prepare" in runs.remaining_parts(source)
 
 
 @pytest.mark.slow
@@ -1505,7 +1514,7 @@ def test_a_workflow_of_others_with_the_name_of_a_run_is_not_deleted(
         status = {"phase": "Succeeded", "finishedAt": "2026-01-01T01:00:00Z"}
         server.put(collection, workflow | {"metadata": metadata, "status": status})
     retention.prune_runs(tmp_path, cluster, {"keep_runs": 1}, should_delete=True)
-    assert "prepare" not in runs.places(names[0]), "the run is of another namespace"
+    assert "prepare" not in runs.remaining_parts(names[0]), "the run is of another namespace"
     assert set(server.objects[collection]) == {*names}
 
 
@@ -1519,7 +1528,7 @@ def test_the_folder_of_a_run_of_another_machine_with_the_same_name_stays(runs: R
         if uid == "machine-a":
             manifest.write_text(json.dumps(workflow))
     retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
-    assert runs.places(name) >= {"mlflow", "prepare", "train"}
+    assert runs.remaining_parts(name) >= {"mlflow", "prepare", "train"}
     assert not manifest.exists()
 
 

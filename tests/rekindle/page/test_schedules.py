@@ -10,13 +10,14 @@ from argolocal.runner.cluster import LocalCluster
 from argolocal.server.cron.controller import CronController
 from argolocal.state.stored_objects import StoredObjects
 from rekindle.page.home_schedules import HomeSchedules, make_home_schedule
+from rekindle.page.rows import read_scheduled_time
 from rekindle.page.schedules import (
     ProjectSchedules,
     Schedule,
     format_time,
+    list_next_times,
     list_times,
     make_cluster_schedule,
-    next_times,
 )
 from tests import builders
 from tests.browser import start_page
@@ -33,28 +34,28 @@ def read_project(folder: Path, config: str, rows: Sequence[RunRow] = ()) -> Sche
 
 def test_the_next_times_are_in_the_time_zone_of_the_schedule() -> None:
     # the clocks of Paris go forward on 29 March 2026
-    assert next_times(["0 3 * * *"], "Europe/Paris", NOW) == [
+    assert list_next_times(["0 3 * * *"], "Europe/Paris", NOW) == [
         "2026-03-29T01:00+00:00",
         "2026-03-30T01:00+00:00",
         "2026-03-31T01:00+00:00",
     ]
-    assert next_times(["0 0 29 2 *"], "UTC", NOW) == []
+    assert list_next_times(["0 0 29 2 *"], "UTC", NOW) == []
 
 
 def test_several_lines_of_a_schedule_are_merged() -> None:
-    times = next_times(["0 18 * * *", "@hourly"], "UTC", NOW)
+    times = list_next_times(["0 18 * * *", "@hourly"], "UTC", NOW)
     assert times == ["2026-03-28T13:00+00:00", "2026-03-28T14:00+00:00", "2026-03-28T15:00+00:00"]
 
 
 def test_the_times_of_a_period_count_from_the_last_run() -> None:
     last = datetime(2026, 3, 28, 11, 20, tzinfo=UTC)
-    assert next_times(["@every 45m"], "UTC", NOW, last) == [
+    assert list_next_times(["@every 45m"], "UTC", NOW, last) == [
         "2026-03-28T12:05+00:00",
         "2026-03-28T12:50+00:00",
         "2026-03-28T13:35+00:00",
     ]
-    assert next_times(["@every 45m"], "UTC", last, last)[0] == "2026-03-28T12:05+00:00"
-    assert next_times(["@every 45m"], "UTC", NOW) == []
+    assert list_next_times(["@every 45m"], "UTC", last, last)[0] == "2026-03-28T12:05+00:00"
+    assert list_next_times(["@every 45m"], "UTC", NOW) == []
 
 
 def test_times_without_a_run_are_missed(tmp_path: Path) -> None:
@@ -73,6 +74,23 @@ def test_times_without_a_run_are_missed(tmp_path: Path) -> None:
     facts = {"Scheduled": schedule.missed[0]}
     rows.insert(0, RunRow("nightly-1", "nightly", "succeeded", started=started, facts=facts))
     assert schedule.missed[0] not in read_project(tmp_path, config, rows).missed
+
+
+def test_a_run_with_a_malformed_scheduled_time_does_not_hide_the_schedules(tmp_path: Path) -> None:
+    facts = {"Scheduled": "{{workflow.scheduledTime}}"}
+    rows = [RunRow("nightly-1", "nightly", "failed", started="2020-01-01T00:00:00Z", facts=facts)]
+    config = "name: nightly\nschedule: {cron: 0 0 * * *}\n"
+    assert read_project(tmp_path, config, rows).last_run == "nightly-1"
+
+
+def test_the_scheduled_time_of_a_run_is_the_time_that_its_schedule_inserted() -> None:
+    parameter = {"name": "scheduled-time", "value": "{{workflow.scheduledTime}}"}
+    annotations = {"workflows.argoproj.io/scheduled-time": "2026-11-30T06:45:00Z"}
+    manifest = {
+        "metadata": {"name": "demo-1", "annotations": annotations},
+        "spec": {"arguments": {"parameters": [parameter]}},
+    }
+    assert read_scheduled_time(manifest) == "2026-11-30T06:45:00Z"
 
 
 def test_a_pipeline_that_never_ran_has_missed_nothing(tmp_path: Path) -> None:
@@ -138,7 +156,7 @@ def test_a_schedule_of_this_machine_shows_its_next_times_and_why_a_time_was_miss
     cluster = LocalCluster(home)
     objects = StoredObjects(home, datetime(2026, 3, 20, tzinfo=UTC).timestamp)
     objects.create({**cron, "spec": {**cron["spec"], "startingDeadlineSeconds": 60}})
-    CronController(cluster, objects, NOW.timestamp).look()
+    CronController(cluster, objects, NOW.timestamp).reconcile()
 
     (schedule,) = HomeSchedules(home).read({}).schedules
     assert schedule.missed == ["2026-03-23T02:00+00:00"]

@@ -7,7 +7,7 @@ from argolocal.page.sources import Run
 from argolocal.page.tabs.graph import Drawing
 from argolocal.page.tabs.graph_plan import Plan
 from rekindle.kubernetes_names import PART_OF_REKINDLE
-from rekindle.page.artifacts import artifacts_of_home
+from rekindle.page.artifacts import open_home_artifacts
 from rekindle.page.steps import describe_verdicts, find_internal
 
 POD: dict[str, Any] = {"name": "pod", "container": {"image": "x"}}
@@ -77,6 +77,6 @@ def test_the_list_of_artifacts_does_not_start_the_object_store(tmp_path: Path) -
         "phase": "Succeeded",
         "outputs": {"artifacts": [artifact]},
     }
-    [row] = artifacts_of_home(tmp_path).list(make_run({}, node))
+    [row] = open_home_artifacts(tmp_path).list(make_run({}, node))
     assert row.name == "prepare/dataset"
     assert list(tmp_path.iterdir()) == []

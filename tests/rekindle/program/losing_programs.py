@@ -1,4 +1,4 @@
-"""Texts of programs that lose work in different ways, and of one that continues."""
+"""The source code of programs that lose work in different ways, and of one that continues."""
 
 # the beginning of all programs: `folder`, `checkpoint` ("" without one) and a function `save`
 START = """

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAMS = ROOT / "tests/programs"
 
 
-# modules that the process that forks the pods has imported
+# modules that the forkserver, which forks the pods, has imported
 _preloaded: list[str] = []
 
 
@@ -46,7 +46,7 @@ class Pod:
     def program(self) -> list[psutil.Process]:
         """The processes of the program on this pod."""
         children = psutil.Process(self.process.pid).children()
-        # the first child is the process that loads the modules of the program
+        # the first child is the process that forks the program's processes
         return sorted(children, key=lambda child: child.create_time())[1:]
 
     def send(self, number: signal.Signals) -> None:
@@ -76,11 +76,11 @@ def run_module(module: str, flags: list[str], environment: dict[str, str], log: 
 
 
 def preload_modules(names: Iterable[str]) -> None:
-    """Let the process that forks the pods import modules, in addition to those that it has."""
+    """Let the forkserver import modules, in addition to the modules that it has imported."""
     missing = [name for name in names if name not in _preloaded]
     if missing:
         _preloaded.extend(missing)
-        # torch reads it when it is imported, before the pods get their environment
+        # torch reads this variable when it is imported, before the pods get their environment
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
         forkserver.set_forkserver_preload(list(_preloaded))
@@ -120,7 +120,7 @@ class Pods:
             **environment,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
-            # the operator sets them for the elasticPolicy of a PyTorchJob
+            # the training operator sets these variables for the elasticPolicy of a PyTorchJob
             "PET_RDZV_BACKEND": "c10d",
             "PET_RDZV_ENDPOINT": f"127.0.0.2:{port}",
             "OMP_NUM_THREADS": "1",

@@ -46,7 +46,7 @@ def write_result(folder: Path, kind: str, slope: float = 2.0) -> Path:
     return path
 
 
-def publish(store: Store, result: Path, out: Path) -> Path:
+def store_and_download(store: Store, result: Path, out: Path) -> Path:
     """Store a result as the model of a run, and download it; return its folder."""
     key = f"run-{uuid4().hex[:8]}/train/model"
     spec = ProgramSpec.model_validate(
@@ -73,7 +73,9 @@ def dataset(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["file", "folder"])
 def model(request: pytest.FixtureRequest, s3: Store, tmp_path: Path) -> Path:
-    return publish(s3, write_result(tmp_path / "work", request.param), tmp_path / "model")
+    return store_and_download(
+        s3, write_result(tmp_path / "work", request.param), tmp_path / "model"
+    )
 
 
 def run_release(model: Path, dataset: Path, name: str) -> release.Outputs:
@@ -182,7 +184,7 @@ def test_a_release_with_a_changed_result_is_not_served(
     content: bytes | None,
     message: str,
 ) -> None:
-    model = publish(s3, write_result(tmp_path / "work", "folder"), tmp_path / "model")
+    model = store_and_download(s3, write_result(tmp_path / "work", "folder"), tmp_path / "model")
     prefix = run_release(model, dataset, f"m-{uuid4().hex[:8]}").model_uri
     if content is None:
         s3.delete([prefix + key])
@@ -195,7 +197,9 @@ def test_a_release_with_a_changed_result_is_not_served(
 
 def test_results_with_the_same_files_are_the_same_model(s3: Store, tmp_path: Path) -> None:
     models = [
-        publish(s3, write_result(tmp_path / f"work-{name}", "folder", slope), tmp_path / name)
+        store_and_download(
+            s3, write_result(tmp_path / f"work-{name}", "folder", slope), tmp_path / name
+        )
         for name, slope in (("a", 2.0), ("b", 2.0), ("c", 2.5))
     ]
     hashes = [verify_weights(model).sha256 for model in models]
@@ -205,7 +209,7 @@ def test_results_with_the_same_files_are_the_same_model(s3: Store, tmp_path: Pat
 def test_an_evaluation_without_torch_does_not_import_it(
     s3: Store, dataset: Path, tmp_path: Path
 ) -> None:
-    model = publish(s3, write_result(tmp_path / "work", "file"), tmp_path / "model")
+    model = store_and_download(s3, write_result(tmp_path / "work", "file"), tmp_path / "model")
     code = (
         "import sys; from steps import evaluate; evaluate.run(evaluate.Inputs("
         f"workload={WORKLOAD!r}, dataset={str(dataset)!r}, model={str(model)!r}));"
@@ -219,7 +223,7 @@ def test_a_model_of_torch_is_loaded_in_eval_mode(
 ) -> None:
     import torch
 
-    model = publish(s3, write_result(tmp_path / "work", "file"), tmp_path / "model")
+    model = store_and_download(s3, write_result(tmp_path / "work", "file"), tmp_path / "model")
     modes: list[Any] = []
 
     def predict(network: Any, instances: list[Any], facts: dict[str, Any]) -> list[float]:
@@ -246,4 +250,4 @@ def test_a_result_that_cannot_be_stored_is_refused(
         (result / name).touch()
 
     with pytest.raises(CodeError, match=message):
-        publish(s3, result, tmp_path / "model")
+        store_and_download(s3, result, tmp_path / "model")

@@ -16,7 +16,7 @@ FSDP2_PROGRAM = {"resume": ["--checkpoint", "{checkpoint}"], "result": "{checkpo
 LIBRARIES = ("tests.rekindle.program.loaded_libraries",)
 
 
-def leave(pods: Pods, agent: Pod) -> None:
+def stop_pod(pods: Pods, agent: Pod) -> None:
     """Send SIGTERM to a pod, and wait until it has left."""
     agent.send(signal.SIGTERM)
     assert agent.wait() == exit_codes.TERMINATED, pods.logs()
@@ -44,7 +44,7 @@ def test_no_step_before_the_save_on_sigterm_is_repeated(start_pods: StartPods, c
 
     for number in range(count):
         two, three = count_starts(pods, 2), count_starts(pods, 3)
-        leave(pods, agents[number % 3])
+        stop_pod(pods, agents[number % 3])
         until("two pods", lambda two=two: count_starts(pods, 2) > two, evidence=pods.logs)
 
         agents[number % 3] = pods.agent(number % 3)
@@ -68,7 +68,7 @@ def test_fsdp2_continues_with_fewer_and_with_more_pods(start_pods: StartPods, s3
     )
     agents = pods.start(3)
     pods.wait_for(r"step 50 loss")
-    leave(pods, agents[2])
+    stop_pod(pods, agents[2])
     pods.wait_for(r"rank 0 of 2 starts at step [1-9]")
     pods.wait_for(r"step 100 loss")
     agents[2] = pods.agent(2)
@@ -106,6 +106,6 @@ def test_a_trainer_with_jit_checkpoints_saves_on_sigterm(start_pods: StartPods) 
     )
     (agent,) = pods.start(1)
     pods.wait_for("rank 0 of 1 starts at step 0")
-    leave(pods, agent)
+    stop_pod(pods, agent)
     pods.agent(0)
     pods.wait_for("rank 0 of 1 starts at step [1-9]")

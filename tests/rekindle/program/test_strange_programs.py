@@ -1,4 +1,5 @@
-"""Programs that do what no program should do: the run ends with its result or one sentence."""
+"""Programs with unusual behaviour: the run ends with its result, or with an error of one
+sentence."""
 
 import re
 from pathlib import Path

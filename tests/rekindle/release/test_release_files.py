@@ -15,8 +15,8 @@ from rekindle.content.verified_artifacts import verify_artifact
 from rekindle.content.verified_release import (
     compute_content_hash,
     read_described_file,
-    reject_other_folder,
-    reject_other_hash,
+    reject_wrong_hash,
+    require_release_key,
 )
 from rekindle.errors import DataError, NotFound, StorageError
 from rekindle.release import pyfunc, release_files
@@ -178,16 +178,16 @@ def test_other_files_with_the_same_first_digits_of_the_hash_are_not_the_release(
     actual = compute_content_hash(hashes)
     changed = actual[:-1] + ("0" if actual[-1] != "0" else "1")
     with pytest.raises(DataError, match=f"the hash of its files is {actual}"):
-        reject_other_hash(f"releases/echo/{changed}", hashes, "address")
+        reject_wrong_hash(f"releases/echo/{changed}", hashes, "address")
 
 
 def test_a_release_of_an_earlier_version_has_12_digits_of_the_hash_in_its_key() -> None:
     hashes = {"model.safetensors": "0" * 64}
     earlier_key = f"releases/echo/{compute_content_hash(hashes)[:12]}"
-    reject_other_folder(earlier_key, "address")
-    reject_other_hash(earlier_key, hashes, "address")
+    require_release_key(earlier_key, "address")
+    reject_wrong_hash(earlier_key, hashes, "address")
     with pytest.raises(DataError, match="was changed since the release"):
-        reject_other_hash(earlier_key, {"model.safetensors": "1" * 64}, "address")
+        reject_wrong_hash(earlier_key, {"model.safetensors": "1" * 64}, "address")
 
 
 DESCRIBED = {"reference.json": b'{"rows": 1}', "origin.json": b"{}", "curve.json": b"[]"}

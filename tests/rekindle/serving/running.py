@@ -38,6 +38,9 @@ def prefix_of(name: str, workload: str = "echo") -> str:
     return f"releases/{name}/{compute_content_hash(hashes)}/"
 
 
+SERVER_PREFIX = prefix_of("server")
+
+
 def release(store: Store, prefix: str, workload: str = "echo", version: str = "7") -> str:
     """Write a release into the store; return the sha256 of its weights."""
     digest = sha256(b"weights").hexdigest()

@@ -173,7 +173,7 @@ def test_thousands_of_connections_do_not_block_other_clients(
         thread.join()
 
     assert set(answers) == {200}
-    states = [state_of(client) for client in clients]
+    states = [get_connection_state(client) for client in clients]
     assert states.count("reset") == 0
     assert states.count("open") < 256
     rejected = count - states.count("open")
@@ -196,7 +196,7 @@ def test_slow_requests_make_room_for_a_client_that_has_just_connected(small: Run
         assert ask(new)[0] == 200
 
 
-def state_of(client: socket.socket) -> str:
+def get_connection_state(client: socket.socket) -> str:
     """Return the state of a connection: open, 503, closed or reset."""
     client.setblocking(False)
     received = b""

@@ -19,13 +19,14 @@ import httpx
 import psutil
 import pytest
 
-from rekindle.errors import ConfigError, DataError, RekindleError
+from rekindle.errors import RekindleError
 from rekindle.release.model_client import REPLAY_HEADER, SHA256_HEADER, ModelClient
 from rekindle.storage import Store
 from tests.http_server import Answer, HttpServer
 from tests.rekindle.serving.running import (
     MODEL,
     PREDICT,
+    SERVER_PREFIX,
     Gate,
     Running,
     prefix_of,
@@ -35,21 +36,7 @@ from tests.rekindle.serving.running import (
 from tests.waiting import until
 
 ECHO = str(Path(__file__).with_name("echo.py"))
-PREFIX = prefix_of("server")
 ONE = {"id": "a"}
-
-
-@pytest.fixture(scope="module")
-def store(s3_environment: dict[str, str]) -> Iterator[Store]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in s3_environment.items():
-            patch.setenv(name, value)
-        yield Store.from_env()
-
-
-@pytest.fixture(scope="module")
-def sha256(store: Store) -> str:
-    return release(store, PREFIX)
 
 
 LIMITS = ("--max-bytes=20000", "--max-instances=10", "--max-waiting=6", "--body-seconds=1")
@@ -57,7 +44,7 @@ LIMITS = ("--max-bytes=20000", "--max-instances=10", "--max-waiting=6", "--body-
 
 @pytest.fixture(scope="module")
 def server(sha256: str) -> Iterator[Running]:
-    with Running(f"--model={PREFIX}", *LIMITS) as running:
+    with Running(f"--model={SERVER_PREFIX}", *LIMITS) as running:
         running.until_ready()
         yield running
 
@@ -226,7 +213,7 @@ def test_slow_clients_do_not_block_others_and_time_out(server: Running) -> None:
         client.close()
 
 
-def readable(clients: list[socket.socket]) -> list[socket.socket]:
+def find_answered(clients: list[socket.socket]) -> list[socket.socket]:
     """Return the clients that have received an answer."""
     return select.select(clients, [], [], 0)[0]
 
@@ -238,7 +225,7 @@ def test_clients_that_never_finish_large_bodies_do_not_block_others(
 ) -> None:
     """Other requests, also large ones, are answered, both from another address and from the same
     one."""
-    with Running(f"--model={PREFIX}", "--max-bytes=1000000", "--body-seconds=300") as server:
+    with Running(f"--model={SERVER_PREFIX}", "--max-bytes=1000000", "--body-seconds=300") as server:
         server.until_ready()
         host, port = server.url.removeprefix("http://").split(":")
         head = f"POST {PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n".encode()
@@ -249,8 +236,8 @@ def test_clients_that_never_finish_large_bodies_do_not_block_others(
 
         # the budget has room for 16 of 40; which ones are dropped depends on the order in which
         # their bytes arrive
-        until("24 slow clients are dropped", lambda: len(readable(slow)) >= 24)
-        assert {client.recv(1000).partition(b"\r\n")[0] for client in readable(slow)} == {
+        until("24 slow clients are dropped", lambda: len(find_answered(slow)) >= 24)
+        assert {client.recv(1000).partition(b"\r\n")[0] for client in find_answered(slow)} == {
             b"HTTP/1.1 503 Service Unavailable"
         }
 
@@ -367,7 +354,7 @@ def test_the_warning_of_a_predictor_is_in_its_answer_and_counted(server: Running
 def test_processes_work_in_parallel_and_warm_up_before_the_server_is_ready(
     sha256: str, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
-    with Running(f"--model={PREFIX}", "--processes=2", ECHO_GATE=str(gate.path)) as server:
+    with Running(f"--model={SERVER_PREFIX}", "--processes=2", ECHO_GATE=str(gate.path)) as server:
         gate.until_reached(processes=2)
         assert server.client.get("/health/live").status_code == 200
         answer = server.client.get("/health/ready")
@@ -394,7 +381,7 @@ def test_a_crash_of_the_model_ends_the_server_after_answering_all_requests(
     sha256: str, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
     with (
-        Running(f"--model={PREFIX}", "--processes=2") as server,
+        Running(f"--model={SERVER_PREFIX}", "--processes=2") as server,
         Gate(gate.path.parent) as other_gate,
     ):
         server.until_ready()
@@ -417,7 +404,7 @@ def test_a_crash_of_the_model_ends_the_server_after_answering_all_requests(
 def test_a_batch_in_the_pipe_of_a_crashed_process_is_answered(
     sha256: str, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
-    with Running(f"--model={PREFIX}", "--max-batch=2") as server:
+    with Running(f"--model={SERVER_PREFIX}", "--max-batch=2") as server:
         server.until_ready()
         first = gate.hold(server, pool)
         fatal = pool.submit(server.predict, ONE | {"killed": True})
@@ -432,7 +419,7 @@ def test_a_batch_in_the_pipe_of_a_crashed_process_is_answered(
 
 @pytest.mark.slow
 def test_a_killed_server_leaves_no_process(sha256: str) -> None:
-    with Running(f"--model={PREFIX}") as server:
+    with Running(f"--model={SERVER_PREFIX}") as server:
         server.until_ready()
         model = psutil.Process(server.predict(ONE).json()["predictions"][0]["pid"])
         os.kill(server.process.pid, signal.SIGKILL)
@@ -442,7 +429,7 @@ def test_a_killed_server_leaves_no_process(sha256: str) -> None:
 def test_after_sigterm_requests_in_flight_and_new_requests_are_answered(
     sha256: str, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
-    with Running(f"--model={PREFIX}", "--processes=2", "--drain-seconds=600") as server:
+    with Running(f"--model={SERVER_PREFIX}", "--processes=2", "--drain-seconds=600") as server:
         server.until_ready()
         in_flight = gate.hold(server, pool)
         server.process.send_signal(signal.SIGTERM)
@@ -467,7 +454,7 @@ def test_after_sigterm_requests_in_flight_and_new_requests_are_answered(
 def test_a_second_signal_or_ctrl_c_stops_the_drain(
     sha256: str, signals: list[signal.Signals]
 ) -> None:
-    with Running(f"--model={PREFIX}", "--drain-seconds=600") as server:
+    with Running(f"--model={SERVER_PREFIX}", "--drain-seconds=600") as server:
         server.until_ready()
         *first, last = signals
         for number in first:
@@ -483,7 +470,7 @@ def test_a_server_on_a_pod_address_also_listens_on_loopback(sha256: str) -> None
         # sends nothing: it only selects this machine's external address
         sender.connect(("192.0.2.1", 9))
         address = sender.getsockname()[0]
-    with Running(f"--model={PREFIX}", f"--host={address}") as server:
+    with Running(f"--model={SERVER_PREFIX}", f"--host={address}") as server:
         loopback = server.url.replace(address, "127.0.0.1")
         assert server.until_ready() == httpx.get(f"{loopback}/health/ready").json()
 
@@ -496,7 +483,7 @@ def test_the_error_of_an_address_in_use_names_it(server: Running) -> None:
         "rekindle",
         "step",
         "steps.serve",
-        f"--model={PREFIX}",
+        f"--model={SERVER_PREFIX}",
         f"--port={port}",
     ]
 
@@ -527,7 +514,7 @@ def test_a_server_whose_model_cannot_be_loaded_fails_with_an_error(store: Store)
 
 @pytest.mark.slow
 def test_the_error_of_a_model_that_fails_on_its_example_has_the_line(sha256: str) -> None:
-    with Running(f"--model={PREFIX}", ECHO_BUG="1") as server:
+    with Running(f"--model={SERVER_PREFIX}", ECHO_BUG="1") as server:
         code, log = server.end()
     assert code == 70
     last = log.splitlines()[-1]
@@ -536,85 +523,6 @@ def test_the_error_of_a_model_that_fails_on_its_example_has_the_line(sha256: str
         r" in .*",
         last,
     ), log
-
-
-TOKENS = "first-token\nsecond-token"
-
-
-@pytest.fixture(scope="module")
-def guarded(sha256: str) -> Iterator[Running]:
-    with Running(f"--model={PREFIX}", REKINDLE_TOKEN=TOKENS) as running:
-        running.until_ready()  # probes need no token
-        yield running
-
-
-@pytest.mark.parametrize(
-    "header",
-    ["", "Bearer", "Bearer first", "Basic first-token", "Bearer first-token,x", "first-token"],
-)
-def test_a_request_without_one_of_the_tokens_gets_no_answer_of_the_model(
-    guarded: Running, header: str
-) -> None:
-    headers = {"authorization": header} if header else {}
-    for path in (
-        MODEL,
-        f"{MODEL}/example",
-        "/v1/models",
-        "/openapi.json",
-        "/nowhere",
-        f"{MODEL}/../echo",
-    ):
-        answer = guarded.client.get(path, headers=headers)
-        assert answer.status_code == 401
-        assert answer.headers["www-authenticate"] == "Bearer"
-        assert "Authorization: Bearer TOKEN" in answer.json()["error"]
-        assert "model-sha256" not in answer.headers
-
-    body = {"instances": [ONE]}
-    assert guarded.client.post(PREDICT, json=body, headers=headers).status_code == 401
-    assert guarded.client.request("HEAD", MODEL, headers=headers).status_code == 401
-
-
-def test_each_token_of_the_secret_is_accepted(guarded: Running) -> None:
-    for token in ("first-token", "second-token"):
-        for scheme in ("Bearer", "bearer"):
-            headers = {"authorization": f"{scheme} {token}"}
-            assert (
-                guarded.client.post(PREDICT, json={"instances": [ONE]}, headers=headers).status_code
-                == 200
-            )
-
-    document = guarded.client.get(
-        "/openapi.json", headers={"authorization": "Bearer first-token"}
-    ).json()
-    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            is_open = operation.get("security", document["security"]) == []
-            assert (guarded.client.request(method, path).status_code != 401) == is_open, path
-
-
-def test_probes_and_metrics_need_no_token_and_rejected_requests_do_not_count_as_failures(
-    guarded: Running,
-) -> None:
-    assert (
-        guarded.client.get("/health/live").status_code
-        == guarded.client.get("/health/ready").status_code
-        == 200
-    )
-    assert guarded.predict(ONE).status_code == 401
-    assert 'status="401"' not in guarded.client.get("/metrics").text
-
-
-def test_verify_sends_the_first_token(
-    guarded: Running, sha256: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = ModelClient(guarded.url, "echo", sha256, deadline_seconds=0)
-    with pytest.raises(DataError, match="answered 401"):
-        client.wait()
-    monkeypatch.setenv("REKINDLE_TOKEN", TOKENS)
-    assert client.wait()["ready"]
-    assert client.predict(client.example())
 
 
 @pytest.mark.parametrize(
@@ -627,23 +535,3 @@ def test_a_server_with_another_answer_is_one_error(answer: str, sha256: str) -> 
             with pytest.raises(RekindleError) as error:
                 request()
             assert len(error.value.lines) == 1
-
-
-def test_credentials_of_another_kind_are_not_sent_and_not_shown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with pytest.raises(ConfigError, match="REKINDLE_ENDPOINT") as error:
-        ModelClient("http://ann:hunter2@127.0.0.1:9", "echo", "", deadline_seconds=0)
-    assert "hunter2" not in str(error.value)
-
-    monkeypatch.setenv("REKINDLE_TOKEN", "hunter2\u0142")
-    with pytest.raises(ConfigError, match="REKINDLE_TOKEN must be one line") as error:
-        ModelClient("http://127.0.0.1:9", "echo", "", deadline_seconds=0).wait()
-    assert "hunter2" not in str(error.value)
-
-
-def test_a_server_with_an_empty_token_does_not_start() -> None:
-    with Running(f"--model={PREFIX}", REKINDLE_TOKEN=" \n", listens=False) as running:
-        code, log = running.end()
-    assert code == 78
-    assert "REKINDLE_TOKEN contains no token" in log

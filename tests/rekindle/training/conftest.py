@@ -16,30 +16,32 @@ from rekindle.training.spec import TrainConfig
 from rekindle.training.training_state import TrainingState
 from tests.chaos.faults import Proxy
 from tests.rekindle.training.launch.metadata import Metadata
-from tests.rekindle.training.saving import IDENTITY, Events, Open, numbers
+from tests.rekindle.training.saving import IDENTITY, LedgerEvents, OpenCheckpoints, unique_numbers
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def small_chunks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let a small state have several chunks, and write snapshots to a folder of the test."""
     monkeypatch.setattr(durable, "CHUNK_BYTES", 1024)
     monkeypatch.setenv("REKINDLE_SHM", str(tmp_path))
 
 
 @pytest.fixture
-def events() -> Events:
+def events() -> LedgerEvents:
+    """Return the list to which `open_checkpoints` adds the events for the ledger."""
     return []
 
 
 @pytest.fixture
-def open_(
-    small: None, s3: Store, events: Events, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Open]:
-    """Return a function that opens the checkpoints of one prefix like a new process on a new node
-    (or `node`)."""
-    prefix = f"checkpoints-{next(numbers)}"
+def open_checkpoints(
+    small_chunks: None, s3: Store, events: LedgerEvents, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OpenCheckpoints]:
+    """Return a function that opens the checkpoints of one prefix like a new process, on a new node
+    or on the node `node`."""
+    prefix = f"checkpoints-{next(unique_numbers)}"
     opened = list[WorkerCheckpoints]()
 
-    def make(
+    def open_on_node(
         *,
         node: str = "",
         identity: str = IDENTITY,
@@ -49,7 +51,7 @@ def open_(
         data: Any = None,
         **config: Any,
     ) -> WorkerCheckpoints:
-        monkeypatch.setenv("POD_NAME", node or f"node-{next(numbers)}")
+        monkeypatch.setenv("POD_NAME", node or f"node-{next(unique_numbers)}")
         torch.manual_seed(1)
         state = TrainingState(
             torch.nn.Linear(width, 20), TrainConfig.model_validate(config), torch.device("cpu")
@@ -71,7 +73,7 @@ def open_(
 
         return checkpoints
 
-    yield make
+    yield open_on_node
     for checkpoints in opened:
         checkpoints.close(remove_snapshots=True)
 

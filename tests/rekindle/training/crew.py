@@ -25,15 +25,15 @@ if ROOT not in sys.path:
     sys.path.append(ROOT)  # the processes inherit the path, and import the toy workload
 TOY = "tests.rekindle.training.toy"
 DATASET = "toy/dataset"
-# of the dataset that toy.write makes
+# the digest of the dataset that `toy.write` makes
 DIGEST = "fdc408d9bc8d8bb55d06620bcbfbe4b8a446b7bb563a32cdd8451ae732cce13e"
 SAMPLES = 300
 SECRET = "0123456789" * 4
 
 
-def flags(prefix: str, **settings: object) -> list[str]:
+def make_flags(prefix: str, **settings: object) -> list[str]:
     """Return the command line of a toy run, whose results are stored below `prefix`."""
-    values = {
+    defaults = {
         "workload": TOY,
         "dataset": DATASET,
         "digest": DIGEST,
@@ -45,24 +45,24 @@ def flags(prefix: str, **settings: object) -> list[str]:
         "checkpoint_steps": 5,
     }
 
-    return [f"--{name.replace('_', '-')}={value}" for name, value in (values | settings).items()]
+    return [f"--{name.replace('_', '-')}={value}" for name, value in (defaults | settings).items()]
 
 
-def store(environment: dict[str, str]) -> Store:
+def open_store(environment: dict[str, str]) -> Store:
     """Return the object store of processes with this environment."""
-    names = ("S3_BUCKET", "S3_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-    return Store(*(environment[name] for name in names))
+    variables = ("S3_BUCKET", "S3_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    return Store(*(environment[variable] for variable in variables))
 
 
-def provide(environment: dict[str, str], folder: Path) -> None:
-    """Create the toy dataset, and upload it to the prefix that `flags` uses."""
+def upload_dataset(environment: dict[str, str], folder: Path) -> None:
+    """Create the toy dataset, and upload it to the prefix that `make_flags` uses."""
     assert toy.write(folder / "dataset", SAMPLES) == DIGEST
-    store(environment).upload(folder / "dataset", DATASET)
+    open_store(environment).upload(folder / "dataset", DATASET)
 
 
-def joined(s3: Store, prefix: str, name: str = "") -> bool:
-    """Return True if the ledger of the run `flags(prefix)` has the join of any member, or of
-    `name`."""
+def has_joined(s3: Store, prefix: str, name: str = "") -> bool:
+    """Return True if the ledger of the run below `prefix` records that a member has joined: any
+    member, or the member `name`."""
     lines = [
         line
         for entry in s3.list(f"{prefix}/checkpoints/ledger")
@@ -72,6 +72,8 @@ def joined(s3: Store, prefix: str, name: str = "") -> bool:
 
 
 def run_member(argv: list[str], environment: dict[str, str], log: str) -> None:
+    """Run the command `argv` in this forked process: with the variables of `environment`, and with
+    its output in the file `log`."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
@@ -96,7 +98,7 @@ def run_member(argv: list[str], environment: dict[str, str], log: str) -> None:
     sys.exit(main(argv))
 
 
-class Executed(subprocess.Popen[bytes]):
+class CommandProcess(subprocess.Popen[bytes]):
     """A command with the interface of a forked process."""
 
     @property
@@ -110,18 +112,21 @@ class Executed(subprocess.Popen[bytes]):
 
 @dataclass
 class Member:
-    process: BaseProcess | Executed
+    """A process of the run, with the file of its output."""
+
+    process: BaseProcess | CommandProcess
     log: Path
 
-    def said(self) -> str:
+    def read_log(self) -> str:
+        """Return what the process has written to its log so far."""
         if self.log.exists():
             return self.log.read_text()
         return ""
 
-    def code(self, seconds: float = 60) -> int:
+    def wait_for_exit_code(self, seconds: float = 60) -> int:
         """Wait for the end of the process, and return its exit code."""
         self.process.join(seconds)
-        assert self.process.exitcode is not None, f"still running:\n{self.said()}"
+        assert self.process.exitcode is not None, f"still running:\n{self.read_log()}"
         return self.process.exitcode
 
     def send(self, number: signal.Signals) -> None:
@@ -146,36 +151,37 @@ class Crew:
             "MASTER_PORT": str(port),
             REKINDLE_SECRET: SECRET,
         }
-        self.logs, self.members = logs, list[Member]()
+        self.logs = logs
+        self.members = list[Member]()
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["tests.rekindle.training.loaded"])
 
-    def alone(self, argv: list[str], **environment: str) -> Member:
+    def start_lone_worker(self, argv: list[str], **environment: str) -> Member:
         """Start `rekindle step steps.train` without a coordinator."""
         return self._start("alone", ["steps.train", *argv], environment)
 
-    def worker(self, name: str, argv: list[str], **environment: str) -> Member:
+    def start_worker(self, name: str, argv: list[str], **environment: str) -> Member:
         return self._start(
             name, ["steps.train", *argv], self.meeting | {"POD_NAME": name} | environment
         )
 
-    def coordinator(self, argv: list[str], **environment: str) -> Member:
+    def start_coordinator(self, argv: list[str], **environment: str) -> Member:
         return self._start("coordinator", ["coordinator", *argv], self.meeting | environment)
 
-    def light_launcher(self, name: str, argv: list[str], **environment: str) -> Member:
+    def start_light_launcher(self, name: str, argv: list[str], **environment: str) -> Member:
         """Start a launcher whose forkserver has torch already."""
         return self._start(
             name, ["launcher", *argv], self.meeting | {"POD_NAME": name} | environment
         )
 
-    def launcher(self, name: str, argv: list[str], **environment: str) -> Member:
+    def start_launcher(self, name: str, argv: list[str], **environment: str) -> Member:
         """Start the first process of a worker pod, as a command like in the pod."""
         log = self._log(name)
         with open(log, "ab") as file:
             variables = {"POD_NAME": name, "PYTHONPATH": ROOT} | environment
             environment = os.environ | self.environment | self.meeting | variables
             command = [sys.executable, "-m", "rekindle.training.launch.launcher", *argv]
-            process = Executed(
+            process = CommandProcess(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
             )
         self.members.append(Member(process, log))
@@ -195,15 +201,16 @@ class Crew:
 
     def until(self, condition: Callable[[], bool], seconds: float = 60) -> None:
         """Wait for a condition, or fail with the logs of all processes."""
-        logs = lambda: "\n".join(f"== {m.log.name}\n{m.said()}" for m in self.members)  # noqa: E731
+        logs = lambda: "\n".join(f"== {m.log.name}\n{m.read_log()}" for m in self.members)  # noqa: E731
         until("the condition of the test", condition, seconds, evidence=logs)
 
-    def held(self, number: int, *members: Member) -> None:
-        """Wait until a member is held after `number` micro-batches, and the others wait for it; see
-        `release`."""
-        self.until(lambda: any(f"held at {number}\n" in member.said() for member in members))
+    def wait_until_held(self, number: int, *members: Member) -> None:
+        """Wait until one of `members` pauses after `number` micro-batches (TOY_HOLD), until
+        `release(number)` is called; the other members wait for it."""
+        self.until(lambda: any(f"held at {number}\n" in member.read_log() for member in members))
 
     def release(self, number: int) -> None:
+        """Let the member continue that pauses after `number` micro-batches."""
         (self.logs / str(number)).touch()
 
     def close(self) -> None:

@@ -11,18 +11,19 @@ from rekindle.training.checkpoint.durable import RankAndGroupSize
 from rekindle.training.checkpoint.manager import WorkerCheckpoints
 from tests.chaos.faults import Proxy
 
-numbers = count()
+unique_numbers = count()
 IDENTITY = "ab" * 32
-Open = Callable[..., WorkerCheckpoints]
-Events = list[tuple[str, dict[str, Any]]]
+OpenCheckpoints = Callable[..., WorkerCheckpoints]
+LedgerEvents = list[tuple[str, dict[str, Any]]]
 
 
-def soon() -> float:
+def get_remaining_seconds() -> float:
+    """Return the time that is left to upload the last state: always enough."""
     return 30.0
 
 
-class Stream:
-    """A data loader with a state: the sum of all steps."""
+class StatefulData:
+    """Training data with a state: the sum of the steps that `advance` was called with."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -37,26 +38,30 @@ class Stream:
         self.position += step
 
 
-def store_behind(proxy: Proxy, s3: Store) -> Store:
+def open_store_behind(proxy: Proxy, s3: Store) -> Store:
+    """Return the store `s3`, whose requests go through `proxy`."""
     return Store(s3.bucket, proxy.url)
 
 
-def begin(checkpoints: WorkerCheckpoints) -> int:
-    """Restore like a process that finds no other worker. Returns the step."""
+def restore_alone(checkpoints: WorkerCheckpoints) -> int:
+    """Restore the newest state like a process that finds no other worker. Returns its step."""
     checkpoints.restore(checkpoints.state.step)
     return checkpoints.state.step
 
 
-def update(checkpoints: WorkerCheckpoints, step: int) -> None:
-    """Set the state after `step` updates. The first quarter of the state never changes."""
+def set_state(checkpoints: WorkerCheckpoints, step: int) -> None:
+    """Replace the state by that after `step` updates. Its first quarter never changes."""
     checkpoints.state.step = step
-    changing = checkpoints.state.memory[len(checkpoints.state.memory) // 4 :]
-    changing.copy_(torch.randn(len(changing), generator=torch.Generator().manual_seed(step)))
+    changing_part = checkpoints.state.memory[len(checkpoints.state.memory) // 4 :]
+    changing_part.copy_(
+        torch.randn(len(changing_part), generator=torch.Generator().manual_seed(step))
+    )
 
 
-def train(checkpoints: WorkerCheckpoints, step: int) -> None:
-    update(checkpoints, step)
-    assert checkpoints.upload_current_state(RankAndGroupSize(0, 1), soon)
+def train_and_upload(checkpoints: WorkerCheckpoints, step: int) -> None:
+    """Make step `step`, and upload the state after it."""
+    set_state(checkpoints, step)
+    assert checkpoints.upload_current_state(RankAndGroupSize(0, 1), get_remaining_seconds)
 
 
 def finish_upload(checkpoints: WorkerCheckpoints) -> bool:
@@ -67,13 +72,13 @@ def finish_upload(checkpoints: WorkerCheckpoints) -> bool:
     return not checkpoints._upload.problem
 
 
-def keys(checkpoints: WorkerCheckpoints, kind: str = "") -> list[str]:
-    return [
-        entry.key for entry in checkpoints.remote.store.list(f"{checkpoints.remote.prefix}/{kind}")
-    ]
+def list_keys(checkpoints: WorkerCheckpoints, folder: str = "") -> list[str]:
+    """Return the keys of the stored objects in `folder`, by default of all."""
+    stored_objects = checkpoints.remote.store.list(f"{checkpoints.remote.prefix}/{folder}")
+    return [stored_object.key for stored_object in stored_objects]
 
 
-def equal(checkpoints: WorkerCheckpoints, other: WorkerCheckpoints) -> bool:
+def have_equal_states(checkpoints: WorkerCheckpoints, other: WorkerCheckpoints) -> bool:
     return checkpoints.state.step == other.state.step and torch.equal(
         checkpoints.state.memory, other.state.memory
     )

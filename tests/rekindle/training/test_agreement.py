@@ -1,5 +1,5 @@
-"""A new group continues with the newest state of its members, and all keep theirs until a copy is
-complete."""
+"""A new group continues with the newest state of its members. Each member keeps its own state until
+it has received the complete newest one."""
 
 import threading
 from pathlib import Path
@@ -20,7 +20,9 @@ from rekindle.training.training_state import TrainingState
 CPU = torch.device("cpu")
 
 
-def member(name: str, step: int, live: bool, s3: Store, patch: pytest.MonkeyPatch) -> TrainingGroup:
+def make_group(
+    name: str, step: int, live: bool, s3: Store, patch: pytest.MonkeyPatch
+) -> TrainingGroup:
     """Return the group of a process after `step` steps; its state is filled with that number."""
     patch.setenv("POD_NAME", name)
     state = TrainingState(nn.Linear(3, 2), TrainConfig.model_validate({"workers": 2}), CPU)
@@ -37,7 +39,7 @@ def member(name: str, step: int, live: bool, s3: Store, patch: pytest.MonkeyPatc
     return group
 
 
-def agree(*groups: TrainingGroup) -> list[str]:
+def run_agreement(*groups: TrainingGroup) -> list[str]:
     """Let all processes agree on a state. Returns their errors."""
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     errors = [""] * len(groups)
@@ -84,9 +86,10 @@ def test_the_newest_state_is_never_replaced_by_an_older_one(
     state_of_b: tuple[int, bool],
 ) -> None:
     groups = [
-        member(name, *state, s3, shared) for name, state in (("a", state_of_a), ("b", state_of_b))
+        make_group(name, *state, s3, shared)
+        for name, state in (("a", state_of_a), ("b", state_of_b))
     ]
-    assert agree(*groups) == ["", ""]
+    assert run_agreement(*groups) == ["", ""]
     newest = max(state_of_a[0], state_of_b[0])
     for group in groups:
         assert group.state.step == newest
@@ -97,12 +100,12 @@ def test_the_newest_state_is_never_replaced_by_an_older_one(
 def test_a_sender_that_dies_leaves_the_receivers_state_intact(
     s3: Store, shared: pytest.MonkeyPatch
 ) -> None:
-    receiver = member("a", 5, True, s3, shared)
-    sender = member("b", 9, False, s3, shared)
+    receiver = make_group("a", 5, True, s3, shared)
+    sender = make_group("b", 9, False, s3, shared)
     whole = sender.state.memory
     # the broadcast of this sender fails, as if it died in the middle
     sender.state.memory = torch.empty(0, device="meta")
-    errors = agree(receiver, sender)
+    errors = run_agreement(receiver, sender)
     assert all(errors)
     assert receiver.state.step == 5
     assert bool((receiver.state.memory == 5).all())

@@ -31,7 +31,7 @@ class Net(nn.Module):
         return self.layer(rows)
 
 
-def state_of(model: nn.Module) -> TrainingState:
+def make_state(model: nn.Module) -> TrainingState:
     state = TrainingState(
         model, TrainConfig.model_validate({"virtual_workers": VIRTUAL}), torch.device("cpu")
     )
@@ -39,7 +39,7 @@ def state_of(model: nn.Module) -> TrainingState:
     return state
 
 
-def step(state: TrainingState, batches: list[Tensor]) -> None:
+def make_step(state: TrainingState, batches: list[Tensor]) -> None:
     """Make one update with virtual workers that compute one after the other."""
     total = torch.zeros(state.width)
     for batch in batches:
@@ -54,18 +54,18 @@ def step(state: TrainingState, batches: list[Tensor]) -> None:
     state.update(total, len(batches), lambda highest: highest)
 
 
-def batches(number: int) -> list[Tensor]:
+def make_batches(number: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(number)
     return [torch.randn(8, 4, generator=generator) for _ in range(VIRTUAL)]
 
 
 def test_running_statistics_are_the_mean_of_the_updates_of_all_virtual_workers() -> None:
-    state = state_of(nn.BatchNorm1d(4))
+    state = make_state(nn.BatchNorm1d(4))
     plain = [nn.BatchNorm1d(4) for _ in range(VIRTUAL)]
 
     for number in range(3):
-        step(state, batches(number))
-        for norm, batch in zip(plain, batches(number), strict=True):
+        make_step(state, make_batches(number))
+        for norm, batch in zip(plain, make_batches(number), strict=True):
             norm(batch)
 
         mean = torch.stack([norm.running_mean for norm in plain]).mean(0)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def test_running_statistics_are_the_mean_of_the_updates_of_all_virtual_workers()
     torch.testing.assert_close(released["running_mean"], plain[0].running_mean)
     torch.testing.assert_close(released["running_var"], plain[0].running_var)
     assert released["num_batches_tracked"] == 3
-    joined = state_of(nn.BatchNorm1d(4))
+    joined = make_state(nn.BatchNorm1d(4))
     joined.memory.copy_(state.memory)
     assert all(
         torch.equal(value, joined.copy_released_tensors()[name]) for name, value in released.items()
@@ -88,10 +88,10 @@ def test_an_assigned_buffer_is_averaged_like_a_buffer_changed_in_place() -> None
     def assign(net: Any, rows: Tensor) -> None:
         net.seen = net.seen * 0.5 + rows.mean()
 
-    state = state_of(Net({"seen": torch.zeros(())}, assign, persistent=True))
-    step(state, batches(1))
+    state = make_state(Net({"seen": torch.zeros(())}, assign, persistent=True))
+    make_step(state, make_batches(1))
     torch.testing.assert_close(
-        state.copy_released_tensors()["seen"], torch.stack(batches(1)).mean()
+        state.copy_released_tensors()["seen"], torch.stack(make_batches(1)).mean()
     )
 
 
@@ -105,13 +105,13 @@ def test_constant_buffers_keep_their_bits_and_cached_values_are_recreated() -> N
         "small": torch.tensor([250], dtype=torch.uint8),
     }
 
-    state = state_of(
+    state = make_state(
         Net(
             {name: value.clone() for name, value in constants.items()}, lambda net, rows: None, True
         )
     )
 
-    step(state, batches(1))
+    make_step(state, make_batches(1))
 
     for name, value in constants.items():
         assert bytes(view_tensor_bytes(state.copy_released_tensors()[name])) == bytes(
@@ -124,7 +124,7 @@ def test_constant_buffers_keep_their_bits_and_cached_values_are_recreated() -> N
 
     cached = Net({}, cache, persistent=False)
     cached.register_buffer("table", None, persistent=False)
-    step(state_of(cached), batches(1))
+    make_step(make_state(cached), make_batches(1))
 
 
 def grow(net: Any, rows: Tensor) -> None:
@@ -153,8 +153,8 @@ def once(net: Any, rows: Tensor) -> None:
 def test_a_buffer_that_cannot_be_averaged_is_rejected_by_name(
     start: Tensor, forward: Any, persistent: bool
 ) -> None:
-    state = state_of(Net({"seen": start}, forward, persistent))
+    state = make_state(Net({"seen": start}, forward, persistent))
     with pytest.raises(
         ConfigError, match=r'changes its buffer "seen" .*: the change cannot be averaged'
     ):
-        step(state, batches(1))
+        make_step(state, make_batches(1))

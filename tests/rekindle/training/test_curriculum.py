@@ -4,33 +4,35 @@ import json
 import signal
 
 from rekindle.storage import Store
-from tests.rekindle.training.crew import Crew, flags
+from tests.rekindle.training.crew import Crew, make_flags
 
 
 def test_a_stateful_loader_continues_from_its_state(crew: Crew, s3: Store) -> None:
     workload = "tests.rekindle.training.curriculum"
-    undisturbed = crew.alone(flags("calm", workload=workload))
-    argv = flags("wild", workload=workload, workers=2, checkpoint_steps=3, hot_seconds=1e-9)
-    coordinator = crew.coordinator(argv)
-    a, b = (crew.worker(name, argv, TOY_HOLD="20 60") for name in "ab")
-    crew.held(20, a, b)
+    undisturbed = crew.start_lone_worker(make_flags("calm", workload=workload))
+    argv = make_flags("wild", workload=workload, workers=2, checkpoint_steps=3, hot_seconds=1e-9)
+    coordinator = crew.start_coordinator(argv)
+    a, b = (crew.start_worker(name, argv, TOY_HOLD="20 60") for name in "ab")
+    crew.wait_until_held(20, a, b)
     a.send(signal.SIGKILL)  # in the middle of a step, which b repeats
     crew.release(20)
-    crew.held(60, b)
+    crew.wait_until_held(60, b)
     b.send(signal.SIGKILL)
 
     for member in (a, b):
         member.process.join()
 
-    resumed = crew.worker("b", argv)  # from its own shared memory
-    assert resumed.code() == 0, resumed.said()
-    assert coordinator.code() == 0, resumed.said()
-    assert "was found in shared memory" in resumed.said()
-    assert undisturbed.code() == 0, undisturbed.said()
+    resumed = crew.start_worker("b", argv)  # from its own shared memory
+    assert resumed.wait_for_exit_code() == 0, resumed.read_log()
+    assert coordinator.wait_for_exit_code() == 0, resumed.read_log()
+    assert "was found in shared memory" in resumed.read_log()
+    assert undisturbed.wait_for_exit_code() == 0, undisturbed.read_log()
     sha256 = [json.loads(s3.get(f"{run}/model/model.json"))["sha256"] for run in ("calm", "wild")]
     assert sha256[0] == sha256[1]
     # from the object store
-    again = crew.alone(flags("other", workload=workload, checkpoints="wild/checkpoints"))
-    assert again.code() == 0, again.said()
-    assert "resuming from step" in again.said(), again.said()
+    again = crew.start_lone_worker(
+        make_flags("other", workload=workload, checkpoints="wild/checkpoints")
+    )
+    assert again.wait_for_exit_code() == 0, again.read_log()
+    assert "resuming from step" in again.read_log(), again.read_log()
     assert json.loads(s3.get("other/model/model.json"))["sha256"] == sha256[0]

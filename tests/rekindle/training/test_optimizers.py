@@ -35,19 +35,21 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def net() -> nn.Module:
+def make_net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.ReLU(), nn.Linear(7, 1))
 
 
-def make(optimizer: Any) -> TrainingState:
+def make_state(optimizer: Any) -> TrainingState:
     config = TrainConfig.model_validate({"clip": 0})
-    state = TrainingState(net(), config, CPU, lambda model, train: optimizer(model.parameters()))
+    state = TrainingState(
+        make_net(), config, CPU, lambda model, train: optimizer(model.parameters())
+    )
     state.step = 0
     return state
 
 
-def gradients(state: TrainingState, step: int) -> torch.Tensor:
+def make_gradients(state: TrainingState, step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(step)
     flat = torch.zeros(state.width)
     for view in state.view_parameters(flat):
@@ -57,20 +59,20 @@ def gradients(state: TrainingState, step: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_optimizer_gives_the_bits_of_torch_even_if_another_worker_takes_over(name: str) -> None:
-    state = make(OPTIMIZERS[name])
-    reference = net()
+    state = make_state(OPTIMIZERS[name])
+    reference = make_net()
     optimizer = OPTIMIZERS[name](reference.parameters())
     names = {id(parameter): name for name, parameter in state.model.named_parameters()}
 
     for step in range(6):
         if step in (1, 4):  # the state that a joining worker receives
-            joined = make(OPTIMIZERS[name])
+            joined = make_state(OPTIMIZERS[name])
             joined.memory.copy_(state.memory)
             joined.step = state.step
             state = joined
             names = {id(parameter): name for name, parameter in state.model.named_parameters()}
 
-        flat = gradients(state, step)
+        flat = make_gradients(state, step)
         parameters = dict(reference.named_parameters())
         for parameter, view in zip(state.parameters, state.view_parameters(flat), strict=True):
             parameters[names[id(parameter)]].grad = view / 4
@@ -98,22 +100,22 @@ def test_optimizers_whose_state_could_be_lost_are_rejected() -> None:
     with pytest.raises(
         ConfigError, match=r'"count" of "0\.weight" is int: it must be a dense tensor'
     ):
-        make(lambda parameters: Counting(parameters, lr=0.1))
+        make_state(lambda parameters: Counting(parameters, lr=0.1))
 
     with pytest.raises(ConfigError, match="Grouping keeps state in its param_groups"):
-        make(lambda parameters: Grouping(parameters, lr=0.1))
+        make_state(lambda parameters: Grouping(parameters, lr=0.1))
 
     with pytest.raises(ConfigError, match="LBFGS cannot make a step"):
-        make(lambda parameters: torch.optim.LBFGS(parameters, lr=0.1))
+        make_state(lambda parameters: torch.optim.LBFGS(parameters, lr=0.1))
 
     for kind in (Replacing, Adding):
         with pytest.raises(
             ConfigError, match=f"{kind.__name__} makes sparse gradients, which are not supported"
         ):
-            make(lambda parameters, kind=kind: kind(parameters, lr=0.1))
+            make_state(lambda parameters, kind=kind: kind(parameters, lr=0.1))
 
     with pytest.raises(ConfigError, match=r'lacks the parameter "0\.weight"'):
-        make(lambda parameters: torch.optim.SGD(list(parameters)[1:], lr=0.1))
+        make_state(lambda parameters: torch.optim.SGD(list(parameters)[1:], lr=0.1))
 
 
 def test_the_optimizer_may_freeze_parameters() -> None:
@@ -121,7 +123,7 @@ def test_the_optimizer_may_freeze_parameters() -> None:
         model[0].requires_grad_(False)  # type: ignore[operator]
         return torch.optim.Adam(model.parameters(), lr=train.learning_rate)
 
-    state = TrainingState(net(), TrainConfig.model_validate({}), CPU, optimizer)
+    state = TrainingState(make_net(), TrainConfig.model_validate({}), CPU, optimizer)
     assert state.size == 16 * 4
     assert not any(name.startswith("0.") for name, *_ in state.layout)
 
@@ -166,10 +168,10 @@ class Adding(torch.optim.SGD):
 @pytest.mark.parametrize("kind", [Forgetful, Scaling])
 def test_an_optimizer_may_drop_or_replace_the_gradients(kind: Any) -> None:
     states = [
-        make(lambda parameters, kind=kind: kind(parameters, lr=0.1))
+        make_state(lambda parameters, kind=kind: kind(parameters, lr=0.1))
         for kind in (kind, torch.optim.SGD)
     ]
     for step in range(3):
         for state in states:
-            state.update(gradients(state, step), 1, lambda highest: 0.1)
+            state.update(make_gradients(state, step), 1, lambda highest: 0.1)
     assert torch.equal(states[0].weights, states[1].weights)

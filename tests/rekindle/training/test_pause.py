@@ -8,7 +8,7 @@ import pytest
 
 from rekindle.storage import Store
 from rekindle.training.spec import TrainingSpec
-from tests.rekindle.training.crew import Crew, flags
+from tests.rekindle.training.crew import Crew, make_flags
 
 SETTINGS: dict[str, Any] = {
     "validation": 0.1,
@@ -21,32 +21,36 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def model(s3: Store, prefix: str) -> dict[str, Any]:
+def read_model_file(s3: Store, prefix: str) -> dict[str, Any]:
     return json.loads(s3.get(f"{prefix}/model.json"))
 
 
-def paused(prefix: str, until: float, **settings: Any) -> list[str]:
-    return flags(prefix, **SETTINGS, until=until, out=f"{prefix}/{until}", **settings)
+def make_paused_flags(prefix: str, until: float, **settings: Any) -> list[str]:
+    return make_flags(prefix, **SETTINGS, until=until, out=f"{prefix}/{until}", **settings)
 
 
 @pytest.fixture
 def straight(crew: Crew, s3: Store) -> dict[str, Any]:
     """Return model.json of one process that never stops."""
-    member = crew.alone(flags("pause-straight", **SETTINGS))
-    assert member.code() == 0, member.said()
-    return model(s3, "pause-straight/model")
+    member = crew.start_lone_worker(make_flags("pause-straight", **SETTINGS))
+    assert member.wait_for_exit_code() == 0, member.read_log()
+    return read_model_file(s3, "pause-straight/model")
 
 
 def test_a_paused_training_ends_with_the_same_weights(
     crew: Crew, s3: Store, straight: dict[str, Any]
 ) -> None:
     for until, step in ((0.3, 8), (0.5, 16), (0.9, 28), (1, 30)):  # of 30 steps
-        member = crew.alone(paused("pause-alone", until))
-        assert member.code() == 0, member.said()
-        assert model(s3, f"pause-alone/{until}")["step"] == step
+        member = crew.start_lone_worker(make_paused_flags("pause-alone", until))
+        assert member.wait_for_exit_code() == 0, member.read_log()
+        assert read_model_file(s3, f"pause-alone/{until}")["step"] == step
         assert json.loads(s3.get(f"pause-alone/{until}/validation.json"))["step"] == step
-        assert crew.alone(paused("pause-alone", until)).code() == 0  # a repetition does nothing
-    assert model(s3, "pause-alone/1") == straight
+
+        # a repetition does nothing
+        repetition = crew.start_lone_worker(make_paused_flags("pause-alone", until))
+        assert repetition.wait_for_exit_code() == 0
+
+    assert read_model_file(s3, "pause-alone/1") == straight
     assert not list(s3.list("pause-alone/0.5/model.safetensors"))
     assert list(s3.list("pause-alone/1/model.safetensors"))
 
@@ -56,27 +60,27 @@ def test_workers_pause_together_and_any_number_of_workers_continues(
     crew: Crew, s3: Store, straight: dict[str, Any]
 ) -> None:
     for until, names in ((0.5, "ab"), (0.75, "c"), (1, "def")):
-        argv = paused("pause-several", until, workers=len(names))
-        coordinator = crew.coordinator(argv)
-        members = [crew.worker(name, argv) for name in names]
-        assert coordinator.code() == 0, coordinator.said()
-        assert [member.code() for member in members] == [0] * len(names)
-    assert model(s3, "pause-several/1")["sha256"] == straight["sha256"]
+        argv = make_paused_flags("pause-several", until, workers=len(names))
+        coordinator = crew.start_coordinator(argv)
+        members = [crew.start_worker(name, argv) for name in names]
+        assert coordinator.wait_for_exit_code() == 0, coordinator.read_log()
+        assert [member.wait_for_exit_code() for member in members] == [0] * len(names)
+    assert read_model_file(s3, "pause-several/1")["sha256"] == straight["sha256"]
 
 
 @pytest.mark.slow
 def test_a_kill_between_two_rungs_does_not_change_the_result(
     crew: Crew, s3: Store, straight: dict[str, Any]
 ) -> None:
-    assert crew.alone(paused("whole-rung", 0.5)).code() == 0
-    member = crew.alone(paused("killed-rung", 0.5), TOY_HOLD="60")
-    crew.held(60, member)
+    assert crew.start_lone_worker(make_paused_flags("whole-rung", 0.5)).wait_for_exit_code() == 0
+    member = crew.start_lone_worker(make_paused_flags("killed-rung", 0.5), TOY_HOLD="60")
+    crew.wait_until_held(60, member)
     member.send(signal.SIGKILL)
     member.process.join()
-    assert crew.alone(paused("killed-rung", 0.5)).code() == 0
+    assert crew.start_lone_worker(make_paused_flags("killed-rung", 0.5)).wait_for_exit_code() == 0
     assert s3.get("killed-rung/0.5/validation.json") == s3.get("whole-rung/0.5/validation.json")
-    assert crew.alone(paused("killed-rung", 1)).code() == 0
-    assert model(s3, "killed-rung/1")["sha256"] == straight["sha256"]
+    assert crew.start_lone_worker(make_paused_flags("killed-rung", 1)).wait_for_exit_code() == 0
+    assert read_model_file(s3, "killed-rung/1")["sha256"] == straight["sha256"]
 
 
 @pytest.mark.parametrize(("until", "step"), [(0, 0), (0.01, 4), (0.5, 16), (0.9, 28), (1, 0)])

@@ -8,18 +8,20 @@ import pytest
 
 from rekindle.storage import Store
 from tests.chaos.schedule import RECIPES
-from tests.rekindle.training.crew import Crew, flags
+from tests.rekindle.training.crew import Crew, make_flags
 
 # together their states contain all kinds of tensors
 DEFAULT = ("BatchNorm", "early stopping", "Adafactor")
 
 
-def argv(name: str, run: str, **settings: Any) -> list[str]:
+def make_recipe_flags(name: str, run: str, **settings: Any) -> list[str]:
     settings = {"steps": 24, "validation": 0.2} | RECIPES[name] | settings
-    return flags(f"{name}/{run}", **settings | {"model": json.dumps(settings.get("model", {}))})
+    return make_flags(
+        f"{name}/{run}", **settings | {"model": json.dumps(settings.get("model", {}))}
+    )
 
 
-def result(s3: Store, name: str, run: str) -> tuple[str, int]:
+def read_digest_and_step(s3: Store, name: str, run: str) -> tuple[str, int]:
     model = json.loads(s3.get(f"{name}/{run}/model/model.json"))
     return model["sha256"], model["step"]
 
@@ -32,25 +34,27 @@ def result(s3: Store, name: str, run: str) -> tuple[str, int]:
 def test_killing_four_workers_one_after_the_other_does_not_change_the_model(
     crew: Crew, s3: Store, name: str
 ) -> None:
-    undisturbed = crew.alone(argv(name, "alone"))
-    settings = argv(name, "killed", workers=4, hot_seconds=1e-9)
-    coordinator = crew.coordinator(settings)
-    members = [crew.worker(f"w{i}", settings, TOY_HOLD="6 10 14 30") for i in range(4)]
+    undisturbed = crew.start_lone_worker(make_recipe_flags(name, "alone"))
+    settings = make_recipe_flags(name, "killed", workers=4, hot_seconds=1e-9)
+    coordinator = crew.start_coordinator(settings)
+    members = [crew.start_worker(f"w{i}", settings, TOY_HOLD="6 10 14 30") for i in range(4)]
 
     for number in (6, 10, 14, 30):
-        crew.held(number, *members)
+        crew.wait_until_held(number, *members)
         victim = members.pop()
         victim.send(signal.SIGKILL)
         victim.process.join()
         crew.release(number)
 
-    successors = [crew.worker(f"w{i}", settings) for i in (0, 1)]
-    assert coordinator.code() == 0, "".join(member.said() for member in successors)
+    successors = [crew.start_worker(f"w{i}", settings) for i in (0, 1)]
+    assert coordinator.wait_for_exit_code() == 0, "".join(
+        member.read_log() for member in successors
+    )
     # one worker may start too late
-    assert any("was found in shared memory" in member.said() for member in successors)
-    assert undisturbed.code() == 0, undisturbed.said()
-    sha256, steps = result(s3, name, "alone")
-    assert result(s3, name, "killed") == (sha256, steps)
+    assert any("was found in shared memory" in member.read_log() for member in successors)
+    assert undisturbed.wait_for_exit_code() == 0, undisturbed.read_log()
+    sha256, steps = read_digest_and_step(s3, name, "alone")
+    assert read_digest_and_step(s3, name, "killed") == (sha256, steps)
     best = json.loads(s3.get(f"{name}/killed/model/model.json"))["best"]
     assert (best["step"] + 2 == steps < 24) if name == "early stopping" else steps == 24
     assert best["released"] == (name == "early stopping")
@@ -61,8 +65,8 @@ def test_killing_four_workers_one_after_the_other_does_not_change_the_model(
 @pytest.mark.parametrize("name", RECIPES)
 def test_any_number_of_workers_gives_the_same_model(crew: Crew, s3: Store, name: str) -> None:
     for workers in (1, 2, 3, 4):
-        settings = argv(name, f"with {workers}", workers=workers)
-        coordinator = crew.coordinator(settings)
-        members = [crew.worker(f"{workers}-{i}", settings) for i in range(workers)]
-        assert coordinator.code() == 0, members[0].said()
-    assert len({result(s3, name, f"with {workers}") for workers in (1, 2, 3, 4)}) == 1
+        settings = make_recipe_flags(name, f"with {workers}", workers=workers)
+        coordinator = crew.start_coordinator(settings)
+        members = [crew.start_worker(f"{workers}-{i}", settings) for i in range(workers)]
+        assert coordinator.wait_for_exit_code() == 0, members[0].read_log()
+    assert len({read_digest_and_step(s3, name, f"with {workers}") for workers in (1, 2, 3, 4)}) == 1

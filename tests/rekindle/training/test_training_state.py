@@ -10,7 +10,7 @@ from rekindle.training.spec import TrainConfig
 from rekindle.training.training_state import TrainingState, weights_sha256
 
 
-def make(**settings: Any) -> TrainingState:
+def make_state(**settings: Any) -> TrainingState:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.ReLU(), nn.Linear(7, 1))
     return TrainingState(
@@ -20,7 +20,7 @@ def make(**settings: Any) -> TrainingState:
     )
 
 
-def flat(state: TrainingState, gradients: list[torch.Tensor]) -> torch.Tensor:
+def flatten(state: TrainingState, gradients: list[torch.Tensor]) -> torch.Tensor:
     result = torch.zeros(state.size)
     for view, gradient in zip(state.view_parameters(result), gradients, strict=True):
         view.copy_(gradient)
@@ -28,8 +28,8 @@ def flat(state: TrainingState, gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 def test_updates_match_torch_adamw() -> None:
-    state = make()
-    reference = make()
+    state = make_state()
+    reference = make_state()
     matrices = [p for p in reference.parameters if p.ndim > 1]
     others = [p for p in reference.parameters if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -39,7 +39,7 @@ def test_updates_match_torch_adamw() -> None:
         torch.manual_seed(step)
         gradients = [torch.randn_like(p) for p in state.parameters]
         state.step = max(state.step, 0)
-        state.update(flat(state, gradients) * 4, 4, lambda highest: 0.01)
+        state.update(flatten(state, gradients) * 4, 4, lambda highest: 0.01)
 
         for parameter, gradient in zip(reference.parameters, gradients, strict=True):
             parameter.grad = gradient
@@ -51,9 +51,9 @@ def test_updates_match_torch_adamw() -> None:
 
 
 def test_a_large_gradient_is_clipped_and_reported_unclipped() -> None:
-    clipped = make(clip=1.0)
-    scaled = make()
-    gradient = flat(clipped, [torch.ones_like(p) for p in clipped.parameters])
+    clipped = make_state(clip=1.0)
+    scaled = make_state()
+    gradient = flatten(clipped, [torch.ones_like(p) for p in clipped.parameters])
     norm = float(gradient.norm())
     clipped.step = scaled.step = 0
     assert clipped.update(gradient.clone(), 1, lambda highest: 0.01) == pytest.approx(norm)
@@ -62,13 +62,13 @@ def test_a_large_gradient_is_clipped_and_reported_unclipped() -> None:
 
 
 def test_a_diverged_run_ends_with_an_error() -> None:
-    state = make()
+    state = make_state()
     with pytest.raises(ConfigError, match="not finite: training has diverged"):
         state.update(torch.full((state.size,), float("nan")), 1, lambda highest: 0.01)
 
 
 def test_the_average_is_released_while_training_continues_with_the_weights() -> None:
-    state = make(average=0.9)
+    state = make_state(average=0.9)
     state.step = 0
     first = {name: value.clone() for name, value in state.copy_released_tensors().items()}
     for _ in range(3):
@@ -116,7 +116,7 @@ def test_frozen_parameters_need_no_memory_and_do_not_change() -> None:
 
 
 def test_the_best_weights_are_released_and_training_ends_when_patience_is_exhausted() -> None:
-    state = make(validation=0.5, keep_best=True, patience=2)
+    state = make_state(validation=0.5, keep_best=True, patience=2)
     state.step = 0
     released = []
     for loss, ends in ((3.0, False), (2.0, False), (float("nan"), False), (2.0, True)):
@@ -133,7 +133,7 @@ def test_the_best_weights_are_released_and_training_ends_when_patience_is_exhaus
 
 
 def test_validation_uses_the_weights_to_release_and_restores_the_model() -> None:
-    state = make(average=0.9)
+    state = make_state(average=0.9)
     state.step = 0
     state.update(torch.randn(state.size), 1, lambda highest: 0.1)
     layers: Any = state.model

@@ -9,7 +9,7 @@ from rekindle.training.spec import TrainingSpec
 from rekindle.training.validation import split_samples
 
 
-class Rows:
+class IndexDataset:
     """Samples whose values are their indices."""
 
     def __init__(self, count: int) -> None:
@@ -22,38 +22,38 @@ class Rows:
         return (indices,)
 
     def dataset(self, path: Path, split: str) -> Any:
-        return {"validation": Rows(self.count // 10)}[split]
+        return {"validation": IndexDataset(self.count // 10)}[split]
 
 
-def spec(**settings: Any) -> TrainingSpec:
+def make_spec(**settings: Any) -> TrainingSpec:
     values = {"workload": "w", "dataset": "d", "digest": "d" * 64, "out": "o", "checkpoints": "c"}
     return TrainingSpec.model_validate(values | settings)
 
 
-def samples(subset: Any) -> list[int]:
+def list_indices(subset: Any) -> list[int]:
     return subset.batch(torch.arange(len(subset)))[0].tolist()
 
 
 def test_held_out_samples_are_an_exact_share_chosen_by_the_seed() -> None:
-    rows: Any = Rows(200)
-    rest, held_out = split_samples(spec(validation=0.1), rows, rows, Path())
-    assert len(samples(held_out)) == 20
-    assert sorted(samples(rest) + samples(held_out)) == list(range(200))
-    assert samples(
-        split_samples(spec(validation=0.1, workers=1), rows, rows, Path())[1]
-    ) == samples(held_out)
-    assert samples(split_samples(spec(validation=0.1, seed=1), rows, rows, Path())[1]) != samples(
-        held_out
-    )
+    rows: Any = IndexDataset(200)
+    rest, held_out = split_samples(make_spec(validation=0.1), rows, rows, Path())
+    assert len(list_indices(held_out)) == 20
+    assert sorted(list_indices(rest) + list_indices(held_out)) == list(range(200))
+    assert list_indices(
+        split_samples(make_spec(validation=0.1, workers=1), rows, rows, Path())[1]
+    ) == list_indices(held_out)
+    assert list_indices(
+        split_samples(make_spec(validation=0.1, seed=1), rows, rows, Path())[1]
+    ) != list_indices(held_out)
 
 
 def test_a_workload_may_define_its_validation_split_which_must_not_be_empty() -> None:
-    rows: Any = Rows(200)
-    rest, held_out = split_samples(spec(validation="workload"), rows, rows, Path())
+    rows: Any = IndexDataset(200)
+    rest, held_out = split_samples(make_spec(validation="workload"), rows, rows, Path())
     assert len(rest) == 200
-    assert len(samples(held_out)) == 20
-    few: Any = Rows(4)
+    assert len(list_indices(held_out)) == 20
+    few: Any = IndexDataset(4)
     with pytest.raises(DataError, match="the validation split is empty"):
-        split_samples(spec(validation="workload"), few, few, Path())
+        split_samples(make_spec(validation="workload"), few, few, Path())
     with pytest.raises(DataError, match="which holds out 0 of 4 samples"):
-        split_samples(spec(validation=0.1), few, few, Path())
+        split_samples(make_spec(validation=0.1), few, few, Path())

@@ -41,8 +41,8 @@ batch_numbers = itertools.count(1)
 
 
 def _hold() -> None:
-    """After each number of micro-batches in TOY_HOLD, wait for the file with that name in
-    TOY_GATES."""
+    """Count the micro-batches. If TOY_HOLD contains their number, wait until the folder TOY_GATES
+    has a file with this number as its name."""
     number = str(next(batch_numbers))
     if number in os.environ.get("TOY_HOLD", "").split():
         sys.stderr.write(f"held at {number}\n")

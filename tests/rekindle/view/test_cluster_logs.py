@@ -29,7 +29,7 @@ PODS_AT = "/api/v1/namespaces/models/pods"
 REPLICA = {"training.kubeflow.org/replica-type": "worker"}
 
 
-def pod(
+def make_pod(
     name: str, node: str = "", state: str = "running", labels: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     facts = {"exitCode": 0} if state == "terminated" else {}
@@ -52,7 +52,7 @@ def out(server: ApiServer, cluster: Cluster) -> Iterator[io.StringIO]:
     follower.start()
     yield out
     for name in list(server.objects.get(PODS_AT, {})):
-        server.put(PODS_AT, pod(name, state="terminated"))
+        server.put(PODS_AT, make_pod(name, state="terminated"))
         server.end_log(name)
     server.put(WORKFLOWS_AT, workflow("demo", "Succeeded"))
     follower.join(20)
@@ -60,17 +60,17 @@ def out(server: ApiServer, cluster: Cluster) -> Iterator[io.StringIO]:
 
 
 def test_logs_contain_steps_replicas_and_new_pods(server: ApiServer, out: io.StringIO):
-    server.put(PODS_AT, pod("demo-prepare-1", "demo.prepare(0)"))
+    server.put(PODS_AT, make_pod("demo-prepare-1", "demo.prepare(0)"))
     server.write_log("demo-prepare-1", "one")
     until("the line", lambda: "prepare(0) | one\n" in out.getvalue())
     server.write_log("demo-train-worker-0", "two")
-    server.put(PODS_AT, pod("demo-train-worker-0"))
+    server.put(PODS_AT, make_pod("demo-train-worker-0"))
     until("the line", lambda: "train-worker-0 | two\n" in out.getvalue())
     assert out.getvalue().count("\n") == 2
 
 
 def test_a_broken_connection_neither_loses_nor_repeats_lines(server: ApiServer, out: io.StringIO):
-    server.put(PODS_AT, pod("demo-a-1", "demo.a"))
+    server.put(PODS_AT, make_pod("demo-a-1", "demo.a"))
     second = "2026-11-21T20:00:00."
     for i in range(30):
         # several lines have the same time, and requests can only name the second
@@ -83,14 +83,14 @@ def test_a_broken_connection_neither_loses_nor_repeats_lines(server: ApiServer, 
 
 
 def test_a_recreated_pod_is_read_again(server: ApiServer, out: io.StringIO):
-    server.put(PODS_AT, pod("demo-train-worker-0"))
+    server.put(PODS_AT, make_pod("demo-train-worker-0"))
     server.write_log("demo-train-worker-0", "first life")
     until("the line", lambda: "first life" in out.getvalue())
     server.remove(PODS_AT, "demo-train-worker-0")
     server.logs.clear()
     server.cut()
     server.write_log("demo-train-worker-0", "second life")
-    server.put(PODS_AT, pod("demo-train-worker-0"))
+    server.put(PODS_AT, make_pod("demo-train-worker-0"))
     until("the line", lambda: "second life" in out.getvalue())
     assert out.getvalue().splitlines() == [
         "train-worker-0 | first life",
@@ -100,7 +100,7 @@ def test_a_recreated_pod_is_read_again(server: ApiServer, out: io.StringIO):
 
 def test_pods_missed_by_the_watch_are_read_at_the_end(server: ApiServer, cluster: Cluster):
     server.put(WORKFLOWS_AT, workflow("demo", "Succeeded"))
-    server.put(PODS_AT, pod("demo-a-1", "demo.a", state="terminated"))
+    server.put(PODS_AT, make_pod("demo-a-1", "demo.a", state="terminated"))
     server.write_log("demo-a-1", "late")
     server.end_log("demo-a-1")
     out = io.StringIO()
@@ -110,7 +110,7 @@ def test_pods_missed_by_the_watch_are_read_at_the_end(server: ApiServer, cluster
 
 def test_logs_of_a_step_are_selected_by_a_part_of_its_name(server: ApiServer, cluster: Cluster):
     for name in ("prepare", "train"):
-        server.put(PODS_AT, pod(f"demo-{name}-1", f"demo.{name}"))
+        server.put(PODS_AT, make_pod(f"demo-{name}-1", f"demo.{name}"))
         server.write_log(f"demo-{name}-1", f"of {name}")
     out = io.StringIO()
     assert Logs(cluster, "demo", out, "rai").print(workflow("demo")) == 1
@@ -118,14 +118,14 @@ def test_logs_of_a_step_are_selected_by_a_part_of_its_name(server: ApiServer, cl
 
 
 def test_json_output_has_an_object_per_line(server: ApiServer, cluster: Cluster):
-    server.put(PODS_AT, pod("demo-train-1", "demo.train"))
+    server.put(PODS_AT, make_pod("demo-train-1", "demo.train"))
     server.write_log("demo-train-1", 'a "line" | of é')
     out = io.StringIO()
     Logs(cluster, "demo", out, as_json=True).print(workflow("demo"))
     assert json.loads(out.getvalue()) == {"step": "train", "line": 'a "line" | of é'}
 
 
-def ran(*labels: str, phase: str = "Succeeded") -> dict[str, Any]:
+def make_ended_run(*labels: str, phase: str = "Succeeded") -> dict[str, Any]:
     """Return the run `demo` with a completed pod for each label."""
     run = workflow("demo", phase)
     nodes = {
@@ -136,24 +136,24 @@ def ran(*labels: str, phase: str = "Succeeded") -> dict[str, Any]:
 
 
 def test_a_step_whose_pod_and_log_are_gone_is_named(server: ApiServer, cluster: Cluster):
-    server.put(PODS_AT, pod("demo-train-1", "demo.train(0)", state="terminated"))
+    server.put(PODS_AT, make_pod("demo-train-1", "demo.train(0)", state="terminated"))
     server.write_log("demo-train-1", "40 steps")
     server.end_log("demo-train-1")
-    server.put(WORKFLOWS_AT, ran("prepare(0)", "train(0)"))
+    server.put(WORKFLOWS_AT, make_ended_run("prepare(0)", "train(0)"))
     result = CliRunner().invoke(commands, ["logs", "demo", "--cluster"], catch_exceptions=False)
     assert result.stdout == "train(0) | 40 steps\n"
     assert (
         result.stderr == "prepare(0): its pod is deleted, and its log is not in the object store.\n"
     )
     selected = Logs(cluster, "demo", io.StringIO(), "train")
-    assert selected.print(ran("prepare(0)", "train(0)")) == 1
+    assert selected.print(make_ended_run("prepare(0)", "train(0)")) == 1
     assert selected.missing_lines_reasons == {}
 
 
 def test_a_pod_that_is_deleted_before_its_log_was_followed_is_named(
     server: ApiServer, cluster: Cluster
 ):
-    server.put(WORKFLOWS_AT, ran("prepare(0)"))
+    server.put(WORKFLOWS_AT, make_ended_run("prepare(0)"))
     logs = Logs(cluster, "demo", io.StringIO())
     logs.follow()
     assert "before its log was read" in logs.missing_lines_reasons["prepare(0)"]
@@ -207,7 +207,7 @@ def test_a_long_archived_log_without_its_first_lines_says_so(
 
 def test_a_missing_permission_to_read_logs_is_an_error(server: ApiServer, cluster: Cluster):
     server.put(WORKFLOWS_AT, workflow("demo", "Succeeded"))
-    server.put(PODS_AT, pod("demo-a-1", "demo.a"))
+    server.put(PODS_AT, make_pod("demo-a-1", "demo.a"))
     server.refuse("GET", "/log", 403, status(403, "Forbidden", "no"))
     with pytest.raises(ApiError, match="no"):
         Logs(cluster, "demo", io.StringIO()).follow()
@@ -219,15 +219,15 @@ def test_a_closed_output_ends_logs_of_an_active_run(server: ApiServer, cluster: 
             raise BrokenPipeError
 
     server.put(WORKFLOWS_AT, workflow("demo"))
-    server.put(PODS_AT, pod("demo-a-1", "demo.a"))
+    server.put(PODS_AT, make_pod("demo-a-1", "demo.a"))
     server.write_log("demo-a-1", "one line too many")
     with pytest.raises(BrokenPipeError):
         Logs(cluster, "demo", Head()).follow()
 
 
 def test_the_tail_of_a_failed_step_excludes_lines_of_argo(server: ApiServer, cluster: Cluster):
-    server.put(PODS_AT, pod("demo-train-worker-0"))
-    server.put(PODS_AT, pod("demo-train-worker-1"))
+    server.put(PODS_AT, make_pod("demo-train-worker-0"))
+    server.put(PODS_AT, make_pod("demo-train-worker-1"))
     server.write_log("demo-train-worker-0", "step 3")
     for line in (
         "error: the data are wrong",
@@ -241,7 +241,7 @@ def test_the_tail_of_a_failed_step_excludes_lines_of_argo(server: ApiServer, clu
 
 
 def test_training_progress_is_read_from_the_workers(server: ApiServer, cluster: Cluster):
-    server.put(PODS_AT, pod("demo-train-worker-0", labels=REPLICA))
+    server.put(PODS_AT, make_pod("demo-train-worker-0", labels=REPLICA))
     server.write_log(
         "demo-train-worker-0", "progress step=120/600 loss=0.0213 samples_per_s=10234 eta_s=12"
     )
@@ -255,7 +255,7 @@ def test_a_malformed_pod_does_not_end_the_progress_of_the_others(
     server: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rekindle.view.cluster_logs.PROGRESS_INTERVAL_S", 0.01)
-    server.put(PODS_AT, pod("demo-train-worker-0", labels=REPLICA))
+    server.put(PODS_AT, make_pod("demo-train-worker-0", labels=REPLICA))
     server.write_log("demo-train-worker-0", "progress step=1/2 loss=1 samples_per_s=n/a eta_s=x")
     progress = TrainingProgress(cluster, "demo")
     row = Step("train", "train", 0, "Pod", "Running")
@@ -276,7 +276,7 @@ def test_a_malformed_pod_does_not_end_the_progress_of_the_others(
 
 
 def test_the_cause_of_a_failed_job_is_read_from_its_pods(server: ApiServer, cluster: Cluster):
-    server.put(PODS_AT, pod("demo-train-worker-0", labels=REPLICA, state="terminated"))
+    server.put(PODS_AT, make_pod("demo-train-worker-0", labels=REPLICA, state="terminated"))
     server.write_log("demo-train-worker-0", "error: /app/own.py:7: KeyError: 3.")
     server.end_log("demo-train-worker-0")
     attempt = Step(
@@ -293,7 +293,7 @@ def test_the_cause_of_a_failed_deployment_is_read_from_its_pods(
 ):
     server.put(
         PODS_AT,
-        pod("m-0123-abc", labels={WORKFLOW: "none", "app.kubernetes.io/instance": "m-0123"}),
+        make_pod("m-0123-abc", labels={WORKFLOW: "none", "app.kubernetes.io/instance": "m-0123"}),
     )
     server.write_log("m-0123-abc", "error: the model cannot be loaded: /app/own.py:7: KeyError: 3.")
     server.end_log("m-0123-abc")
@@ -383,7 +383,7 @@ def test_logs_of_deleted_pods_are_read_from_the_archive(
             commands, ["logs", "demo", "prepare", "--cluster"], catch_exceptions=False
         )
         assert result.stdout.splitlines() == ["prepare | 500 rows", "prepare | done"]
-        server.put(PODS_AT, pod("demo-train-master-0", state="terminated", labels=REPLICA))
+        server.put(PODS_AT, make_pod("demo-train-master-0", state="terminated", labels=REPLICA))
         server.write_log("demo-train-master-0", "trained 40 steps")
         server.end_log("demo-train-master-0")
         result = CliRunner().invoke(commands, ["logs", "demo", "--cluster"], catch_exceptions=False)

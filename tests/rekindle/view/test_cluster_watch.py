@@ -18,7 +18,7 @@ from tests.rekindle.cluster.workflows import WORKFLOWS_AT, manifest, node
 GOLDEN = Path(__file__).parents[2] / "golden"
 
 
-def run(phase: str, *nodes: dict[str, Any], verdict: str = "") -> dict[str, Any]:
+def make_run(phase: str, *nodes: dict[str, Any], verdict: str = "") -> dict[str, Any]:
     outputs = {"parameters": [{"name": "verdict", "value": verdict}]}
     times = {"startedAt": "2026-11-21T20:00:00Z", "finishedAt": "2026-11-21T20:01:00Z"}
     nodes_by_id = {run_node["id"]: run_node for run_node in nodes}
@@ -35,15 +35,17 @@ def run(phase: str, *nodes: dict[str, Any], verdict: str = "") -> dict[str, Any]
 @pytest.mark.parametrize(
     ("workflow", "code", "words"),
     [
-        (run("Succeeded", node("demo.a")), 0, "took      1 min 00 s"),
-        (run("Succeeded", verdict="keep"), 3, "not released"),
+        (make_run("Succeeded", node("demo.a")), 0, "took      1 min 00 s"),
+        (make_run("Succeeded", verdict="keep"), 3, "not released"),
         (
-            run("Failed", node("demo.a", phase="Failed", message="exit code 1")),
+            make_run("Failed", node("demo.a", phase="Failed", message="exit code 1")),
             1,
             "resume  rekindle resume demo --cluster",
         ),
         (
-            workflows.compress_nodes(run("Failed", node("demo.a", phase="Failed", message="m"))),
+            workflows.compress_nodes(
+                make_run("Failed", node("demo.a", phase="Failed", message="m"))
+            ),
             1,
             "step    a",
         ),
@@ -66,7 +68,7 @@ def test_the_request_to_try_has_the_token_if_the_servers_need_one(
     config = load_config(
         GOLDEN / "config.yaml", sets=[f"serve.token={str(token).lower()}"], environment={}
     ).config
-    workflow = run("Succeeded")
+    workflow = make_run("Succeeded")
     workflow["metadata"]["labels"]["app.kubernetes.io/name"] = "cards"
     server.put(WORKFLOWS_AT, workflow | {"spec": render_manifest(config)["spec"]})
     service = {"metadata": {"name": "cards"}, "spec": {"ports": [{"port": 9000}]}}
@@ -82,7 +84,7 @@ def test_the_request_to_try_has_the_token_if_the_servers_need_one(
 
 
 def test_ctrl_c_ends_only_the_watch_and_shows_how_to_continue_it(server: ApiServer, tmp_path: Path):
-    server.put(WORKFLOWS_AT, run("Running", node("demo.a", phase="Running")))
+    server.put(WORKFLOWS_AT, make_run("Running", node("demo.a", phase="Running")))
     process = subprocess.Popen(
         [REKINDLE, "status", "demo", "--cluster", "--watch"],
         cwd=tmp_path,
@@ -104,7 +106,7 @@ def test_ctrl_c_ends_only_the_watch_and_shows_how_to_continue_it(server: ApiServ
 @pytest.mark.slow
 def test_a_watch_reports_a_job_whose_pods_fit_no_node(server: ApiServer, tmp_path: Path):
     job = node("demo.train", phase="Running", displayName="train", templateName="apply")
-    server.put(WORKFLOWS_AT, run("Running", job))
+    server.put(WORKFLOWS_AT, make_run("Running", job))
 
     condition = {
         "type": "PodScheduled",
@@ -150,7 +152,7 @@ def test_a_watch_reports_a_job_whose_pods_fit_no_node(server: ApiServer, tmp_pat
         == "Pending"
     )
 
-    server.put(WORKFLOWS_AT, run("Succeeded", {**job, "phase": "Succeeded"}))
+    server.put(WORKFLOWS_AT, make_run("Succeeded", {**job, "phase": "Succeeded"}))
     assert process.wait(timeout=60) == 0
 
 
@@ -254,7 +256,7 @@ def test_suspending_a_schedule_changes_nothing_else(server: ApiServer, tmp_path:
 
 def test_status_of_a_namespace_lists_runs_and_schedules(server: ApiServer, tmp_path: Path):
     assert "no runs in" in rekindle("status", "--cluster", cwd=tmp_path).stdout
-    server.put(WORKFLOWS_AT, run("Succeeded", verdict="release"))
+    server.put(WORKFLOWS_AT, make_run("Succeeded", verdict="release"))
     cron = {"metadata": {"name": "cards"}, "spec": {"schedules": ["0 3 * * 1"], "suspend": True}}
     server.put(WORKFLOWS_AT.replace("workflows", "cronworkflows"), cron)
     tables = json.loads(rekindle("status", "--cluster", "-o", "json", cwd=tmp_path).stdout)
@@ -267,7 +269,7 @@ def test_status_of_a_namespace_lists_runs_and_schedules(server: ApiServer, tmp_p
 
 
 def test_the_status_of_a_run_has_its_endpoint_and_manifest_hash(server: ApiServer, tmp_path: Path):
-    workflow = run("Succeeded", verdict="release")
+    workflow = make_run("Succeeded", verdict="release")
     workflow["metadata"]["labels"]["app.kubernetes.io/name"] = "cards"
     server.put(WORKFLOWS_AT, workflow)
     service = {"metadata": {"name": "cards"}, "spec": {"ports": [{"port": 8080}]}}
@@ -278,7 +280,7 @@ def test_the_status_of_a_run_has_its_endpoint_and_manifest_hash(server: ApiServe
 
 
 def test_deleting_an_active_run_needs_the_option_yes(server: ApiServer, tmp_path: Path):
-    server.put(WORKFLOWS_AT, run("Running"))
+    server.put(WORKFLOWS_AT, make_run("Running"))
     refused = rekindle("delete", "demo", cwd=tmp_path)
     assert refused.returncode == 2
     assert "rekindle stop demo --cluster" in refused.stderr

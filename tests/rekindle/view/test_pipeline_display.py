@@ -39,7 +39,7 @@ def run_shell(line: str, folder: Path, **environment: str) -> subprocess.Complet
     )
 
 
-def surviving(pods: list[psutil.Process]) -> list[psutil.Process]:
+def find_survivors(pods: list[psutil.Process]) -> list[psutil.Process]:
     """Return the pods that do not end; killed processes need time to end on a busy machine."""
     with contextlib.suppress(AssertionError):
         until("the pods to end", lambda: not any(map(is_alive, pods)))
@@ -79,18 +79,18 @@ def test_a_second_signal_ends_a_busy_run(tmp_path: Path, number: int):
     )
 
     pods = wait_until_started(process, tmp_path)
-    until_busy(process, 0.5)
+    wait_until_busy(process, 0.5)
     process.send_signal(number)
-    until_busy(process, 1)  # the second signal comes at least half a second later
+    wait_until_busy(process, 1)  # the second signal comes at least half a second later
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number, output
     assert "Traceback" not in output, output
     assert output.splitlines()[-1] == "resume  rekindle resume four"
-    assert surviving(pods) == []
+    assert find_survivors(pods) == []
 
 
-def until_busy(process: subprocess.Popen[str], seconds: float) -> None:
+def wait_until_busy(process: subprocess.Popen[str], seconds: float) -> None:
     """Wait until the process has used this much more CPU time; it must not end."""
     times = psutil.Process(process.pid).cpu_times
     start = times().user
@@ -99,12 +99,14 @@ def until_busy(process: subprocess.Popen[str], seconds: float) -> None:
     )
 
 
-def on_a_terminal(tmp_path: Path, script: str, hangup: Any) -> tuple[subprocess.Popen[bytes], int]:
+def run_on_terminal(
+    tmp_path: Path, script: str, hangup: Any
+) -> tuple[subprocess.Popen[bytes], int]:
     """Start a run on its own terminal; returns its process and the other end of the terminal."""
     file = write_manifest(tmp_path / "w.yaml", workflow(("long", script)))
     terminal, child = pty.openpty()
 
-    def own_terminal() -> None:
+    def take_terminal() -> None:
         os.setsid()
         fcntl.ioctl(child, termios.TIOCSCTTY, 0)
         signal.signal(signal.SIGHUP, hangup)
@@ -115,7 +117,7 @@ def on_a_terminal(tmp_path: Path, script: str, hangup: Any) -> tuple[subprocess.
         stdin=child,
         stdout=child,
         stderr=child,
-        preexec_fn=own_terminal,
+        preexec_fn=take_terminal,
         env={**os.environ, "TERM": "xterm"},
     )
 
@@ -124,11 +126,11 @@ def on_a_terminal(tmp_path: Path, script: str, hangup: Any) -> tuple[subprocess.
 
 
 def test_a_closed_terminal_ends_all_processes_of_a_run(tmp_path: Path):
-    process, terminal = on_a_terminal(tmp_path, "echo begun; sleep 100 & wait", signal.SIG_DFL)
+    process, terminal = run_on_terminal(tmp_path, "echo begun; sleep 100 & wait", signal.SIG_DFL)
     pods = wait_until_started(process, tmp_path)
     os.close(terminal)
     assert process.wait(timeout=60) == 129
-    assert surviving(pods) == []
+    assert find_survivors(pods) == []
     assert rekindle("status", cwd=tmp_path).stdout.splitlines()[1].split()[:2] == [
         "four",
         "Interrupted",
@@ -151,7 +153,7 @@ def test_a_run_under_nohup_survives_a_closed_terminal(tmp_path: Path):
             f"echo begun; for i in $(seq 600); do test -e {shared}/closed && exit 0; sleep 0.1;"
             " done; exit 1"
         )
-        process, terminal = on_a_terminal(tmp_path, script, signal.SIG_IGN)
+        process, terminal = run_on_terminal(tmp_path, script, signal.SIG_IGN)
         wait_until_started(process, tmp_path)
         os.close(terminal)
         logs = rekindle("logs", cwd=tmp_path)

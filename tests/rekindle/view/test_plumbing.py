@@ -21,7 +21,7 @@ WHEN = "{{=tasks.evaluate.outputs.parameters.verdict == 'release'}}"
 LABELS = {"app.kubernetes.io/part-of": "rekindle"}
 
 
-def template(name: str, *tasks: dict[str, Any], **fields: Any) -> dict[str, Any]:
+def make_template(name: str, *tasks: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"name": name, **({"dag": {"tasks": list(tasks)}} if tasks else {}), **fields}
 
 
@@ -30,16 +30,18 @@ MANIFEST = {
     "spec": {
         "entrypoint": "main",
         "templates": [
-            template(
+            make_template(
                 "main", {"name": "train"}, {"name": "train-secret"}, {"name": "ship", "when": WHEN}
             ),
-            template("train-secret", resource={"action": "create"}),
+            make_template("train-secret", resource={"action": "create"}),
         ],
     },
 }
 
 
-def node(path: str, parent: str | None, phase: str = "Succeeded", **fields: Any) -> dict[str, Any]:
+def make_node(
+    path: str, parent: str | None, phase: str = "Succeeded", **fields: Any
+) -> dict[str, Any]:
     task = path.rpartition(".")[2]
     boundary = {"boundaryID": parent} if parent else {}
 
@@ -57,37 +59,37 @@ def node(path: str, parent: str | None, phase: str = "Succeeded", **fields: Any)
     }
 
 
-def status(secret_phase: str = "Succeeded") -> dict[str, Any]:
+def make_status(secret_phase: str = "Succeeded") -> dict[str, Any]:
     nodes = [
-        node("demo", None, type="DAG", templateName="main"),
-        node("demo.train", "demo"),
-        node("demo.train-secret", "demo", secret_phase),
-        node("demo.ship", "demo", "Skipped", message="when 'false' evaluated false"),
+        make_node("demo", None, type="DAG", templateName="main"),
+        make_node("demo.train", "demo"),
+        make_node("demo.train-secret", "demo", secret_phase),
+        make_node("demo.ship", "demo", "Skipped", message="when 'false' evaluated false"),
     ]
     return {"phase": "Succeeded", "nodes": {each["id"]: each for each in nodes}}
 
 
 def test_internal_steps_are_hidden_and_conditions_are_readable():
-    text = format_steps_table("demo", status(), MANIFEST)
+    text = format_steps_table("demo", make_status(), MANIFEST)
     assert "train-secret" not in text
     assert "1 internal steps are not shown" in text
     assert "not true: evaluate.verdict == 'release'" in text
-    assert "train-secret" in format_steps_table("demo", status(), MANIFEST, shows_all=True)
+    assert "train-secret" in format_steps_table("demo", make_status(), MANIFEST, shows_all=True)
 
 
 def test_an_internal_step_that_failed_is_shown():
-    assert "train-secret" in format_steps_table("demo", status("Failed"), MANIFEST)
+    assert "train-secret" in format_steps_table("demo", make_status("Failed"), MANIFEST)
 
 
 def test_no_step_of_another_manifest_is_hidden():
     own = {**MANIFEST, "metadata": {"name": "demo"}}
-    assert "train-secret" in format_steps_table("demo", status(), own)
+    assert "train-secret" in format_steps_table("demo", make_status(), own)
 
 
 def test_a_step_of_the_newest_run_and_the_pids_of_its_pods_are_found_by_name(tmp_path: Path):
     files = RunFiles(tmp_path, "demo")
     files.create(MANIFEST)
-    files.snapshot(status())
+    files.snapshot(make_status())
     (files.logs / "demo-train-worker-0.log").write_text("10 %\r50 %\r100 %\r\n")
     (files.root / "pids").mkdir()
 

@@ -11,11 +11,12 @@ from rekindle.local.services.s3.values import parse_base64, parse_integer
 
 CHECKSUM_PREFIX = "x-amz-checksum-"
 ALGORITHM_HEADER = "x-amz-sdk-checksum-algorithm"
+# headers with this prefix that do not contain a checksum
 NON_CHECKSUM_HEADERS = (
     CHECKSUM_PREFIX + "mode",
     CHECKSUM_PREFIX + "type",
     CHECKSUM_PREFIX + "algorithm",
-)  # headers about checksums
+)
 DECODED_LENGTH_HEADER = "x-amz-decoded-content-length"
 
 
@@ -50,8 +51,8 @@ class BodyChecksums:
     """The hashes of a request's body, and the checksums that its headers state."""
 
     def __init__(self, headers: dict[str, str]) -> None:
-        """`headers`: of the request, by lower-case name; trailing headers are added while the body
-        is read."""
+        """`headers`: headers of the request, by lower-case name. Trailing headers are added while
+        the body is read."""
         self.headers = headers
 
         self.names = list_checksum_headers(headers)
@@ -136,8 +137,8 @@ class BodyChecksums:
 
 
 def create_hash(algorithm_name: str) -> tuple[str, Hash]:
-    """Return the header and the hash function of a checksum, such as SHA256, that a request asks
-    for."""
+    """Return the header for a checksum such as SHA256, and a new hash object that computes it.
+    Raises S3Error for an unknown algorithm."""
     if algorithm_name.lower() not in HASH_TYPES:
         raise S3Error(
             501,

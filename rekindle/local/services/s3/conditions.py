@@ -69,7 +69,8 @@ def check_write_conditions(
 
 
 def applies_to_range(request_headers: Mapping[str, str], metadata: ObjectMetadata) -> bool:
-    """Return True if If-Range is absent or names this object."""
+    """Return True if the request has no If-Range, or if its If-Range names the current version of
+    the object."""
     if_range = request_headers.get("if-range")
     return if_range is None or if_range in make_validator_headers(metadata).values()
 
@@ -85,7 +86,8 @@ def make_validator_headers(metadata: ObjectMetadata) -> dict[str, str]:
 def _find_failed_status(
     request_headers: Mapping[str, str], header_prefix: str, metadata: ObjectMetadata
 ) -> int:
-    """Return the status of a condition that fails, or 0. An ETag takes precedence over a date."""
+    """Return the HTTP status of the first condition that fails; 0 if none fails. A condition on the
+    ETag takes precedence over a condition on the date."""
     match_etags = request_headers.get(f"{header_prefix}if-match")
     none_match_etags = request_headers.get(f"{header_prefix}if-none-match")
     modified_since = parse_date(request_headers.get(f"{header_prefix}if-modified-since"))

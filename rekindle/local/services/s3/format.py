@@ -94,15 +94,17 @@ def _is_object_metadata(json_value: object) -> bool:
     )
 
 
-def blocks(files: list[tuple[BinaryIO, int]], start_offset: int = 0) -> Iterator[bytes]:
-    """Yield the bytes from `start_offset` to the end of each file, in order."""
+def read_file_blocks(files: list[tuple[BinaryIO, int]], start_offset: int = 0) -> Iterator[bytes]:
+    """Yield the bytes of several files, one after the other, in blocks. `files`: each file with the
+    offset at which its bytes end; `start_offset`: offset at which the bytes of each file begin."""
     for file, end_offset in files:
         for offset in range(start_offset, end_offset, BLOCK_BYTES):
             yield os.pread(file.fileno(), min(BLOCK_BYTES, end_offset - offset), offset)
 
 
-def entries(folder: Path, only_folders: bool = True) -> list[Path]:
-    """Return the folders or the files in `folder`, without links."""
+def list_folder(folder: Path, only_folders: bool = True) -> list[Path]:
+    """Return the folders in `folder` or, if `only_folders` is False, the files. Links are left
+    out."""
     with os.scandir(folder) as directory_entries:
         is_wanted_kind = os.DirEntry.is_dir if only_folders else os.DirEntry.is_file
         return [

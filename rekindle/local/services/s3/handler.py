@@ -33,7 +33,7 @@ COPY_HEADERS = {
     "x-amz-copy-source-if-none-match",
     "x-amz-copy-source-if-unmodified-since",
 }
-# headers that are supported only with these values, which equal the default behaviour
+# headers that are supported only with these values, which request the default behaviour
 SUPPORTED_HEADER_VALUES = {
     "x-amz-checksum-type": (COMPOSITE_CHECKSUM,),
     "x-amz-acl": ("private", "bucket-owner-full-control"),
@@ -164,9 +164,9 @@ class RequestHandler(MultipartRequest):
 
 @dataclass(frozen=True)
 class Route:
-    """An operation. `parameters`: supported query parameters; `has_overrides`: query parameters
-    response-* may set response headers; `has_conditions`: True if the operation supports
-    WRITE_CONDITIONS."""
+    """An operation. `parameters`: supported query parameters; `has_overrides`: True if query
+    parameters response-* may set response headers; `has_conditions`: True if the operation supports
+    WRITE_CONDITION_HEADERS."""
 
     action: Callable[[RequestHandler], None]
     parameters: tuple[str, ...] = ()

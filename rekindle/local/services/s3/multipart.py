@@ -13,7 +13,7 @@ from rekindle.local.services.s3.format import (
     ClientMetadata,
     ObjectMetadata,
     S3Error,
-    blocks,
+    read_file_blocks,
     read_metadata,
 )
 from rekindle.local.services.s3.object_operations import (
@@ -106,20 +106,20 @@ class MultipartRequest(ObjectRequest):
             md5_hash = hashlib.md5(usedforsecurity=False)
             checksum_hashes = dict([create_hash(upload.checksum)] if upload.checksum else [])
 
-            def hashed() -> Iterator[bytes]:
-                for block in blocks([(source_file, end_offset)], start_offset):
-                    for value in (md5_hash, *checksum_hashes.values()):
-                        value.update(block)
+            def read_and_hash() -> Iterator[bytes]:
+                for block in read_file_blocks([(source_file, end_offset)], start_offset):
+                    for block_hash in (md5_hash, *checksum_hashes.values()):
+                        block_hash.update(block)
                     yield block
 
-            def finish(_: int) -> ClientMetadata:
+            def make_metadata(_: int) -> ClientMetadata:
                 headers = {
-                    name: base64.b64encode(value.digest()).decode()
-                    for name, value in checksum_hashes.items()
+                    header_name: base64.b64encode(checksum_hash.digest()).decode()
+                    for header_name, checksum_hash in checksum_hashes.items()
                 }
                 return {"key": self.key, "etag": md5_hash.hexdigest(), "headers": headers}
 
-            temporary_path = self.files.write(hashed(), finish)
+            temporary_path = self.files.write(read_and_hash(), make_metadata)
 
         part_metadata = self.add_part(upload, part_number, temporary_path)
         response_xml = make_xml_element(

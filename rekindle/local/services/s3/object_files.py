@@ -2,8 +2,8 @@
 
 An object's file (format.py) is written under a temporary name and renamed, so it is complete or
 absent after `kill -9` of any process. Files are not synced: a power cut may lose the last seconds.
-The listing is kept in memory and read from the files at start. One process owns a root (flock), so
-check-and-rename is atomic.
+The listing is read from the files at the start, and then kept in memory. A file lock ensures that
+only one process uses a root folder, so that checking a condition and renaming a file is atomic.
 """
 
 import bisect
@@ -24,16 +24,15 @@ from rekindle.local.services.s3.format import (
     ClientMetadata,
     ObjectMetadata,
     S3Error,
-    entries,
+    list_folder,
     make_file_name,
     read_file_metadata,
     read_metadata,
 )
 from rekindle.local.services.s3.uploads import Uploads
 
-WriteCheck = Callable[
-    [ObjectMetadata | None], None
-]  # raises S3Error unless the current object may be changed
+# function that raises S3Error unless the current object, given its metadata, may be changed
+WriteCheck = Callable[[ObjectMetadata | None], None]
 
 
 @dataclass(frozen=True)
@@ -82,15 +81,14 @@ class ObjectFiles:
         self.keys: dict[str, list[str]] = {}
 
         self.uploads = Uploads(root_folder / "uploads", self.write)
-        # entries of other kinds, such as links, are ignored: another program created them (when it
-        # copied the home)
-        for leftover_file in entries(self.temporary, only_folders=False):
+        # links are ignored: another program has created them, for example when it copied the home
+        for leftover_file in list_folder(self.temporary, only_folders=False):
             leftover_file.unlink()
 
-        for bucket_folder in entries(self.buckets):
+        for bucket_folder in list_folder(self.buckets):
             object_metadata = (
                 _read_object_metadata(object_file)
-                for object_file in entries(bucket_folder, only_folders=False)
+                for object_file in list_folder(bucket_folder, only_folders=False)
             )
             self.index[bucket_folder.name] = {
                 metadata["key"]: metadata for metadata in object_metadata if metadata
@@ -107,8 +105,8 @@ class ObjectFiles:
     def write(
         self, data_blocks: Iterator[Any], make_metadata: Callable[[int], ClientMetadata]
     ) -> Path:
-        """Write a temporary file with the blocks, and then the metadata that `finish(size)`
-        returns."""
+        """Write a temporary file with the blocks, and then the metadata that
+        `make_metadata(size)` returns. Return the path of the file."""
         temporary_path = self.temporary / uuid.uuid4().hex
 
         try:
@@ -138,8 +136,8 @@ class ObjectFiles:
     def commit(
         self, bucket_name: str, object_key: str, temporary_path: Path, check_current: WriteCheck
     ) -> ObjectMetadata:
-        """Rename a temporary file to the object `object_key`, unless `check(current metadata)`
-        raises."""
+        """Rename a temporary file to the object `object_key`, unless `check_current` raises for the
+        metadata of the current object. In this case, delete the temporary file."""
         try:
             metadata = read_metadata(temporary_path)
             if not metadata:
@@ -176,7 +174,7 @@ class ObjectFiles:
             return self._bucket(bucket_name)[1].get(object_key)
 
     def delete(self, bucket_name: str, object_key: str, check_current: WriteCheck) -> None:
-        """Remove an object, if it exists, unless `check(current metadata)` raises."""
+        """Remove an object, if it exists, unless `check_current` raises for its metadata."""
         with self.lock:
             sorted_keys, metadata_by_key = self._bucket(bucket_name)
             check_current(metadata_by_key.get(object_key))

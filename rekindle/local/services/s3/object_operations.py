@@ -25,7 +25,12 @@ from rekindle.local.services.s3.conditions import (
     check_write_conditions,
     make_validator_headers,
 )
-from rekindle.local.services.s3.format import ClientMetadata, ObjectMetadata, S3Error, blocks
+from rekindle.local.services.s3.format import (
+    ClientMetadata,
+    ObjectMetadata,
+    S3Error,
+    read_file_blocks,
+)
 from rekindle.local.services.s3.object_files import ListingPosition
 from rekindle.local.services.s3.request import (
     MAX_BODY_BYTES,
@@ -130,7 +135,7 @@ class ObjectRequest(S3Request):
         body_checksums = BodyChecksums({**self.fields})
         stored_attributes = self.attributes()
 
-        def finish(size_bytes: int) -> ClientMetadata:
+        def make_metadata(size_bytes: int) -> ClientMetadata:
             body_checksums.verify(size_bytes)
             stored_headers_with_sums = {**stored_attributes, **body_checksums.stored_headers()}
             return {
@@ -139,7 +144,7 @@ class ObjectRequest(S3Request):
                 "headers": stored_headers_with_sums,
             }
 
-        return self.files.write(self.receive(body_checksums), finish)
+        return self.files.write(self.receive(body_checksums), make_metadata)
 
     def read_xml(self, root_tag: str, needs_checksum: bool) -> ElementTree.Element:
         """Read the request's body, an XML document with the root `root_tag`, and verify its
@@ -177,7 +182,7 @@ class ObjectRequest(S3Request):
         check_write_conditions(self.fields, current_metadata)
 
     def encoding(self) -> Callable[[str], str]:
-        """Return the function that encodes keys of a listing."""
+        """Return the function that encodes the keys in a listing, as the request asks for."""
         encoding_type = self.query.get("encoding-type")
         if encoding_type not in (None, "url"):
             raise S3Error(400, "InvalidArgument", "Invalid Encoding Method specified in Request")
@@ -198,9 +203,8 @@ class ObjectRequest(S3Request):
 
     def locate_bucket(self) -> None:
         self.files.find(self.bucket, "")
-        self.answer(
-            200, body=make_xml_element("LocationConstraint")
-        )  # an empty location means us-east-1
+        # an empty location means us-east-1
+        self.answer(200, body=make_xml_element("LocationConstraint"))
 
     def list_objects(self) -> None:
         query_parameters = self.query
@@ -406,8 +410,8 @@ class ObjectRequest(S3Request):
         checksum_hashes: dict[str, Hash] = {}
         checksum_algorithm = self.fields.get("x-amz-checksum-algorithm")
         if checksum_algorithm:
-            name, value = create_hash(checksum_algorithm)
-            checksum_hashes[name] = value
+            checksum_header, checksum_hash = create_hash(checksum_algorithm)
+            checksum_hashes[checksum_header] = checksum_hash
             stored_headers = {
                 header_name: text
                 for header_name, text in stored_headers.items()
@@ -418,21 +422,21 @@ class ObjectRequest(S3Request):
         md5_hash = hashlib.md5(usedforsecurity=False) if "-" in source_metadata["etag"] else None
         all_hashes = [*checksum_hashes.values(), *([md5_hash] if md5_hash else [])]
 
-        def hashed() -> Iterator[bytes]:
-            for block in blocks([(source_file, source_metadata["size"])]):
-                for value in all_hashes:
-                    value.update(block)
+        def read_and_hash() -> Iterator[bytes]:
+            for block in read_file_blocks([(source_file, source_metadata["size"])]):
+                for block_hash in all_hashes:
+                    block_hash.update(block)
                 yield block
 
-        def finish(_: int) -> ClientMetadata:
+        def make_metadata(_: int) -> ClientMetadata:
             checksum_texts = {
-                name: base64.b64encode(value.digest()).decode()
-                for name, value in checksum_hashes.items()
+                header_name: base64.b64encode(checksum_hash.digest()).decode()
+                for header_name, checksum_hash in checksum_hashes.items()
             }
             etag = md5_hash.hexdigest() if md5_hash else source_metadata["etag"]
             return {"key": self.key, "etag": etag, "headers": {**stored_headers, **checksum_texts}}
 
-        return hashed(), finish
+        return read_and_hash(), make_metadata
 
     def get_object(self) -> None:
         object_file, metadata = self.files.open(self.bucket, self.key)

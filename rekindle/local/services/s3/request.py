@@ -34,9 +34,10 @@ CHUNK_HEADER = re.compile(rb"([0-9a-fA-F]{1,12})(?:;chunk-signature=([0-9a-f]{1,
 
 
 def make_xml_element(element_tag: str, *inner_xml: str, **fields: object) -> str:
-    """Return an element with one child per field; `inner_xml`: more children, as XML.
+    """Return an XML element with one child for each field. `inner_xml`: more children, as XML.
 
-    As in the answers of S3, a character that XML 1.0 does not allow is a reference such as &#x1;.
+    As in the answers of S3, a character that XML 1.0 does not allow becomes a reference such as
+    &#x1;.
     """
     child_elements = "".join(
         f"<{field_name}>{_escape_xml_text(str(field_value))}</{field_name}>"
@@ -46,8 +47,8 @@ def make_xml_element(element_tag: str, *inner_xml: str, **fields: object) -> str
 
 
 def replace_unprintable(text: str) -> str:
-    """Replace the characters that XML 1.0 does not allow, for texts that the client need not read
-    back."""
+    """Replace the characters that XML 1.0 does not allow by U+FFFD, for texts whose exact value the
+    client does not need."""
     return INVALID_XML_CHARACTERS.sub("\ufffd", text)
 
 
@@ -116,11 +117,10 @@ class S3Request(BaseHTTPRequestHandler):
         return  # requests are not logged; `route` prints the server's own errors
 
     def route(self) -> None:
-        self.unread_bytes, self.expects_continue = (
-            0,
-            self.headers.get("expect", "").lower() == "100-continue",
-        )
-        self.bucket = self.key = ""
+        self.unread_bytes = 0
+        self.expects_continue = self.headers.get("expect", "").lower() == "100-continue"
+        self.bucket = ""
+        self.key = ""
 
         try:
             self.unread_bytes = self.parse_length()
@@ -153,7 +153,7 @@ class S3Request(BaseHTTPRequestHandler):
         except ValueError as error:
             self.fail(S3Error(400, "InvalidArgument", str(error)))
         except OSError as error:
-            # without the query, which may contain a signature
+            # the query is not printed, because it may contain a signature
             print(f"{self.command} {request_target.path}: {error}", file=sys.stderr, flush=True)
             if error.errno in DISK_FULL_ERRORS:
                 error_message = (
@@ -170,7 +170,7 @@ class S3Request(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def parse_length(self) -> int:
-        # rejected even if the first of several such headers is empty
+        # the header is rejected even if it is empty, because a second one may have a value
         if "transfer-encoding" in self.headers:
             raise S3Error(
                 411,
@@ -194,31 +194,42 @@ class S3Request(BaseHTTPRequestHandler):
         return int(content_lengths[0])
 
     def receive(self, body_checksums: BodyChecksums) -> Iterator[memoryview]:
-        """Yield the decoded body in blocks; update the hashes, and add trailing headers to
-        `checksums.headers`."""
-        checksum_hashes = body_checksums.hashes
+        """Yield the decoded body in blocks. Meanwhile, update the hashes in `body_checksums`, and
+        add the trailing headers to its headers."""
         if self.expects_continue:
             self.expects_continue = False
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
         payload_hash = self.headers.get("x-amz-content-sha256", "")
-        if not payload_hash.startswith("STREAMING-"):
-            all_hashes = checksum_hashes | (
-                {"x-amz-content-sha256": hashlib.sha256()} if len(payload_hash) == 64 else {}
-            )
-            yield from self.read_blocks(self.unread_bytes, all_hashes)
-            if (
-                len(payload_hash) == 64
-                and all_hashes["x-amz-content-sha256"].digest().hex() != payload_hash
-            ):
-                raise S3Error(
-                    400,
-                    "XAmzContentSHA256Mismatch",
-                    f"the received body's sha256 is not {payload_hash}.",
-                )
+        if payload_hash.startswith("STREAMING-"):
+            yield from self.receive_chunks(payload_hash, body_checksums)
+        else:
+            yield from self.receive_whole_body(payload_hash, body_checksums.hashes)
 
+    def receive_whole_body(
+        self, payload_hash: str, checksum_hashes: dict[str, Hash]
+    ) -> Iterator[memoryview]:
+        """Yield a body that is not in chunks. Raises S3Error if its sha256 is not `payload_hash`,
+        unless this is a word such as UNSIGNED-PAYLOAD."""
+        if len(payload_hash) != 64:
+            yield from self.read_blocks(self.unread_bytes, checksum_hashes)
             return
 
+        body_hash = hashlib.sha256()
+        all_hashes = checksum_hashes | {"x-amz-content-sha256": body_hash}
+        yield from self.read_blocks(self.unread_bytes, all_hashes)
+        if body_hash.hexdigest() != payload_hash:
+            raise S3Error(
+                400,
+                "XAmzContentSHA256Mismatch",
+                f"the received body's sha256 is not {payload_hash}.",
+            )
+
+    def receive_chunks(
+        self, payload_hash: str, body_checksums: BodyChecksums
+    ) -> Iterator[memoryview]:
+        """Yield the content of an aws-chunked body, and verify the signatures of its chunks, if it
+        is signed. `payload_hash`: the header x-amz-content-sha256, which names the kind of body."""
         if payload_hash in SIGNED_STREAM_TYPES:
             chunk_signature = self.signature
         else:
@@ -240,15 +251,16 @@ class S3Request(BaseHTTPRequestHandler):
             chunk_hash = hashlib.sha256()
 
             chunk_match = CHUNK_HEADER.match(chunk_line)
-            if not chunk_match or (chunk_bytes := int(chunk_match[1], 16)) > self.unread_bytes:
+            chunk_bytes = int(chunk_match[1], 16) if chunk_match else 0
+            if not chunk_match or chunk_bytes > self.unread_bytes:
                 raise S3Error(
                     400, "IncompleteBody", f"a chunk of the body starts with {chunk_line[:80]!r}."
                 )
 
-            yield from self.read_blocks(
-                chunk_bytes,
-                {**checksum_hashes, **({"chunk": chunk_hash} if chunk_signature else {})},
-            )
+            all_hashes = dict(body_checksums.hashes)
+            if chunk_signature:
+                all_hashes["chunk"] = chunk_hash
+            yield from self.read_blocks(chunk_bytes, all_hashes)
             if (
                 chunk_signature
                 and chunk_signature.chunk(chunk_hash.hexdigest())
@@ -275,7 +287,11 @@ class S3Request(BaseHTTPRequestHandler):
         trailer_lines = b""
         declared_name = request_headers.get("x-amz-trailer", "").lower()
 
-        while self.unread_bytes and (trailer_line := self.read_line().strip()):
+        while self.unread_bytes:
+            trailer_line = self.read_line().strip()
+            if not trailer_line:
+                break
+
             header_name, _, header_value = trailer_line.decode("latin-1").partition(":")
             if header_name == "x-amz-trailer-signature":
                 if signature and signature.trailer(trailer_lines) != header_value:
@@ -331,7 +347,9 @@ class S3Request(BaseHTTPRequestHandler):
                 self.buffer[: min(self.unread_bytes, BLOCK_BYTES)]
             )
 
-        self.close_connection |= self.expects_continue
+        if self.expects_continue:
+            self.close_connection = True
+
         if body:
             body_bytes = f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'.encode()
         else:

@@ -25,16 +25,17 @@ AUTHORIZATION_PATTERN = re.compile(
     r"\s*SignedHeaders=([^,\s]+)\s*,\s*Signature=([0-9a-f]{64})"
 )
 PAYLOAD_PATTERN = re.compile(r"[0-9a-f]{64}|UNSIGNED-PAYLOAD|STREAMING-[A-Z0-9-]{1,60}")
-MAX_CLOCK_SKEW_S = 900  # maximum difference between the time of a signature and our clock
+MAX_CLOCK_SKEW_S = 900  # maximum difference between the time of a signature and the server's clock
 MAX_URL_LIFETIME_S = 7 * 86400  # maximum validity of a URL with a signature of version 4
 EMPTY_SHA256 = hashlib.sha256().hexdigest()
-# the parameters that version 2 signs
+# parameters that a signature of version 2 includes
 SIGNED_SUBRESOURCES = ("delete", "location", "partNumber", "uploadId", "uploads", "versionId")
 
 
 @dataclass
 class Signature:
-    """The signature of a request, and the chain of signatures of the chunks of its body."""
+    """The signature of a request, and then of the chunks of its body. Each signature signs the
+    previous one, `last`."""
 
     key: bytes
     date: str
@@ -42,9 +43,9 @@ class Signature:
     last: str = ""
 
     def next(self, signature_kind: str, *signed_lines: str) -> str:
-        """Return the signature of `signed_lines` and the previous signature. `signature_kind` is
-        "" for the request, which is signed first, "-PAYLOAD" for a chunk of its body, and
-        "-TRAILER" for its trailing headers."""
+        """Compute the signature of `signed_lines` and of the previous signature, and keep it as the
+        new previous signature. `signature_kind` is "" for the request, which is signed first,
+        "-PAYLOAD" for a chunk of its body, and "-TRAILER" for its trailing headers."""
         string_to_sign = "\n".join(
             [
                 SIGNATURE_ALGORITHM + signature_kind,
@@ -65,6 +66,20 @@ class Signature:
         return self.next("-TRAILER", hashlib.sha256(trailer_lines).hexdigest())
 
 
+@dataclass(frozen=True)
+class ClaimedSignature:
+    """The signature of version 4 that a request claims to have. `scope`: day, region and service of
+    the key; `signed_headers`: names of the signed headers, separated by ";"; `date`: time of the
+    signature; `payload_hash`: sha256 of the body, or a word such as UNSIGNED-PAYLOAD."""
+
+    access_key: str
+    scope: str
+    signed_headers: str
+    signature: str
+    date: str
+    payload_hash: str
+
+
 def verify(
     http_method: str,
     request_target: RequestTarget,
@@ -77,8 +92,6 @@ def verify(
 
     Raises S3Error if the signature is missing, wrong or not valid now.
     """
-    query_pairs = request_target.pairs
-
     query_parameters = request_target.query
     if "Signature" in query_parameters:
         return _verify_version_2(
@@ -92,55 +105,89 @@ def verify(
 
     is_presigned = "X-Amz-Signature" in query_parameters
     if is_presigned:
-        access_key, _, credential_scope = query_parameters.get("X-Amz-Credential", "").partition(
-            "/"
-        )
-        signed_header_names = query_parameters.get("X-Amz-SignedHeaders", "")
-        request_signature = query_parameters["X-Amz-Signature"]
-        signing_date = query_parameters.get("X-Amz-Date", "")
-        payload_hash = request_headers.get("x-amz-content-sha256", "UNSIGNED-PAYLOAD")
-        if query_parameters.get("X-Amz-Algorithm") != SIGNATURE_ALGORITHM or not re.fullmatch(
-            SCOPE_PATTERN, credential_scope
-        ):
-            error_message = (
-                f"X-Amz-Algorithm must be {SIGNATURE_ALGORITHM}, and X-Amz-Credential a scope"
-                " of s3."
-            )
-            raise S3Error(400, "AuthorizationQueryParametersError", error_message)
-        query_pairs = [
-            (header_name, header_value)
-            for header_name, header_value in query_pairs
-            if header_name != "X-Amz-Signature"
-        ]
-    elif authorization_match := AUTHORIZATION_PATTERN.fullmatch(
-        request_headers.get("authorization", "")
-    ):
-        access_key, credential_scope, signed_header_names, request_signature = (
-            authorization_match.groups()
-        )
-        signing_date = request_headers.get("x-amz-date", "")
-
-        payload_hash = request_headers.get("x-amz-content-sha256", "")
-        if not PAYLOAD_PATTERN.fullmatch(payload_hash):
-            error_message = (
-                f"x-amz-content-sha256 is {payload_hash[:80]!r}: it must be a sha256,"
-                " UNSIGNED-PAYLOAD or STREAMING-…."
-            )
-            raise S3Error(400, "InvalidArgument", error_message)
+        claimed_signature = _read_url_signature(query_parameters, request_headers)
     else:
+        claimed_signature = _read_header_signature(request_headers)
+
+    _check_access_key(claimed_signature.access_key, access_keys)
+    _check_signed_headers(claimed_signature, request_headers)
+
+    if is_presigned:
+        lifetime_seconds = parse_integer("X-Amz-Expires", query_parameters.get("X-Amz-Expires", ""))
+    else:
+        lifetime_seconds = None
+
+    signing_date = claimed_signature.date
+    credential_scope = claimed_signature.scope
+    _check_signing_time(signing_date, credential_scope, lifetime_seconds, now_seconds)
+
+    expected_signature = Signature(
+        compute_signing_key(access_keys[1], credential_scope), signing_date, credential_scope
+    )
+    canonical_request = _make_canonical_request(
+        http_method, request_target, request_headers, claimed_signature
+    )
+    request_digest = hashlib.sha256(canonical_request.encode("latin-1")).hexdigest()
+    _compare_signatures(claimed_signature.signature, expected_signature.next("", request_digest))
+    return expected_signature
+
+
+def _read_url_signature(
+    query_parameters: Mapping[str, str], request_headers: Message
+) -> ClaimedSignature:
+    """Return the signature in the URL of a request. Raises S3Error if its form is wrong."""
+    access_key, _, credential_scope = query_parameters.get("X-Amz-Credential", "").partition("/")
+    if query_parameters.get("X-Amz-Algorithm") != SIGNATURE_ALGORITHM or not re.fullmatch(
+        SCOPE_PATTERN, credential_scope
+    ):
+        error_message = (
+            f"X-Amz-Algorithm must be {SIGNATURE_ALGORITHM}, and X-Amz-Credential a scope of s3."
+        )
+        raise S3Error(400, "AuthorizationQueryParametersError", error_message)
+
+    return ClaimedSignature(
+        access_key,
+        credential_scope,
+        query_parameters.get("X-Amz-SignedHeaders", ""),
+        query_parameters["X-Amz-Signature"],
+        query_parameters.get("X-Amz-Date", ""),
+        request_headers.get("x-amz-content-sha256", "UNSIGNED-PAYLOAD"),
+    )
+
+
+def _read_header_signature(request_headers: Message) -> ClaimedSignature:
+    """Return the signature in the headers of a request. Raises S3Error if it is missing, or if its
+    form is wrong."""
+    authorization_match = AUTHORIZATION_PATTERN.fullmatch(request_headers.get("authorization", ""))
+    if not authorization_match:
         raise S3Error(
             403,
             "AccessDenied",
             "a request must be signed (version 4): set AWS_* as `rekindle env` prints.",
         )
 
-    _check_access_key(access_key, access_keys)
-    signed_names = signed_header_names.split(";")
+    payload_hash = request_headers.get("x-amz-content-sha256", "")
+    if not PAYLOAD_PATTERN.fullmatch(payload_hash):
+        error_message = (
+            f"x-amz-content-sha256 is {payload_hash[:80]!r}: it must be a sha256,"
+            " UNSIGNED-PAYLOAD or STREAMING-…."
+        )
+        raise S3Error(400, "InvalidArgument", error_message)
 
+    access_key, credential_scope, signed_headers, signature = authorization_match.groups()
+    signing_date = request_headers.get("x-amz-date", "")
+    return ClaimedSignature(
+        access_key, credential_scope, signed_headers, signature, signing_date, payload_hash
+    )
+
+
+def _check_signed_headers(claimed_signature: ClaimedSignature, request_headers: Message) -> None:
+    """Raise S3Error unless Host and all headers x-amz-* are signed."""
+    signed_names = claimed_signature.signed_headers.split(";")
+    request_names = {header_name.lower() for header_name in request_headers}
     unsigned_names = [
         header_name
-        for header_name in {header_name.lower() for header_name in request_headers}
-        - set(signed_names)
+        for header_name in request_names - set(signed_names)
         if header_name.startswith("x-amz-")
     ]
     if "host" not in signed_names or unsigned_names:
@@ -148,40 +195,36 @@ def verify(
             403, "AccessDenied", f"headers are not signed: {', '.join(unsigned_names or ['host'])}."
         )
 
-    if is_presigned:
-        lifetime_seconds = parse_integer("X-Amz-Expires", query_parameters.get("X-Amz-Expires", ""))
-    else:
-        lifetime_seconds = None
 
-    _check_signing_time(signing_date, credential_scope, lifetime_seconds, now_seconds)
+def _make_canonical_request(
+    http_method: str,
+    request_target: RequestTarget,
+    request_headers: Message,
+    claimed_signature: ClaimedSignature,
+) -> str:
+    """Return the text of a request that version 4 signs."""
     canonical_headers: list[str] = []
-    for header_name in signed_names:
+    for header_name in claimed_signature.signed_headers.split(";"):
         header_values = request_headers.get_all(header_name, [""])
         joined_values = ",".join(" ".join(header_value.split()) for header_value in header_values)
         canonical_headers.append(f"{header_name}:{joined_values}")
 
-    canonical_request = [
-        http_method,
-        quote(unquote_to_bytes(request_target.path), safe="/-_.~"),
-        _canonicalize_query(query_pairs),
-        *canonical_headers,
-        "",
-        signed_header_names,
-        payload_hash,
+    signed_pairs = [
+        (parameter_name, parameter_value)
+        for parameter_name, parameter_value in request_target.pairs
+        if parameter_name != "X-Amz-Signature"
     ]
-
-    expected_signature = Signature(
-        compute_signing_key(access_keys[1], credential_scope), signing_date, credential_scope
+    return "\n".join(
+        [
+            http_method,
+            quote(unquote_to_bytes(request_target.path), safe="/-_.~"),
+            _canonicalize_query(signed_pairs),
+            *canonical_headers,
+            "",
+            claimed_signature.signed_headers,
+            claimed_signature.payload_hash,
+        ]
     )
-
-    _compare_signatures(
-        request_signature,
-        expected_signature.next(
-            "", hashlib.sha256("\n".join(canonical_request).encode("latin-1")).hexdigest()
-        ),
-    )
-
-    return expected_signature
 
 
 def _check_access_key(access_key: str, access_keys: tuple[str, str]) -> None:

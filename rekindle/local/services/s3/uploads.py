@@ -24,8 +24,8 @@ from rekindle.local.services.s3.format import (
     ClientMetadata,
     ObjectMetadata,
     S3Error,
-    blocks,
-    entries,
+    list_folder,
+    read_file_blocks,
     read_file_metadata,
     read_metadata,
 )
@@ -37,7 +37,7 @@ WriteFunction = Callable[[Iterator[Any], Callable[[int], ClientMetadata]], Path]
 
 
 class UploadRecord(Document):
-    """The content of the file RECORD of an upload."""
+    """The content of the file RECORD_FILE of an upload."""
 
     bucket: str
     key: str
@@ -65,7 +65,7 @@ class Upload:
 
 @dataclass(frozen=True)
 class ListedPart:
-    """A part as its client lists it to complete an upload; `checksums`: checksum header → value."""
+    """A part, as a client lists it to complete an upload. `checksums`: value by checksum header."""
 
     number: int
     etag: str
@@ -125,7 +125,7 @@ class Uploads:
 
     def list_bucket_uploads(self, bucket_name: str) -> list[Upload]:
         """Return the uploads to a bucket, ordered by key and start."""
-        all_uploads = (self._read(upload_folder) for upload_folder in entries(self.folder))
+        all_uploads = (self._read(upload_folder) for upload_folder in list_folder(self.folder))
         bucket_uploads = [
             upload for upload in all_uploads if upload and upload.bucket == bucket_name
         ]
@@ -146,8 +146,8 @@ class Uploads:
                 yield int(part_path.name), metadata
 
     def assemble(self, upload: Upload, listed_parts: list[ListedPart], size: int | None) -> Path:
-        """Write a temporary file with the object of these parts; `size`: its expected size, if
-        known."""
+        """Write a temporary file with the object that consists of these parts, and return its path.
+        `size`: expected size of the object; None if it is unknown."""
         part_numbers = [listed_part.number for listed_part in listed_parts]
         if part_numbers != sorted(set(part_numbers)):
             raise S3Error(
@@ -168,7 +168,7 @@ class Uploads:
 
                 part_files.append((part_file, metadata["size"]))
 
-            total_bytes = sum(size for _, size in part_files)
+            total_bytes = sum(part_bytes for _, part_bytes in part_files)
             if size not in (None, total_bytes):
                 error_message = (
                     f"x-amz-mp-object-size is {size}, but the parts have {total_bytes} bytes."
@@ -185,7 +185,7 @@ class Uploads:
                 "headers": upload.headers,
             }
 
-            return self._write(blocks(part_files), lambda _: object_content)
+            return self._write(read_file_blocks(part_files), lambda _: object_content)
 
     def remove(self, upload: Upload) -> None:
         """End an upload."""
@@ -197,14 +197,15 @@ class Uploads:
     def remove_expired_uploads(self) -> None:
         """Remove the uploads that were started more than a week ago."""
         oldest_start_seconds = time.time() - UPLOAD_LIFETIME_S
-        for upload_folder in entries(self.folder):
+        for upload_folder in list_folder(self.folder):
             upload = self._read(upload_folder)
             start_seconds = upload.started if upload else _read_change_time(upload_folder)
             if start_seconds < oldest_start_seconds:
                 shutil.rmtree(upload_folder, ignore_errors=True)
 
     def _open(self, upload: Upload, listed_part: ListedPart) -> tuple[BinaryIO, ObjectMetadata]:
-        """Open an uploaded part that must have this ETag and these checksums."""
+        """Open the file of a listed part. Raises S3Error if the part was not uploaded, or has
+        another ETag or other checksums."""
         try:
             part_file = open(self._part_path(upload, listed_part.number), "rb", buffering=0)  # noqa: SIM115 - the caller closes it
             metadata = read_file_metadata(part_file)
@@ -234,7 +235,7 @@ class Uploads:
         except (OSError, ValueError):
             return None
 
-        # an earlier version did not record the time
+        # earlier versions of Rekindle did not record the start time
         if upload_record.started is None:
             start_seconds = _read_change_time(upload_folder)
         else:

@@ -1,9 +1,9 @@
 """Parse the values of S3 requests: targets, keys, names of buckets, numbers, ranges and dates.
 
-Only spellings that S3 treats as equal name the same object: targets with characters that are not
-printable ASCII, incomplete escapes or invalid UTF-8 are refused, not repaired. The rules are from
-the AWS pages "Naming Amazon S3 objects" and "General purpose bucket naming rules", and from the API
-reference of each operation.
+A target with characters that are not printable ASCII, incomplete escapes or invalid UTF-8 is
+refused, not repaired, so that only spellings that S3 treats as equal name the same object. The
+rules are from the AWS pages "Naming Amazon S3 objects" and "General purpose bucket naming rules",
+and from the API reference of each operation.
 """
 
 import base64
@@ -48,7 +48,8 @@ RANGE_PATTERN = re.compile(r"bytes=([0-9]{1,19})-([0-9]{0,19})|bytes=-([0-9]{1,1
 
 @dataclass(frozen=True)
 class RequestTarget:
-    """The target of a request. `path`: the path as it was sent; `pairs`: the query parameters."""
+    """The target of a request. `path`: the path as it was sent; `pairs`: names and values of the
+    query parameters, in the order of the request."""
 
     path: str
     pairs: list[tuple[str, str]]
@@ -94,7 +95,7 @@ def parse_query(query_text: str) -> list[tuple[str, str]]:
 
 
 def decode_path(encoded_path: str) -> str:
-    """Replace the escapes of a path."""
+    """Replace the escapes (%XX) of a path by the characters that they stand for."""
     try:
         return unquote(encoded_path, errors="strict")
     except UnicodeDecodeError:
@@ -200,8 +201,8 @@ def parse_range(range_header: str, object_bytes: int) -> tuple[int, int] | None:
 
 
 def parse_copy_range(range_header: str | None, object_bytes: int) -> tuple[int, int]:
-    """Return the start and end of the bytes that x-amz-copy-source-range selects from an object;
-    without this header, those of the whole object."""
+    """Return the start and end of the bytes that x-amz-copy-source-range selects from an object.
+    Without this header, return the start and end of the whole object."""
     if range_header is None:
         return 0, object_bytes
 

@@ -147,13 +147,13 @@ def run_documents(home: Path, *documents: dict[str, Any]) -> None:
     """Run a workflow, with the objects of its file, to its end; it may fail."""
     file = home.parent / f"{documents[-1]['metadata']['name']}.yaml"
     file.write_text("\n---\n".join(map(to_json, documents)))
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "argolocal", "run", str(file), "--yes"],
         env={**os.environ, "ARGOLOCAL_HOME": str(home)},
         capture_output=True,
         text=True,
     )
-    assert ended.returncode in (0, 1), ended.stderr
+    assert process.returncode in (0, 1), process.stderr
 
 
 @pytest.fixture(scope="session")

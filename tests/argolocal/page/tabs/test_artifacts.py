@@ -18,7 +18,7 @@ from tests.argolocal.page.tabs.conftest import PAGE, SVG
 from tests.browser import PageServer
 
 
-def show(page: PageServer, artifact: str = "", file: str | None = None) -> dict[str, Any]:
+def get_tab(page: PageServer, artifact: str = "", file: str | None = None) -> dict[str, Any]:
     query = {"artifact": f"artifacts/{artifact}"} if artifact else {}
     if file is not None:
         query["file"] = file
@@ -27,13 +27,13 @@ def show(page: PageServer, artifact: str = "", file: str | None = None) -> dict[
     return answer.json()
 
 
-def content(page: PageServer, artifact: str, file: str = "", **more: str) -> httpx.Response:
+def get_content(page: PageServer, artifact: str, file: str = "", **more: str) -> httpx.Response:
     query = {"artifact": f"artifacts/{artifact}", "file": file, **more}
     return page.get(f"/runs/artifacts/artifact?{urlencode(query)}")
 
 
 def test_all_artifacts_of_a_run_are_listed(zoo_page: PageServer) -> None:
-    names = [row["artifact"] for row in show(zoo_page)["artifacts"]]
+    names = [row["artifact"] for row in get_tab(zoo_page)["artifacts"]]
     assert names == [
         "data-json",
         "table-csv",
@@ -46,36 +46,36 @@ def test_all_artifacts_of_a_run_are_listed(zoo_page: PageServer) -> None:
 
 
 def test_json_and_tables_have_a_preview(zoo_page: PageServer, browser: Browser) -> None:
-    preview = show(zoo_page, "data-json")["preview"]
+    preview = get_tab(zoo_page, "data-json")["preview"]
     assert preview["kind"] == "json"
     assert preview["text"] == '{\n  "a": [\n    1,\n    2\n  ]\n}'
 
-    table = show(zoo_page, "table-csv")["preview"]
+    table = get_tab(zoo_page, "table-csv")["preview"]
     assert (table["columns"], table["rows"]) == (["name", "value"], [["<b>x</b>", "1"]])
     tab = zoo_page.open(browser, "/runs/artifacts/artifacts?artifact=artifacts/table-csv")
     expect(tab.get_by_role("cell", name="<b>x</b>")).to_be_visible()
 
 
 def test_a_large_text_is_cut(zoo_page: PageServer) -> None:
-    preview = show(zoo_page, "large-txt")["preview"]
+    preview = get_tab(zoo_page, "large-txt")["preview"]
     assert preview["is_cut"]
     assert len(preview["text"]) == 100_000
-    assert len(content(zoo_page, "large-txt", "large.txt").content) == 2_000_000
+    assert len(get_content(zoo_page, "large-txt", "large.txt").content) == 2_000_000
 
 
 def test_the_files_of_a_folder_are_listed_and_downloaded(zoo_page: PageServer) -> None:
     for artifact, folder in (("folder", "folder/"), ("plain", "")):
-        shown = show(zoo_page, artifact)
+        shown = get_tab(zoo_page, artifact)
         paths = [file["path"] for file in shown["files"]]
         assert f"{folder}inner/dot.png" in paths
         assert len(paths) == 2
-        answer = content(zoo_page, artifact, f"{folder}inner/dot.png")
+        answer = get_content(zoo_page, artifact, f"{folder}inner/dot.png")
         assert answer.content == b"\x89PNG\r\n\x1a\n"
 
-    archive = content(zoo_page, "folder").content
+    archive = get_content(zoo_page, "folder").content
     with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
         assert any("dot.png" in name for name in opened.getnames())
-    assert content(zoo_page, "plain").status_code == 404
+    assert get_content(zoo_page, "plain").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ def test_the_files_of_a_folder_are_listed_and_downloaded(zoo_page: PageServer) -
 )
 def test_a_path_leads_to_no_other_file(zoo_page: PageServer, file: str) -> None:
     for artifact in ("folder", "plain", "data-json"):
-        assert content(zoo_page, artifact, file).status_code == 404
+        assert get_content(zoo_page, artifact, file).status_code == 404
     query = urlencode({"artifact": "artifacts/plain", "file": file})
     assert zoo_page.get(f"/runs/artifacts/artifacts?{query}").status_code == 404
 
 
 def test_an_unknown_artifact_or_run_is_not_found(zoo_page: PageServer) -> None:
     for artifact in ("nothing", "../zoo", "", "artifacts/data-json"):
-        assert content(zoo_page, artifact).status_code == 404
+        assert get_content(zoo_page, artifact).status_code == 404
     for run in ("nothing", "..", "%2e%2e"):
         assert zoo_page.get(f"/runs/{run}/artifact?artifact=x").status_code == 404
 
@@ -103,14 +103,14 @@ def test_content_is_served_so_that_it_cannot_run(
     zoo_page: PageServer, artifact: str, file: str
 ) -> None:
     for more in ({}, {"show": "1"}):
-        answer = content(zoo_page, artifact, file, **more)
+        answer = get_content(zoo_page, artifact, file, **more)
         policy = answer.headers["content-security-policy"]
         assert policy.startswith("sandbox; default-src 'none'")
         assert "script" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["content-disposition"].startswith("attachment")
         assert "html" not in answer.headers["content-type"]
-    picture = content(zoo_page, "folder", "folder/inner/dot.png", show="1")
+    picture = get_content(zoo_page, "folder", "folder/inner/dot.png", show="1")
     assert picture.headers["content-disposition"].startswith("inline")
     assert picture.headers["content-type"] == "image/png"
 

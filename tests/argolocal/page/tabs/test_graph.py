@@ -54,7 +54,7 @@ def labels(graph: Graph) -> list[str]:
     return [node.label for node in graph.nodes]
 
 
-def opened(toggle: str) -> dict[str, str]:
+def parse_query(toggle: str) -> dict[str, str]:
     """Return the parameters of an address."""
     return {
         name: values[0] for name, values in parse_qs(toggle[1:], keep_blank_values=True).items()
@@ -74,7 +74,7 @@ def reachable_steps(run: Run) -> set[str]:
                 seen.add(node.label)
             if node.toggle and not node.is_open and node.name not in tried:
                 tried.add(node.name)
-                queries.append(opened(node.toggle))
+                queries.append(parse_query(node.toggle))
     return seen
 
 
@@ -117,11 +117,11 @@ def test_hooks_and_exit_handlers_are_apart(zoo: Run) -> None:
 
 def test_a_group_closes_and_a_loop_opens_by_its_address(zoo: Run) -> None:
     boxes = {node.label: node for node in draw(zoo).nodes}
-    closed = draw(zoo, opened(boxes["nested"].toggle))
+    closed = draw(zoo, parse_query(boxes["nested"].toggle))
     assert "in-a" not in labels(closed)
     assert "s1" in labels(closed)
 
-    with_items = draw(zoo, opened(boxes["loop"].toggle))
+    with_items = draw(zoo, parse_query(boxes["loop"].toggle))
     assert [node.label for node in with_items.nodes if node.name.startswith("loop(")] == list(
         "01234"
     )
@@ -151,7 +151,7 @@ def test_equal_tasks_are_one_box_that_opens() -> None:
     assert box.phase == "Failed"
     assert graph.hidden
 
-    graph = draw(run, opened(box.toggle))
+    graph = draw(run, parse_query(box.toggle))
     assert "part-250" in labels(graph)
     assert "all 300 steps" in labels(graph)
 
@@ -178,7 +178,7 @@ def test_a_wide_graph_of_different_tasks_is_one_list() -> None:
     tasks = [{"name": f"t{i}", "inline": {**SAY, "name": f"say-{i}"}} for i in range(200)]
     graph = draw(make_run(tasks, {}))
     assert len(graph.nodes) == 1
-    assert "all 200 steps" in labels(draw(make_run(tasks, {}), opened(graph.nodes[0].toggle)))
+    assert "all 200 steps" in labels(draw(make_run(tasks, {}), parse_query(graph.nodes[0].toggle)))
 
 
 def test_a_template_that_calls_itself_ends() -> None:
@@ -197,7 +197,7 @@ def test_internal_steps_are_hidden_and_their_dependents_stay_connected() -> None
     assert len(graph.edges) == 1
     assert graph.internal_count == 1
 
-    graph = draw(run, opened(graph.internal_link), lambda step: step.label == "secret")
+    graph = draw(run, parse_query(graph.internal_link), lambda step: step.label == "secret")
     assert labels(graph) == ["a", "secret", "b"]
 
 

@@ -22,11 +22,11 @@ OUT = {"parameters": [{"name": "out", "valueFrom": {"path": "/work/out"}}]}
 
 
 def shell(name: str, source: str, *needs: str, **more: Any) -> dict[str, Any]:
-    needed = {"dependencies": list(needs)} if needs else {}
-    return builders.shell(source, name=name, **needed, **more)
+    dependencies = {"dependencies": list(needs)} if needs else {}
+    return builders.shell(source, name=name, **dependencies, **more)
 
 
-def ran(
+def run_set(
     home: Path, *containers: dict[str, Any], outputs: dict[str, Any] | None = None, **group: Any
 ) -> dict[str, Any]:
     template = {
@@ -41,7 +41,7 @@ def ran(
     return execute(workflow(main, template, volumes=volumes), {}, LocalCluster(home))
 
 
-def ends(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
+def results_by_name(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """Return phase and message of the pod and its containers, by the last part of their names."""
     nodes = [node for node in status["nodes"].values() if node["type"] in ("Pod", "Container")]
     return {
@@ -61,12 +61,14 @@ def test_containers_run_after_their_dependencies_and_share_only_volumes(tmp_path
         "beside",
     )
 
-    status = ran(tmp_path, main, first, beside, outputs=OUT)
+    status = run_set(tmp_path, main, first, beside, outputs=OUT)
     assert status["phase"] == "Succeeded", status
     pod = next(node for node in status["nodes"].values() if node["type"] == "Pod")
     assert pod["outputs"]["parameters"][0]["value"] == "one\ntwo"
     assert pod["outputs"]["exitCode"] == "0"
-    assert ends(status) == {name: ("Succeeded", "") for name in ("set", "main", "first", "beside")}
+    assert results_by_name(status) == {
+        name: ("Succeeded", "") for name in ("set", "main", "first", "beside")
+    }
 
 
 def test_container_nodes_are_children_of_their_pod_and_parents_of_the_next_step() -> None:
@@ -122,8 +124,8 @@ def test_dependents_of_a_failed_container_do_not_run_and_name_the_dependency(
 ) -> None:
     chain = shell("a", "exit 3"), shell("b", "touch /work/b", "a"), shell("c", "touch /work/c", "b")
     main = shell("main", "sleep 0.3; ls /work/b /work/c 2>/dev/null | wc -l > /work/out")
-    status = ran(tmp_path, *chain, main, outputs=OUT)
-    assert ends(status) == {
+    status = run_set(tmp_path, *chain, main, outputs=OUT)
+    assert results_by_name(status) == {
         "set": ("Failed", "a: Error (exit code 3)"),
         "a": ("Failed", "a: Error (exit code 3): "),
         "b": ("Error", 'b: Error (exit code 64): dependency "a" exited with non-zero code: 3'),
@@ -137,9 +139,9 @@ def test_dependents_of_a_failed_container_do_not_run_and_name_the_dependency(
 @needs_namespaces
 def test_the_field_retries_is_the_number_of_attempts_of_a_container(tmp_path: Path) -> None:
     main = shell("main", "echo . >> /work/out; [ $(wc -l < /work/out) = 3 ]")
-    status = ran(tmp_path, main, outputs=OUT, retryStrategy={"retries": 3, "duration": "100ms"})
+    status = run_set(tmp_path, main, outputs=OUT, retryStrategy={"retries": 3, "duration": "100ms"})
     assert status["phase"] == "Succeeded", status
-    status = ran(tmp_path / "b", main, outputs=OUT, retryStrategy={"retries": "2"})
+    status = run_set(tmp_path / "b", main, outputs=OUT, retryStrategy={"retries": "2"})
     assert status["phase"] == "Failed"
     pod = next(node for node in status["nodes"].values() if node["type"] == "Pod")
     assert pod["message"] == "main: Error (exit code 1)"
@@ -216,10 +218,10 @@ def test_an_invalid_container_set_is_rejected_with_the_reason(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        ran(tmp_path, **change)
+        run_set(tmp_path, **change)
 
 
 @needs_namespaces
 def test_a_container_set_with_outputs_needs_a_main_container(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'must include one named "main"'):
-        ran(tmp_path, shell("a", "true"), outputs=OUT)
+        run_set(tmp_path, shell("a", "true"), outputs=OUT)

@@ -96,7 +96,7 @@ def test_a_missing_server_or_secret_fails_the_node() -> None:
     )
 
 
-def ran(home: Path, *templates: dict[str, Any], **more: Any) -> dict[str, Any]:
+def run_template(home: Path, *templates: dict[str, Any], **more: Any) -> dict[str, Any]:
     return execute(workflow(*templates, **more), {}, LocalCluster(home))
 
 
@@ -113,7 +113,7 @@ def test_the_body_of_an_answer_is_the_result_of_its_step(url: str, tmp_path: Pat
         [{"name": "ask", "template": "ask"}],
         [{"name": "use", "template": "use", "arguments": arguments}],
     ]
-    status = ran(tmp_path, {"name": "main", "steps": steps}, ask, use)
+    status = run_template(tmp_path, {"name": "main", "steps": steps}, ask, use)
     node = next(node for node in status["nodes"].values() if node["type"] == "HTTP")
     assert status["phase"] == "Succeeded"
     assert node["phase"] == "Succeeded"
@@ -129,7 +129,7 @@ def test_the_body_of_an_answer_is_the_result_of_its_step(url: str, tmp_path: Pat
 
 def test_a_failed_request_is_retried_and_then_fails_the_run(tmp_path: Path) -> None:
     http = {"url": "http://127.0.0.1:9", "timeoutSeconds": 1}
-    status = ran(tmp_path, {"name": "main", "http": http, "retryStrategy": {"limit": 1}})
+    status = run_template(tmp_path, {"name": "main", "http": http, "retryStrategy": {"limit": 1}})
     assert status["phase"] == "Failed"
     assert status["message"] == "No more retries left"
     assert [n["phase"] for n in status["nodes"].values() if n["type"] == "HTTP"] == [
@@ -193,7 +193,7 @@ def test_the_files_of_a_bucket_are_the_items_of_a_loop(tmp_path: Path) -> None:
             {"name": "make", "container": make, "outputs": {"artifacts": [output]}},
             {"name": "use", "suspend": ZERO},
         )
-        status = ran(tmp_path, {"name": "main", "steps": steps}, listing, *templates)
+        status = run_template(tmp_path, {"name": "main", "steps": steps}, listing, *templates)
     finally:
         cluster.down()
 
@@ -208,7 +208,7 @@ def test_a_missing_bucket_fails_the_node(tmp_path: Path) -> None:
     source = {"artifactPaths": {"name": "x", "s3": {"bucket": "nobodys", "key": "in"}}}
 
     try:
-        status = ran(
+        status = run_template(
             tmp_path,
             {
                 "name": "main",
@@ -263,7 +263,7 @@ def test_dependents_of_a_daemon_start_when_its_probe_passes(
     }[kind]
     use = {"name": "use", "container": {"image": "python", "command": ["python", "-c", asks]}}
     steps = [[{"name": "db", "template": "db"}], [{"name": "use", "template": "use"}]]
-    status = ran(tmp_path, {"name": "main", "steps": steps}, daemon(port, probe), use)
+    status = run_template(tmp_path, {"name": "main", "steps": steps}, daemon(port, probe), use)
     assert status["phase"] == "Succeeded", status
 
 
@@ -276,7 +276,7 @@ def test_a_probe_can_read_the_files_of_its_daemon_and_writes_no_log(tmp_path: Pa
     }
     db = {"name": "db", "daemon": True, "container": container | {"readinessProbe": probe}}
 
-    status = ran(
+    status = run_template(
         tmp_path,
         {"name": "main", "steps": [[{"name": "db", "template": "db"}]]},
         db,
@@ -290,7 +290,9 @@ def test_a_probe_can_read_the_files_of_its_daemon_and_writes_no_log(tmp_path: Pa
 def test_a_daemon_that_exits_before_it_is_ready_fails(tmp_path: Path, port: int) -> None:
     db = daemon(port, {"tcpSocket": {"port": port}})
     db["container"]["command"] = ["python", "-c", "raise SystemExit(3)"]
-    status = ran(tmp_path, {"name": "main", "steps": [[{"name": "db", "template": "db"}]]}, db)
+    status = run_template(
+        tmp_path, {"name": "main", "steps": [[{"name": "db", "template": "db"}]]}, db
+    )
     node = next(node for node in status["nodes"].values() if node["type"] == "Pod")
     assert status["phase"] == "Failed"
     assert node["phase"] == "Failed"
@@ -299,8 +301,8 @@ def test_a_daemon_that_exits_before_it_is_ready_fails(tmp_path: Path, port: int)
 
 def test_an_unsupported_probe_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"readinessProbe has 0 of exec, httpGet, tcpSocket"):
-        ran(tmp_path, daemon(1, {"periodSeconds": 1}))
+        run_template(tmp_path, daemon(1, {"periodSeconds": 1}))
     with pytest.raises(
         ConfigError, match=r"tcpSocket\.port must be a number or the name of a container port"
     ):
-        ran(tmp_path, daemon(1, {"tcpSocket": {"port": "db"}}))
+        run_template(tmp_path, daemon(1, {"tcpSocket": {"port": "db"}}))

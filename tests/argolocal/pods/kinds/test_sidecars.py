@@ -20,7 +20,7 @@ needs_namespaces = pytest.mark.skipif(
 )
 
 
-def ran(template: dict[str, Any], home: Path) -> dict[str, Any]:
+def run_pod(template: dict[str, Any], home: Path) -> dict[str, Any]:
     return execute(workflow({"name": "main", **template}), {}, LocalCluster(home))
 
 
@@ -41,7 +41,7 @@ def test_init_containers_run_in_order_before_main_and_share_only_their_volumes(
 
     main = shell("cat /work/y > /tmp/out; ls /tmp/x >> /tmp/out 2>/dev/null; true", **MOUNT)
     out = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
-    status = ran(
+    status = run_pod(
         {"initContainers": [first, second], "container": main, "outputs": out, **VOLUMES}, tmp_path
     )
     assert status["phase"] == "Succeeded", status
@@ -67,7 +67,7 @@ def test_mirrored_mounts_include_the_input_artifacts_of_main(tmp_path: Path) -> 
         **MOUNT,
     )
 
-    status = ran(
+    status = run_pod(
         {
             "inputs": {"artifacts": raw},
             "initContainers": [init],
@@ -87,7 +87,7 @@ def test_mirrored_mounts_include_the_input_artifacts_of_main(tmp_path: Path) -> 
 def test_artifacts_of_main_are_hidden_without_mirrored_mounts(tmp_path: Path) -> None:
     raw = {"name": "in", "path": "/in/data.txt", "raw": {"data": "x"}}
     init = {"name": "first", **shell("[ ! -e /in/data.txt ]")}
-    status = ran(
+    status = run_pod(
         {"inputs": {"artifacts": [raw]}, "initContainers": [init], "container": shell("true")},
         tmp_path,
     )
@@ -97,7 +97,7 @@ def test_artifacts_of_main_are_hidden_without_mirrored_mounts(tmp_path: Path) ->
 @needs_namespaces
 def test_main_does_not_run_after_an_init_container_that_failed(tmp_path: Path) -> None:
     init = {"name": "check", **shell("exit 3")}
-    status = ran({"initContainers": [init], "container": shell("touch /tmp/ran")}, tmp_path)
+    status = run_pod({"initContainers": [init], "container": shell("touch /tmp/ran")}, tmp_path)
     assert status["phase"] == "Failed"
     assert status["message"] == "check: Error (exit code 3)"
 
@@ -106,7 +106,7 @@ def test_main_does_not_run_after_an_init_container_that_failed(tmp_path: Path) -
 def test_a_sidecar_runs_in_parallel_with_main_and_ends_with_it(tmp_path: Path) -> None:
     side = {"name": "side", **shell("echo up > /work/up; sleep 600", **MOUNT)}
     main = shell("until [ -s /work/up ]; do sleep 0.02; done", **MOUNT)
-    status = ran({"sidecars": [side], "container": main, **VOLUMES}, tmp_path)
+    status = run_pod({"sidecars": [side], "container": main, **VOLUMES}, tmp_path)
     assert status["phase"] == "Succeeded", status
 
 
@@ -114,7 +114,7 @@ def test_a_sidecar_runs_in_parallel_with_main_and_ends_with_it(tmp_path: Path) -
 def test_a_sidecar_that_failed_by_itself_fails_the_pod(tmp_path: Path) -> None:
     side = {"name": "side", **shell("echo > /work/up; exit 7", **MOUNT)}
     main = shell("until [ -e /work/up ]; do sleep 0.02; done; sleep 0.3", **MOUNT)
-    status = ran({"sidecars": [side], "container": main, **VOLUMES}, tmp_path)
+    status = run_pod({"sidecars": [side], "container": main, **VOLUMES}, tmp_path)
     assert status["phase"] == "Failed"
     assert status["message"] == "side: Error (exit code 7)"
 

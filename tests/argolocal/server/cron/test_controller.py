@@ -48,7 +48,7 @@ class Home:
     def look(self, second: float) -> list[str]:
         """Look at the schedule, and return the runs that wait in the queue."""
         self.now = START + second
-        self.controller.look()
+        self.controller.reconcile()
         return self.queue.waiting()
 
     def finish(self, *names: str) -> None:
@@ -105,7 +105,8 @@ def test_forbid_leaves_a_time_out_while_a_run_is_active_and_says_why(tmp_path: P
     home.look(59)
     home.look(61)
     assert home.look(120) == [run_at(60)]
-    assert home.missed == [(120, f"concurrencyPolicy is Forbid, and {run_at(60)} was active")]
+    reason = f"the previous run {run_at(60)} was in progress (concurrencyPolicy: Forbid)"
+    assert home.missed == [(120, reason)]
     home.finish(run_at(60))
     assert home.look(179) == []
     assert home.look(180) == [run_at(180)]

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle import project
-from rekindle.blocks.manifest.config import PASSWORD_URL, load_config
+from rekindle.blocks.manifest.config import load_config
+from rekindle.blocks.manifest.recorded_secrets import PASSWORD_URL
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
 from tests.effort import calls

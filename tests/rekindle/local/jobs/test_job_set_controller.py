@@ -25,7 +25,7 @@ from rekindle.local.jobs.training_job import TrainingJobs, find_condition
 from rekindle.storage import Store
 from rekindle.training.spec import TrainConfig
 from tests import polling
-from tests.rekindle.training.crew import ROOT, SECRET, flags, provide
+from tests.rekindle.training.crew import ROOT, SECRET, make_flags, upload_dataset
 from tests.waiting import until
 
 SLEEP = "import time; time.sleep(60)"
@@ -264,7 +264,7 @@ def test_a_training_with_a_killed_worker_has_the_same_weights_in_every_backend(
     tmp_path: Path, s3_environment: dict[str, str], s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(project.PATH_VARIABLE, ROOT)
-    provide(s3_environment, tmp_path)
+    upload_dataset(s3_environment, tmp_path)
     weights = {backend: train_and_kill(backend, tmp_path / backend, s3) for backend in BACKENDS}
     assert len(set(weights.values())) == 1, weights
 
@@ -275,7 +275,7 @@ def train_and_kill(name: str, folder: Path, s3: Store) -> str:
     backend = BACKENDS[name]
     config = ClusterConfig.model_validate({"backend": name})
     train = TrainConfig.model_validate({"workers": 2, "virtual_workers": 7})
-    argv = flags(name, workers=2, max_workers=2, steps=400, hot_seconds=0.001)
+    argv = make_flags(name, workers=2, max_workers=2, steps=400, hot_seconds=0.001)
     commands = member_commands(WORKLOAD_MODULES, argv)
     cluster = DemoCluster(folder)
     kinds = cluster.kinds.controllers(cluster, folder / "run")

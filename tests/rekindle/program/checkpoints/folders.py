@@ -34,13 +34,13 @@ class Program:
         self.watch.begin()
 
     def look(self, seconds: float = 0.0) -> set[str]:
-        """Look after a pause, and return the paths of the complete checkpoints."""
+        """List the folder after a pause, and return the paths of the complete checkpoints."""
         self.clock.now += seconds
         self.watch.look()
         return set(self.watch.complete)
 
     def wait(self) -> set[str]:
-        """Look twice with a pause that counts as quiet."""
+        """List the folder twice, with a pause in between that counts as the end of a save."""
         self.look()
         return self.look(2.0)
 
@@ -55,7 +55,7 @@ class Program:
         return set(self.watch.complete)
 
 
-def archive(text: str = "weights", size: int = 1000) -> bytes:
+def make_archive(text: str = "weights", size: int = 1000) -> bytes:
     """Return a zip archive as torch.save writes it."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
@@ -66,7 +66,7 @@ def archive(text: str = "weights", size: int = 1000) -> bytes:
     return buffer.getvalue()
 
 
-def safetensors(values: bytes = b"12345678") -> bytes:
+def make_safetensors(values: bytes = b"12345678") -> bytes:
     header = json.dumps(
         {"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, len(values)]}}
     ).encode()
@@ -86,23 +86,23 @@ def huggingface_files(step: int, ranks: int = 1) -> list[tuple[str, bytes]]:
     state = json.dumps({"global_step": step, "log_history": []})
     return [
         ("config.json", b"{}"),
-        ("model.safetensors", safetensors()),
-        ("training_args.bin", archive("arguments")),
-        ("optimizer.pt", archive("optimizer")),
-        ("scheduler.pt", archive("scheduler")),
-        *((name, archive("random")) for name in states),
+        ("model.safetensors", make_safetensors()),
+        ("training_args.bin", make_archive("arguments")),
+        ("optimizer.pt", make_archive("optimizer")),
+        ("scheduler.pt", make_archive("scheduler")),
+        *((name, make_archive("random")) for name in states),
         ("trainer_state.json", state.encode()),
-        *((f"rng_state_{rank}.pth", archive("random")) for rank in range(1, ranks)),
+        *((f"rng_state_{rank}.pth", make_archive("random")) for rank in range(1, ranks)),
     ]
 
 
 def accelerate_files(ranks: int = 1) -> list[tuple[str, bytes]]:
     return [
-        ("model.safetensors", safetensors()),
-        ("optimizer.bin", archive("optimizer")),
-        ("scheduler.bin", archive("scheduler")),
-        *((f"random_states_{rank}.pkl", archive("random")) for rank in range(ranks)),
-        ("custom_checkpoint_0.pkl", archive("object")),
+        ("model.safetensors", make_safetensors()),
+        ("optimizer.bin", make_archive("optimizer")),
+        ("scheduler.bin", make_archive("scheduler")),
+        *((f"random_states_{rank}.pkl", make_archive("random")) for rank in range(ranks)),
+        ("custom_checkpoint_0.pkl", make_archive("object")),
     ]
 
 
@@ -112,30 +112,31 @@ def write_files(directory: Path, files: Iterable[tuple[str, bytes]]) -> None:
 
 
 class Metadata:
-    """Stands for torch's class of that name: the reader looks at the fields only."""
+    """A stand-in for torch's class of that name: the reader uses only the fields."""
 
 
-class Place:
-    """Stands for torch's _StorageInfo."""
+class StorageInfo:
+    """A stand-in for torch's _StorageInfo."""
 
 
-def shard_metadata(sizes: dict[str, int], save_id: str = "1") -> bytes:
+def make_shard_metadata(sizes: dict[str, int], save_id: str = "1") -> bytes:
     """Return `.metadata` of torch.distributed.checkpoint for files of these sizes."""
-    storage: dict[tuple[str, int], Place] = {}
+    storage: dict[tuple[str, int], StorageInfo] = {}
     for path, size in sizes.items():
         for offset in (0, size // 2):
-            place = Place()
+            info = StorageInfo()
             length = size - size // 2 if offset else size // 2
-            place.__dict__.update(relative_path=path, offset=offset, length=length)
-            storage[path, offset] = place
+            info.__dict__.update(relative_path=path, offset=offset, length=length)
+            storage[path, offset] = info
 
-    metadata, meta = Metadata(), Place()
-    meta.__dict__.update(save_id=save_id)
-    metadata.__dict__.update(storage_data=storage, storage_meta=meta)
+    storage_meta = StorageInfo()
+    storage_meta.__dict__.update(save_id=save_id)
+    metadata = Metadata()
+    metadata.__dict__.update(storage_data=storage, storage_meta=storage_meta)
     return pickle.dumps(metadata)
 
 
-def age(path: Path, seconds: float) -> None:
+def make_older(path: Path, seconds: float) -> None:
     """Set the time of the last change of a file to `seconds` earlier."""
     status = path.stat()
     changed_ns = status.st_mtime_ns - int(seconds * 1e9)

@@ -3,11 +3,9 @@
 from pathlib import Path
 
 from rekindle.errors import NotFound
-from rekindle.program.checkpoints.program_checkpoints import (
-    Generation,
-    ProgramCheckpoints,
-    RestoredCheckpoint,
-)
+from rekindle.program.checkpoints.program_checkpoints import ProgramCheckpoints
+from rekindle.program.checkpoints.records import Generation
+from rekindle.program.checkpoints.restore import RestoredCheckpoint
 from rekindle.storage import Store
 from tests.rekindle.program.checkpoints.folders import huggingface_files, write
 
@@ -20,7 +18,7 @@ class Node:
         self.alive = False
         self.generation = Generation(1, node, nodes, nodes)
         self.checkpoints = ProgramCheckpoints(
-            s3, prefix, folder, lambda: self.alive, look_interval_s=0.05
+            s3, prefix, folder, lambda: self.alive, listing_interval_s=0.05
         )
 
     def start(self) -> RestoredCheckpoint:
@@ -45,12 +43,13 @@ class Node:
         return (self.folder / f"checkpoint-{step}/model.bin").read_text()
 
 
-def keys(node: Node, kind: str) -> list[str]:
+def list_keys(node: Node, kind: str) -> list[str]:
+    """Return the keys of the objects of a kind, such as `checkpoints` or `chunks`."""
     store = node.checkpoints.store
     return [entry.key for entry in store.store.list(f"{store.root}/{kind}/")]
 
 
-def committed(node: Node) -> list[int | None]:
+def list_committed_steps(node: Node) -> list[int | None]:
     """Return the steps of the checkpoints in the store; [] if one is deleted in between."""
     store = node.checkpoints.store
     try:

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rekindle.program.checkpoints.dcp_metadata import InvalidMetadata, parse_dcp_metadata
-from tests.rekindle.program.checkpoints.folders import shard_metadata
+from tests.rekindle.program.checkpoints.folders import make_shard_metadata
 
 
 def test_the_files_of_a_real_checkpoint_are_found(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_pickle_in_the_metadata_is_not_executed(tmp_path: Path) -> None:
 
 
 def test_metadata_without_its_end_is_rejected() -> None:
-    data = shard_metadata({"__0_0.distcp": 100})
+    data = make_shard_metadata({"__0_0.distcp": 100})
     for size in range(len(data)):
         with pytest.raises(InvalidMetadata):
             parse_dcp_metadata(data[:size])
@@ -42,12 +42,12 @@ def test_metadata_without_its_end_is_rejected() -> None:
 @pytest.mark.parametrize("path", ["../other", "/etc/passwd", "a/../../b", "", "a\0b"])
 def test_metadata_cannot_name_a_file_outside_its_folder(path: str) -> None:
     with pytest.raises(InvalidMetadata):
-        parse_dcp_metadata(shard_metadata({path: 100}))
+        parse_dcp_metadata(make_shard_metadata({path: 100}))
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_each_protocol_of_pickle_is_read(protocol: int) -> None:
-    metadata = pickle.loads(shard_metadata({"a/__0_0.distcp": 1 << 40}))
+    metadata = pickle.loads(make_shard_metadata({"a/__0_0.distcp": 1 << 40}))
     (size,) = parse_dcp_metadata(pickle.dumps(metadata, protocol)).sizes.items()
     assert size == ("a/__0_0.distcp", 1 << 40)
 
@@ -82,7 +82,7 @@ def test_a_value_that_is_shared_many_times_does_not_stop_the_uploads(
 
 @pytest.mark.parametrize("size", [-1, 1 << 62, 1 << 200, True, 1.5])
 def test_the_size_of_a_shard_is_a_number_of_bytes(size: object) -> None:
-    metadata = pickle.loads(shard_metadata({"a": 2}))
+    metadata = pickle.loads(make_shard_metadata({"a": 2}))
     next(iter(metadata.storage_data.values())).length = size
     with pytest.raises(InvalidMetadata):
         parse_dcp_metadata(pickle.dumps(metadata))

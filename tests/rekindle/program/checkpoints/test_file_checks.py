@@ -1,4 +1,5 @@
-"""A strange file of a program is not complete, and costs no more than its size."""
+"""A malformed file of a program is not complete, and its check takes time only in proportion to its
+size."""
 
 import inspect
 import struct
@@ -13,8 +14,8 @@ from rekindle.program.checkpoints.file_checks import FileStructure, check_file
 from rekindle.program.checkpoints.folder import list_folder
 from tests.rekindle.program.checkpoints.folders import (
     Program,
-    archive,
     huggingface_files,
+    make_archive,
     write,
     write_files,
 )
@@ -42,7 +43,7 @@ def test_a_damaged_archive_of_any_kind_is_not_complete(tmp_path: Path, kind: int
     assert check.problem.startswith("the zip archive is damaged")
 
 
-def test_a_small_archive_with_huge_entries_does_not_stop_the_looks(
+def test_a_small_archive_with_huge_entries_does_not_stop_the_listings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_checks, "MIN_READ_BYTES", 3 << 20)
@@ -65,21 +66,21 @@ def test_a_small_archive_with_huge_entries_does_not_stop_the_looks(
 
 
 @pytest.mark.parametrize("name", ["rng_state_3000000000.pth", "random_states_3000000000.pkl"])
-def test_a_file_of_a_huge_rank_does_not_stop_the_looks(tmp_path: Path, name: str) -> None:
+def test_a_file_of_a_huge_rank_does_not_stop_the_listings(tmp_path: Path, name: str) -> None:
     program = Program(tmp_path / "checkpoints")
-    write(program.folder / "step_1" / name, archive())
+    write(program.folder / "step_1" / name, make_archive())
     assert program.wait() == set()
     assert "is not of this program" in program.watch.incomplete["step_1"]
 
 
-def test_a_link_that_leads_to_itself_does_not_stop_the_looks(tmp_path: Path) -> None:
+def test_a_link_that_leads_to_itself_does_not_stop_the_listings(tmp_path: Path) -> None:
     program = Program(tmp_path / "checkpoints", processes=1)
     write_files(program.folder / "checkpoint-5", huggingface_files(5))
     (program.folder / "checkpoint-5/latest").symlink_to("latest")
     assert program.look() == {"checkpoint-5"}
 
 
-def test_deep_directories_do_not_stop_the_looks(tmp_path: Path) -> None:
+def test_deep_directories_do_not_stop_the_listings(tmp_path: Path) -> None:
     write(tmp_path / "step_1" / ("a/" * 300) / "file", "x")
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack()) + 100)

@@ -87,8 +87,8 @@ def test_a_checkpoint_of_a_killed_program_is_complete_or_not_used(
             return any(existing.get(path) != unit.files for path, unit in units.items())
 
         until("the first save", has_saved, seconds=90)
-        looks = iter(range(draw.randrange(1, 60)))
-        until("a random moment", lambda looks=looks, watch=watch: end_of(looks, watch))
+        listings = iter(range(draw.randrange(1, 60)))
+        until("a random moment", lambda left=listings, watch=watch: is_last_listing(left, watch))
         program.kill()
 
         watch.settle(has_succeeded=False)
@@ -100,10 +100,10 @@ def test_a_checkpoint_of_a_killed_program_is_complete_or_not_used(
     assert complete_count > 0
 
 
-def end_of(looks: Iterator[int], watch: FolderWatch) -> bool:
-    """Look once more; True after the last look."""
+def is_last_listing(remaining_listings: Iterator[int], watch: FolderWatch) -> bool:
+    """List the folder once more; return True if this was the last listing."""
     watch.look()
-    return next(looks, None) is None
+    return next(remaining_listings, None) is None
 
 
 def remove_oldest(folder: Path) -> None:

@@ -13,24 +13,22 @@ from argolocal.errors import InvalidDocument
 from rekindle.documents import seal_fields
 from rekindle.program.checkpoints import held_files, store, watch
 from rekindle.program.checkpoints.file_checks import FileCheck, check_file
-from rekindle.program.checkpoints.program_checkpoints import (
-    Generation,
-    RestoredCheckpoint,
-)
+from rekindle.program.checkpoints.records import Generation
+from rekindle.program.checkpoints.restore import RestoredCheckpoint
 from rekindle.storage import Store
 from tests.rekindle.program.checkpoints.folders import (
-    archive,
-    shard_metadata,
+    make_archive,
+    make_shard_metadata,
     write,
 )
-from tests.rekindle.program.checkpoints.nodes import Node, committed, keys
+from tests.rekindle.program.checkpoints.nodes import Node, list_committed_steps, list_keys
 from tests.waiting import until
 
 
 def test_a_new_node_gets_the_files_of_the_newest_checkpoint(node: Node, other: Node) -> None:
     assert node.start() == RestoredCheckpoint(None)
     node.save(5)
-    until("the upload", lambda: keys(node, "checkpoints"))
+    until("the upload", lambda: list_keys(node, "checkpoints"))
     node.save(10)
     os.chmod(node.folder / "checkpoint-10/model.bin", 0o640)
     node.kill()
@@ -49,20 +47,20 @@ def test_files_that_the_node_has_are_not_fetched(node: Node) -> None:
     node.start()
     node.save(5)
     node.kill()
-    write(node.folder / "checkpoint-5/optimizer.pt", archive("damaged!!"))
+    write(node.folder / "checkpoint-5/optimizer.pt", make_archive("damaged!!"))
 
     again = Node(node.checkpoints.store.store, node.checkpoints.store.prefix, node.folder)
     again.generation = Generation(2, 0, 2, 1)  # a node of several asks the store
     restored = again.checkpoints.restore(again.generation)
-    assert (node.folder / "checkpoint-5/optimizer.pt").read_bytes() == archive("optimizer")
-    assert restored.fetched_bytes == len(archive("optimizer"))
+    assert (node.folder / "checkpoint-5/optimizer.pt").read_bytes() == make_archive("optimizer")
+    assert restored.fetched_bytes == len(make_archive("optimizer"))
     assert restored.kept_bytes > restored.fetched_bytes
 
 
 def test_a_torn_checkpoint_is_moved_away_and_the_complete_one_is_used(node: Node) -> None:
     node.start()
     node.save(5)
-    until("the upload", lambda: keys(node, "checkpoints"))
+    until("the upload", lambda: list_keys(node, "checkpoints"))
     write(node.folder / "checkpoint-10/model.safetensors", "half")
     node.kill()
 
@@ -77,11 +75,11 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(
 ) -> None:
     node.start()
     node.save(5)
-    until("the upload", lambda: keys(node, "checkpoints"))
-    existing = set(keys(node, "chunks"))
+    until("the upload", lambda: list_keys(node, "checkpoints"))
+    existing = set(list_keys(node, "chunks"))
     node.save(10)
     node.kill()
-    (chunk, *_) = sorted(set(keys(node, "chunks")) - existing)
+    (chunk, *_) = sorted(set(list_keys(node, "chunks")) - existing)
     node.checkpoints.store.store.put(chunk, b"damaged")
 
     assert other.start().step == 5
@@ -125,7 +123,7 @@ def test_a_pointer_that_leads_to_itself_does_not_prevent_the_start(node: Node, o
 def save_twice(node: Node) -> None:
     node.start()
     node.save(5)
-    until("the upload", lambda: keys(node, "checkpoints"))
+    until("the upload", lambda: list_keys(node, "checkpoints"))
     node.save(10)
     node.kill()
 
@@ -145,7 +143,7 @@ def test_a_strange_pointer_does_not_prevent_the_upload(node: Node, name: str) ->
     (node.folder / "latest").write_text("checkpoint-5\0")
     node.save(5)
     node.kill()
-    assert committed(node) == [5]
+    assert list_committed_steps(node) == [5]
 
 
 def test_one_file_that_causes_an_error_does_not_prevent_the_upload_of_the_others(
@@ -158,9 +156,9 @@ def test_one_file_that_causes_an_error_does_not_prevent_the_upload_of_the_others
 
     monkeypatch.setattr(watch, "check_file", check)
     node.start()
-    write(node.folder / "strange.pt", archive())
+    write(node.folder / "strange.pt", make_archive())
     node.save(5)
-    until("the upload", lambda: committed(node) == [5])
+    until("the upload", lambda: list_committed_steps(node) == [5])
     assert "an error that no format expects" in node.checkpoints.incomplete["strange.pt"]
     node.kill()
 
@@ -170,10 +168,10 @@ def test_old_checkpoints_and_their_chunks_are_deleted(node: Node) -> None:
     node.start()
     for step in (5, 10, 15, 20):
         node.save(step)
-        until("the upload", lambda step=step: committed(node)[-1:] == [step])
+        until("the upload", lambda step=step: list_committed_steps(node)[-1:] == [step])
     node.kill()
 
-    assert committed(node) == [15, 20]
+    assert list_committed_steps(node) == [15, 20]
     store = node.checkpoints.store
     used = {
         name
@@ -181,8 +179,8 @@ def test_old_checkpoints_and_their_chunks_are_deleted(node: Node) -> None:
         for file in store.read_record(key).files
         for name in file.chunks
     }
-    assert {key.rpartition("/")[2] for key in keys(node, "chunks")} == used
-    assert keys(node, "deletions") == []
+    assert {key.rpartition("/")[2] for key in list_keys(node, "chunks")} == used
+    assert list_keys(node, "deletions") == []
 
 
 def test_no_checkpoint_is_deleted_while_it_is_read(node: Node) -> None:
@@ -192,9 +190,9 @@ def test_no_checkpoint_is_deleted_while_it_is_read(node: Node) -> None:
     with store.lease("readers"):
         for step in (5, 10):
             node.save(step)
-            until("the upload", lambda step=step: step in committed(node))
+            until("the upload", lambda step=step: step in list_committed_steps(node))
         node.kill()
-        assert committed(node) == [5, 10]
+        assert list_committed_steps(node) == [5, 10]
 
 
 def test_a_node_that_died_in_a_deletion_delays_only_one_commit(
@@ -204,20 +202,20 @@ def test_a_node_that_died_in_a_deletion_delays_only_one_commit(
     node.checkpoints.store.store.put(f"{node.checkpoints.store.root}/deletions/dead", b"")
     node.start()
     node.save(5)
-    until("the upload", lambda: committed(node) == [5])
+    until("the upload", lambda: list_committed_steps(node) == [5])
     node.kill()
-    assert keys(node, "deletions") == []
+    assert list_keys(node, "deletions") == []
 
 
 def test_an_overwritten_file_is_uploaded_in_each_version(node: Node, other: Node) -> None:
     node.start()
     for text in ("first", "second"):
-        write(node.folder / "latest.pt.tmp", archive(text)).rename(node.folder / "latest.pt")
-        until("the upload", lambda text=text: stored_size(node) == len(archive(text)))
+        write(node.folder / "latest.pt.tmp", make_archive(text)).rename(node.folder / "latest.pt")
+        until("the upload", lambda text=text: stored_size(node) == len(make_archive(text)))
     node.kill()
 
     assert other.start().path == other.folder / "latest.pt"
-    assert (other.folder / "latest.pt").read_bytes() == archive("second")
+    assert (other.folder / "latest.pt").read_bytes() == make_archive("second")
     other.kill()
 
 
@@ -237,16 +235,16 @@ def test_a_file_that_changes_during_the_upload_is_not_committed(
     def put_and_change(batch: dict[str, bytes]) -> None:
         put(batch)
         if text := next(texts, ""):
-            write(node.folder / "latest.pt", archive(text))
+            write(node.folder / "latest.pt", make_archive(text))
 
     monkeypatch.setattr(node.checkpoints.store, "_upload_chunks", put_and_change)
     node.start()
-    write(node.folder / "latest.pt", archive("first"))
-    until("the upload", lambda: keys(node, "checkpoints"))
+    write(node.folder / "latest.pt", make_archive("first"))
+    until("the upload", lambda: list_keys(node, "checkpoints"))
     node.kill()
     store = node.checkpoints.store
     (file,) = store.read_record(store.list_checkpoint_keys()[0]).files
-    assert file.sha256 == sha256(archive("changed again"))
+    assert file.sha256 == sha256(make_archive("changed again"))
 
 
 def sha256(data: bytes) -> str:
@@ -268,7 +266,7 @@ def test_a_checkpoint_that_the_program_deletes_is_uploaded_from_its_links(
     monkeypatch.setattr(node.checkpoints.store, "_upload_chunks", delete_and_put)
     node.start()
     node.save(5)
-    until("the upload", lambda: keys(node, "checkpoints"))
+    until("the upload", lambda: list_keys(node, "checkpoints"))
     node.kill()
     assert other.start().step == 5
     assert list((held_files.choose_hidden_folder(node.folder) / "held").iterdir()) == []
@@ -299,7 +297,7 @@ def save_shards(pair: tuple[Node, Node], step: int, *, until_node: int = 2) -> N
     shards = {"__0_0.distcp": 900, "__1_0.distcp": 700}
     for node, (name, size) in zip(pair[:until_node], shards.items(), strict=False):
         write(node.folder / f"step_{step}" / name, bytes([step]) * size)
-    write(pair[0].folder / f"step_{step}/.metadata", shard_metadata(shards))
+    write(pair[0].folder / f"step_{step}/.metadata", make_shard_metadata(shards))
 
 
 def test_shards_of_two_nodes_are_one_checkpoint(pair: tuple[Node, Node]) -> None:
@@ -308,7 +306,7 @@ def test_shards_of_two_nodes_are_one_checkpoint(pair: tuple[Node, Node]) -> None
     save_shards(pair, 5)
     for node in pair:
         node.kill()
-    until("the commit", lambda: committed(pair[0]) == [5])
+    until("the commit", lambda: list_committed_steps(pair[0]) == [5])
 
     shutil.rmtree(pair[1].folder)
     for node in pair:
@@ -339,8 +337,10 @@ def test_an_overwritten_checkpoint_does_not_need_equal_clocks_on_its_nodes(
     for version in (1, 2):
         for number, (name, size) in enumerate(shards.items()):
             save(number, name, bytes([version]) * size)
-        save(0, ".metadata", shard_metadata(shards))
-        until("the commit", lambda version=version: len(keys(pair[0], "checkpoints")) == version)
+        save(0, ".metadata", make_shard_metadata(shards))
+        until(
+            "the commit", lambda version=version: len(list_keys(pair[0], "checkpoints")) == version
+        )
     for node in pair:
         node.kill()
 
@@ -364,21 +364,21 @@ def test_a_share_of_the_save_before_is_not_a_part_of_an_overwritten_checkpoint(
     with monkeypatch.context() as patches:
         patches.setattr(first.checkpoints.store, "upload_files", change)
         write(first.folder / "latest/__0_0.distcp", bytes([1]) * 900)
-        write(metadata, shard_metadata(shards))
+        write(metadata, make_shard_metadata(shards))
         until("the save of the first node", lambda: "latest" in first.checkpoints.complete)
         # the second node ends its save after the first one
         write(second.folder / "latest/__1_0.distcp", bytes([1]) * 700)
-        until("the share of the second node", lambda: keys(second, "shares"))
+        until("the share of the second node", lambda: list_keys(second, "shares"))
 
         until("the next tick of the file system", lambda: is_next_tick(first.folder, metadata))
         second.alive = False
         write(first.folder / "latest/__0_0.distcp", bytes([2]) * 900)
-        write(metadata, shard_metadata(shards))
+        write(metadata, make_shard_metadata(shards))
 
     for node in pair:
         node.kill()
     first.checkpoints.store.commit_ended_generation(first.generation.key)
-    assert keys(first, "checkpoints") == []
+    assert list_keys(first, "checkpoints") == []
 
 
 def is_next_tick(folder: Path, file: Path) -> bool:
@@ -394,7 +394,7 @@ def test_a_checkpoint_without_the_files_of_a_lost_node_is_not_restored(
     for node in pair:
         node.start()
     save_shards(pair, 5)
-    until("the commit", lambda: committed(pair[0]) == [5])
+    until("the commit", lambda: list_committed_steps(pair[0]) == [5])
     save_shards(pair, 10, until_node=1)
     for node in pair:
         node.kill()
@@ -409,8 +409,8 @@ def test_a_file_of_one_node_is_committed_when_the_others_have_none(
 ) -> None:
     for node in pair:
         node.start()
-    write(pair[0].folder / "latest.pt", archive())
-    until("the commit", lambda: keys(pair[0], "checkpoints"))
+    write(pair[0].folder / "latest.pt", make_archive())
+    until("the commit", lambda: list_keys(pair[0], "checkpoints"))
     for node in pair:
         node.kill()
 
@@ -457,7 +457,7 @@ def test_a_restore_does_not_follow_a_link_out_of_the_folder(
     node: Node, other: Node, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node.start()
-    write(node.folder / "runs/a.pt", archive())
+    write(node.folder / "runs/a.pt", make_archive())
     node.kill()
     (tmp_path / "outside").mkdir()
     other.folder.mkdir(exist_ok=True)
@@ -539,7 +539,7 @@ def test_objects_of_others_between_the_shares_do_not_stop_the_commits(
     for node in pair:
         node.start()
     save_shards(pair, 5)
-    until("the commit", lambda: committed(pair[0]) == [5])
+    until("the commit", lambda: list_committed_steps(pair[0]) == [5])
     for node in pair:
         node.kill()
 
@@ -551,17 +551,17 @@ def test_shares_that_contradict_each_other_are_no_checkpoint(pair: tuple[Node, N
     for node in pair:
         node.start()
     # a file on one node, and a directory of this name on the other
-    write(pair[0].folder / "step_1/a.pt", archive())
-    write(pair[1].folder / "step_1/a.pt/b.pt", archive())
+    write(pair[0].folder / "step_1/a.pt", make_archive())
+    write(pair[1].folder / "step_1/a.pt/b.pt", make_archive())
     for node in pair:
         node.alive = False
         node.checkpoints.end(has_succeeded=True)
         node.checkpoints.flush(30)
 
     store = pair[0].checkpoints.store
-    assert len(keys(pair[0], "shares")) == 2
+    assert len(list_keys(pair[0], "shares")) == 2
     store.commit_ended_generation(pair[0].generation.key)
-    assert committed(pair[0]) == []
+    assert list_committed_steps(pair[0]) == []
 
 
 def test_a_share_counts_only_for_the_node_and_the_checkpoint_in_its_key(
@@ -569,10 +569,10 @@ def test_a_share_counts_only_for_the_node_and_the_checkpoint_in_its_key(
 ) -> None:
     for node in pair:
         node.start()
-    write(pair[0].folder / "latest.pt", archive())
+    write(pair[0].folder / "latest.pt", make_archive())
     store = pair[0].checkpoints.store
-    until("the share", lambda: [key for key in keys(pair[0], "shares") if "/0-" in key])
-    [key, *_] = [key for key in keys(pair[0], "shares") if "/0-" in key]
+    until("the share", lambda: [key for key in list_keys(pair[0], "shares") if "/0-" in key])
+    [key, *_] = [key for key in list_keys(pair[0], "shares") if "/0-" in key]
     store.store.put(key.replace("/0-", "/1-"), store.store.get(key))
     with pytest.raises(InvalidDocument, match=r"does not match its name"):
         store.read_share(key.replace("/0-", "/1-"))

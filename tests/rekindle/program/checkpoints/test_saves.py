@@ -7,12 +7,11 @@ from typing import NamedTuple
 import pytest
 
 from rekindle.program.checkpoints.paths import make_family_path
-from rekindle.program.checkpoints.program_checkpoints import Generation
-from rekindle.program.checkpoints.records import ShareRecord
+from rekindle.program.checkpoints.records import Generation, ShareRecord
 from rekindle.program.checkpoints.saves import choose_versions
 from rekindle.storage import Store
-from tests.rekindle.program.checkpoints.folders import archive, write
-from tests.rekindle.program.checkpoints.nodes import Node, keys
+from tests.rekindle.program.checkpoints.folders import make_archive, write
+from tests.rekindle.program.checkpoints.nodes import Node, list_keys
 from tests.waiting import until
 
 
@@ -93,7 +92,7 @@ def test_ranks_whose_newest_files_differ_go_back_to_a_common_save() -> None:
 
 
 def save(node: Node, name: str, text: str) -> None:
-    write(node.folder / "draft.tmp", archive(text)).rename(node.folder / name)
+    write(node.folder / "draft.tmp", make_archive(text)).rename(node.folder / name)
 
 
 @pytest.mark.parametrize("names", [("model.pt", "optim.pt"), ("model_{}.pt", "optim_{}.pt")])
@@ -104,13 +103,13 @@ def test_a_pod_that_is_killed_between_two_files_goes_back_to_the_save_before(
     paths = [name.format(10) for name in names]
     for path in paths:
         save(node, path, "save 10")
-    until("the uploads", lambda: len(keys(node, "checkpoints")) == 2)
+    until("the uploads", lambda: len(list_keys(node, "checkpoints")) == 2)
     save(node, names[0].format(20), "save 20")
     node.kill()
 
     node.start()
     found = {path.name: path.read_bytes() for path in node.folder.iterdir()}
-    assert found == {path: archive("save 10") for path in paths}
+    assert found == {path: make_archive("save 10") for path in paths}
     node.kill()
 
 
@@ -121,7 +120,7 @@ def test_the_files_of_two_nodes_are_of_one_save(s3: Store, prefix: str, tmp_path
         member.start()
     for number, member in enumerate(pair):
         save(member, f"step_10_rank_{number}.pt", "save 10")
-    until("the commits", lambda: len(keys(pair[0], "checkpoints")) == 2)
+    until("the commits", lambda: len(list_keys(pair[0], "checkpoints")) == 2)
     save(pair[0], "step_20_rank_0.pt", "save 20")
     for member in pair:
         member.kill()
@@ -168,7 +167,7 @@ def test_the_share_of_a_copy_stays_until_it_is_committed(node: Node) -> None:
     """Such as `latest.pt`, a copy of the newest file with a number."""
     node.start()
     save(node, "epoch_7.pt", "weights")
-    until("the upload", lambda: keys(node, "checkpoints"))
+    until("the upload", lambda: list_keys(node, "checkpoints"))
     node.kill()
     store = node.checkpoints.store
     (record,) = (record for _, record in store.read_records())
@@ -183,4 +182,4 @@ def test_the_share_of_a_copy_stays_until_it_is_committed(node: Node) -> None:
     )
     store.write_share("1", share)
     store._delete_expired()
-    assert keys(node, "shares")
+    assert list_keys(node, "shares")

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from rekindle.errors import StorageError
-from tests.rekindle.program.checkpoints.nodes import Node, committed, keys
+from tests.rekindle.program.checkpoints.nodes import Node, list_committed_steps, list_keys
 from tests.waiting import until
 
 
@@ -64,7 +64,7 @@ def test_the_upload_before_a_restart_ends_before_the_next_one(
     node.save(10)
     until("the second save", lambda: node.checkpoints.newest_step == 10)
     slow_upload.end.set()
-    until("the upload", lambda: committed(node)[-1:] == [10])
+    until("the upload", lambda: list_committed_steps(node)[-1:] == [10])
     assert slow_upload.most_running == 1
     node.kill()
 
@@ -98,7 +98,7 @@ def test_no_commit_waits_for_the_deletion_of_a_lost_node(node: Node) -> None:
     node.checkpoints.choose([], [])
     node.start()
     node.save(5)
-    until("the upload", lambda: committed(node) == [5], 10)
+    until("the upload", lambda: list_committed_steps(node) == [5], 10)
     node.kill()
 
 
@@ -121,7 +121,7 @@ def test_a_deletion_that_another_node_has_ended_deletes_nothing(
     node.start()
     for step in (5, 10):
         node.save(step)
-        until("the upload", lambda step=step: step in committed(node))
+        until("the upload", lambda step=step: step in list_committed_steps(node))
     node.kill()
-    assert committed(node) == [5, 10]
-    assert keys(node, "deletions") == []
+    assert list_committed_steps(node) == [5, 10]
+    assert list_keys(node, "deletions") == []

@@ -1,4 +1,4 @@
-"""A checkpoint counts as complete only if the program has finished it; a torn one never does."""
+"""A checkpoint counts as complete only if the program has finished its save."""
 
 import os
 import shutil
@@ -10,11 +10,11 @@ from rekindle.program.checkpoints.folder import list_folder
 from tests.rekindle.program.checkpoints.folders import (
     Program,
     accelerate_files,
-    age,
-    archive,
     huggingface_files,
-    safetensors,
-    shard_metadata,
+    make_archive,
+    make_older,
+    make_safetensors,
+    make_shard_metadata,
     write,
     write_files,
 )
@@ -114,7 +114,7 @@ def test_sharded_files_are_complete_when_the_metadata_and_all_its_files_exist(
         write(folder / "step_5" / name, b"x" * size)
         assert program.wait() == set()
 
-    write(folder / "step_5/.metadata", shard_metadata(shards))
+    write(folder / "step_5/.metadata", make_shard_metadata(shards))
     assert program.kill() == {"step_5"}
 
 
@@ -126,7 +126,7 @@ def test_a_shard_that_is_missing_or_short_makes_the_checkpoint_incomplete(
     write(folder / "step_5/__0_0.distcp", b"x" * 100)
     if size is not None:
         write(folder / "step_5/__1_0.distcp", b"x" * size)
-    metadata = shard_metadata({"__0_0.distcp": 100, "__1_0.distcp": 60})
+    metadata = make_shard_metadata({"__0_0.distcp": 100, "__1_0.distcp": 60})
     write(folder / "step_5/.metadata", metadata)
     assert program.wait() == set()
     assert program.kill() == set()
@@ -136,8 +136,8 @@ def test_shards_that_are_newer_than_their_metadata_are_not_complete(folder: Path
     """The program overwrites the directory, and was killed before the new metadata."""
     program = Program(folder)
     write(folder / "sharded/__0_0.distcp", b"x" * 100)
-    metadata = write(folder / "sharded/.metadata", shard_metadata({"__0_0.distcp": 100}))
-    age(metadata, 5)
+    metadata = write(folder / "sharded/.metadata", make_shard_metadata({"__0_0.distcp": 100}))
+    make_older(metadata, 5)
     assert program.kill() == set()
 
 
@@ -154,7 +154,7 @@ def test_an_accelerate_checkpoint_is_complete_when_nothing_follows(folder: Path)
 def test_the_files_of_a_finished_checkpoint_are_expected_of_the_next_one(folder: Path) -> None:
     program = Program(folder, processes=1)
     write_files(folder / "step_1", accelerate_files())
-    age_all(folder / "step_1", 60)
+    make_all_older(folder / "step_1", 60)
     write_files(folder / "step_2", accelerate_files()[:-1])
     assert program.wait() == {"step_1"}
     assert "custom_checkpoint_N.pkl" in program.watch.incomplete["step_2"]
@@ -162,26 +162,26 @@ def test_the_files_of_a_finished_checkpoint_are_expected_of_the_next_one(folder:
     assert program.kill() == {"step_1", "step_2"}
 
 
-def age_all(directory: Path, seconds: float) -> None:
+def make_all_older(directory: Path, seconds: float) -> None:
     for path in directory.iterdir():
-        age(path, seconds)
+        make_older(path, seconds)
 
 
 def test_a_directory_of_an_unknown_format_is_complete_when_the_next_one_begins(
     folder: Path,
 ) -> None:
     program = Program(folder)
-    write(folder / "step_1/model.pt", archive())
+    write(folder / "step_1/model.pt", make_archive())
     assert program.wait() == set()
-    write(folder / "step_1/optimizer.pt", archive())
-    age_all(folder / "step_1", 60)
-    write(folder / "step_2/model.pt", archive())
+    write(folder / "step_1/optimizer.pt", make_archive())
+    make_all_older(folder / "step_1", 60)
+    write(folder / "step_2/model.pt", make_archive())
     assert program.wait() == {"step_1"}
 
 
 def test_a_directory_is_complete_once_it_is_renamed(folder: Path) -> None:
     program = Program(folder)
-    write(folder / "tmp-step_1/model.pt", archive())
+    write(folder / "tmp-step_1/model.pt", make_archive())
     assert program.wait() == set()
     (folder / "tmp-step_1").rename(folder / "step_1")
     assert program.look() == {"step_1"}
@@ -190,9 +190,9 @@ def test_a_directory_is_complete_once_it_is_renamed(folder: Path) -> None:
 def test_a_directory_that_an_earlier_program_left_is_not_complete_after_a_success(
     folder: Path,
 ) -> None:
-    write(folder / "step_1/model.pt", archive())
+    write(folder / "step_1/model.pt", make_archive())
     program = Program(folder)
-    write(folder / "step_2/model.pt", archive())
+    write(folder / "step_2/model.pt", make_archive())
     assert program.end() == {"step_2"}
 
 
@@ -207,11 +207,11 @@ def test_a_marker_file_ends_a_checkpoint_of_any_format(folder: Path) -> None:
 def test_a_lightning_checkpoint_is_found_at_any_depth(folder: Path) -> None:
     program = Program(folder)
     name = "lightning_logs/version_0/checkpoints/epoch=1-step=50.ckpt"
-    path = write(folder / name, archive()[:-1])
+    path = write(folder / name, make_archive()[:-1])
     (path.parent / "last.ckpt").symlink_to(path.name)
     write(folder / "lightning_logs/version_0/hparams.yaml", "{}")
     assert program.wait() == set()
-    write(path, archive())
+    write(path, make_archive())
     assert program.look() == {name}
     assert program.watch.complete[name].step == 50
     assert [pointer.text for pointer in program.watch.pointers] == ["epoch=1-step=50.ckpt"]
@@ -220,7 +220,7 @@ def test_a_lightning_checkpoint_is_found_at_any_depth(folder: Path) -> None:
 @pytest.mark.parametrize("name", ["latest.pt", "step_5.safetensors"])
 def test_a_file_with_half_of_its_content_is_not_complete(folder: Path, name: str) -> None:
     program = Program(folder)
-    data = archive() if name.endswith("pt") else safetensors()
+    data = make_archive() if name.endswith("pt") else make_safetensors()
     write(folder / name, data[: len(data) // 2])
     assert program.wait() == set()
     assert program.kill() == set()
@@ -230,13 +230,13 @@ def test_a_file_with_half_of_its_content_is_not_complete(folder: Path, name: str
 
 def test_one_changed_byte_makes_a_file_incomplete(folder: Path) -> None:
     program = Program(folder)
-    data = bytearray(archive())
+    data = bytearray(make_archive())
     data[len(data) // 2] ^= 1
     write(folder / "latest.pt", bytes(data))
     assert program.kill() == set()
 
 
-def test_a_file_without_structure_needs_two_looks_while_the_program_lives(folder: Path) -> None:
+def test_a_file_without_structure_needs_two_listings_while_the_program_lives(folder: Path) -> None:
     program = Program(folder)
     write(folder / "model.pkl", b"\x80\x04 half")
     assert program.look(10) == set()
@@ -257,10 +257,10 @@ def test_a_file_that_its_dead_writer_left_is_not_complete(folder: Path) -> None:
 
 def test_an_overwritten_file_is_a_new_checkpoint(folder: Path) -> None:
     program = Program(folder)
-    write(folder / "latest.pt", archive("first"))
+    write(folder / "latest.pt", make_archive("first"))
     assert program.look() == {"latest.pt"}
     first = program.watch.complete["latest.pt"].unit.files
-    os.replace(write(folder / "latest.pt.tmp", archive("second")), folder / "latest.pt")
+    os.replace(write(folder / "latest.pt.tmp", make_archive("second")), folder / "latest.pt")
     assert program.look() == {"latest.pt"}
     assert program.watch.complete["latest.pt"].unit.files != first
 
@@ -270,8 +270,8 @@ def test_exported_models_logs_and_temporary_files_are_not_checkpoints(folder: Pa
     write_files(folder / "final", huggingface_files(1)[:2])
     write(folder / "train.log", "text")
     write(folder / "events.csv", "1")
-    write(folder / "latest.pt.tmp", archive())
-    write(folder / "tmp-checkpoint-5/model.pt", archive())
+    write(folder / "latest.pt.tmp", make_archive())
+    write(folder / "tmp-checkpoint-5/model.pt", make_archive())
     assert program.wait() == set()
     assert program.watch.incomplete == {}
 

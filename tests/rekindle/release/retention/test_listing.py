@@ -11,15 +11,11 @@ from rekindle.errors import TrackingError
 from rekindle.kubernetes_names import MLFLOW_TRACKING_URI
 from rekindle.mlflow_api import ModelVersion
 from rekindle.names import RunName
-from rekindle.release.retention import listing, ownership
+from rekindle.release.retention import mlflow_records, ownership
 from rekindle.release.retention.decision import Release
-from rekindle.release.retention.listing import (
-    RegisteredVersions,
-    find_record_id,
-    find_trial_ids,
-    list_addresses,
-    make_inputs_function,
-)
+from rekindle.release.retention.listing import make_inputs_function
+from rekindle.release.retention.mlflow_records import find_record_id, find_trial_ids
+from rekindle.release.retention.registered_versions import RegisteredVersions, list_addresses
 from rekindle.storage import Store
 from tests.http_server import Answer, HttpServer
 
@@ -73,7 +69,7 @@ def test_a_client_of_mlflow_cannot_have_a_foreign_record_removed_as_a_trial(
         runs = [describe_run(run_id, tags) for run_id in (trial, foreign)]
         return model.model_validate_json(json.dumps({"runs": runs}))
 
-    monkeypatch.setattr(listing, "send_request", answer)
+    monkeypatch.setattr(mlflow_records, "send_request", answer)
     run = RunName("demo-x7k2p")
     assert find_trial_ids(parent, run, [trial]) == [trial]
     assert find_trial_ids(parent, run, []) == []

@@ -12,32 +12,41 @@ from rekindle.errors import StorageError
 from rekindle.storage import Store, StoredObject
 from rekindle.training.checkpoint import checkpoint_retention
 from rekindle.training.checkpoint.checkpoint_retention import CheckpointRetention
-from tests.rekindle.training.saving import Open, begin, keys, train
+from tests.rekindle.training.saving import (
+    OpenCheckpoints,
+    list_keys,
+    restore_alone,
+    train_and_upload,
+)
 
 
-def test_old_checkpoints_are_deleted_and_the_others_stay_complete(open_: Open) -> None:
-    first = open_(keep_checkpoints=2)
+def test_old_checkpoints_are_deleted_and_the_others_stay_complete(
+    open_checkpoints: OpenCheckpoints,
+) -> None:
+    first = open_checkpoints(keep_checkpoints=2)
     for step in range(1, 6):
-        train(first, step)
+        train_and_upload(first, step)
     store = first.remote.store
-    manifests = keys(first, "manifests/")
+    manifests = list_keys(first, "manifests/")
     assert [json.loads(store.get(key))["step"] for key in manifests] == [4, 5]
     needed = {chunk for key in manifests for chunk in json.loads(store.get(key))["chunks"]}
-    assert {key.rsplit("/", 1)[1] for key in keys(first, "chunks/")} == needed
+    assert {key.rsplit("/", 1)[1] for key in list_keys(first, "chunks/")} == needed
 
 
-def test_no_checkpoint_is_deleted_while_another_process_reads_one(open_: Open, s3: Store) -> None:
-    first = open_(keep_checkpoints=2)
+def test_no_checkpoint_is_deleted_while_another_process_reads_one(
+    open_checkpoints: OpenCheckpoints, s3: Store
+) -> None:
+    first = open_checkpoints(keep_checkpoints=2)
     lease = f"{first.remote.prefix}/readers/other"
     s3.put(lease, b"")
     for step in range(1, 5):
-        train(first, step)
-    assert len(keys(first, "manifests/")) == 4
+        train_and_upload(first, step)
+    assert len(list_keys(first, "manifests/")) == 4
     s3.delete([lease])
-    train(first, 5)
-    assert len(keys(first, "manifests/")) == 2
-    assert begin(open_()) == 5
-    assert not keys(first, "readers/")
+    train_and_upload(first, 5)
+    assert len(list_keys(first, "manifests/")) == 2
+    assert restore_alone(open_checkpoints()) == 5
+    assert not list_keys(first, "readers/")
 
 
 NOW = 10**6
@@ -65,10 +74,12 @@ def test_retention_keeps_latest_and_its_newest_predecessors(
     assert all(entry.modified >= NOW - 3600 for entry in kept if entry.key > latest)
 
 
-def test_chunks_of_a_damaged_manifest_are_deleted_with_it(open_: Open, s3: Store) -> None:
-    first = open_(keep_checkpoints=2)
-    train(first, 1)
-    (key,) = keys(first, "manifests/")
+def test_chunks_of_a_damaged_manifest_are_deleted_with_it(
+    open_checkpoints: OpenCheckpoints, s3: Store
+) -> None:
+    first = open_checkpoints(keep_checkpoints=2)
+    train_and_upload(first, 1)
+    (key,) = list_keys(first, "manifests/")
     s3.put(key, b"damaged")
     fresh = CheckpointRetention(s3, first.remote.prefix, 2, 0)
     assert (
@@ -76,21 +87,22 @@ def test_chunks_of_a_damaged_manifest_are_deleted_with_it(open_: Open, s3: Store
         == []
         == fresh._read_chunk_names(f"{first.remote.prefix}/manifests/gone")
     )
-    chunks = set(keys(first, "chunks/"))
+    chunks = set(list_keys(first, "chunks/"))
     for step in (2, 3):
-        train(first, step)
-    assert key not in keys(first, "manifests/")
-    assert not chunks <= set(keys(first, "chunks/"))
+        train_and_upload(first, step)
+    assert key not in list_keys(first, "manifests/")
+    assert not chunks <= set(list_keys(first, "chunks/"))
 
 
 class RecordingStore:
     """A store with objects of given ages, which records deletions."""
 
     def __init__(self, **ages: dict[str, float]) -> None:
-        self.ages, self.deleted = ages, list[str]()
+        self.ages = ages
+        self.deleted_keys = list[str]()
 
     def delete(self, keys: Iterable[str]) -> None:
-        self.deleted += keys
+        self.deleted_keys += keys
 
     def list(self, prefix: str) -> Iterable[StoredObject]:
         kind = prefix.split("/")[1]
@@ -100,16 +112,16 @@ class RecordingStore:
         ]
 
 
-def deleted_keys(
+def delete_expired(
     contents: dict[str, list[str]], latest: str, /, **ages: dict[str, float]
 ) -> list[str]:
-    """Return the keys deleted after `latest` was written. `ages`: objects by kind, each with its
-    age in seconds."""
+    """Return the keys that are deleted after the manifest `latest` was written. `contents`: the
+    chunks of each manifest. `ages`: the objects of each kind, each with its age in seconds."""
     store = RecordingStore(**{"readers": {}, "chunks": {}} | ages)
     chunks = {f"p/manifests/{name}": names for name, names in contents.items()}
     rule = CheckpointRetention(store, "p", 2, 0, chunks)  # type: ignore[arg-type]
     rule.delete_expired(f"p/manifests/{latest}", contents[latest])
-    return store.deleted
+    return store.deleted_keys
 
 
 def test_a_reader_prevents_deletion_for_a_quarter_of_an_hour() -> None:
@@ -117,14 +129,16 @@ def test_a_reader_prevents_deletion_for_a_quarter_of_an_hour() -> None:
     manifests = {"1": 20.0, "2": 10.0, "3": 0.0}
     files = {"a": 20.0, "b": 10.0, "c": 0.0}
     gone = ["p/manifests/1", "p/chunks/a"]
-    assert deleted_keys(chunks, "3", manifests=manifests, chunks=files) == gone
-    assert deleted_keys(chunks, "3", manifests=manifests, chunks=files, readers={"r": 900.0}) == []
-    assert deleted_keys(chunks, "3", manifests=manifests, chunks=files, readers={"r": 901.0}) == [
+    assert delete_expired(chunks, "3", manifests=manifests, chunks=files) == gone
+    assert (
+        delete_expired(chunks, "3", manifests=manifests, chunks=files, readers={"r": 900.0}) == []
+    )
+    assert delete_expired(chunks, "3", manifests=manifests, chunks=files, readers={"r": 901.0}) == [
         *gone,
         "p/readers/r",
     ]
     readers = {"dead": 901.0, "lives": 899.0}
-    assert deleted_keys(chunks, "3", manifests=manifests, chunks=files, readers=readers) == [
+    assert delete_expired(chunks, "3", manifests=manifests, chunks=files, readers=readers) == [
         "p/readers/dead"
     ]
 
@@ -133,14 +147,14 @@ def test_chunks_of_an_unfinished_checkpoint_stay_for_an_hour() -> None:
     chunks = {"1": ["a"], "2": ["a", "b"]}
     manifests = {"1": 10.0, "2": 0.0}
     files = {"a": 9000.0, "b": 0.0, "young": 3600.0, "orphan": 3601.0}
-    assert deleted_keys(chunks, "2", manifests=manifests, chunks=files) == ["p/chunks/orphan"]
+    assert delete_expired(chunks, "2", manifests=manifests, chunks=files) == ["p/chunks/orphan"]
 
 
 def test_a_chunk_that_a_kept_checkpoint_shares_with_an_expired_one_stays() -> None:
     chunks = {"1": ["a", "x"], "2": ["b"], "3": ["a"]}
     manifests = {"1": 20.0, "2": 10.0, "3": 0.0}
     files = {"a": 20.0, "x": 20.0, "b": 10.0}
-    assert deleted_keys(chunks, "3", manifests=manifests, chunks=files) == [
+    assert delete_expired(chunks, "3", manifests=manifests, chunks=files) == [
         "p/manifests/1",
         "p/chunks/x",
     ]
@@ -155,7 +169,7 @@ def test_an_old_listing_deletes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(
             checkpoint_retention, "time", SimpleNamespace(monotonic=lambda clock=clock: next(clock))
         )
-        assert deleted_keys(chunks, "3", manifests=manifests, chunks=files) == gone
+        assert delete_expired(chunks, "3", manifests=manifests, chunks=files) == gone
 
 
 def test_an_unavailable_store_does_not_lose_the_list_of_chunks() -> None:

@@ -16,28 +16,30 @@ from rekindle.training.checkpoint import durable
 from rekindle.training.checkpoint.durable import RankAndGroupSize
 from tests.chaos.faults import Proxy
 from tests.rekindle.training.saving import (
-    Events,
-    Open,
-    Stream,
-    begin,
-    equal,
+    LedgerEvents,
+    OpenCheckpoints,
+    StatefulData,
     finish_upload,
-    keys,
-    soon,
-    store_behind,
-    train,
-    update,
+    get_remaining_seconds,
+    have_equal_states,
+    list_keys,
+    open_store_behind,
+    restore_alone,
+    set_state,
+    train_and_upload,
 )
 
 
-def test_a_new_process_restores_exactly_the_saved_state(open_: Open, events: Events) -> None:
-    first = open_(data=Stream())
-    second = open_(data=Stream())
-    assert begin(first) == 0
+def test_a_new_process_restores_exactly_the_saved_state(
+    open_checkpoints: OpenCheckpoints, events: LedgerEvents
+) -> None:
+    first = open_checkpoints(data=StatefulData())
+    second = open_checkpoints(data=StatefulData())
+    assert restore_alone(first) == 0
     first.loader.data.position = 42
-    train(first, 5)
-    assert begin(second) == 5
-    assert equal(first, second)
+    train_and_upload(first, 5)
+    assert restore_alone(second) == 5
+    assert have_equal_states(first, second)
     assert second.loader.data.position == 42
     assert [(name, fields.get("tier"), fields["step"]) for name, fields in events] == [
         ("restored", "none", 0),
@@ -46,16 +48,18 @@ def test_a_new_process_restores_exactly_the_saved_state(open_: Open, events: Eve
     ]
 
 
-def test_unchanged_chunks_are_not_uploaded_again(open_: Open, events: Events) -> None:
-    first = open_()
-    train(first, 1)
-    existing = set(keys(first, "chunks"))
-    again = open_()
-    begin(again)
-    train(again, 2)
+def test_unchanged_chunks_are_not_uploaded_again(
+    open_checkpoints: OpenCheckpoints, events: LedgerEvents
+) -> None:
+    first = open_checkpoints()
+    train_and_upload(first, 1)
+    existing = set(list_keys(first, "chunks"))
+    again = open_checkpoints()
+    restore_alone(again)
+    train_and_upload(again, 2)
     uploaded = [fields["uploaded"] for name, fields in events if name == "checkpoint"]
     assert uploaded[0] == 4 * first.state.memory.numel()
-    assert 0 < uploaded[1] <= 1024 * len(set(keys(again, "chunks")) - existing) < uploaded[0]
+    assert 0 < uploaded[1] <= 1024 * len(set(list_keys(again, "chunks")) - existing) < uploaded[0]
 
 
 @pytest.mark.slow
@@ -64,18 +68,22 @@ def test_unchanged_chunks_are_not_uploaded_again(open_: Open, events: Events) ->
     damage=st.sampled_from(["flip", "tear", "remove"]), position=st.floats(0, 1, exclude_max=True)
 )
 def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
-    open_: Open, events: Events, capsys: pytest.CaptureFixture[str], damage: str, position: float
+    open_checkpoints: OpenCheckpoints,
+    events: LedgerEvents,
+    capsys: pytest.CaptureFixture[str],
+    damage: str,
+    position: float,
 ) -> None:
-    first = open_()
-    begin(first)
-    train(first, first.state.step + 1)
+    first = open_checkpoints()
+    restore_alone(first)
+    train_and_upload(first, first.state.step + 1)
     older = first.state.step
     whole = first.state.memory.clone()
     store = first.remote.store
-    existing = set(keys(first))
-    train(first, older + 1)
+    existing = set(list_keys(first))
+    train_and_upload(first, older + 1)
     new = sorted(
-        {*(key for key in keys(first) if key not in existing), f"{first.remote.prefix}/latest"}
+        {*(key for key in list_keys(first) if key not in existing), f"{first.remote.prefix}/latest"}
     )
     key = new[int(position * len(new))]
     data = bytearray(store.get(key))
@@ -87,10 +95,10 @@ def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
         data[offset] ^= 1
         store.put(key, data if damage == "flip" else data[:offset])
 
-    again = open_()
+    again = open_checkpoints()
     capsys.readouterr()
     events.clear()
-    begin(again)
+    restore_alone(again)
     log = capsys.readouterr().err
 
     if again.state.step == older:
@@ -99,12 +107,12 @@ def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
         assert any(name == "torn" for name, _ in events)
     else:
         assert key.endswith("/latest")
-        assert equal(again, first)
+        assert have_equal_states(again, first)
 
-    train(again, older + 1)  # the same step again, without damage
-    last = open_()
-    begin(last)
-    assert equal(last, again)
+    train_and_upload(again, older + 1)  # the same step again, without damage
+    last = open_checkpoints()
+    restore_alone(last)
+    assert have_equal_states(last, again)
 
 
 @pytest.mark.fast_cases(2)
@@ -122,148 +130,153 @@ def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
     ],
 )
 def test_an_invalid_manifest_is_reported_and_the_previous_checkpoint_used(
-    open_: Open, capsys: pytest.CaptureFixture[str], change: dict[str, Any], reason: str
+    open_checkpoints: OpenCheckpoints,
+    capsys: pytest.CaptureFixture[str],
+    change: dict[str, Any],
+    reason: str,
 ) -> None:
-    first = open_()
-    begin(first)
-    train(first, 1)
-    store, (key,) = first.remote.store, keys(first, "manifests/")
+    first = open_checkpoints()
+    restore_alone(first)
+    train_and_upload(first, 1)
+    store, (key,) = first.remote.store, list_keys(first, "manifests/")
     forged = json.dumps(json.loads(store.get(key)) | change).encode()
     invalid = (
         f"{first.remote.prefix}/manifests/{1:010d}-{hashlib.sha256(forged).hexdigest()[:12]}.json"
     )
     store.put(invalid, forged)
     store.put(f"{first.remote.prefix}/latest", json.dumps({"manifest": invalid}).encode())
-    again = open_()
-    assert begin(again) == 1
-    assert equal(again, first), "the intact manifest is used instead"
+    again = open_checkpoints()
+    assert restore_alone(again) == 1
+    assert have_equal_states(again, first), "the intact manifest is used instead"
     assert reason in capsys.readouterr().err
-    train(again, 2)
-    last = open_()
-    assert begin(last) == 2
-    assert equal(last, again)
+    train_and_upload(again, 2)
+    last = open_checkpoints()
+    assert restore_alone(last) == 2
+    assert have_equal_states(last, again)
 
 
-def test_a_damaged_chunk_is_uploaded_again_by_another_process(open_: Open) -> None:
-    first = open_()
-    train(first, 5)
-    existing = set(keys(first, "chunks/"))
-    train(first, 6)
-    key = next(key for key in keys(first, "chunks/") if key not in existing)
+def test_a_damaged_chunk_is_uploaded_again_by_another_process(
+    open_checkpoints: OpenCheckpoints,
+) -> None:
+    first = open_checkpoints()
+    train_and_upload(first, 5)
+    existing = set(list_keys(first, "chunks/"))
+    train_and_upload(first, 6)
+    key = next(key for key in list_keys(first, "chunks/") if key not in existing)
     first.remote.store.put(key, b"damaged")
-    finder = open_()
-    heir = open_()
-    assert begin(finder) == 5
-    train(heir, 6)  # it has received the state of the finder, which is killed now
-    last = open_()
-    assert begin(last) == 6
-    assert equal(last, heir)
+    finder = open_checkpoints()
+    heir = open_checkpoints()
+    assert restore_alone(finder) == 5
+    train_and_upload(heir, 6)  # it has received the state of the finder, which is killed now
+    last = open_checkpoints()
+    assert restore_alone(last) == 6
+    assert have_equal_states(last, heir)
 
 
 def test_all_members_of_a_group_upload_their_share(
-    open_: Open, events: Events, capfd: pytest.CaptureFixture[str]
+    open_checkpoints: OpenCheckpoints, events: LedgerEvents, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    members = [open_() for _ in range(3)]
+    members = [open_checkpoints() for _ in range(3)]
     for rank in (2, 1, 0):
-        update(members[rank], 7)
+        set_state(members[rank], 7)
         members[rank].save_if_due(RankAndGroupSize(rank, 3), is_durable=True)
         if rank:
             assert finish_upload(members[rank])
             # number of uploaded chunks, of 10
-            assert len(keys(members[0], "chunks/")) == [0, 7, 4][rank]
+            assert len(list_keys(members[0], "chunks/")) == [0, 7, 4][rank]
     assert finish_upload(members[0])
-    last = open_()
-    assert begin(last) == 7
-    assert equal(last, members[0])
+    last = open_checkpoints()
+    assert restore_alone(last) == 7
+    assert have_equal_states(last, members[0])
     assert [name for name, _ in events].count("checkpoint") == 1
 
 
 def test_the_share_of_a_member_that_died_is_uploaded_by_rank_0(
-    open_: Open, monkeypatch: pytest.MonkeyPatch
+    open_checkpoints: OpenCheckpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(durable, "STALL_TIMEOUT_S", 0.3)
-    members = [open_() for _ in range(3)]
+    members = [open_checkpoints() for _ in range(3)]
     for rank in (0, 2):
-        update(members[rank], 7)
+        set_state(members[rank], 7)
         members[rank].save_if_due(RankAndGroupSize(rank, 3), is_durable=True)
     assert finish_upload(members[0])
-    last = open_()
-    assert begin(last) == 7
-    assert equal(last, members[0])
+    last = open_checkpoints()
+    assert restore_alone(last) == 7
+    assert have_equal_states(last, members[0])
 
 
 def test_the_next_rank_0_makes_the_checkpoint_that_the_previous_one_left_incomplete(
-    open_: Open,
+    open_checkpoints: OpenCheckpoints,
 ) -> None:
-    members = [open_() for _ in range(2)]
+    members = [open_checkpoints() for _ in range(2)]
     for rank in (0, 1):
         assert not members[rank].is_due()
-        update(members[rank], 7)
+        set_state(members[rank], 7)
     members[1].save_if_due(RankAndGroupSize(1, 2), is_durable=True)  # rank 0 is killed here
     assert finish_upload(members[1])
-    assert not keys(members[1], "manifests/")
+    assert not list_keys(members[1], "manifests/")
     assert members[1].is_due()
-    update(members[1], 8)
+    set_state(members[1], 8)
     members[1].save_if_due(RankAndGroupSize(0, 1), is_durable=True)
     assert finish_upload(members[1])
     assert not members[1].is_due()
-    last = open_()
-    assert begin(last) == 8
+    last = open_checkpoints()
+    assert restore_alone(last) == 8
 
 
 def test_another_runs_checkpoints_are_rejected_and_unchanged(
-    open_: Open, capsys: pytest.CaptureFixture[str]
+    open_checkpoints: OpenCheckpoints, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = open_()
-    train(first, 3)
+    first = open_checkpoints()
+    train_and_upload(first, 3)
     objects = {entry.key: entry.etag for entry in first.remote.store.list(first.remote.prefix)}
-    for other in (open_(identity="cd" * 32), open_(width=41)):
+    for other in (open_checkpoints(identity="cd" * 32), open_checkpoints(width=41)):
         with pytest.raises(ConfigError, match="belongs to another run"):
-            begin(other)
-        update(other, 9)  # another run must not write there, either
-        assert not other.upload_current_state(RankAndGroupSize(0, 1), soon)
+            restore_alone(other)
+        set_state(other, 9)  # another run must not write there, either
+        assert not other.upload_current_state(RankAndGroupSize(0, 1), get_remaining_seconds)
         assert "belongs to another run" in capsys.readouterr().err
     assert objects == {
         entry.key: entry.etag for entry in first.remote.store.list(first.remote.prefix)
     }
 
 
-def test_an_outdated_process_does_not_move_latest_back(open_: Open) -> None:
-    outdated = open_()
-    current = open_()
+def test_an_outdated_process_does_not_move_latest_back(open_checkpoints: OpenCheckpoints) -> None:
+    outdated = open_checkpoints()
+    current = open_checkpoints()
     for process in (outdated, current):
-        begin(process)
-    train(outdated, 1)
-    train(current, 5)
-    train(outdated, 2)
-    last = open_()
-    assert begin(last) == 5
+        restore_alone(process)
+    train_and_upload(outdated, 1)
+    train_and_upload(current, 5)
+    train_and_upload(outdated, 2)
+    last = open_checkpoints()
+    assert restore_alone(last) == 5
 
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("fault", ["refuse", "reset", "throttle", "hang", "slow", "deaf"])
 def test_a_failing_store_neither_delays_training_nor_loses_state(
-    open_: Open, s3: Store, proxy: Proxy, fault: str
+    open_checkpoints: OpenCheckpoints, s3: Store, proxy: Proxy, fault: str
 ) -> None:
-    checkpoints = open_(store=store_behind(proxy, s3))
-    begin(checkpoints)
+    checkpoints = open_checkpoints(store=open_store_behind(proxy, s3))
+    restore_alone(checkpoints)
     proxy.fault(fault, 1.0)
-    update(checkpoints, 1)
+    set_state(checkpoints, 1)
     checkpoints.save_if_due(RankAndGroupSize(0, 1), is_durable=True)
-    update(checkpoints, 2)  # training continues immediately
+    set_state(checkpoints, 2)  # training continues immediately
     assert not checkpoints.is_due()  # and does not request a second checkpoint
     assert finish_upload(checkpoints)
-    last = open_()
-    assert begin(last) == 1
+    last = open_checkpoints()
+    assert restore_alone(last) == 1
 
 
 def test_a_worker_other_than_rank_0_is_not_delayed_by_its_own_slow_upload(
-    open_: Open, s3: Store, proxy: Proxy
+    open_checkpoints: OpenCheckpoints, s3: Store, proxy: Proxy
 ) -> None:
-    member = open_(store=store_behind(proxy, s3))
+    member = open_checkpoints(store=open_store_behind(proxy, s3))
     proxy.fault("hang", 2.0)
     for step in (1, 2, 3):
-        update(member, step)
+        set_state(member, step)
         member.save_if_due(RankAndGroupSize(1, 2), is_durable=True)
     assert member._is_uploading
     assert member._upload
@@ -272,16 +285,16 @@ def test_a_worker_other_than_rank_0_is_not_delayed_by_its_own_slow_upload(
 
 @pytest.mark.slow
 def test_starting_workers_wait_for_an_unavailable_store(
-    open_: Open, s3: Store, proxy: Proxy, capsys: pytest.CaptureFixture[str]
+    open_checkpoints: OpenCheckpoints, s3: Store, proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(open_(), 4)
-    late = open_(store=store_behind(proxy, s3))
+    train_and_upload(open_checkpoints(), 4)
+    late = open_checkpoints(store=open_store_behind(proxy, s3))
     proxy.fault("refuse", 1.0)
-    assert begin(late) == 4
+    assert restore_alone(late) == 4
     assert "waiting for the object store, for the newest checkpoint" in capsys.readouterr().err
     proxy.fault("refuse", 60.0)
-    leaving = open_(store=store_behind(proxy, s3))
+    leaving = open_checkpoints(store=open_store_behind(proxy, s3))
     leaving.leaving.set()
     with pytest.raises(SystemExit) as ended:
-        begin(leaving)
+        restore_alone(leaving)
     assert ended.value.code == 143

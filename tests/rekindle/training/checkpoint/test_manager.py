@@ -22,79 +22,84 @@ from rekindle.training.group.interruptible import GroupBrokenError
 from tests.chaos.faults import Proxy
 from tests.rekindle.training.saving import (
     IDENTITY,
-    Events,
-    Open,
-    Stream,
-    begin,
-    equal,
+    LedgerEvents,
+    OpenCheckpoints,
+    StatefulData,
     finish_upload,
-    keys,
-    soon,
-    store_behind,
-    train,
-    update,
+    get_remaining_seconds,
+    have_equal_states,
+    list_keys,
+    open_store_behind,
+    restore_alone,
+    set_state,
+    train_and_upload,
 )
 from tests.waiting import until
 
 
-def test_a_snapshot_in_shared_memory_survives_its_process(open_: Open, events: Events) -> None:
-    first = open_(node="n", data=Stream(), hot_seconds=1e-9)
-    begin(first)
+def test_a_snapshot_in_shared_memory_survives_its_process(
+    open_checkpoints: OpenCheckpoints, events: LedgerEvents
+) -> None:
+    first = open_checkpoints(node="n", data=StatefulData(), hot_seconds=1e-9)
+    restore_alone(first)
     for step in range(1, 9):
-        update(first, step)
+        set_state(first, step)
         first.save_if_due(RankAndGroupSize(0, 1), is_durable=False)
 
     first.close(remove_snapshots=False)
-    second = open_(node="n", data=Stream())
+    second = open_checkpoints(node="n", data=StatefulData())
     assert 1 <= second.state.step <= 8
     assert second.loader.data.position == sum(range(second.state.step + 1))
-    update(first, second.state.step)
-    assert equal(first, second)
-    begin(second)
+    set_state(first, second.state.step)
+    assert have_equal_states(first, second)
+    restore_alone(second)
     assert events[-1] == ("restored", {"step": second.state.step, "tier": "hot", "name": "n"})
 
 
 def test_a_disk_too_small_for_the_kept_checkpoints_is_reported_with_the_remedy(
-    open_: Open, capsys: pytest.CaptureFixture[str]
+    open_checkpoints: OpenCheckpoints, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for count, words in ((3, ""), (10**15, f"or lower train.keep_checkpoints ({10**15}).")):
-        checkpoints = open_(keep_checkpoints=count)
-        train(checkpoints, checkpoints.state.step + 9)
-        shown = capsys.readouterr().err
-        assert ("each checkpoint has" in shown) == bool(words)
-        assert words in shown
+    for kept_checkpoints, words in (
+        (3, ""),
+        (10**15, f"or lower train.keep_checkpoints ({10**15})."),
+    ):
+        checkpoints = open_checkpoints(keep_checkpoints=kept_checkpoints)
+        train_and_upload(checkpoints, checkpoints.state.step + 9)
+        log = capsys.readouterr().err
+        assert ("each checkpoint has" in log) == bool(words)
+        assert words in log
 
 
 @pytest.mark.slow
 def test_the_newer_of_snapshot_and_durable_checkpoint_is_used(
-    open_: Open, s3: Store, proxy: Proxy
+    open_checkpoints: OpenCheckpoints, s3: Store, proxy: Proxy
 ) -> None:
     for newer, step in ((4, 4), (2, 3)):
-        first = open_(node=f"n{newer}")
-        update(first, 3)
+        first = open_checkpoints(node=f"n{newer}")
+        set_state(first, 3)
         first.save_if_due(RankAndGroupSize(0, 1), is_durable=False)
         first.close(remove_snapshots=False)
-        other = open_()
-        update(other, newer)
+        other = open_checkpoints()
+        set_state(other, newer)
 
         if newer == 2:
-            s3.delete(keys(first))
+            s3.delete(list_keys(first))
 
-        assert other.upload_current_state(RankAndGroupSize(0, 1), soon)
-        second = open_(node=f"n{newer}")
+        assert other.upload_current_state(RankAndGroupSize(0, 1), get_remaining_seconds)
+        second = open_checkpoints(node=f"n{newer}")
         assert second.state.step == 3
-        assert begin(second) == step
+        assert restore_alone(second) == step
 
-    third = open_(node="n2", store=store_behind(proxy, s3))
+    third = open_checkpoints(node="n2", store=open_store_behind(proxy, s3))
     proxy.fault("hang", 60.0)
-    assert begin(third) == 3  # although the store does not answer
+    assert restore_alone(third) == 3  # although the store does not answer
 
 
 def test_a_damaged_snapshot_is_reported_and_the_durable_checkpoint_used(
-    open_: Open, events: Events, capsys: pytest.CaptureFixture[str]
+    open_checkpoints: OpenCheckpoints, events: LedgerEvents, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = open_(node="n")
-    train(first, 3)
+    first = open_checkpoints(node="n")
+    train_and_upload(first, 3)
     first.close(remove_snapshots=False)
     path = snapshot_file.make_snapshot_path(
         snapshot_file.hash_run_name(IDENTITY, first.remote.prefix), snapshot_file.hash_worker_name()
@@ -102,25 +107,25 @@ def test_a_damaged_snapshot_is_reported_and_the_durable_checkpoint_used(
     data = bytearray(path.read_bytes())
     data[snapshot_file.PAGE_BYTES + 100] ^= 1
     path.write_bytes(data)
-    second = open_(node="n")
+    second = open_checkpoints(node="n")
     second.send_early_events()
     assert second.state.step == -1
-    assert begin(second) == 3
+    assert restore_alone(second) == 3
     assert "the snapshot of step 3 in" in capsys.readouterr().err
     assert [name for name, _ in events] == ["checkpoint", "torn", "restored"]
 
 
 def test_a_restarted_worker_reports_the_last_step_of_its_previous_process(
-    open_: Open, events: Events
+    open_checkpoints: OpenCheckpoints, events: LedgerEvents
 ) -> None:
-    first = open_(node="n", data=Stream(), hot_seconds=1e9)
-    begin(first)
+    first = open_checkpoints(node="n", data=StatefulData(), hot_seconds=1e9)
+    restore_alone(first)
     for step in range(1, 9):
-        update(first, step)
+        set_state(first, step)
         first.save_if_due(RankAndGroupSize(0, 1), is_durable=False)
 
     first.close(remove_snapshots=False)
-    second = open_(node="n", data=Stream())
+    second = open_checkpoints(node="n", data=StatefulData())
     assert second.state.step < 8, "the snapshot is older than the last step"
     assert events[-1][0] == "restored", "without a group, no coordinator may be connected"
     second.send_early_events()
@@ -133,27 +138,29 @@ def test_a_restarted_worker_reports_the_last_step_of_its_previous_process(
 
 
 def test_training_continues_without_shared_memory(
-    open_: Open, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    open_checkpoints: OpenCheckpoints,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("REKINDLE_SHM", "/sys" if sys.platform == "linux" else "/nowhere")
-    first = open_()
+    first = open_checkpoints()
     assert "no snapshots in shared memory" in capsys.readouterr().err
     first.save_if_due(RankAndGroupSize(0, 1), is_durable=False)
-    train(first, 2)
-    assert begin(open_()) == 2
+    train_and_upload(first, 2)
+    assert restore_alone(open_checkpoints()) == 2
 
 
 def test_a_run_without_memory_for_checkpoints_ends_with_the_reason(
-    open_: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    open_checkpoints: OpenCheckpoints, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def full(*_: Any) -> None:
+    def fail_to_map(*_: Any) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setenv("REKINDLE_SHM", str(tmp_path / "nowhere"))
     with monkeypatch.context() as patch:
-        patch.setattr(mmap, "mmap", full)
-        first = open_()
-    update(first, 2)
+        patch.setattr(mmap, "mmap", fail_to_map)
+        first = open_checkpoints()
+    set_state(first, 2)
     with pytest.raises(
         RekindleError, match=r"cannot reserve .* for a copy of the state .*Cannot allocate memory"
     ):
@@ -161,18 +168,18 @@ def test_a_run_without_memory_for_checkpoints_ends_with_the_reason(
 
 
 def test_the_last_worker_reports_an_unsaved_state_and_its_location(
-    open_: Open, s3: Store, proxy: Proxy, capsys: pytest.CaptureFixture[str]
+    open_checkpoints: OpenCheckpoints, s3: Store, proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    last = open_(node="n", store=store_behind(proxy, s3))
+    last = open_checkpoints(node="n", store=open_store_behind(proxy, s3))
     proxy.fault("refuse", 60.0)
-    update(last, 6)
-    seconds = iter([1.0, 0.0, 0.0, 0.0, -math.inf])
-    assert not last.upload_current_state(RankAndGroupSize(0, 1), lambda: next(seconds))
+    set_state(last, 6)
+    remaining_seconds = iter([1.0, 0.0, 0.0, 0.0, -math.inf])
+    assert not last.upload_current_state(RankAndGroupSize(0, 1), lambda: next(remaining_seconds))
     log = capsys.readouterr().err
     assert "the state of step 6 is not in the object store: " in log
     assert "A copy remains in" in log
     last.close(remove_snapshots=False)
-    assert open_(node="n").state.step == 6
+    assert open_checkpoints(node="n").state.step == 6
 
 
 @pytest.fixture
@@ -188,56 +195,58 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
         yield now
 
 
-def snapshot(
-    checkpoints: WorkerCheckpoints, step: int, durable: bool = False, lasts: float = 0.0
+def make_step(
+    checkpoints: WorkerCheckpoints, step: int, is_durable: bool = False, copy_s: float = 0.0
 ) -> bool:
-    """Make a step. Returns True if a snapshot was taken, whose copy takes `lasts` seconds of the
-    clock."""
-    update(checkpoints, step)
+    """Make step `step`. Returns True if a snapshot was taken after it. To copy the state takes
+    `copy_s` seconds of the clock."""
+    set_state(checkpoints, step)
     slots: list[int | None] = []
-    take = checkpoints.snapshots.copy_state
+    copy_state = checkpoints.snapshots.copy_state
 
-    def slow(*arguments: Any, **options: Any) -> int | None:
-        manager.time.sleep(lasts)
-        slots.append(take(*arguments, **options))
+    def copy_slowly(*arguments: Any, **options: Any) -> int | None:
+        manager.time.sleep(copy_s)
+        slots.append(copy_state(*arguments, **options))
         return slots[-1]
 
     until("the previous snapshot is committed", lambda: checkpoints.snapshots.is_idle)
-    checkpoints.snapshots.copy_state = slow  # type: ignore[method-assign]
-    checkpoints.save_if_due(RankAndGroupSize(0, 1), is_durable=durable)
-    checkpoints.snapshots.copy_state = take  # type: ignore[method-assign]
+    checkpoints.snapshots.copy_state = copy_slowly  # type: ignore[method-assign]
+    checkpoints.save_if_due(RankAndGroupSize(0, 1), is_durable=is_durable)
+    checkpoints.snapshots.copy_state = copy_state  # type: ignore[method-assign]
 
     return bool(slots)
 
 
-def test_snapshots_are_taken_every_hot_seconds(open_: Open, clock: list[float]) -> None:
-    first = open_(node="n", hot_seconds=5)
+def test_snapshots_are_taken_every_hot_seconds(
+    open_checkpoints: OpenCheckpoints, clock: list[float]
+) -> None:
+    first = open_checkpoints(node="n", hot_seconds=5)
     results = []
     for step, now in enumerate((100.0, 104.9, 105.0, 109.9, 110.0), 1):
         clock[0] = now
-        results.append(snapshot(first, step))
+        results.append(make_step(first, step))
     assert results == [True, False, True, False, True]
 
 
 def test_automatic_snapshots_take_one_percent_of_the_time_and_at_most_four_a_second(
-    open_: Open, clock: list[float]
+    open_checkpoints: OpenCheckpoints, clock: list[float]
 ) -> None:
-    first = open_(node="n")
-    assert snapshot(first, 1)
+    first = open_checkpoints(node="n")
+    assert make_step(first, 1)
     for wait, due in ((0.24, False), (0.25, True)):
         clock[0] = 100.0 + wait
-        assert snapshot(first, 2, lasts=0.5) == due
+        assert make_step(first, 2, copy_s=0.5) == due
     for wait, due in ((49.9, False), (50.0, True)):
         clock[0] = 100.75 + wait
-        assert snapshot(first, 3) == due
+        assert make_step(first, 3) == due
 
 
 def test_the_cost_of_a_checkpoint_is_measured_for_the_next_interval(
-    open_: Open, events: Events
+    open_checkpoints: OpenCheckpoints, events: LedgerEvents
 ) -> None:
-    first = open_(node="n")
+    first = open_checkpoints(node="n")
     began = time.monotonic()
-    assert snapshot(first, 1, durable=True)
+    assert make_step(first, 1, is_durable=True)
     assert finish_upload(first)
     until("the event is recorded", lambda: [name for name, _ in events] == ["checkpoint"])
     elapsed = time.monotonic() - began
@@ -255,40 +264,42 @@ def test_the_cost_of_a_checkpoint_is_measured_for_the_next_interval(
     assert first.interval.facts()["losses"] == 0
 
 
-def test_rank_0_requests_a_checkpoint_before_the_step_that_is_due(open_: Open) -> None:
-    first = open_(checkpoint_steps=10)
-    begin(first)
-    update(first, 8)
+def test_rank_0_requests_a_checkpoint_before_the_step_that_is_due(
+    open_checkpoints: OpenCheckpoints,
+) -> None:
+    first = open_checkpoints(checkpoint_steps=10)
+    restore_alone(first)
+    set_state(first, 8)
     assert not first.is_due()
-    update(first, 9)
+    set_state(first, 9)
     assert first.is_due()
     first.snapshots.ready.clear()
     assert not first.is_due(), "its memory is not reserved yet"
     first.snapshots.ready.set()
-    update(first, 10)
+    set_state(first, 10)
     first.save_if_due(RankAndGroupSize(0, 1), is_durable=True)
     assert finish_upload(first)
-    update(first, 18)
+    set_state(first, 18)
     assert not first.is_due()
-    update(first, 19)
+    set_state(first, 19)
     assert first.is_due()
 
 
 def test_the_ledger_has_the_first_step_of_a_process(
-    open_: Open, events: Events, capsys: pytest.CaptureFixture[str]
+    open_checkpoints: OpenCheckpoints, events: LedgerEvents, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = open_(node="n")
-    assert begin(first) == 0
+    first = open_checkpoints(node="n")
+    assert restore_alone(first) == 0
     assert first.snapshot_crc == 0
-    train(first, 4)
+    train_and_upload(first, 4)
     first.save_if_due(RankAndGroupSize(0, 1), is_durable=False)
     until("the snapshot is committed", lambda: first.snapshots.is_idle)
     first.close(remove_snapshots=False)
-    hot = open_(node="n")
-    durable = open_(node="m")
+    hot = open_checkpoints(node="n")
+    durable = open_checkpoints(node="m")
     assert hot.snapshot_crc != 0, "it identifies equal states"
-    assert begin(hot) == begin(durable) == 4
-    assert equal(hot, durable)
+    assert restore_alone(hot) == restore_alone(durable) == 4
+    assert have_equal_states(hot, durable)
     assert durable.snapshot_crc == 0
 
     tiers = [
@@ -303,14 +314,14 @@ def test_the_ledger_has_the_first_step_of_a_process(
     assert "step 4 was found in shared memory" in log
     assert [durable.interval.facts()["losses"], hot.interval.facts()["losses"]] == [1, 0]
     hot.close(remove_snapshots=True)
-    assert open_(node="n").state.step == -1, "its snapshots were removed"
+    assert open_checkpoints(node="n").state.step == -1, "its snapshots were removed"
 
 
 def test_a_cancelled_restore_stops_waiting_for_an_unavailable_store(
-    open_: Open, s3: Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    open_checkpoints: OpenCheckpoints, s3: Store, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(open_(), 4)
-    late = open_(store=store_behind(proxy, s3))
+    train_and_upload(open_checkpoints(), 4)
+    late = open_checkpoints(store=open_store_behind(proxy, s3))
     proxy.fault("refuse", 60.0)
     with pytest.raises(GroupBrokenError, match="stopped waiting for the object store"):
         late.restore(-1, is_cancelled=lambda: True)
@@ -320,15 +331,15 @@ def test_a_cancelled_restore_stops_waiting_for_an_unavailable_store(
         raise GroupBrokenError("a member was lost")
 
     with pytest.raises(GroupBrokenError, match="a member was lost"):
-        open_().restore(-1, run_read=fail)
+        open_checkpoints().restore(-1, run_read=fail)
 
 
 def test_a_last_state_of_several_workers_is_saved_when_rank_0_has_completed_it(
-    open_: Open, clock: list[float], capsys: pytest.CaptureFixture[str]
+    open_checkpoints: OpenCheckpoints, clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    members = [open_(node=f"n{rank}") for rank in range(2)]
+    members = [open_checkpoints(node=f"n{rank}") for rank in range(2)]
     for member in members:
-        update(member, 7)
+        set_state(member, 7)
 
     end = clock[0] + 1.0
     assert not members[1].upload_current_state(
@@ -347,22 +358,22 @@ def test_a_last_state_of_several_workers_is_saved_when_rank_0_has_completed_it(
 
 
 def test_an_older_upload_is_cancelled_for_the_last_state(
-    open_: Open, s3: Store, proxy: Proxy
+    open_checkpoints: OpenCheckpoints, s3: Store, proxy: Proxy
 ) -> None:
-    last = open_(store=store_behind(proxy, s3), checkpoint_steps=1)
+    last = open_checkpoints(store=open_store_behind(proxy, s3), checkpoint_steps=1)
     proxy.fault("hang", 1.0)
-    update(last, 1)
+    set_state(last, 1)
     last.save_if_due(RankAndGroupSize(0, 1), is_durable=True)
     assert not last.is_due(), "one upload at a time"
     first = last._upload
     assert last._thread
     assert last._thread.daemon, "the upload does not delay the exit of the process"
-    update(last, 2)
-    assert last.upload_current_state(RankAndGroupSize(0, 1), soon)
+    set_state(last, 2)
+    assert last.upload_current_state(RankAndGroupSize(0, 1), get_remaining_seconds)
     assert first
     assert first.stop.is_set()
     assert first.step == 1
-    assert begin(open_()) == 2
+    assert restore_alone(open_checkpoints()) == 2
 
 
 def test_a_call_with_a_timeout_ends_in_time() -> None:
@@ -380,21 +391,21 @@ def test_a_call_with_a_timeout_ends_in_time() -> None:
 
 
 def test_the_state_of_another_build_of_torch_is_used_with_a_warning(
-    open_: Open, capsys: pytest.CaptureFixture[str]
+    open_checkpoints: OpenCheckpoints, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = open_(node="n")
-    train(first, 3)
+    first = open_checkpoints(node="n")
+    train_and_upload(first, 3)
     first.close(remove_snapshots=False)
     capsys.readouterr()
 
     for node, found in (("n", True), ("m", False)):
-        other = open_(node=node, torch_build="3")
-        assert begin(other) == 3
-        assert equal(first, other)
+        other = open_checkpoints(node=node, torch_build="3")
+        assert restore_alone(other) == 3
+        assert have_equal_states(first, other)
         log = capsys.readouterr().err
         assert ("another torch build" in log) == found
         assert ("another kind of machine" in log) != found
 
     other.close(remove_snapshots=True)
-    assert begin(open_(node="m")) == 3
+    assert restore_alone(open_checkpoints(node="m")) == 3
     assert "another kind" not in capsys.readouterr().err

@@ -44,26 +44,26 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def content(step: int) -> bytes:
+def make_content(step: int) -> bytes:
     return bytes((step * 7 + offset) % 256 for offset in range(SIZE))
 
 
-def opened(path: Path, layout: str = IDENTITY) -> snapshot_file.SnapshotFile:
+def open_file(path: Path, layout: str = IDENTITY) -> snapshot_file.SnapshotFile:
     return snapshot_file.SnapshotFile(path, IDENTITY, layout, IDENTITY, SIZE)
 
 
-def write(file: snapshot_file.SnapshotFile, *steps: int) -> None:
+def write_steps(file: snapshot_file.SnapshotFile, *steps: int) -> None:
     for step in steps:
         slot = step % snapshot_file.SLOT_COUNT
         file.clear_slot(slot)
-        file.slots[slot][:SIZE] = content(step)
+        file.slots[slot][:SIZE] = make_content(step)
         file.commit_slot(slot, step, f"loader {step}".encode())
 
 
-def read(path: Path) -> tuple[int, list[str]]:
+def read_newest(path: Path) -> tuple[int, list[str]]:
     """Return the step that a new process would restore, and its messages about damage. Checks all
     bytes."""
-    file = opened(path)
+    file = open_file(path)
     target = bytearray(SIZE)
 
     try:
@@ -73,7 +73,7 @@ def read(path: Path) -> tuple[int, list[str]]:
 
         snapshot, loader = saved
         file.load(snapshot, memoryview(target))
-        assert bytes(target) == content(snapshot.step)
+        assert bytes(target) == make_content(snapshot.step)
         assert loader == f"loader {snapshot.step}".encode()
 
         return snapshot.step, file.damage
@@ -81,16 +81,16 @@ def read(path: Path) -> tuple[int, list[str]]:
         file.close()
 
 
-def written(path: Path, *steps: int) -> Path:
+def write_new_file(path: Path, *steps: int) -> Path:
     path.unlink(missing_ok=True)
-    file = opened(path)
+    file = open_file(path)
     file.reserve()
-    write(file, *steps)
+    write_steps(file, *steps)
     file.close()
     return path
 
 
-def writer(path: Path, size: int = SIZE, **options: Any) -> "subprocess.Popen[str]":
+def start_writer(path: Path, size: int = SIZE, **options: Any) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", WRITER, str(path), IDENTITY, str(size)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, **options)
@@ -103,7 +103,7 @@ def test_a_state_of_another_user_is_rejected(shared: Path, monkeypatch: pytest.M
     planted.chmod(0o666)
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     with pytest.raises(PermissionError, match=f"belongs to another user \\({user}\\)"):
-        opened(planted)
+        open_file(planted)
 
 
 def slot_offset(slot: int, size: int = SIZE) -> int:
@@ -115,7 +115,7 @@ def slot_offset(slot: int, size: int = SIZE) -> int:
     return snapshot_file.PAGE_BYTES + slot * stride
 
 
-def after_cut(end: int) -> tuple[int, int]:
+def expect_after_cut(end: int) -> tuple[int, int]:
     """Return the newest intact step of 6, 4 and 5 (in this order in the file) after a cut, and how
     many are damaged."""
     if end < snapshot_file.PAGE_BYTES:
@@ -129,7 +129,7 @@ def after_cut(end: int) -> tuple[int, int]:
     return intact, len([step for step in ends if step > intact])
 
 
-def after_flip(offset: int) -> tuple[int, bool]:
+def expect_after_flip(offset: int) -> tuple[int, bool]:
     """Return the newest intact step after damage of one byte, and True if damage is reported."""
     header = snapshot_file.HEADER_STRUCT.size + 4
     record = snapshot_file.RECORD_STRUCT.size + 4
@@ -154,7 +154,7 @@ def after_flip(offset: int) -> tuple[int, bool]:
 def test_any_damaged_byte_is_reported_and_the_previous_snapshot_used(
     shared: Path, data: st.DataObject
 ) -> None:
-    path = written(shared / "file", 4, 5, 6)
+    path = write_new_file(shared / "file", 4, 5, 6)
     offsets = st.integers(0, SIZE + 10)
 
     anywhere = st.one_of(
@@ -181,24 +181,24 @@ def test_any_damaged_byte_is_reported_and_the_previous_snapshot_used(
             byte = os.pread(file.fileno(), 1, offset)[0]
             os.pwrite(file.fileno(), bytes([byte ^ data.draw(st.integers(1, 255))]), offset)
 
-    step, damage = read(path)
+    step, damage = read_newest(path)
     # `read` has compared the bytes
     assert (
-        (step, len(damage)) == after_cut(offset)
+        (step, len(damage)) == expect_after_cut(offset)
         if cut
-        else (step, bool(damage)) == after_flip(offset)
+        else (step, bool(damage)) == expect_after_flip(offset)
     )
 
     assert all(str(path) in text for text in damage)
-    again = opened(path)
+    again = open_file(path)
     list(again.read())
     again.reserve()  # the next process uses the intact part
-    write(again, 7)
+    write_steps(again, 7)
     again.close()
-    assert read(path)[0] == 7
+    assert read_newest(path)[0] == 7
 
 
-def bytes_at(path: Path, offsets: list[int]) -> list[bytes]:
+def read_bytes_at(path: Path, offsets: list[int]) -> list[bytes]:
     with path.open("rb") as file:
         return [os.pread(file.fileno(), 1, offset) for offset in offsets]
 
@@ -209,7 +209,7 @@ def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -
     newest = 0
 
     for attempt in range(12):
-        process = writer(path, size)
+        process = start_writer(path, size)
         assert process.stdout
         assert process.stdout.readline() == "ready True\n"
         for _ in range(attempt % 4):  # commits before the last one
@@ -219,11 +219,11 @@ def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -
             slot_offset(slot, size) + size * attempt // 12
             for slot in range(snapshot_file.SLOT_COUNT)
         ]
-        initial = bytes_at(path, offsets)
+        initial = read_bytes_at(path, offsets)
 
         until(
             "a copy",
-            lambda initial=initial, offsets=offsets: bytes_at(path, offsets) != initial,
+            lambda initial=initial, offsets=offsets: read_bytes_at(path, offsets) != initial,
             pause=0,
         )
 
@@ -254,7 +254,7 @@ def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -
 
 def test_a_frozen_worker_and_its_successor_do_not_write_to_the_same_memory(shared: Path) -> None:
     path = shared / "file"
-    frozen = writer(path)
+    frozen = start_writer(path)
     assert frozen.stdout
     assert frozen.stdout.readline()
     assert frozen.stdout.readline() == "1\n"
@@ -278,11 +278,11 @@ def test_only_unneeded_files_are_removed(shared: Path) -> None:
     dead = snapshot_file.make_snapshot_path(run, "dead")
     old = snapshot_file.make_snapshot_path(other, "old")
     foreign = shared / "mine"
-    process = writer(held)
+    process = start_writer(held)
     assert process.stdout
     assert process.stdout.readline()
 
-    for path in (written(dead, 1), written(old, 1), foreign):
+    for path in (write_new_file(dead, 1), write_new_file(old, 1), foreign):
         path.touch()
 
     for path in (held, old):
@@ -300,12 +300,12 @@ def test_only_unneeded_files_are_removed(shared: Path) -> None:
 
 
 def test_another_models_state_is_neither_used_nor_overwritten(shared: Path) -> None:
-    path = written(shared / "file", 3)
+    path = write_new_file(shared / "file", 3)
     data = path.read_bytes()
     with pytest.raises(
         ConfigError, match=r"holds the state of another run or model .* nothing was changed"
     ):
-        opened(path, OTHER)
+        open_file(path, OTHER)
     assert path.read_bytes() == data
 
 
@@ -314,14 +314,14 @@ def test_full_memory_raises_an_error_and_does_not_kill_the_process(shared: Path)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 
-    process = writer(shared / "file", preexec_fn=limited)
+    process = start_writer(shared / "file", preexec_fn=limited)
     assert "OSError" in process.communicate()[1]
     assert process.returncode == 1
 
 
 def test_the_last_step_survives_a_process_that_dies_while_it_records_the_next(shared: Path) -> None:
     path = shared / "file"
-    file = opened(path)
+    file = open_file(path)
     file.reserve()
     assert file.last_step is None
 
@@ -329,7 +329,7 @@ def test_the_last_step_survives_a_process_that_dies_while_it_records_the_next(sh
         file.record_step(step)
 
     file.close()
-    before = opened(path).last_step
+    before = open_file(path).last_step
     data = bytearray(path.read_bytes())
     assert before
     assert before[0] == 8
@@ -338,9 +338,9 @@ def test_the_last_step_survives_a_process_that_dies_while_it_records_the_next(sh
         damaged = bytearray(data)
         damaged[position] ^= 1  # the record of step 8, which is even
         path.write_bytes(damaged)
-        last_step = opened(path).last_step
+        last_step = open_file(path).last_step
         assert last_step
         assert last_step[0] == 7
 
     path.write_bytes(bytes(len(data)))
-    assert opened(path).last_step is None
+    assert open_file(path).last_step is None

@@ -12,7 +12,7 @@ from rekindle.training.cost.pod_requests import PodRequests
 from rekindle.training.cost.prices import Prices
 from rekindle.training.cost.tariff import TrainingTariff
 from rekindle.training.ledger.ledger_summary import LOST_KIND, TRAINED_KIND, WAITED_KIND
-from tests.rekindle.training.ledger.events import generation, lost, start, step, summary_of
+from tests.rekindle.training.ledger.events import generation, lost, start, step, summarize
 
 SPOT = PodRequests(cpus=1, labels={"spot": "yes"})
 REGULAR = PodRequests(cpus=1)
@@ -33,7 +33,7 @@ PRICES = {
 }  # a second of a CPU costs 1 on demand, and 0.25 as spot
 
 
-def tariff(
+def make_tariff(
     workers: dict[str, PodRequests], coordinator: PodRequests | None = None
 ) -> TrainingTariff:
     return TrainingTariff(
@@ -41,12 +41,12 @@ def tariff(
     )
 
 
-def bill_of(*lines: tuple[Any, ...], pod: PodRequests = SPOT) -> Bill:
-    return compute_bill(summary_of(*lines), tariff({"Worker": pod}))
+def compute_events_bill(*lines: tuple[Any, ...], pod: PodRequests = SPOT) -> Bill:
+    return compute_bill(summarize(*lines), make_tariff({"Worker": pod}))
 
 
 @st.composite
-def ledgers(draw: st.DrawFn) -> list[tuple[Any, ...]]:
+def training_events(draw: st.DrawFn) -> list[tuple[Any, ...]]:
     """Return the events of a training whose workers join, train and are lost at random times."""
     lines = [*start("a-worker-0", "b-1", "c-worker-1")]
     t = 2.0
@@ -76,12 +76,12 @@ def ledgers(draw: st.DrawFn) -> list[tuple[Any, ...]]:
     return [*lines, *draw(st.sampled_from([[], [(t + 1, "complete", {"step": 99})]]))]
 
 
-@given(ledgers())
+@given(training_events())
 def test_all_uses_of_time_and_all_kinds_of_nodes_add_up_to_the_same_total(
     lines: list[tuple[Any, ...]],
 ):
-    summary = summary_of(*lines)
-    bill = compute_bill(summary, tariff({"Worker": SPOT, "": REGULAR}, coordinator=REGULAR))
+    summary = summarize(*lines)
+    bill = compute_bill(summary, make_tariff({"Worker": SPOT, "": REGULAR}, coordinator=REGULAR))
     workers = {name: 0.25 if "-worker-" in name else 1.0 for name in summary.intervals}
 
     for kind in (TRAINED_KIND, WAITED_KIND, LOST_KIND):
@@ -107,7 +107,7 @@ def test_all_uses_of_time_and_all_kinds_of_nodes_add_up_to_the_same_total(
 
 
 def test_the_report_of_a_training_without_losses_names_no_losses():
-    bill = bill_of(*start("a", "b"), step(3, 10), (6, "complete", {"step": 40}))
+    bill = compute_events_bill(*start("a", "b"), step(3, 10), (6, "complete", {"step": 40}))
     assert bill.uses[TRAINED_KIND] == 2
     assert bill.uses[WAITED_KIND] == 1
     assert bill.total == 3
@@ -123,7 +123,7 @@ def test_the_report_of_a_training_without_losses_names_no_losses():
 
 
 def test_the_report_of_a_training_on_demand_names_no_spot_nodes():
-    bill = bill_of(*start("a"), step(3, 10), (4, "complete", {"step": 20}), pod=REGULAR)
+    bill = compute_events_bill(*start("a"), step(3, 10), (4, "complete", {"step": 20}), pod=REGULAR)
     assert list(describe_bill(bill)) == ["The training cost 4.00 EUR: 2.00 trained, 2.00 waited."]
     assert not {"saved", "without_spot"} & bill.as_json().keys()
 
@@ -132,7 +132,7 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
     again = [
         (10, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")
     ]
-    bill = bill_of(
+    bill = compute_events_bill(
         *start("a", "b"),
         *[step(t, 10 * (t - 2)) for t in range(3, 9)],
         (4, "checkpoint", {"step": 20, "cost": 0.01}),
@@ -184,7 +184,7 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
 
 def test_a_loss_restored_from_shared_memory_recommends_no_checkpoint_interval():
     again = (10, "join", {"worker": "new-a", "name": "a", "step": -1})
-    bill = bill_of(
+    bill = compute_events_bill(
         *start("a"),
         step(3, 10),
         (4, "checkpoint", {"step": 20, "cost": 0.01}),
@@ -202,7 +202,7 @@ def test_a_loss_restored_from_shared_memory_recommends_no_checkpoint_interval():
 
 
 def test_a_worker_that_replaces_a_spot_worker_on_demand_is_charged_by_its_own_pod():
-    summary = summary_of(
+    summary = summarize(
         *start("x-train-worker-0"),
         step(3, 10),
         lost(4, "x-train-worker-0"),
@@ -211,7 +211,7 @@ def test_a_worker_that_replaces_a_spot_worker_on_demand_is_charged_by_its_own_po
         (6, "restored", {"step": 20, "tier": "hot"}),
         (8, "complete", {"step": 40}),
     )
-    bill = compute_bill(summary, tariff({"Worker": SPOT, "": REGULAR}))
+    bill = compute_bill(summary, make_tariff({"Worker": SPOT, "": REGULAR}))
     assert bill.spot == 4 / 4
     assert bill.on_demand == 3
 
@@ -219,8 +219,8 @@ def test_a_worker_that_replaces_a_spot_worker_on_demand_is_charged_by_its_own_po
 def test_the_workers_of_a_pod_with_several_gpus_share_its_cost():
     pod = PodRequests(devices={"gpu/gpu": 2})
     bill = compute_bill(
-        summary_of(*start("x-worker-0", "x-worker-0/1"), (3, "complete", {"step": 1})),
-        tariff({"Worker": pod}),
+        summarize(*start("x-worker-0", "x-worker-0/1"), (3, "complete", {"step": 1})),
+        make_tariff({"Worker": pod}),
     )
     assert bill.total == 2 * 3  # two GPUs for three seconds
 

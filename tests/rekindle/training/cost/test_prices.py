@@ -23,12 +23,12 @@ RATE = {"cpu_hour": 1, "gib_hour": 0.5}
 GPU = {"resource": "nvidia.com/gpu"}
 
 
-def prices(**changes: Any) -> Prices:
+def make_prices(**changes: Any) -> Prices:
     values = {"currency": "EUR", "default": "cpu", "classes": {"cpu": {"on_demand": RATE}}}
     return Prices.parse(values | changes, PRICES_FILE)
 
 
-def pod_classes(*sets: str) -> dict[tuple[str, str], tuple[str, bool]]:
+def find_pod_classes(*sets: str) -> dict[tuple[str, str], tuple[str, bool]]:
     """Return class and spot of all pods of configs/cluster.yaml, by template and role."""
     example = Prices.load(EXAMPLE.parent)
     classes = {}
@@ -69,11 +69,11 @@ def test_without_a_file_nothing_has_a_price(tmp_path: Path):
 
 
 def test_the_example_prices_gpu_and_spot_pods_of_a_cluster_by_their_nodes():
-    classes = pod_classes("families=[transformer]")
+    classes = find_pod_classes("families=[transformer]")
     assert classes["train", "Worker"] == ("l4", True)
     assert classes["train", "Master"] == ("cpu", False)
     assert classes["prepare", ""] == ("cpu", False)
-    assert pod_classes("families=[transformer]", "cluster.pods.train.preset=[eks-spot]")[
+    assert find_pod_classes("families=[transformer]", "cluster.pods.train.preset=[eks-spot]")[
         "train", "Worker"
     ] == (
         "cpu",
@@ -103,7 +103,7 @@ def test_every_kind_of_job_has_a_coordinator_and_workers_with_their_own_requests
 
 
 def test_a_pod_costs_its_requests_by_the_hour():
-    found = prices(
+    found = make_prices(
         classes={
             "cpu": {"on_demand": RATE},
             "gpu": {"selector": GPU, "on_demand": RATE | {"gpu_hour": 3}},
@@ -170,7 +170,7 @@ def test_a_device_beside_the_gpus_is_not_charged_as_a_gpu(name: str):
     assert pod.requests.get(name, 1) == 1
     rate = {"cpu_hour": 0, "gib_hour": 0, "gpu_hour": 3}
 
-    found = prices(
+    found = make_prices(
         classes={
             "cpu": {"on_demand": rate},
             "a": {"selector": {"resource": name}, "on_demand": rate},
@@ -190,9 +190,10 @@ def test_a_device_of_another_name_is_charged_as_a_gpu_if_the_selector_of_its_cla
     chip = {"selector": {"resource": "example.com/chip"}, "on_demand": rate}
     pod = PodRequests(devices={"example.com/chip": 2, "rdma/hca": 1})
     assert (
-        prices(classes={"cpu": {"on_demand": rate}, "chip": chip}).compute_pod_cost(pod, 3600) == 6
+        make_prices(classes={"cpu": {"on_demand": rate}, "chip": chip}).compute_pod_cost(pod, 3600)
+        == 6
     )
-    assert prices(classes={"cpu": {"on_demand": rate}}).compute_pod_cost(pod, 3600) == 0
+    assert make_prices(classes={"cpu": {"on_demand": rate}}).compute_pod_cost(pod, 3600) == 0
 
 
 def test_limits_count_as_requests_and_sidecars_are_added():
@@ -217,8 +218,8 @@ def test_limits_count_as_requests_and_sidecars_are_added():
         {"resource": "nvidia.com/mig-1g.5gb"},
     ]
 
-    assert all(prices(spot=[selector]).is_spot(pod) for selector in selectors)
-    assert not prices(spot=[{"labels": {"gpu": "l4", "zone": "a"}}]).is_spot(pod)
+    assert all(make_prices(spot=[selector]).is_spot(pod) for selector in selectors)
+    assert not make_prices(spot=[{"labels": {"gpu": "l4", "zone": "a"}}]).is_spot(pod)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +252,7 @@ def test_limits_count_as_requests_and_sidecars_are_added():
 )
 def test_a_wrong_file_is_refused_with_the_key_and_the_rule(changes: dict[str, Any], message: str):
     with pytest.raises(ConfigError) as error:
-        prices(**changes)
+        make_prices(**changes)
     assert str(error.value).startswith(f"{PRICES_FILE}: {message}")
 
 
@@ -271,7 +272,7 @@ def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str, mess
 
 def test_a_pod_of_two_classes_and_a_spot_pod_without_a_price_are_errors():
     by_zone = {"selector": {"labels": {"zone": "a"}}, "on_demand": RATE}
-    found = prices(
+    found = make_prices(
         classes={
             "cpu": {"on_demand": RATE},
             "gpu": {"selector": GPU, "on_demand": RATE},

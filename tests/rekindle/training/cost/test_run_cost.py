@@ -28,7 +28,7 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return render_manifest(load_config(project.REFERENCE / "configs/cluster.yaml", GPU_SPOT).config)
 
 
-def pod_node(name: str, template: str, start: int, end: int, **outputs: str) -> dict[str, Any]:
+def make_pod_node(name: str, template: str, start: int, end: int, **outputs: str) -> dict[str, Any]:
     times = {
         "startedAt": f"2026-01-01T00:00:{start:02d}Z",
         "finishedAt": f"2026-01-01T00:00:{end:02d}Z",
@@ -44,12 +44,17 @@ def pod_node(name: str, template: str, start: int, end: int, **outputs: str) -> 
 
 
 def test_a_run_costs_all_attempts_of_its_steps_and_its_trainings(manifest: dict[str, Any]):
-    nodes = pod_node("w.prepare(0)", "prepare", 0, 10) | pod_node("w.prepare(1)", "prepare", 20, 40)
-    nodes.update(
-        pod_node("w.train", "train", 40, 50) | pod_node("w.ship.release", "release", 50, 56)
+    nodes = make_pod_node("w.prepare(0)", "prepare", 0, 10) | make_pod_node(
+        "w.prepare(1)", "prepare", 20, 40
     )
     nodes.update(
-        pod_node("w.onExit.report", "report", 57, 58, training_costs=json.dumps({"train": 1.5}))
+        make_pod_node("w.train", "train", 40, 50)
+        | make_pod_node("w.ship.release", "release", 50, 56)
+    )
+    nodes.update(
+        make_pod_node(
+            "w.onExit.report", "report", 57, 58, training_costs=json.dumps({"train": 1.5})
+        )
     )
     nodes["w.champion"] = {"name": "w.champion", "type": "Skipped", "templateName": "champion"}
     recorded = tariff.read_recorded_manifest(manifest)
@@ -96,11 +101,13 @@ HOURLY = Prices.parse(
 )  # a CPU costs 1 a second
 
 
-def job_cost(text: str, action: str = "apply", **more: Any) -> dict[str, float]:
+def compute_job_costs(text: str, action: str = "apply", **more: Any) -> dict[str, float]:
     """Return the costs of a run whose step `train` applied a job, in two attempts of the pod that
     waits for it."""
     template = {"name": "train", "resource": {"action": action, "manifest": text}}
-    nodes = pod_node("w.train(0)", "train", 0, 10) | pod_node("w.train(1)", "train", 20, 30)
+    nodes = make_pod_node("w.train(0)", "train", 0, 10) | make_pod_node(
+        "w.train(1)", "train", 20, 30
+    )
     for node in nodes.values():
         node["inputs"] = {"parameters": [{"name": "workers", "value": "3"}]}
     manifest = {"spec": {"templates": [template]}} | more
@@ -112,19 +119,19 @@ def job_cost(text: str, action: str = "apply", **more: Any) -> dict[str, float]:
 )
 def test_a_job_without_ledger_costs_all_its_replicas_for_the_time_of_its_step(kind: str):
     text = JOB.format(kind=kind, field="replicaSpecs", workers=3)
-    assert job_cost(text) == {"train": 30 * (2 + 3)}, (
+    assert compute_job_costs(text) == {"train": 30 * (2 + 3)}, (
         "the job continues while its watcher is replaced"
     )
 
 
 def test_the_number_of_replicas_may_be_an_input_of_the_step():
     workers = "{{inputs.parameters.workers}}"
-    assert job_cost(BATCH.format(kind="Job", workers=workers)) == {"train": 30 * 3}
+    assert compute_job_costs(BATCH.format(kind="Job", workers=workers)) == {"train": 30 * 3}
 
 
 def test_only_pods_that_end_with_the_step_are_part_of_its_cost():
-    assert job_cost(BATCH.format(kind="Deployment", workers=3)) == {}
-    assert job_cost(BATCH.format(kind="Job", workers=3), action="delete") == {}
+    assert compute_job_costs(BATCH.format(kind="Deployment", workers=3)) == {}
+    assert compute_job_costs(BATCH.format(kind="Job", workers=3), action="delete") == {}
 
 
 @pytest.mark.parametrize("config", ["trees", "mpi"])
@@ -133,7 +140,7 @@ def test_the_job_of_another_framework_is_part_of_the_cost(config: str):
         load_config(project.REFERENCE / f"configs/{config}.yaml", environment={}).config
     )
     name = {"trees": "train-trees", "mpi": "train"}[config]
-    nodes = pod_node(f"w.{name}(0)", name, 0, 10) | pod_node(
+    nodes = make_pod_node(f"w.{name}(0)", name, 0, 10) | make_pod_node(
         "w.train-network(0)", "train-network", 0, 10
     )
     (template,) = [item for item in rendered["spec"]["templates"] if item["name"] == name]
@@ -151,7 +158,7 @@ def test_the_job_of_another_framework_is_part_of_the_cost(config: str):
 
 def test_a_step_of_a_workflow_template_is_part_of_the_cost():
     template = {"name": "work", "container": {"resources": {"requests": {"cpu": 1}}}}
-    nodes = pod_node("w.a", "", 0, 10)
+    nodes = make_pod_node("w.a", "", 0, 10)
     nodes["w.a"]["templateRef"] = {"name": "shared", "template": "work"}
     manifest = {"spec": {}, "storedTemplates": {"namespaced/shared/work": template}}
     assert compute_run_costs({"nodes": nodes}, manifest, HOURLY)["steps"] == {"a": 10}
@@ -211,6 +218,6 @@ def test_a_workflow_with_a_parameter_of_its_own_called_manifest_has_no_cost(text
 def test_recorded_costs_that_no_training_can_have_are_one_error(
     manifest: dict[str, Any], costs: str
 ) -> None:
-    status = {"nodes": pod_node("w.report", "report", 0, 10, training_costs=costs)}
+    status = {"nodes": make_pod_node("w.report", "report", 0, 10, training_costs=costs)}
     with pytest.raises(InvalidDocument, match=r"training_costs of w\.report is malformed"):
         compute_run_costs(status, manifest, EXAMPLE)

@@ -20,7 +20,7 @@ from rekindle.training.membership import client, handshake
 from rekindle.training.membership.lease import CoordinatorLease
 from rekindle.training.membership.protocol import PROTOCOL_VERSION
 from rekindle.training.spec import TrainingSpec as Inputs
-from tests.rekindle.training.crew import SECRET, Crew, Member, flags, run_member
+from tests.rekindle.training.crew import SECRET, Crew, Member, make_flags, run_member
 from tests.waiting import until
 
 INPUTS = Inputs.model_validate(
@@ -48,7 +48,7 @@ def test_survivors_do_not_time_out_if_a_second_worker_dies_during_the_setup_of_a
     assert not [
         line
         for member in survivors
-        for line in member.said().splitlines()
+        for line in member.read_log().splitlines()
         if TIMED_OUT.search(line)
     ]
 
@@ -59,9 +59,9 @@ def kill_pairs(crew: Crew) -> list[Member]:
 
     Return the survivors of each time.
     """
-    argv = flags("twice", workers=4, steps=10**6, checkpoint_steps=0, virtual_workers=8)
-    coordinator = crew.coordinator(argv)
-    workers = {name: crew.worker(name, argv) for name in "abcd"}
+    argv = make_flags("twice", workers=4, steps=10**6, checkpoint_steps=0, virtual_workers=8)
+    coordinator = crew.start_coordinator(argv)
+    workers = {name: crew.start_worker(name, argv) for name in "abcd"}
     survivors = list[Member]()
     chance = random.Random(4)
 
@@ -71,8 +71,8 @@ def kill_pairs(crew: Crew) -> list[Member]:
         return {name for name, worker in workers.items() if worker.process.exitcode is not None}
 
     def all_train() -> bool:
-        workers.update({name: crew.worker(name, argv) for name in ended()})
-        return members(coordinator) == set("abcd")
+        workers.update({name: crew.start_worker(name, argv) for name in ended()})
+        return read_newest_members(coordinator) == set("abcd")
 
     for attempt in range(6):
         crew.until(all_train)
@@ -81,15 +81,21 @@ def kill_pairs(crew: Crew) -> list[Member]:
         workers[first].send(signal.SIGKILL)
 
         if attempt % 2:  # otherwise both are lost at once
-            crew.until(lambda first=first: members(coordinator) == set("abcd") - {first} - ended())
+            crew.until(
+                lambda first=first: (
+                    read_newest_members(coordinator) == set("abcd") - {first} - ended()
+                )
+            )
 
         workers[second].send(signal.SIGKILL)
-        crew.until(lambda remaining=remaining: members(coordinator) == remaining - ended())
+        crew.until(
+            lambda remaining=remaining: read_newest_members(coordinator) == remaining - ended()
+        )
         survivors += [workers[name] for name in remaining]
 
         for name in (first, second):
             workers[name].process.join()
-            workers[name] = crew.worker(name, argv)
+            workers[name] = crew.start_worker(name, argv)
 
     return survivors
 
@@ -98,22 +104,22 @@ def kill_pairs(crew: Crew) -> list[Member]:
 TIMED_OUT = re.compile("time(d )?out|no member has sent", re.IGNORECASE)
 
 
-def members(coordinator: Member) -> set[str]:
+def read_newest_members(coordinator: Member) -> set[str]:
     """Return the names of the members of the newest generation."""
-    lines = [line for line in coordinator.said().splitlines() if " generation " in line]
+    lines = [line for line in coordinator.read_log().splitlines() if " generation " in line]
     if lines:
         return set(lines[-1].split(": ")[-1].split())
     return set()
 
 
 def test_a_coordinator_reports_a_port_that_is_taken(crew: Crew) -> None:
-    argv = flags("port", workers=1)
-    first = crew.coordinator(argv)
-    crew.until(lambda: _listens(crew))
-    second = crew.coordinator(argv)
-    assert second.code() == 1
-    assert "another coordinator may be running on this machine" in second.said()
-    assert "MASTER_PORT" in second.said()
+    argv = make_flags("port", workers=1)
+    first = crew.start_coordinator(argv)
+    crew.until(lambda: _is_listening(crew))
+    second = crew.start_coordinator(argv)
+    assert second.wait_for_exit_code() == 1
+    assert "another coordinator may be running on this machine" in second.read_log()
+    assert "MASTER_PORT" in second.read_log()
     assert first.process.exitcode is None
 
 
@@ -125,7 +131,7 @@ def test_a_verdict_reaches_training_workers_and_is_kept(monkeypatch: pytest.Monk
     with socket.create_server(("127.0.0.1", 0)) as server:
         worker = elastic.ElasticGroup(INPUTS, server.getsockname(), {}, torch.device("cpu"))
         checks: list[bool] = []
-        worker.client.run_complete = lambda: bool(checks.append(False))
+        worker.client.is_run_complete = lambda: bool(checks.append(False))
         threading.Thread(target=_publish_and_give_up, args=(server, worker), daemon=True).start()
         leaving = threading.Event()
         assert worker.form(-1, leaving) == elastic.GroupView(0, 1)
@@ -133,14 +139,14 @@ def test_a_verdict_reaches_training_workers_and_is_kept(monkeypatch: pytest.Monk
 
     # a client that ignored the verdict would check whether the run is complete, because the
     # coordinator is gone
-    until("the end of the client, or its check", lambda: checks or not listens_to_a_coordinator())
+    until("the end of the client, or its check", lambda: checks or not has_coordinator_thread())
     with pytest.raises(RunAborted, match="no such column") as caught:
         worker.form(0, leaving)
 
     assert caught.value.exit_code == 65
 
 
-def listens_to_a_coordinator() -> bool:
+def has_coordinator_thread() -> bool:
     return any(thread.name == "coordinator" for thread in threading.enumerate())
 
 
@@ -209,11 +215,11 @@ def test_a_coordinator_exits_with_its_verdict_while_the_object_store_is_unrespon
         endpoint = "http://{}:{}".format(*silent.getsockname())
         environment = crew.environment | crew.meeting | {"S3_ENDPOINT_URL": endpoint}
         log = crew.logs / "impatient.log"
-        argv = ["coordinator", *flags("hanging", workers=1)]
-        process = crew.context.Process(target=_impatient, args=(argv, environment, str(log)))
+        argv = ["coordinator", *make_flags("hanging", workers=1)]
+        process = crew.context.Process(target=_run_impatiently, args=(argv, environment, str(log)))
         process.start()
         crew.members.append(coordinator := Member(process, log))
-        crew.until(lambda: _listens(crew))
+        crew.until(lambda: _is_listening(crew))
         silent.accept()
 
         with client.connect_to_coordinator(
@@ -222,10 +228,10 @@ def test_a_coordinator_exits_with_its_verdict_while_the_object_store_is_unrespon
             worker.sendall(
                 b'{"failed": "no such column", "code": 65, "name": "a", "temporary": false}\n'
             )
-            assert coordinator.code(30) == 65
+            assert coordinator.wait_for_exit_code(30) == 65
 
 
-def _impatient(argv: list[str], environment: dict[str, str], log: str) -> None:
+def _run_impatiently(argv: list[str], environment: dict[str, str], log: str) -> None:
     """Run a member that waits only briefly until its last events are written."""
     from rekindle.training.ledger import events
 
@@ -236,8 +242,8 @@ def _impatient(argv: list[str], environment: dict[str, str], log: str) -> None:
 def test_sigterm_to_the_coordinator_does_not_count_its_workers_as_lost(
     crew: Crew, s3: Store
 ) -> None:
-    coordinator = crew.coordinator(flags("told", workers=1))
-    crew.until(lambda: _listens(crew))
+    coordinator = crew.start_coordinator(make_flags("told", workers=1))
+    crew.until(lambda: _is_listening(crew))
 
     join = {
         "protocol": PROTOCOL_VERSION,
@@ -256,14 +262,14 @@ def test_sigterm_to_the_coordinator_does_not_count_its_workers_as_lost(
         )
         assert b"open" in worker.recv(1000)
         coordinator.send(signal.SIGTERM)
-        assert coordinator.code() == 143
+        assert coordinator.wait_for_exit_code() == 143
 
     events = [event["event"] for event in read_events(s3, "told/checkpoints/ledger")]
     assert "join" in events
     assert "lost" not in events
 
 
-def _listens(crew: Crew) -> bool:
+def _is_listening(crew: Crew) -> bool:
     with socket.socket() as probe:
         return (
             probe.connect_ex((crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"]))) == 0
@@ -295,12 +301,12 @@ def test_the_older_of_two_coordinators_exits_and_another_runs_lease_is_kept(s3: 
 def _send(port: int) -> None:
     import torch
 
-    pg = _pair(port, 1)
+    pg = _create_pair(port, 1)
     pg.broadcast(torch.ones(30_000_000), 1).wait()
     signal.pause()
 
 
-def _pair(port: int, rank: int) -> Any:
+def _create_pair(port: int, rank: int) -> Any:
     import torch
 
     from rekindle.training.group.process_group import create_process_group, dist
@@ -324,7 +330,7 @@ def test_a_receiver_does_not_wait_for_a_sender_that_died_within_a_message(crew: 
     sender.start()
     target = torch.zeros(30_000_000)
     over = threading.Event()
-    pg = _pair(port, 0)
+    pg = _create_pair(port, 0)
     work = pg.broadcast(target, 1)
     caller = InterruptibleCaller(over.is_set)
 
@@ -352,18 +358,23 @@ def test_a_receiver_does_not_wait_for_a_sender_that_died_within_a_message(crew: 
 
 @pytest.mark.slow
 def test_the_ledger_has_the_last_step_even_if_no_worker_reported_it(crew: Crew, s3: Store) -> None:
-    argv = flags("last", workers=1, steps=100, checkpoint_steps=0)
-    coordinator = crew.coordinator(argv)
-    worker = crew.worker("a", argv)
-    assert worker.code() == 0
-    assert coordinator.code() == 0
+    argv = make_flags("last", workers=1, steps=100, checkpoint_steps=0)
+    coordinator = crew.start_coordinator(argv)
+    worker = crew.start_worker("a", argv)
+    assert worker.wait_for_exit_code() == 0
+    assert coordinator.wait_for_exit_code() == 0
     model = json.loads(s3.get("last/model/model.json"))
-    assert completed(s3, "last") == [(100, model["sha256"])], "not the step of the newest heartbeat"
+    assert read_completions(s3, "last") == [(100, model["sha256"])], (
+        "not the step of the newest heartbeat"
+    )
     s3.delete([entry.key for entry in s3.list("last/checkpoints/ledger")])
-    assert crew.coordinator(argv).code() == 0  # as if the worker had died before its report
-    assert completed(s3, "last") == [(100, model["sha256"])]
+
+    # as if the worker had died before its report
+    restarted_coordinator = crew.start_coordinator(argv)
+    assert restarted_coordinator.wait_for_exit_code() == 0
+    assert read_completions(s3, "last") == [(100, model["sha256"])]
 
 
-def completed(s3: Store, prefix: str) -> list[tuple[int, str]]:
+def read_completions(s3: Store, prefix: str) -> list[tuple[int, str]]:
     events = read_events(s3, f"{prefix}/checkpoints/ledger")
     return [(event["step"], event["sha256"]) for event in events if event["event"] == "complete"]

@@ -13,7 +13,7 @@ import torch
 from rekindle.training.group import process_group
 from rekindle.training.membership import handshake
 from rekindle.training.membership.client import CoordinatorClient
-from tests.rekindle.training.crew import SECRET, Crew, Member, flags
+from tests.rekindle.training.crew import SECRET, Crew, Member, make_flags
 from tests.waiting import until
 
 
@@ -24,21 +24,22 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_a_worker_listens_only_until_its_group_is_complete(crew: Crew) -> None:
-    argv = flags("listening", workers=2, steps=10**6, checkpoint_steps=0)
-    coordinator = crew.coordinator(argv, POD_IP="127.0.0.1")
+    argv = make_flags("listening", workers=2, steps=10**6, checkpoint_steps=0)
+    coordinator = crew.start_coordinator(argv, POD_IP="127.0.0.1")
     pods = [
-        crew.worker(name, argv, POD_IP=f"127.0.7.{number}") for number, name in enumerate("ab", 1)
+        crew.start_worker(name, argv, POD_IP=f"127.0.7.{number}")
+        for number, name in enumerate("ab", 1)
     ]
     seen = set[str]()
 
     def trains() -> bool:
-        seen.update(str(address) for pod in pods for address in listeners(pod))
-        return any(" step=" in pod.said() for pod in pods)
+        seen.update(str(address) for pod in pods for address in find_listening_addresses(pod))
+        return any(" step=" in pod.read_log() for pod in pods)
 
     crew.until(trains)
-    assert not any(listeners(pod) for pod in pods)
+    assert not any(find_listening_addresses(pod) for pod in pods)
     assert seen <= {"127.0.7.1", "127.0.7.2"}, "no public TCPStore"
-    assert listeners(coordinator) == [ip_address("127.0.0.1")]
+    assert find_listening_addresses(coordinator) == [ip_address("127.0.0.1")]
 
 
 @pytest.mark.parametrize("is_member", [True, False], ids=["member", "stranger"])
@@ -70,7 +71,7 @@ def test_a_process_without_the_secret_cannot_take_a_members_place(
     assert problems == ({} if is_member else {0: failure, 1: failure})
 
 
-def listeners(member: Member) -> list[Any]:
+def find_listening_addresses(member: Member) -> list[Any]:
     connections = psutil.Process(member.process.pid).net_connections("tcp")
     return [
         ip_address(entry.laddr.ip) for entry in connections if entry.status == psutil.CONN_LISTEN
@@ -78,8 +79,8 @@ def listeners(member: Member) -> list[Any]:
 
 
 def test_values_of_members_survive_the_coordinator(crew: Crew) -> None:
-    argv = flags("told-on", workers=2, silence_seconds=60)
-    coordinator = crew.coordinator(argv)
+    argv = make_flags("told-on", workers=2, silence_seconds=60)
+    coordinator = crew.start_coordinator(argv)
     port = int(crew.meeting["MASTER_PORT"])
     a, b = clients = [
         CoordinatorClient(crew.meeting["MASTER_ADDR"], port, {}, lambda: False) for _ in range(2)
@@ -102,7 +103,7 @@ def test_values_of_members_survive_the_coordinator(crew: Crew) -> None:
     coordinator.send(signal.SIGKILL)
     coordinator.process.join()
     b.send_value(generation, "late", b"yes")
-    crew.coordinator(argv)
+    crew.start_coordinator(argv)
     assert a.wait_for_values(generation, ["early", "late"], 30) == [b"\0\xff" * 1000, b"yes"]
 
     with pytest.raises(RuntimeError, match=r"no member has sent never within 0\.1 s"):

@@ -16,14 +16,14 @@ from rekindle.training.training_state import TrainingState
 CPU = torch.device("cpu")
 
 
-def tree(values: list[Tensor]) -> Tensor:
+def sum_tree(values: list[Tensor]) -> Tensor:
     """Return the sum by its recursive definition."""
     if len(values) == 1:
         return values[0]
     half = 1
     while 2 * half < len(values):
         half *= 2
-    return tree(values[:half]) + tree(values[half:])
+    return sum_tree(values[:half]) + sum_tree(values[half:])
 
 
 @pytest.mark.parametrize("leaves", range(1, 14))
@@ -47,9 +47,9 @@ def test_the_sum_equals_the_tree_sum_bit_for_bit_and_keeps_the_gradients(leaves:
         total = group.reduce()
         assert total is not None
         for number, view in enumerate(state.view_parameters(total)):
-            assert torch.equal(view, tree([leaf_copies[number] for leaf_copies in copies]))
+            assert torch.equal(view, sum_tree([leaf_copies[number] for leaf_copies in copies]))
 
-        assert group.loss == float(tree(losses)) / leaves
+        assert group.loss == float(sum_tree(losses)) / leaves
         assert all(
             torch.equal(a, b)
             for kept, copied in zip(gradients, copies, strict=True)

@@ -143,7 +143,7 @@ def test_the_reduction_of_later_steps_needs_no_more_memory() -> None:
         reduce_in_threads(11, 3, 2), reduce_in_threads(11, 3, 6), strict=True
     ):
         assert len(once._pool) == len(often._pool) <= 4
-        assert once._inbox.numel() == often._inbox.numel()
+        assert once._receive_memory.numel() == often._receive_memory.numel()
 
 
 def test_doubling_the_virtual_workers_needs_one_more_buffer() -> None:

@@ -14,7 +14,7 @@ from argolocal.common.processes import read_start_ticks
 from rekindle.storage import Store
 from rekindle.training.launch.forkserver import Forkserver, WorkerSlot
 from rekindle.training.launch.launcher import MAX_CRASHES, ExitKind, RestartBudget
-from tests.rekindle.training.crew import Crew, Member, flags
+from tests.rekindle.training.crew import Crew, Member, make_flags
 
 TROUBLE = "tests.rekindle.training.trouble"
 
@@ -26,30 +26,32 @@ def crew(toy_dataset: None, s3_environment: dict[str, str], tmp_path: Path) -> I
     crew = Crew(s3_environment | {"REKINDLE_SHM": str(tmp_path / "shm")}, tmp_path)
     yield crew
     crew.close()
-    crew.until(lambda: not processes(crew), 10)
+    crew.until(lambda: not find_parent_pids(crew), 10)
 
 
 def launch_forked(crew: Crew, prefix: str, **environment: str) -> Member:
     """Start a launcher without a coordinator, forked from a process that has torch loaded."""
-    return crew.light_launcher(
-        prefix, flags(prefix, workload=TROUBLE), MASTER_ADDR="", **environment
+    return crew.start_light_launcher(
+        prefix, make_flags(prefix, workload=TROUBLE), MASTER_ADDR="", **environment
     )
 
 
 def launch_command(crew: Crew, prefix: str, **environment: str) -> Member:
     """Start a launcher without a coordinator, as a new command that loads torch."""
-    return crew.launcher(prefix, flags(prefix, workload=TROUBLE), MASTER_ADDR="", **environment)
+    return crew.start_launcher(
+        prefix, make_flags(prefix, workload=TROUBLE), MASTER_ADDR="", **environment
+    )
 
 
-def sha256(s3: Store, prefix: str) -> str:
+def read_model_digest(s3: Store, prefix: str) -> str:
     return json.loads(s3.get(f"{prefix}/model/model.json"))["sha256"]
 
 
-def shared_memory(crew: Crew) -> list[str]:
+def list_shared_memory(crew: Crew) -> list[str]:
     return os.listdir(crew.environment["REKINDLE_SHM"])
 
 
-def processes(crew: Crew) -> dict[int, int]:
+def find_parent_pids(crew: Crew) -> dict[int, int]:
     """Return pid → parent pid of the crew's processes, found by their logs, which child processes
     inherit."""
     parents = {}
@@ -62,10 +64,12 @@ def processes(crew: Crew) -> dict[int, int]:
     return parents
 
 
-def descendants(crew: Crew, launcher: Member) -> tuple[int, list[int]]:
+def find_children(crew: Crew, launcher: Member) -> tuple[int, list[int]]:
     """Return the pids of a launcher's forkserver (its oldest child) and workers."""
     assert launcher.process.pid
-    children = [pid for pid, parent in processes(crew).items() if parent == launcher.process.pid]
+    children = [
+        pid for pid, parent in find_parent_pids(crew).items() if parent == launcher.process.pid
+    ]
     forkserver, *workers = sorted(children, key=lambda pid: read_start_ticks(pid) or 0)
     return forkserver, workers
 
@@ -78,7 +82,7 @@ def survives_sigterm(pid: int | None) -> bool:
 
 def loads_torch(crew: Crew, launcher: Member) -> bool:
     with suppress(ValueError, OSError):
-        return "libtorch" in Path(f"/proc/{descendants(crew, launcher)[0]}/maps").read_text()
+        return "libtorch" in Path(f"/proc/{find_children(crew, launcher)[0]}/maps").read_text()
     return False
 
 
@@ -87,63 +91,70 @@ def loads_torch(crew: Crew, launcher: Member) -> bool:
 )
 def test_permanent_errors_are_not_retried(crew: Crew, trouble: str, code: int) -> None:
     launcher = launch_forked(crew, trouble, TROUBLE=trouble)
-    assert launcher.code() == code, launcher.said()
-    assert launcher.said().count("is wrong") == 1
-    assert not shared_memory(crew)
+    assert launcher.wait_for_exit_code() == code, launcher.read_log()
+    assert launcher.read_log().count("is wrong") == 1
+    assert not list_shared_memory(crew)
 
 
 def test_a_loss_that_is_not_a_scalar_is_rejected_with_its_shape(crew: Crew) -> None:
     launcher = launch_forked(crew, "shape", TROUBLE="reshape")
-    assert launcher.code() == 78, launcher.said()
+    assert launcher.wait_for_exit_code() == 78, launcher.read_log()
     rule = "it must return a tensor with one element"
-    assert f"loss(model, batch) returned a tensor of shape (3,): {rule}" in launcher.said()
+    assert f"loss(model, batch) returned a tensor of shape (3,): {rule}" in launcher.read_log()
 
 
 def test_a_workloads_exception_is_reported_with_its_line_and_retried_once(crew: Crew) -> None:
-    argv = flags("line", workload=TROUBLE, workers=1)
-    coordinator = crew.coordinator(argv)
-    launcher = crew.light_launcher("pod", argv, TROUBLE=" ".join(9 * ["traceback"]), TROUBLE_AT="0")
-    assert launcher.code() == 70, launcher.said()
-    assert coordinator.code() == 70, launcher.said()
-    assert launcher.said().count("restarting it") == 1, launcher.said()
+    argv = make_flags("line", workload=TROUBLE, workers=1)
+    coordinator = crew.start_coordinator(argv)
+    launcher = crew.start_light_launcher(
+        "pod", argv, TROUBLE=" ".join(9 * ["traceback"]), TROUBLE_AT="0"
+    )
+    assert launcher.wait_for_exit_code() == 70, launcher.read_log()
+    assert coordinator.wait_for_exit_code() == 70, launcher.read_log()
+    assert launcher.read_log().count("restarting it") == 1, launcher.read_log()
     for process in (launcher, coordinator):
-        assert re.search(r"error: .*/trouble\.py:\d+: RuntimeError: toy trouble", process.said())
+        assert re.search(
+            r"error: .*/trouble\.py:\d+: RuntimeError: toy trouble", process.read_log()
+        )
 
 
 def test_a_workloads_connection_error_is_retried_twice(
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:
     launcher = launch_forked(crew, "cut", TROUBLE="cut cut")
-    assert launcher.code() == 0, launcher.said()
-    assert sha256(s3, "cut") == undisturbed
+    assert launcher.wait_for_exit_code() == 0, launcher.read_log()
+    assert read_model_digest(s3, "cut") == undisturbed
 
 
 def test_a_worker_resumes_after_any_kind_of_end(crew: Crew, s3: Store, undisturbed: str) -> None:
     troubles = "traceback exit crash storage preempted told exit preempted"
     launcher = launch_forked(crew, "again", TROUBLE=troubles)
-    assert launcher.code() == 0, launcher.said()
-    log = launcher.said()
+    assert launcher.wait_for_exit_code() == 0, launcher.read_log()
+    log = launcher.read_log()
     assert log.count("restarting it") == len(troubles.split()), log
     assert "toy trouble" in log
     assert "Segmentation fault" in log
     assert "ended with code 3" in log
-    assert sha256(s3, "again") == undisturbed
-    assert not shared_memory(crew)
+    assert read_model_digest(s3, "again") == undisturbed
+    assert not list_shared_memory(crew)
 
 
 @pytest.mark.slow
 def test_a_worker_that_always_crashes_ends_the_run_with_its_traceback(crew: Crew) -> None:
-    argv = flags("crash", workload=TROUBLE, workers=1)
-    coordinator = crew.coordinator(argv)
-    launcher = crew.light_launcher("pod", argv, TROUBLE=" ".join(9 * ["crash"]), TROUBLE_AT="0")
-    assert launcher.code() == 1, launcher.said()
-    assert coordinator.code() == 1, launcher.said()
-    assert (
-        "error: pod was ended by SIGSEGV, 3 times without a newer step (now -1)" in launcher.said()
+    argv = make_flags("crash", workload=TROUBLE, workers=1)
+    coordinator = crew.start_coordinator(argv)
+    launcher = crew.start_light_launcher(
+        "pod", argv, TROUBLE=" ".join(9 * ["crash"]), TROUBLE_AT="0"
     )
-    assert shared_memory(crew)  # the same pod may start again
-    assert "trouble.py" in launcher.said()
-    assert "pod (3 times without a newer step)" in coordinator.said()
+    assert launcher.wait_for_exit_code() == 1, launcher.read_log()
+    assert coordinator.wait_for_exit_code() == 1, launcher.read_log()
+    assert (
+        "error: pod was ended by SIGSEGV, 3 times without a newer step (now -1)"
+        in launcher.read_log()
+    )
+    assert list_shared_memory(crew)  # the same pod may start again
+    assert "trouble.py" in launcher.read_log()
+    assert "pod (3 times without a newer step)" in coordinator.read_log()
 
 
 @pytest.mark.slow
@@ -151,66 +162,66 @@ def test_a_sigterm_is_handled_before_and_while_torch_is_loaded(crew: Crew) -> No
     early = launch_command(crew, "early")
     crew.until(lambda: survives_sigterm(early.process.pid))
     early.send(signal.SIGTERM)
-    assert early.code(10) == 143, early.said()
+    assert early.wait_for_exit_code(10) == 143, early.read_log()
     loading = launch_command(crew, "loading")
     crew.until(lambda: loads_torch(crew, loading))
     loading.send(signal.SIGINT)
-    assert loading.code(10) == 143, loading.said()
+    assert loading.wait_for_exit_code(10) == 143, loading.read_log()
 
 
 @pytest.mark.slow
 def test_two_sigterms_during_training_lose_no_step(crew: Crew, s3: Store, undisturbed: str) -> None:
     launcher = launch_command(crew, "launcher-term", TOY_HOLD="20", TOY_LOADER="1")
-    crew.held(20, launcher)
+    crew.wait_until_held(20, launcher)
     launcher.send(signal.SIGTERM)
     launcher.send(signal.SIGTERM)
     crew.release(20)
-    assert launcher.code() == 143, launcher.said()
-    step = launcher.said().split("left after step ")[1].split(",")[0]
-    assert not shared_memory(crew)
+    assert launcher.wait_for_exit_code() == 143, launcher.read_log()
+    step = launcher.read_log().split("left after step ")[1].split(",")[0]
+    assert not list_shared_memory(crew)
     again = launch_forked(crew, "launcher-term")
-    assert again.code() == 0, again.said()
-    assert f"resuming from step {step} " in again.said(), again.said()
-    assert sha256(s3, "launcher-term") == undisturbed
+    assert again.wait_for_exit_code() == 0, again.read_log()
+    assert f"resuming from step {step} " in again.read_log(), again.read_log()
+    assert read_model_digest(s3, "launcher-term") == undisturbed
 
 
 @pytest.mark.slow
 def test_a_worker_that_does_not_leave_is_killed_within_the_grace_period(crew: Crew) -> None:
     launcher = launch_command(crew, "stuck", TOY_HOLD="20", TOY_LOADER="1", REKINDLE_GRACE="2")
-    crew.held(20, launcher)
-    _, workers = descendants(crew, launcher)
+    crew.wait_until_held(20, launcher)
+    _, workers = find_children(crew, launcher)
     os.kill(workers[0], signal.SIGSTOP)
     launcher.send(signal.SIGTERM)
-    assert launcher.code(10) == 143, launcher.said()
-    assert "is killed: it did not exit in time" in launcher.said()
+    assert launcher.wait_for_exit_code(10) == 143, launcher.read_log()
+    assert "is killed: it did not exit in time" in launcher.read_log()
 
 
 @pytest.mark.slow
 def test_two_workers_of_a_pod_survive_their_forkserver_and_each_other(
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:
-    argv = flags("two", workload=TROUBLE, workers=2)
-    coordinator = crew.coordinator(argv)
-    launcher = crew.light_launcher("pod", argv, PET_NPROC_PER_NODE="2", TOY_HOLD="20 40 60")
-    crew.held(20, launcher)
-    forkserver, workers = descendants(crew, launcher)
+    argv = make_flags("two", workload=TROUBLE, workers=2)
+    coordinator = crew.start_coordinator(argv)
+    launcher = crew.start_light_launcher("pod", argv, PET_NPROC_PER_NODE="2", TOY_HOLD="20 40 60")
+    crew.wait_until_held(20, launcher)
+    forkserver, workers = find_children(crew, launcher)
     os.kill(forkserver, signal.SIGKILL)
-    crew.until(lambda: "torch for the workers was ended by SIGKILL" in launcher.said())
-    assert {*workers} <= {*processes(crew)}
+    crew.until(lambda: "torch for the workers was ended by SIGKILL" in launcher.read_log())
+    assert {*workers} <= {*find_parent_pids(crew)}
     crew.release(20)
-    crew.held(40, launcher)
+    crew.wait_until_held(40, launcher)
     os.kill(workers[0], signal.SIGKILL)
 
     for number in (40, 60):
         crew.release(number)
 
-    assert launcher.code() == 0, launcher.said()
-    assert coordinator.code() == 0, launcher.said()
+    assert launcher.wait_for_exit_code() == 0, launcher.read_log()
+    assert coordinator.wait_for_exit_code() == 0, launcher.read_log()
     assert {"pod pod/1", "pod/1 pod"} & {
-        line.partition(": ")[2] for line in coordinator.said().splitlines()
+        line.partition(": ")[2] for line in coordinator.read_log().splitlines()
     }
-    assert sha256(s3, "two") == undisturbed
-    assert not shared_memory(crew)
+    assert read_model_digest(s3, "two") == undisturbed
+    assert not list_shared_memory(crew)
 
 
 def test_ending_a_forkserver_that_has_already_ended_is_allowed() -> None:
@@ -226,17 +237,17 @@ def test_after_killing_all_processes_a_run_resumes_from_shared_memory(
     crew: Crew, s3: Store, undisturbed: str
 ) -> None:
     launcher = launch_command(crew, "launcher-killed", TOY_HOLD="70", TOY_LOADER="1")
-    crew.held(70, launcher)
+    crew.wait_until_held(70, launcher)
     # launcher, forkserver, worker, its two DataLoader processes
-    crew.until(lambda: len(processes(crew)) == 5)
+    crew.until(lambda: len(find_parent_pids(crew)) == 5)
     launcher.send(signal.SIGKILL)
-    launcher.code()
-    crew.until(lambda: not processes(crew), 10)
-    assert shared_memory(crew)
+    launcher.wait_for_exit_code()
+    crew.until(lambda: not find_parent_pids(crew), 10)
+    assert list_shared_memory(crew)
     again = launch_forked(crew, "launcher-killed")
-    assert again.code() == 0, again.said()
-    assert sha256(s3, "launcher-killed") == undisturbed
-    assert not shared_memory(crew)
+    assert again.wait_for_exit_code() == 0, again.read_log()
+    assert read_model_digest(s3, "launcher-killed") == undisturbed
+    assert not list_shared_memory(crew)
 
 
 @pytest.mark.slow
@@ -258,9 +269,9 @@ def test_the_error_of_an_oom_killed_worker_names_the_memory_limit(crew: Crew) ->
         (group / "cgroup.procs").write_text(str(os.getpid()))
         launcher = launch_command(crew, "hoard", TROUBLE="hoard hoard hoard", TROUBLE_AT="0")
         (original_group / "cgroup.procs").write_text(str(os.getpid()))
-        assert launcher.code() == 1, launcher.said()
-        assert "was OOM-killed, 3 times" in launcher.said()
-        assert "may use 0.781 GiB" in launcher.said()
+        assert launcher.wait_for_exit_code() == 1, launcher.read_log()
+        assert "was OOM-killed, 3 times" in launcher.read_log()
+        assert "may use 0.781 GiB" in launcher.read_log()
     finally:
         group.rmdir()
 
@@ -274,9 +285,9 @@ def test_invalid_settings_are_rejected(crew: Crew) -> None:
     ):
         launcher = launch_forked(crew, "bad", **environment)
         ((name, value),) = environment.items()
-        assert launcher.code() == 78, launcher.said()
-        assert f"{name} is " in launcher.said(), launcher.said()
-        assert value in launcher.said(), launcher.said()
+        assert launcher.wait_for_exit_code() == 78, launcher.read_log()
+        assert f"{name} is " in launcher.read_log(), launcher.read_log()
+        assert value in launcher.read_log(), launcher.read_log()
 
 
 def test_only_crashes_without_progress_end_a_run() -> None:

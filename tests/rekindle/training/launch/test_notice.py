@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rekindle.training.launch import notice
-from tests.rekindle.training.crew import Crew, flags
+from tests.rekindle.training.crew import Crew, make_flags
 from tests.rekindle.training.launch.metadata import EVENT, Metadata
 
 
@@ -40,17 +40,19 @@ def test_workers_leave_a_node_after_a_notice_and_none_is_started_there(
 
     try:
         prefix = "notice"
-        launcher = crew.light_launcher(prefix, flags(prefix, steps=1_000_000), **environment)
-        crew.until(lambda: "loss" in launcher.said(), 60)
-        cloud.events = [EVENT]
-        assert launcher.code() == 143, launcher.said()
-        assert "about to be interrupted: its workers leave" in launcher.said()
-        again = crew.light_launcher(
-            f"{prefix}-again", flags(prefix, steps=1_000_000), **environment
+        launcher = crew.start_light_launcher(
+            prefix, make_flags(prefix, steps=1_000_000), **environment
         )
-        crew.until(lambda: "no worker is started on it" in again.said(), 60)
+        crew.until(lambda: "loss" in launcher.read_log(), 60)
+        cloud.events = [EVENT]
+        assert launcher.wait_for_exit_code() == 143, launcher.read_log()
+        assert "about to be interrupted: its workers leave" in launcher.read_log()
+        again = crew.start_light_launcher(
+            f"{prefix}-again", make_flags(prefix, steps=1_000_000), **environment
+        )
+        crew.until(lambda: "no worker is started on it" in again.read_log(), 60)
         again.send(signal.SIGTERM)
-        assert again.code() == 143, again.said()
-        assert "loss" not in again.said(), again.said()
+        assert again.wait_for_exit_code() == 143, again.read_log()
+        assert "loss" not in again.read_log(), again.read_log()
     finally:
         crew.close()

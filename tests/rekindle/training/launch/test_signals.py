@@ -33,7 +33,7 @@ sys.exit(143)
 """
 
 
-def start(script: str, **environment: str) -> "subprocess.Popen[str]":
+def start_script(script: str, **environment: str) -> "subprocess.Popen[str]":
     """Start a script in a new process group, like torchrun; wait until it prints "ready"."""
     process = subprocess.Popen(
         [sys.executable, "-c", script],
@@ -48,7 +48,7 @@ def start(script: str, **environment: str) -> "subprocess.Popen[str]":
     return process
 
 
-def members(group: int) -> list[int]:
+def find_group_pids(group: int) -> list[int]:
     """Return the pids of a process group, except zombies."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -61,26 +61,26 @@ def members(group: int) -> list[int]:
 
 @pytest.mark.slow
 def test_a_data_loader_survives_a_sigterm_to_the_process_group_but_ends_with_its_worker() -> None:
-    process = start(SCRIPT, REKINDLE_GRACE="50")
-    assert len(members(process.pid)) == 3
+    process = start_script(SCRIPT, REKINDLE_GRACE="50")
+    assert len(find_group_pids(process.pid)) == 3
     os.killpg(process.pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 143
     assert output.startswith("left 4"), output  # seconds left: 0.9 of the 50 s
     assert "Traceback" not in output
     assert "Error" not in output
-    assert not members(process.pid)
+    assert not find_group_pids(process.pid)
 
 
 def test_a_data_loader_dies_with_its_worker() -> None:
-    process = start(SCRIPT)
+    process = start_script(SCRIPT)
     process.kill()
     process.wait()
-    until("the whole process group to be gone", lambda: not members(process.pid))
+    until("the whole process group to be gone", lambda: not find_group_pids(process.pid))
 
 
 def test_a_worker_that_cannot_leave_exits_before_sigkill() -> None:
-    process = start(
+    process = start_script(
         "import time; from rekindle.training.launch.signals import install_sigterm_handler; install_sigterm_handler(); "
         "print('ready', flush=True); time.sleep(60)",
         REKINDLE_GRACE="0.5",

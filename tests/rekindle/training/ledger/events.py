@@ -6,7 +6,7 @@ from rekindle.training.ledger.accounting import summarize_events
 from rekindle.training.ledger.ledger_summary import LedgerSummary
 
 
-def summary_of(*lines: tuple[Any, ...]) -> LedgerSummary:
+def summarize(*lines: tuple[Any, ...]) -> LedgerSummary:
     """Return the summary of events written as (t, name, {fields})."""
     return summarize_events(
         {"t": t, "event": event, **(fields[0] if fields else {})} for t, event, *fields in lines

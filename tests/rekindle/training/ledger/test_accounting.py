@@ -14,10 +14,10 @@ from rekindle.training.ledger.ledger_summary import (
     LedgerSummary,
     merge_intervals,
 )
-from tests.rekindle.training.ledger.events import generation, lost, start, step, summary_of
+from tests.rekindle.training.ledger.events import generation, lost, start, step, summarize
 
 
-def seconds(summary: LedgerSummary, name: str | None = None) -> tuple[float, ...]:
+def list_worker_seconds(summary: LedgerSummary, name: str | None = None) -> tuple[float, ...]:
     return tuple(
         round(summary.compute_worker_seconds(kind, name), 6)
         for kind in (TRAINED_KIND, WAITED_KIND, LOST_KIND)
@@ -25,10 +25,10 @@ def seconds(summary: LedgerSummary, name: str | None = None) -> tuple[float, ...
 
 
 def test_an_undisturbed_run_waits_only_until_all_workers_have_joined():
-    found = summary_of(
+    found = summarize(
         *start("a", "b"), step(3, 10), step(4, 20), (5, "complete", {"step": 30, "sha256": "f00d"})
     )
-    assert seconds(found) == (6, 4, 0)
+    assert list_worker_seconds(found) == (6, 4, 0)
     assert found.state == "complete"
     assert found.steps == 30
     assert found.repeated == 0
@@ -38,7 +38,7 @@ def test_an_undisturbed_run_waits_only_until_all_workers_have_joined():
 
 
 def test_a_broken_group_loses_the_time_since_its_last_step_but_no_step():
-    found = summary_of(
+    found = summarize(
         *start("a", "b"),
         step(3, 10),
         step(4, 20),
@@ -50,8 +50,8 @@ def test_a_broken_group_loses_the_time_since_its_last_step_but_no_step():
     )
 
     # the 32nd step was made at 5.2: 10 a second
-    assert seconds(found, "a") == (3.2 + 2, 2 + 0.25, 0.05)
-    assert seconds(found, "b") == (3.2, 2, 0.05)
+    assert list_worker_seconds(found, "a") == (3.2 + 2, 2 + 0.25, 0.05)
+    assert list_worker_seconds(found, "b") == (3.2, 2, 0.05)
     assert found.repeated == 0
     (incident,) = found.incidents
 
@@ -62,7 +62,7 @@ def test_a_broken_group_loses_the_time_since_its_last_step_but_no_step():
 
 
 def test_a_silent_worker_costs_everyone_the_time_until_it_is_dropped():
-    found = summary_of(
+    found = summarize(
         *start("a", "b", "c"),
         step(3, 10),
         step(4, 20),
@@ -71,11 +71,11 @@ def test_a_silent_worker_costs_everyone_the_time_until_it_is_dropped():
         generation(6, 2, 21, "a", "b"),
         (7, "complete", {"step": 31}),
     )
-    assert seconds(found)[2] == 5.7
+    assert list_worker_seconds(found)[2] == 5.7
 
 
 def test_a_drain_finishes_its_step_and_loses_nothing():
-    found = summary_of(
+    found = summarize(
         *start("a", "b"),
         step(3, 10),
         (3.5, "open", {"generation": 2, "hard": False}),
@@ -83,14 +83,14 @@ def test_a_drain_finishes_its_step_and_loses_nothing():
         generation(4, 2, 16, "a"),
         (5, "complete", {"step": 26}),
     )
-    assert seconds(found, "a") == (1.6 + 1, 2 + 0.4, 0)
-    assert seconds(found)[2] == 0
+    assert list_worker_seconds(found, "a") == (1.6 + 1, 2 + 0.4, 0)
+    assert list_worker_seconds(found)[2] == 0
     assert found.count_incidents("drain") == 1
 
 
 def test_a_joining_worker_waits_and_costs_the_others_nothing():
     joining = (3, "join", {"worker": "id-b", "name": "b", "step": -1})
-    found = summary_of(
+    found = summarize(
         *start("a"),
         step(3, 10),
         joining,
@@ -98,8 +98,8 @@ def test_a_joining_worker_waits_and_costs_the_others_nothing():
         generation(3.1, 2, 11, "a", "b"),
         (4.1, "complete", {"step": 21}),
     )
-    assert seconds(found, "a") == (2.1, 2, 0)
-    assert seconds(found, "b") == (1, 0.1, 0)
+    assert list_worker_seconds(found, "a") == (2.1, 2, 0)
+    assert list_worker_seconds(found, "b") == (1, 0.1, 0)
     assert [(i.kind, i.name) for i in found.incidents] == [("join", "b")]
 
 
@@ -107,7 +107,7 @@ def test_when_all_workers_are_lost_the_work_since_the_restored_step_is_lost():
     again = [
         (10, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")
     ]
-    found = summary_of(
+    found = summarize(
         *start("a", "b"),
         *[step(t, 10 * (t - 2)) for t in range(3, 9)],
         lost(8.5, "a"),
@@ -120,14 +120,14 @@ def test_when_all_workers_are_lost_the_work_since_the_restored_step_is_lost():
         (13, "complete", {"step": 55}),
     )
 
-    assert seconds(found) == (2 * (3.5 + 2), 2 * (2 + 1), 2 * 3)
+    assert list_worker_seconds(found) == (2 * (3.5 + 2), 2 * (2 + 1), 2 * 3)
     assert found.repeated == 25
     assert found.steps == 55
     assert [(i.repeated, i.resumed, i.back) for i in found.incidents] == [(25, 11, 11)] * 2
 
 
 def test_workers_that_do_not_return_to_a_restarted_coordinator_count_as_lost():
-    found = summary_of(
+    found = summarize(
         *start("a", "b"),
         step(3, 10),
         step(4, 20),
@@ -140,8 +140,8 @@ def test_workers_that_do_not_return_to_a_restarted_coordinator_count_as_lost():
         (31.1, "complete", {"step": 280}),
     )
 
-    assert seconds(found, "b") == (2, 2, 0)
-    assert seconds(found, "a") == (27 + 1, 2, 1.1)  # step 270 was made at 29
+    assert list_worker_seconds(found, "b") == (2, 2, 0)
+    assert list_worker_seconds(found, "a") == (27 + 1, 2, 1.1)  # step 270 was made at 29
     assert [(i.kind, i.name, i.why) for i in found.incidents] == [
         ("coordinator", "c2", ""),
         ("lost", "b", "unseen"),
@@ -160,8 +160,8 @@ def test_a_killed_run_under_torchrun_continues_from_the_restored_step():
         ]
 
     again = [*run(60, 5), step(61, 15), (62, "complete", {"step": 25})]
-    found = summary_of(*run(0, 0), step(1, 10), step(2, 20), *again)
-    assert seconds(found) == (1 + 4, 0, 3)
+    found = summarize(*run(0, 0), step(1, 10), step(2, 20), *again)
+    assert list_worker_seconds(found) == (1 + 4, 0, 3)
     assert found.repeated == 15
     assert [(i.kind, i.name, i.why, i.back) for i in found.incidents] == [
         ("lost", name, "unseen", 60) for name in names
@@ -179,23 +179,23 @@ def test_a_trial_that_continues_after_a_pause_loses_nothing_until_it_is_killed()
 
     paused = [*run(0, 0), step(1, 10), (2, "complete", {"step": 20})]
     continued = [*run(60, 20), step(61, 30)]
-    found = summary_of(*paused, *continued, (62, "complete", {"step": 40}))
+    found = summarize(*paused, *continued, (62, "complete", {"step": 40}))
 
-    assert seconds(found) == (4, 0, 0)
+    assert list_worker_seconds(found) == (4, 0, 0)
     assert found.state == "complete"
     assert found.repeated == 0
     assert found.incidents == []
 
-    found = summary_of(
+    found = summarize(
         *paused, *continued, *run(70, 20), step(71, 30), (72, "complete", {"step": 40})
     )
-    assert seconds(found) == (4, 0, 1)
+    assert list_worker_seconds(found) == (4, 0, 1)
     assert found.repeated == 10
     assert [(incident.kind, incident.name) for incident in found.incidents] == [("lost", "rank0")]
 
 
 def test_a_group_that_survives_a_new_coordinator_trains_without_a_gap():
-    found = summary_of(
+    found = summarize(
         *start("a", "b"),
         step(3, 10),
         (20, "coordinator", {"id": "c2"}),
@@ -205,14 +205,14 @@ def test_a_group_that_survives_a_new_coordinator_trains_without_a_gap():
         generation(22, 2, 195, "a"),
         (23, "complete", {"step": 205}),
     )
-    assert seconds(found, "a") == (18 + 1.5 + 1, 2, 0.5)
+    assert list_worker_seconds(found, "a") == (18 + 1.5 + 1, 2, 0.5)
     assert [(i.kind, i.name) for i in found.incidents] == [("coordinator", "c2"), ("lost", "b")]
 
 
 def test_workers_that_end_after_the_verdict_are_not_preemptions():
     failed = (4, "failed", {"name": "a", "message": "the gradient is not finite", "code": 78})
     verdict = (4, "verdict", {"code": 78, "message": "a: the gradient is not finite"})
-    found = summary_of(
+    found = summarize(
         *start("a", "b"), step(3, 10), failed, verdict, lost(4.1, "a"), lost(4.1, "b")
     )
     assert found.state == "failed"
@@ -224,9 +224,9 @@ def test_workers_that_end_after_the_verdict_are_not_preemptions():
 def test_invalid_events_are_skipped_and_counted():
     invalid = [(3, "step", {"step": "many"}), (3, "step", {"step": math.inf}), (3, "step", {})]
     invalid += [(3, "checkpoint", {name: "many"}) for name in ("bytes", "seconds")]
-    found = summary_of(*start("a"), *invalid, (3, "new", {}), (4, "complete", {}))
+    found = summarize(*start("a"), *invalid, (3, "new", {}), (4, "complete", {}))
     assert found.skipped == len(invalid)
-    assert seconds(found) == (2, 2, 0)
+    assert list_worker_seconds(found) == (2, 2, 0)
     assert found.counts["new"] == 1
     assert found.as_json()["checkpoints"]["bytes"] == 0
 

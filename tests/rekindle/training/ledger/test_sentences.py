@@ -8,19 +8,17 @@ import pytest
 
 from rekindle.training.ledger.plot import draw_timeline
 from rekindle.training.ledger.sentences import describe_summary
-from tests.rekindle.training.ledger.events import generation, join, lost, start, step, summary_of
+from tests.rekindle.training.ledger.events import generation, join, lost, start, step, summarize
 
 
-def story(*lines: tuple[Any, ...]) -> list[str]:
+def describe_events(*lines: tuple[Any, ...]) -> list[str]:
     """Return the description of events at unix seconds, without the time of day."""
-    return [
-        line[10:] if line[2:3] == ":" else line for line in describe_summary(summary_of(*lines))
-    ]
+    return [line[10:] if line[2:3] == ":" else line for line in describe_summary(summarize(*lines))]
 
 
 def test_a_loss_is_described_with_its_reason_cost_and_duration():
     again = (6, "join", {"worker": "new-b", "name": "b", "step": -1})
-    text = story(
+    text = describe_events(
         *start("a", "b"),
         step(3, 10),
         step(4, 20),
@@ -51,7 +49,7 @@ def test_the_loss_of_all_workers_is_described_with_repeated_steps_and_source_of_
     again = [
         (9, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")
     ]
-    text = story(
+    text = describe_events(
         *start("a", "b"),
         step(3, 10),
         step(4, 20),
@@ -76,25 +74,25 @@ def test_the_loss_of_all_workers_is_described_with_repeated_steps_and_source_of_
 def test_a_run_that_was_aborted_or_waits_for_workers_is_described_as_such():
     end = [lost(4, "a"), (4, "open", {"hard": True})]
     assert (
-        story(*start("a"), step(3, 10), *end)[1]
+        describe_events(*start("a"), step(3, 10), *end)[1]
         == "a was lost (connection closed) at step 10; no worker trained after that."
     )
     verdict = (4, "verdict", {"code": 65, "message": "a: no data"})
-    assert story(*start("a"), step(3, 10), verdict)[0].endswith(
+    assert describe_events(*start("a"), step(3, 10), verdict)[0].endswith(
         "Then the run was aborted: a: no data"
     )
 
 
 def test_early_stopping_is_described():
     plan = (0.1, "run", {"steps": 100, "workers": 1, "device": "cpu"})
-    text = story(*start("a"), plan, step(3, 10), (4, "complete", {"step": 20}))
+    text = describe_events(*start("a"), plan, step(3, 10), (4, "complete", {"step": 20}))
     assert "trained 20 of 100 steps" in text[0]
     assert text[0].endswith("(train.patience).")
 
 
 def test_a_join_a_drain_and_a_new_coordinator_have_different_descriptions():
     drain = (6, "drain", {"worker": "id-a", "name": "a"})
-    text = story(
+    text = describe_events(
         *start("a"),
         (3, "join", {"worker": "id-b", "name": "x-train-b"}),
         (3, "open", {"hard": False}),
@@ -118,7 +116,7 @@ def test_a_kill_of_all_workers_and_the_coordinator_is_described_without_survivor
     again = [
         (9, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")
     ]
-    text = story(
+    text = describe_events(
         *start("a", "b"),
         step(3, 10),
         (8, "coordinator", {"id": "c2"}),
@@ -158,13 +156,13 @@ def test_a_loss_that_nobody_saw_has_the_step_and_time_of_the_last_step_in_shared
         (11.5, "complete", {"step": 400}),
     ]
 
-    summary = summary_of(*events)
+    summary = summarize(*events)
     losses = [incident for incident in summary.incidents if incident.kind == "lost"]
     assert [(loss.t, loss.step, loss.repeated, loss.seen) for loss in losses] == [
         (7, 309, 62, True)
     ] * 2
     assert summary.repeated == 62
-    assert story(*events)[1].startswith(
+    assert describe_events(*events)[1].startswith(
         "a, b were lost (while the coordinator was unavailable) at step 309; no worker was left."
         " Training continued 2.5 s later. 62 steps were repeated, "
     )
@@ -172,7 +170,7 @@ def test_a_loss_that_nobody_saw_has_the_step_and_time_of_the_last_step_in_shared
 
 def test_a_restored_step_proves_a_later_loss_than_the_ledger_has_recorded():
     again = [(9, "join", {"worker": "new-a", "name": "a", "step": 247})]
-    text = story(
+    text = describe_events(
         *start("a"),
         (8, "coordinator", {"id": "c2"}),
         *again,
@@ -191,7 +189,7 @@ def test_the_step_of_a_loss_is_the_newest_step_that_the_coordinator_knew():
     why = "connection"
     loss = (3.9, "lost", {"worker": worker, "name": name, "why": why, "step": 18})
 
-    text = story(
+    text = describe_events(
         *start("a", "b"),
         step(3, 10),
         loss,
@@ -205,7 +203,7 @@ def test_the_step_of_a_loss_is_the_newest_step_that_the_coordinator_knew():
 
 
 def test_a_loss_without_a_recorded_step_does_not_say_step_0():
-    text = story(*start("a"), lost(2.5, "a"), (2.5, "open", {"hard": True}))
+    text = describe_events(*start("a"), lost(2.5, "a"), (2.5, "open", {"hard": True}))
     assert (
         text[1]
         == "a was lost (connection closed) before the first recorded step; no worker trained after"
@@ -214,12 +212,14 @@ def test_a_loss_without_a_recorded_step_does_not_say_step_0():
 
 
 def test_a_group_that_outlives_its_coordinator_is_described_as_continuing():
-    text = story(*start("a"), step(3, 10), (20, "coordinator", {"id": "c2"}), step(21, 190))
+    text = describe_events(
+        *start("a"), step(3, 10), (20, "coordinator", {"id": "c2"}), step(21, 190)
+    )
     assert text[1] == "the coordinator restarted; the workers continued without it."
 
 
 def test_the_steps_of_a_resumed_training_are_counted_from_where_it_was_resumed():
-    text = story(
+    text = describe_events(
         (0, "coordinator", {"id": "c1"}),
         *join("a"),
         generation(2, 1, -1, "a"),
@@ -238,7 +238,7 @@ def test_the_description_of_a_thousand_losses_fits_on_a_screen():
             (t + 2, "join", {"worker": "id-b", "name": "b"}),
             generation(t + 3, 3, 90 * n + 9, "a", "b"),
         ]
-    text = story(*lines)
+    text = describe_events(*lines)
     assert len(text) < 30
     assert "… 976 similar lines …" in text
     assert "1000 losses stopped the other workers for 1 s (median), at most 1 s." in text
@@ -253,7 +253,7 @@ def test_gpu_hours_and_dates_are_used_for_long_runs_on_gpus():
         generation(90_001, 2, 800_000, "a"),
         step(90_010, 800_090),
     ]
-    text = describe_summary(summary_of(*lines))
+    text = describe_summary(summarize(*lines))
     assert "800090 of 900000 steps in 25 h 00 min" in text[0]
     assert "it took 25 h 00 min" in text[0]
     assert text[1].startswith(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(90_000)))
@@ -277,12 +277,12 @@ def test_gpu_hours_and_dates_are_used_for_long_runs_on_gpus():
     ],
 )
 def test_a_timeline_can_be_drawn_of_any_run(lines: list[tuple[Any, ...]], tmp_path: Path):
-    draw_timeline(summary_of(*lines), tmp_path / "timeline.png")
+    draw_timeline(summarize(*lines), tmp_path / "timeline.png")
     assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_saves_of_a_program_that_does_not_tell_its_steps_are_not_called_steps():
-    text = story(
+    text = describe_events(
         (0, "run", {"program": True, "device": "cpu", "unit": "checkpoints"}),
         *start("a", "b"),
         step(3, 1),
@@ -302,17 +302,19 @@ def test_the_steps_before_the_first_report_of_a_program_were_trained():
     run = (2, "run", {"program": True, "device": "cpu"})
     restored = (2, "restored", {"step": 20, "tier": "durable"})
     began = start("a")[:-1]
-    assert "1 worker trained 50 steps in" in story(*began, run, step(10, 50))[0]
-    assert "trained 30 steps (20 to 50) in" in story(*began, run, restored, step(10, 50))[0]
+    assert "1 worker trained 50 steps in" in describe_events(*began, run, step(10, 50))[0]
+    assert (
+        "trained 30 steps (20 to 50) in" in describe_events(*began, run, restored, step(10, 50))[0]
+    )
 
     again = [(5, "killed", {"name": "a"}), generation(6, 2, -1, "a")]
     restored = (7, "restored", {"step": 20, "tier": "disk"})
-    text = story(*began, run, *again, restored, step(10, 50))
+    text = describe_events(*began, run, *again, restored, step(10, 50))
     assert "1 worker trained 50 steps in" in text[0]
 
 
 def test_a_killed_process_of_a_program_is_a_loss():
-    text = story(
+    text = describe_events(
         (0, "run", {"program": True, "device": "cpu"}),
         *start("a", "b"),
         step(3, 10),
@@ -329,7 +331,7 @@ def test_a_killed_process_of_a_program_is_a_loss():
 
 def test_a_program_repeats_the_steps_since_the_restored_checkpoint():
     # the others know step 30, whose checkpoint was not complete
-    text = story(
+    text = describe_events(
         (0, "run", {"program": True, "device": "cpu"}),
         *start("a", "b"),
         step(4, 20),
@@ -347,7 +349,7 @@ def test_a_program_repeats_the_steps_since_the_restored_checkpoint():
 
 
 def test_the_work_that_a_program_repeats_is_told():
-    text = story(
+    text = describe_events(
         (0, "run", {"program": True, "device": "cpu"}),
         *start("a", "b"),
         step(3, 10),

@@ -1,4 +1,4 @@
-"""A coordinator, and members that say hello to it."""
+"""A coordinator, and the messages of members that join it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,12 +10,12 @@ from rekindle.training.membership.protocol import PROTOCOL_VERSION
 from rekindle.training.membership.server import Coordinator
 from rekindle.training.membership.state_machine import MembershipStateMachine
 from rekindle.training.spec import JOIN_TIMEOUT_S, TrainingSpec
-from tests.ports import free_port, listens
+from tests.ports import free_port, is_listening
 from tests.rekindle.training.crew import SECRET
 from tests.waiting import until
 
 
-def config(**settings: Any) -> TrainingSpec:
+def make_spec(**settings: Any) -> TrainingSpec:
     values: dict[str, Any] = {
         "max_workers": 4,
         "min_workers": 2,
@@ -27,11 +27,11 @@ def config(**settings: Any) -> TrainingSpec:
     )
 
 
-def started(*workers: str, **settings: Any) -> MembershipStateMachine:
+def publish_group(*workers: str, **settings: Any) -> MembershipStateMachine:
     """Return a run whose first group is published."""
-    membership = MembershipStateMachine(config(**settings))
+    membership = MembershipStateMachine(make_spec(**settings))
     for worker in workers:
-        membership.join(0, hello(worker))
+        membership.join(0, make_join_message(worker))
     for worker in workers:
         membership.acknowledge(0, worker, 1, 0)
     membership.tick(JOIN_TIMEOUT_S)
@@ -41,7 +41,7 @@ def started(*workers: str, **settings: Any) -> MembershipStateMachine:
     return membership
 
 
-def hello(worker: str, **settings: Any) -> dict[str, Any]:
+def make_join_message(worker: str, **settings: Any) -> dict[str, Any]:
     first = {
         "id": worker,
         "name": worker,
@@ -73,7 +73,9 @@ async def serving() -> AsyncIterator[tuple[Coordinator, tuple[str, int]]]:
     port = free_port()
     coordinator = Coordinator(TrainingSpec.model_validate(settings), SECRET.encode())
     run = asyncio.create_task(coordinator.run("127.0.0.1", port))
-    await asyncio.to_thread(until, "the coordinator to listen", lambda: run.done() or listens(port))
+    await asyncio.to_thread(
+        until, "the coordinator to listen", lambda: run.done() or is_listening(port)
+    )
     yield coordinator, ("127.0.0.1", port)
     coordinator.set_exit_code(0)
     await run

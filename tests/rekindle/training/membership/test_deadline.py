@@ -10,7 +10,7 @@ from rekindle.errors import ConfigError
 from rekindle.kubernetes_names import REKINDLE_DEADLINE
 from rekindle.storage import Store
 from rekindle.training.membership.server import TICK_INTERVAL_S
-from tests.rekindle.training.membership.members import hello, serving
+from tests.rekindle.training.membership.members import make_join_message, serving
 
 pytestmark = pytest.mark.usefixtures("secret")
 LIMIT = 0.5  # seconds
@@ -36,7 +36,7 @@ def test_the_deadline_of_a_training_counts_only_while_workers_train(
                 if "a" in membership.alive_workers:
                     membership.acknowledge(now, "a", membership.generation, 0)
                 else:
-                    membership.join(now, hello("a"))
+                    membership.join(now, make_join_message("a"))
 
                 now = await ticks.get()
 

@@ -15,8 +15,8 @@ from rekindle.storage import Store
 from rekindle.training.membership import client, handshake
 from rekindle.training.membership.protocol import PROTOCOL_VERSION
 from rekindle.training.membership.server import MAX_UNVERIFIED_CONNECTIONS
-from tests.ports import listens
-from tests.rekindle.training.crew import SECRET, Crew, flags
+from tests.ports import is_listening
+from tests.rekindle.training.crew import SECRET, Crew, make_flags
 from tests.rekindle.training.membership.members import serving
 
 pytestmark = pytest.mark.usefixtures("secret")
@@ -32,7 +32,7 @@ JOIN = {"join": HELLO | {"generation": 0, "group": 0, "peers": []}}
 VERDICT = {"failed": "end the run", "code": 65, "name": "a", "temporary": False}
 
 
-def lines(*messages: Any) -> bytes:
+def dump_lines(*messages: Any) -> bytes:
     return b"".join(json.dumps(message).encode() + b"\n" for message in messages)
 
 
@@ -42,17 +42,17 @@ FORGED = {"nonce": "n", "proof": handshake.compute_proof(b"another secret", "wor
 @pytest.mark.parametrize(
     "attack",
     [
-        lines(VERDICT),
-        lines(JOIN, VERDICT),
-        lines(FORGED, JOIN, VERDICT),
-        lines({"nonce": "n", "proof": ""}, VERDICT),
-        lines({"nonce": "n"}, VERDICT),
-        lines({"nonce": 1, "proof": 2}, VERDICT),
-        lines({"nonce": "\ud800", "proof": "\ud800"}, VERDICT),
-        lines([], VERDICT),
+        dump_lines(VERDICT),
+        dump_lines(JOIN, VERDICT),
+        dump_lines(FORGED, JOIN, VERDICT),
+        dump_lines({"nonce": "n", "proof": ""}, VERDICT),
+        dump_lines({"nonce": "n"}, VERDICT),
+        dump_lines({"nonce": 1, "proof": 2}, VERDICT),
+        dump_lines({"nonce": "\ud800", "proof": "\ud800"}, VERDICT),
+        dump_lines([], VERDICT),
         b"x" * 100_000,
         b"[" * 500 + b"\n",
-        b"\xff\n" + lines(VERDICT),
+        b"\xff\n" + dump_lines(VERDICT),
     ],
     ids=[
         "verdict",
@@ -94,13 +94,13 @@ def test_a_proof_cannot_be_replayed_on_another_connection(s3: Store) -> None:
         async with serving() as (coordinator, address):
             reader, writer = await asyncio.open_connection(*address)
             nonce = json.loads(await reader.readline())["nonce"]
-            proof = lines(
+            proof = dump_lines(
                 {
                     "nonce": "n",
                     "proof": handshake.compute_proof(SECRET.encode(), "worker", nonce, "n"),
                 }
             )
-            writer.write(proof + lines(JOIN))
+            writer.write(proof + dump_lines(JOIN))
             answer = json.loads(await reader.readline())
             assert answer == {
                 "proof": handshake.compute_proof(SECRET.encode(), "coordinator", nonce, "n")
@@ -108,7 +108,7 @@ def test_a_proof_cannot_be_replayed_on_another_connection(s3: Store) -> None:
             assert b"open" in await reader.readline()
             assert list(coordinator.membership.alive_workers) == ["1"]
             reader, writer = await asyncio.open_connection(*address)
-            writer.write(proof + lines(VERDICT))
+            writer.write(proof + dump_lines(VERDICT))
             await asyncio.wait_for(reader.read(), 10)
             assert not coordinator.membership.verdict
 
@@ -129,9 +129,9 @@ def test_a_silent_connection_is_closed(s3: Store, monkeypatch: pytest.MonkeyPatc
 
 
 def test_many_unverified_connections_do_not_fill_memory_or_block_workers(crew: Crew) -> None:
-    coordinator = crew.coordinator(flags("crowd", workers=1))
+    coordinator = crew.start_coordinator(make_flags("crowd", workers=1))
     address = crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"])
-    crew.until(lambda: listens(address[1], address[0]))
+    crew.until(lambda: is_listening(address[1], address[0]))
     process = psutil.Process(coordinator.process.pid)
     sizes = list[int]()
 
@@ -144,7 +144,7 @@ def test_many_unverified_connections_do_not_fill_memory_or_block_workers(crew: C
                 stranger.sendall(b"x" * 400)
 
         with client.connect_to_coordinator(address) as worker:
-            worker.sendall(lines(JOIN))
+            worker.sendall(dump_lines(JOIN))
             assert b"open" in worker.recv(1000)
 
         assert process.num_fds() < MAX_UNVERIFIED_CONNECTIONS + 100
@@ -155,7 +155,9 @@ def test_many_unverified_connections_do_not_fill_memory_or_block_workers(crew: C
 
     assert sizes[-1] - sizes[1] < 5 << 20, "the first rounds belong to its start"
     assert coordinator.process.exitcode is None
-    assert coordinator.said().count("without this run's secret") == 1, "strangers can fill the log"
+    assert coordinator.read_log().count("without this run's secret") == 1, (
+        "strangers can fill the log"
+    )
 
 
 def test_a_worker_sends_nothing_to_a_false_coordinator() -> None:
@@ -164,10 +166,10 @@ def test_a_worker_sends_nothing_to_a_false_coordinator() -> None:
     def pretend(server: socket.socket) -> None:
         connection, _ = server.accept()
         with connection:
-            connection.sendall(lines({"nonce": "n"}))
+            connection.sendall(dump_lines({"nonce": "n"}))
             received.append(connection.recv(4096))
             # the worker's own, reflected
-            connection.sendall(lines({"proof": json.loads(received[0])["proof"]}))
+            connection.sendall(dump_lines({"proof": json.loads(received[0])["proof"]}))
             received.append(connection.recv(4096))
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -184,14 +186,14 @@ def test_a_worker_sends_nothing_to_a_false_coordinator() -> None:
 
 @pytest.mark.parametrize("invalid", ["", "short"])
 def test_processes_refuse_to_start_without_a_valid_secret(crew: Crew, invalid: str) -> None:
-    argv = flags("none")
+    argv = make_flags("none")
     environment = {handshake.REKINDLE_SECRET: invalid}
     for member in (
-        crew.coordinator(argv, **environment),
-        crew.light_launcher("a", argv, **environment),
+        crew.start_coordinator(argv, **environment),
+        crew.start_light_launcher("a", argv, **environment),
     ):
-        assert member.code() == 78
+        assert member.wait_for_exit_code() == 78
         assert (
             f"{handshake.REKINDLE_SECRET} is {'too short' if invalid else 'not set'}"
-            in member.said()
+            in member.read_log()
         )

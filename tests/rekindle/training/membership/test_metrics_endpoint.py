@@ -10,24 +10,24 @@ from rekindle.training.membership.metrics_endpoint import (
 )
 from rekindle.training.membership.state_machine import MembershipStateMachine
 from rekindle.training.spec import JOIN_TIMEOUT_S
-from tests.rekindle.training.membership.members import config, hello
+from tests.rekindle.training.membership.members import make_join_message, make_spec
 
 
-def values(text: bytes) -> dict[str, float]:
+def parse_metrics(text: bytes) -> dict[str, float]:
     samples = [
         line.rsplit(" ", 1) for line in text.decode().splitlines() if not line.startswith("#")
     ]
     return {name.removeprefix("rekindle_training_"): float(value) for name, value in samples}
 
 
-def exporter_of_a_training() -> MetricsExporter:
+def make_training_exporter() -> MetricsExporter:
     """Train with two workers: one is lost, the other completes its second step."""
-    membership = MembershipStateMachine(config(workers=2, min_workers=1))
+    membership = MembershipStateMachine(make_spec(workers=2, min_workers=1))
     exporter = MetricsExporter(membership)
     now = 100.0
 
     for name in "ab":
-        membership.join(now, hello(name))
+        membership.join(now, make_join_message(name))
 
     now += JOIN_TIMEOUT_S + 0.1
     for name in "ab":
@@ -46,10 +46,10 @@ def exporter_of_a_training() -> MetricsExporter:
 
 
 def test_a_scrape_has_steps_loss_members_and_lost_workers() -> None:
-    exporter = exporter_of_a_training()
-    assert "loss" not in values(exporter.format_metrics()), "not reported yet"
+    exporter = make_training_exporter()
+    assert "loss" not in parse_metrics(exporter.format_metrics()), "not reported yet"
     exporter.note("loss", loss=0.25)
-    seen = values(exporter.format_metrics())
+    seen = parse_metrics(exporter.format_metrics())
     assert seen["step"] == 2
     assert seen["steps"] == 40
     assert seen["loss"] == 0.25
@@ -63,7 +63,7 @@ def test_a_scrape_has_steps_loss_members_and_lost_workers() -> None:
 
 
 def test_the_coordinators_memory_does_not_grow_with_the_steps() -> None:
-    exporter = exporter_of_a_training()
+    exporter = make_training_exporter()
     for step in range(3, 3 * MAX_STEP_TIMES):
         exporter.note("step", step=step)
     assert len(exporter.accounts.points) <= MAX_STEP_TIMES
@@ -82,7 +82,7 @@ def test_the_exporter_answers_http_and_survives_silent_clients_and_large_request
             writer.close()
 
     async def scrape() -> None:
-        exporter = exporter_of_a_training()
+        exporter = make_training_exporter()
         server = await exporter.serve("127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_REQUESTS - 2)]
@@ -90,7 +90,7 @@ def test_the_exporter_answers_http_and_survives_silent_clients_and_large_request
         head, _, body = (await get(port)).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200 OK")
         assert f"Content-Length: {len(body)}".encode() in head
-        assert values(body)["step"] == 2
+        assert parse_metrics(body)["step"] == 2
 
         for _, writer in silent:
             writer.close()
@@ -101,7 +101,7 @@ def test_the_exporter_answers_http_and_survives_silent_clients_and_large_request
 
 
 def test_malformed_events_do_not_change_the_metrics() -> None:
-    exporter = exporter_of_a_training()
+    exporter = make_training_exporter()
     wrong_events: list[tuple[str, dict[str, object]]] = [
         ("step", {"step": "many"}),
         ("run", {"steps": "many"}),
@@ -113,7 +113,7 @@ def test_malformed_events_do_not_change_the_metrics() -> None:
         with suppress(ValueError):
             exporter.note(event, **fields)
 
-    seen = values(exporter.format_metrics())
+    seen = parse_metrics(exporter.format_metrics())
     assert seen["step"] == 2
     assert seen["steps"] == 40
     assert "loss" not in seen

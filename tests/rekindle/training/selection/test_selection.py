@@ -36,13 +36,13 @@ def dataset(product: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     return tmp_path / "dataset"
 
 
-def fitted(dataset: Path) -> Path:
+def fit_line_model(dataset: Path) -> Path:
     return fit.run(
         fit.Inputs(workload=PRODUCT, family="line", dataset=dataset, digest="", train=TRAIN)
     ).model
 
 
-def constant_network(folder: Path, value: float) -> Path:
+def write_constant_network(folder: Path, value: float) -> Path:
     """Write a network that predicts `value` for every input."""
     workload: Any = workloads.load(PRODUCT)
     model = workload.network(workload.Model(), {})
@@ -65,7 +65,7 @@ def test_a_fitted_family_sees_the_training_samples_only(product: Any, dataset: P
     with torch.no_grad():
         product.fit_line(expected, training)
 
-    first = fitted(dataset)
+    first = fit_line_model(dataset)
     from safetensors.torch import load_file
 
     weights = load_file(first / "model.safetensors")
@@ -77,7 +77,10 @@ def test_a_fitted_family_sees_the_training_samples_only(product: Any, dataset: P
 
 def choose_inputs(dataset: Path, store: Store, prefix: str) -> choose.Inputs:
     """Store two models, and return the inputs of the choice between them."""
-    models = {"line": fitted(dataset), "network": constant_network(dataset.parent / "network", 1.0)}
+    models = {
+        "line": fit_line_model(dataset),
+        "network": write_constant_network(dataset.parent / "network", 1.0),
+    }
     for name, folder in models.items():
         store.upload(folder, f"{prefix}/{name}")
     keys = {name: f"{prefix}/{name}" for name in models}
@@ -109,11 +112,11 @@ def test_a_changed_byte_of_a_model_or_the_dataset_is_not_chosen_with(
         choose.run(inputs)
 
     with pytest.raises(DataError, match=f"{file.name} has the sha256"):
-        fitted(dataset)
+        fit_line_model(dataset)
 
 
 def test_a_repeated_fit_gives_the_same_files(dataset: Path) -> None:
-    first, second = ((fitted(dataset) / "model.json").read_bytes() for _ in range(2))
+    first, second = ((fit_line_model(dataset) / "model.json").read_bytes() for _ in range(2))
     assert first == second
 
 
@@ -122,8 +125,8 @@ def test_the_family_with_the_lower_validation_loss_is_chosen(
     constant: float, winner: str, s3: Store, dataset: Path, tmp_path: Path
 ) -> None:
     run = f"choice-{constant:g}"
-    s3.upload(fitted(dataset), f"{run}/line/model")
-    s3.upload(constant_network(tmp_path / "network", constant), f"{run}/network/model")
+    s3.upload(fit_line_model(dataset), f"{run}/line/model")
+    s3.upload(write_constant_network(tmp_path / "network", constant), f"{run}/network/model")
     models = {name: f"{run}/{name}/model" for name in ("line", "network")}
     chosen = choose.run(
         choose.Inputs(workload=PRODUCT, models=models, dataset=dataset, train=TRAIN)
@@ -174,7 +177,7 @@ def test_the_best_finite_value_wins_in_the_direction_of_the_metric() -> None:
 
 
 def test_families_without_held_out_samples_cannot_be_compared(s3: Store, dataset: Path) -> None:
-    s3.upload(fitted(dataset), "unvalidated/line/model")
+    s3.upload(fit_line_model(dataset), "unvalidated/line/model")
     inputs = choose.Inputs(
         workload=PRODUCT, models={"line": "unvalidated/line/model"}, dataset=dataset, train={}
     )
@@ -259,7 +262,7 @@ def test_a_fit_that_returns_a_model_is_refused(
 def test_a_model_that_may_have_seen_the_held_out_samples_is_not_compared(
     key: str, value: float, s3: Store, dataset: Path, tmp_path: Path
 ) -> None:
-    s3.upload(fitted(dataset), "seen/line/model")
+    s3.upload(fit_line_model(dataset), "seen/line/model")
     models = {"line": "seen/line/model"}
     with pytest.raises(
         ConfigError, match=rf"line was trained with train\.{key} .*, and is compared with {value}"

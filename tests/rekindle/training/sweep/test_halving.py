@@ -29,7 +29,7 @@ sweeps = st.builds(
 )
 
 
-def run(
+def run_sweep(
     sweep: Sweep, pods: int, quality: random.Random, chance: random.Random
 ) -> tuple[list[TrialJob], dict[TrialJob, float]]:
     """Run a sweep whose jobs end in an order of chance; return its decisions and results."""
@@ -70,8 +70,10 @@ def decide(sweep: Sweep, jobs: list[TrialJob], values: dict[TrialJob, float]) ->
 def test_decisions_do_not_depend_on_the_speed_of_trials_and_the_number_of_pods(
     sweep: Sweep, seed: int, pods: int, chance: random.Random
 ) -> None:
-    expected, values = run(sweep, 1, random.Random(seed), chance)
-    jobs, other_values = run(sweep, min(pods, sweep.decision_lag), random.Random(seed), chance)
+    expected, values = run_sweep(sweep, 1, random.Random(seed), chance)
+    jobs, other_values = run_sweep(
+        sweep, min(pods, sweep.decision_lag), random.Random(seed), chance
+    )
     assert jobs == expected
     assert str(sorted(other_values.items(), key=str)) == str(sorted(values.items(), key=str))
     assert [job.trial for job in jobs if job.rung == 0] == list(range(sweep.trial_count))
@@ -103,14 +105,14 @@ def test_a_slow_trial_does_not_hold_the_other_trials_of_its_rung() -> None:
 
 def test_twenty_seven_trials_cost_less_than_a_third_of_the_steps() -> None:
     sweep = Sweep.model_validate({"space": SPACE, "trials": 27})
-    costs = [cost(sweep, seed) for seed in range(50)]
+    costs = [compute_sweep_share(sweep, seed) for seed in range(50)]
     assert min(costs) >= 7 / 27 - 1e-9
     assert sum(costs) / len(costs) < 1 / 3
 
 
-def cost(sweep: Sweep, seed: int) -> float:
+def compute_sweep_share(sweep: Sweep, seed: int) -> float:
     """Return the steps of a sweep, as a share of the steps for training all trials to the end."""
-    jobs, _ = run(sweep, 2, random.Random(seed), random.Random(seed))
+    jobs, _ = run_sweep(sweep, 2, random.Random(seed), random.Random(seed))
     return sum(budget.compute_step_share(sweep, job, jobs) for job in jobs) / sweep.trial_count
 
 

@@ -121,24 +121,24 @@ def test_a_budget_in_money_is_converted_to_hours_by_the_prices_of_the_nodes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     sets = ["sweep.budget.money=20", "cluster.pods.train={cpu: 2, memory: 4Gi}"]
-    assert budget_hours(sets[1:]) == 0
+    assert get_budget_hours(sets[1:]) == 0
     with pytest.raises(
         ConfigError,
         match=r"sweep.budget.money is 20, but prices.yaml is missing.*sweep.budget.hours",
     ):
-        budget_hours(sets)
+        get_budget_hours(sets)
     (tmp_path / "prices.yaml").write_text(PRICES)
-    assert budget_hours(sets) == 10
-    assert budget_hours([*sets, "sweep.budget.hours=3"]) == 3
-    assert budget_hours([*sets, "cluster.pods.train.preset=gke-spot"]) == 20
+    assert get_budget_hours(sets) == 10
+    assert get_budget_hours([*sets, "sweep.budget.hours=3"]) == 3
+    assert get_budget_hours([*sets, "cluster.pods.train.preset=gke-spot"]) == 20
 
 
-def budget_hours(sets: list[str]) -> float:
+def get_budget_hours(sets: list[str]) -> float:
     """Return the budget that the pods of the trials get, in hours."""
-    return trials_sweep(sets).budget.hours
+    return find_pod_sweep(sets).budget.hours
 
 
-def trials_sweep(sets: list[str]) -> Sweep:
+def find_pod_sweep(sets: list[str]) -> Sweep:
     """Return the sweep that the pods of the trials get."""
     workflow = render_manifest(load_config(CONFIG, sets).config)
     tasks = [
@@ -155,7 +155,7 @@ def trials_sweep(sets: list[str]) -> Sweep:
 
 def test_a_grid_takes_each_integer_of_a_range_without_a_step() -> None:
     space = "sweep.space.model={channels: {low: 8, high: 10}, dropout: [0.1, 0.2]}"
-    sweep = trials_sweep(
+    sweep = find_pod_sweep(
         [
             "sweep.sampler=grid",
             "sweep.trials=99",

@@ -66,25 +66,25 @@ def test_a_restarted_pod_continues_and_a_failed_trial_does_not_stop_the_others(
 ) -> None:
     calm, argv = make_study(s3, "calm/search", 2)
     pod = crew._start("calm", argv, {})
-    assert pod.code() == 0, pod.said()
+    assert pod.wait_for_exit_code() == 0, pod.read_log()
     study, argv = make_study(s3, "struck/search", 2)
 
     for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
         pod = crew._start("struck", argv, {"TOY_HOLD": "25"})
-        crew.held(25, pod)
+        crew.wait_until_held(25, pod)
         pod.send(number)
         crew.release(25)
-        assert pod.code() == code, pod.said()
+        assert pod.wait_for_exit_code() == code, pod.read_log()
         (crew.logs / "25").unlink()
 
     pod = crew._start("struck", argv, {})
-    assert pod.code() == 0, pod.said()
+    assert pod.wait_for_exit_code() == 0, pod.read_log()
     assert study.read() == calm.read()
     assert study.trials()[0].sha256
     assert [trial.failure[:15] for trial in study.trials()] == ["", "", "the gradient of"]
     again = crew._start("again", argv, {})
-    assert again.code() == 0
-    assert "trial 0" not in again.said()
+    assert again.wait_for_exit_code() == 0
+    assert "trial 0" not in again.read_log()
 
 
 @pytest.mark.slow
@@ -93,13 +93,13 @@ def test_a_notice_of_the_cloud_interrupts_a_trial(crew: Crew, s3: Store, cloud: 
     pod = crew._start(
         "noticed", argv, {"TOY_HOLD": "25", notice.REKINDLE_NOTICE: f"aws {cloud.address}"}
     )
-    crew.held(25, pod)
+    crew.wait_until_held(25, pod)
     cloud.events = [EVENT]
-    until("the notice", lambda: "about to be interrupted" in pod.said(), 30)
+    until("the notice", lambda: "about to be interrupted" in pod.read_log(), 30)
     crew.release(25)
-    assert pod.code() == 143, pod.said()
+    assert pod.wait_for_exit_code() == 143, pod.read_log()
     assert not study.read()[0].values
-    assert "left after step" in pod.said(), pod.said()
+    assert "left after step" in pod.read_log(), pod.read_log()
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_a_trial_whose_process_crashes_again_and_again_fails_and_the_sweep_conti
 ) -> None:
     study, argv = make_study(s3, "crashed/search", 1, widths=(8, -1, 16))
     pod = crew._start("crashed", argv, {})
-    assert pod.code() == 0, pod.said()
+    assert pod.wait_for_exit_code() == 0, pod.read_log()
     assert "crashed 3 times" in study.read()[1].failure
     assert study.find_winner().number == 0
 

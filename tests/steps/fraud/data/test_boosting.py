@@ -32,8 +32,8 @@ def test_trees_in_the_server_and_in_the_step_prepare_give_the_same_bits(tmp_path
     boosting = collected.fit()
     boosting.trees().save(tmp_path / "trees.npz")
     trees = Trees.load(tmp_path / "trees.npz")
-    later = np.zeros(len(table), bool)
-    assert np.array_equal(trees.score(table), boosting.score(table, cards, later))
+    is_training_row = np.zeros(len(table), bool)
+    assert np.array_equal(trees.score(table), boosting.score(table, cards, is_training_row))
     assert np.array_equal(trees.score(table[5:6]), trees.score(table)[5:6])
 
 
@@ -51,11 +51,13 @@ def test_training_rows_are_scored_by_trees_of_other_cards() -> None:
     boosting = collected.fit()
     rows = cards % 2 == 0
     scores = boosting.score(table, cards, np.ones(len(table), bool))[rows]
-    other = Sample(len(table))
-    other.add(
+    other_sample = Sample(len(table))
+    other_sample.add(
         table, np.where(rows, 1 - labels, labels).astype(np.uint8), cards, np.ones(len(table), bool)
     )
-    assert np.array_equal(other.fit().score(table, cards, np.ones(len(table), bool))[rows], scores)
+    assert np.array_equal(
+        other_sample.fit().score(table, cards, np.ones(len(table), bool))[rows], scores
+    )
 
 
 def test_rows_without_a_label_are_not_fitted() -> None:
@@ -81,8 +83,9 @@ def test_trees_separate_frauds_in_a_rare_tail_of_a_feature() -> None:
 
 def test_the_boosted_feature_is_better_than_chance_on_test_rows(small_dataset: Path) -> None:
     rows = Rows(small_dataset)
-    later = np.flatnonzero(rows.times >= rows.facts.test_weeks[0][0])
+    test_row_indices = np.flatnonzero(rows.times >= rows.facts.test_weeks[0][0])
     assert (
-        average_precision(rows.boosted(later), rows.labels[later]) > 5 * rows.labels[later].mean()
+        average_precision(rows.boosted(test_row_indices), rows.labels[test_row_indices])
+        > 5 * rows.labels[test_row_indices].mean()
     )
     assert rows.facts.features[-1] == BOOSTED

@@ -38,10 +38,10 @@ def reference(rows: Rows, row: int, delay: int) -> dict[str, float]:
     """Compute all features of a row from their definitions."""
     t = rows.time[row]
     amount = rows.cents / 100
-    n = range(len(rows))
-    card = [i for i in n if rows.card[i] == rows.card[row]]
+    row_range = range(len(rows))
+    card = [i for i in row_range if rows.card[i] == rows.card[row]]
     upto = [i for i in card if i <= row]
-    earlier = upto[:-1][-50:]
+    earlier_amounts = upto[:-1][-50:]
     ratio = lambda a, b: math.log((a + 1) / (b + 1))  # noqa: E731
     middle = median(amount[i] for i in upto[-50:])
     seconds = (t % DAY) / 1e6
@@ -49,11 +49,13 @@ def reference(rows: Rows, row: int, delay: int) -> dict[str, float]:
 
     result = {
         "log_amount": math.log1p(amount[row]),
-        "log_ratio_to_mean": ratio(amount[row], sum(amount[i] for i in earlier) / len(earlier))
-        if earlier
+        "log_ratio_to_mean": ratio(
+            amount[row], sum(amount[i] for i in earlier_amounts) / len(earlier_amounts)
+        )
+        if earlier_amounts
         else 0,
         "log_gap": math.log1p(
-            min((t - rows.time[earlier[-1]]) / 1e6, longest) if earlier else longest
+            min((t - rows.time[earlier_amounts[-1]]) / 1e6, longest) if earlier_amounts else longest
         ),
         "sin_time": math.sin(2 * math.pi * seconds / 86_400),
         "cos_time": math.cos(2 * math.pi * seconds / 86_400),
@@ -72,7 +74,7 @@ def reference(rows: Rows, row: int, delay: int) -> dict[str, float]:
 
         labelled = [
             i
-            for i in n
+            for i in row_range
             if rows.terminal[i] == rows.terminal[row]
             and t - (delay + days) * DAY < rows.time[i] <= t - delay * DAY
         ]
@@ -95,8 +97,8 @@ def reference(rows: Rows, row: int, delay: int) -> dict[str, float]:
 def table(rows: Rows, delay: int = 7, chunk: int = 250_000) -> np.ndarray:
     """Return the features in the order of `rows`."""
     result = np.empty((len(rows), len(features.NAMES)), np.float32)
-    for piece, values in features.tables(rows, delay, chunk):
-        result[piece.id] = values
+    for piece_rows, piece_features in features.tables(rows, delay, chunk):
+        result[piece_rows.id] = piece_features
     return result
 
 
@@ -148,21 +150,21 @@ def test_features_ignore_labels_within_the_delay_and_later_transactions(
 
 @pytest.mark.slow
 def test_rare_transactions_over_many_years_do_not_overflow() -> None:
-    n = 400_000  # each card and terminal twice, 20 years apart
-    half = np.arange(n // 2)
+    row_count = 400_000  # each card and terminal twice, 20 years apart
+    half = np.arange(row_count // 2)
 
     rows = Rows.of(
-        id=np.arange(n),
+        id=np.arange(row_count),
         time=np.concatenate([half, half + 20 * 365 * DAY]) + START,
         card=np.concatenate([half, half]),
         terminal=np.concatenate([half, half]),
-        amount=np.ones(n),
-        fraud=np.ones(n, np.uint8),
+        amount=np.ones(row_count),
+        fraud=np.ones(row_count, np.uint8),
     )
 
-    values = dict(zip(features.NAMES, table(rows).T, strict=True))
-    assert (values["card_count_30d"] == 1).all()
-    assert (values["terminal_count_30d"] == 0).all()
+    values_by_feature = dict(zip(features.NAMES, table(rows).T, strict=True))
+    assert (values_by_feature["card_count_30d"] == 1).all()
+    assert (values_by_feature["terminal_count_30d"] == 0).all()
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])

@@ -159,10 +159,10 @@ def test_unsorted_rows_are_sorted_and_reported() -> None:
 
 
 def test_text_and_numbers_give_the_same_rows() -> None:
-    text = frame().select(pl.all().cast(pl.String))
-    one = checked(text)
-    other = checked(frame())
-    assert one.rows.to_frame().equals(other.rows.to_frame())
+    text_frame = frame().select(pl.all().cast(pl.String))
+    rows_of_text = checked(text_frame)
+    rows_of_numbers = checked(frame())
+    assert rows_of_text.rows.to_frame().equals(rows_of_numbers.rows.to_frame())
 
 
 def test_labels_may_be_true_and_false() -> None:
@@ -199,8 +199,8 @@ def test_time_zones_are_converted_to_utc() -> None:
         pl.col("time").dt.replace_time_zone("UTC").dt.convert_time_zone("Asia/Tokyo")
     )
     assert checked(local).rows.time.tolist() == checked(frame()).rows.time.tolist()
-    text = frame().with_columns(pl.col("time").dt.strftime("%Y-%m-%dT%H:%M:%SZ"))
-    assert checked(text).rows.time.tolist() == checked(frame()).rows.time.tolist()
+    text_frame = frame().with_columns(pl.col("time").dt.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    assert checked(text_frame).rows.time.tolist() == checked(frame()).rows.time.tolist()
 
 
 @pytest.mark.parametrize(

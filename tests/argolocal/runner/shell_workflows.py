@@ -1,0 +1,64 @@
+"""Workflows whose steps are shell commands. They share files in a claim, which tests read and
+write."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from argolocal.controllers.controller import Controller
+from argolocal.pods import filesystem
+from argolocal.runner.cluster import LocalCluster
+from tests import builders
+
+CLAIM = {"kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": {}}
+
+
+def workflow(templates: list[dict[str, Any]], name: str = "w", **spec: Any) -> dict[str, Any]:
+    """Return a workflow with these templates, which may mount the claim `shared`."""
+    volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]
+    return builders.workflow(*templates, volumes=volumes, name=name, **spec)
+
+
+def sh(name: str, command: str, **template: Any) -> dict[str, Any]:
+    """Return a template that runs a shell command. If the command contains /shared, the claim is
+    mounted at this path (see `shared`)."""
+    if "/shared" in command:
+        mounts = [{"name": "shared", "mountPath": "/shared"}]
+    else:
+        mounts = []
+
+    if mounts and not filesystem.supports_namespaces():
+        pytest.skip("needs mount namespaces")
+
+    container = {
+        "image": "alpine",
+        "command": ["sh", "-c"],
+        "args": [command],
+        "volumeMounts": mounts,
+    }
+    return {"name": name, "container": container, **template}
+
+
+def dag(*tasks: dict[str, Any], **template: Any) -> dict[str, Any]:
+    """Return the template `main` with the tasks of a DAG."""
+    return {"name": "main", "dag": {"tasks": list(tasks)}, **template}
+
+
+def cluster_with_claim(home: Path) -> LocalCluster:
+    """Return the cluster of a new home with the claim `shared`."""
+    cluster = LocalCluster(home)
+    Controller(cluster, "PersistentVolumeClaim").apply(CLAIM)
+    return cluster
+
+
+def shared(cluster: LocalCluster, name: str) -> Path:
+    """Return the path on this machine of /shared/NAME in pods."""
+    folder = cluster.home / "claims/shared"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / name
+
+
+def phases(status: dict[str, Any]) -> dict[str, str]:
+    """Return the phases of the nodes by name."""
+    return {node["name"]: node["phase"] for node in status["nodes"].values()}
