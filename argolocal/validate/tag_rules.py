@@ -37,7 +37,7 @@ METADATA_TAG = re.compile(r"workflow\.(label|annotation)s\.(.+)", re.DOTALL)
 
 @dataclass(frozen=True)
 class TextUse:
-    """How Argo uses a text. This determines whether a tag without a value prevents the run.
+    """The use of a text by Argo. It determines whether a tag without a value prevents the run.
 
     `has_all_parameters`: False if the workflow may have parameters that are not in the file, so
     that an unknown parameter is not an error. `is_validated`: Argo's validation reads the text.

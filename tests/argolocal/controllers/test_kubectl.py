@@ -264,7 +264,7 @@ def test_outputs_of_a_resource_step_equal_the_output_of_kubectl(cluster: LocalCl
     ],
 )
 def test_an_invalid_json_path_is_rejected_before_the_run(
-    source: dict[str, str], find_failure_message: str
+    source: dict[str, str], message: str
 ) -> None:
     check_outputs(
         {"outputs": {"parameters": [{"name": "a", "valueFrom": {"jsonPath": "{.x[{{item}}]}"}}]}},
@@ -272,7 +272,7 @@ def test_an_invalid_json_path_is_rejected_before_the_run(
     )
     with pytest.raises(ConfigError) as raised:
         check_outputs({"outputs": {"parameters": [{"name": "a", "valueFrom": source}]}}, "t")
-    assert find_failure_message in str(raised.value)
+    assert message in str(raised.value)
     assert str(raised.value).startswith("t.outputs.parameters[0].valueFrom.jsonPath")
 
 
@@ -477,9 +477,9 @@ def test_a_delete_by_labels_deletes_only_matching_objects(cluster: LocalCluster)
     ],
 )
 def test_a_flag_with_an_unsupported_effect_is_rejected(
-    cluster: LocalCluster, resource: dict[str, Any], find_failure_message: str
+    cluster: LocalCluster, resource: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=r"resource\.flags.*" + find_failure_message):
+    with pytest.raises(ConfigError, match=r"resource\.flags.*" + message):
         execute(make_workflow(resource), {}, cluster)
 
 

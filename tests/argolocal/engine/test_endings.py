@@ -1,4 +1,4 @@
-"""How nodes and workflows end: shutdowns, deadlines, containers, daemons. Also the inputs of a
+"""The ends of nodes and workflows: shutdowns, deadlines, containers, daemons. Also the inputs of a
 pod."""
 
 from pathlib import Path
