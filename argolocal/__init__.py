@@ -9,7 +9,7 @@ The names in PUBLIC_NAMES are the public API; each name is imported on first use
 import sys
 from importlib import import_module
 
-# Do not import `typing`: it loads twenty modules, during which a program cannot handle Ctrl-C.
+# Do not import `typing`: it loads twenty modules, and Ctrl-C during this time prints a traceback.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

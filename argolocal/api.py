@@ -96,8 +96,8 @@ class Outcome:
         return summary.list_outputs(entry_node) | summary.list_outputs(self.status)
 
     def artifact(self, node: str, name: str, to: Path) -> Path:
-        """Copy an artifact of a node to the path `to`, unpacked as for a later step. Raises
-        KeyError, StorageError."""
+        """Copy an artifact of a node to the path `to`, and unpack it as if it were an input of
+        another step. Raises KeyError for an unknown node or artifact, and StorageError."""
         load(dict(self.nodes[node].artifacts[name]), to, lambda s3_location: self.store)
         return to
 
@@ -106,7 +106,7 @@ class Outcome:
         result_output = {"result": node_outputs["result"]} if "result" in node_outputs else {}
         exit_code = node_outputs.get("exitCode")
 
-        # call `last_attempt` for retried steps only, because it searches all nodes, which is slow
+        # Look for the last attempt of retried steps only: the search visits all nodes of the run.
         if step.kind == "Retry":
             attempt = summary.find_last_attempt(self.status, step)
         else:
@@ -147,8 +147,8 @@ def run(
     workflow cannot run.
 
     `objects`: WorkflowTemplates, ConfigMaps and Secrets that the workflow refers to and that are
-    not in its file. `images`, `kinds` and `store` are arguments of LocalCluster. The default `home`
-    is a temporary folder, which is deleted together with the outcome.
+    not in its file. `images`, `kinds` and `store` are passed to LocalCluster. The default `home` is
+    a temporary folder, which is deleted when the outcome is garbage-collected.
     """
     if parameters is not None and not isinstance(parameters, Mapping):
         raise ConfigError(

@@ -1,6 +1,7 @@
 """Errors that users see. Each message names the wrong value, the rule and the remedy.
 
-The process exits with `exit_code`: one of `exit_codes.PERMANENT` if a retry cannot help.
+The process exits with the error's `exit_code`. If a retry cannot help, this is one of
+`exit_codes.PERMANENT_ERRORS`.
 """
 
 import os
@@ -16,7 +17,7 @@ class ArgolocalError(Exception):
     printed.
 
     The arguments are the lines of the message: one line, or one line per mistake. A line break
-    inside such a line belongs to a value that the message quotes.
+    inside an argument belongs to a value that the message quotes, so it is escaped.
     """
 
     exit_code = 1
@@ -59,8 +60,8 @@ class Conflict(StorageError):
 
 
 def describe(error: BaseException) -> str:
-    """Return a message for an exception of any class: what failed and, if it is a bug of this
-    program, where."""
+    """Return a message for an exception of any class. If the exception is a bug of this program,
+    the message ends with the file and line that raised it."""
     if isinstance(error, ArgolocalError | NodeError) or (type(error) is ValueError and str(error)):
         return str(error)
 

@@ -17,11 +17,10 @@ from urllib.parse import unquote
 
 from argolocal.errors import ConfigError, NotFound, StorageError
 
-# part of an object's key that cannot be a file name → file name to use
+# segment of an object's key that cannot be a file name → file name that is used instead
 ESCAPED_NAMES = {"": "%2F", ".": "%2E", "..": "%2E%2E"}
-# if the key of an object is the path of a folder, the object is the file with this name in the
-# folder
-FOLDER_OBJECT = "%"
+# An object whose key is also the path of a folder is stored in this folder, as a file of this name.
+FOLDER_OBJECT_NAME = "%"
 
 
 class ListedObject(Protocol):
@@ -39,8 +38,8 @@ class ObjectStore(Protocol):
     help."""
 
     def upload(self, path: Path, key: str, links: bool = True) -> None:
-        """Upload a file to `key`, or the files of a directory to keys below `key`. `links`: follow
-        symbolic links."""
+        """Upload a file to `key`, or the files of a directory to keys below `key`. `links`: True
+        uploads the targets of symbolic links in a directory, and False leaves the links out."""
         ...
 
     def download(self, key: str, path: Path) -> None:
@@ -83,7 +82,7 @@ class FolderStore:
                 self._write(source_file, f"{key.rstrip('/')}/{source_file.relative_to(path)}")
 
     def download(self, key: str, path: Path) -> None:
-        object_file = self._file(key)
+        object_file = self._object_path(key)
         if object_file.is_file() and not key.endswith("/"):
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(object_file, path)
@@ -106,21 +105,21 @@ class FolderStore:
 
             target_path.parent.mkdir(parents=True, exist_ok=True)
             if not listed_object.key.endswith("/"):
-                shutil.copyfile(self._file(listed_object.key), target_path)
+                shutil.copyfile(self._object_path(listed_object.key), target_path)
 
     def open(self, key: str) -> tuple[BinaryIO, int]:
         """Return the content and the size of an object. Raises NotFound."""
         try:
-            object_file = self._file(key).open("rb")
+            object_file = self._object_path(key).open("rb")
         except (OSError, ValueError):
             raise NotFound(f"{self.uri(key)} does not exist.") from None
         return object_file, os.fstat(object_file.fileno()).st_size
 
     def list(self, prefix: str) -> Iterator[FolderEntry]:
         folder, _, _ = prefix.rpartition("/")
-        object_files = (self._folder(folder) if folder else self._bucket()).rglob("*")
+        object_files = (self._escaped_path(folder) if folder else self._bucket_folder()).rglob("*")
         listed_objects = (
-            FolderEntry(self._key(object_file), object_file.stat().st_size)
+            FolderEntry(self._parse_key(object_file), object_file.stat().st_size)
             for object_file in object_files
             if object_file.is_file()
         )
@@ -133,37 +132,41 @@ class FolderStore:
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
-            self._file(key).unlink(missing_ok=True)
+            self._object_path(key).unlink(missing_ok=True)
 
     def uri(self, key: str) -> str:
         """Return the URI s3://bucket/key of an object."""
         return f"s3://{self.bucket}/{key}"
 
-    def _bucket(self) -> Path:
+    def _bucket_folder(self) -> Path:
+        """Return the folder of the bucket. Raises ConfigError if it does not exist."""
         if not self.root.is_dir():
             raise ConfigError(
                 f'bucket "{self.bucket}" does not exist: correct the name, or create {self.root}.'
             )
         return self.root
 
-    def _folder(self, key: str) -> Path:
+    def _escaped_path(self, key: str) -> Path:
+        """Return the path for a key: a folder if longer keys start with `key` and "/"."""
         name_parts = (
             ESCAPED_NAMES.get(name_part) or name_part.replace("%", "%25").replace("\0", "%00")
             for name_part in key.split("/")
         )
-        return self._bucket().joinpath(*name_parts)
+        return self._bucket_folder().joinpath(*name_parts)
 
-    def _file(self, key: str) -> Path:
-        folder_path = self._folder(key)
-        if folder_path.is_dir():
-            return folder_path / FOLDER_OBJECT
-        return folder_path
+    def _object_path(self, key: str) -> Path:
+        """Return the path of the file that contains, or would contain, the object."""
+        escaped_path = self._escaped_path(key)
+        if escaped_path.is_dir():
+            return escaped_path / FOLDER_OBJECT_NAME
+        return escaped_path
 
-    def _key(self, object_file: Path) -> str:
+    def _parse_key(self, object_file: Path) -> str:
+        """Return the key of the object that a file contains."""
         name_parts = [
             name_part
             for name_part in object_file.relative_to(self.root).parts
-            if name_part != FOLDER_OBJECT
+            if name_part != FOLDER_OBJECT_NAME
         ]
         return "/".join(
             "" if name_part == ESCAPED_NAMES[""] else unquote(name_part) for name_part in name_parts
@@ -171,17 +174,17 @@ class FolderStore:
 
     def _write(self, source_file: Path, key: str) -> None:
         """Copy a file to an object atomically."""
-        draft_path = self._bucket().with_name(f".{uuid.uuid4().hex}")
+        draft_path = self._bucket_folder().with_name(f".{uuid.uuid4().hex}")
 
         try:
             shutil.copyfile(source_file, draft_path)
             with self.lock:
                 for parent_folder in reversed(
-                    self._folder(key).relative_to(self.root).parents[:-1]
+                    self._escaped_path(key).relative_to(self.root).parents[:-1]
                 ):
                     self._make_folder(self.root / parent_folder)
 
-                os.replace(draft_path, self._file(key))
+                os.replace(draft_path, self._object_path(key))
         except OSError as error:
             raise StorageError(
                 f"{self.uri(key)} cannot be written: {error.strerror} ({error.filename})."
@@ -190,11 +193,11 @@ class FolderStore:
             draft_path.unlink(missing_ok=True)
 
     def _make_folder(self, path: Path) -> None:
-        # a file, the object with this key, is in the place of the new folder, so move it into the
-        # folder
+        """Create a folder if it does not exist."""
+        # The path may be the file of an object. Then the file moves into the new folder.
         if path.is_file():
             temporary_file = path.with_name(f"%{uuid.uuid4().hex}")
             path.rename(temporary_file)
             path.mkdir()
-            temporary_file.rename(path / FOLDER_OBJECT)
+            temporary_file.rename(path / FOLDER_OBJECT_NAME)
         path.mkdir(exist_ok=True)

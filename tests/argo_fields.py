@@ -14,8 +14,14 @@ from pydantic import BaseModel
 
 from argolocal.manifest.schema import REASONS_UNSUPPORTED, TABLES
 
-OWNER_BY_TABLE = {"Supplied": "arguments", "InputArtifact": "inputs", "OutputArtifact": "outputs"}
-LIMITS = {("Supplied", "fromExpression"): "of hooks: steps and tasks need from, or a location"}
+OWNER_BY_TABLE = {
+    "ArgumentArtifact": "arguments",
+    "InputArtifact": "inputs",
+    "OutputArtifact": "outputs",
+}
+LIMITS = {
+    ("ArgumentArtifact", "fromExpression"): "of hooks: steps and tasks need from, or a location"
+}
 OWNER_BY_TABLE["Argument"] = "arguments"
 OWNER_BY_TABLE["Input"] = "inputs"
 OWNER_BY_TABLE["Output"] = "outputs"

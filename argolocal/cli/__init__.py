@@ -166,8 +166,8 @@ def print_findings(
     as_json: bool,
     is_shown: Callable[["Finding"], bool] = lambda finding: True,
 ) -> int:
-    """Print all errors that `lint` found, and those warnings for which `is_shown` returns True.
-    Return the exit code of the command."""
+    """Check the documents, and print all errors and the warnings that `is_shown` accepts. Return
+    the exit code of the command."""
     from argolocal import validate
 
     all_findings = [
@@ -450,7 +450,7 @@ def server(
 
 
 def make_cluster() -> Any:
-    """Create the cluster object of the current program: argolocal, or rekindle, which reuses these
+    """Create the local cluster of the program that runs: argolocal, or rekindle, which reuses these
     commands."""
     module_name, _, class_name = program.cluster.partition(":")
     return getattr(import_module(module_name), class_name)(home())

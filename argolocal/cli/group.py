@@ -27,7 +27,7 @@ CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 
 class Commands(click.Group):
     """A click group that lists its commands by section and suggests a name for a mistyped command.
 
-    In a command's help, the lines of the `Example:` block are not wrapped.
+    The lines after `Example:` in a command's help are not wrapped.
     """
 
     group_class = type

@@ -36,8 +36,8 @@ print_unit_option = click.option(
 
 
 class NonEmptyName(click.ParamType):
-    """A non-empty name: if the variable RUN is unset, `argolocal stop "$RUN"` must not stop the
-    newest run."""
+    """A name that must not be empty: `argolocal stop "$RUN"` must not stop the newest run if the
+    variable RUN is not set."""
 
     name = "text"
 
@@ -72,7 +72,7 @@ class FiniteNumber(click.FloatRange):
 
 
 class NonEmptyPath(click.Path):
-    """A non-empty path: an empty path would mean the current folder."""
+    """A path that must not be empty, because an empty path would stand for the current folder."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)

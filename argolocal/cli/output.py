@@ -1,4 +1,4 @@
-"""Output that all commands share: results as text or JSON, errors, the exit code."""
+"""The parts of the output that all commands share: results as text or JSON, errors, exit codes."""
 
 import errno
 from collections.abc import Callable, Iterator, Mapping
@@ -20,8 +20,8 @@ def print_result(as_json: bool, result: Mapping[str, object], text: str) -> None
 
 @contextmanager
 def print_errors_as_json(as_json: bool) -> Iterator[None]:
-    """If an error occurs before the run starts, print it as a JSON object with `-o json`, then
-    raise it again."""
+    """With `as_json`, print an ArgolocalError that occurs in the block as a JSON object, in the
+    same form as the result of a run. In any case, the error is raised again."""
     try:
         yield
     except ArgolocalError as error:
@@ -59,8 +59,8 @@ def list_long_options(context: click.Context) -> list[str]:
 
 
 def format_usage_message(error: click.ClickException) -> str:
-    """Return one line about a wrong command line: the mistake, the most similar option, and the
-    command that prints the help."""
+    """Return one line about a wrong command line: the mistake, a hint, and the command that prints
+    the help."""
     message = " ".join(error.format_message().split())
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:

@@ -1,8 +1,8 @@
 """Make stdin, stdout and stderr usable even if the caller closed them, escape control characters,
 and handle write errors.
 
-    prepare()                   # before any output
-    ignore_stdout_errors()      # a run continues if its output cannot be written
+    prepare()                   # call before any output
+    ignore_stdout_errors()      # from now on, a failed write does not end the program
 """
 
 import errno
@@ -16,12 +16,12 @@ from argolocal.errors import ArgolocalError
 
 
 class UnwritableStdout(ArgolocalError):
-    """stdout cannot be written."""
+    """A write to stdout has failed."""
 
 
 class OutputDescriptor(io.FileIO):
-    """A file descriptor that raises an error only for the first failed write. After that, all
-    output goes to /dev/null, even at exit."""
+    """A file descriptor for output. Only the first failed write raises an error. Then all output
+    goes to /dev/null, also the output at exit."""
 
     def __init__(self, descriptor_number: int, ignore_errors: bool) -> None:
         super().__init__(descriptor_number, "wb", closefd=False)
@@ -34,7 +34,8 @@ class OutputDescriptor(io.FileIO):
             _open_devnull(self.fileno())
             if self.ignore_errors:
                 return memoryview(data).nbytes
-            # the reader of the pipe, such as `head`, may exit early; this is not an error
+            # A program that reads the pipe, such as `head`, may exit early. This is not reported as
+            # an error of the command.
             if error.errno == errno.EPIPE:
                 raise
             raise UnwritableStdout(
@@ -44,10 +45,11 @@ class OutputDescriptor(io.FileIO):
 
 
 def prepare() -> None:
-    """Open /dev/null for closed streams, so that no other file becomes stdout.
+    """Open /dev/null for each closed stream, because the next file that is opened would otherwise
+    become this stream.
 
-    From then on, stdout and stderr escape control characters and characters that their encoding
-    lacks.
+    From now on, stdout and stderr escape control characters, and characters that their encoding
+    cannot represent.
     """
     for descriptor_number in range(3):
         try:

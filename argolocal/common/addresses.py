@@ -18,7 +18,7 @@ PORT_AND_PATH = r"(?::\w*)?(?:/[^\s?#@;]*)?"
 SCHEME = r"(?:[a-z][a-z0-9+.-]*:)?//"
 NO_SCHEME = r"(?![a-z][a-z0-9+.-]*:/)"
 
-# an address that cannot be misread; group 2 (host, port and path) contains no secret
+# an address whose parts are unambiguous; group 2 (host, port and path) contains no secret
 CLEAN_ADDRESS = re.compile(
     rf"({SCHEME}|{NO_SCHEME})(?:[^\s/?#@]*@)?({HOST}{PORT_AND_PATH})", re.IGNORECASE
 )
@@ -54,16 +54,16 @@ USER_IN_ADDRESS = re.compile(
 USER_WITHOUT_SCHEME = re.compile(
     rf"{WORD_START}(?!(?:models|runs|mailto):)[^\s/:@'\"`=?#]+:(?!//)\S*{AT_SIGN}", re.IGNORECASE
 )
-# the host and port of an address whose path contains @, or a user and the start of a password
+# `//host:port/path@` or `//user:password@`: both are possible, so the text is hidden
 HOST_OR_USER = re.compile(rf"((?:(?<=:)|{WORD_START})//)[^\s/?#@:]+:\d+[/?#]\S*{AT_SIGN}")
 
 # the query or fragment of an address, without punctuation at the end
-VALUE_REST = r"(?:[^\s'\"<>()#]|['\"<>()](?=[\w%&=+/-]))*[^\s'\"<>()\]}:.,;#]"
-QUERY_IN_ADDRESS = re.compile(rf"(://[^\s?#'\"]*\?){VALUE_REST}")
+SECRET_TEXT = r"(?:[^\s'\"<>()#]|['\"<>()](?=[\w%&=+/-]))*[^\s'\"<>()\]}:.,;#]"
+QUERY_IN_ADDRESS = re.compile(rf"(://[^\s?#'\"]*\?){SECRET_TEXT}")
 # A fragment is hidden unless it is the path of a page, as in MLflow, or the anchor of a heading.
 PAGE_FRAGMENT = r"(?:/[\w./-]*|[a-z]+(?:-[a-z0-9]+)*)(?:[\s?'\"<>).,:]|$)"
-FRAGMENT_IN_ADDRESS = re.compile(rf"(://[^\s#'\"]*\#)(?!{PAGE_FRAGMENT}){VALUE_REST}")
-PARAMETERS_IN_ADDRESS = re.compile(rf"(://[^\s?#;'\"]*;)(?=[\w.-]+=){VALUE_REST}")
+FRAGMENT_IN_ADDRESS = re.compile(rf"(://[^\s#'\"]*\#)(?!{PAGE_FRAGMENT}){SECRET_TEXT}")
+PARAMETERS_IN_ADDRESS = re.compile(rf"(://[^\s?#;'\"]*;)(?=[\w.-]+=){SECRET_TEXT}")
 # the name of a parameter whose value is a secret
 SECRET_NAME = (
     r"[\w.-]*(?:token|sig|signature|secret|passw(?:or)?d|pwd|credential|session|api_?key|"
@@ -71,7 +71,7 @@ SECRET_NAME = (
 )
 # a secret parameter of an address that may lack a scheme; `code` and `key` are secrets only in some
 # addresses
-SECRET_VALUE = re.compile(rf"([?&;#](?:{SECRET_NAME}|code|key)=){VALUE_REST}", re.IGNORECASE)
+SECRET_VALUE = re.compile(rf"([?&;#](?:{SECRET_NAME}|code|key)=){SECRET_TEXT}", re.IGNORECASE)
 
 
 def format_address(address: str) -> str:
@@ -109,14 +109,14 @@ def _map_lines(hide_in_line: Callable[[str], str], text: str) -> str:
     and at most MAX_LINE_CHARS of each line."""
     is_cut = len(text) > MAX_TEXT_CHARS
     *lines, last_line = text[:MAX_TEXT_CHARS].split("\n")
-    shown_lines = [_hide_in_part(hide_in_line, line, is_cut=False) for line in lines]
-    shown_lines.append(_hide_in_part(hide_in_line, last_line, is_cut=is_cut))
+    shown_lines = [_hide_in_cut_line(hide_in_line, line, is_cut=False) for line in lines]
+    shown_lines.append(_hide_in_cut_line(hide_in_line, last_line, is_cut=is_cut))
     return "\n".join(shown_lines)
 
 
-def _hide_in_part(hide_in_line: Callable[[str], str], line: str, *, is_cut: bool) -> str:
-    """Apply `hide_in_line` to a line. Of a longer line, keep only the first MAX_LINE_CHARS
-    characters."""
+def _hide_in_cut_line(hide_in_line: Callable[[str], str], line: str, *, is_cut: bool) -> str:
+    """Apply `hide_in_line` to the first MAX_LINE_CHARS characters of a line. `is_cut`: True if the
+    caller has already cut the end of the line off."""
     if len(line) <= MAX_LINE_CHARS and not is_cut:
         return hide_in_line(line)
     return (

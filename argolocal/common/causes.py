@@ -1,7 +1,7 @@
 """Find the reason why a step failed.
 
-The message of a node may only refer to its attempts or children: the message of a retried step is
-"No more retries left". In this case, the message of an attempt states the reason.
+The message of a node may only refer to its attempts or children. For example, the message of a
+retried step is "No more retries left". Then the message of an attempt states the reason.
 """
 
 import re
@@ -10,9 +10,8 @@ from typing import Any
 
 from argolocal.common import exit_codes
 
-ATTEMPT_NUMBER = re.compile(
-    r"\((\d+)\)$"
-)  # matches the number of an attempt at the end of its name
+# matches the number of an attempt at the end of its name
+ATTEMPT_NUMBER = re.compile(r"\((\d+)\)$")
 # matches a part of Argo's messages about stopped workflows
 STOPPED_MESSAGE = re.compile(r"(stopped|shutdown|terminated) with strategy", re.IGNORECASE)
 # Argo's messages that only refer to a node's attempts or children. Source: Argo's operator.go

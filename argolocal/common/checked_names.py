@@ -1,8 +1,8 @@
 """Types for names from untrusted sources, such as the response of a server, a command line or a
 file. Every instance of these types is a valid name.
 
-    RunName("fraud-x7k2p")              # a str; raises InvalidName for "../project", "" or 5
-    RunName.or_none(row.get("name"))    # the same, but returns None for an invalid name
+    RunName("fraud-x7k2p")                    # raises InvalidName for "../project", "" or 5
+    RunName.parse_or_none(row.get("name"))    # returns None for an invalid name
 
 Convert a name to its type before it becomes part of a path, an object key or a request.
 """
@@ -27,8 +27,8 @@ class InvalidName(ConfigError):
 
 
 class CheckedName(str):
-    """A valid name. Each subclass defines its rule, and the constructor rejects all other
-    values."""
+    """A string that is a valid name. Each subclass defines a rule for names, and its constructor
+    rejects values that break the rule."""
 
     KIND: ClassVar[str]
     RULE: ClassVar[str]

@@ -16,12 +16,13 @@ SECRET_WORD = re.compile(
     re.IGNORECASE,
 )
 # names of variables, flags and settings whose values are secrets. The pattern matches fewer names
-# than SECRET, because a literal value of such a name is an error.
+# than SECRET_WORD, because a configuration with a literal value for such a name is rejected.
 SECRET_NAME = re.compile(
     r"(.*(PASSWORD|PASSWD|PASSPHRASE|SECRET|SECRET_KEY|ACCESS_KEY|API_?KEY|PRIVATE_KEY"
     r"|CREDENTIALS?)|(.*_)?(PASS|TOKEN)|.+_PWD|NOTIFY_URL)",
     re.IGNORECASE,
 )
+# names of settings for the special tokens of a tokenizer, which are not secrets
 VOCABULARY_TOKEN_NAME = re.compile(
     r"(.*_)?(PAD|EOS|BOS|UNK|MASK|SEP|CLS|NEW|MAX|MIN|START|STOP|END|SPECIAL)_TOKEN", re.IGNORECASE
 )
@@ -73,12 +74,12 @@ def is_header_text(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def require_header_text(text: str, token_source: str) -> str:
-    """Return `text`, a token, if it is valid as the value of a header. Otherwise raise a
-    ConfigError that names the `token_source` of the token. The errors of HTTP clients would show
-    the token itself."""
-    if is_header_text(text):
-        return text
+def require_header_text(token: str, token_source: str) -> str:
+    """Return `token` if HTTP clients can send it in a header. Otherwise raise a ConfigError
+    that names only the origin of the token, `token_source`: the error of an HTTP client would
+    show the token itself."""
+    if is_header_text(token):
+        return token
     raise ConfigError(
         f"{token_source} must be one line of text of printable ASCII characters, exactly as its"
         " server has issued it."
@@ -86,8 +87,8 @@ def require_header_text(text: str, token_source: str) -> str:
 
 
 def is_secret_name(name: str) -> bool:
-    """Return True if a variable, flag or setting with this name contains a secret. HF_TOKEN does;
-    `eos_token`, a word of a vocabulary, does not."""
+    """Return True if the value of a variable, flag or setting with this name is a secret: True for
+    HF_TOKEN, False for `eos_token`, a special token of a tokenizer."""
     name = name.replace("-", "_")
     return bool(SECRET_NAME.fullmatch(name)) and not VOCABULARY_TOKEN_NAME.fullmatch(name)
 

@@ -117,7 +117,8 @@ def _has_entries(home: Path) -> bool:
 
 
 def _owner_mark_name(real_path: Path, creates_key: bool = False) -> str:
-    """Return the name of the file which proves that this user made the home at `real_path`."""
+    """Return the name of the file which proves that this user made the home at `real_path`.
+    `creates_key`: create the user's key if it does not exist."""
     state_home = os.environ.get(STATE_HOME_VARIABLE, "")
     if not os.path.isabs(state_home):
         state_home = os.path.expanduser(DEFAULT_STATE_HOME)
@@ -135,7 +136,7 @@ def _owner_mark_name(real_path: Path, creates_key: bool = False) -> str:
         if key_file.exists():
             key = key_file.read_text()
         else:
-            # no key is stored, so use a random key, for which no home has a valid mark
+            # No key is stored. With a random key, the mark of every home is invalid.
             key = os.urandom(32).hex()
     except OSError as error:
         raise ConfigError(
@@ -150,8 +151,8 @@ def _owner_mark_name(real_path: Path, creates_key: bool = False) -> str:
 
 
 def write_redirect_page(home: Path, url: str) -> str:
-    """Write a file that redirects to the secret `url`, and return its path. The browser gets the
-    path as its argument, because all local users can see the arguments of a process."""
+    """Write a file that redirects to the secret `url`, and return its path. Start the browser with
+    this path instead of the URL, because all local users can see the arguments of a process."""
     create_home(home)
     page_path = home / "page.html"
     page_html = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">'

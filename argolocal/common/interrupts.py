@@ -1,11 +1,11 @@
 """Handle the signals that stop a run: Ctrl-C, SIGTERM and SIGHUP.
 
-# a command in the foreground: after Ctrl-C, `run` raises KeyboardInterrupt, and `caught` is 2
-with StopSignals(stop_file, ask=True, exit_after=3.0) as signals:
+# in a command: after Ctrl-C, `run` raises KeyboardInterrupt, and `signals.caught` is 2 (SIGINT)
+with StopSignals(stop_file, asks_before_stop=True, exit_after_seconds=3.0) as signals:
     local_run.run(on_change, signals)
 
-# in a library: the previous handlers are called
-with Interrupts() as signals: ...
+# in a library: a signal also calls the handlers of the program that uses the library
+with InterruptHandlers() as signals: ...
 """
 
 import math
@@ -22,17 +22,19 @@ from typing import Any, Self
 
 from argolocal.common import exit_codes
 
-# A second signal is deferred only if it follows the first within this number of seconds, because
-# `timeout` sends two signals within microseconds.
+# A second signal is deferred only if it follows the first within this number of seconds: the
+# command `timeout` sends two signals within microseconds, and a user who presses Ctrl-C again
+# later wants to stop at once.
 FORCE_STOP_AFTER_S = 0.5
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class InterruptHandlers:
-    """Signal handlers that are active in a `with` block, in the main thread only. SIGHUP remains
-    ignored if `nohup` has set this.
+    """Signal handlers that are active in a `with` block, in the main thread only. Under `nohup`,
+    SIGHUP remains ignored.
 
-    A handler calls the previous handler of the signal, or else raises KeyboardInterrupt.
+    A handler calls the previous handler of the signal. If the signal did not have a handler, it
+    raises KeyboardInterrupt.
     """
 
     def __init__(self) -> None:
@@ -58,10 +60,10 @@ class InterruptHandlers:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Defer signals until `allowed` is entered, because an exception before that could lose
-        track of a process that has just started.
+        """Defer signals until `allowed` is entered: an exception before that could lose track of a
+        process that has just started.
 
-        A second signal is not deferred if it arrives more than FORCE_AFTER_S after the first.
+        A second signal is not deferred if it arrives more than FORCE_STOP_AFTER_S after the first.
         """
         self.is_deferring = True
         try:
@@ -83,7 +85,8 @@ class InterruptHandlers:
             self.is_deferring = was_deferring
 
     def receive(self, signal_number: int, frame: FrameType | None) -> None:
-        """Call the previous handler of a signal. Raise KeyboardInterrupt if the signal had none."""
+        """Call the previous handler of a signal. Raise KeyboardInterrupt if the signal had the
+        default action."""
         handler = self.previous_handlers[signal_number]
         if callable(handler):
             handler(signal_number, frame)
@@ -105,10 +108,10 @@ class StopSignals(InterruptHandlers):
     """The first signal raises KeyboardInterrupt and sets `caught` to its number; further signals
     are ignored.
 
-    `ask`: ask before the first Ctrl-C on a terminal stops the run. `stop_file`: file that exists
-    while `argolocal stop` stops the workflow; the signal of that command is not recorded in
-    `caught`. `exit_after`: a further signal more than this many seconds after the first exits at
-    once; then `argolocal resume` cleans up.
+    `stop_file`: file that exists while `argolocal stop` stops the workflow; the signal of that
+    command is not recorded in `caught`. `asks_before_stop`: ask before the first Ctrl-C on a
+    terminal stops the run. `exit_after_seconds`: a further signal more than this many seconds after
+    the first exits at once; then `argolocal resume` cleans up.
     """
 
     def __init__(
@@ -119,8 +122,8 @@ class StopSignals(InterruptHandlers):
     ) -> None:
         super().__init__()
         self.stop_file = stop_file
-        self.exit_after = exit_after_seconds
-        self.ask = asks_before_stop and sys.stdin is not None and sys.stdin.isatty()
+        self.exit_after_seconds = exit_after_seconds
+        self.asks_before_stop = asks_before_stop and sys.stdin is not None and sys.stdin.isatty()
         self.say: Callable[[str], None] = lambda line: print(
             f"note: {line}", file=sys.stderr, flush=True
         )
@@ -129,7 +132,7 @@ class StopSignals(InterruptHandlers):
 
     def receive(self, signal_number: int, frame: FrameType | None) -> None:
         if self.caught:
-            if time.monotonic() - self.caught_at > self.exit_after:
+            if time.monotonic() - self.caught_at > self.exit_after_seconds:
                 os._exit(exit_codes.SIGNAL_OFFSET + signal_number)
 
             return
@@ -137,8 +140,8 @@ class StopSignals(InterruptHandlers):
         if self.stop_file and self.stop_file.exists():
             raise KeyboardInterrupt
 
-        if signal_number == signal.SIGINT and self.ask:
-            self.ask = False
+        if signal_number == signal.SIGINT and self.asks_before_stop:
+            self.asks_before_stop = False
             self.say(
                 "Stop this run? y or another Ctrl-C stops the run, any other answer continues it."
             )
@@ -160,5 +163,5 @@ class StopSignals(InterruptHandlers):
         if answer.strip().lower().startswith(b"y"):
             os.kill(os.getpid(), signal.SIGINT)
         else:
-            self.ask = True
+            self.asks_before_stop = True
             self.say("Continuing.")

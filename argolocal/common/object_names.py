@@ -1,6 +1,6 @@
 """Names of Kubernetes objects and of their parts, and the rules of the API server for them.
 
-    object_names.check_object("ConfigMap", "cache-feature/login")     # raises ConfigError
+    object_names.check_object_name("ConfigMap", "cache-feature/login")     # raises ConfigError
 
 A name may contain a template tag, whose value is known only at run time. Therefore each name is
 checked when an object or a file is created. Source: Kubernetes' apimachinery/pkg/util/validation
@@ -118,7 +118,7 @@ def check_object_name(kind: str, name: object) -> None:
 
 def check_labels(labels: Mapping[object, object] | None, message_prefix: str) -> None:
     """Raise ConfigError for a label that the API server rejects."""
-    for key, value in _mapping_items(labels, message_prefix):
+    for key, value in _require_items(labels, message_prefix):
         QUALIFIED_NAME_RULE.check(key, message_prefix)
         LABEL_VALUE_RULE.check(value, f"{message_prefix}.{key}")
 
@@ -126,7 +126,7 @@ def check_labels(labels: Mapping[object, object] | None, message_prefix: str) ->
 def check_annotations(annotations: Mapping[object, object] | None, message_prefix: str) -> None:
     """Raise ConfigError for an annotation that the API server rejects. Keys of annotations may
     contain upper case letters in their prefix."""
-    for key, value in _mapping_items(annotations, message_prefix):
+    for key, value in _require_items(annotations, message_prefix):
         QUALIFIED_NAME_RULE.check(key.lower() if isinstance(key, str) else key, message_prefix)
         if not isinstance(value, str):
             raise ConfigError(
@@ -138,7 +138,7 @@ def check_data(kubernetes_object: Mapping[str, Any], kind: str, name: str) -> No
     """Raise ConfigError for the data of a ConfigMap or Secret that the API server rejects."""
     for data_field in DATA_FIELDS:
         is_encoded = data_field == "binaryData" or (data_field == "data" and kind == "Secret")
-        for key, value in _mapping_items(
+        for key, value in _require_items(
             kubernetes_object.get(data_field), f"{kind} {name}.{data_field}"
         ):
             DATA_KEY_RULE.check(key, f'{kind} "{name}" is invalid: data')
@@ -156,9 +156,11 @@ def check_data(kubernetes_object: Mapping[str, Any], kind: str, name: str) -> No
                 ) from None
 
 
-def _mapping_items(
+def _require_items(
     mapping: Mapping[object, object] | None, message_prefix: str
 ) -> Iterable[tuple[object, object]]:
+    """Return the keys and values of a mapping, or none for None. Raises ConfigError for another
+    type."""
     if mapping and not isinstance(mapping, Mapping):
         raise ConfigError(
             f"{message_prefix} is {mapping!r:.{MAX_SHOWN_CHARACTERS}}: it must map names to values."

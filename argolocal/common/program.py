@@ -6,6 +6,7 @@ POD_VARIABLE = "ARGOLOCAL_POD"
 # name of the environment variable with the path of the container's termination message
 TERMINATION_LOG_VARIABLE = "ARGOLOCAL_TERMINATION_LOG"
 name = "argolocal"
+# MODULE:NAME of the class of the local cluster
 cluster = "argolocal.runner.cluster:LocalCluster"
 
 

@@ -1,5 +1,5 @@
-"""Format texts for a terminal: escape control characters, also in streams, shorten messages, and
-write durations in words."""
+"""Format text for a terminal: escape control characters in strings and streams, shorten messages,
+and format durations."""
 
 import io
 import re
@@ -38,8 +38,8 @@ def escape_control_chars(text: str) -> str:
 
 
 def escape_to_one_line(text: str) -> str:
-    """Return `visible(text)` with escaped line breaks and tabs, so that a value in a message cannot
-    look like another message."""
+    """Return the text with escaped control characters, line breaks and tabs, so that a value in a
+    message cannot look like another message."""
     return escape_control_chars(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -51,8 +51,8 @@ def _escape_character(character_match: re.Match[str]) -> str:
 
 
 def shorten(text: str) -> str:
-    """Return `visible(text)` cut to MAX_MESSAGE_LENGTH characters, since a message may quote a
-    value of any length."""
+    """Return the text with escaped control characters, cut to MAX_MESSAGE_LENGTH characters, since
+    a message may quote a value of any length."""
     excess_length = len(text) - MAX_MESSAGE_LENGTH
     if excess_length <= 0:
         return escape_control_chars(text)
@@ -62,7 +62,7 @@ def shorten(text: str) -> str:
 
 
 def truncate(text: str, max_length: int = 60) -> str:
-    """Return `text`; if it has more than `max_length` characters, its beginning and "..."."""
+    """Return `text`, or its beginning and "..." if it has more than `max_length` characters."""
     if len(text) <= max_length:
         return text
     return f"{text[: max_length - 3]}..."

@@ -1,9 +1,9 @@
-"""Store the objects of the local cluster as files `objects/<Kind>/<name>.json`, and apply them as
-kubectl does.
+"""Store the objects of the local cluster as files `objects/<Kind>/<name>.json`, and apply changes
+to them as kubectl does.
 
-A plain `Controller` only stores objects, such as ConfigMaps and PodDisruptionBudgets. The
-controllers of other kinds are subclasses. The file of an object is changed under a lock, because
-the supervisor may change the status of the object at the same time.
+A plain `Controller` only stores objects, such as ConfigMaps and PodDisruptionBudgets. Kinds whose
+objects have an effect have subclasses of it. The file of an object is changed under a lock, because
+another process, the supervisor of the Deployments, may change the object's status at the same time.
 """
 
 import copy
@@ -28,7 +28,7 @@ LAST_APPLIED_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 class Controller:
-    """Stores the objects of one kind; the base class of all controllers."""
+    """Stores the objects of one kind. Base class of all controllers."""
 
     kind = ""
     # supported values of apiVersion; an empty tuple allows any value
@@ -58,8 +58,8 @@ class Controller:
             object_names.check_data(kubernetes_object, self.kind, metadata["name"])
 
     def apply(self, kubernetes_object: Object) -> Object:
-        """Create or update the object as `kubectl apply` does. Fields that were not set by `apply`
-        are kept.
+        """Create or update the object as `kubectl apply` does. Fields that no earlier `apply` has
+        set are kept.
 
         Raises ConfigError, and Conflict if `kubernetes_object` has a resourceVersion that differs
         from the current object's.
@@ -97,6 +97,9 @@ class Controller:
         return self._write(name, update_current)
 
     def _write(self, name: str, update: Callable[[Object | None], Object]) -> Object:
+        """Store the result of `update(object)` with the metadata that the API server sets, and
+        return the result of `on_write`."""
+
         def add_metadata(current_object: Object | None) -> Object:
             new_object = update(copy.deepcopy(current_object))
             metadata = {
@@ -135,22 +138,23 @@ class Controller:
         return self.on_write(stored_object)
 
     def on_write(self, stored_object: Object) -> Object:
-        """React to an object that was just applied or patched, and return the object's new
-        state."""
+        """Called after an object was applied or patched. Return the object with its current
+        status."""
         return stored_object
 
     def get(self, name: str) -> Object | None:
-        """Return the object with this name, or None."""
+        """Return the object with this name, or None. A subclass may update the object first."""
         return self.read(name)
 
     def read(self, name: str) -> Object | None:
-        """Return the object with this name on disk, or None."""
+        """Return the object with this name as it is on disk, or None."""
         try:
             return read_object(self._path(name))
         except FileNotFoundError:
             return None
 
     def names(self) -> list[str]:
+        """Return the sorted names of the objects on disk."""
         return sorted(path.stem for path in self.folder.glob("*.json"))
 
     def objects(self) -> dict[str, Object]:
@@ -164,13 +168,13 @@ class Controller:
     def delete(self, name: str) -> bool:
         """Delete the object. Return False if the object did not exist."""
         with self._locked():
-            has_existed = self._path(name).exists()
+            existed = self._path(name).exists()
             self._path(name).unlink(missing_ok=True)
-        return has_existed
+        return existed
 
     def change(self, name: str, update: Callable[[Object | None], Object | None]) -> Object | None:
-        """Replace the object by the result of `update(object)`, unless the result is None. Return
-        the object that is then stored."""
+        """Replace the object by the result of `update(object)`. If the result is None, keep the
+        object. Return the object that is then stored; None if it does not exist."""
         with self._locked():
             current_object = self.read(name)
             new_object = update(copy.deepcopy(current_object))
@@ -192,7 +196,7 @@ class Controller:
         """Do the periodic work of this controller. Called every 0.1 s during a run."""
 
     def clean_up(self) -> None:
-        """Remove files that completed objects of this run have left."""
+        """Remove the remaining files of this run's completed objects."""
 
     def stop(self, grace_seconds: float) -> None:
         """Stop the objects' processes that this process has started, without deleting objects."""
@@ -212,7 +216,7 @@ class Controller:
 
 
 def _without_last_applied(kubernetes_object: Object) -> Object:
-    """Return the object without the annotation that contains the last applied object."""
+    """Return the object without the annotation that stores its last applied version."""
     metadata = kubernetes_object["metadata"]
     annotations = {
         key: value
@@ -225,8 +229,8 @@ def _without_last_applied(kubernetes_object: Object) -> Object:
 
 
 def merge_three_way(last_object: object, new_object: object, current_object: object) -> Any:
-    """Merge three versions of an object as kubectl's three-way merge does: the last applied, the
-    new and the current version."""
+    """Return the new version of an object, extended by the fields of the current version that the
+    last applied version did not contain, as kubectl's three-way merge does."""
     if not (isinstance(new_object, dict) and isinstance(current_object, dict)):
         return copy.deepcopy(new_object)
 
@@ -245,7 +249,7 @@ def merge_three_way(last_object: object, new_object: object, current_object: obj
 
 def require_single_container(spec: Object, field_path: str) -> Object:
     """Return the only container of a pod spec. Raises ConfigError if the spec has several
-    containers or the container has no image."""
+    containers, if the image is missing, or if a volume is not supported."""
     containers = spec.get("containers") or []
     if len(containers) != 1 or spec.get("initContainers"):
         raise ConfigError(

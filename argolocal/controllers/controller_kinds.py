@@ -38,12 +38,12 @@ class Kinds:
         self.types.update(dict.fromkeys(kinds or (controller.kind,), controller))
 
     def controllers(self, cluster: Cluster, run_directory: Path) -> dict[str, Controller]:
-        """Return a controller for each kind; the logs and directories of pods are below
+        """Return a new controller for each kind. They store the logs and directories of pods below
         `run_directory`."""
         controllers = {
             kind: controller_class(cluster, kind=kind, run=run_directory)
             for kind, controller_class in self.types.items()
         }
-        for controller_class in controllers.values():
-            controller_class.controllers = controllers
+        for controller in controllers.values():
+            controller.controllers = controllers
         return controllers

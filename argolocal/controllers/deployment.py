@@ -1,13 +1,13 @@
 """Deployments and their Services. The pods of a Deployment outlive the run that applied it.
 
-A change of a Deployment writes the object, and starts the supervisor if it does not run. The
-supervisor is a separate process (deployment_supervisor.py), recorded in
-`deployments/supervisor.json`. If the supervisor dies, the next command restarts it, unless `down`
-has stopped the supervisor.
+Each change of a Deployment writes its object, and starts the supervisor if it is not running. The
+supervisor is a separate process (deployment_supervisor.py) that runs the pods. Its pid is recorded
+in `deployments/supervisor.json`. If the supervisor dies, the next command restarts it, unless the
+command `down` has stopped it.
 
-Differences from Kubernetes: no autoscaler changes `replicas`. A rollout does not wait for its
-progressDeadlineSeconds: it fails if its pod exits four times in a row, or once with a code in
-`exit_codes.PERMANENT` (errors that a restart cannot fix). A Service listens on 127.0.0.1. Each
+Differences from Kubernetes: no autoscaler changes `replicas`. A rollout also fails before its
+progressDeadlineSeconds, if a new pod exits four times in a row, or once with a code in
+`exit_codes.PERMANENT_ERRORS`, which a restart cannot fix. A Service listens on 127.0.0.1. Each
 headless Service listens on a loopback address of its own.
 """
 
@@ -51,7 +51,7 @@ class Services(Controller):
     """Stores Services; the supervisor listens on their ports."""
 
     kind = "Service"
-    hint = ""  # the end of an error message; it says how to choose another port
+    hint = ""  # part of error messages that says how to choose another port
 
     def check(self, kubernetes_object: Object) -> None:
         """Raise ConfigError for a Service without selector or ports, and for a port that is invalid
@@ -81,6 +81,7 @@ class Services(Controller):
                 self._check_port(port, name)
 
     def _check_port(self, port: int, name: str) -> None:
+        """Raise ConfigError if another Service or another program uses the port."""
         for other_service in self.objects().values() if Deployments(self.cluster).running() else []:
             if is_headless(other_service):
                 used_ports = []
@@ -131,9 +132,9 @@ class Deployments(Controller):
                 raise ConfigError(f"{field_path}: {probe_field} must be an httpGet here.")
 
     def apply(self, kubernetes_object: Object) -> Object:
-        """Apply the object, and record the Origin of this process unless `kubernetes_object`
-        already has an Origin. The supervisor needs the Origin because it starts pods of several
-        projects."""
+        """Apply the object. Unless the object already has an Origin, set it to the Origin of this
+        process: the supervisor starts pods of several projects, and needs it to find their
+        code."""
         metadata = kubernetes_object.get("metadata") or {}
         process_identity = f"{os.getpid()}/{read_start_ticks(os.getpid())}"
         origin = to_json(asdict(Origin(path=self.cluster.path)) | {"process": process_identity})
@@ -165,6 +166,8 @@ class Deployments(Controller):
         return stored_object
 
     def get(self, name: str) -> Object | None:
+        """Return the object with this name, or None. A dead supervisor is restarted first, so that
+        it updates the status."""
         self.revive()
         return self.read(name)
 
@@ -238,8 +241,8 @@ class Deployments(Controller):
         return [kubernetes_object["metadata"]["name"] for kubernetes_object in stopped_objects]
 
     def overview(self) -> list[Object]:
-        """Return one dict per Deployment with its kind, name, address, `running` and number of
-        ready pods."""
+        """Return a dict for each Deployment: its kind, name, address, whether the supervisor is
+        running, and the number of ready pods."""
         services = [
             kubernetes_object
             for kubernetes_object in Services(self.cluster).objects().values()
@@ -276,8 +279,8 @@ class Deployments(Controller):
         return overview_rows
 
     def start(self) -> None:
-        """Start the supervisor if it is not running, even if `down` has stopped it. This method
-        does not wait until the supervisor is ready."""
+        """Start the supervisor if it is not running, even if `down` has stopped it, and return
+        before the supervisor is ready."""
         with self._locked():
             if self.running():
                 return
@@ -315,6 +318,8 @@ class Deployments(Controller):
         )
 
     def _record(self) -> dict[str, int] | None:
+        """Return pid and start time (`since`, in clock ticks since boot) of the supervisor that was
+        started last; None if `down` has stopped it. Raises InvalidDocument."""
         try:
             supervisor_record = read_object(self.home / RECORD_FILE_NAME)
         except FileNotFoundError:
@@ -349,6 +354,7 @@ def pod_labels(template: Object) -> dict[str, str]:
 
 
 def _check_port_is_free(port: int, field_path: str, hint: str) -> None:
+    """Raise ConfigError if no program can listen on this port of 127.0.0.1."""
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except (OSError, OverflowError) as error:

@@ -1,11 +1,12 @@
-"""The supervisor of a home's Deployments and Services. The supervisor reconciles pods with the
-objects on disk, and listens on the ports of the Services.
+"""The supervisor of a home's Deployments and Services. The supervisor starts and ends pods as the
+objects on disk demand, and listens on the ports of the Services.
 
 On SIGTERM, the supervisor terminates the pods and exits. No request is lost when a pod is
 terminated: the client's connection stays open, and requests that the pod's server has not read are
-sent to another pod. A new selector of a Service applies to new connections. The supervisor
-implements HTTPRoutes itself, without a Gateway. It distributes connections to the first Service of
-an HTTPRoute among all Services of the route, and mirrors them.
+sent to another pod. When the selector of a Service changes, open connections are not affected. The
+supervisor implements HTTPRoutes itself, without a Gateway. It distributes the connections to the
+first Service of an HTTPRoute among all Services of the route, and copies the requests to the
+route's mirrors.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ Address = tuple[str, int]
 
 @dataclass
 class ListeningPort:
-    """A listening port of a Service."""
+    """A port on which the supervisor listens for a Service."""
 
     server: asyncio.Server
     service: str
@@ -48,10 +49,10 @@ class ListeningPort:
 
 @dataclass
 class Route:
-    """The backends of one rule of an HTTPRoute, which share the connections to a Service."""
+    """A rule of an HTTPRoute: the Services that share the connections to its first Service."""
 
     weights: dict[str, int]  # name of a Service → its weight
-    mirrors: list[str]
+    mirrors: list[str]  # names of the Services that get a copy of each request
     connections: Counter[str] = field(default_factory=Counter, compare=False)
 
     def choose_backend(self) -> str:
@@ -77,27 +78,28 @@ class Client:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    unread_bytes: bytes = b""  # bytes from the client that no server has read yet yet
-    # True if a server has read bytes from the client that it has not answered yet
+    unread_bytes: bytes = b""  # bytes from the client that were not sent to a server yet
+    # True if bytes were sent to a server that has not answered yet
     awaits_answer: bool = False
     # time of the last bytes in either direction
     last_activity: float = field(default_factory=time.monotonic)
 
     @property
     def has_unread_bytes(self) -> bool:
-        """True if bytes from the client have arrived that no server has read yet."""
+        """True if bytes from the client have arrived that were not sent to a server yet."""
         return not self.reader.at_eof() and (
             bool(self.unread_bytes) or _has_event(self.writer, select.POLLIN)
         )
 
     @property
     def idle(self) -> bool:
-        """True if no response is pending."""
+        """True if no response is pending, and the last bytes are older than IDLE_AFTER_S."""
         return not self.awaits_answer and time.monotonic() - self.last_activity > IDLE_AFTER_S
 
 
 class Supervisor:
-    """Reconciles all Deployments of a home, and forwards the connections to its Services."""
+    """Runs the pods of all Deployments of a home, and forwards connections from the Services to the
+    pods."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -166,8 +168,8 @@ class Supervisor:
         rollout.update_status(kubernetes_object)
 
     async def _update_listening_ports(self, deployments: dict[str, Object]) -> None:
-        """Open and close ports so that exactly the ports of Services with a matching Deployment are
-        open."""
+        """Open and close ports until the ports of all Services that select the pods of a Deployment
+        are open, and no others."""
         self._read_routes()
         desired_listeners: dict[Address, tuple[str, dict[str, str], Any]] = {}
 
@@ -210,7 +212,7 @@ class Supervisor:
                 )
                 self.listening_ports[address] = ListeningPort(server, name, selector, target_port)
             except OSError as error:
-                # another program may use the port: the next call of `_listen` tries again
+                # another program may use the port; the next call of this method tries again
                 print(f"port {address[1]}: {error}", file=sys.stderr, flush=True)
 
     def _read_routes(self) -> None:
@@ -254,6 +256,7 @@ class Supervisor:
         )
 
     def _find_selector(self, service_name: str) -> dict[str, str] | None:
+        """Return the selector of a Service, or None if the Service does not exist."""
         kubernetes_object = self.services.get(service_name)
         return kubernetes_object and kubernetes_object["spec"]["selector"]
 
@@ -263,6 +266,7 @@ class Supervisor:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
+        """Serve a client's connection until it is closed, with one pod after the other."""
         client = Client(reader, writer)
         self.clients.add(client)
         try:
@@ -303,22 +307,25 @@ class Supervisor:
             and (writer := await self._open_mirror(listening_port, mirror_replica))
         ]
 
-        downstream = None
+        server_writer = None
 
         try:
-            upstream, downstream = await asyncio.open_connection(
+            server_reader, server_writer = await asyncio.open_connection(
                 replica.pod.ip, _find_target_port(replica, listening_port)
             )
-            request_task = asyncio.create_task(_copy_requests(client, downstream, mirror_writers))
-            await _copy_answers(upstream, client)
+            request_task = asyncio.create_task(
+                _copy_requests(client, server_writer, mirror_writers)
+            )
+            await _copy_answers(server_reader, client)
             # let `request_task` run, so that it sees bytes that have just arrived
             await asyncio.sleep(0)
 
             if (
-                replica.pod.ending
+                replica.pod.is_ending
                 and not client.awaits_answer
                 and not client.writer.is_closing()
-                # otherwise, the server may have closed the connection on purpose after its response
+                # in other states, the server may have closed the connection after its response on
+                # purpose
                 and (client.has_unread_bytes or client.idle)
             ):
                 request_task.cancel()
@@ -330,8 +337,8 @@ class Supervisor:
             return False
         finally:
             replica.connections -= 1
-            if downstream:
-                downstream.close()
+            if server_writer:
+                server_writer.close()
 
     async def _open_mirror(
         self, listening_port: ListeningPort, replica: Replica
@@ -351,30 +358,34 @@ class Supervisor:
 
 
 def _find_target_port(replica: Replica, listening_port: ListeningPort) -> int:
+    """Return the number of the pod's port to which a Service forwards connections."""
     return find_port_number(replica.pod.spec["containers"][0], listening_port.target)
 
 
 async def _discard_input(reader: asyncio.StreamReader) -> None:
+    """Read and drop all bytes until the connection is closed."""
     with suppress(OSError):
         while await reader.read(CHUNK_BYTES):
             pass
 
 
 async def _copy_requests(
-    client: Client, server: asyncio.StreamWriter, mirror_writers: Sequence[asyncio.StreamWriter]
+    client: Client,
+    server_writer: asyncio.StreamWriter,
+    mirror_writers: Sequence[asyncio.StreamWriter],
 ) -> None:
-    """Copy bytes from a client to a server until one of them disconnects. Disconnect slow
-    `mirror_writers`."""
+    """Copy bytes from a client to a server and to mirrors until the client or the server
+    disconnects. Disconnect a mirror that reads too slowly."""
     try:
         while chunk := client.unread_bytes or await client.reader.read(CHUNK_BYTES):
             client.unread_bytes = chunk
-            if not client.awaits_answer and _has_event(server, select.POLLRDHUP):
+            if not client.awaits_answer and _has_event(server_writer, select.POLLRDHUP):
                 return  # the server no longer reads requests
 
             client.unread_bytes = b""
             client.awaits_answer = True
             client.last_activity = time.monotonic()
-            server.write(chunk)
+            server_writer.write(chunk)
 
             for writer in mirror_writers:
                 if writer.transport.get_write_buffer_size() < MAX_MIRROR_BACKLOG_BYTES:
@@ -382,20 +393,20 @@ async def _copy_requests(
                 else:
                     writer.transport.abort()
 
-            await server.drain()
+            await server_writer.drain()
 
         # close only this direction, because the client may still wait for a response
-        server.write_eof()
+        server_writer.write_eof()
     except OSError:
-        server.transport.abort()
+        server_writer.transport.abort()
     finally:
         for writer in mirror_writers:
             writer.close()
 
 
-async def _copy_answers(server: asyncio.StreamReader, client: Client) -> None:
+async def _copy_answers(server_reader: asyncio.StreamReader, client: Client) -> None:
     """Copy bytes from a server to a client until the server disconnects."""
-    while chunk := await server.read(CHUNK_BYTES):
+    while chunk := await server_reader.read(CHUNK_BYTES):
         client.awaits_answer = False
         client.last_activity = time.monotonic()
         client.writer.write(chunk)
@@ -403,8 +414,8 @@ async def _copy_answers(server: asyncio.StreamReader, client: Client) -> None:
 
 
 def _has_event(writer: asyncio.StreamWriter, poll_event: int) -> bool:
-    """Return True if the connection has the poll event `poll_event` or is closed. asyncio would
-    report this later."""
+    """Return True if the connection is closed, or if poll(2) reports `poll_event` for it now.
+    asyncio would report the event only in the next iteration of its loop."""
     if writer.is_closing():
         return True
     poller = select.poll()

@@ -26,9 +26,10 @@ from argolocal.manifest.patch import PATCH_FUNCTIONS, PatchError
 from argolocal.manifest.read import ObjectIdentity, generate_suffix
 from argolocal.manifest.types import Object
 
-# flags that take a value and have no effect here
+# flags with a value that are accepted and ignored
 FLAGS_WITH_VALUE = ("-n", "--namespace", "--field-manager", "--grace-period", "--timeout")
-IGNORED_FLAGS = (
+# other flags that are accepted; only --ignore-not-found has an effect
+ACCEPTED_FLAGS = (
     "--validate",
     "--cascade",
     "--wait",
@@ -38,9 +39,11 @@ IGNORED_FLAGS = (
     "--overwrite",
     "--server-side",
 )
+# start of kubectl's message for the action `create`
 ALREADY_EXISTS_MESSAGE = (
     'Error from server (AlreadyExists): error when creating "/tmp/manifest.yaml":'
 )
+# built-in kinds of Kubernetes, in contrast to custom resources
 CORE_KINDS = (
     "ConfigMap",
     "Secret",
@@ -49,7 +52,7 @@ CORE_KINDS = (
     "Deployment",
     "Service",
 )
-# kinds whose objects have no processes, so they need no clean-up after a crash of the runner
+# kinds whose objects do not have processes, so nothing is cleaned up after a crash of the runner
 PASSIVE_KINDS = (
     "HTTPRoute",
     "Ingress",
@@ -154,6 +157,7 @@ class Resources:
         ]
 
     def overdue_nodes(self, now: float) -> list[str]:
+        """Return the ids of the waiting nodes whose deadline has passed."""
         return [
             node_id
             for node_id, waiting_node in self.waiting.items()
@@ -166,10 +170,9 @@ class Resources:
 
     def clean_up(self) -> None:
         """Remove files that completed jobs left because their runner died."""
-        # the files of StoredObjects begin with a dot
+        # the names of StoredObjects' files begin with a dot
         stored_kinds = {folder.name for folder in (self.cluster.home / "objects").glob("[!.]*")}
-        # import only the controllers of kinds whose objects have processes, because an import takes
-        # time
+        # skip the other kinds: the import of a controller takes time
         for kind in stored_kinds - {*CORE_KINDS, *PASSIVE_KINDS}:
             self._controller(kind).clean_up()
 
@@ -180,6 +183,8 @@ class Resources:
             controller.stop(grace_seconds)
 
     def _controller(self, kind: str) -> Any:
+        """Return the controller of a kind, and create all controllers on the first call. Raises
+        KubectlError for an unsupported kind."""
         self.controllers = self.controllers or self.cluster.kinds.controllers(
             self.cluster, self.run
         )
@@ -198,55 +203,70 @@ class Resources:
         a restarted runner does not repeat the action. Raises KubectlError, ConfigError.
         """
         kubectl_action = resource["action"]
-        flags = resource.get("flags") or []
-
-        if kubectl_action == "patch":
-            merge_strategy = resource.get("mergeStrategy") or "strategic"
-        else:
-            merge_strategy = ""
-
+        merge_strategy = _find_merge_strategy(resource)
         kubernetes_object = self._parse_manifest(resource) if resource.get("manifest") else {}
-        positional_arguments, selector = parse_flags(flags)
-        if (
-            kubectl_action == "delete"
-            and selector
-            and not kubernetes_object
-            and len(positional_arguments) == 1
-        ):
-            return self._delete_selected(positional_arguments[0], selector)
-        if kubectl_action == "delete" and not kubernetes_object and len(positional_arguments) == 2:
-            return self._delete_named(positional_arguments[0].split(","), positional_arguments[1])
-        if merge_strategy != "json" and not isinstance(kubernetes_object, dict):
-            raise KubectlError("the manifest does not contain an object")
+        positional_arguments, selector = parse_flags(resource.get("flags") or [])
 
-        if isinstance(kubernetes_object, dict) and not _has_kind_and_metadata(kubernetes_object):
-            raise KubectlError(
-                "error validating data: kind must be text, and metadata must be a mapping"
-            )
+        if kubectl_action == "delete" and not kubernetes_object:
+            if selector and len(positional_arguments) == 1:
+                return self._delete_selected(positional_arguments[0], selector)
+            if len(positional_arguments) == 2:
+                return self._delete_named(
+                    positional_arguments[0].split(","), positional_arguments[1]
+                )
 
-        if not kubernetes_object or (
-            merge_strategy
-            and flags
-            and (merge_strategy == "json" or not kubernetes_object.get("kind"))
-        ):
+        _check_manifest_types(kubernetes_object, merge_strategy)
+        if kubectl_action == "create":
+            _generate_name(kubernetes_object, record_file)
+
+        kind, name = self._find_target(resource, kubernetes_object, positional_arguments)
+        controller = self._controller(kind)
+        is_missing = controller.get(name) is None
+
+        if kubectl_action in ("get", "patch", "replace") and is_missing:
+            if kubectl_action == "get" and _ignores_missing_object(resource):
+                return kind, ""
+            raise KubectlError(f'Error from server (NotFound): {kind.lower()}s "{name}" not found')
+
+        if kubectl_action == "delete":
+            if not is_missing:
+                controller.delete(name)
+        elif kubectl_action == "patch":
+            self._patch(controller, name, kubernetes_object, merge_strategy, record_file)
+        elif kubectl_action == "create":
+            if not is_missing and not record_file.exists():
+                raise KubectlError(
+                    f'{ALREADY_EXISTS_MESSAGE} {kind.lower()}s "{name}" already exists'
+                )
+
+            record_file.parent.mkdir(exist_ok=True)
+            write_atomically(record_file, name)
+            controller.apply(kubernetes_object)
+        elif kubectl_action != "get":
+            controller.apply(kubernetes_object)
+
+        return kind, name
+
+    def _find_target(
+        self, resource: dict[str, Any], kubernetes_object: Any, positional_arguments: list[str]
+    ) -> tuple[str, str]:
+        """Return kind and name of the object that a template names in its manifest or its flags.
+        Raises KubectlError."""
+        flags = resource.get("flags") or []
+        merge_strategy = _find_merge_strategy(resource)
+
+        # the manifest of a patch may contain only the changes, without the object's kind
+        needs_flags = merge_strategy == "json" or (
+            merge_strategy and not kubernetes_object.get("kind")
+        )
+
+        if not kubernetes_object or (flags and needs_flags):
             if len(positional_arguments) != 2:
                 raise KubectlError(f"flags {flags} must name a kind and an object")
 
             kind = self._resolve_kind(positional_arguments[0])
             name = positional_arguments[1]
         else:
-            metadata = kubernetes_object.get("metadata") or {}
-            if (
-                kubectl_action == "create"
-                and not metadata.get("name")
-                and metadata.get("generateName")
-            ):
-                generated_name = ObjectIdentity(suffix=generate_suffix()).name(
-                    str(metadata["generateName"])
-                )
-                name = record_file.read_text() if record_file.exists() else generated_name
-                kubernetes_object["metadata"] = {**metadata, "name": name}
-
             kind = kubernetes_object.get("kind", "")
             name = (kubernetes_object.get("metadata") or {}).get("name", "")
 
@@ -255,35 +275,6 @@ class Resources:
                 "Kind and name are both required but at least one of them is missing from the"
                 " manifest"
             )
-
-        controller = self._controller(kind)
-        existing_object = controller.get(name)
-        not_found_message = f'Error from server (NotFound): {kind.lower()}s "{name}" not found'
-
-        if kubectl_action == "delete":
-            if existing_object is not None:
-                controller.delete(name)
-        elif (
-            kubectl_action == "create" and existing_object is not None and not record_file.exists()
-        ):
-            raise KubectlError(f'{ALREADY_EXISTS_MESSAGE} {kind.lower()}s "{name}" already exists')
-        elif (
-            kubectl_action == "get"
-            and existing_object is None
-            and "--ignore-not-found" in " ".join(flags).split()
-        ):
-            return kind, ""
-        elif kubectl_action in ("get", "patch", "replace") and existing_object is None:
-            raise KubectlError(not_found_message)
-        elif kubectl_action == "patch":
-            self._patch(controller, name, kubernetes_object, merge_strategy, record_file)
-        elif kubectl_action != "get":
-            if kubectl_action == "create":
-                record_file.parent.mkdir(exist_ok=True)
-                write_atomically(record_file, name)
-
-            controller.apply(kubernetes_object)
-
         return kind, name
 
     def _patch(
@@ -320,12 +311,13 @@ class Resources:
         controller.patch(name, update)
 
     def _parse_manifest(self, resource: dict[str, Any]) -> Any:
+        """Return the object or the patch in a manifest. With `setOwnerReference`, the workflow
+        becomes an owner of the object. Raises KubectlError."""
         manifest_text = resource["manifest"]
         try:
+            # kubectl parses a patch that starts with { as JSON
             if resource["action"] == "patch" and manifest_text.lstrip()[:1] == "{":
-                json.loads(
-                    manifest_text
-                )  # a patch that starts with { is parsed as JSON, as in kubectl
+                json.loads(manifest_text)
         except json.JSONDecodeError as error:
             raise KubectlError(
                 f"Error from server (BadRequest): error decoding patch: {error}"
@@ -372,7 +364,8 @@ class Resources:
         return kind_by_type_name.get(resource_type.lower().split(".")[0], resource_type)
 
     def _delete_named(self, kinds: list[str], name: str) -> tuple[str, str]:
-        """For each of the kinds, delete the object called `name` if it exists."""
+        """For each of the kinds, delete the object called `name` if it exists. Return the first
+        kind and the name."""
         for kind in map(self._resolve_kind, kinds):
             controller = self._controller(kind)
             if controller.get(name) is not None:
@@ -380,6 +373,7 @@ class Resources:
         return self._resolve_kind(kinds[0]), name
 
     def _delete_selected(self, resource_type: str, selector: str) -> tuple[str, str]:
+        """Delete the objects whose labels match the selector. Return their kind and the name ""."""
         kind = self._resolve_kind(resource_type)
         controller = self._controller(kind)
         try:
@@ -394,6 +388,8 @@ class Resources:
         return kind, ""
 
     def _check_conditions(self, waiting_node: WaitingNode) -> list[PodStarted | PodEnded]:
+        """Return the event that ends the node if its object has met a condition or was deleted, and
+        stop watching the object. Return [] if the node must wait longer."""
         resource = waiting_node.action.template["resource"]
         node_id = waiting_node.action.id
 
@@ -427,6 +423,8 @@ class Resources:
         return [_make_failure_event(node_id, f"{reason}: {cause}" if cause else reason)]
 
     def _make_success_event(self, waiting_node: WaitingNode) -> PodEnded:
+        """Return the event that ends the node successfully, with the output parameters that its
+        template reads from the object."""
         outputs: dict[str, Any] = {"exitCode": "0"}
         kubernetes_object = (
             self._controller(waiting_node.kind).get(waiting_node.name)
@@ -472,6 +470,46 @@ def _find_reported_cause(kubernetes_object: Object) -> str:
     return ""
 
 
+def _find_merge_strategy(resource: dict[str, Any]) -> str:
+    """Return the strategy of the action `patch`, or "" for another action."""
+    if resource["action"] == "patch":
+        return resource.get("mergeStrategy") or "strategic"
+    return ""
+
+
+def _ignores_missing_object(resource: dict[str, Any]) -> bool:
+    """Return True if the flags allow the object to be missing."""
+    return "--ignore-not-found" in " ".join(resource.get("flags") or []).split()
+
+
+def _check_manifest_types(kubernetes_object: object, merge_strategy: str) -> None:
+    """Raise KubectlError if a manifest is not an object, or if its kind or metadata has a wrong
+    type. Only the manifest of a JSON patch may be a list."""
+    if merge_strategy != "json" and not isinstance(kubernetes_object, dict):
+        raise KubectlError("the manifest does not contain an object")
+
+    if isinstance(kubernetes_object, dict) and not _has_kind_and_metadata(kubernetes_object):
+        raise KubectlError(
+            "error validating data: kind must be text, and metadata must be a mapping"
+        )
+
+
+def _generate_name(kubernetes_object: Object, record_file: Path) -> None:
+    """Set the name of an object that has only a `generateName`. If `record_file` exists, the object
+    gets the name in this file, which an earlier attempt has generated."""
+    metadata = kubernetes_object.get("metadata") or {}
+    if metadata.get("name") or not metadata.get("generateName"):
+        return
+
+    if record_file.exists():
+        name = record_file.read_text()
+    else:
+        identity = ObjectIdentity(suffix=generate_suffix())
+        name = identity.name(str(metadata["generateName"]))
+
+    kubernetes_object["metadata"] = {**metadata, "name": name}
+
+
 def _has_kind_and_metadata(kubernetes_object: Object) -> bool:
     """Return True if an object's kind and metadata have the right types or are missing."""
     return isinstance(kubernetes_object.get("kind") or "", str) and isinstance(
@@ -493,9 +531,10 @@ def parse_flags(flags: list[str]) -> tuple[list[str], str]:
         elif flag in ("-l", "--selector"):
             selector = value if equals_sign else next(remaining_words, "")
         elif flag in FLAGS_WITH_VALUE:
-            value = value if equals_sign else next(remaining_words, "")
-        elif flag not in IGNORED_FLAGS:
-            supported_flags = ", ".join(("--selector", *FLAGS_WITH_VALUE, *IGNORED_FLAGS))
+            if not equals_sign:
+                next(remaining_words, "")
+        elif flag not in ACCEPTED_FLAGS:
+            supported_flags = ", ".join(("--selector", *FLAGS_WITH_VALUE, *ACCEPTED_FLAGS))
             raise KubectlError(
                 f"the flag {flag} is not supported here: the supported flags are {supported_flags}"
             )

@@ -17,15 +17,15 @@ from argolocal.state.journal import MANIFEST_FILE, RunFiles
 SHARED_MEMORY = Path("/dev/shm")
 DIRECTORY_PREFIX = "argolocal-job-"
 OWNER_FILE = "run"  # name of the file with the path of the run that owns a memory volume
-# a run that has not used its memory volume for this many seconds is unlikely to be resumed
+# a run that has not written to its memory volume for this many seconds is unlikely to be resumed
 ABANDONED_AFTER_S = 3600.0
 
 
 def shared_memory_path(run_directory: Path, job_name: str) -> Path:
-    """Return the directory for the memory volume of a job's pods.
+    """Return the directory of the memory volume that a job's pods share.
 
-    Its name depends on the workflow's uid, so that no other user can guess the name and create the
-    directory first.
+    The directory's name depends on the workflow's uid, so that another user cannot guess the name
+    and create the directory first.
     """
     with suppress(FileNotFoundError):
         job_name += json.loads((run_directory / MANIFEST_FILE).read_text())["metadata"].get(
@@ -38,8 +38,8 @@ def shared_memory_path(run_directory: Path, job_name: str) -> Path:
 
 
 def memory_volume_environment(run_directory: Path, job_name: str, spec: Object) -> dict[str, str]:
-    """Create the memory volume that a job's pods share. Return the environment variable with its
-    path, or {} if no volume is a memory volume."""
+    """If a pod's `spec` has a memory volume, create the job's directory for it, and return the
+    environment variable that contains the path. Otherwise, return {}."""
     if not any(
         (volume.get("emptyDir") or {}).get("medium") == "Memory"
         for volume in spec.get("volumes") or []
@@ -52,16 +52,16 @@ def memory_volume_environment(run_directory: Path, job_name: str, spec: Object) 
 
 
 def clean_up_shared_memory() -> None:
-    """Remove memory volumes of deleted runs, and of interrupted runs that did not use the volume
-    for an hour.
+    """Remove the memory volumes of deleted runs, and of runs that are not running and have not
+    written to the volume for an hour.
 
-    A run that is resumed later continues from its checkpoints in the object store.
+    If such a run is resumed later, it continues from its checkpoints in the object store.
     """
     for volume_directory in SHARED_MEMORY.glob(f"{DIRECTORY_PREFIX}*"):
         # another process may remove the directory at the same time
         with suppress(OSError, InvalidName):
-            # check the owner first, because another user may have created a pipe with this name,
-            # and reading it would block
+            # Another user may have created the directory with a named pipe in it. Reading a pipe
+            # would block.
             if not is_owned_directory(volume_directory):
                 continue
 

@@ -1,8 +1,8 @@
-"""Run one pod of a controller. Its process is restarted as by a kubelet, and terminated with
-SIGTERM, then SIGKILL.
+"""Run one pod of a controller: start its process, restart it as a kubelet does, and terminate it
+with SIGTERM, then SIGKILL.
 
-The delays before successive restarts are 0, 1, 2, 4 and 8 s (kubelet: 10 s, 20 s, ... 5 min). After
-the container has run for a minute, the delay is 0 s again.
+The delays before successive restarts are 0, 1, 2, 4 and 8 s (a kubelet's: 10 s, 20 s, ... 5 min).
+After the container has run for a minute, the delay is 0 s again.
 """
 
 import os
@@ -25,10 +25,8 @@ from argolocal.pods.volumes import VolumeDirectory
 from argolocal.state.machine_resources import sum_requests
 
 BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
-RESET_BACKOFF_AFTER_S = (
-    # after a container has run for this many seconds, the restart delay is 0 again
-    60.0
-)
+# after a container has run for this many seconds, the restart delay is 0 again
+RESET_BACKOFF_AFTER_S = 60.0
 
 
 class Pod:
@@ -47,32 +45,32 @@ class Pod:
         claim_names: Collection[str] = (),
         counts_resources: bool = True,
     ) -> None:
-        """`claim_names`: names of the PersistentVolumeClaims that the pod's workflow creates.
-        `counts_resources`: wait while other runs use the GPUs or the memory that the pod requests;
-        a pod of a Deployment, which never ends, shares them."""
+        """`directories`: name of a volume that the pod shares with others → its directory.
+        `claim_names`: names of the PersistentVolumeClaims that the pod's workflow creates.
+        `counts_resources`: True makes the pod wait while other runs use the GPUs or the memory that
+        it requests. False lets it share them, as for the pods of a Deployment, which never end."""
         self.counts_resources = counts_resources
         self.is_waiting = False
         self.variables: Mapping[str, str] = {}
         self.cluster = cluster
         self.name = name
         self.spec = spec
-        self.env = environment
+        self.environment = environment
         self.origin = origin
-        self.directories = directories or {}  # name of a shared volume → its directory
-        self.claims = claim_names
+        self.directories = directories or {}
+        self.claim_names = claim_names
         self.root = log_folder / "pods" / name
         self.log = log_folder / "logs" / f"{name}.log"
         self.ip = cluster.address(name)
-        self.pid_record = (
-            log_folder / "pids" / name
-        )  # JSON: pid and start time of the newest process
+        # JSON file: pid and start time of the newest process
+        self.pid_record = log_folder / "pids" / name
         self.process: Process | None = None
         self.restarts = 0
         self.recent_restarts = 0
-        self.started = 0.0
+        self.started_at = 0.0
         self.start_at = 0.0
         self.kill_at = float("inf")
-        self.ending = False
+        self.is_ending = False
         self.log_error: OSError | None = None
         self.volumes: dict[str, VolumeDirectory] = {}
         self.volumes_folder = log_folder / "volumes" / name
@@ -80,15 +78,15 @@ class Pod:
 
     @property
     def running(self) -> bool:
-        """True if the pod's process runs."""
+        """True if the pod's process is running or has not been reaped yet."""
         return self.process is not None
 
     def poll(self) -> int | None:
-        """Start, kill or reap the process. If the process has just exited, return its exit code
-        (128 + N after signal N), else None."""
+        """Start, kill or reap the process if it is time to do so. If the process has exited since
+        the last call, return its exit code (128 + N after signal N), else None."""
         now = time.monotonic()
         if self.process is None:
-            if not self.ending and now >= self.start_at and self._acquire_resources():
+            if not self.is_ending and now >= self.start_at and self._acquire_resources():
                 self._start()
 
             return None
@@ -111,7 +109,8 @@ class Pod:
         return process.code
 
     def _acquire_resources(self) -> bool:
-        """Return True if the pod has the GPUs and the memory that it requests."""
+        """Reserve the GPUs and the memory that the pod requests. Return False if other runs use
+        them."""
         if not self.counts_resources:
             return True
 
@@ -130,9 +129,9 @@ class Pod:
         return True
 
     def restart(self, exit_code: int, recreates_pod: bool = False) -> None:
-        """Schedule a restart of the container by `poll` after the restart delay. With
-        `recreates_pod`, the container restarts in a new pod with the same name."""
-        if time.monotonic() - self.started < RESET_BACKOFF_AFTER_S:
+        """Let `poll` restart the container after the restart delay. With `recreates_pod`, the pod's
+        files are removed first, as if a new pod with the same name replaced this pod."""
+        if time.monotonic() - self.started_at < RESET_BACKOFF_AFTER_S:
             self.recent_restarts += 1
         else:
             self.recent_restarts = 1
@@ -154,7 +153,7 @@ class Pod:
             )
 
     def give_up(self, exit_code: int) -> None:
-        """Mark the container as failed for good: its exit code means that a restart cannot help."""
+        """Never restart the container, because its exit code means that a restart cannot help."""
         self.start_at = float("inf")
         with self.log.open("a") as log_file:
             log_file.write(
@@ -163,15 +162,15 @@ class Pod:
 
     def end(self, grace_seconds: float | None = None) -> None:
         """Terminate the pod (see `terminate`) and never restart it."""
-        self.ending = True
+        self.is_ending = True
         self.terminate(grace_seconds)
 
     def terminate(self, grace_seconds: float | None = None) -> None:
         """Send SIGTERM now, and SIGKILL after the smaller of `grace_seconds` and
         terminationGracePeriodSeconds."""
-        own_grace_seconds = float(self.spec.get("terminationGracePeriodSeconds", 30))
+        pod_grace_seconds = float(self.spec.get("terminationGracePeriodSeconds", 30))
         kill_at = time.monotonic() + (
-            own_grace_seconds if grace_seconds is None else min(grace_seconds, own_grace_seconds)
+            pod_grace_seconds if grace_seconds is None else min(grace_seconds, pod_grace_seconds)
         )
         if self.process and kill_at < self.kill_at:
             if self.kill_at == float("inf"):
@@ -179,7 +178,8 @@ class Pod:
             self.kill_at = kill_at
 
     def last_log_line(self) -> str:
-        """Return the last line of the pod's log, for an error message."""
+        """Return the last line that the container has printed, for an error message; "" if it has
+        printed nothing. If the log cannot be written, return the reason."""
         if self.log_error:
             return f"its log cannot be written: {self.log_error}"
         if not self.log.exists():
@@ -199,7 +199,7 @@ class Pod:
         )
 
     def _start(self) -> None:
-        self.started = time.monotonic()
+        self.started_at = time.monotonic()
         container = self.spec["containers"][0]
 
         container_run = ContainerRun(
@@ -208,7 +208,7 @@ class Pod:
             root=self.root,
             log=self.log,
             ip=self.ip,
-            extra_env={**self.env, **self.variables},
+            extra_env={**self.environment, **self.variables},
             private_paths=() if filesystem.supports_namespaces() else None,
             origin=self.origin,
         )
@@ -236,7 +236,7 @@ class Pod:
             self.volumes_folder,
             self.cluster,
             lambda field_path, variable_name: read_field(container_run, field_path, variable_name),
-            self.claims,
+            self.claim_names,
         )
         for volume_mount in container_run.container.get("volumeMounts") or []:
             # the pod uses the /dev/shm of this machine, whose files outlive the pod's processes
@@ -245,8 +245,8 @@ class Pod:
 
         self.volumes.update(
             {
-                variable_name: VolumeDirectory(field_path)
-                for variable_name, field_path in self.directories.items()
+                volume_name: VolumeDirectory(directory)
+                for volume_name, directory in self.directories.items()
             }
         )
 

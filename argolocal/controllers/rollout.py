@@ -3,8 +3,8 @@ Deployment's status.
 
 A pod of a new version receives connections once it is ready. Then a pod of the old version receives
 SIGTERM and finishes its open connections. A Deployment that a workflow owns has pods only while the
-workflow runs. A pod whose exit code is in `exit_codes.PERMANENT` is not restarted until another
-command applies the Deployment.
+workflow is running. A pod whose exit code is in `exit_codes.PERMANENT_ERRORS` is not restarted
+until another command applies the Deployment.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from argolocal.pods.probes import Probe
 from argolocal.pods.process import Origin
 from argolocal.state.journal import RunFiles, list_run_claims
 
-MAX_RESTARTS = 4  # number of restarts of a new version's container after which the rollout fails
+MAX_RESTARTS = 4  # a rollout fails when a container of the new version has restarted this often
 FAST_PROBE_PERIOD_S = 0.1  # maximum seconds between two probes until the first success
 
 
@@ -45,46 +45,50 @@ class Replica:
     version: str
     labels: dict[str, str]
     ready: bool = False
-    probes: asyncio.Task | None = None
+    probe_task: asyncio.Task | None = None
     connections: int = 0  # number of open client connections to the pod
 
 
 @dataclass
 class Progress:
-    """The progress of a rollout."""
+    """The progress of a rollout to a version of the pod template."""
 
-    version: str = ""
+    version: str = ""  # hash of the pod template
     origin: str = ""  # value of ORIGIN_ANNOTATION
-    counts: tuple = ()
-    since: float = field(default_factory=time.monotonic)  # time of the last change of `counts`
-    failure: str = ""
+    replica_counts: tuple = ()  # numbers of replicas that the status shows
+    last_progress_time: float = field(default_factory=time.monotonic)
+    failure: str = ""  # reason why the rollout has failed; "" if it has not
 
 
 class Rollout:
-    """Reconciles the pods of one Deployment with its object; no method blocks."""
+    """The pods of one Deployment. No method blocks."""
 
     def __init__(self, cluster: Cluster, deployments: Deployments, name: str) -> None:
         self.cluster = cluster
         self.deployments = deployments
         self.name = name
         self.replicas: list[Replica] = []
-        self.terminating: list[Replica] = []
+        self.terminating_replicas: list[Replica] = []
         self.progress = Progress()
-        self.next_number = 0
+        self.next_pod_number = 0
 
     @property
     def busy(self) -> bool:
         """True if a pod is starting or terminating."""
-        return bool(self.terminating) or not all(replica.ready for replica in self.replicas)
+        return bool(self.terminating_replicas) or not all(
+            replica.ready for replica in self.replicas
+        )
 
     def end(self) -> bool:
-        """Terminate all pods. Return True if all pods have ended."""
+        """Start to terminate all pods. Return True if all pods have already ended."""
         for replica in self.replicas:
             self._terminate(replica)
         self.reap()
-        return not self.terminating
+        return not self.terminating_replicas
 
     def reconcile(self, kubernetes_object: Object) -> None:
+        """Take the next step towards the Deployment's spec: start at most one pod, and terminate
+        pods that are no longer needed."""
         template = kubernetes_object["spec"]["template"]
         version = hashlib.sha256(to_json(template, sort_keys=True).encode()).hexdigest()[:10]
         origin = (kubernetes_object["metadata"].get("annotations") or {}).get(
@@ -112,7 +116,7 @@ class Rollout:
 
         # maxSurge: 1, maxUnavailable: 0
         if len(new_replicas) < desired_count and len(self.replicas) <= desired_count:
-            self._add(template, version, run_files, json.loads(origin))
+            self._start_replica(template, version, run_files, json.loads(origin))
 
         surplus_count = len(self.replicas) - desired_count
         ready_count = sum(replica.ready for replica in self.replicas)
@@ -137,19 +141,19 @@ class Rollout:
             print(f"{self.name}: {message}", file=sys.stderr, flush=True)
             self.progress.failure = message
 
-    def _add(
+    def _start_replica(
         self, template: Object, version: str, run_files: RunFiles | None, origin: dict[str, str]
     ) -> None:
-        pod_name = f"{self.name}-{version}-{self.next_number}"
+        """Add a pod of the template. `run_files`: the run that owns the Deployment, or None."""
+        pod_name = f"{self.name}-{version}-{self.next_pod_number}"
         spec = template["spec"]
-        self.next_number += 1
+        self.next_pod_number += 1
         environment = (
             memory_volume_environment(run_files.root, self.name, spec) if run_files else {}
         )
 
         for env_variable in spec["containers"][0].get("env") or [] if run_files else []:
-            # look up the first part of the host name, because the cluster's host names have no
-            # domain
+            # the local cluster knows host names without a domain, so remove the domain
             if env_variable["name"] == "MASTER_ADDR":
                 environment["MASTER_ADDR"] = self.cluster.address(
                     env_variable["value"].partition(".")[0]
@@ -171,46 +175,55 @@ class Rollout:
         self.replicas.append(Replica(pod, version, pod_labels(template)))
 
     def _terminate(self, replica: Replica) -> None:
-        """Send no new connections to a pod, and terminate it within its
+        """Stop sending connections to a pod, and terminate it within its
         terminationGracePeriodSeconds."""
         self._stop_probes(replica)
         self.replicas = [
             other_replica for other_replica in self.replicas if other_replica is not replica
         ]
         replica.pod.end()
-        self.terminating.append(replica)
+        self.terminating_replicas.append(replica)
 
     def reap(self) -> None:
-        for replica in self.terminating:
+        """Forget terminated pods, restart pods that have exited, and probe pods that have started.
+        Record the failure of the rollout if a pod of the new version cannot run."""
+        for replica in self.terminating_replicas:
             if replica.pod.poll() is not None or not replica.pod.running:
                 replica.pod.remove_files()
 
-        self.terminating = [replica for replica in self.terminating if replica.pod.running]
+        self.terminating_replicas = [
+            replica for replica in self.terminating_replicas if replica.pod.running
+        ]
+
         for replica in self.replicas:
             exit_code = replica.pod.poll()
             if exit_code is not None:
                 self._stop_probes(replica)
-                is_fatal = exit_code in exit_codes.PERMANENT_ERRORS
-                replica.pod.give_up(exit_code) if is_fatal else replica.pod.restart(exit_code)
+                is_permanent = exit_code in exit_codes.PERMANENT_ERRORS
+                if is_permanent:
+                    replica.pod.give_up(exit_code)
+                else:
+                    replica.pod.restart(exit_code)
 
-                is_hopeless = is_fatal or replica.pod.recent_restarts >= MAX_RESTARTS
-                if replica.version == self.progress.version and is_hopeless:
+                cannot_run = is_permanent or replica.pod.recent_restarts >= MAX_RESTARTS
+                if replica.version == self.progress.version and cannot_run:
                     reason = (
                         f"{replica.pod.name} ended with code {exit_code} ({replica.pod.log}):"
                         f" {replica.pod.last_log_line()}"
                     )
                     self.progress.failure = self.progress.failure or reason
 
-            if replica.pod.running and not replica.probes:
-                replica.probes = asyncio.create_task(self._watch(replica))
+            if replica.pod.running and not replica.probe_task:
+                replica.probe_task = asyncio.create_task(self._probe_replica(replica))
 
     def _stop_probes(self, replica: Replica) -> None:
+        """Mark a pod as not ready, and stop its probes."""
         replica.ready = False
-        if replica.probes:
-            replica.probes.cancel()
-            replica.probes = None
+        if replica.probe_task:
+            replica.probe_task.cancel()
+            replica.probe_task = None
 
-    async def _watch(self, replica: Replica) -> None:
+    async def _probe_replica(self, replica: Replica) -> None:
         """Run a container's probes: the start-up probe first, then the readiness and liveness
         probes concurrently."""
         container = replica.pod.spec["containers"][0]
@@ -283,8 +296,8 @@ class Rollout:
             )
 
     def update_status(self, kubernetes_object: Object) -> None:
-        """Write the status if it changed. Source: Kubernetes deployment controller (sync.go,
-        progress.go)."""
+        """Write the Deployment's status if it has changed. Source: Kubernetes' deployment
+        controller (sync.go, progress.go)."""
         desired_count = kubernetes_object["spec"].get("replicas", 1)
         new_replicas = [
             replica for replica in self.replicas if replica.version == self.progress.version
@@ -298,9 +311,9 @@ class Rollout:
             "availableReplicas": ready_count,
             "unavailableReplicas": max(len(self.replicas), desired_count) - ready_count,
         }
-        if self.progress.counts != tuple(replica_counts.values()):
-            self.progress.counts = tuple(replica_counts.values())
-            self.progress.since = time.monotonic()
+        if self.progress.replica_counts != tuple(replica_counts.values()):
+            self.progress.replica_counts = tuple(replica_counts.values())
+            self.progress.last_progress_time = time.monotonic()
 
         is_complete = (
             len(new_replicas) == desired_count == len(self.replicas)
@@ -310,7 +323,7 @@ class Rollout:
         if (
             not is_complete
             and not self.progress.failure
-            and time.monotonic() - self.progress.since > progress_deadline_s
+            and time.monotonic() - self.progress.last_progress_time > progress_deadline_s
         ):
             last_log_line = next(
                 (replica.pod.last_log_line() for replica in new_replicas if not replica.ready), ""
@@ -386,8 +399,8 @@ def make_progressing_condition(is_complete: bool, progress: Progress) -> Object:
 
 
 def _add_times(conditions: list[Object], old_status: Object) -> list[Object]:
-    """Return the conditions with their times. An unchanged condition keeps its times from
-    `old_status`."""
+    """Return the conditions with the times of their last change. An unchanged condition keeps its
+    times from `old_status`."""
     old_conditions = {
         condition["type"]: condition for condition in old_status.get("conditions") or []
     }

@@ -1,8 +1,9 @@
-"""Decide whether a node may run, based on parallelism limits, locks and memoized outputs.
+"""Decide whether a node may run now: check parallelism limits, acquire locks, and look up memoized
+outputs.
 
-A node that waits for a lock is Pending, and its message names the lock. A node with a cache hit
-succeeds without running. Source: the functions operate, executeTemplate, markNodeWaitingForLock and
-initializeCacheHitNode of Argo's operator.go.
+A node that waits for a lock is Pending, and its message names the lock. A node whose memoized
+outputs are found succeeds without running. Source: the functions operate, executeTemplate,
+markNodeWaitingForLock and initializeCacheHitNode of Argo's operator.go.
 """
 
 import contextlib
@@ -25,8 +26,8 @@ LOCK_POLL_S = 0.2  # seconds between attempts to acquire a lock that another run
 
 
 def acquire_workflow_locks(context: Context) -> bool:
-    """Acquire the workflow's locks. Return True if the workflow holds all its locks or is
-    completed."""
+    """Acquire the workflow's locks. Return True if the workflow holds all its locks, or if it has
+    ended. An error ends the workflow."""
     synchronization = context.spec.get("synchronization")
     if not synchronization or context.done:
         return True
@@ -55,8 +56,9 @@ def acquire_workflow_locks(context: Context) -> bool:
 def synchronize_and_memoize(
     context: Context, name: str, caller: Task, template: Template, options: ExecutionOptions
 ) -> Node | None:
-    """Acquire the node's locks and load its memoized outputs. Return the node, or None if it does
-    not exist yet. Raises NodeError."""
+    """Acquire the node's locks and load its memoized outputs. Return the node, or None if the node
+    does not exist yet and may start. A node that waits for a lock, or whose outputs were found, is
+    created and marked. Raises NodeError."""
     node = context.table.get(name)
 
     has_retries = context.strategy(template) is not None
@@ -101,7 +103,11 @@ def synchronize_and_memoize(
 
     if memoization and (
         not node
-        or (synchronization and node["phase"] == "Pending" and node["id"] not in context.started)
+        or (
+            synchronization
+            and node["phase"] == "Pending"
+            and node["id"] not in context.started_pods
+        )
     ):
         memo_status = make_memoization_status(memoization, is_cache_hit=False)
         try:
@@ -125,13 +131,12 @@ def synchronize_and_memoize(
 
 
 def compute_timeout_time(node: Node, template: Template) -> float:
-    """Return the time in unix seconds at which the `timeout` of a node expires. Raises
-    ValueError."""
+    """Return the unix time at which a node with `timeout` must have ended. Raises ValueError."""
     return parse_time(node["startedAt"]) + gofmt.parse_seconds(template["timeout"])
 
 
 def release_locks(context: Context) -> None:
-    """Release the locks of completed nodes."""
+    """Release the locks of completed nodes, except the nodes in `deferred_releases`."""
     for node_id in context.lock_holders - context.deferred_releases:
         node = context.nodes.get(node_id)
         if not node or node["phase"] not in FULFILLED_PHASES:
@@ -150,7 +155,7 @@ def make_memoization_status(memoization: dict[str, Any], is_cache_hit: bool) -> 
 
 
 def save_outputs(context: Context, node: Node) -> None:
-    """Cache the outputs of a memoized node. Raises NodeError."""
+    """Store the outputs of a memoized node in its cache. Raises NodeError."""
     memoization = node["memoizationStatus"]
     with as_node_error():
         context.locks.save(
@@ -163,8 +168,8 @@ def save_outputs(context: Context, node: Node) -> None:
 
 
 def try_save_outputs(context: Context, node: Node) -> None:
-    """Cache the outputs of a DAG or steps template. As in Argo, the template succeeds even if
-    caching fails."""
+    """Store the outputs of a DAG or steps template in the cache if the template is memoized. As in
+    Argo, the template succeeds even if storing fails."""
     if node.get("memoizationStatus"):
         with contextlib.suppress(NodeError):
             save_outputs(context, node)
@@ -173,7 +178,9 @@ def try_save_outputs(context: Context, node: Node) -> None:
 def check_parallelism(
     context: Context, template: Template, node: Node | None, boundary_id: str
 ) -> None:
-    """Raise LimitReached if `parallelism` or `failFast` forbids running the node."""
+    """Raise LimitReached if `parallelism` or `failFast` of the workflow, the node or its parent
+    forbids running the node. `node`: None if the node does not exist yet."""
+    # pods that a dead runner left are restarted first, without limits
     if node and context.table.orphaned_pods:
         return
 
@@ -197,6 +204,7 @@ def check_parallelism(
 
 
 def _count_active_pods(context: Context, boundary_id: str) -> int:
+    """Return the number of active pods whose boundary is this node."""
     return sum(
         context.nodes[node_id].get("boundaryID") == boundary_id
         for node_id in context.table.active_pods
@@ -206,11 +214,11 @@ def _count_active_pods(context: Context, boundary_id: str) -> int:
 def _enforce_limits(
     context: Context, parent_node: Node, template: Template, count_active: Callable[[str], int]
 ) -> None:
-    """Raise LimitReached if `parallelism` or `failFast` in the template of the node `parent_node`
-    forbids a new child.
+    """Raise LimitReached if `parallelism` or `failFast` in the `template` of `parent_node` forbids
+    a new child. If `failFast` applies and all pods have ended, mark `parent_node` as failed.
 
-    As in Argo, `count_active` counts only active pods when `parent_node` itself is checked, and all
-    active children when a child is checked.
+    `count_active` returns the number of active children of a node. As in Argo, it counts only pods
+    when `parent_node` itself is checked, and all nodes when a new child is checked.
     """
     boundary_id = parent_node["id"]
     max_parallel_pods = template.get("parallelism")
@@ -235,6 +243,7 @@ def _enforce_limits(
 
 
 def _resolve_locks(context: Context, synchronization: dict[str, Any]) -> list[tuple[str, int]]:
+    """Call `resolve_locks` with the namespace and the ConfigMaps of the workflow."""
     return resolve_locks(
         synchronization, context.workflow["metadata"]["namespace"], context.locks.configmap
     )
@@ -245,7 +254,8 @@ def resolve_locks(
     namespace: str,
     read_config_map: Callable[[str], Mapping[str, str]],
 ) -> list[tuple[str, int]]:
-    """Return the name and limit of each lock, semaphores first. Raises NodeError."""
+    """Return the name and the maximum number of holders of each lock, semaphores first. Raises
+    NodeError."""
     locks: list[tuple[str, int]] = []
 
     for semaphore in synchronization.get("semaphores") or []:

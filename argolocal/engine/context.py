@@ -1,8 +1,8 @@
 """The state of one workflow that the engine's modules share: nodes, inputs, locks and pending
 actions.
 
-The functions of each module take a Context. The scheduler is a Context and implements `execute`, so
-no module imports the scheduler.
+The functions of the other modules get a Context as their argument. Its subclass Scheduler
+implements `execute`, so that these modules need not import the scheduler.
 """
 
 from collections.abc import Mapping
@@ -43,8 +43,8 @@ class Locks(Protocol):
 
 @dataclass(slots=True)
 class Expansion:
-    """Values that the engine derives for one node. These values are not stored, so a restarted
-    runner computes them again."""
+    """Values that the engine computes for one node and that are not part of the node's status. A
+    restarted runner computes them again."""
 
     template: Template | None = None  # the node's template with all inputs and tags substituted
     members: list[Task] | None = None  # for a loop or StepGroup: the expanded tasks or steps
@@ -52,14 +52,14 @@ class Expansion:
     dag: Any = None  # for a DAG template: the Dag (dag.py) that executes it
     scope: Scope | None = None  # for a steps template: the scope of its next group
     # for a steps template: number of completed groups whose outputs `scope` already contains
-    complete_groups: int = 0
+    completed_group_count: int = 0
     # names of the children whose outputs.result the template references
-    results_read: set[str] | None = None
+    referenced_results: set[str] | None = None
 
 
 class Context:
-    """The state of one workflow. `shutdown` is "", Stop or Terminate; `locks` are shared with other
-    runs."""
+    """The state of one workflow. `shutdown` is "", Stop or Terminate. `locks` is None for a
+    workflow without locks and memoization."""
 
     def __init__(
         self,
@@ -78,20 +78,20 @@ class Context:
         self.table = NodeTable(self.name, self.status)
         self.nodes = self.table.nodes
         self.inputs = Inputs(workflow, self.status)
-        self.depth = 0  # nesting level of the template that is being executed
+        self.depth = 0  # nesting depth of the template that is being executed
         self.lock_holders: set[str] = set()  # ids of nodes that hold locks
-        # ids of nodes that hold locks but failed before they ran; the next pass releases their
-        # locks
+        # ids of failed nodes that keep their locks until the next pass over the templates
         self.deferred_releases: set[str] = set()
+        # ids of running daemons, in the order of their start
         self.daemons = {
             node_id: None for node_id, node in self.table.nodes.items() if node.get("daemoned")
         }
-        self.started: set[str] = set()  # ids of pods that this process started
+        self.started_pods: set[str] = set()  # ids of pods that this process started
         self.actions: list[StartPod | KillPod] = []
         self.expansions: dict[str, Expansion] = {}  # name of a node → its expansion
         # time of the next call of `advance` in unix seconds; None: on the next event
         self.wake: float | None = None
-        self.blocked_reason = ""  # reason why no node can run
+        self.blocked_reason = ""  # the last reason why a node could not run
 
     def execute(
         self,
@@ -101,31 +101,40 @@ class Context:
         options: ExecutionOptions,
         is_attempt: bool = False,
     ) -> Node:
-        """Advance node `name` as far as is possible now. Raises LimitReached. Before it raises
-        NodeError, it marks the node as failed."""
+        """Create node `name` or advance it as far as possible now, and return it. Raises
+        LimitReached, and NodeError after marking the node as failed.
+
+        `caller`: the step, task or hook that calls the node's template. `is_attempt`: the node is
+        an attempt of a Retry node, which has already checked limits and locks.
+        """
         raise NotImplementedError
 
     @property
     def locks(self) -> Locks:
+        """The mutexes, semaphores and caches that all runs of this machine share."""
         assert self._locks, "this workflow uses locks or memoization: pass `locks`"
         return self._locks
 
     @property
     def done(self) -> bool:
+        """True if the workflow has completed."""
         return self.status["phase"] in COMPLETED_PHASES
 
     @property
     def deadline(self) -> float | None:
-        """The workflow's deadline in unix seconds."""
+        """The workflow's deadline in unix seconds; None if it has no limit."""
         deadline_seconds = self.spec.get("activeDeadlineSeconds")
         if deadline_seconds is not None:
             return parse_time(self.status["startedAt"]) + int(deadline_seconds)
         return None
 
     def wake_at(self, unix_time: float) -> None:
+        """Request a call of `advance` at this time or earlier."""
         self.wake = unix_time if self.wake is None else min(self.wake, unix_time)
 
     def may_run(self, is_exit_handler: bool) -> bool:
+        """Return True if nodes may start in spite of a shutdown: Stop allows only exit handlers,
+        and Terminate nothing."""
         return not self.shutdown or (self.shutdown == "Stop" and is_exit_handler)
 
     def is_in_exit_handler(self, node: Node) -> bool:
@@ -133,8 +142,7 @@ class Context:
         return ".onExit" in node["name"]
 
     def expansion(self, name: str) -> Expansion:
-        """Return the values that the engine has derived for node `name`. On first use, they are
-        empty."""
+        """Return the Expansion of node `name`. The first call creates an empty one."""
         return self.expansions.setdefault(name, Expansion())
 
     def template_of(self, name: str) -> Template | None:
@@ -161,13 +169,13 @@ class Context:
         }
 
     def strategy(self, template: Template) -> dict[str, Any] | None:
-        """Return the retry strategy of the template or, if it has none, of the workflow. A retry
-        strategy without a limit retries forever."""
+        """Return the retry strategy of the template or else of the workflow; None if both lack it.
+        A strategy without a limit retries forever."""
         return template.get("retryStrategy", self.spec.get("retryStrategy"))
 
     def finish(self, phase: str, message: str, is_deadlocked: bool = False) -> None:
         """Set the final phase of the workflow, unless Argo would still wait for the outputs of
-        running pods."""
+        running pods. `is_deadlocked`: end the workflow even if pods are running."""
         node_table = self.table
 
         running_pod_ids = {
@@ -181,8 +189,8 @@ class Context:
             if node_table.needs_requeue or running_pod_ids - self.daemons.keys():
                 return
 
-            # only daemons still run: the template that started them can no longer complete, so they
-            # would run forever
+            # Only daemons are running. The template that started them cannot complete any longer,
+            # so it would never end them.
             phase = "Error"
             is_deadlocked = True
             message += " (a daemon still runs: Argo would wait for it for ever)"
@@ -190,7 +198,7 @@ class Context:
         root_node = node_table.get(self.name)
         is_root_running = root_node is not None and root_node["phase"] == "Running"
         if phase == "Error" and is_root_running and not is_deadlocked:
-            # the entrypoint still runs, so the exit hook of a step has failed
+            # the entrypoint is still running, so the error comes from the exit hook of a step
             node_table.mark(self.name, "Error", "Workflow operation error")
 
         self.status["phase"] = phase

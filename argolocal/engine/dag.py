@@ -2,9 +2,9 @@
 phase.
 
 In `depends`, the plain task name `A` means `(A.Succeeded || A.Skipped || A.Daemoned)`, so it is
-false for an omitted task. The phase of a DAG follows from the phases of its targets (by default its
-leaves); an omitted task has the phase of its parents here. Source: Argo's dag.go (assessDAGPhase)
-and common/ancestry.go.
+false for an omitted task. The phase of a DAG depends on the phases of its targets, which are its
+leaves by default. An omitted target counts with the phase of the tasks that it depends on. Source:
+Argo's dag.go (assessDAGPhase) and common/ancestry.go.
 """
 
 import re
@@ -31,12 +31,13 @@ from argolocal.engine.order import (
 from argolocal.language.expr import evaluate_bool
 from argolocal.language.functions import ExprError
 from argolocal.language.govaluate import WhenError, should_execute
-from argolocal.language.substitute import STEP_OUTPUTS, MissingValue, TemplateError, substitute
+from argolocal.language.substitute import MissingValue, TemplateError
 from argolocal.manifest.allowed_values import COMPLETED_PHASES, FAILED_PHASES, FULFILLED_PHASES
 from argolocal.manifest.loops import expand_loop, has_loop
 from argolocal.manifest.types import Node, Task, Template
 
 TASK_NAME_WORD = re.compile(r"[-a-zA-Z0-9_]+")
+# result of a task, as named in `depends` → phase of its node
 PHASE_BY_RESULT = {
     "Succeeded": "Succeeded",
     "Failed": "Failed",
@@ -47,7 +48,7 @@ PHASE_BY_RESULT = {
 
 
 class Dag:
-    """The execution of one DAG template, which has one node."""
+    """The execution of a DAG template by one node."""
 
     def __init__(
         self, context: Context, name: str, template: Template, options: ExecutionOptions
@@ -58,18 +59,20 @@ class Dag:
         self.on_exit = options.on_exit
         self.table = context.table
         self.inputs = context.inputs
-        self.boundary = context.table.ids[name]
+        self.node_id = context.table.ids[name]
         self.tasks = {task["name"]: task for task in template["dag"]["tasks"]}
-        self.needs = {}  # name of a task → names of its dependencies
-        self.conditions = {}  # name of a task → its `depends` as an expression
+        self.dependencies = {}  # name of a task → names of the tasks that it depends on
+        self.depends_expressions = {}  # name of a task → its `depends` as an expression
 
         for name, task in self.tasks.items():
-            self.needs[name], self.conditions[name] = parse_dependencies(task, self.tasks)
+            self.dependencies[name], self.depends_expressions[name] = parse_dependencies(
+                task, self.tasks
+            )
 
-        needed_tasks = {name for names in self.needs.values() for name in names}
+        depended_on_tasks = {name for names in self.dependencies.values() for name in names}
         target_name = template["dag"].get("target")
         self.targets = (
-            target_name.split(" ") if target_name else sorted(set(self.tasks) - needed_tasks)
+            target_name.split(" ") if target_name else sorted(set(self.tasks) - depended_on_tasks)
         )
 
         unknown_targets = [
@@ -84,17 +87,20 @@ class Dag:
         eager_tasks = self.looping_tasks | {
             name for name, task in self.tasks.items() if task.get("when")
         }
-        self.order = TaskOrder(self.targets, self.needs, eager_tasks)
+        self.order = TaskOrder(self.targets, self.dependencies, eager_tasks)
 
     def node(self, task_name: str) -> Node | None:
+        """Return the node of a task or of an item of a loop, or None if it does not exist yet."""
         return self.table.get(f"{self.name}.{task_name}")
 
-    def options(self) -> ExecutionOptions:
-        return ExecutionOptions(self.boundary, self.on_exit, "tasks")
+    def child_options(self) -> ExecutionOptions:
+        """Return the options for the execution of the DAG's tasks."""
+        return ExecutionOptions(self.node_id, self.on_exit, "tasks")
 
     def scope(self, task_name: str) -> scopes.Scope:
-        """Return the scope of `task_name`, with tags of its ancestors. Raises ValueError if a
-        loop's result is not JSON."""
+        """Return the values of the tags that a task may use: inputs of the DAG, workflow outputs,
+        and outputs of the task's ancestors. Raises ValueError if an item of a loop has a result
+        that is not JSON."""
         scope = scopes.template_scope(self.context.status, self.template)
         if task_name not in self.visible_ancestors:
             self.visible_ancestors[task_name] = self._visible_ancestors(task_name)
@@ -111,17 +117,20 @@ class Dag:
         return scope
 
     def _visible_ancestors(self, task_name: str) -> list[str]:
+        """Return the ancestors that a task's fields may reference, sorted by name. All ancestors
+        that are loops are included."""
         task_json = to_json(self.tasks[task_name])
         referenced_names = self.looping_tasks | self.tasks.keys() & set(
             TASK_NAME_WORD.findall(task_json)
         )
         if "{{=" in task_json or "xpression" in task_json:
-            # an expression may compute the name of a task, so all tasks must be in scope, so all
-            # tasks must be in scope
+            # an expression may compute the name of a task, so any task may be referenced
             referenced_names = self.tasks.keys()
         referenced_names = referenced_names - {task_name}
-        if not referenced_names <= set(self.needs[task_name]):
-            referenced_names = referenced_names & set(list_with_ancestors([task_name], self.needs))
+        if not referenced_names <= set(self.dependencies[task_name]):
+            referenced_names = referenced_names & set(
+                list_with_ancestors([task_name], self.dependencies)
+            )
         return sorted(referenced_names)
 
     def add_to_scope(self, scope: scopes.Scope, name: str, node: Node) -> None:
@@ -152,8 +161,8 @@ class Dag:
     def visit(self, name: str) -> VisitResult:
         """Advance a task as far as possible, and return its VisitResult.
 
-        Raises NodeError, which fails the whole DAG, if a target cannot read a loop's outputs or a
-        target's hook fails.
+        Raises NodeError if a hook of a target fails, or if a target cannot read the outputs of a
+        loop. The error fails the whole DAG.
         """
         visit_result = self._visit(name)
 
@@ -166,7 +175,7 @@ class Dag:
             try:
                 # run the hooks again, because `_visit` ran them before the task completed
                 hooks.run_conditional_hooks(
-                    self.context, task, node, self.scope(name), self.options()
+                    self.context, task, node, self.scope(name), self.child_options()
                 )
             except (NodeError, ValueError) as error:
                 self.table.mark(self.name, "Error", str(error))
@@ -175,6 +184,7 @@ class Dag:
         return visit_result
 
     def _visit(self, name: str) -> VisitResult:
+        """Advance a task and its hooks as far as possible, and return its VisitResult."""
         node = self.node(name)
         task = self.tasks[name]
 
@@ -190,7 +200,7 @@ class Dag:
         if node and has_hooks and node["phase"] != "Pending":
             try:
                 if not hooks.run_conditional_hooks(
-                    self.context, task, node, self.scope(name), self.options()
+                    self.context, task, node, self.scope(name), self.child_options()
                 ):
                     return False, False
             except (NodeError, ValueError) as error:
@@ -198,16 +208,17 @@ class Dag:
 
         if node and node["phase"] in FULFILLED_PHASES:
             self.context.deferred_releases.discard(node["id"])
-            # run the exit hook before `hooks_completed`, which also waits for the exit hook
+            # run the exit hook before the call of `are_hooks_completed`, which also checks this
+            # hook
             is_completed = not has_hooks or self._exit_hook_completed(name, node)
             return self.table.are_hooks_completed(node), is_completed
 
-        if not (node and node["type"] == "Pod" and node["id"] in self.context.started):
-            if not node and self.conditions[name] and not self._may_start(name, task):
+        if not (node and node["type"] == "Pod" and node["id"] in self.context.started_pods):
+            if not node and self.depends_expressions[name] and not self._may_start(name, task):
                 node = self.node(name)
                 return node is not None, node is not None
 
-            if self._run(name, task):
+            if self._run_task(name, task):
                 if self.table.orphaned_pods:
                     return (False, False)
                 return BLOCKED_BY_LIMIT
@@ -230,6 +241,8 @@ class Dag:
         )
 
     def _may_start(self, name: str, task: Task) -> bool:
+        """Return True if the `depends` of a task is true. If it is false or invalid, create the
+        task's node, which is omitted or fails."""
         full_name = f"{self.name}.{name}"
         try:
             is_satisfied = self.evaluate_depends(name)
@@ -239,7 +252,7 @@ class Dag:
                 "Skipped",
                 "Error",
                 task,
-                self.options(),
+                self.child_options(),
                 f"unable to evaluate expression: {error}",
             )
 
@@ -252,7 +265,7 @@ class Dag:
                 "Skipped",
                 "Omitted",
                 task,
-                self.options(),
+                self.child_options(),
                 "omitted: depends condition not met",
             )
             self.connect(name, full_name)
@@ -260,11 +273,11 @@ class Dag:
         return bool(is_satisfied)
 
     def evaluate_depends(self, name: str) -> bool | None:
-        """Return True if task `name` should run, False if not, and None while one of its
-        dependencies is unfinished. Raises ExprError."""
+        """Return the value of the task's `depends`, or None while one of its dependencies is
+        unfinished. Raises ExprError."""
         expression_scope: dict[str, Any] = {}
 
-        for dependency in self.needs[name]:
+        for dependency in self.dependencies[name]:
             node = self.node(dependency)
             if not node or not is_fulfilled(node) or not self.table.are_hooks_completed(node):
                 return None
@@ -286,28 +299,28 @@ class Dag:
             result_values["AllFailed"] = bool(phases) and all(phase == "Failed" for phase in phases)
             expression_scope[f"t{len(expression_scope)}"] = result_values
 
-        return evaluate_bool(self.conditions[name], expression_scope)
+        return evaluate_bool(self.depends_expressions[name], expression_scope)
 
     def connect(self, task_name: str, node_name: str, group_name: str | None = None) -> None:
         """Make node `node_name` a child of node `group_name` or, without a group, of the nodes
         that `task_name` depends on."""
         if group_name:
             self.table.link_child(group_name, node_name)
-        elif not self.needs[task_name]:
+        elif not self.dependencies[task_name]:
             self.table.link_child(self.name, node_name)
         else:
-            for dependency in self.needs[task_name]:
+            for dependency in self.dependencies[task_name]:
                 for node_id in self.table.list_outbound_nodes(
                     self.table.ids[f"{self.name}.{dependency}"]
                 ):
-                    if (
-                        node_id not in self.table.nodes
-                    ):  # an exit hook that could not start has no node
+                    # an exit hook that could not start does not have a node
+                    if node_id not in self.table.nodes:
                         return
                     self.table.link_child(self.table.nodes[node_id]["name"], node_name)
 
-    def _run(self, name: str, task: Task) -> bool:
-        """Run a task. Return True if a limit blocks all new tasks."""
+    def _run_task(self, name: str, task: Task) -> bool:
+        """Start or advance a task, or all items of its loop. Return True if a limit prevents all
+        new tasks from starting."""
         full_name = f"{self.name}.{name}"
         expansion = self.context.expansion(full_name)
 
@@ -316,14 +329,14 @@ class Dag:
             try:
                 scope = self.scope(name)
                 try:
-                    resolved_task = resolve_references(self.context, task, scope)
+                    resolved_task = scopes.resolve_references(scope, task, self.inputs.globals)
                 except MissingValue as error:
                     self.context.blocked_reason = str(error)
                     return False
 
                 member_tasks = expand_loop(resolved_task, scope.parameters(self.inputs.globals))
             except (TemplateError, WhenError, ValueError) as error:
-                self.table.mark_error(full_name, task, self.options(), str(error))
+                self.table.mark_error(full_name, task, self.child_options(), str(error))
                 self.connect(name, full_name)
                 return False
 
@@ -333,13 +346,15 @@ class Dag:
         group_node = group_node if group_node and group_node["type"] == "TaskGroup" else None
         if has_loop(task) and not member_tasks:
             self.table.create(
-                full_name, "Skipped", "Skipped", task, self.options(), "Skipped, empty params"
+                full_name, "Skipped", "Skipped", task, self.child_options(), "Skipped, empty params"
             )
             self.connect(name, full_name)
             return False
 
         if has_loop(task) and not group_node:
-            group_node = self.table.create(full_name, "TaskGroup", "Running", task, self.options())
+            group_node = self.table.create(
+                full_name, "TaskGroup", "Running", task, self.child_options()
+            )
             self.connect(name, full_name)
 
         if expansion.pending_members is None:
@@ -364,7 +379,7 @@ class Dag:
         if group_node and not unfinished_members:
             self.table.mark(
                 full_name,
-                _loop_phase(
+                _compute_loop_phase(
                     [
                         node
                         for member_task in member_tasks
@@ -378,21 +393,21 @@ class Dag:
     def _run_member(
         self, name: str, task: Task, member_task: Task, group_name: str | None
     ) -> bool | None:
-        """Run a task, or one item of a loop. Return True if the task or item and its exit hook have
-        completed, and None if Argo would stop visiting tasks here.
+        """Start or advance a task, or one item of a loop. Return True if it and its exit hook have
+        completed, False if not, and None if Argo would stop visiting tasks here.
 
-        As in Argo, the parent lists the child's id before the child starts, so the id of a task
-        that cannot start belongs to no node.
+        As in Argo, the id of the task is added to its parent's children before the task starts.
+        If the task cannot start, a node with this id does not exist.
         """
         full_name = f"{self.name}.{member_task['name']}"
-        options = self.options()
+        options = self.child_options()
 
         node = self.node(member_task["name"])
         if (
             node
             and node["type"] == "Pod"
             and node["phase"] not in FULFILLED_PHASES
-            and node["id"] in self.context.started
+            and node["id"] in self.context.started_pods
         ):
             return is_fulfilled(node)
 
@@ -437,13 +452,14 @@ class Dag:
         exist, else False."""
         try:
             return hooks.run_exit_hook(
-                self.context, self.tasks[name], node, self.scope(name), self.options()
+                self.context, self.tasks[name], node, self.scope(name), self.child_options()
             )
         except (NodeError, ValueError):
             return False
 
     def assess_phase(self) -> str:
-        """Return the phase of the DAG, which follows from the phases of its targets."""
+        """Return the phase of the DAG, computed from the phases of its targets. A completed loop
+        whose phase was not set yet gets its phase."""
         live_nodes = (self.node(self.order.names[index]) for index in self.order.live_indexes)
         if any(
             node and not is_fulfilled(node) and not self._find_group_phase(node)
@@ -453,8 +469,7 @@ class Dag:
 
         target_phases = {self.table.id(f"{self.name}.{name}"): "" for name in self.targets}
         node_queue = [
-            (node_id, "Succeeded")
-            for node_id in self.table.nodes[self.boundary].get("children", [])
+            (node_id, "Succeeded") for node_id in self.table.nodes[self.node_id].get("children", [])
         ]
         seen_branches = set(node_queue)
 
@@ -501,15 +516,17 @@ class Dag:
         return dag_phase
 
     def _find_group_phase(self, node: Node) -> str:
-        """Return the phase of a loop whose started items are all fulfilled and whose other items
-        will never start, else ""."""
+        """Return the final phase of a loop if all its started items are fulfilled; "" for an
+        unfinished loop and for other nodes. Items that have not started will never start."""
         item_ids = node.get("children", []) if node["type"] == "TaskGroup" else []
         nodes = (self.table.nodes.get(node_id) for node_id in reversed(item_ids))
         if not item_ids or any(not item_node or not is_fulfilled(item_node) for item_node in nodes):
             return ""
-        return _loop_phase([self.table.nodes[node_id] for node_id in item_ids])
+        return _compute_loop_phase([self.table.nodes[node_id] for node_id in item_ids])
 
     def _next_nodes(self, node: Node) -> list[str]:
+        """Return the ids of a node's children. The attempts of a Retry node are replaced by their
+        children."""
         if node["type"] != "Retry":
             return node.get("children", [])
 
@@ -528,57 +545,18 @@ class Dag:
         return next_nodes
 
 
-def _loop_phase(nodes: list[Node]) -> str:
-    """Return the phase of a loop. `nodes`: the nodes of its items."""
+def _compute_loop_phase(nodes: list[Node]) -> str:
+    """Return the phase of a loop: the last failed phase of its items' `nodes`, or Succeeded."""
     failed_phases = [node["phase"] for node in nodes if node["phase"] in FAILED_PHASES]
     if failed_phases:
         return failed_phases[-1]
     return "Succeeded"
 
 
-def resolve_references(
-    context: Context, task: Task, scope: scopes.Scope, message_prefix: str = ""
-) -> Task:
-    """Return a copy of a task or step with all tags replaced, except the tags of loop items.
-
-    Raises WhenError, and TemplateError. The message of an error about an artifact starts with
-    `message_prefix`.
-    """
-    tag_values = scope.parameters(context.inputs.globals)
-    task_fields = {key: value for key, value in task.items() if key != "hooks"}
-    hook_fields = {"hooks": task["hooks"]} if "hooks" in task else {}
-
-    if task.get("when"):
-        when_condition = substitute(task["when"], tag_values, STEP_OUTPUTS)
-        try:
-            if not should_execute(when_condition):
-                return task_fields | hook_fields | {"when": when_condition}
-        except WhenError:
-            if not has_loop(task):
-                raise
-
-    task_fields["arguments"] = scopes.mark_absent_arguments(
-        scope, task_fields.get("arguments") or {}
-    )
-    task_fields = substitute(task_fields, tag_values, STEP_OUTPUTS)
-
-    artifacts = [
-        scopes.resolve_artifact(scope, artifact, message_prefix)
-        for artifact in task_fields["arguments"].get("artifacts") or []
-    ]
-    if artifacts:
-        task_fields["arguments"] = {
-            **task_fields["arguments"],
-            "artifacts": [artifact for artifact in artifacts if artifact],
-        }
-
-    return task_fields | hook_fields
-
-
 def execute(
     context: Context, name: str, caller: Task, template: Template, options: ExecutionOptions
 ) -> Node:
-    """Advance a DAG node."""
+    """Create or advance a DAG node, and return it. Raises NodeError."""
     node = context.table.get_or_create(name, "DAG", "Running", caller, template, options)
     expansion = context.expansion(name)
     dag: Dag = expansion.dag or Dag(context, name, template, options)
@@ -615,8 +593,8 @@ def execute(
             raise NodeError(str(error)) from None
 
         if outputs:
-            # do not export the outputs here, because the enclosing DAG exports the outputs of its
-            # tasks
+            # The outputs are not exported here. If this DAG is a task of another DAG, the other DAG
+            # exports them, together with the outputs of its other tasks.
             node["outputs"] = outputs
 
         admission.try_save_outputs(context, node)

@@ -1,8 +1,8 @@
 """Lifecycle hooks: templates that run during or after the workflow, a task or a step.
 
 The hook `exit` (or `onExit`) runs after its node has completed. Any other hook runs once, as soon
-as its expression is true. Dependents of a node wait for the node's hooks. Source: Argo's
-exit_handler.go and hooks.go.
+as its expression is true. Tasks that depend on a node wait until the node's hooks have completed.
+Source: Argo's exit_handler.go and hooks.go.
 """
 
 import re
@@ -49,7 +49,7 @@ def run_workflow_hooks(context: Context) -> bool:
                         name,
                         hook,
                         hook.get("arguments") or {},
-                        ExecutionOptions(flag=HOOK_FLAG),
+                        ExecutionOptions(node_flag=HOOK_FLAG),
                     )
                     context.table.link_child(context.name, name)
     except NodeError as error:
@@ -60,8 +60,8 @@ def run_workflow_hooks(context: Context) -> bool:
 
 
 def find_exit_hook(context: Context, caller: Task) -> Task | None:
-    """Return the exit hook of a workflow, step or task, or None. An exit hook without arguments of
-    its own receives the workflow's arguments."""
+    """Return the exit hook of a workflow, step or task, or None. An exit hook that does not specify
+    arguments gets the workflow's arguments."""
     if caller.get("onExit"):
         return {"template": caller["onExit"], "arguments": context.inputs.arguments()}
     hook = (caller.get("hooks") or {}).get(EXIT_HOOK)
@@ -71,8 +71,8 @@ def find_exit_hook(context: Context, caller: Task) -> Task | None:
 
 
 def dump_failures(context: Context) -> str:
-    """Return the failed nodes for the exit handler: a JSON list that is encoded as a JSON
-    string."""
+    """Return the value of {{workflow.failures}}: the failed nodes as a JSON list, which is encoded
+    a second time as a JSON string."""
     failed_nodes = [
         {
             "displayName": node["displayName"],
@@ -99,13 +99,10 @@ def dump_failures(context: Context) -> str:
 def run_conditional_hooks(
     context: Context, caller: Task, node: Node, scope: Scope, options: ExecutionOptions
 ) -> bool:
-    """Run the hooks of a step or task except the exit hook. Return True if all started hooks have
-    completed.
-
-    Raises NodeError.
-    """
+    """Run the hooks of a step or task, except the exit hook, whose expressions are true. Return
+    True if all hooks that have started have completed. Raises NodeError."""
     all_completed = True
-    hook_scope = Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
+    hook_scope = Scope({**scope, f"{options.caller_kind}.{caller['name']}.status": node["phase"]})
 
     for name, hook in _conditional_hooks(caller, node["name"]):
         if context.table.get(name) or _is_condition_true(context, hook, hook_scope):
@@ -113,11 +110,15 @@ def run_conditional_hooks(
             arguments = hook.get("arguments") or {}
             if outputs is not None:
                 arguments = _resolve_arguments(
-                    context, arguments, hook_scope, options.kind, caller["name"], outputs
+                    context, arguments, hook_scope, options.caller_kind, caller["name"], outputs
                 )
 
             all_completed &= _run_hook(
-                context, name, hook, arguments, ExecutionOptions(options.boundary, flag=HOOK_FLAG)
+                context,
+                name,
+                hook,
+                arguments,
+                ExecutionOptions(options.boundary_id, node_flag=HOOK_FLAG),
             )
             context.table.link_child(node["name"], name)
 
@@ -127,23 +128,28 @@ def run_conditional_hooks(
 def run_exit_hook(
     context: Context, caller: Task, node: Node, scope: Scope, options: ExecutionOptions
 ) -> bool:
-    """Run the exit hook of a completed step or task. Return True if the hook completed or does not
-    exist.
+    """Run the exit hook of a completed step or task. Return True if the hook has completed, or if
+    it does not exist or must not run.
 
-    Raises NodeError if the hook cannot run now; then a step group fails, but a DAG ignores the
-    error.
+    Raises NodeError if the hook cannot run now. This error fails a step group, but a DAG ignores
+    it.
     """
     hook = find_exit_hook(context, caller)
     if not hook or node["phase"] not in COMPLETED_PHASES or not context.may_run(True):
         return True
 
-    hook_scope = Scope({**scope, f"{options.kind}.{caller['name']}.status": node["phase"]})
+    hook_scope = Scope({**scope, f"{options.caller_kind}.{caller['name']}.status": node["phase"]})
     if hook.get("expression") and not _is_condition_true(context, hook, hook_scope):
         return True
 
     outputs = context.table.last_attempt(node).get("outputs") or {}
     arguments = _resolve_arguments(
-        context, hook.get("arguments") or {}, hook_scope, options.kind, caller["name"], outputs
+        context,
+        hook.get("arguments") or {},
+        hook_scope,
+        options.caller_kind,
+        caller["name"],
+        outputs,
     )
     name = f"{node['name']}.onExit"
 
@@ -153,7 +159,7 @@ def run_exit_hook(
             name,
             hook,
             arguments,
-            ExecutionOptions(options.boundary, True, "steps", flag=HOOK_FLAG),
+            ExecutionOptions(options.boundary_id, True, "steps", node_flag=HOOK_FLAG),
         )
     finally:
         # as in Argo, the hook's node becomes a child even if the hook could not start
@@ -161,6 +167,7 @@ def run_exit_hook(
 
 
 def _is_condition_true(context: Context, hook: Task, scope: Scope) -> bool:
+    """Return the value of a hook's expression. Raises ExprError."""
     return evaluate_bool(hook["expression"], nest_scope(scope.parameters(context.inputs.globals)))
 
 
@@ -176,8 +183,8 @@ def _run_hook(
 
 
 def _conditional_hooks(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
-    """Yield the node name and the hook for each hook of a workflow, step or task except the exit
-    hook. Raises NodeError."""
+    """Yield (name of the hook's node, hook) for each hook of a workflow, step or task except the
+    exit hook. `name` is the name of the caller's node. Raises NodeError."""
     for hook_name, hook in (caller.get("hooks") or {}).items():
         if hook_name == EXIT_HOOK:
             continue
@@ -195,8 +202,8 @@ def _resolve_arguments(
     name: str,
     outputs: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the arguments of a hook, which can reference outputs of the hook's step or task.
-    Raises NodeError."""
+    """Return the arguments of a hook with all tags replaced, and add the outputs of the hook's step
+    or task to `scope`. Raises NodeError."""
     if not arguments:
         return arguments
     add_outputs(scope, f"{caller_kind}.{name}", outputs, default_value="")

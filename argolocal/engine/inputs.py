@@ -1,4 +1,4 @@
-"""Substitute the tags of templates: workflow.* globals, inputs, and outputs with a globalName.
+"""Substitute the tags of templates: workflow.* values, inputs, and outputs with a globalName.
 
 Source: the functions setGlobalParameters (operator.go), ProcessArgs and SubstituteParams
 (common/util.go) of Argo.
@@ -25,7 +25,7 @@ STRFTIME_LETTERS = "BbmAadHIMSYypZzL"
 
 
 class SubstitutedTemplate(dict[str, Any]):
-    """A template that contains no tags any more."""
+    """A template without tags, because all its tags were substituted."""
 
 
 # the fields of a parameter, in the order of Argo's Go struct
@@ -41,8 +41,8 @@ PARAMETER_FIELDS = (
 
 
 class Inputs:
-    """The templates of one workflow and the values of their tags. `globals` maps the tags
-    workflow.* to values."""
+    """The templates of one workflow and the values of their tags. `globals` maps each tag
+    workflow.* to its value."""
 
     def __init__(self, workflow: dict[str, Any], status: dict[str, Any]) -> None:
         self.workflow = workflow
@@ -67,6 +67,8 @@ class Inputs:
         return {**arguments, "parameters": resolved_parameters}
 
     def _compute_globals(self) -> dict[str, str]:
+        """Return the values of the tags workflow.* at the start of the run, and the outputs that
+        were exported so far."""
         metadata = self.workflow["metadata"]
         spec = self.spec
         creation_time = datetime.fromisoformat(metadata["creationTimestamp"])
@@ -129,10 +131,10 @@ class Inputs:
         tag_values.update(
             {f"outputs.parameters.{parameter['name']}": parameter["value"] for parameter in outputs}
         )
-        return {f"workflow.{metadata_field}": value for metadata_field, value in tag_values.items()}
+        return {f"workflow.{tag}": value for tag, value in tag_values.items()}
 
     def export(self, outputs: dict[str, Any]) -> None:
-        """Add outputs with a globalName to the workflow's outputs and globals."""
+        """Add the outputs that have a globalName to the workflow's outputs and to `globals`."""
         for output_kind in ("parameters", "artifacts"):
             for output in outputs.get(output_kind) or []:
                 name = output.get("globalName")
@@ -169,8 +171,9 @@ class Inputs:
     def process_args(
         self, template: Template, passed_arguments: dict[str, Any], local_values: dict[str, str]
     ) -> Template:
-        """Return the template with its inputs bound and its tags substituted (Argo's ProcessArgs).
-        Raises NodeError."""
+        """Return the template with the values of its inputs, and with its tags substituted (Argo's
+        ProcessArgs). `local_values`: values of tags that exist only in this template, such as
+        pod.name. Raises NodeError."""
         arguments_by_name = {
             parameter["name"]: parameter for parameter in passed_arguments.get("parameters") or []
         }
@@ -196,6 +199,8 @@ class Inputs:
     def _bind_parameter(
         self, parameter: dict[str, Any], argument: dict[str, Any] | None
     ) -> dict[str, Any]:
+        """Return an input parameter with its value: the argument's, or else the input's own value
+        or default. Raises NodeError if all are missing."""
         value = parameter.get("value", parameter.get("default"))
         if argument is not None:
             if argument.get("value") == ABSENT_VALUE_MARK:
@@ -216,8 +221,8 @@ class Inputs:
         return {**bound_parameter, "value": value}
 
     def substitute_params(self, template: Template, local_values: dict[str, str]) -> Template:
-        """Substitute the global and local values first, then the inputs, because values of inputs
-        may contain tags. Raises NodeError."""
+        """Return the template with its tags substituted: first the tags workflow.* and the local
+        tags, then the inputs, whose values may contain such tags. Raises NodeError."""
         tag_values: dict[str, str | None] = {**self.globals, **local_values}
         inputs = template["inputs"]
         outputs = template.get("outputs") or {}
@@ -267,7 +272,8 @@ class Inputs:
 
 
 def add_labels(workflow: dict[str, Any]) -> dict[str, Any]:
-    """Return the workflow with the labels of `workflowMetadata.labelsFrom`. Raises ConfigError.
+    """Return the workflow with the labels that `workflowMetadata.labelsFrom` computes. Raises
+    ConfigError.
 
     Source: Argo's updateWorkflowMetadata.
     """
@@ -300,6 +306,8 @@ def add_labels(workflow: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bind_artifact(artifact: dict[str, Any], argument: dict[str, Any] | None) -> dict[str, Any]:
+    """Return an input artifact with the location of the argument. Raises NodeError if a required
+    artifact does not have a location."""
     has_default = has_location(artifact)
     if not artifact.get("optional") and not has_default:
         if argument is None:

@@ -26,8 +26,8 @@ RESULT_REFERENCE = r"""KIND(?:\.([-\w]+)\.|\[\\?['"]([-\w]+)\\?['"]\]\.)outputs\
 def execute(
     context: Context, name: str, caller: Task, template: Template, options: ExecutionOptions
 ) -> Node:
-    """Add a Start action for the node's pod to `context.actions`, unless the pod has started.
-    Raises NodeError."""
+    """Create the node if it does not exist, and add a StartPod action for its pod to
+    `context.actions` unless the pod was started before. Raises NodeError."""
     node = context.table.get(name)
     if not node:
         node = context.table.create(
@@ -41,7 +41,7 @@ def execute(
                 memoization, is_cache_hit=False
             )
 
-    if node["id"] in context.started:
+    if node["id"] in context.started_pods:
         return node
 
     is_exit_handler = options.on_exit or context.is_in_exit_handler(node)
@@ -54,6 +54,32 @@ def execute(
         return context.table.mark(name, "Failed", "Step exceeded its deadline")
 
     pod_name = context.table.compute_pod_name(name, template["name"])
+    resolved_template = _resolve_template(context, template, pod_name)
+    deadline = _compute_deadline(context, node, template, resolved_template, options)
+
+    context.started_pods.add(node["id"])
+    if node["type"] == "Pod":
+        context.table.active_pods.add(node["id"])
+
+    context.table.orphaned_pods.discard(node["id"])
+    if "containerSet" in template:
+        container_node_ids = _create_container_nodes(context, node, template, caller, options)
+    else:
+        container_node_ids = {}
+
+    captures_result = _captures_result(context, name, options.boundary_id)
+    context.actions.append(
+        StartPod(
+            node["id"], pod_name, resolved_template, captures_result, deadline, container_node_ids
+        )
+    )
+
+    return node
+
+
+def _resolve_template(context: Context, template: Template, pod_name: str) -> Template:
+    """Return the template with all tags substituted, and with the pod fields and patches of the
+    workflow's spec. Raises NodeError."""
     input_values = {
         f"inputs.parameters.{parameter['name']}": parameter["value"]
         for parameter in template["inputs"]["parameters"]
@@ -71,10 +97,20 @@ def execute(
             substitute(context.spec.get("podSpecPatch"), tag_values),
             resolved_template.get("podSpecPatch"),
         )
-        resolved_template = pod_patch.apply_patches(resolved_template, pod_spec_patches)
+        return pod_patch.apply_patches(resolved_template, pod_spec_patches)
     except (PatchError, ConfigError) as error:
         raise NodeError(f"Error applying PodSpecPatch: {error}") from None
 
+
+def _compute_deadline(
+    context: Context,
+    node: Node,
+    template: Template,
+    resolved_template: Template,
+    options: ExecutionOptions,
+) -> float | None:
+    """Return the unix time at which the pod is killed, or None if no field limits its time. Raises
+    NodeError."""
     deadlines = [options.deadline] if options.deadline else []
     try:
         deadline_seconds = resolved_template.get("activeDeadlineSeconds")
@@ -85,29 +121,12 @@ def execute(
     except ValueError as error:
         raise NodeError(str(error)) from None
 
-    context.started.add(node["id"])
-    if node["type"] == "Pod":
-        context.table.active_pods.add(node["id"])
-
-    context.table.orphaned_pods.discard(node["id"])
-    if "containerSet" in template:
-        container_node_ids = _create_container_nodes(context, node, template, caller, options)
-    else:
-        container_node_ids = {}
-
-    deadline = min(deadlines, default=None)
-    captures_result = _captures_result(context, name, options.boundary)
-    context.actions.append(
-        StartPod(
-            node["id"], pod_name, resolved_template, captures_result, deadline, container_node_ids
-        )
-    )
-
-    return node
+    return min(deadlines, default=None)
 
 
 def _captures_result(context: Context, name: str, boundary_id: str) -> bool:
-    """Return True if the parent's template references `outputs.result` of step or task `name`."""
+    """Return True if the template of the parent node references `outputs.result` of the step or
+    task whose node is `name`."""
     if not boundary_id:
         return False
 
@@ -118,20 +137,21 @@ def _captures_result(context: Context, name: str, boundary_id: str) -> bool:
     caller_kind = "tasks" if "dag" in parent_template else "steps"
 
     expansion = context.expansion(node["name"])
-    if expansion.results_read is None:
+    if expansion.referenced_results is None:
         references = re.findall(
             RESULT_REFERENCE.replace("KIND", caller_kind), to_json(parent_template)
         )
-        expansion.results_read = {
+        expansion.referenced_results = {
             plain_name or quoted_name for plain_name, quoted_name in references
         }
 
-    return remove_suffixes(name).rpartition(".")[2] in expansion.results_read
+    return remove_suffixes(name).rpartition(".")[2] in expansion.referenced_results
 
 
 def remove_suffixes(name: str) -> str:
     """Remove the suffixes for attempts, loop items and groups from the name of a node."""
-    # match the reversed name, because a search for the end would be repeated at each bracket
+    # Match the reversed name: a search for a suffix would take quadratic time in a name with many
+    # brackets.
     match = REVERSED_SUFFIXES.match(name[::-1])
     return name[: len(name) - match.end()] if match else name
 
@@ -140,7 +160,7 @@ def _create_container_nodes(
     context: Context, node: Node, template: Template, caller: Task, options: ExecutionOptions
 ) -> dict[str, str]:
     """Create the nodes of a containerSet's containers, or reset them after a crash of the runner.
-    Return {name of a container: node id}."""
+    Return a mapping from the containers' names to the nodes' ids."""
     node_names = {
         container["name"]: f"{node['name']}.{container['name']}"
         for container in template["containerSet"]["containers"]
@@ -153,7 +173,7 @@ def _create_container_nodes(
             context.table.mark(name, "Pending", "")
         else:
             context.table.create(
-                name, "Container", "Pending", caller, replace(options, boundary=node["id"])
+                name, "Container", "Pending", caller, replace(options, boundary_id=node["id"])
             )
 
     for container in template["containerSet"]["containers"]:

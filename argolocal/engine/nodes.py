@@ -1,8 +1,9 @@
 """The nodes of a workflow, stored as in `status.nodes`: names, ids, phases, messages and edges.
 
-Node names are Argo's: the entrypoint has the workflow's name, a DAG task PARENT.TASK, a step
-PARENT[GROUP].STEP, a loop's item NAME(INDEX:ITEM), an attempt NAME(N), an exit hook NAME.onExit.
-Source: Argo's operator.go (initializeNode, markNodePhase, getOutboundNodes) and util/pod_name.go.
+The names of nodes are the same as in Argo: the workflow's name for the entrypoint, PARENT.TASK for
+a DAG task, PARENT[GROUP].STEP for a step, NAME(INDEX:ITEM) for an item of a loop, NAME(N) for an
+attempt, and NAME.onExit for an exit hook. Source: Argo's operator.go (initializeNode,
+markNodePhase, getOutboundNodes) and util/pod_name.go.
 """
 
 import os
@@ -19,8 +20,8 @@ from argolocal.errors import NodeError, describe
 from argolocal.manifest.allowed_values import FAILED_PHASES, FULFILLED_PHASES
 from argolocal.manifest.types import Node, Task, Template
 
-# Maximum number of nodes of a run. Fewer nodes already exceed the size limit of Argo's status. This
-# runner creates as many nodes in about 10 s.
+# Maximum number of nodes of a run. This stops endless recursion after about 10 s. A workflow with
+# so many nodes would exceed the size limit of Argo's status.
 MAX_NODES = 50_000
 LEAF_NODE_TYPES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 
@@ -34,12 +35,12 @@ def is_fulfilled(node: Node) -> bool:
 
 
 class LimitReached(Exception):
-    """The node cannot start now, because a parallelism limit is reached."""
+    """A node cannot start now, because a parallelism limit is reached."""
 
 
 class ControllerCrash(Exception):
-    """The workflow ends with an error, because Argo's controller would look up a missing node or
-    the run has more than MAX_NODES nodes."""
+    """An error that ends the workflow: Argo's controller would look up a missing node, or the run
+    has more than MAX_NODES nodes."""
 
 
 class NodeTimedOut(NodeError):
@@ -60,7 +61,8 @@ def as_node_error() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class StartPod:
-    """The action to start the pod of a node. The pod is killed at the unix time `deadline`."""
+    """The action to start the pod of a node. The pod is killed at the unix time `deadline`, if it
+    is not None."""
 
     id: str
     pod: str
@@ -80,7 +82,7 @@ class KillPod:
 
 @dataclass(frozen=True)
 class PodStarted:
-    """The event that the process of a pod started."""
+    """The event that the process of a pod has started."""
 
     id: str
     ip: str = ""
@@ -98,7 +100,7 @@ class PodEnded:
 
 
 class Resources(Protocol):
-    """Runs resource templates."""
+    """The interface of the object that runs resource templates (controllers/kubectl.py)."""
 
     @property
     def busy(self) -> bool: ...
@@ -111,8 +113,8 @@ class Resources(Protocol):
 
 @dataclass(frozen=True)
 class NodeResumed:
-    """The event that a suspended node was resumed or set, with values for its outputs. `phase`: the
-    phase in which the node ends, or "" if it stays suspended."""
+    """The event that `argolocal resume` or `argo node set` changes a suspended node. `values`:
+    output parameter → value. `phase`: final phase of the node, or "" if it stays suspended."""
 
     id: str
     values: dict[str, str]
@@ -122,13 +124,19 @@ class NodeResumed:
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """Options of the execution of a template (Argo's executeTemplateOpts)."""
+    """Options of the execution of a template (Argo's executeTemplateOpts).
 
-    boundary: str = ""
+    `boundary_id`: id of the node of the enclosing DAG or steps template, or "". `on_exit`: the
+    template belongs to an exit handler. `deadline`: unix time at which pods are killed, or None.
+    `node_flag`: value of the new node's `nodeFlag`.
+    """
+
+    boundary_id: str = ""
     on_exit: bool = False
-    kind: str = "steps"  # first word of the tags that refer to sibling nodes: "tasks" or "steps"
+    # first word of the tags that refer to sibling nodes: "tasks" or "steps"
+    caller_kind: str = "steps"
     deadline: float | None = None
-    flag: dict[str, bool] = field(default_factory=dict)
+    node_flag: dict[str, bool] = field(default_factory=dict)
 
 
 @lru_cache(65536)
@@ -157,7 +165,7 @@ def parse_time(text: str) -> float:
 
 
 class NodeTable:
-    """The nodes of one workflow. `changed_nodes` and `added_children` contain the changes since the
+    """The nodes of one workflow. `changed_nodes` and `added_children` record the changes since the
     last call of `drain_changes`."""
 
     def __init__(self, name: str, status: dict[str, Any]) -> None:
@@ -174,8 +182,8 @@ class NodeTable:
             and "synchronizationStatus" not in node
         }
 
-        # ids of pods that a dead runner left and that this runner has not restarted yet; their
-        # restart ignores limits
+        # ids of the pods that were active when an earlier runner died, and that this runner has
+        # not restarted yet; they restart without regard to limits
         self.orphaned_pods = set(self.active_pods)
         # ids of the pods that were active when this process loaded the status
         self.restored_pods = frozenset(self.active_pods)
@@ -193,7 +201,7 @@ class NodeTable:
             self._adjust_child_count(node, 1)
 
         self.now = 0.0
-        # True if a node was fulfilled, so that the scheduler must walk the templates again
+        # True if a node has become fulfilled, so that the scheduler must walk the templates again
         self.needs_requeue = False
 
     def drain_changes(self) -> dict[str, Any]:
@@ -215,17 +223,20 @@ class NodeTable:
         }
 
     def id(self, name: str) -> str:
+        """Return the id for a node name, even if the node does not exist."""
         if name == self.name:
             return name
         return f"{self.name}-{hash_fnv32a(name)}"
 
     def compute_pod_name(self, name: str, template_name: str) -> str:
+        """Return the name of the pod of node `name`."""
         prefix = f"{self.name}-{template_name}" if template_name else self.name
         if name == self.name:
             return self.name
         return f"{prefix[:242]}-{hash_fnv32a(name)}"
 
     def get(self, name: str) -> Node | None:
+        """Return node `name`, or None if it does not exist."""
         node_id = self.ids.get(name)
         if node_id is not None:
             return self.nodes[node_id]
@@ -240,8 +251,8 @@ class NodeTable:
         options: ExecutionOptions,
         message: str = "",
     ) -> Node:
-        """Create a node that starts now. If `phase` is a final phase, the node also ends now.
-        Raises ControllerCrash."""
+        """Create a node that starts now and, if `phase` is final, also ends now. Raises
+        ControllerCrash if the run has too many nodes."""
         if len(self.nodes) >= MAX_NODES:
             hint = (
                 "end the recursion of templates that call themselves by a `when`, or split the"
@@ -252,7 +263,7 @@ class NodeTable:
                 f" possible ({hint})"
             )
 
-        boundary_node = self.nodes.get(options.boundary)
+        boundary_node = self.nodes.get(options.boundary_id)
         relative_name = name[len(boundary_node["name"]) :] if boundary_node else name
 
         node: Any = {
@@ -268,12 +279,12 @@ class NodeTable:
             "finishedAt": format_time(self.now) if phase in FULFILLED_PHASES else None,
         }
 
-        if options.boundary:
-            node["boundaryID"] = options.boundary
+        if options.boundary_id:
+            node["boundaryID"] = options.boundary_id
         if message:
             node["message"] = message
-        if options.flag:
-            node["nodeFlag"] = dict(options.flag)
+        if options.node_flag:
+            node["nodeFlag"] = dict(options.node_flag)
 
         self.nodes[node["id"]] = node
         self._adjust_child_count(node, 1)
@@ -303,7 +314,8 @@ class NodeTable:
         return node
 
     def mark(self, name: str, phase: str, message: str | None = None) -> Node:
-        """Set phase and message of node `name`, and `finishedAt` if the phase is fulfilled."""
+        """Set the phase of node `name`, and its `finishedAt` if the phase is final. None keeps the
+        message, and "" removes it. Return the node."""
         node = self.nodes[self.ids[name]]
         if node["phase"] != phase or (message is not None and message != node.get("message", "")):
             self.changed_nodes[node["id"]] = None
@@ -326,12 +338,14 @@ class NodeTable:
         return node
 
     def mark_error(self, name: str, caller: Task, options: ExecutionOptions, message: str) -> Node:
-        """Set the phase of node `name` to Error. A missing node is created."""
+        """Set the phase of node `name` to Error, and return the node. If the node does not exist,
+        create it."""
         if self.get(name):
             return self.mark(name, "Error", message)
         return self.create(name, "Skipped", "Error", caller, options, message)
 
     def link_child(self, parent_name: str, name: str) -> None:
+        """Add node `name`, which need not exist yet, to the children of another node."""
         node = self.nodes[self.ids[parent_name]]
         children = node.setdefault("children", [])
         node_id = self.ids.get(name) or self.id(name)
@@ -341,8 +355,8 @@ class NodeTable:
             self.added_children.setdefault(node["id"], []).append(node_id)
 
     def list_outbound_nodes(self, node_id: str) -> list[str]:
-        """Return the outbound nodes of node `node_id`: its last descendants, which become the
-        parents of the nodes that follow it. Raises ControllerCrash."""
+        """Return the ids of a node's outbound nodes: its last descendants, which become the parents
+        of the nodes that run after it. Raises ControllerCrash if a node is missing."""
         if node_id not in self.nodes:
             raise ControllerCrash("was unable to obtain node")
 
@@ -387,6 +401,8 @@ class NodeTable:
         ]
 
     def _list_outbound_nodes(self, group_node: Node, child_id: str) -> list[str]:
+        """Return the outbound nodes of a child of a loop, a container or a containerSet. A
+        container is itself an outbound node if the child runs after the containerSet."""
         if child_id not in self.nodes:
             raise ControllerCrash("was unable to obtain child node for child")
         if group_node["type"] == "Container" and self.nodes[child_id].get(
@@ -396,10 +412,8 @@ class NodeTable:
         return self.list_outbound_nodes(child_id)
 
     def attempts(self, node: Node) -> list[Node]:
-        """Return the attempts of a Retry node: its children except hooks.
-
-        Raises ControllerCrash.
-        """
+        """Return the attempts of a Retry node: its children except hooks. Raises ControllerCrash if
+        a child is missing."""
         for index, node_id in enumerate(node.get("children", [])):
             if node_id not in self.nodes:
                 raise ControllerCrash(
@@ -418,6 +432,7 @@ class NodeTable:
         return node
 
     def are_hooks_completed(self, node: Node) -> bool:
+        """Return True if all hooks that a node has started have completed."""
         children = (
             self.nodes[node_id] for node_id in node.get("children", []) if node_id in self.nodes
         )
@@ -428,6 +443,8 @@ class NodeTable:
         )
 
     def _adjust_child_count(self, node: Node, count_change: int) -> None:
+        """Add `count_change` to the number of children of the boundary node that are in the same
+        state as `node`: active, completed or failed."""
         if node["type"] in ("Pod", "Steps", "DAG") and (boundary_id := node.get("boundaryID")):
             if node["phase"] in FAILED_PHASES:
                 counter_name = "failed"
@@ -440,8 +457,8 @@ class NodeTable:
 
 
 def _template_fields(caller: Task, local_scope: str) -> dict[str, Any]:
-    """Return the fields of a node that name its template, such as `templateRef` for a template of
-    another object."""
+    """Return the fields of a node that identify its template: `templateScope`, and `templateName`
+    or `templateRef`."""
     template_reference = caller.get("templateRef")
     if template_reference:
         return {"templateRef": template_reference, "templateScope": local_scope}
@@ -450,7 +467,7 @@ def _template_fields(caller: Task, local_scope: str) -> dict[str, Any]:
 
 
 def record_inputs(node: Node, template: Template) -> None:
-    """Record the template's inputs on the node."""
+    """Copy the template's inputs, with their values, to the node."""
     inputs = {
         input_kind: bound_inputs
         for input_kind, bound_inputs in template["inputs"].items()

@@ -1,10 +1,11 @@
 """Visit the tasks of a DAG in Argo's order, but skip tasks that cannot change.
 
-    Order(targets, needs, eager_tasks).walk(visit, on_blocked)    # `visit` returns a VisitResult
+    order = TaskOrder(targets, dependencies_by_task, eager_tasks)
+    order.walk(visit, on_blocked)    # `visit` returns a VisitResult
 
-On every pass, Argo visits the ancestors of each target, then the target. A completed task, or a
-task with unfinished dependencies, cannot change, so a pass here takes O(running tasks), not
-O(tasks).
+In every pass, Argo visits the ancestors of each target, then the target. This module skips
+completed tasks and tasks with unfinished dependencies, so the time of a pass is proportional to the
+number of running tasks, not of all tasks.
 """
 
 import re
@@ -16,15 +17,15 @@ from typing import Any
 from argolocal.manifest.types import Task
 
 NAME_OR_RESULT = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*?\.[A-Z][a-zA-Z]+|[a-zA-Z0-9][-a-zA-Z0-9]*")
-# (True if dependents of the task may start, True if the task is completed)
+# (True if tasks that depend on this task may start, True if this task need not be visited again)
 VisitResult = tuple[bool | None, bool]
-# the VisitResult if a limit blocks this task and all other tasks that have not started
+# the VisitResult if a limit prevents this task and all other new tasks from starting
 BLOCKED_BY_LIMIT: VisitResult = (None, False)
 
 
 class TaskOrder:
-    """The order of one DAG. `eager_tasks`: tasks that are visited even if a limit blocks new tasks,
-    because their `when` may be false."""
+    """The order of the tasks of one DAG. `eager_tasks`: tasks that are visited even if a limit
+    prevents new tasks from starting, because they may not need a pod: their `when` may be false."""
 
     def __init__(
         self,
@@ -43,9 +44,10 @@ class TaskOrder:
             for dependency in dependencies_by_task[name]:
                 self.dependents[dependency].append(name)
 
-        self.live_indexes: list[int] = []
-        self.ready_heap: list[int] = []  # heap of the indexes of ready tasks
-        self.new_indexes: list[int] = []
+        # Tasks are identified by their index in `names`.
+        self.live_indexes: list[int] = []  # tasks that the next pass visits
+        self.ready_heap: list[int] = []  # heap of the tasks that have not started but could
+        self.new_indexes: list[int] = []  # tasks that became ready in this pass
 
         for name in self.names:
             if not self.unfinished_counts[name]:
@@ -55,10 +57,7 @@ class TaskOrder:
         self, visit: Callable[[str], VisitResult], on_blocked: Callable[[str], object]
     ) -> None:
         """Visit all tasks that can change, in order, including tasks that become ready during the
-        pass.
-
-        Calls `on_blocked` once for each ready task that a limit blocks.
-        """
+        pass. Call `on_blocked` once for each ready task that cannot start because of a limit."""
         live_indexes = self.live_indexes
         self.live_indexes = []
         position = 0
@@ -81,7 +80,8 @@ class TaskOrder:
             name = self.names[index]
             try:
                 may_continue, is_complete = visit(name)
-            except Exception:  # the next pass visits this task and the following tasks
+            except Exception:
+                # let the next pass visit this task and the following tasks
                 if is_newly_ready:
                     heappush(self.ready_heap, index)
 
@@ -109,6 +109,8 @@ class TaskOrder:
             on_blocked(self.names[index])
 
     def _push(self, name: str, live_indexes: list[int], position: int) -> None:
+        """Add a task that has become ready: an eager task to `live_indexes` after `position`, and
+        any other task to the heap."""
         if name in self.eager_tasks:
             insort(live_indexes, self.index[name], position)
         else:
@@ -149,8 +151,8 @@ def list_with_ancestors(
 
 
 def parse_dependencies(task: Task, tasks: dict[str, dict[str, Any]]) -> tuple[list[str], str]:
-    """Return the dependencies of `task`, and its `depends` as an expression in which the
-    dependencies are t0, t1, ...
+    """Return the names of a task's dependencies, and its `depends` as an expression that calls them
+    t0, t1, ...
 
     With these aliases, many tasks have the same expression, which is parsed only once.
     """
@@ -169,6 +171,8 @@ def parse_dependencies(task: Task, tasks: dict[str, dict[str, Any]]) -> tuple[li
 
 
 def _default_condition(name: str, continue_on: dict[str, Any]) -> str:
+    """Return the expression for a task name without a result in `depends`. `continue_on`: the
+    field `continueOn` of this task."""
     accepted_results = ["Succeeded", "Skipped", "Daemoned"]
     accepted_results += ["Errored"] if continue_on.get("error") else []
     accepted_results += ["Failed"] if continue_on.get("failed") else []

@@ -1,5 +1,5 @@
-"""Copy the fields of the workflow's spec that apply to all pods into a template. Names in these
-fields are checked when the pod starts.
+"""Copy the fields of the workflow's spec that apply to all pods into a template. The values of
+these fields, such as names of labels, are checked when the pod starts.
 
 Source: Argo's createWorkflowPod, addMetadata and addSchedulingConstraints (workflowpod.go).
 """

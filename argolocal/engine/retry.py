@@ -2,9 +2,9 @@
 retry.
 
 The conditions are checked in Argo's order: shutdown and deadline, maxDuration, backoff, policy,
-limit, expression. Therefore the node waits for one backoff even after a failure that the policy
-does not retry, and never waits if the strategy has no limit. Source: Argo's operator.go
-executeTemplate, processNodeRetries, mergedTemplateDefaultsInto.
+limit, expression. Therefore the node waits for the backoff even after a failure that the policy
+does not retry. If the strategy lacks a limit, the node never waits. Source: Argo's operator.go
+(executeTemplate, processNodeRetries, mergedTemplateDefaultsInto).
 """
 
 import re
@@ -45,8 +45,8 @@ TRANSIENT_MESSAGES = (
 
 @dataclass(frozen=True)
 class RetryDecision:
-    """Either the final `phase` of the node, or the times of the next attempt in unix seconds: its
-    start `start_at` and its `deadline`."""
+    """The final `phase` of a Retry node, or "" if another attempt follows. `start_at`: unix time
+    when the next attempt may start; None: now. `deadline`: unix time when it is killed."""
 
     phase: str = ""
     message: str = ""
@@ -62,7 +62,7 @@ def execute(
     strategy: dict[str, Any],
     options: ExecutionOptions,
 ) -> Node:
-    """Advance a Retry node. Raises LimitReached, NodeError."""
+    """Create or advance a Retry node, and return it. Raises LimitReached, NodeError."""
     node_table = context.table
 
     retry_node = node_table.get(name)
@@ -70,21 +70,22 @@ def execute(
         retry_node = node_table.create(name, "Retry", "Running", caller, options)
         record_inputs(retry_node, template)
 
-    options = replace(options, flag={**options.flag, "retried": True})
+    options = replace(options, node_flag={**options.node_flag, "retried": True})
     attempt_node = None
 
-    # two iterations: if an attempt ends at once, the second iteration starts the next attempt
+    # The first iteration may start an attempt that ends at once, for example because its template
+    # is invalid. Then the second iteration starts the next attempt.
     for _ in range(2):
         attempts = node_table.attempts(retry_node)
         if attempt_node:
             try:
-                admission.check_parallelism(context, template, retry_node, options.boundary)
+                admission.check_parallelism(context, template, retry_node, options.boundary_id)
             except LimitReached:
                 node_table.mark(attempt_node["name"], "Error", "Max parallelism reached")
                 raise
 
         if attempts and attempts[-1]["phase"] in FULFILLED_PHASES:
-            deadline = _next_attempt(context, retry_node, attempts, strategy)
+            deadline = _plan_next_attempt(context, retry_node, attempts, strategy)
             if deadline is None:
                 return retry_node
 
@@ -125,15 +126,14 @@ def execute(
     return retry_node
 
 
-def _next_attempt(
+def _plan_next_attempt(
     context: Context, retry_node: Node, attempt_nodes: list[Node], strategy: dict[str, Any]
 ) -> float | None:
-    """Return the deadline of the next attempt (0: unlimited), or None if no attempt may start now.
-
-    Raises NodeError.
-    """
+    """Decide how the node continues after its last attempt. Return the deadline of the next attempt
+    (0: unlimited), or None if no attempt may start now: the node has then ended or waits for its
+    backoff. Raises NodeError."""
     try:
-        decision = decide(context, retry_node, attempt_nodes, strategy)
+        decision = decide_retry(context, retry_node, attempt_nodes, strategy)
     except (ExprError, ValueError) as error:
         context.table.mark(retry_node["name"], "Error", str(error))
         raise NodeError(str(error)) from None
@@ -161,15 +161,15 @@ def _execute_attempt(
     retry_policy: str,
     options: ExecutionOptions,
 ) -> Node | None:
-    """Execute one attempt, a child of the Retry node `retry_node`. Raises LimitReached,
-    NodeError."""
+    """Start or advance one attempt, a child of `retry_node`. Return the attempt's node, or None if
+    the node could not be created. Raises LimitReached, NodeError."""
     node_table = context.table
 
     try:
         attempt_node = context.execute(attempt_name, caller, {}, options, is_attempt=True)
     except NodeError:
         if retry_policy == "OnFailure":
-            # with this policy, the caller of this function handles the error
+            # with this policy, Argo does not retry errors
             node_table.link_child(retry_node["name"], attempt_name)
             raise
 
@@ -187,11 +187,11 @@ def _execute_attempt(
     return attempt_node
 
 
-def decide(
+def decide_retry(
     context: Context, retry_node: Node, attempt_nodes: list[Node], strategy: dict[str, Any]
 ) -> RetryDecision:
-    """Decide how the Retry node continues after its last attempt: with another attempt or its final
-    phase. Raises ExprError and ValueError for an invalid strategy."""
+    """Decide whether another attempt follows the last one of a Retry node. Raises ExprError and
+    ValueError for an invalid strategy."""
     last_attempt = attempt_nodes[-1]
     now = context.table.now
 
@@ -311,8 +311,8 @@ def make_last_retry_variables(
 
 
 def merge_template_defaults(template: Any, defaults: dict[str, Any] | None) -> Any:
-    """Return `templateDefaults` overridden by the template, without the defaults of other template
-    types."""
+    """Return the template with the missing fields from the workflow's `templateDefaults`. Defaults
+    for templates of another type are ignored."""
     if not defaults:
         return template
     template_types = {

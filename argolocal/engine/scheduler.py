@@ -1,5 +1,5 @@
 """The state machine of a workflow: it maps nodes, events and the time to new nodes and actions. It
-reads no clock and does no I/O.
+never reads a clock or a file.
 
     scheduler = Scheduler(workflow, status={})    # `status` is Argo's WorkflowStatus as plain data
     actions = scheduler.advance(now, events)
@@ -52,10 +52,10 @@ class Scheduler(Context):
 
     def advance(self, now: float, events: Iterable[Event] = ()) -> list[StartPod | KillPod]:
         """Apply the events, advance all nodes as far as possible, and return the actions to take.
-        Then `wake` is the time of the next call in unix seconds.
+        Afterwards, `wake` is the unix time of the next call; None: after the next event.
 
-        As in Argo's `operate`, an unexpected exception fails the node that is being executed, or
-        else the workflow.
+        As in Argo, an unexpected exception fails the node that is being executed. Outside a node,
+        it fails the workflow.
         """
         self.table.now = now
         self.wake = None
@@ -69,6 +69,8 @@ class Scheduler(Context):
         return self.actions
 
     def _advance(self, now: float, events: Iterable[Event]) -> None:
+        """Apply the events, and walk the templates until no node changes. End a workflow that can
+        never complete."""
         if self.status["phase"]:
             duration_text = f"{now - parse_time(self.status['startedAt']):.6f}"
             self.inputs.globals["workflow.status"] = self.status["phase"]
@@ -124,8 +126,8 @@ class Scheduler(Context):
             self.wake_at(self.deadline)
 
     def _restart_orphan(self, node: Node) -> None:
-        """Restart a pod that a dead runner left and that its parent node, which has completed,
-        would not restart."""
+        """Restart a pod that was running when the runner died, and whose parent node has already
+        completed, so that walking the templates does not reach the pod."""
         retry_nodes = (
             retry_node for retry_node in self.nodes.values() if retry_node["type"] == "Retry"
         )
@@ -141,7 +143,7 @@ class Scheduler(Context):
         options = ExecutionOptions(
             outermost_node.get("boundaryID", ""),
             self.is_in_exit_handler(outermost_node),
-            flag=dict(outermost_node.get("nodeFlag", {})),
+            node_flag=dict(outermost_node.get("nodeFlag", {})),
         )
 
         caller = self.caller(outermost_node)
@@ -155,9 +157,11 @@ class Scheduler(Context):
             self.table.mark(node["name"], "Failed", "the runner of the pod died")
 
     def _can_progress(self, excluded_ids: AbstractSet[str] = frozenset()) -> bool:
+        """Return True if an event of a pod, an HTTP request or a suspended node, or the time, can
+        advance the workflow. Pods with `excluded_ids` are ignored."""
         waiting_types = ("Suspend", "HTTP")
         return (
-            # ignore daemons: a daemon ends only when the template that started it completes
+            # a daemon ends only when the template that started it completes
             bool(self.table.active_pods - self.daemons.keys() - excluded_ids)
             or self.wake is not None
             or any(
@@ -167,6 +171,7 @@ class Scheduler(Context):
         )
 
     def _apply_event(self, event: Event) -> None:
+        """Update the node of an event. Events of completed nodes are ignored."""
         if isinstance(event, NodeResumed):
             suspend.resume(self, event)
             return
@@ -199,8 +204,7 @@ class Scheduler(Context):
         self.daemons.pop(node["id"], None)
 
         if node.pop("daemoned", None) and phase == "Succeeded":
-            # a daemon that ends by itself has failed, because it must run until the template that
-            # started it completes
+            # A daemon must run until the template that started it completes. This one ended before.
             phase = "Failed"
 
         if phase == "Succeeded" and node.get("memoizationStatus"):
@@ -214,7 +218,8 @@ class Scheduler(Context):
         self.expansions.pop(node["name"], None)
 
     def _end_containers(self, node_id: str) -> None:
-        """Fail the unfinished containers of a completed pod."""
+        """Mark the unfinished containers of a completed pod as failed: the container with this node
+        id, and the containers that depend on it."""
         node = self.nodes.get(node_id)
         if node and node["type"] == "Container":
             if node["phase"] not in FULFILLED_PHASES:
@@ -223,7 +228,8 @@ class Scheduler(Context):
                 self._end_containers(container_id)
 
     def _apply_limits(self) -> None:
-        """Kill the nodes that must not run after a shutdown or the workflow's deadline."""
+        """After a shutdown or the workflow's deadline, kill the nodes that must not run any
+        longer."""
         is_overdue = bool(self.deadline and self.table.now >= self.deadline)
         if not (is_overdue or self.shutdown):
             return
@@ -248,6 +254,8 @@ class Scheduler(Context):
             self.actions.append(KillPod(node_id))
 
     def _reconcile(self) -> None:
+        """Walk the templates once from the entrypoint, run the workflow's hooks, and set the
+        workflow's final phase when the entrypoint and the exit handler have completed."""
         try:
             node = self.execute(
                 self.name,
@@ -276,7 +284,7 @@ class Scheduler(Context):
             exit_node_name = f"{self.name}.onExit"
             if self.table.get(exit_node_name) or self.may_run(True):
                 try:
-                    options = ExecutionOptions(on_exit=True, flag=hooks.HOOK_FLAG)
+                    options = ExecutionOptions(on_exit=True, node_flag=hooks.HOOK_FLAG)
                     exit_node = self.execute(
                         exit_node_name, hook, hook.get("arguments") or {}, options
                     )
@@ -317,7 +325,7 @@ class Scheduler(Context):
         except (NodeError, LimitReached, ControllerCrash):
             raise
         except Exception as error:
-            # treat this as an error of the node's pod, so that exit handlers and retries still run
+            # fail only this node, so that exit handlers and retries still run
             return self.table.mark_error(name, caller, options, describe(error))
         finally:
             if not is_attempt:
@@ -331,6 +339,7 @@ class Scheduler(Context):
         options: ExecutionOptions,
         is_attempt: bool,
     ) -> Node:
+        """Check limits, locks and memoized outputs of a node, then create or advance it."""
         node = self.table.get(name)
         if node and node["phase"] in FULFILLED_PHASES:
             self.deferred_releases.discard(node["id"])
@@ -345,7 +354,7 @@ class Scheduler(Context):
             raise
 
         if not is_attempt:
-            if node and node["phase"] == "Pending" and node["id"] not in self.started:
+            if node and node["phase"] == "Pending" and node["id"] not in self.started_pods:
                 pending_node = node
             else:
                 pending_node = None
@@ -358,7 +367,7 @@ class Scheduler(Context):
                 self.table.mark(name, "Failed", "timeout")
                 raise NodeTimedOut("timeout")
 
-            admission.check_parallelism(self, template, node, options.boundary)
+            admission.check_parallelism(self, template, node, options.boundary_id)
 
         self.expansion(name).template = template
         if not is_attempt and ("synchronization" in template or "memoize" in template):
@@ -384,6 +393,8 @@ class Scheduler(Context):
     def _bind_template(
         self, name: str, caller: Task, arguments: dict[str, Any], options: ExecutionOptions
     ) -> Template:
+        """Return the template of node `name` with the workflow's defaults and volumes, the values
+        of its inputs, and substituted tags. Raises NodeError."""
         template = retry.merge_template_defaults(
             self.inputs.template(caller), self.spec.get("templateDefaults")
         )
@@ -397,7 +408,7 @@ class Scheduler(Context):
                 "archiveLocation": {"archiveLogs": True, **(template.get("archiveLocation") or {})},
             }
 
-        local_values = {"node.name": name, f"{options.kind}.name": caller.get("name", "")}
+        local_values = {"node.name": name, f"{options.caller_kind}.name": caller.get("name", "")}
         if (
             any(template_type in template for template_type in leaf_templates.LEAF_TEMPLATE_TYPES)
             and self.strategy(template) is None
@@ -407,6 +418,7 @@ class Scheduler(Context):
         return self.inputs.process_args(template, arguments, local_values)
 
     def _run(self, name: str, caller: Task, template: Template, options: ExecutionOptions) -> Node:
+        """Create or advance a node by the module for its type of template. Raises NodeError."""
         for template_type, template_module in (("dag", dag), ("steps", steps)):
             if template_type in template:
                 try:

@@ -1,9 +1,9 @@
 """The tag values that a step or task may use: inputs of its template, workflow outputs, and outputs
 of earlier steps or ancestor tasks.
 
-A value is a string, an artifact (a dict), or None for the output of a skipped step without a
-default.
-Source: Argo's scope.go, and buildLocalScope and processAggregateNodeOutputs of operator.go.
+A value is a string or an artifact (a dict). It is None for an output of a skipped step if the
+output does not have a default. Source: Argo's scope.go, and buildLocalScope and
+processAggregateNodeOutputs of operator.go.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,13 +13,16 @@ from argolocal.common.json_text import to_json
 from argolocal.engine.nodes import NodeError, NodeTable
 from argolocal.language import gofmt
 from argolocal.language.expr import evaluate
-from argolocal.language.substitute import TemplateError, nest_scope, substitute
-from argolocal.manifest.types import Node, Template
+from argolocal.language.govaluate import WhenError, should_execute
+from argolocal.language.substitute import STEP_OUTPUTS, TemplateError, nest_scope, substitute
+from argolocal.manifest.loops import has_loop
+from argolocal.manifest.types import Node, Task, Template
 
 # start of Argo's error messages about arguments of steps and hooks
 UNRESOLVED_PREFIX = "unable to resolve references: "
+# value of an argument whose tag refers to an output without a value
 ABSENT_VALUE_MARK = "__argo__internal__absent-optional"
-# marks a path that has replaced a tag; the executor moves marked paths below the pod's root
+# prefix of each path that has replaced a tag; the executor moves these paths below the pod's root
 POD_PATH_MARK = "\ue000"
 
 
@@ -27,14 +30,14 @@ class Scope(dict[str, Any]):
     """Maps tags to values."""
 
     def parameters(self, global_values: Mapping[str, str] | None = None) -> "StringValues":
-        """Return a view of this scope's values that are a string or None, and of all values of
-        `global_values`."""
+        """Return a view of the values of this scope that are strings or None, and of the values of
+        the tags workflow.* in `global_values`."""
         return StringValues(self, global_values or {})
 
 
 class StringValues(Mapping[str, str | None]):
-    """A view of the string values of a scope. The view copies no values, because a step may use
-    only one or two of a thousand tags."""
+    """A read-only view of the values of a scope that are strings or None. Values are looked up on
+    demand, because a step may use only one or two of a thousand tags."""
 
     def __init__(self, scope: Scope, global_values: Mapping[str, str]) -> None:
         self.scope = scope
@@ -57,7 +60,7 @@ class StringValues(Mapping[str, str | None]):
 
 
 def template_scope(status: Mapping[str, Any], template: Template) -> Scope:
-    """Return a scope with the inputs of a template and the workflow outputs exported so far."""
+    """Return a scope with the inputs of a template and the workflow's outputs in `status`."""
     scope = Scope(
         {
             f"inputs.parameters.{parameter['name']}": parameter["value"]
@@ -92,8 +95,8 @@ def template_scope(status: Mapping[str, Any], template: Template) -> Scope:
 
 
 def add_node_tags(table: NodeTable, scope: Scope, caller_kind: str, name: str, node: Node) -> None:
-    """Add the tags `KIND.NAME.*` of a node, or of the last attempt of a Retry node.
-    `caller_kind` is tasks or steps."""
+    """Add the tags `tasks.NAME.*` or `steps.NAME.*` of a node to the scope. A Retry node is
+    represented by its last attempt. `caller_kind`: "tasks" or "steps"."""
     node = table.last_attempt(node)
     tag_prefix = f"{caller_kind}.{name}"
     scope[f"{tag_prefix}.id"] = node["id"]
@@ -103,21 +106,21 @@ def add_node_tags(table: NodeTable, scope: Scope, caller_kind: str, name: str, n
         if node.get(time_field):
             scope[f"{tag_prefix}.{time_field}"] = node[time_field][:19] + "Z"
 
-    for time_field, tag in (("podIP", "ip"), ("hostNodeName", "hostNodeName")):
-        if node.get(time_field):
-            scope[f"{tag_prefix}.{tag}"] = node[time_field]
+    for node_field, tag in (("podIP", "ip"), ("hostNodeName", "hostNodeName")):
+        if node.get(node_field):
+            scope[f"{tag_prefix}.{tag}"] = node[node_field]
 
     outputs = node.get("outputs") or {}
-    for time_field, tag in (("result", "outputs.result"), ("exitCode", "exitCode")):
-        if outputs.get(time_field) is not None:
-            scope[f"{tag_prefix}.{tag}"] = outputs[time_field]
+    for output_field, tag in (("result", "outputs.result"), ("exitCode", "exitCode")):
+        if outputs.get(output_field) is not None:
+            scope[f"{tag_prefix}.{tag}"] = outputs[output_field]
 
     add_outputs(scope, tag_prefix, outputs)
 
 
 def reject_inline_template(caller: Mapping[str, Any]) -> None:
-    """Raise ValueError if the completed loop `caller` has an inline template, because Argo looks up
-    a loop's template by its name."""
+    """Raise ValueError if the step or task `caller`, a completed loop, has an inline template. Argo
+    fails here, because it looks the template up by name."""
     if caller.get("inline"):
         raise ValueError("failed to get a template")
 
@@ -125,7 +128,8 @@ def reject_inline_template(caller: Mapping[str, Any]) -> None:
 def add_outputs(
     scope: Scope, tag_prefix: str, outputs: Mapping[str, Any], default_value: str | None = None
 ) -> None:
-    """Add the tags PREFIX.outputs.parameters.* and PREFIX.outputs.artifacts.*."""
+    """Add the tags PREFIX.outputs.parameters.* and PREFIX.outputs.artifacts.* to the scope.
+    `default_value`: value of a parameter without a value; None leaves its tag out."""
     for parameter in outputs.get("parameters") or []:
         value = parameter.get("value", default_value)
         if value is not None:
@@ -142,8 +146,8 @@ def add_skipped_outputs(
     template: Template,
     includes_artifacts: bool,
 ) -> None:
-    """Add the declared outputs of a node that was skipped or omitted: their default values, or
-    None."""
+    """If a node was skipped or omitted, add the outputs that its template declares, with their
+    default values or else None."""
     if node.get("outputs") is not None or node["phase"] not in ("Skipped", "Omitted"):
         return
     outputs = template.get("outputs") or {}
@@ -196,8 +200,8 @@ def add_loop_outputs(scope: Scope, caller_kind: str, name: str, nodes: Iterable[
 
 
 def _parse_if_structured(values: list[str]) -> list[Any]:
-    """Return the parsed values if all strings are JSON lists or maps, else return the strings
-    unchanged."""
+    """Return the values parsed as JSON if all are JSON lists or objects. Otherwise, return the
+    strings unchanged."""
     try:
         parsed_values = [gofmt.parse_json(value, convert_int=float) for value in values]
     except ValueError:
@@ -208,8 +212,8 @@ def _parse_if_structured(values: list[str]) -> list[Any]:
 
 
 def mark_absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Mark each argument that is a single tag with the value None as absent, so that the input's
-    default applies."""
+    """Return the arguments. An argument that consists of one tag, whose value is None, gets the
+    value ABSENT_VALUE_MARK, so that the default of the input is used."""
 
     def mark(parameter: dict[str, Any]) -> dict[str, Any]:
         value = parameter.get("value")
@@ -223,6 +227,43 @@ def mark_absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, 
         return arguments
 
     return {**arguments, "parameters": [mark(parameter) for parameter in arguments["parameters"]]}
+
+
+def resolve_references(
+    scope: Scope, task: Task, global_values: Mapping[str, str], message_prefix: str = ""
+) -> Task:
+    """Return a copy of a task or step with all tags replaced, except the tags of loop items.
+
+    If the `when` condition is false, only the tags in `when` are replaced. Raises WhenError, and
+    TemplateError. The message of an error about an artifact starts with `message_prefix`.
+    """
+    tag_values = scope.parameters(global_values)
+    task_fields = {key: value for key, value in task.items() if key != "hooks"}
+    hook_fields = {"hooks": task["hooks"]} if "hooks" in task else {}
+
+    if task.get("when"):
+        when_condition = substitute(task["when"], tag_values, STEP_OUTPUTS)
+        try:
+            if not should_execute(when_condition):
+                return task_fields | hook_fields | {"when": when_condition}
+        except WhenError:
+            if not has_loop(task):
+                raise
+
+    task_fields["arguments"] = mark_absent_arguments(scope, task_fields.get("arguments") or {})
+    task_fields = substitute(task_fields, tag_values, STEP_OUTPUTS)
+
+    artifacts = [
+        resolve_artifact(scope, artifact, message_prefix)
+        for artifact in task_fields["arguments"].get("artifacts") or []
+    ]
+    if artifacts:
+        task_fields["arguments"] = {
+            **task_fields["arguments"],
+            "artifacts": [artifact for artifact in artifacts if artifact],
+        }
+
+    return task_fields | hook_fields
 
 
 def resolve_artifact(
@@ -306,6 +347,7 @@ def resolve_outputs(template: Template, scope: Scope) -> dict[str, Any] | None:
 
 
 def _output_value(parameter: dict[str, Any], scope: Scope) -> str:
+    """Return the value of an output parameter of a DAG or steps template. Raises TemplateError."""
     if "valueFrom" not in parameter:
         raise TemplateError("output parameters must have a valueFrom specified")
 

@@ -1,13 +1,12 @@
 """Execute steps templates: the groups run one after another, and the steps of a group in parallel.
 
-A group completes when all its steps have completed. If a group ends in phase Failed or Error, the
-template becomes Failed, unless `continueOn` allows this. Source: Argo's steps.go.
+A group completes when all its steps have completed. A failed step fails its group and the template,
+unless the step's `continueOn` accepts the failure. Source: Argo's steps.go.
 """
 
 from argolocal.engine import admission, hooks
 from argolocal.engine import scope as scopes
 from argolocal.engine.context import Context
-from argolocal.engine.dag import resolve_references
 from argolocal.engine.nodes import (
     ControllerCrash,
     ExecutionOptions,
@@ -26,21 +25,24 @@ from argolocal.manifest.types import Node, Task, Template
 def execute(
     context: Context, name: str, caller: Task, template: Template, options: ExecutionOptions
 ) -> Node:
-    """Advance a steps node."""
+    """Create or advance a steps node. Return this node, or the node of a group whose exit hook
+    could not run. Raises NodeError."""
     node = context.table.get_or_create(name, "Steps", "Running", caller, template, options)
     expansion = context.expansion(name)
     scope = expansion.scope = expansion.scope or scopes.Scope()
     scope.update(scopes.template_scope(context.status, template))
     step_options = ExecutionOptions(node["id"], options.on_exit, "steps")
-    complete_groups = expansion.complete_groups
+    completed_group_count = expansion.completed_group_count
     group_node = node
 
-    if complete_groups:
-        previous_group_name = f"{name}[{complete_groups - 1}]"
+    if completed_group_count:
+        previous_group_name = f"{name}[{completed_group_count - 1}]"
     else:
         previous_group_name = ""
 
-    for index, group_steps in enumerate(template["steps"][complete_groups:], complete_groups):
+    for index, group_steps in enumerate(
+        template["steps"][completed_group_count:], completed_group_count
+    ):
         group_name = f"{name}[{index}]"
         group_node = context.table.get(group_name)
         if not group_node:
@@ -51,9 +53,13 @@ def execute(
         is_group_done = group_node["phase"] in FULFILLED_PHASES and _children_fulfilled(
             context, group_node
         )
-        if not is_group_done and Group(context, group_name, scope, step_options).run(group_steps):
-            return group_node
-        if node["phase"] in FULFILLED_PHASES:  # failFast ended the template
+        if not is_group_done:
+            is_blocked = Group(context, group_name, scope, step_options).run(group_steps)
+            if is_blocked:
+                return group_node
+
+        # failFast may have ended the template
+        if node["phase"] in FULFILLED_PHASES:
             return node
         if group_node["phase"] not in FULFILLED_PHASES:
             return node
@@ -68,7 +74,7 @@ def execute(
         except ValueError as error:
             raise NodeError(str(error)) from None
 
-        expansion.complete_groups = index + 1
+        expansion.completed_group_count = index + 1
 
     if previous_group_name:
         group_node = context.nodes[context.table.ids[previous_group_name]]
@@ -86,7 +92,8 @@ def execute(
 
 
 def _children_fulfilled(context: Context, node: Node) -> bool:
-    """Return True if all leaf descendants of a node are fulfilled (Argo's childrenFulfilled)."""
+    """Return True if all descendants of a node that do not have children are fulfilled (Argo's
+    childrenFulfilled)."""
     child_ids = node.get("children", [])
     return all(
         _children_fulfilled(context, context.nodes[node_id])
@@ -96,6 +103,8 @@ def _children_fulfilled(context: Context, node: Node) -> bool:
 
 
 def _connect_group(context: Context, name: str, previous_group_name: str, group_name: str) -> None:
+    """Make a group a child of the last nodes of the previous group, or of node `name` if it is the
+    first group. Raises ControllerCrash."""
     if not previous_group_name:
         context.table.link_child(name, group_name)
         return
@@ -110,6 +119,7 @@ def _connect_group(context: Context, name: str, previous_group_name: str, group_
 
 
 def _outbound_nodes(context: Context, group_node: Node) -> list[str]:
+    """Return the ids of the outbound nodes of all steps of a group."""
     return [
         outbound_id
         for child_id in group_node.get("children", [])
@@ -163,8 +173,8 @@ class Group:
         self.inputs = context.inputs
 
     def run(self, steps: list[Task]) -> bool:
-        """Advance the group, and mark it when it completes. Return True if the template is blocked,
-        because an exit hook could not run."""
+        """Advance the group, and mark it when it completes. Return True if the template cannot
+        continue now, because an exit hook could not run."""
         expanded_steps = self._expand_steps(steps)
         if expanded_steps is None:
             return False
@@ -198,7 +208,7 @@ class Group:
             try:
                 self.context.execute(node_name, step, step.get("arguments") or {}, self.options)
             except LimitReached:
-                # a limit is reached, which also blocks the following steps
+                # the limit also prevents the following steps from starting
                 if not node and not self.table.orphaned_pods:
                     unfinished_steps += pending_steps[index:]
                     break
@@ -222,11 +232,15 @@ class Group:
 
         expansion.pending_members = unfinished_steps
         if not unfinished_steps or any(step.get("hooks") or step.get("onExit") for step in steps):
-            return self._assess({f"{self.name}.{step['name']}": step for step in expanded_steps})
+            return self._assess_phase(
+                {f"{self.name}.{step['name']}": step for step in expanded_steps}
+            )
 
         return False
 
     def _expand_steps(self, steps: list[Task]) -> list[Task] | None:
+        """Return the steps with their tags replaced, and each loop replaced by its items. Return
+        None if a tag does not have a value yet, or after an error, which fails the group."""
         expansion = self.context.expansion(self.name)
         if expansion.members is not None:
             return expansion.members
@@ -239,7 +253,9 @@ class Group:
             for step in steps:
                 try:
                     resolved_steps.append(
-                        resolve_references(self.context, step, self.scope, scopes.UNRESOLVED_PREFIX)
+                        scopes.resolve_references(
+                            self.scope, step, self.inputs.globals, scopes.UNRESOLVED_PREFIX
+                        )
                     )
                 # Argo tries to resolve this step again in each pass, until another step fails
                 except MissingValue as error:
@@ -268,7 +284,7 @@ class Group:
         expansion.members = expanded_steps
         return expanded_steps
 
-    def _assess(self, steps: dict[str, Task]) -> bool:
+    def _assess_phase(self, steps: dict[str, Task]) -> bool:
         all_completed = True
         group_node = self.table.nodes[self.table.ids[self.name]]
 

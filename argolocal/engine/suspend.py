@@ -1,12 +1,12 @@
 """Execute suspend templates, whose nodes wait for their duration or for `argolocal resume`.
 
-    suspended(status)                                   # nodes that wait
+    list_suspended_nodes(status)
     select_resume_values(status, {"approve": "YES"})    # {node id: {output: value}}
 
-Values fill the outputs with `valueFrom: {supplied: {}}`; an output without a value gets its
-default, or the default of the input with the same name.
-Source: Argo's operator.go (executeSuspend, addRawOutputFields), workflow/util/util.go
-(ResumeWorkflow, updateSuspendedNode); v4.1.
+The values that the user passes become the outputs with `valueFrom: {supplied: {}}`. An output
+without a value gets its default, or the default of the input with the same name. Source: Argo's
+operator.go (executeSuspend, addRawOutputFields), workflow/util/util.go (ResumeWorkflow,
+updateSuspendedNode); v4.1.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from argolocal.manifest.types import Node, Task, Template
 def execute(
     context: Context, name: str, caller: Task, template: Template, options: ExecutionOptions
 ) -> Node:
-    """Advance a suspend node. Raises NodeError."""
+    """Create or advance a suspend node, and return it. Raises NodeError."""
     node = context.table.get_or_create(name, "Suspend", "Running", caller, template, options)
     if node["phase"] == "Pending":  # a Pending node was waiting for a lock until now
         context.table.mark(name, "Running")
@@ -43,7 +43,7 @@ def execute(
 
 
 def resume(context: Context, event: NodeResumed) -> None:
-    """Resume or set the node of `event`, if the node is still suspended."""
+    """Apply the values and the phase of an event to its node, if the node is still suspended."""
     node = context.nodes.get(event.id)
     if not node or node["phase"] in FULFILLED_PHASES:
         return
@@ -71,7 +71,7 @@ def resume(context: Context, event: NodeResumed) -> None:
 
 
 def list_suspended_nodes(status: Mapping[str, Any]) -> list[Node]:
-    """Return the suspended nodes."""
+    """Return the nodes that wait for their duration or for `argolocal resume`."""
     return [
         node
         for node in status.get("nodes", {}).values()
@@ -94,8 +94,8 @@ def make_resume_hint(name: str, node: Node) -> str:
 def select_resume_values(
     status: Mapping[str, Any], resume_values: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """Assign `resume_values` to the outputs of the suspended nodes: {node id: {output: value}}.
-    Raises ConfigError for unknown and missing values."""
+    """Return {node id: {output: value}}, which assigns `resume_values` to all outputs with the same
+    names. Raises ConfigError for unknown and missing values."""
     suspended_nodes = list_suspended_nodes(status)
 
     expected_sources = {
@@ -138,6 +138,8 @@ def select_resume_values(
 
 
 def _expected_parameters(template: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the outputs of a suspend template. An output without a default gets the default of the
+    input with the same name."""
     input_parameters = template["inputs"]["parameters"]
     input_defaults = {
         parameter["name"]: parameter["default"]
@@ -154,8 +156,8 @@ def _expected_parameters(template: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def list_missing_parameters(node: Node) -> list[dict[str, Any]]:
-    """Return the outputs of a suspended node whose values are missing. A `default` in `valueFrom`
-    is used if no value is given."""
+    """Return the output parameters of a suspended node that do not have a value yet. Their default
+    is in `valueFrom`."""
     return [
         parameter
         for parameter in (node.get("outputs") or {}).get("parameters") or []
@@ -164,6 +166,8 @@ def list_missing_parameters(node: Node) -> list[dict[str, Any]]:
 
 
 def _complete_node(context: Context, node: Node) -> Node:
+    """End a suspended node successfully, with the defaults of missing outputs. Raises NodeError if
+    a default is missing."""
     for parameter in list_missing_parameters(node):
         value_source = parameter.pop("valueFrom")
         if value_source.get("default") is None:
@@ -177,8 +181,8 @@ def _complete_node(context: Context, node: Node) -> Node:
 
 
 def check_suspend(template: Mapping[str, Any], field_path: str) -> None:
-    """Raise ConfigError if `valueFrom.supplied` is set outside a suspend template, or missing in a
-    suspend template."""
+    """Raise ConfigError for an output with `valueFrom.supplied` outside a suspend template, and for
+    an output of a suspend template without it."""
     for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
         is_supplied = (parameter.get("valueFrom") or {}).get("supplied") is not None
         if is_supplied != ("suspend" in template):

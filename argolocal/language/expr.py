@@ -71,16 +71,7 @@ def _evaluate_node(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[
         return scope[node[1]]
 
     if node_type == "member":
-        if node[1][0] == "const" and isinstance(node[1][1], str) and node[2][0] == "const":
-            raise ExprError(
-                f"type string[{'int' if is_number(node[2][1]) else 'string'}] is undefined"
-            )
-
-        return _get_member(
-            _evaluate_node(node[1], scope, predicate_frame),
-            _evaluate_node(node[2], scope, predicate_frame),
-            node[3],
-        )
+        return _evaluate_member(node, scope, predicate_frame)
 
     if node_type == "binary":
         return _evaluate_binary(node, scope, predicate_frame)
@@ -95,27 +86,11 @@ def _evaluate_node(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[
         )
 
     if node_type == "call":
-        if callable(scope.get(node[1])):
-            function = scope.get(node[1])
-        else:
-            function = BUILTINS.get(node[1])
-
-        if function is None:
-            raise ExprError(f"unknown name {node[1]}")
-        return function(*(_evaluate_node(operand, scope, predicate_frame) for operand in node[2]))
-
+        return _call_function(node, scope, predicate_frame)
     if node_type == "method":
-        function = _evaluate_node(node[1], scope, predicate_frame)
-        if not callable(function):
-            raise ExprError("this value is not a function")
-
-        inner_scope = {**scope, SKIP_TYPE_CHECK: True}
-        return function(
-            *(_evaluate_node(operand, inner_scope, predicate_frame) for operand in node[2])
-        )
-
+        return _call_method(node, scope, predicate_frame)
     if node_type == "predicate":
-        return _make_predicate(node, scope, predicate_frame)
+        return _evaluate_predicate(node, scope, predicate_frame)
     if node_type == "pointer":
         return predicate_frame[{"": 0, "index": 1, "acc": 2}[node[1]]]
     if node_type == "list":
@@ -136,6 +111,52 @@ def _evaluate_node(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[
             predicate_frame,
         )
 
+    return _evaluate_slice(node, scope, predicate_frame)
+
+
+def _evaluate_member(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]) -> Any:
+    """Return the value of `container.key` or `container[key]`. Raises ExprError."""
+    _, container_node, key_node, is_optional = node
+    is_text_constant = container_node[0] == "const" and isinstance(container_node[1], str)
+    if is_text_constant and key_node[0] == "const":
+        raise ExprError(
+            f"type string[{'int' if is_number(key_node[1]) else 'string'}] is undefined"
+        )
+
+    return _get_member(
+        _evaluate_node(container_node, scope, predicate_frame),
+        _evaluate_node(key_node, scope, predicate_frame),
+        is_optional,
+    )
+
+
+def _call_function(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]) -> Any:
+    """Call a function of the scope or a builtin. Raises ExprError."""
+    _, name, operands = node
+    function = scope.get(name)
+    if not callable(function):
+        function = BUILTINS.get(name)
+
+    if function is None:
+        raise ExprError(f"unknown name {name}")
+    return function(*(_evaluate_node(operand, scope, predicate_frame) for operand in operands))
+
+
+def _call_method(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]) -> Any:
+    """Call a function that is a value, such as `sprig.upper`. Raises ExprError."""
+    _, function_node, operands = node
+    function = _evaluate_node(function_node, scope, predicate_frame)
+    if not callable(function):
+        raise ExprError("this value is not a function")
+
+    inner_scope = {**scope, SKIP_TYPE_CHECK: True}
+    return function(
+        *(_evaluate_node(operand, inner_scope, predicate_frame) for operand in operands)
+    )
+
+
+def _evaluate_slice(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]) -> Any:
+    """Return the value of `value[start:end]`. Indexes of a string count bytes."""
     start_index, end_index = (
         None if operand is None else int(_evaluate_node(operand, scope, predicate_frame))
         for operand in node[2:4]
@@ -148,6 +169,8 @@ def _evaluate_node(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[
 
 
 def _get_member(container: object, key: object, is_optional: bool) -> Any:
+    """Return the member of a map, list or string. `is_optional`: return nil for a nil container.
+    Raises ExprError."""
     if container is None:
         if is_optional:
             return None
@@ -162,10 +185,10 @@ def _get_member(container: object, key: object, is_optional: bool) -> Any:
     raise ExprError(f"cannot fetch {key} from {type(container).__name__}")
 
 
-# kinds of syntax nodes whose type expr-lang knows before evaluation
+# syntax nodes whose type expr-lang knows before evaluation
 TYPED_NODES = ("name", "const", "list", "map")
-# A scope with this key disables type checks, because expr-lang does not check the argument types of
-# methods, such as sprig.x.
+# A scope with this key disables type checks: expr-lang does not check the types of a method's
+# arguments, such as the arguments of sprig.upper.
 SKIP_TYPE_CHECK = ""
 
 
@@ -222,7 +245,9 @@ def _evaluate_binary(node: Node, scope: Mapping[str, Any], predicate_frame: tupl
     return OPERATORS[operator](left_operand, _evaluate_node(right_node, scope, predicate_frame))
 
 
-def _make_predicate(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]) -> Any:
+def _evaluate_predicate(
+    node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]
+) -> Any:
     name = node[1]
     arguments = node[2]
     collection = _evaluate_node(arguments[0], scope, predicate_frame)
@@ -231,7 +256,7 @@ def _make_predicate(node: Node, scope: Mapping[str, Any], predicate_frame: tuple
     if isinstance(collection, str) and (
         node_type in ("name", "member") or name_or_child in ("fromJSON", "fromJson")
     ):
-        # expr-lang iterates over bytes here, because it does not know before evaluation that the
+        # expr-lang iterates over the bytes of a string unless it knows before evaluation that the
         # value is a string
         collection = list(as_indexable(collection))
 

@@ -1,6 +1,7 @@
-"""The builtins and predicates of expr-lang. Argo's own functions are in sprig.py.
+"""The builtin functions and the predicates of expr-lang. The functions that Argo adds are in
+sprig.py.
 
-preflight.py rejects workflows that call a function that neither module defines. Source:
+A workflow that calls any other function is rejected before the run (preflight.py). Source:
 expr-lang/expr v1.17 builtin, vm.
 """
 
@@ -50,7 +51,8 @@ def make_range(start: int, stop: int, step: int = 1) -> list[int]:
 
 
 def remainder(left_operand: int, right_operand: int) -> int:
-    """Return lhs % rhs with the sign of `left_operand`, as in Go. Raises ZeroDivisionError."""
+    """Return the remainder of a division with the sign of `left_operand`, as in Go. Raises
+    ZeroDivisionError."""
     return abs(left_operand) % abs(right_operand) * (1 if left_operand >= 0 else -1)
 
 
@@ -84,8 +86,8 @@ def require_list(value: object) -> list[Any]:
 
 
 def as_indexable(value: object) -> Any:
-    """Return a string as bytes, because Go indexes the bytes of a string. Return any other value
-    unchanged."""
+    """Return the bytes of a string, because an index of a Go string counts bytes. Return any other
+    value unchanged."""
     if isinstance(value, str):
         return value.encode()
     return value
@@ -137,20 +139,20 @@ def to_float(value: object) -> float:
         if isinstance(value, str) and value == value.strip():
             return float(value)
     except ValueError:
-        pass  # the error is reported below
+        pass  # reported by the ExprError below
     raise ExprError(f"invalid argument for float: {format_v(value)!r}")
 
 
 def jsonpath(text: str, path: str) -> Any:
     """Return the values at `path` in a JSON text (json_path.py). Raises ExprError."""
     try:
-        return json_path.select_values(_loads(text), path)
+        return json_path.select_values(_parse_json_as_go(text), path)
     except ValueError as error:
         raise ExprError(str(error)) from None
 
 
-def _loads(text: str) -> Any:
-    # Go parses a JSON number into a float unless a type is declared
+def _parse_json_as_go(text: str) -> Any:
+    # Go parses all numbers of JSON into floats, unless the caller declares another type
     return parse_json(text, convert_int=float)
 
 
@@ -160,8 +162,8 @@ def slice_bytes(text: str, start: int | None, end: int | None) -> str:
 
 
 def split(text: str, separator: str, max_parts: int = -1) -> list[str]:
-    """Apply Go's SplitN. A negative `max_parts` means no limit, and the separator "" splits between
-    all characters."""
+    """Split a text as Go's SplitN does. A negative `max_parts` means no limit, and the separator ""
+    splits between all characters."""
     if max_parts == 0:
         return Nil()
     if separator:
@@ -205,6 +207,7 @@ def _repeat(text: str, repeat_count: int) -> str:
 
 
 def _byte_index(text: str, index: int) -> int:
+    """Return the index in bytes of a character's index; -1 stays -1."""
     if index > 0:
         return len(text[:index].encode())
     return index
@@ -245,7 +248,7 @@ def _unique(values: list[Any]) -> list[Any]:
     ]
 
 
-def _numbers(*values: object) -> list[Numeric]:
+def _flatten_numbers(*values: object) -> list[Numeric]:
     numbers = _flatten(list(values))
     if not all(map(is_number, numbers)):
         raise ExprError(f"expected numbers, not {numbers!r}")
@@ -253,7 +256,7 @@ def _numbers(*values: object) -> list[Numeric]:
 
 
 def _median(*values: object) -> float:
-    ordered_numbers = sorted(_numbers(*values))
+    ordered_numbers = sorted(_flatten_numbers(*values))
     middle = len(_flatten(list(values))) // 2
     if ordered_numbers:
         if len(ordered_numbers) % 2:
@@ -294,12 +297,12 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "lastIndexOf": lambda s, substring: _byte_index(s, s.rfind(substring)),
     "hasPrefix": str.startswith,
     "hasSuffix": str.endswith,
-    "max": lambda *v: max(_numbers(*v)),
-    "min": lambda *v: min(_numbers(*v)),
-    "mean": lambda *v: sum(_numbers(*v)) / max(1, len(_numbers(*v))),
+    "max": lambda *v: max(_flatten_numbers(*v)),
+    "min": lambda *v: min(_flatten_numbers(*v)),
+    "mean": lambda *v: sum(_flatten_numbers(*v)) / max(1, len(_flatten_numbers(*v))),
     "median": _median,
     "toJSON": lambda v: dumps(v, ""),
-    "fromJSON": _loads,
+    "fromJSON": _parse_json_as_go,
     "toBase64": lambda s: base64.b64encode(s.encode()).decode(),
     "fromBase64": _unbase64,
     "first": lambda v: as_indexable(v)[0] if v else None,
@@ -334,7 +337,7 @@ def _find(
     )
 
 
-def _group(elements: list[Any], key_function: Callable[[Any, int], Any]) -> dict[str, list[Any]]:
+def _group_by(elements: list[Any], key_function: Callable[[Any, int], Any]) -> dict[str, list[Any]]:
     groups = AnyKeyMap("[]interface {}")
     for index, element in enumerate(elements):
         groups.setdefault(key_function(element, index), []).append(element)
@@ -371,12 +374,12 @@ PREDICATES: dict[str, Callable[..., Any]] = {
     "filter": lambda e, t: [x for i, x in enumerate(e) if require_bool(t(x, i))],
     "map": lambda e, t: [t(x, i) for i, x in enumerate(e)],
     "count": lambda e, t: sum(require_bool(t(x, i)) for i, x in enumerate(e)),
-    "sum": lambda e, t: sum(_numbers(*(t(x, i) for i, x in enumerate(e)))),
+    "sum": lambda e, t: sum(_flatten_numbers(*(t(x, i) for i, x in enumerate(e)))),
     "find": lambda e, t: _find(e, t)[1],
     "findIndex": lambda e, t: _find(e, t)[0],
     "findLast": lambda e, t: _find(e, t, True)[1],
     "findLastIndex": lambda e, t: _find(e, t, True)[0],
-    "groupBy": _group,
+    "groupBy": _group_by,
     "sortBy": _sort_by,
     "reduce": _reduce,
 }

@@ -1,6 +1,6 @@
 """Values of Go's time.Time and time.Duration in expressions: `(now() - t).Seconds() > 30`.
 
-Methods are values of a map, as `expr` calls them.
+They are dicts whose values are the methods, because expr.py looks up a method like a key.
 """
 
 from argolocal.language.functions import ExprError

@@ -17,8 +17,7 @@ from typing import Any
 
 from argolocal.common.json_text import to_json
 
-# maximum field width in a number format; at a larger width, Go stops and ignores the rest of the
-# format
+# maximum field width in a number format; Go ignores the format from a larger width to its end
 MAX_WIDTH = 1_000_000
 SECONDS_OF_UNIT = {
     "ns": 1e-9,
@@ -32,6 +31,7 @@ SECONDS_OF_UNIT = {
 }
 DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)")
 VERB_PATTERN = re.compile(r"%([-+ 0]*)(\d*)(.?)", re.S)
+# verb of Go's Printf → type of Python's format specification
 FORMAT_OF_VERB = {"d": "d", "v": "d", "x": "x", "X": "X", "o": "o", "b": "b"}
 JSON_TOKENS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|\s+')
 JSON_DECODER = json.JSONDecoder()
@@ -100,13 +100,13 @@ def parse_duration(text: str) -> float:
 
 
 def format_timestamp(unix_seconds: float) -> str:
-    """Format seconds since the epoch as Kubernetes does: 2030-01-02T03:04:05Z."""
+    """Format a unix time as Kubernetes does: 2030-01-02T03:04:05Z."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(unix_seconds))
 
 
 def format_date(date_layout: str, moment: datetime) -> str:
-    """Apply Go's `time.Format`: replace the tokens of the reference time Mon Jan 2 15:04:05 MST
-    2006."""
+    """Format a time as Go's `time.Format` does: each part of the reference time Mon Jan 2 15:04:05
+    MST 2006 in the layout stands for the same part of `moment`."""
     token_values = {
         "2006": f"{moment.year:04}",
         "-0700": moment.strftime("%z"),
@@ -132,7 +132,7 @@ def format_date(date_layout: str, moment: datetime) -> str:
 
 
 def humanize(seconds: float) -> str:
-    """Format seconds as Argo's humanize.Duration: "10 seconds", "2 minutes 5 seconds"."""
+    """Format seconds as Argo's humanize.Duration does: "10 seconds", "2 minutes 5 seconds"."""
     remaining_seconds = int(seconds)
     duration_words = []
     for unit_name, unit_seconds in (("day", 86400), ("hour", 3600), ("minute", 60), ("second", 1)):
@@ -221,10 +221,10 @@ class AnyKeyMap(dict[Any, Any]):
 
 
 def dumps(value: object, indentation: str | None = None) -> str:
-    """Write JSON as Go's encoding/json does: keys are sorted, and `<>&` are escaped.
+    """Format a value as JSON, as Go's encoding/json does: keys are sorted, and `<>&` are escaped.
 
-    With `indentation`, each member is on its own line, indented after `indentation`; otherwise, all
-    members are on one line without spaces. Raises ValueError for NaN and Inf.
+    With None, the JSON is one line without spaces. Otherwise, each member has its own line, which
+    starts with `indentation` and two spaces per level. Raises ValueError for NaN and Inf.
     """
     inner_indentation, key_separator = (
         (None, ":") if indentation is None else (indentation + "  ", ": ")
@@ -256,6 +256,7 @@ def dumps(value: object, indentation: str | None = None) -> str:
 
 
 def _join_rows(brackets: str, json_rows: list[str], indentation: str | None) -> str:
+    """Return the JSON of a list or object. `json_rows`: the JSON texts of its members."""
     if indentation is None or not json_rows:
         return brackets[0] + ",".join(json_rows) + brackets[1]
     separator = f"\n{indentation}  "
@@ -263,8 +264,8 @@ def _join_rows(brackets: str, json_rows: list[str], indentation: str | None) -> 
 
 
 def dump_structs(values: Iterable[Mapping[str, Any]], field_names: Iterable[str]) -> str:
-    """Write dicts as Go writes a list of structs in JSON. `field_names` are the struct's fields in
-    declaration order."""
+    """Format dicts as Go formats a list of structs in JSON. `field_names`: the fields of the
+    struct, in the order of their declaration."""
     json_rows = (
         ",".join(f"{dumps(key)}:{dumps(value[key])}" for key in field_names if key in value)
         for value in values
@@ -273,7 +274,7 @@ def dump_structs(values: Iterable[Mapping[str, Any]], field_names: Iterable[str]
 
 
 def format_v(value: object) -> str:
-    """Format a value of plain data as Go's `%v`."""
+    """Format a value as Go's `%v` does."""
     if value is None:
         return "<nil>"
 
@@ -293,7 +294,7 @@ def format_v(value: object) -> str:
 
 
 def quote_text(text: str) -> str:
-    """Format a string as Go's `%q`."""
+    """Format a string as Go's `%q` does."""
 
     def escape(character: str) -> str:
         if character in QUOTE_ESCAPES or character.isprintable():
@@ -309,8 +310,8 @@ def quote_text(text: str) -> str:
 
 
 def sprintf(format_text: str, number: int) -> str:
-    """Apply Go's `fmt.Sprintf` to one whole number. Raises ValueError for an unsupported verb, flag
-    or precision."""
+    """Format one whole number as Go's `fmt.Sprintf` does. Raises ValueError for an unsupported
+    verb, flag or precision."""
     verb_count = 0
 
     def format_verb(match: re.Match[str]) -> str:
@@ -358,8 +359,8 @@ def sprintf(format_text: str, number: int) -> str:
 
 
 def compact_json(text: str) -> str:
-    """Remove the spaces between the tokens of a JSON text; 1.50 and \\u00fc stay as written. Raises
-    ValueError."""
+    """Return a JSON text without the white space between its tokens. Numbers such as 1.50 and
+    escapes such as \\u00fc are not changed. Raises ValueError."""
     parse_json(text)
     return JSON_TOKENS.sub(lambda match: match[0].strip(), text).translate(HTML_ESCAPES)
 
@@ -377,15 +378,15 @@ def list_members(text: str) -> list[str]:
 
 
 def format_loop_item(item_json: str) -> str:
-    """Convert a loop item (compact JSON) to the text that Argo uses in names and tags, which has no
-    quotes around strings."""
+    """Convert a loop item (compact JSON) to the text that Argo uses in names and tags. In this
+    text, strings are not quoted."""
     item_json = item_json[1:-1] if item_json.startswith('"') else item_json
     return item_json.replace("\\u003c", "<").replace("\\u003e", ">").replace("\\u0026", "&")
 
 
 def parse_json(text: str, convert_int: Callable[[str], Any] = int) -> Any:
-    """Parse JSON. `convert_int` converts the text of integers. Raises ValueError with Go's error
-    message."""
+    """Parse JSON. `convert_int`: function that converts the text of an integer. Raises ValueError
+    with Go's error message."""
     try:
         return json.loads(text, parse_int=convert_int, parse_constant=_reject_constant)
     except RecursionError:

@@ -7,9 +7,9 @@ does.
            | ( - ! ~ ) value | "(" value ("," value)* ")"
 
 A word without quotes is a string. The longest sequence of symbols is read as one operator, so `1
-==-1` contains the unknown operator "==-". For example, `1e-3` is not a number, `a-1` is a
-subtraction, `True` is a word, and strings are compared alphabetically ('10' < '9'). Source:
-Knetic/govaluate (parsing.go, lexerState.go, evaluationStage.go), Argo's steps.go shouldExecute."""
+==-1` contains the unknown operator "==-". This has surprising consequences: `1e-3` is not a number,
+`a-1` is a subtraction, `True` is a string, and '10' is less than '9'. Source: Knetic/govaluate
+(parsing.go, lexerState.go, evaluationStage.go), Argo's steps.go shouldExecute."""
 
 import math
 import re
@@ -36,6 +36,7 @@ TOKENS_AFTER_OPERAND = {
     "TERNARY",
     "SEPARATOR",
 }
+# kind of a token → kinds of tokens that may follow it; UNKNOWN: the start of the condition
 NEXT_TOKENS: dict[str, set[str]] = {
     "UNKNOWN": OPERAND_TOKENS | {"PREFIX"},
     "CLAUSE": OPERAND_TOKENS | {"PREFIX", "CLAUSE_CLOSE"},
@@ -49,7 +50,9 @@ NEXT_TOKENS: dict[str, set[str]] = {
     "TIME": TOKENS_AFTER_OPERAND - {"TERNARY"},
     "ACCESSOR": TOKENS_AFTER_OPERAND | {"CLAUSE"},
 } | dict.fromkeys(("NUMERIC", "BOOLEAN", "STRING", "VARIABLE"), TOKENS_AFTER_OPERAND)
+# kinds of tokens that may end a condition
 END_TOKENS = {"CLAUSE_CLOSE", "NUMERIC", "BOOLEAN", "STRING", "TIME", "VARIABLE", "ACCESSOR"}
+# operators by precedence, loosest first
 PRECEDENCE_LEVELS = [
     {"?", ":", "??"},
     {"||"},
@@ -65,7 +68,7 @@ Token = tuple[str, Any]
 
 
 class WhenError(NodeError):
-    """The condition cannot be parsed or evaluated. The message equals Argo's."""
+    """A condition cannot be parsed or evaluated. The message equals Argo's."""
 
 
 def should_execute(when: str) -> bool:
@@ -86,7 +89,7 @@ def should_execute(when: str) -> bool:
         raise WhenError(f"Invalid 'when' expression '{when}': {error}{hint}") from None
 
     try:
-        condition_value = _Evaluator(tokens).run()
+        condition_value = _Evaluator(tokens).evaluate()
     except (WhenError, ValueError, ZeroDivisionError, OverflowError, RecursionError) as error:
         raise WhenError(f"Failed to evaluate 'when' expresion '{when}': {error}") from None
 
@@ -99,6 +102,7 @@ def should_execute(when: str) -> bool:
 
 
 def _tokenize(text: str) -> list[Token]:
+    """Return the tokens (kind, value) of a condition. Raises WhenError."""
     tokens: list[Token] = []
     position = 0
     previous_kind = "UNKNOWN"
@@ -119,6 +123,7 @@ def _tokenize(text: str) -> list[Token]:
 
 
 def _read_token(text: str, position: int, previous_kind: str) -> tuple[Token, int]:
+    """Return the token at a position and the position after it. Raises WhenError."""
     character = text[position]
     if character.isdigit() or character == ".":
         match = re.compile(r"0x([0-9a-fA-F]+)").match(text, position)
@@ -153,7 +158,7 @@ def _read_token(text: str, position: int, previous_kind: str) -> tuple[Token, in
             position,
             lambda next_character: next_character.isalnum() or next_character in "_.",
         )
-        return _word_token(word), position
+        return _make_word_token(word), position
 
     if character in "'\"":
         value, end_index = _read_span(
@@ -164,7 +169,7 @@ def _read_token(text: str, position: int, previous_kind: str) -> tuple[Token, in
         )
         if end_index >= len(text):
             raise WhenError("Unclosed string literal")
-        return _text_token(value), end_index + 1
+        return _make_text_token(value), end_index + 1
 
     if character in "()":
         return ("CLAUSE" if character == "(" else "CLAUSE_CLOSE", character), position + 1
@@ -187,6 +192,8 @@ def _read_token(text: str, position: int, previous_kind: str) -> tuple[Token, in
 def _read_span(
     text: str, position: int, is_accepted: Callable[[str], bool], allows_spaces: bool = False
 ) -> tuple[str, int]:
+    """Return the longest text from `position` whose characters are accepted, and the position after
+    it. A character after a backslash is always accepted."""
     characters: list[str] = []
     while position < len(text):
         if text[position] == "\\":
@@ -200,7 +207,7 @@ def _read_span(
     return "".join(characters), position
 
 
-def _word_token(word: str) -> Token:
+def _make_word_token(word: str) -> Token:
     if word in ("true", "false"):
         return "BOOLEAN", word == "true"
     if word in ("in", "IN"):
@@ -215,7 +222,7 @@ def _word_token(word: str) -> Token:
     return "ACCESSOR", word.split(".")
 
 
-def _text_token(value: str) -> Token:
+def _make_text_token(value: str) -> Token:
     if not ISO_DATE.fullmatch(value):
         return "STRING", value
     try:
@@ -225,6 +232,7 @@ def _text_token(value: str) -> Token:
 
 
 def _check_order(tokens: list[Token]) -> None:
+    """Raise WhenError if a token must not follow the previous one, or must not be the last."""
     previous_kind = "UNKNOWN"
     last_value = None
 
@@ -247,24 +255,24 @@ def _check_order(tokens: list[Token]) -> None:
 
 
 class _Evaluator:
-    """Evaluates tokens, whose order is valid, by precedence climbing. With `skip`, type errors are
-    ignored: && or || has short-circuited, so the value is not used."""
+    """Evaluates tokens, whose order is valid, by precedence climbing. `is_short_circuited`: the
+    value is not used, because of a previous operand of && or ||, so type errors are ignored."""
 
     def __init__(self, tokens: list[Token]) -> None:
         self.tokens = tokens
         self.position = 0
 
-    def run(self) -> Any:
-        value = self.comma_list(False)
+    def evaluate(self) -> Any:
+        value = self.evaluate_list(False)
         if self.position < len(self.tokens):
             raise WhenError(f"unexpected {format_v(self.tokens[self.position][1])}")
         return value
 
-    def comma_list(self, is_short_circuited: bool) -> Any:
-        values = [self.binary(0, is_short_circuited)]
+    def evaluate_list(self, is_short_circuited: bool) -> Any:
+        values = [self.evaluate_binary(0, is_short_circuited)]
         while self.peek() == ("SEPARATOR", ","):
             self.position += 1
-            values.append(self.binary(0, is_short_circuited))
+            values.append(self.evaluate_binary(0, is_short_circuited))
         if len(values) == 1:
             return values[0]
         return values
@@ -274,11 +282,11 @@ class _Evaluator:
             return self.tokens[self.position]
         return ("END", None)
 
-    def binary(self, precedence_index: int, is_short_circuited: bool) -> Any:
+    def evaluate_binary(self, precedence_index: int, is_short_circuited: bool) -> Any:
         if precedence_index == len(PRECEDENCE_LEVELS):
-            return self.operand(is_short_circuited)
+            return self.evaluate_operand(is_short_circuited)
 
-        left_operand = self.binary(precedence_index + 1, is_short_circuited)
+        left_operand = self.evaluate_binary(precedence_index + 1, is_short_circuited)
         while (
             self.peek()[0] in SYMBOLS_BY_KIND
             and self.peek()[1] in PRECEDENCE_LEVELS[precedence_index]
@@ -294,18 +302,18 @@ class _Evaluator:
                 "??": left_operand is not None,
             }
 
-            right_operand = self.binary(
+            right_operand = self.evaluate_binary(
                 precedence_index + 1, is_short_circuited or short_circuits.get(symbol, False)
             )
 
             if not is_short_circuited:
-                left_operand = _apply(
+                left_operand = _apply_operator(
                     symbol, left_operand, right_operand, short_circuits.get(symbol, False)
                 )
 
         return left_operand
 
-    def operand(self, is_short_circuited: bool) -> Any:
+    def evaluate_operand(self, is_short_circuited: bool) -> Any:
         token_kind, token_value = self.peek()
         self.position += 1
 
@@ -313,13 +321,13 @@ class _Evaluator:
             if self.peek()[0] == "CLAUSE_CLOSE":
                 inner_value = None
             else:
-                inner_value = self.comma_list(is_short_circuited)
+                inner_value = self.evaluate_list(is_short_circuited)
 
             self.position += 1
             return inner_value
 
         if token_kind == "PREFIX":
-            operand = self.operand(is_short_circuited)
+            operand = self.evaluate_operand(is_short_circuited)
             expected_type = bool if token_value == "!" else float
             if is_short_circuited:
                 return None
@@ -344,7 +352,9 @@ class _Evaluator:
         return token_value
 
 
-def _apply(symbol: str, left_operand: Any, right_operand: Any, short_circuits: bool) -> Any:
+def _apply_operator(
+    symbol: str, left_operand: Any, right_operand: Any, short_circuits: bool
+) -> Any:
     if symbol in ("&&", "||"):
         if short_circuits:
             return left_operand
@@ -420,11 +430,11 @@ MODIFIERS: dict[str, Callable[[float, float], float]] = {
 
 
 def _require_type(
-    expected_type: type, symbol: str, operand_role: str, name: str, *values: object
+    expected_type: type, symbol: str, operand_role: str, type_name: str, *values: object
 ) -> None:
     for value in values:
         if not isinstance(value, expected_type):
             raise WhenError(
                 f"Value '{format_v(value)}' cannot be used with the {operand_role} '{symbol}', it"
-                f" is not a {name}"
+                f" is not a {type_name}"
             )

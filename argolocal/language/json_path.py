@@ -1,12 +1,12 @@
 """JSONPath of Argo's `jsonpath(text, path)`: names, indexes, slices, wildcards and filters.
 
-    select(json.loads(text), "$.people[?(@.age > 42 && @.name == 'Mo')].name")
+    select_values(json.loads(text), "$.people[?(@.age > 42 && @.name == 'Mo')].name")
 
-The part of a path after a wildcard, slice or filter applies to each element; elements that do not
-have this part are skipped. An index after a slice or filter applies to the resulting list. A filter
-that cannot be evaluated for an element excludes the element. Paths with scripts, unions or `..`,
-and filters with arithmetic, `!`, `in` or `=~` are rejected. Source: evilmonkeyinc/jsonpath v0.8.1
-(token, script/standard).
+After a wildcard, slice or filter, the remaining path is applied to each element, and elements
+without a value at this path are skipped. An index after a slice or filter selects from the
+resulting list. A filter that cannot be evaluated for an element excludes the element. Paths with
+scripts, unions or `..`, and filters with arithmetic, `!`, `in` or `=~` are rejected. Source:
+evilmonkeyinc/jsonpath v0.8.1 (token, script/standard).
 """
 
 import re
@@ -16,7 +16,7 @@ from argolocal.language.gofmt import COMPARISONS, format_v
 
 
 class PathError(ValueError):
-    """The path does not lead to a value."""
+    """A value does not exist at the path."""
 
 
 QUOTED_NAME = r"\['(?:[^'\\]+)'\]|\[\"(?:[^\"\\]+)\"\]"
@@ -31,9 +31,9 @@ Token = tuple[str, str]  # kind, text
 
 
 def select_values(value: object, path: str) -> Any:
-    """Return the value or values at `path` in plain data. Raises PathError, or ValueError for an
-    unsupported path."""
-    return _apply(value, parse_path(path))
+    """Return the value or the list of values at `path` in parsed JSON. Raises PathError, or
+    ValueError for an unsupported path."""
+    return _select(value, parse_path(path))
 
 
 def parse_path(path: str) -> list[Token]:
@@ -65,7 +65,8 @@ def parse_path(path: str) -> list[Token]:
     return path_tokens
 
 
-def _apply(value: object, path_tokens: list[Token]) -> Any:
+def _select(value: object, path_tokens: list[Token]) -> Any:
+    """Return the value or the list of values at a parsed path. Raises PathError."""
     if not path_tokens:
         return value
 
@@ -73,12 +74,12 @@ def _apply(value: object, path_tokens: list[Token]) -> Any:
     next_tokens = path_tokens[1:]
 
     if token_kind == "name":
-        return _apply(_member(value, token_text), next_tokens)
+        return _select(_get_member(value, token_text), next_tokens)
 
     if token_kind == "index":
         if not isinstance(value, list) or not -len(value) <= int(token_text) < len(value):
             raise PathError(f"index: invalid token out of range: [{token_text}]")
-        return _apply(value[int(token_text)], next_tokens)
+        return _select(value[int(token_text)], next_tokens)
 
     if not isinstance(value, list) and not (token_kind != "slice" and isinstance(value, dict)):
         raise PathError(f"{token_kind}: invalid token target")
@@ -89,7 +90,7 @@ def _apply(value: object, path_tokens: list[Token]) -> Any:
         elements = value
 
     if token_kind == "slice":
-        elements = _slice(elements, token_text)
+        elements = _slice_elements(elements, token_text)
     elif token_kind == "filter":
         alternatives = _parse_filter(token_text)
         elements = [element for element in elements if _matches(element, alternatives)]
@@ -97,19 +98,19 @@ def _apply(value: object, path_tokens: list[Token]) -> Any:
     if not next_tokens:
         return elements
     if next_tokens[0][0] == "index" and token_kind != "all":
-        return _apply(elements, next_tokens)
+        return _select(elements, next_tokens)
 
     selected_values: list[Any] = []
     for element in elements:
         try:
-            selected_values.append(_apply(element, next_tokens))
+            selected_values.append(_select(element, next_tokens))
         except PathError:
             continue
 
     return [element for element in selected_values if element is not None]
 
 
-def _member(value: object, name: str) -> Any:
+def _get_member(value: object, name: str) -> Any:
     if isinstance(value, dict) and name in value:
         return value[name]
     if name == "length" and isinstance(value, (dict, list, str)):
@@ -117,7 +118,7 @@ def _member(value: object, name: str) -> Any:
     raise PathError(f"key: invalid token key '{name}' not found")
 
 
-def _slice(elements: list[Any], slice_text: str) -> list[Any]:
+def _slice_elements(elements: list[Any], slice_text: str) -> list[Any]:
     start_index, end_index, step = (
         int(bound) if bound else None for bound in [*slice_text.split(":"), ""][:3]
     )
@@ -125,9 +126,8 @@ def _slice(elements: list[Any], slice_text: str) -> list[Any]:
         raise PathError("range: invalid token out of range")
     if step is None or step > 0:
         return elements[start_index:end_index:step]
-    return elements[start_index:end_index][
-        ::step
-    ]  # the elements from `start` to `end`, in reverse order
+    # the elements from `start_index` to `end_index`, in reverse order
+    return elements[start_index:end_index][::step]
 
 
 def _parse_filter(filter_text: str) -> list[list[tuple[str, str, str]]]:
@@ -158,10 +158,11 @@ def _parse_filter(filter_text: str) -> list[list[tuple[str, str, str]]]:
 
 
 def _matches(element: object, alternatives: list[list[tuple[str, str, str]]]) -> bool:
+    """Return True if a filter (see `_parse_filter`) selects the element."""
     is_single = len(alternatives) == len(alternatives[0]) == 1
     try:
         alternative_results = [
-            [_is_true(element, *comparison, is_single) for comparison in comparisons]
+            [_is_comparison_true(element, *comparison, is_single) for comparison in comparisons]
             for comparisons in alternatives
         ]
     except (PathError, ValueError):
@@ -169,16 +170,16 @@ def _matches(element: object, alternatives: list[list[tuple[str, str, str]]]) ->
     return any(map(all, alternative_results))
 
 
-def _is_true(
+def _is_comparison_true(
     element: object, left_operand: str, operator: str, right_operand: str, is_single: bool
 ) -> bool:
-    left_value = _operand(element, left_operand)
+    left_value = _evaluate_operand(element, left_operand)
     if not operator:
         if is_single:
             return bool(left_value)
         return _require_bool(left_value)
 
-    right_value = _operand(element, right_operand)
+    right_value = _evaluate_operand(element, right_operand)
     if all(
         isinstance(operand, (int, float)) and not isinstance(operand, bool)
         for operand in (left_value, right_value)
@@ -188,18 +189,19 @@ def _is_true(
     if operator not in ("==", "!="):
         raise PathError("expected a number")
 
-    return COMPARISONS[operator](_text(left_value), _text(right_value))
+    return COMPARISONS[operator](_format_operand(left_value), _format_operand(right_value))
 
 
 def _require_bool(value: object) -> bool:
-    if value in (None, True, False):  # 1 and 0 are accepted, too, because they equal True and False
+    # this also accepts 1 and 0, which equal True and False
+    if value in (None, True, False):
         return bool(value)
     raise PathError("expected a boolean")
 
 
-def _operand(element: object, text: str) -> Any:
+def _evaluate_operand(element: object, text: str) -> Any:
     if text[0] == "@":
-        return _apply(element, parse_path(text))
+        return _select(element, parse_path(text))
     if text[0] in "'\"":
         return text[1:-1]
     constants = {"true": True, "false": False, "null": None}
@@ -208,8 +210,8 @@ def _operand(element: object, text: str) -> Any:
     return float(text)
 
 
-def _text(operand_value: object) -> str:
-    """Format a value as Go's %v, but with quotes around a string."""
+def _format_operand(operand_value: object) -> str:
+    """Format a value as Go's %v does, but with quotes around a string."""
     if isinstance(operand_value, str):
         return f"'{operand_value}'"
     return format_v(operand_value)

@@ -1,10 +1,10 @@
 r"""Render templates of kubectl's `-o jsonpath=`. Each {...} is replaced by the values at a path.
 
-    render({"data": {"a.b": "1"}}, "{.data.a\.b}/{.kind}")     # 1/
+    render_template({"data": {"a.b": "1"}}, "{.data.a\.b}/{.kind}")     # 1/
 
-A missing key renders as "". The values of a map are rendered in the map's order, while kubectl may
-use any order.
-Source: k8s.io/client-go/util/jsonpath, as kubectl get uses it (allow-missing-template-keys).
+A missing key is rendered as "". The values of a map are rendered in the map's order, while kubectl
+may use any order. Source: k8s.io/client-go/util/jsonpath, as kubectl get uses it
+(allow-missing-template-keys).
 """
 
 import re
@@ -25,6 +25,7 @@ SLICE = re.compile(r"(-?\d*)(:-?\d*)?(:-?\d*)?")
 KEY = re.compile(r"'([^']*)'")
 ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)")
 Node = tuple[str, Any]  # kind, arguments
+# value for which the body of a range without elements is rendered
 NO_VALUE = object()
 
 
@@ -69,8 +70,8 @@ def parse(template: str) -> list[Node]:
         else:
             open_ranges[-1].append(("action", nodes))
 
-    # without {end}, kubectl repeats the rest of the template for each element, then prints it once
-    # more
+    # Without {end}, kubectl renders the remaining template once per element, and then once more
+    # after the range.
     while len(open_ranges) > 1:
         unclosed_body = open_ranges.pop()
         open_ranges[-1] += unclosed_body
@@ -111,6 +112,7 @@ def _parse_action(text: str, position: int) -> tuple[list[Node], int]:
 
 
 def _parse_inner(text: str) -> list[Node]:
+    """Parse a path inside a filter or brackets. Raises KubectlPathError."""
     nodes, end_position = _parse_action(text + "}", 0)
     if end_position != len(text) + 1:
         raise KubectlPathError(f"unexpected }} in {text!r}")
@@ -139,13 +141,13 @@ def _parse_word(text: str) -> list[Node]:
 def _parse_quoted(quoted_text: str) -> list[Node]:
     characters_by_escape = gofmt.ESCAPED_CHARACTERS | {quoted_text[0]: quoted_text[0]}
 
-    def char(match: re.Match[str]) -> str:
+    def unescape(match: re.Match[str]) -> str:
         if match[1][1:]:
             return chr(int(match[1][1:], 16))
         return characters_by_escape[match[1]]
 
     try:
-        return [("quoted", ESCAPED.sub(char, quoted_text[1:-1]))]
+        return [("quoted", ESCAPED.sub(unescape, quoted_text[1:-1]))]
     except KeyError:
         raise KubectlPathError(f"unquote string {quoted_text} error invalid syntax") from None
 
@@ -225,7 +227,7 @@ def _render(value: object, template_nodes: list[Node]) -> Iterator[str]:
                 yield from _render(range_value, range_body)
 
             if not range_values:
-                # a range without items still reports errors in its body
+                # render the body once, so that its errors are reported
                 list(_render(NO_VALUE, range_body))
 
 
@@ -261,20 +263,24 @@ def _select_by_node(values: list[Any], node_kind: str, node_argument: Any) -> li
 
     non_null_values = [selected_value for selected_value in values if selected_value is not None]
     if node_kind == "all":
-        return [selected_value for value in non_null_values for selected_value in _children(value)]
+        return [
+            selected_value for value in non_null_values for selected_value in _list_children(value)
+        ]
     if node_kind == "recursive":
         return [
-            selected_value for value in non_null_values for selected_value in _descendants(value)
+            selected_value
+            for value in non_null_values
+            for selected_value in _list_descendants(value)
         ]
 
     return [
         selected_value
         for value in non_null_values
-        for selected_value in _slice(value, *node_argument)
+        for selected_value in _slice_list(value, *node_argument)
     ]
 
 
-def _children(value: object) -> list[Any]:
+def _list_children(value: object) -> list[Any]:
     if isinstance(value, (dict, list)):
         return [*(value.values() if isinstance(value, dict) else value)]
     if isinstance(value, str):
@@ -282,15 +288,19 @@ def _children(value: object) -> list[Any]:
     return []
 
 
-def _descendants(value: object) -> list[Any]:
-    children = _children(value)
-    descendants = [node for child in children if child is not None for node in _descendants(child)]
+def _list_descendants(value: object) -> list[Any]:
+    """Return the value and all its descendants that have children; [] for a value without
+    children."""
+    children = _list_children(value)
+    descendants = [
+        node for child in children if child is not None for node in _list_descendants(child)
+    ]
     if children:
         return [value, *descendants]
     return []
 
 
-def _slice(
+def _slice_list(
     value: object, start_index: int | None, end_index: int | None, step: int | None, is_single: bool
 ) -> list[Any]:
     if not isinstance(value, list):
@@ -349,13 +359,13 @@ def _select_elements(
         if any(len(operand_values) > 1 for operand_values in compared_values):
             raise KubectlPathError("can only compare one element at a time")
 
-        if all(compared_values) and _is_true(
+        if all(compared_values) and _compare(
             compared_values[0][0], operator, compared_values[1][0]
         ):
             yield element
 
 
-def _is_true(left_operand: object, operator: str, right_operand: object) -> bool:
+def _compare(left_operand: object, operator: str, right_operand: object) -> bool:
     operand_types = {type(left_operand), type(right_operand)}
     if operand_types - {bool, int, float, str} or (operand_types == {bool} and operator[0] in "<>"):
         raise KubectlPathError("invalid type for comparison")

@@ -22,4 +22,5 @@ def parse_quantity(text: object) -> Decimal:
     if unit[1:]:
         return Decimal(number + unit)
 
+    # "n", "u", "m", "", "k", "M", ... stand for 1000 to the power of -3, -2, -1, 0, 1, 2, ...
     return Decimal(number) * Decimal(1000) ** ("num kMGTPE".index(unit or " ") - 3)

@@ -13,7 +13,8 @@ VARIABLE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)\})")
 
 
 def find_matches(pattern: str, text: str) -> Iterator[Any]:
-    """Yield the matches, but skip an empty match directly after another match."""
+    """Yield the matches of a pattern. An empty match directly after another match is skipped, as in
+    Go. Raises ValueError."""
     return _skip_adjacent_empty(_compile(pattern).finditer(text))
 
 
@@ -47,6 +48,7 @@ def _skip_adjacent_empty(matches: Iterator[Any]) -> Iterator[Any]:
 
 
 def has_match(pattern: str, text: str) -> bool:
+    """Return True if the text contains a match. Raises ValueError."""
     return next(find_matches(pattern, text), None) is not None
 
 
@@ -59,8 +61,8 @@ def find_all(pattern: str, text: str, max_count: int = -1) -> list[str]:
 
 
 def replace_all(pattern: str, text: str, template: str) -> str:
-    """Replace each match by `template`, in which $1, ${1} and ${name} refer to groups. A reference
-    to an unknown group becomes ""."""
+    """Replace each match by `template`. In the template, $1, ${1} and ${name} stand for the text of
+    a group, or for "" if the group does not exist."""
     text_parts = []
     previous_end = 0
     for match in find_matches(pattern, text):
@@ -75,6 +77,7 @@ def replace_all(pattern: str, text: str, template: str) -> str:
 
 
 def _group_text(match: Any, group_reference: re.Match[str]) -> str:
+    """Return the text that replaces a reference such as $1; $$ stands for $."""
     if group_reference[1]:
         return "$"
     group_name = group_reference[2] or group_reference[3]

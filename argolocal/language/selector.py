@@ -7,8 +7,9 @@ paths.
 
 A key is a path like `status.conditions.1.type` that consists of letters, digits and `._-`. A
 success condition is true if all of its requirements are met, and a failure condition if at least
-one is met. The failure condition is checked first. A missing path satisfies `!=`, `notin` and
-`!key`. Source: k8s.io/apimachinery/pkg/labels, Argo's executor/resource.go matchConditions."""
+one is met. The failure condition is checked first. If a path does not exist, the requirements `!=`,
+`notin` and `!key` are met. Source: k8s.io/apimachinery/pkg/labels, Argo's executor/resource.go
+matchConditions."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ MISSING = object()
 
 
 class SelectorError(ValueError):
-    """The condition is not a label selector."""
+    """A condition is not a valid label selector."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Requirement:
         if value is MISSING:
             return self.operator in ("!=", "notin")
 
-        value_text = _text(value)
+        value_text = _format_value(value)
         if self.operator in (">", "<"):
             if not re.fullmatch("[+-]?[0-9]{1,19}", value_text):
                 return False
@@ -77,6 +78,8 @@ def parse(selector_text: str) -> list[Requirement]:
 
 
 def _parse_requirement(tokens: list[str]) -> Requirement:
+    """Remove the tokens of one requirement from the start of `tokens`, and return the requirement.
+    Raises SelectorError."""
     is_negated = tokens[0] == "!"
     if is_negated:
         tokens.pop(0)
@@ -104,6 +107,8 @@ def _parse_requirement(tokens: list[str]) -> Requirement:
 
 
 def _parse_value_list(tokens: list[str]) -> list[str]:
+    """Remove a list of values in parentheses from the start of `tokens`, and return the values.
+    Raises SelectorError."""
     if not tokens or tokens.pop(0) != "(":
         raise SelectorError('"in" and "notin" need their values in parentheses')
 
@@ -143,7 +148,8 @@ def find_value(document: object, path: str) -> Any:
     return document
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
+    """Return the text of a field's value that is compared with the values of a requirement."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -168,11 +174,8 @@ def selects(selector: str, labels: Mapping[str, str]) -> bool:
 def evaluate_conditions(
     document: object, success_condition: str, failure_condition: str
 ) -> tuple[bool | None, str]:
-    """Return (False, reason) if the condition `failure_condition` is true, (True, "") if
-    `success_condition` is true, else (None, "").
-
-    Raises SelectorError.
-    """
+    """Return (False, reason) if `failure_condition` is true, (True, "") if `success_condition` is
+    true, and (None, "") if both are false. Raises SelectorError."""
     for requirement in parse(failure_condition):
         if requirement.matches(find_value(document, requirement.key)):
             # text of the requirement, formatted as by Go's %s

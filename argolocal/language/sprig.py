@@ -48,8 +48,8 @@ def _empty(value: object) -> bool:
 
 
 def _to_int64(value: object) -> int:
-    """Apply sprig's toInt64: an invalid number is 0, a leading zero means octal, and the fraction
-    is cut off."""
+    """Convert a value as sprig's toInt64 does: an invalid number is 0, a leading zero means octal,
+    and the fraction is cut off."""
     if isinstance(value, float):
         return int64(value)
 
@@ -88,6 +88,8 @@ def _div(left_operand: object, right_operand: object) -> int:
 
 
 def _make_decimal_function(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[..., float]:
+    """Return a function that applies `apply` to its first two arguments, then to the result and the
+    next argument, and so on."""
     # the addition of 0.0 converts -0.0 to 0.0
     return lambda *v: (
         float(round(reduce(apply, (Decimal(repr(_to_float64(value))) for value in v)), 16)) + 0.0
@@ -103,7 +105,8 @@ def _round(value: object, places: int) -> float:
 
 
 def _dig(*dig_arguments: object) -> Any:
-    """Apply sprig's dig(key, ..., default, dict)."""
+    """Apply sprig's dig(key, ..., default, dict): return the value at a path of keys, or the
+    default."""
     *keys, default_value, value = dig_arguments
     if not keys:
         raise ExprError("dig needs at least three arguments")
@@ -117,7 +120,8 @@ def _dig(*dig_arguments: object) -> Any:
 
 
 def _seq(*numbers: int) -> str:
-    """Apply sprig's seq(last), seq(first, last) or seq(first, step, last)."""
+    """Apply sprig's seq(last), seq(first, last) or seq(first, step, last), which return numbers
+    separated by spaces."""
     if not 1 <= len(numbers) <= 3:
         return ""
     first_number = numbers[0] if numbers[1:] else 1
@@ -136,7 +140,7 @@ def _seq(*numbers: int) -> str:
 
 
 def _deep_equal(left_operand: Any, right_operand: Any) -> bool:
-    """Apply Go's DeepEqual: the values 1 and 1.0 are not equal."""
+    """Compare two values as Go's DeepEqual does: 1 and 1.0 are not equal."""
     if type(left_operand) is not type(right_operand):
         return False
     if isinstance(left_operand, list):
@@ -213,6 +217,8 @@ def _matches(pattern: str, text: str) -> bool:
 def _catch_errors(
     function: Callable[[str], Any], handle_error: Callable[[Exception], Any]
 ) -> Callable[[str], Any]:
+    """Return a function that returns `handle_error(error)` if `function` raises an error."""
+
     def call(text: str) -> Any:
         try:
             return function(text)
@@ -223,12 +229,12 @@ def _catch_errors(
 
 
 def _nil_as_empty(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `function` with empty strings instead of None."""
+    """Return a function that calls `function` and passes "" for each argument that is None."""
     return lambda *values: function(*("" if value is None else value for value in values))
 
 
 def _date(layout: str, unix_seconds: Any) -> str:
-    """Apply sprig's date: format unix seconds in the local time zone. If `unix_seconds` is not an
+    """Apply sprig's date: format a unix time in the local time zone. If `unix_seconds` is not an
     integer, format the current time."""
     is_timestamp = is_number(unix_seconds) and isinstance(unix_seconds, int)
     return format_date(

@@ -1,9 +1,10 @@
 """Substitute `{{tag}}` and `{{=expression}}` in the JSON text of an object, as Argo does.
 
 A tag extends from the first `{{` to the next `}}`. Values are escaped, so that the JSON stays
-valid. An unknown tag remains in the text. If its name matches the pattern `strict`, Missing is
-raised instead. A tag with the value None (an output of a skipped step) and an unclosed `{{` are
-errors. Source: Argo's util/template (simple_template.go, expression_template.go) and util/expand.
+valid. An unknown tag remains in the text, unless its name matches the pattern `required_tags`: then
+MissingValue is raised. A tag with the value None (an output of a skipped step) and an unclosed `{{`
+are errors. Source: Argo's util/template (simple_template.go, expression_template.go) and
+util/expand.
 """
 
 import json
@@ -26,8 +27,8 @@ EVERY_TAG = re.compile("")
 
 
 class TagPattern:
-    """Finds tags in a text. The search ends at the last `}}`: otherwise, many unclosed `{{` would
-    make it take O(n²)."""
+    """Finds tags in a text. The search ends at the last `}}`, because it would otherwise take
+    quadratic time in a text with many unclosed `{{`."""
 
     def __init__(self, marker: str = "") -> None:
         self.pattern = re.compile(rf"\{{\{{{marker}(.*?)\}}\}}", re.DOTALL)
@@ -52,28 +53,29 @@ INVALID_JSON_IF_QUOTED_BY_GO = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
 class TemplateError(NodeError):
-    """A tag cannot be substituted, now or later. The message equals Argo's."""
+    """A tag can never be substituted. The message equals Argo's."""
 
 
 class MissingValue(TemplateError):
-    """A tag that matches `strict` has no value yet. Argo would retry the substitution forever."""
+    """A required tag does not have a value yet. Argo would repeat the substitution forever."""
 
 
 def substitute(
     value: SubstitutedType,
     scope: Scope,
     required_tags: re.Pattern[str] | None = None,
-    replaces_artifacts: bool = True,
+    allows_missing_artifacts: bool = True,
 ) -> SubstitutedType:
-    """Replace the tags in `value`. Raises TemplateError.
+    """Return `value` with all its tags replaced. Raises TemplateError.
 
-    `replaces_artifacts`: accept tags of output artifacts that have no value, even if they match
-    `required_tags`.
+    `required_tags`: pattern for the names of tags that must have a value.
+    `allows_missing_artifacts`: tags of output artifacts may lack a value even if they match this
+    pattern.
     """
     value_json = to_json(value)
     if "{{" not in value_json:
         return value
-    return parse_result(replace_tags(value_json, scope, required_tags, replaces_artifacts))
+    return parse_result(replace_tags(value_json, scope, required_tags, allows_missing_artifacts))
 
 
 def parse_result(text: str) -> Any:
@@ -90,7 +92,7 @@ def replace_tags(
     text: str,
     scope: Scope,
     required_tags: re.Pattern[str] | None = None,
-    replaces_artifacts: bool = True,
+    allows_missing_artifacts: bool = True,
 ) -> str:
     """Replace the tags in a JSON text, as `substitute` does."""
     text_pieces = []
@@ -111,7 +113,7 @@ def replace_tags(
             expression_scope = nest_scope(scope) if expression_scope is None else expression_scope
             text_pieces.append(_replace_expression(tag[1:], expression_scope, required_tags))
         else:
-            text_pieces.append(_replace_tag(tag, scope, required_tags, replaces_artifacts))
+            text_pieces.append(_replace_tag(tag, scope, required_tags, allows_missing_artifacts))
 
         position = end_index + 2
 
@@ -128,8 +130,10 @@ def escape_json_text(value: str) -> str:
 
 
 def _replace_tag(
-    tag: str, scope: Scope, required_tags: re.Pattern[str] | None, replaces_artifacts: bool
+    tag: str, scope: Scope, required_tags: re.Pattern[str] | None, allows_missing_artifacts: bool
 ) -> str:
+    """Return the text that replaces {{tag}}: the value as part of a JSON string, or the tag itself
+    if it is unknown. Raises TemplateError."""
     name = tag.strip()
     if name in scope:
         value = scope[name]
@@ -155,7 +159,7 @@ def _replace_tag(
     if (
         required_tags
         and required_tags.match(name)
-        and not (replaces_artifacts and ".outputs.artifacts." in name)
+        and not (allows_missing_artifacts and ".outputs.artifacts." in name)
     ):
         raise MissingValue(f"failed to resolve {{{{{tag}}}}}")
 
@@ -165,6 +169,8 @@ def _replace_tag(
 def _replace_expression(
     tag: str, expression_scope: Mapping[str, Any], required_tags: re.Pattern[str] | None
 ) -> str:
+    """Return the text that replaces {{=tag}}: the value of the expression as part of a JSON string,
+    or the tag itself if it cannot be evaluated yet. Raises TemplateError."""
     original_text = "{{=" + tag + "}}"
     try:
         expression_text = json.loads(f'"{tag}"')
@@ -184,14 +190,14 @@ def _replace_expression(
         if required_tags and required_tags.match(name):
             raise MissingValue(f"failed to evaluate expression: {name} is missing")
 
-    is_tolerant = bool(missing_names) or required_tags is None
-    if is_tolerant and TAGS_RESOLVED_LATER.intersection(missing_names):
+    keeps_failed_tag = bool(missing_names) or required_tags is None
+    if keeps_failed_tag and TAGS_RESOLVED_LATER.intersection(missing_names):
         return original_text
 
     failed_action = "evaluate"
     try:
         expression_value = evaluate(expression_text, expression_scope)
-        if expression_value is None and not is_tolerant:
+        if expression_value is None and not keeps_failed_tag:
             raise TemplateError(f"failed to evaluate expression {to_json(tag, ensure_ascii=False)}")
         if expression_value is None:
             return original_text
@@ -199,7 +205,7 @@ def _replace_expression(
         failed_action = "marshal evaluated"
         value_json = dumps(expression_value)
     except (ExprError, TypeError, ValueError) as error:
-        if is_tolerant:
+        if keeps_failed_tag:
             return original_text
 
         raise TemplateError(f"failed to {failed_action} expression: {error}") from None
@@ -211,6 +217,7 @@ def _replace_expression(
 
 
 def _contains_path(expression_scope: Mapping[str, Any], name: str) -> bool:
+    """Return True if the scope contains a dotted name."""
     value: Any = expression_scope
     for key in name.split("."):
         if not isinstance(value, Mapping) or key not in value:
@@ -220,8 +227,8 @@ def _contains_path(expression_scope: Mapping[str, Any], name: str) -> bool:
 
 
 def nest_scope(scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert dotted keys to nested maps, and add Argo's functions. If the scope contains both `a`
-    and `a.b`, the value of `a` is omitted."""
+    """Return a scope for expressions: nested maps instead of dotted keys, and Argo's functions. If
+    the scope contains both `a` and `a.b`, the value of `a` is left out."""
     nested_scope: dict[str, Any] = {}
 
     sorted_names = sorted(scope)

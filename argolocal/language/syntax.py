@@ -11,8 +11,9 @@
     primary    := number | 'text' | "text" | `text` | true | false | nil | name
                 | [list] | {map} | (...) | # | .name
 
-A predicate is `{# > 2}` or an expression with `#`. functions.py defines the functions.
-Source: expr-lang/expr v1.17 (parser/parser.go, parser/operator), Argo's util/expr.
+An argument of a function such as `filter` may be a predicate, that is `{# > 2}` or an expression
+with `#`. The functions are defined in functions.py. Source: expr-lang/expr v1.17 (parser/parser.go,
+parser/operator), Argo's util/expr.
 """
 
 import re
@@ -62,7 +63,7 @@ Node = tuple[Any, ...]
 
 @contextmanager
 def _limit_nesting(expression: str) -> Iterator[None]:
-    """Raise ExprError if an expression is nested too deeply."""
+    """Convert a RecursionError, which a deeply nested expression causes, to an ExprError."""
     try:
         yield
     except RecursionError:
@@ -83,75 +84,82 @@ def parse(expression: str) -> Node:
             raise ExprError(f"unexpected character {expression[position]!r} in {expression!r}")
 
         position = match.end()
-        kind = match.lastgroup
-        tokens += [(kind, match[kind])] if kind else []
+        token_kind = match.lastgroup
+        tokens += [(token_kind, match[token_kind])] if token_kind else []
 
     parser = _Parser(tokens, expression)
     with _limit_nesting(expression):
-        syntax_tree = parser.expression(0)
+        syntax_tree = parser.parse_expression(0)
 
     if parser.position < len(tokens):
-        raise ExprError(f"unexpected token {parser.value!r} in {expression!r}")
+        raise ExprError(f"unexpected token {parser.token_text!r} in {expression!r}")
 
     return syntax_tree
 
 
 class _Parser:
-    def __init__(self, tokens: list[tuple[str, str]], source: str) -> None:
+    """A recursive-descent parser. The methods `parse_...` read a part of the grammar from the
+    current position, and return its syntax tree."""
+
+    def __init__(self, tokens: list[tuple[str, str]], expression_text: str) -> None:
         self.tokens = tokens
-        self.source = source
+        self.expression_text = expression_text
         self.position = 0
-        self.depth = 0
+        self.predicate_depth = 0
 
     @property
-    def kind(self) -> str:
+    def token_kind(self) -> str:
         if self.position < len(self.tokens):
             return self.tokens[self.position][0]
         return "end"
 
     @property
-    def value(self) -> str:
+    def token_text(self) -> str:
         if self.position < len(self.tokens):
             return self.tokens[self.position][1]
         return "the end"
 
     def accept(self, *symbols: str) -> str | None:
-        if self.kind in ("symbol", "name") and self.value in symbols:
+        if self.token_kind in ("symbol", "name") and self.token_text in symbols:
             self.position += 1
             return self.tokens[self.position - 1][1]
         return None
 
     def expect(self, symbol: str) -> None:
         if not self.accept(symbol):
-            raise ExprError(f"expected {symbol!r} but found {self.value!r} in {self.source!r}")
+            raise ExprError(
+                f"expected {symbol!r} but found {self.token_text!r} in {self.expression_text!r}"
+            )
 
-    def name(self) -> str:
-        if self.kind != "name":
-            raise ExprError(f"expected a name but found {self.value!r} in {self.source!r}")
+    def parse_name(self) -> str:
+        if self.token_kind != "name":
+            raise ExprError(
+                f"expected a name but found {self.token_text!r} in {self.expression_text!r}"
+            )
         self.position += 1
         return self.tokens[self.position - 1][1]
 
-    def expression(self, min_precedence: int) -> Node:
+    def parse_expression(self, min_precedence: int) -> Node:
         if min_precedence == 0 and self.accept("let"):
-            name = self.name()
+            name = self.parse_name()
             self.expect("=")
-            value = self.expression(0)
+            value = self.parse_expression(0)
             self.expect(";")
 
-            return "let", name, value, self.expression(0)
+            return "let", name, value, self.parse_expression(0)
 
-        left_operand = self.unary()
+        left_operand = self.parse_unary()
         previous_operator = ""
 
-        while self.kind in ("symbol", "name"):
+        while self.token_kind in ("symbol", "name"):
             start_position = self.position
             is_negated = bool(self.accept("not"))
-            operator = self.value
+            operator = self.token_text
 
             precedence = BINARY_PRECEDENCE.get(operator, -1)
             if (
                 precedence < min_precedence
-                or self.kind not in ("symbol", "name")
+                or self.token_kind not in ("symbol", "name")
                 or (is_negated and operator not in NEGATABLE_OPERATORS)
             ):
                 self.position = start_position
@@ -160,15 +168,16 @@ class _Parser:
             self.position += 1
             if previous_operator == "??" and operator != "??":
                 raise ExprError(
-                    f"?? and {operator} cannot be mixed without parentheses in {self.source!r}"
+                    f"?? and {operator} cannot be mixed without parentheses in"
+                    f" {self.expression_text!r}"
                 )
 
             if operator == "|":
-                left_operand = self.call(self.name(), [left_operand])
+                left_operand = self.parse_call(self.parse_name(), [left_operand])
             elif operator in ORDER_OPERATORS:
-                left_operand = self.comparison_chain(left_operand, operator, precedence + 1)
+                left_operand = self.parse_comparison_chain(left_operand, operator, precedence + 1)
             else:
-                right_operand = self.expression(
+                right_operand = self.parse_expression(
                     precedence if operator in ("**", "^") else precedence + 1
                 )
                 left_operand = ("binary", operator, left_operand, right_operand)
@@ -177,122 +186,124 @@ class _Parser:
             previous_operator = operator
 
         if min_precedence == 0:
-            return self.conditional(left_operand)
+            return self.parse_conditional(left_operand)
 
         return left_operand
 
-    def comparison_chain(self, left_operand: Node, operator: str, min_precedence: int) -> Node:
-        right_operand = self.expression(min_precedence)
+    def parse_comparison_chain(
+        self, left_operand: Node, operator: str, min_precedence: int
+    ) -> Node:
+        right_operand = self.parse_expression(min_precedence)
         node: Node = ("binary", operator, left_operand, right_operand)
         while next_operator := self.accept(*ORDER_OPERATORS):
             left_operand = right_operand
-            right_operand = self.expression(min_precedence)
+            right_operand = self.parse_expression(min_precedence)
             node = ("binary", "&&", node, ("binary", next_operator, left_operand, right_operand))
         return node
 
-    def conditional(self, condition: Node) -> Node:
+    def parse_conditional(self, condition: Node) -> Node:
         while self.accept("?"):
             if self.accept(":"):  # a ?: b means a ? a : b
-                condition = ("if", condition, condition, self.expression(0))
+                condition = ("if", condition, condition, self.parse_expression(0))
                 continue
-            then_node = self.expression(0)
+            then_node = self.parse_expression(0)
             self.expect(":")
-            condition = ("if", condition, then_node, self.expression(0))
+            condition = ("if", condition, then_node, self.parse_expression(0))
         return condition
 
-    def unary(self) -> Node:
-        if self.kind in ("symbol", "name") and self.value in UNARY_PRECEDENCE:
-            operator = self.value
+    def parse_unary(self) -> Node:
+        if self.token_kind in ("symbol", "name") and self.token_text in UNARY_PRECEDENCE:
+            operator = self.token_text
             self.position += 1
-            return "unary", operator, self.expression(UNARY_PRECEDENCE[operator])
-        return self.postfix(self.primary())
+            return "unary", operator, self.parse_expression(UNARY_PRECEDENCE[operator])
+        return self.parse_postfix(self.parse_primary())
 
-    def primary(self) -> Node:
-        token_kind = self.kind
-        token_value = self.value
+    def parse_primary(self) -> Node:
+        token_kind = self.token_kind
+        token_text = self.token_text
         self.position += 1
 
         if token_kind == "number":
-            return "const", _parse_number(token_value)
+            return "const", _parse_number(token_text)
         if token_kind == "text":
-            return "const", _unquote(token_value)
+            return "const", _unquote(token_text)
 
         if token_kind == "name":
-            if token_value in ("true", "false", "nil"):
-                return "const", {"true": True, "false": False, "nil": None}[token_value]
-            if self.value == "(" and self.kind == "symbol":
-                return self.call(token_value, [])
-            return ("name", token_value)
+            if token_text in ("true", "false", "nil"):
+                return "const", {"true": True, "false": False, "nil": None}[token_text]
+            if self.token_text == "(" and self.token_kind == "symbol":
+                return self.parse_call(token_text, [])
+            return ("name", token_text)
 
-        if token_value == "(":
-            inner_node = self.expression(0)
+        if token_text == "(":
+            inner_node = self.parse_expression(0)
             self.expect(")")
             return inner_node
 
-        if token_value == "[":
-            return "list", *self.items("]")
-        if token_value == "{":
-            return "map", *self.pairs()
+        if token_text == "[":
+            return "list", *self.parse_items("]")
+        if token_text == "{":
+            return "map", *self.parse_pairs()
 
-        if self.depth and token_value == "#":
-            has_name = self.kind == "name" and self.value in ("acc", "index")
-            return "pointer", self.name() if has_name else ""
+        if self.predicate_depth and token_text == "#":
+            has_name = self.token_kind == "name" and self.token_text in ("acc", "index")
+            return "pointer", self.parse_name() if has_name else ""
 
-        if self.depth and token_value == ".":
-            return "member", ("pointer", ""), ("const", self.name()), False
+        if self.predicate_depth and token_text == ".":
+            return "member", ("pointer", ""), ("const", self.parse_name()), False
 
-        raise ExprError(f"unexpected token {token_value!r} in {self.source!r}")
+        raise ExprError(f"unexpected token {token_text!r} in {self.expression_text!r}")
 
-    def postfix(self, node: Node) -> Node:
+    def parse_postfix(self, node: Node) -> Node:
         while symbol := self.accept(".", "?.", "["):
             is_optional = symbol == "?."
             if symbol == "[" or (is_optional and self.accept("[")):
-                node = self.index(node, is_optional)
+                node = self.parse_index(node, is_optional)
             else:
-                node = ("member", node, ("const", self.name()), is_optional)
-            if self.value == "(" and self.kind == "symbol":
+                node = ("member", node, ("const", self.parse_name()), is_optional)
+            if self.token_text == "(" and self.token_kind == "symbol":
                 self.position += 1
-                node = ("method", node, self.items(")"))
+                node = ("method", node, self.parse_items(")"))
         return node
 
-    def index(self, node: Node, is_optional: bool) -> Node:
-        start_node = None if self.value == ":" else self.expression(0)
+    def parse_index(self, node: Node, is_optional: bool) -> Node:
+        start_node = None if self.token_text == ":" else self.parse_expression(0)
         if not self.accept(":"):
             self.expect("]")
             assert start_node
             return "member", node, start_node, is_optional
-        end_node = None if self.value == "]" else self.expression(0)
+        end_node = None if self.token_text == "]" else self.parse_expression(0)
         self.expect("]")
         return "slice", node, start_node, end_node
 
-    def items(self, end_symbol: str) -> list[Node]:
+    def parse_items(self, end_symbol: str) -> list[Node]:
         nodes: list[Node] = []
         while not self.accept(end_symbol):
             if nodes:
                 self.expect(",")
                 if self.accept(end_symbol):
                     break
-            nodes.append(self.expression(0))
+            nodes.append(self.parse_expression(0))
         return nodes
 
-    def pairs(self) -> list[tuple[Node, Node]]:
+    def parse_pairs(self) -> list[tuple[Node, Node]]:
         key_value_nodes: list[tuple[Node, Node]] = []
         while not self.accept("}"):
             if key_value_nodes:
                 self.expect(",")
-            if self.kind == "name":
-                key = ("const", self.name())
+            if self.token_kind == "name":
+                key = ("const", self.parse_name())
             else:
-                key = self.primary()
+                key = self.parse_primary()
             self.expect(":")
-            key_value_nodes.append((key, self.expression(0)))
+            key_value_nodes.append((key, self.parse_expression(0)))
         return key_value_nodes
 
-    def call(self, name: str, first_arguments: list[Node]) -> Node:
-        if self.kind == "symbol":
+    def parse_call(self, name: str, first_arguments: list[Node]) -> Node:
+        if self.token_kind == "symbol":
             self.expect("(")
         if name not in PREDICATES:
-            return "call", name, [*first_arguments, *self.items(")")]
+            return "call", name, [*first_arguments, *self.parse_items(")")]
 
         arguments = list(first_arguments)
         while not self.accept(")"):
@@ -300,17 +311,17 @@ class _Parser:
                 self.expect(",")
 
             if not arguments or (name == "reduce" and len(arguments) == 2):
-                arguments.append(self.expression(0))
+                arguments.append(self.parse_expression(0))
                 continue
 
-            self.depth += 1
+            self.predicate_depth += 1
             has_brace = self.accept("{")
-            arguments.append(self.expression(0))
+            arguments.append(self.parse_expression(0))
 
             if has_brace:
                 self.expect("}")
 
-            self.depth -= 1
+            self.predicate_depth -= 1
 
         return "predicate", name, arguments
 
@@ -348,8 +359,8 @@ def _unquote(text: str) -> str:
 
 @lru_cache(4096)
 def find_identifiers(expression: str) -> tuple[str, ...]:
-    """Return the dotted names that must exist when `expression` is evaluated: the names that it
-    reads without a `??` or `?.`. Raises ExprError."""
+    """Return the dotted names that `expression` reads and that must exist: names before `??` or
+    `?.` may be missing. Raises ExprError."""
     identifier_names: dict[str, None] = {}
     with _limit_nesting(expression):
         _collect_names(parse(expression), identifier_names, False)
@@ -357,8 +368,9 @@ def find_identifiers(expression: str) -> tuple[str, ...]:
 
 
 def find_calls(expression: str) -> list[tuple[str, list[Any]]]:
-    """Return the name (such as `sprig.upper`) and the arguments of each call in `expression`. None
-    stands for an argument that is not a constant."""
+    """Return (name, arguments) of each call in `expression`; the name may be dotted, such as
+    `sprig.upper`. An argument that is not a constant is None. Calls of methods have [] as their
+    arguments."""
     found_calls: list[tuple[str, list[Any]]] = []
 
     def visit(node: object) -> None:
@@ -367,7 +379,7 @@ def find_calls(expression: str) -> list[tuple[str, list[Any]]]:
                 (node[1], [child[1] if child[0] == "const" else None for child in node[2]])
             )
         elif isinstance(node, tuple) and node and node[0] == "method":
-            found_calls.append((_dotted_name(node[1]) or "", []))
+            found_calls.append((_join_dotted_name(node[1]) or "", []))
         if isinstance(node, (tuple, list)):
             for child in node:
                 visit(child)
@@ -378,7 +390,8 @@ def find_calls(expression: str) -> list[tuple[str, list[Any]]]:
     return found_calls
 
 
-def _dotted_name(node: Node) -> str | None:
+def _join_dotted_name(node: Node) -> str | None:
+    """Return the dotted name that a syntax node represents, or None for any other expression."""
     if node[0] == "name":
         return node[1]
 
@@ -388,7 +401,7 @@ def _dotted_name(node: Node) -> str | None:
         and node[2][0] == "const"
         and isinstance(node[2][1], str)
     ):
-        base_name = _dotted_name(node[1])
+        base_name = _join_dotted_name(node[1])
         if base_name:
             return f"{base_name}.{node[2][1]}"
 
@@ -412,11 +425,12 @@ def _collect_names(node: object, names: dict[str, None], is_guarded: bool) -> No
         _collect_names(node[3], names, is_guarded)
         return
 
-    # yield the names in inner expressions first, because Argo reports the first missing name
+    # collect the names in inner expressions first, because Argo reports the first missing name
     for child in node:
         _collect_names(child, names, is_guarded or (node_kind == "member" and node[3]))
 
     if isinstance(node, tuple) and (
-        node_kind == "name" or (node_kind == "member" and not is_guarded and _dotted_name(node))
+        node_kind == "name"
+        or (node_kind == "member" and not is_guarded and _join_dotted_name(node))
     ):
-        names[_dotted_name(node) or ""] = None
+        names[_join_dotted_name(node) or ""] = None

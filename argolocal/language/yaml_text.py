@@ -5,9 +5,9 @@ are created from it.
 
 Where PyYAML differs from Kubernetes' Go library, YAML is parsed as in Go: `y` and `n` are booleans,
 1e3 is a number, and keys, dates and 1:30 are strings. As in kubectl, a JSON text is parsed as JSON
-rather than YAML, because some escapes of JSON are invalid in YAML. The limits are checked while the
-parser emits events, in linear time. An alias or merge key counts as if its target were repeated in
-its place. Sources: goyaml's decode.go; libyaml's scanner.c."""
+rather than YAML, because some escapes of JSON are invalid in YAML. The limits are checked in linear
+time, on the events of the YAML parser. An alias or merge key counts as many values as its target.
+Sources: goyaml's decode.go; libyaml's scanner.c."""
 
 import io
 import json
@@ -34,7 +34,7 @@ MAX_VALUES = 200_000
 MAX_DEPTH = 100
 MAX_DIGITS = 100  # maximum number of characters of a number, including its sign, point and exponent
 MAX_KEY_LENGTH = 1_024  # YAML's limit for the length of a key that does not start with "? "
-# a higher limit would be slow, because libyaml compares each directive with all previous ones
+# libyaml compares each directive with all previous ones, so many directives would take a long time
 MAX_DIRECTIVES = 10
 
 SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -44,7 +44,7 @@ FLOAT = re.compile(
     r"[-+]?(\.\d+|\d+(\.\d*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
 )
 SHORT_BOOLEAN_PATTERN = re.compile(r"[yYnN]$")
-# scalars that other YAML 1.1 parsers, such as Kubernetes' client, read as numbers
+# numbers in base 60, such as 1:30, which other YAML 1.1 parsers read as numbers
 BASE_60 = re.compile(r"[-+]?\.?[0-9][0-9_:.]*$")
 NUMBER_START_CHARACTERS = list("-+0123456789.")
 TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+|[][{}:]', re.DOTALL)  # a token of JSON
@@ -145,6 +145,7 @@ def parse_one(text: str, source_name: str) -> Any:
 
 
 def _read_documents(text: str) -> list[Any]:
+    """Return all documents of a text. Raises _LimitExceeded, yaml.YAMLError, ValueError."""
     if len(text) > MAX_CHARACTERS:
         raise _LimitExceeded(f"it has more than {MAX_CHARACTERS:,} characters: split it.")
 
@@ -229,22 +230,21 @@ class _OpenCollection:
 
     is_mapping: bool
     anchor: str | None = None
-    # number of values in the text before this list or mapping, including the values that aliases
-    # refer to
-    values: int = 0
-    characters: int = 0
-    children: int = 0
+    # counts of the _LimitChecker when this list or mapping began
+    previous_values: int = 0
+    previous_characters: int = 0
+    child_count: int = 0  # number of children read so far; a key and its value are two children
     keys: set[str] = field(default_factory=set)
 
 
 class _LimitChecker:
-    """Counts the values of a text before objects are created from them, and rejects a text with too
-    many values."""
+    """Counts the documents, values and characters of a text before objects are created from it, and
+    rejects a text with too many of them."""
 
     def __init__(self) -> None:
-        self.documents = 0
-        self.values = 0
-        self.characters = 0
+        self.document_count = 0
+        self.value_count = 0
+        self.character_count = 0
         self.open_collections: list[_OpenCollection] = []
         # anchor → (number of values, number of characters, text of a scalar)
         self.anchors: dict[str, tuple[int, int, str | None]] = {}
@@ -254,9 +254,9 @@ class _LimitChecker:
         ConstructorError for YAML that Go rejects."""
         match event:
             case yaml.DocumentStartEvent():
-                self.documents += 1
+                self.document_count += 1
                 self.anchors.clear()
-                if self.documents > MAX_DOCUMENTS:
+                if self.document_count > MAX_DOCUMENTS:
                     self._reject(event, f"it has more than {MAX_DOCUMENTS:,} documents: split it")
             case yaml.ScalarEvent():
                 self._add_scalar(event)
@@ -265,7 +265,7 @@ class _LimitChecker:
             case yaml.CollectionStartEvent():
                 self._check_key(event, None)
                 self._count(event, 1, 0)
-                value_counts = self.values, self.characters
+                value_counts = self.value_count, self.character_count
                 self.open_collections.append(
                     _OpenCollection(
                         isinstance(event, yaml.MappingStartEvent), event.anchor, *value_counts
@@ -282,8 +282,8 @@ class _LimitChecker:
                 closed_collection = self.open_collections.pop()
                 if closed_collection.anchor:
                     collection_size = (
-                        self.values - closed_collection.values + 1,
-                        self.characters - closed_collection.characters,
+                        self.value_count - closed_collection.previous_values + 1,
+                        self.character_count - closed_collection.previous_characters,
                     )
                     self.anchors[closed_collection.anchor] = *collection_size, None
 
@@ -302,6 +302,7 @@ class _LimitChecker:
             self.anchors[event.anchor] = 1, text_length, text
 
     def _add_alias(self, event: Any) -> None:
+        """Count an alias as often as the values that it refers to."""
         if any(collection.anchor == event.anchor for collection in self.open_collections):
             raise ConstructorError(None, None, f"*{event.anchor} contains itself", event.start_mark)
         value_count, character_count, anchor_text = self.anchors.get(event.anchor, (1, 0, ""))
@@ -309,14 +310,15 @@ class _LimitChecker:
         self._count(event, value_count, character_count)
 
     def _check_key(self, event: Any, key_text: str | None) -> None:
-        """If the next value is a key of a mapping, check it. Raises an error for a key that is not
-        a scalar, is too long, or is a duplicate."""
+        """Count a child of the innermost open list or mapping. If it is a key, check its text; None
+        is the text of a list or mapping. Raises an error for a key that is not a scalar, is too
+        long, or is a duplicate."""
         if not self.open_collections:
             return
 
         parent_collection = self.open_collections[-1]
-        parent_collection.children += 1
-        if not parent_collection.is_mapping or parent_collection.children % 2 == 0:
+        parent_collection.child_count += 1
+        if not parent_collection.is_mapping or parent_collection.child_count % 2 == 0:
             return
 
         if key_text is None:
@@ -336,11 +338,12 @@ class _LimitChecker:
         parent_collection.keys.add(key_text)
 
     def _count(self, event: object, value_count: int, character_count: int) -> None:
-        self.values += value_count
-        self.characters += character_count
+        """Add to the counts. Raises _LimitExceeded."""
+        self.value_count += value_count
+        self.character_count += character_count
         for total_count, max_count, unit_name in (
-            (self.values, MAX_VALUES, "values"),
-            (self.characters, MAX_CHARACTERS, "characters"),
+            (self.value_count, MAX_VALUES, "values"),
+            (self.character_count, MAX_CHARACTERS, "characters"),
         ):
             if total_count > max_count:
                 self._reject(
@@ -372,8 +375,8 @@ def _check_json(text: str) -> None:
 
 @dataclass
 class _TextPosition:
-    """A position in a JSON text. Its line and column are computed only if an error message needs
-    them."""
+    """A position in a JSON text. Its line and column are computed only when an error message needs
+    them, because this takes time."""
 
     text: str
     position: int = 0

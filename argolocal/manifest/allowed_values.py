@@ -16,7 +16,7 @@ TEMPLATE_TYPES = (
 # template type → type of its node. Templates of all other types have nodes of the type Pod.
 NODE_TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend", "http": "HTTP"}
 
-# file in a pod that contains the source of a script template. Source: common.go,
+# path in a pod of the file with the `source` of a script template. Source: common.go,
 # ExecutorScriptSourcePath
 SCRIPT_PATH = "/argo/staging/script"
 

@@ -39,13 +39,13 @@ SCHEDULE_DESCRIPTORS = {
 EVERY = "@every "
 MINUTE_S = 60
 HOUR_S = 3600
-# a schedule whose next time is later, such as February 30, has no more times
+# A schedule without a time in these years, such as February 30, is considered to have ended.
 MAX_YEARS_AHEAD = 5
 SMALL_NUMBER = re.compile(r"\+?[0-9]{1,9}")
 
 
 def find_schedule_error(schedule: str) -> str:
-    """Return the reason why Argo rejects a schedule, or ""."""
+    """Return the reason why Argo rejects a schedule; "" if the schedule is valid."""
     zone_text, _, expression = schedule.partition(" ")
     if zone_text.startswith(("TZ=", "CRON_TZ=")):
         reason = find_timezone_error(zone_text.partition("=")[2])
@@ -83,8 +83,8 @@ def find_schedule_error(schedule: str) -> str:
 
 
 def find_timezone_error(timezone_name: str) -> str:
-    """Return the reason why a time zone is invalid, or "". Without a time zone database, all names
-    are valid."""
+    """Return the reason why the name of a time zone is invalid; "" if it is valid, or if this
+    machine does not have a time zone database."""
     try:
         ZoneInfo(timezone_name or "UTC")
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -110,53 +110,53 @@ def list_run_times(
 def times_between(
     schedules: Sequence["Schedule"], start: datetime, end: datetime
 ) -> Iterator[datetime]:
-    """Yield the UTC times of several schedules after `start` until `end`, each time once, oldest
-    first."""
+    """Yield the UTC times of several schedules after `start` and up to `end`, in order. A time of
+    two schedules is yielded once."""
     seconds = start.timestamp()
     while True:
-        following = [schedule.next_time(seconds) for schedule in schedules]
-        times = [value for value in following if value is not None]
-        if not times or min(times) > end.timestamp():
+        next_times = [schedule.next_time(seconds) for schedule in schedules]
+        run_times = [next_time for next_time in next_times if next_time is not None]
+        if not run_times or min(run_times) > end.timestamp():
             return
-        seconds = min(times)
+        seconds = min(run_times)
         yield datetime.fromtimestamp(seconds, UTC)
 
 
 def parse_schedule(text: str, timezone: str = "", anchor: int = 0) -> "Schedule":
-    """Return a valid schedule of a CronWorkflow. `timezone`: its IANA time zone (default: UTC, the
-    time zone of Argo's containers). `anchor`: unix time from which the intervals of @every are
-    counted."""
-    prefix, _, expression = text.partition(" ")
-    if prefix.startswith(("TZ=", "CRON_TZ=")):
-        timezone = prefix.partition("=")[2]
+    """Parse a schedule for which `find_schedule_error` returns "". `timezone`: IANA name of its
+    time zone; "" stands for UTC, the time zone of Argo's containers. `anchor`: unix time from which
+    the intervals of @every are counted."""
+    zone_text, _, expression = text.partition(" ")
+    if zone_text.startswith(("TZ=", "CRON_TZ=")):
+        timezone = zone_text.partition("=")[2]
         text = expression.strip()
 
     if text.startswith(EVERY):
         return IntervalSchedule(max(int(parse_duration(text.removeprefix(EVERY))), 1), anchor)
 
-    fields = SCHEDULE_DESCRIPTORS.get(text, text).split()
+    field_texts = SCHEDULE_DESCRIPTORS.get(text, text).split()
     minutes, hours, days, months, weekdays = (
-        frozenset(_parse_field(value, *field) or set())
-        for value, field in zip(fields, CRON_FIELDS, strict=True)
+        frozenset(_parse_field(field_text, *field_rule) or set())
+        for field_text, field_rule in zip(field_texts, CRON_FIELDS, strict=True)
     )
-    is_wildcard = _has_wildcard(fields[2]) or _has_wildcard(fields[4])
+    has_any_day = _has_wildcard(field_texts[2]) or _has_wildcard(field_texts[4])
     zone = ZoneInfo(timezone or "UTC")
-    return FieldSchedule(minutes, hours, days, months, weekdays, is_wildcard, zone)
+    return FieldSchedule(minutes, hours, days, months, weekdays, has_any_day, zone)
 
 
 class Schedule(Protocol):
-    """The times of one schedule."""
+    """The interface of a parsed schedule."""
 
     def next_time(self, after: float) -> int | None:
-        """Return the first time after a time, both in unix seconds; None if the schedule has no
-        more times."""
+        """Return the first time of the schedule after the unix time `after`, in unix seconds; None
+        if the schedule has ended."""
         ...
 
 
 @dataclass(frozen=True)
 class IntervalSchedule:
-    """The schedule `@every`. Argo counts the intervals from the start of its controller; here, they
-    do not depend on restarts."""
+    """The schedule `@every`. Argo counts its intervals from the start of the controller. Here, they
+    are counted from `anchor`, a unix time, so that a restart does not move them."""
 
     seconds: int
     anchor: int
@@ -167,12 +167,12 @@ class IntervalSchedule:
 
 @dataclass(frozen=True)
 class FieldSchedule:
-    """A schedule with five fields. `is_wildcard`: the day of the month or the day of the week is *,
-    so both must match; otherwise, one of them must match.
+    """A schedule with five fields. `has_any_day`: the day of the month or the day of the week is *.
+    Then a day must match both fields; otherwise, a day must match one of them.
 
-    A local time that a clock change skips is not a time of the schedule. A local time that occurs
-    twice is a time of the schedule twice. Source: robfig/cron v3 spec.go, SpecSchedule.Next, whose
-    steps this class repeats to get the same results at all changes of clocks.
+    If a change of clocks skips a local time, the schedule skips it, too. If a local time occurs
+    twice, the schedule has it twice. The algorithm is the same as in robfig/cron, so that the
+    results are equal at all changes of clocks. Source: robfig/cron v3 spec.go, SpecSchedule.Next.
     """
 
     minutes: Set[int]
@@ -180,75 +180,77 @@ class FieldSchedule:
     days: Set[int]
     months: Set[int]
     weekdays: Set[int]
-    is_wildcard: bool
+    has_any_day: bool
     zone: ZoneInfo
 
     def next_time(self, after: float) -> int | None:
         moment = _Moment(int(after // 1) + 1, self.zone)
-        last_year = moment.wall.year + MAX_YEARS_AHEAD
-        while moment.wall.year <= last_year:
+        last_year = moment.wall_time.year + MAX_YEARS_AHEAD
+        while moment.wall_time.year <= last_year:
             if self._advance(moment):
                 return moment.seconds
         return None
 
     def _advance(self, moment: "_Moment") -> bool:
-        """Advance a moment to the next time that may match. Return True if it matches, and False if
-        larger fields have changed and must be checked again."""
-        while moment.wall.month not in self.months:
+        """Advance a moment until it matches, or until a field wraps around. Return True if it
+        matches, and False if a larger field has changed and must be checked again."""
+        while moment.wall_time.month not in self.months:
             moment.reset("month")
             moment.add_month()
-            if moment.wall.month == 1:
+            if moment.wall_time.month == 1:
                 return False
 
-        while not self._is_on_day(moment.wall):
+        while not self._is_on_day(moment.wall_time):
             moment.reset("day")
             moment.add_day()
-            if moment.wall.day == 1:
+            if moment.wall_time.day == 1:
                 return False
 
-        while moment.wall.hour not in self.hours:
+        while moment.wall_time.hour not in self.hours:
             moment.reset("hour")
             moment.add_seconds(HOUR_S)
-            if moment.wall.hour == 0:
+            if moment.wall_time.hour == 0:
                 return False
 
-        while moment.wall.minute not in self.minutes:
+        while moment.wall_time.minute not in self.minutes:
             moment.reset("minute")
             moment.add_seconds(MINUTE_S)
-            if moment.wall.minute == 0:
+            if moment.wall_time.minute == 0:
                 return False
 
-        if moment.wall.second:
-            moment.add_seconds(MINUTE_S - moment.wall.second)
+        if moment.wall_time.second:
+            moment.add_seconds(MINUTE_S - moment.wall_time.second)
             return False
         return True
 
-    def _is_on_day(self, wall: datetime) -> bool:
-        is_day = wall.day in self.days
-        is_weekday = wall.isoweekday() % 7 in self.weekdays
-        if self.is_wildcard:
+    def _is_on_day(self, wall_time: datetime) -> bool:
+        is_day = wall_time.day in self.days
+        is_weekday = wall_time.isoweekday() % 7 in self.weekdays
+        if self.has_any_day:
             return is_day and is_weekday
         return is_day or is_weekday
 
 
 class _Moment:
-    """A time that moves forward. `wall`: what clocks in its time zone show."""
+    """A time that the search for the next match moves forward. `seconds`: unix time. `wall_time`:
+    the local time in the schedule's time zone."""
 
     def __init__(self, seconds: int, zone: ZoneInfo) -> None:
         self.zone = zone
         self.is_reset = False
         self.seconds = seconds
-        self.wall = self._wall_time()
+        self.wall_time = self._read_wall_time()
 
     def reset(self, field: str) -> None:
-        """Set the fields that are smaller than `field` to their minimum, once."""
+        """On the first call, set the fields that are smaller than `field` to their minimum. Later
+        calls do nothing."""
         if self.is_reset:
             return
         self.is_reset = True
         if field == "minute":
             self.add_seconds(-(self.seconds % MINUTE_S))
             return
-        wall_time = self.wall.replace(minute=0, second=0)
+        wall_time = self.wall_time.replace(minute=0, second=0)
         if field in ("month", "day"):
             wall_time = wall_time.replace(hour=0)
         if field == "month":
@@ -256,38 +258,40 @@ class _Moment:
         self._set_wall_time(wall_time)
 
     def add_month(self) -> None:
-        first_day = self.wall.replace(day=1)
+        first_day = self.wall_time.replace(day=1)
         next_month = (first_day + timedelta(days=31)).replace(day=1)
-        self._set_wall_time(next_month + timedelta(days=self.wall.day - 1))
+        self._set_wall_time(next_month + timedelta(days=self.wall_time.day - 1))
 
     def add_day(self) -> None:
-        previous = self.seconds
-        self._set_wall_time(self.wall + timedelta(days=1))
-        hour = self.wall.hour
-        # midnight does not exist on this day. East of Greenwich, robfig/cron then skips the day.
+        previous_seconds = self.seconds
+        self._set_wall_time(self.wall_time + timedelta(days=1))
+        hour = self.wall_time.hour
+        # A change of clocks may skip midnight. Then robfig/cron skips the whole day in time zones
+        # east of Greenwich.
         if hour > 12:
             self.add_seconds((24 - hour) * HOUR_S)
         elif hour:
             self.add_seconds(-hour * HOUR_S)
 
-        # a zone that crosses the date line skips a day, at which robfig/cron would stay for ever
-        while self.seconds <= previous:
+        # When a zone moves to the other side of the date line, it skips a day. There, robfig/cron
+        # would loop forever.
+        while self.seconds <= previous_seconds:
             self.add_seconds(HOUR_S)
 
     def add_seconds(self, seconds: int) -> None:
         self.seconds += seconds
-        self.wall = self._wall_time()
+        self.wall_time = self._read_wall_time()
 
-    def _set_wall_time(self, wall: datetime) -> None:
-        """Find the time when clocks show `wall`; if it occurs twice or never, the time that Go's
-        time.Date finds."""
-        wall_seconds = int(wall.replace(tzinfo=UTC).timestamp())
+    def _set_wall_time(self, wall_time: datetime) -> None:
+        """Move to a local time. If this local time occurs twice or never, move to the time that
+        Go's time.Date returns."""
+        wall_seconds = int(wall_time.replace(tzinfo=UTC).timestamp())
         offset = self._offset(wall_seconds)
         actual_offset = self._offset(wall_seconds - offset)
         self.seconds = wall_seconds - actual_offset
-        self.wall = self._wall_time()
+        self.wall_time = self._read_wall_time()
 
-    def _wall_time(self) -> datetime:
+    def _read_wall_time(self) -> datetime:
         return datetime.fromtimestamp(self.seconds, self.zone).replace(tzinfo=None, fold=0)
 
     def _offset(self, seconds: int) -> int:
@@ -297,7 +301,7 @@ class _Moment:
 
 
 def _has_wildcard(field: str) -> bool:
-    """Return True if a term of the field stands for all values. As in Argo, */2 does not."""
+    """Return True if a term of the field stands for all values, such as * and */1, but not */2."""
     terms = (term.partition("/") for term in field.split(","))
     return any(
         span.partition("-")[0] in ("*", "?") and (not slash or int(step) == 1)
@@ -308,8 +312,8 @@ def _has_wildcard(field: str) -> bool:
 def _parse_field(
     field_text: str, field_name: str, min_value: int, max_value: int
 ) -> set[int] | None:
-    """Return the numbers in a field: a list of numbers, ranges and *, with optional steps. Return
-    None for an invalid field."""
+    """Return the numbers that a field allows; None for an invalid field. A field is a list of
+    numbers, ranges and *, with optional steps."""
     numbers: set[int] = set()
 
     for term in filter(None, field_text.split(",")):
@@ -318,7 +322,8 @@ def _parse_field(
         first_number: int | None = min_value
         last_number: int | None = max_value
 
-        if first_text not in ("*", "?"):  # as in Argo, a range that starts with * or ? means *
+        # as in Argo, a range that starts with * or ? stands for all values
+        if first_text not in ("*", "?"):
             first_number = _parse_number(first_text, field_name)
             if range_separator:
                 last_number = _parse_number(last_text, field_name)

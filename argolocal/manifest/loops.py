@@ -15,7 +15,7 @@ from argolocal.language.substitute import EVERY_TAG, TemplateError, substitute
 from argolocal.manifest.types import Task
 
 LOOP_FIELDS = ("withItems", "withParam", "withSequence")
-# maximum number of items of a loop; a workflow with more items would be too large for Argo
+# maximum number of items of a loop; with more items, a workflow would be too large for Argo
 MAX_LOOP_ITEMS = 100_000
 
 
@@ -25,7 +25,7 @@ def has_loop(step: Mapping[str, Any]) -> bool:
 
 
 def expand_loop(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
-    """Return one step per item of the loop in `step`, or [step] if it has no loop. Raises
+    """Return one step per item of the step's loop; [step] for a step without a loop. Raises
     TemplateError."""
     if not has_loop(step):
         return [step]
@@ -44,8 +44,7 @@ def expand_loop(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
             ) from None
 
     step_fields = {key: value for key, value in step.items() if key not in LOOP_FIELDS}
-    # convert the view to a dict, because _expand_item copies the scope for each item, and a dict is
-    # faster to copy
+    # `scope` may be a view that looks values up on demand. A dict is faster to copy for each item.
     tag_values = dict(scope)
     return [
         _expand_item(step_fields, index, loop_item, tag_values)
@@ -54,7 +53,7 @@ def expand_loop(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
 
 
 def _loop_items(step: Task) -> list[str]:
-    """Return the items of a step's loop, each as compact JSON."""
+    """Return the items of a step's loop, each as compact JSON. Raises ValueError."""
     if step.get("withItems"):
         # format the items as compact JSON, as the API server stores them
         return gofmt.list_members(gofmt.dumps(step["withItems"]))
@@ -102,6 +101,7 @@ def parse_int(value: object) -> int:
 
 
 def _may_run(when_condition: str) -> bool:
+    """Return False if the condition is false. A condition that still contains tags may be true."""
     try:
         return should_execute(when_condition)
     except WhenError:
@@ -111,6 +111,8 @@ def _may_run(when_condition: str) -> bool:
 def _expand_item(
     step: dict[str, Any], index: int, item_json: str, scope: Mapping[str, str | None]
 ) -> Any:
+    """Return the step for one item: with the tags of the item replaced, and with the item in its
+    name. Raises TemplateError."""
     item_text = item_json
     item_name = gofmt.format_loop_item(item_json)
     tag_values = {**scope}
@@ -137,7 +139,8 @@ def _expand_item(
         )
     elif item_json.startswith('"'):
         item_text = json.loads(item_json)
-    elif item_json.startswith(("[", "null")):  # Argo reads null as an empty list
+    elif item_json.startswith(("[", "null")):
+        # Argo reads null as an empty list
         item_name = "[" + " ".join(map(gofmt.format_loop_item, gofmt.list_members(item_json))) + "]"
 
     tag_values["item"] = item_text
@@ -150,7 +153,7 @@ def _expand_item(
         defined_values = {key: value for key, value in tag_values.items() if value is not None}
         new_step = substitute(step, defined_values)
     else:
-        new_step = substitute(step, tag_values, EVERY_TAG, replaces_artifacts=False)
+        new_step = substitute(step, tag_values, EVERY_TAG, allows_missing_artifacts=False)
 
     return {
         **new_step,

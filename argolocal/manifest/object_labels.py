@@ -19,11 +19,10 @@ CREATOR = (
     f"{ARGO_PREFIX}/creator-preferred-username",
 )
 CONFIG_MAP_TYPE_LABEL = f"{ARGO_PREFIX}/configmap-type"
-NODE_ID_ANNOTATION = f"{ARGO_PREFIX}/node-id"  # annotations
+NODE_ID_ANNOTATION = f"{ARGO_PREFIX}/node-id"
 NODE_NAME_ANNOTATION = f"{ARGO_PREFIX}/node-name"
-SCHEDULED_TIME_ANNOTATION = (
-    f"{ARGO_PREFIX}/scheduled-time"  # annotation whose value is {{workflow.scheduledTime}}
-)
+# its value is also the value of the tag {{workflow.scheduledTime}}
+SCHEDULED_TIME_ANNOTATION = f"{ARGO_PREFIX}/scheduled-time"
 DEFAULT_ARTIFACT_REPOSITORY = f"{ARGO_PREFIX}/default-artifact-repository"
 
 # Source: Kubeflow training operator 1.9, pkg/apis/kubeflow.org/v1

@@ -1,9 +1,10 @@
-"""Apply the patches of `kubectl patch`. PATCHES maps the values of `--type` to functions.
+"""Apply the patches of `kubectl patch`. PATCH_FUNCTIONS maps the values of `--type` to functions.
 
-    new_object = PATCHES["json"](old_object, [{"op": "add", "path": "/data/a", "value": "1"}])
+    apply_patch = PATCH_FUNCTIONS["json"]
+    new_object = apply_patch(old_object, [{"op": "add", "path": "/data/a", "value": "1"}])
 
-The type `apply_merge_patch` is defined in RFC 7396, and the type `json` in RFC 6902. Patches of the
-type `apply_strategic_patch` also merge lists by the keys of their items, as in Kubernetes.
+The type `merge` is defined in RFC 7396, and the type `json` in RFC 6902. The type `strategic` is
+Kubernetes' own: it also merges lists, by the keys of their items.
 """
 
 import copy
@@ -11,7 +12,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-# name of a list → its merge keys (patchMergeKey in apimachinery); a patch replaces all other lists
+# Name of a list → fields that may identify its items (patchMergeKey in apimachinery). A patch
+# replaces all other lists.
 MERGE_KEYS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("containers", "initContainers", "volumes", "env", "imagePullSecrets"), ("name",)
@@ -23,8 +25,8 @@ MERGE_KEYS: dict[str, tuple[str, ...]] = {
     "hostAliases": ("ip",),
 }
 
-# merge keys of lists in Kubernetes and Argo. `containers` is left out, because Argo replaces the
-# containers of a containerSet.
+# Name of a list in a template → field that identifies its items. `containers` is left out, because
+# Argo replaces the containers of a containerSet.
 ARGO_MERGE_KEYS = {name: keys[0] for name, keys in MERGE_KEYS.items() if name != "containers"}
 ARGO_MERGE_KEYS.update(
     dict.fromkeys(("parameters", "artifacts", "templates", "tasks", "sidecars"), "name")
@@ -34,11 +36,12 @@ ARGO_MERGE_KEYS["volumeDevices"] = "devicePath"
 
 
 class PatchError(Exception):
-    """The patch cannot be applied. The message equals the API server's."""
+    """A patch cannot be applied. The message equals the API server's."""
 
 
 def apply_strategic_patch(base_object: object, patch: object) -> Any:
-    """Apply a strategic merge patch without directives such as $patch. Raises PatchError."""
+    """Apply a strategic merge patch. Raises PatchError, also for directives such as $patch, which
+    are not supported."""
     return apply_merge_patch(base_object, patch, MERGE_KEYS)
 
 
@@ -77,6 +80,7 @@ def _merge_lists(
     list_name: str,
     merge_keys: Mapping[str, tuple[str, ...]],
 ) -> list[Any]:
+    """Merge the items of two lists that have the same value of the merge key. Raises PatchError."""
     merge_key = next(
         (
             merge_key
@@ -85,31 +89,32 @@ def _merge_lists(
         ),
         merge_keys[list_name][0],
     )
-    base_items_by_key = {patch_item.get(merge_key): patch_item for patch_item in base_list}
-    item_positions = {list_name: index for index, list_name in enumerate(base_items_by_key)}
+    base_items_by_key = {base_item.get(merge_key): base_item for base_item in base_list}
+    base_positions = {item_key: index for index, item_key in enumerate(base_items_by_key)}
+    patched_keys = [patch_item.get(merge_key) for patch_item in patch]
+    untouched_keys = [item_key for item_key in base_items_by_key if item_key not in patched_keys]
     merged_items = list[Any]()
-    untouched_names = [
-        list_name
-        for list_name in base_items_by_key
-        if list_name not in [patch_item.get(merge_key) for patch_item in patch]
-    ]
+
     # as in Kubernetes, insert new items before the items that the patch does not mention
     for patch_item in patch:
         if merge_key not in patch_item:
             raise PatchError(f"map: {patch_item} does not contain declared merge key: {merge_key}")
-        while untouched_names and item_positions[untouched_names[0]] < item_positions.get(
-            patch_item[merge_key], 0
-        ):
-            merged_items.append(base_items_by_key[untouched_names.pop(0)])
+
+        patch_position = base_positions.get(patch_item[merge_key], 0)
+        while untouched_keys and base_positions[untouched_keys[0]] < patch_position:
+            merged_items.append(base_items_by_key[untouched_keys.pop(0)])
+
         merged_items.append(
             apply_merge_patch(base_items_by_key.get(patch_item[merge_key]), patch_item, merge_keys)
         )
-    return merged_items + [base_items_by_key[list_name] for list_name in untouched_names]
+
+    return merged_items + [base_items_by_key[item_key] for item_key in untouched_keys]
 
 
 def merge_over(base_object: Any, patch: Any, field_name: str = "") -> Any:
-    """Merge `patch` into `base_object` as Argo merges templates: maps, and lists that have a
-    merge key, are merged."""
+    """Return `base_object` overridden by `patch`, merged as Argo merges templates. Maps are merged,
+    and so are lists with a key in ARGO_MERGE_KEYS. `field_name`: name of the field that contains
+    both values."""
     if isinstance(base_object, dict) and isinstance(patch, dict):
         merged_map = {**base_object, **patch}
         return {

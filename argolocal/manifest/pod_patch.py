@@ -1,5 +1,5 @@
-"""Apply podSpecPatch, a strategic merge patch of a pod. The fields env, resources, and the pod's
-deadlines are supported.
+"""Apply podSpecPatch, a strategic merge patch of a pod. Only the fields env, resources, and the
+pod's deadlines have an effect here.
 
     template = apply_patches(template, [spec.get("podSpecPatch"), template.get("podSpecPatch")])
 
@@ -18,6 +18,7 @@ from argolocal.manifest.schema import find_ignored_fields
 from argolocal.manifest.types import Template
 
 DEADLINE_FIELDS = ("activeDeadlineSeconds", "terminationGracePeriodSeconds")
+# fields without an effect here, whose values are checked when the pod starts
 CHECKED_FIELDS = (
     "nodeSelector",
     "serviceAccountName",
@@ -26,6 +27,7 @@ CHECKED_FIELDS = (
     "hostAliases",
 )
 CONTAINER_FIELDS = ("env", "resources")
+# containers that Argo adds to each pod
 ARGO_CONTAINER_NAMES = ("wait", "init")
 
 
@@ -45,6 +47,8 @@ def apply_patches(template: Template, patch_texts: Iterable[str | None]) -> Temp
 
 
 def _patch_container(template: Template, container_list: str, patch: dict[str, Any]) -> Template:
+    """Return the template with the patch of one container applied. `container_list`: field of the
+    pod that contains the container. Raises PatchError if the container does not exist."""
     container_name = patch["name"]
     patched_fields = {
         field_name: patch[field_name] for field_name in CONTAINER_FIELDS if field_name in patch
@@ -90,6 +94,7 @@ def _patch_container(template: Template, container_list: str, patch: dict[str, A
 
 
 def _load_patch(patch_text: str, field_path: str) -> dict[str, Any]:
+    """Parse a patch. Raises ConfigError if it is not a YAML object."""
     patch = parse_one(patch_text, field_path)
     if not isinstance(patch, dict):
         raise ConfigError(f"{field_path} is {patch!r:.200}: it must be an object.")
@@ -97,8 +102,8 @@ def _load_patch(patch_text: str, field_path: str) -> dict[str, Any]:
 
 
 def check_pod_patch(patch_owner: dict[str, Any], field_path: str) -> list[str]:
-    """Return the fields of `patch_owner`'s podSpecPatch that have no effect here. Raises
-    ConfigError for an unsupported field."""
+    """Return the fields in the podSpecPatch of a workflow's spec or a template that are ignored
+    here. Raises ConfigError for an invalid patch and for an unsupported field."""
     patch_text = patch_owner.get("podSpecPatch")
     if not patch_text:
         return []

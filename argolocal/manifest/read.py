@@ -1,4 +1,4 @@
-"""Read a Workflow, WorkflowTemplate or CronWorkflow and build the Workflow that runs."""
+"""Read a Workflow, WorkflowTemplate or CronWorkflow, and build the Workflow that is run."""
 
 import copy
 import random
@@ -29,7 +29,7 @@ SUFFIX_CHARACTERS = "bcdfghjklmnpqrstvwxz2456789"
 SUFFIX_LENGTH = 5
 # recognizes a text that is meant to be an Argo manifest, even if it is invalid YAML
 WORKFLOW_START = re.compile(r"""^["' {]*apiVersion["']?\s*:\s*["']?argoproj\.io/""", re.MULTILINE)
-# matches actions of a Go template, such as in a Helm chart, but not the tags of Argo
+# matches actions of a Go template, such as a Helm chart, but not the tags of Argo
 GO_TEMPLATE_START = re.compile(
     r"\{\{-|\{\{\s*(\.|\$|(include|template|toYaml|if|range|with|end|define|quote|tpl)\b)"
 )
@@ -77,7 +77,8 @@ def _list_items(document: object) -> list[Any]:
 
 
 def split_main_object(objects: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the object to run, and the other objects. Raises ConfigError."""
+    """Return the object to run, and the other objects. The object to run is the only Workflow or
+    CronWorkflow, or else the only WorkflowTemplate, or else the only object. Raises ConfigError."""
     for kinds in (("Workflow", "CronWorkflow"), ("WorkflowTemplate",)):
         main_objects = [
             manifest_object for manifest_object in objects if manifest_object.get("kind") in kinds
@@ -139,8 +140,9 @@ def read_objects(file: Path) -> list[dict[str, Any]]:
 class ManifestDocuments:
     """The objects that files and folders contain.
 
-    `objects`: pairs of a file and an object in it. `other_files`: files in folders that contain no
-    objects. `broken_files`: maps files in folders whose manifest cannot be parsed to the error.
+    `objects`: pairs of a file's path and an object in the file. `other_files`: files in folders
+    that do not contain manifests. `broken_files`: file in a folder whose manifest cannot be parsed
+    → error message.
     """
 
     objects: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -148,8 +150,8 @@ class ManifestDocuments:
     broken_files: dict[str, str] = field(default_factory=dict)
 
     def add(self, path: Path) -> None:
-        """Add a file, or the manifests in a folder. Raises ConfigError for an invalid file and for
-        a folder without manifests."""
+        """Read a file, or all manifests in a folder. Raises ConfigError for an invalid file, and
+        for a folder without manifests."""
         if not path.is_dir():
             self.objects += [(str(path), manifest_object) for manifest_object in read_objects(path)]
             return
@@ -160,9 +162,10 @@ class ManifestDocuments:
             raise ConfigError(f"{path} does not contain a manifest: give a folder of manifests.")
 
     def _add_file_of_folder(self, file: Path) -> None:
+        """Read a file of a folder, which need not be a manifest."""
         text = ""
         try:
-            # reading a file that is not regular, such as a pipe, could wait forever
+            # read only regular files: reading a pipe could wait forever
             text = read_text(file) if file.is_file() else ""
             parsed_objects = [
                 list_item
@@ -187,8 +190,8 @@ class ManifestDocuments:
 
 
 def _is_manifest(document: object) -> bool:
-    """Return True if a document is a Kubernetes object, and not Helm values, a kustomization or
-    settings of another program."""
+    """Return True if a document is a Kubernetes object. Helm values, kustomizations and settings of
+    other programs are not."""
     if not isinstance(document, dict):
         return False
     api_version = str(document.get("apiVersion") or "")
@@ -217,11 +220,11 @@ def build_workflow(
     identity: ObjectIdentity = ObjectIdentity(),
 ) -> dict[str, Any]:
     """Build the Workflow that a manifest describes, with a name, a uid, and the values of
-    `parameters`.
+    `parameters`. Raises ConfigError.
 
-    Raises ConfigError. With `is_for_this_machine`, fields that only a cluster supports are errors,
-    too."""
-    kind = _checked_kind(manifest, is_for_this_machine)
+    `find_object`: function that returns an object to which the manifest refers.
+    `is_for_this_machine`: also reject fields that only a cluster supports."""
+    kind = _check_kind(manifest, is_for_this_machine)
     creation_time = format_timestamp(identity.created)
     template_reference = None
     spec = copy.deepcopy(remove_nulls(manifest.get("spec") or {}))
@@ -301,7 +304,7 @@ def make_submitted_spec(
     return spec
 
 
-def _checked_kind(manifest: Mapping[str, Any], is_for_this_machine: bool) -> str:
+def _check_kind(manifest: Mapping[str, Any], is_for_this_machine: bool) -> str:
     """Return the kind of an object. Raises ConfigError if the object cannot be run as a
     workflow."""
     problem = next(find_shape_errors(manifest), "")
@@ -350,6 +353,7 @@ def _check_choices(spec: Mapping[str, Any]) -> None:
 
 
 def _set_parameters(spec: dict[str, Any], parameters: Mapping[str, str]) -> None:
+    """Set the values of the workflow's parameters. Raises ConfigError for an unknown name."""
     declared_parameters = (spec.get("arguments") or {}).get("parameters") or []
     for name, value in parameters.items():
         for parameter in declared_parameters:

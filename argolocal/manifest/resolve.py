@@ -1,12 +1,12 @@
 """Resolve templateRef and workflowTemplateRef: insert the templates of other objects before the
 run.
 
-    spec = merge_template_ref(spec, find)
-    workflow = store_templates(workflow, find, check)
+    spec = merge_template_ref(spec, find_object)
+    workflow = store_templates(workflow, find_object, check_spec)
 
-`find(kind, name)` returns an object or None. In the run, a template of the WorkflowTemplate T and
-the templates it calls are named `namespaced/T/NAME` (`cluster/...` for a ClusterWorkflowTemplate).
-Source: Argo's workflow/templateresolution and util/merge.go.
+`find_object(kind, name)` returns an object or None. In the run, the templates of the
+WorkflowTemplate T are named `namespaced/T/NAME`, and the templates of a ClusterWorkflowTemplate
+`cluster/T/NAME`. Source: Argo's workflow/templateresolution and util/merge.go.
 """
 
 import copy
@@ -22,6 +22,7 @@ from argolocal.manifest.shape import find_shape_errors, remove_nulls
 from argolocal.manifest.tag_scope import has_value
 from argolocal.manifest.types import Find, Object
 
+# field that refers to an object → (kind of the object, field with the object's name)
 REFERENCE_FIELDS = {
     **dict.fromkeys(("configMapKeyRef", "configMapRef", "configMap"), ("ConfigMap", "name")),
     **dict.fromkeys(
@@ -30,6 +31,7 @@ REFERENCE_FIELDS = {
     "secret": ("Secret", "secretName"),
     "persistentVolumeClaim": ("PersistentVolumeClaim", "claimName"),
 }
+# value of clusterScope → (kind of the object, prefix of its templates' names in a run)
 WORKFLOW_TEMPLATE_KINDS = {
     False: ("WorkflowTemplate", "namespaced"),
     True: ("ClusterWorkflowTemplate", "cluster"),
@@ -39,7 +41,8 @@ WORKFLOW_TEMPLATE_KINDS = {
 def merge_template_ref(
     spec: Object, find_object: Find, late_parameters: Iterable[str] = ()
 ) -> Object:
-    """Merge the workflow's spec over the spec of its WorkflowTemplate. Raises ConfigError.
+    """Return the spec of the workflow's WorkflowTemplate, overridden by the workflow's own spec.
+    Raises ConfigError.
 
     `late_parameters`: names of the parameters whose values are set after the merge.
     """
@@ -65,22 +68,23 @@ def merge_template_ref(
     if base_spec.get("hooks") and override_spec.get("hooks"):
         merged_spec["hooks"] = {**base_spec["hooks"], **override_spec["hooks"]}
 
-    own_parameters = {
+    override_parameters = {
         parameter.get("name"): parameter
         for parameter in (override_spec.get("arguments") or {}).get("parameters") or []
     }
     parameters = (merged_spec.get("arguments") or {}).get("parameters") or []
     for index, parameter in enumerate(parameters):
-        override_parameter = own_parameters.get(parameter.get("name"), {})
+        override_parameter = override_parameters.get(parameter.get("name"), {})
         if "value" in override_parameter:
             parameters[index] = copy.deepcopy(override_parameter)
 
-    check_exit_handler(merged_spec, {*own_parameters, *late_parameters})
+    check_exit_handler(merged_spec, {*override_parameters, *late_parameters})
     return merged_spec
 
 
 def check_exit_handler(spec: Object, passed_names: Collection[str | None]) -> None:
-    """Raise ConfigError if an input of the exit handler has no value and is not in `passed_names`.
+    """Raise ConfigError if an input of the exit handler lacks a value and is not in `passed_names`,
+    the names of the parameters whose values the user passes.
 
     Argo does not pass the arguments of a WorkflowTemplate to its exit handler. Source: validate.go,
     Workflow.
@@ -106,10 +110,10 @@ def check_exit_handler(spec: Object, passed_names: Collection[str | None]) -> No
 def store_templates(
     workflow: Object, find_object: Find, check_spec: Callable[[Object, str], Any]
 ) -> Object:
-    """Return the workflow with all referenced templates in `storedTemplates`. `check_spec` is
-    called for each referenced spec.
+    """Return the workflow with the templates of all referenced WorkflowTemplates in the field
+    `storedTemplates`. Raises ConfigError.
 
-    Raises ConfigError.
+    `check_spec(spec, path)` is called for the spec of each referenced WorkflowTemplate.
     """
     workflow = copy.deepcopy(workflow)
     stored_templates = {}
@@ -157,18 +161,18 @@ def store_templates(
 
 
 def fill_from_config_maps(spec: Object, find_object: Find) -> None:
-    """Set the values of parameters that are read from ConfigMaps. Raises ConfigError."""
-    holders = [(spec.get("arguments") or {}, "spec.arguments")]
-    holders += [
+    """Set the value of each parameter with a `configMapKeyRef`. Raises ConfigError."""
+    parameter_owners = [(spec.get("arguments") or {}, "spec.arguments")]
+    parameter_owners += [
         (template.get("inputs") or {}, f"{owner_path}.inputs")
         for template, owner_path in list_templates(spec, "spec")
     ]
-    holders += [
+    parameter_owners += [
         (caller.get("arguments") or {}, f"{owner_path}.arguments")
         for caller, owner_path in list_callers(spec, "spec")
     ]
 
-    for field_owner, owner_path in holders:
+    for field_owner, owner_path in parameter_owners:
         for index, parameter in enumerate(field_owner.get("parameters") or []):
             value_source = parameter.get("valueFrom") or {}
             config_map_reference = value_source.get("configMapKeyRef")
@@ -204,8 +208,8 @@ def fill_from_config_maps(spec: Object, find_object: Find) -> None:
 
 
 def find_required_objects(spec: Object) -> Iterator[tuple[str, str, str, str | None]]:
-    """Yield path, kind, name and key of the objects that a spec's pods require. Objects whose names
-    contain tags are skipped."""
+    """Yield (path of the reference, kind, name, key) of each object that a spec's pods require; the
+    key is None if the whole object is required. Names that contain tags are skipped."""
     reference_sources: list[tuple[object, str]] = [
         ((spec.get("arguments") or {}).get("artifacts"), "spec.arguments.artifacts"),
         (spec.get("volumes"), "spec.volumes"),
@@ -243,13 +247,16 @@ def find_required_objects(spec: Object) -> Iterator[tuple[str, str, str, str | N
                     ]
 
     for reference_source, path in reference_sources:
-        yield from _referenced_objects(reference_source, path)
+        yield from _find_referenced_objects(reference_source, path)
 
 
-def _referenced_objects(value: object, path: str) -> Iterator[tuple[str, str, str, str | None]]:
+def _find_referenced_objects(
+    value: object, path: str
+) -> Iterator[tuple[str, str, str, str | None]]:
+    """Yield the objects to which the fields of a value refer, as `find_required_objects` does."""
     if isinstance(value, list):
         for index, child_value in enumerate(value):
-            yield from _referenced_objects(child_value, f"{path}[{index}]")
+            yield from _find_referenced_objects(child_value, f"{path}[{index}]")
     for key, child_value in value.items() if isinstance(value, dict) else ():
         if (
             isinstance(child_value, dict)
@@ -261,10 +268,12 @@ def _referenced_objects(value: object, path: str) -> Iterator[tuple[str, str, st
             if name and "{{" not in f"{name}{child_value.get('key')}":
                 yield f"{path}.{key}", object_kind, str(name), child_value.get("key")
         else:
-            yield from _referenced_objects(child_value, f"{path}.{key}")
+            yield from _find_referenced_objects(child_value, f"{path}.{key}")
 
 
 def _load_template(reference: Object, path: str, find_object: Find) -> Object:
+    """Return a copy of the spec of a referenced WorkflowTemplate. Raises ConfigError if the object
+    does not exist or is invalid."""
     kind, _ = WORKFLOW_TEMPLATE_KINDS[bool(reference.get("clusterScope"))]
     template_name = reference.get("name")
     if "{{" in str(template_name):
@@ -314,7 +323,7 @@ def stringify_parameters(value: object, is_parameter_list: bool = False) -> None
 
 
 def make_finder(objects: Iterable[Mapping[str, Any]]) -> Find:
-    """Return a function of type `Find` that searches these objects."""
+    """Return a function that returns the object with a given kind and name, or None."""
     objects_by_name = {
         (str(manifest_object.get("kind")), str(metadata.get("name"))): manifest_object
         for manifest_object in objects
@@ -324,8 +333,8 @@ def make_finder(objects: Iterable[Mapping[str, Any]]) -> Find:
 
 
 def find_template(reference: Mapping[str, Any], find_object: Find) -> Mapping[str, Any] | None:
-    """Return the WorkflowTemplate of a templateRef or workflowTemplateRef; None if it is
-    missing."""
+    """Return the WorkflowTemplate or ClusterWorkflowTemplate of a templateRef or
+    workflowTemplateRef; None if it does not exist."""
     return remove_nulls(
         find_object(
             WORKFLOW_TEMPLATE_KINDS[bool(reference.get("clusterScope"))][0],
@@ -349,8 +358,12 @@ def make_qualified_name(reference: Mapping[str, Any]) -> str:
 def qualify_names(
     spec: Object, template_prefix: str, path: str, pending_references: list[Any]
 ) -> None:
-    """Replace template names in `spec` by full names, and append its references to other objects to
-    `pending_references`."""
+    """Replace the template names in `spec` by the names that the templates have in a run.
+    `template_prefix`: prefix of the spec's own templates; "" for the workflow itself.
+
+    Each reference to another object is appended to `pending_references`, as (prefix of the object's
+    templates, reference, path of the reference).
+    """
     for field_owner, caller_path in list_callers(spec, path):
         reference = field_owner.get("templateRef")
         if isinstance(reference, dict):
@@ -370,7 +383,7 @@ def list_callers(spec: Object, path: str) -> Iterator[tuple[Object, str]]:
     for hook_name, hook in (spec.get("hooks") or {}).items():
         yield hook, f"{path}.hooks.{hook_name}"
     for template, template_path in list_templates(spec, path):
-        for task, task_path in _tasks(template, template_path):
+        for task, task_path in _list_tasks(template, template_path):
             yield task, task_path
             yield from (
                 (hook, f"{task_path}.hooks.{hook_name}")
@@ -387,13 +400,14 @@ def list_templates(spec: Object, path: str) -> list[tuple[Object, str]]:
     for template, template_path in templates:
         templates += [
             (task["inline"], f"{task_path}.inline")
-            for task, task_path in _tasks(template, template_path)
+            for task, task_path in _list_tasks(template, template_path)
             if task.get("inline")
         ]
     return templates
 
 
-def _tasks(template: Object, path: str) -> Iterator[tuple[Object, str]]:
+def _list_tasks(template: Object, path: str) -> Iterator[tuple[Object, str]]:
+    """Yield the tasks or steps of a template with their paths."""
     for index, task in enumerate((template.get("dag") or {}).get("tasks") or []):
         yield task, f"{path}.dag.tasks[{index}]"
     for group_index, step_group in enumerate(template.get("steps") or []):

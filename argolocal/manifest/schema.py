@@ -1,18 +1,19 @@
 """The fields of Argo's API that the local runner supports, as a table. Other fields and values of a
 wrong type are rejected.
 
-    ignored_fields = list(walk(workflow, "Workflow", ""))     # raises ConfigError
+    ignored_fields = list(find_ignored_fields(workflow, "Workflow", ""))     # raises ConfigError
 
-Each line of FIELDS describes an object:
+Each line of FIELD_TABLE starts with the name of a type of objects. The other words are its fields:
 
     field       supported
     field*      required
-    -field      ignored with a notice, because it has no effect on one machine
+    -field      ignored with a notice, because it does not have an effect on one machine
     !field      rejected for the reason in REASONS_UNSUPPORTED
-    field=X     X is a type in RULES, or another line as X, [X] or {X} (a map); default: text
+    field=X     the field's type: a type of values in RULE_BY_TYPE, or a type of objects, also as
+                [X] (a list) or {X} (a map); without =X, the type is text
 
-The types are those of Argo 4.1's Go structs. Fields of type text may contain tags, number fields
-may not.
+The types are the same as in the Go structs of Argo 4.1. Fields of type text may contain tags, and
+number fields must not.
 """
 
 import re
@@ -52,10 +53,10 @@ LabelFrom expression*
 WorkflowGC strategy=gc -forceFinalizerRemoval=bool -podMetadata -podSpecPatch=text -serviceAccountName=text
 ArtifactGC strategy=gc -podMetadata -serviceAccountName=text
 Location archiveLogs=bool s3=S3
-Arguments parameters=[Argument] artifacts=[Supplied]
-Argument name* value=any enum=anys description=any valueFrom=Given
-Given configMapKeyRef=Key default=any
-Supplied name* from fromExpression subPath optional=bool artifactGC=ArtifactGC -deleted=bool s3=S3 raw=Raw http=Http
+Arguments parameters=[Argument] artifacts=[ArgumentArtifact]
+Argument name* value=scalar enum=scalars description=scalar valueFrom=ArgumentSource
+ArgumentSource configMapKeyRef=Key default=scalar
+ArgumentArtifact name* from fromExpression subPath optional=bool artifactGC=ArtifactGC -deleted=bool s3=S3 raw=Raw http=Http
   archive=Archive !git !gcs !oss !azure !hdfs !artifactory !plugin
 Template name parallelism=atleast1 failFast=bool activeDeadlineSeconds=deadline timeout=timeout inputs=Inputs
   outputs=Outputs container=Container script=Container resource=Resource dag=Dag steps=[[Step]] suspend=Suspend
@@ -65,7 +66,7 @@ Template name parallelism=atleast1 failFast=bool activeDeadlineSeconds=deadline 
   -automountServiceAccountToken=bool archiveLocation=Location -metrics -annotations=map -podResources
   containerSet=ContainerSet data=Data http=Request !plugin
 Inputs parameters=[Input] artifacts=[InputArtifact]
-Input name* value=any default=any enum=anys description=any valueFrom=Given
+Input name* value=scalar default=scalar enum=scalars description=scalar valueFrom=ArgumentSource
 InputArtifact name* path optional=bool mode=mode recurseMode=bool subPath artifactGC=ArtifactGC -deleted=bool s3=S3
   raw=Raw http=Http archive=Archive !git !gcs !oss !azure !hdfs !artifactory !plugin
 S3 key bucket endpoint insecure=bool accessKeySecret=Key secretKeySecret=Key -region=text
@@ -76,8 +77,8 @@ Archive none=Empty tar=Tar zip=Empty
 Empty
 Tar compressionLevel=int32
 Outputs result exitCode parameters=[Output] artifacts=[OutputArtifact]
-Output name* value=any globalName description=any valueFrom=ValueFrom
-ValueFrom path default=any parameter expression jsonPath supplied=Empty !jqFilter
+Output name* value=scalar globalName description=scalar valueFrom=ValueFrom
+ValueFrom path default=scalar parameter expression jsonPath supplied=Empty !jqFilter
 OutputArtifact name* path optional=bool from fromExpression subPath globalName mode=mode artifactGC=ArtifactGC
   -deleted=bool s3=S3 archive=Archive !git !gcs !oss !azure !hdfs !artifactory !plugin
 Container name image command=texts args=texts source workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount]
@@ -88,8 +89,8 @@ Probe exec=Exec httpGet=HttpGet tcpSocket=Tcp initialDelaySeconds=int32 periodSe
 Exec command*=texts
 HttpGet port*=port path host scheme httpHeaders=[Header]
 Tcp port*=port host
-ContainerSet containers*=[Member] volumeMounts=[Mount] retryStrategy=Tries
-Tries retries*=intstr duration=duration
+ContainerSet containers*=[Member] volumeMounts=[Mount] retryStrategy=ContainerRetry
+ContainerRetry retries*=intstr duration=duration
 Member name* image command=texts args=texts workingDir env=[Env] envFrom=[EnvFrom] volumeMounts=[Mount]
   dependencies=texts !lifecycle -imagePullPolicy=text resources=Resources -securityContext -ports=list -livenessProbe
   -readinessProbe -startupProbe -tty=bool -stdin=bool -terminationMessagePath=text -terminationMessagePolicy=text
@@ -117,18 +118,18 @@ EnvSource configMapKeyRef=Key secretKeyRef=Key fieldRef=FieldRef
 EnvFrom configMapRef=Ref secretRef=Ref prefix
 Ref name* optional=bool
 Mount name* mountPath* readOnly=bool subPath subPathExpr -mountPropagation=text
-Volume name* emptyDir=EmptyDir configMap=MapVolume secret=SecretVolume projected=Projected downwardAPI=Facts
+Volume name* emptyDir=EmptyDir configMap=MapVolume secret=SecretVolume projected=Projected downwardAPI=DownwardFiles
   persistentVolumeClaim=ClaimRef !hostPath !ephemeral !csi !nfs
 EmptyDir -medium=text -sizeLimit
 MapVolume name* items=[File] defaultMode=mode optional=bool
 SecretVolume secretName* items=[File] defaultMode=mode optional=bool
-MapPart name* items=[File] optional=bool
+ProjectedMap name* items=[File] optional=bool
 File key* path* mode=mode
 Projected sources=[Projection] defaultMode=mode
-Projection configMap=MapPart secret=MapPart downwardAPI=Facts !serviceAccountToken
-Facts items=[Fact] defaultMode=mode
-Fact path* fieldRef*=FieldRef mode=mode
-FieldRef fieldPath*=fact -apiVersion=text
+Projection configMap=ProjectedMap secret=ProjectedMap downwardAPI=DownwardFiles !serviceAccountToken
+DownwardFiles items=[DownwardFile] defaultMode=mode
+DownwardFile path* fieldRef*=FieldRef mode=mode
+FieldRef fieldPath*=downward -apiVersion=text
 ClaimRef claimName* readOnly=bool
 Claim metadata*=ClaimName -apiVersion=text -kind=text -spec -status
 ClaimName name* -labels=map -annotations=map -creationTimestamp
@@ -137,26 +138,27 @@ Resource action manifest successCondition failureCondition flags=texts mergeStra
   !manifestFrom
 Suspend duration=duration
 Dag target failFast=bool tasks*=[Task]
-Task name* template when withItems=list withParam continueOn=Survived onExit depends dependencies=texts
+Task name* template when withItems=list withParam continueOn=ContinueOn onExit depends dependencies=texts
   arguments=Arguments hooks={Hook} withSequence=Sequence templateRef=Reference inline=Template
-Step name* template when withItems=list withParam continueOn=Survived onExit arguments=Arguments hooks={Hook}
+Step name* template when withItems=list withParam continueOn=ContinueOn onExit arguments=Arguments hooks={Hook}
   withSequence=Sequence templateRef=Reference inline=Template
-Survived error=bool failed=bool
+ContinueOn error=bool failed=bool
 Sequence start=intstr end=intstr count=intstr format
 Hook template expression arguments=Arguments templateRef=Reference
 Reference name* template clusterScope=bool
 Locks semaphores=[Semaphore] mutexes=[Mutex] !semaphore !mutex
 Semaphore configMapKeyRef*=Key namespace !database
 Key name* key optional=bool
-Mutex name*=filled namespace !database
+Mutex name*=nonempty namespace !database
 Memoize key* maxAge=duration cache*=Cache
 Cache configMap*=Key
 Retry limit=intstr retryPolicy=policy expression backoff=Backoff -affinity
 Backoff duration=duration factor=intstr cap=duration maxDuration=duration
 """
-# name of an object → name of a field → its type, name of its object, "-" or "!"
+# type of objects → name of a field → type of the field; "-" if it is ignored, "!" if it is rejected
 TABLES: dict[str, dict[str, str]] = {}
-TYPES: dict[str, dict[str, str]] = {}  # name of an object → name of a field → type of the field
+# type of objects → name of a field → type of the field
+FIELD_TYPES: dict[str, dict[str, str]] = {}
 REQUIRED_FIELDS: dict[str, list[str]] = {}
 for line in FIELD_TABLE.replace("\n  ", " ").strip().splitlines():
     words = line.split()
@@ -165,7 +167,7 @@ for line in FIELD_TABLE.replace("\n  ", " ").strip().splitlines():
         name.strip("-!*"): name[0] if name[0] in "-!" else type or "text" for name, _, type in pairs
     }
     TABLES[words[0]] = flags
-    TYPES[words[0]] = {
+    FIELD_TYPES[words[0]] = {
         name.strip("-!*"): type or flags[name.strip("-!*")] for name, _, type in pairs
     }
     REQUIRED_FIELDS[words[0]] = [name.strip("-*") for name, _, _ in pairs if name.endswith("*")]
@@ -189,7 +191,7 @@ REASONS_UNSUPPORTED = (
     | dict.fromkeys(("git", "gcs", "oss", "azure", "hdfs", "artifactory"), "use s3")
     | dict.fromkeys(("ephemeral", "csi", "nfs"), "use volumeClaimTemplates")
 )
-# function that returns the requirement that a value violates, or ""
+# function that returns the requirement that a value violates; "" for a valid value
 Rule = Callable[[Any], str]
 MAX_DURATION_S = 2**63 // 10**9  # the longest duration of Go's time.Duration
 INT32_RANGE = (-(2**31), 2**31 - 1)
@@ -197,11 +199,11 @@ INT64_RANGE = (-(2**63), 2**63 - 1)
 QUOTE_HINT = "Quote it (unquoted, YAML reads y as true and 1 as a number)"
 
 
-def _type_rule(value_type: Any, type_name: str) -> Rule:
+def _make_type_rule(value_type: Any, type_name: str) -> Rule:
     return lambda value: "" if isinstance(value, value_type) else f"it must be {type_name}"
 
 
-def _list_rule(rule: Rule, type_name: str) -> Rule:
+def _make_list_rule(rule: Rule, type_name: str) -> Rule:
     return lambda value: (
         ""
         if isinstance(value, list) and not any(map(rule, value))
@@ -222,9 +224,9 @@ def _check_map(value: object) -> str:
     return ""
 
 
-def _number_rule(min_value: int, max_value: int, allows_text: bool = False) -> Rule:
-    """Return the rule for an integer. With `allows_text`, return the rule for Kubernetes' type
-    IntOrString, which also allows a text with tags."""
+def _make_number_rule(min_value: int, max_value: int, allows_text: bool = False) -> Rule:
+    """Return the rule for an integer. `allows_text`: also allow a text that contains an integer or
+    tags, as in Kubernetes' type IntOrString."""
     range_text = {INT32_RANGE: "", INT64_RANGE: ""}.get(
         (min_value, max_value), f" from {min_value} to {max_value}"
     )
@@ -289,44 +291,45 @@ def _check_quantities(value: object) -> str:
     return ""
 
 
-def _choice_rule(*choices: str) -> Rule:
+def _make_choice_rule(*choices: str) -> Rule:
     requirement = f"it must be one of {', '.join(filter(None, choices))}"
     return lambda value: "" if isinstance(value, str) and value in choices else requirement
 
 
-_text_rule = _type_rule(str, f"a text. {QUOTE_HINT}")
-# rule for the value of a parameter, because Argo converts numbers and booleans to strings
-_scalar_rule = _type_rule(str | int | float, f"a text. {QUOTE_HINT}")
+_check_text = _make_type_rule(str, f"a text. {QUOTE_HINT}")
+# the value of a parameter may be a number or a boolean, because Argo converts it to a string
+_check_scalar = _make_type_rule(str | int | float, f"a text. {QUOTE_HINT}")
 RULE_BY_TYPE: dict[str, Rule] = {
-    "text": _text_rule,
-    "filled": lambda value: _text_rule(value) or ("" if value else "it must not be empty"),
-    "texts": _list_rule(_text_rule, f"texts. {QUOTE_HINT}"),
-    "any": _scalar_rule,
-    "anys": _list_rule(_scalar_rule, "texts"),
-    "bool": _type_rule(bool, "true or false"),
-    "list": _type_rule(list, "a list"),
+    "text": _check_text,
+    "nonempty": lambda value: _check_text(value) or ("" if value else "it must not be empty"),
+    "texts": _make_list_rule(_check_text, f"texts. {QUOTE_HINT}"),
+    "scalar": _check_scalar,
+    "scalars": _make_list_rule(_check_scalar, "texts"),
+    "bool": _make_type_rule(bool, "true or false"),
+    "list": _make_type_rule(list, "a list"),
     "map": _check_map,
-    "int32": _number_rule(*INT32_RANGE),
-    "int64": _number_rule(*INT64_RANGE),
-    "atleast1": _number_rule(1, INT64_RANGE[1]),
-    "seconds": _number_rule(0, MAX_DURATION_S),
-    "mode": _number_rule(0, 0o777),
-    "intstr": _number_rule(*INT32_RANGE, allows_text=True),
-    "deadline": _number_rule(0, INT32_RANGE[1], allows_text=True),
-    "port": _type_rule(int | str, "a number or a name"),
+    "int32": _make_number_rule(*INT32_RANGE),
+    "int64": _make_number_rule(*INT64_RANGE),
+    "atleast1": _make_number_rule(1, INT64_RANGE[1]),
+    "seconds": _make_number_rule(0, MAX_DURATION_S),
+    "mode": _make_number_rule(0, 0o777),
+    "intstr": _make_number_rule(*INT32_RANGE, allows_text=True),
+    "deadline": _make_number_rule(0, INT32_RANGE[1], allows_text=True),
+    "port": _make_type_rule(int | str, "a number or a name"),
     "duration": _check_duration,
     "timeout": _check_timeout,
     "quantities": _check_quantities,
-    "policy": _choice_rule(*RETRY_POLICIES),
-    "gc": _choice_rule(*ARTIFACT_GC_STRATEGIES),
-    "concurrency": _choice_rule("Allow", "Forbid", "Replace", ""),
-    "fact": _choice_rule(*DOWNWARD_API_FIELDS),
+    "policy": _make_choice_rule(*RETRY_POLICIES),
+    "gc": _make_choice_rule(*ARTIFACT_GC_STRATEGIES),
+    "concurrency": _make_choice_rule("Allow", "Forbid", "Replace", ""),
+    "downward": _make_choice_rule(*DOWNWARD_API_FIELDS),
 }
 
 
 def find_ignored_fields(value: object, type_name: str, path: str) -> Iterator[str]:
-    """Yield every field that is ignored on this machine. Raises ConfigError for a field that is
-    unsupported, of a wrong type, or missing."""
+    """Yield the name of every field that is ignored on this machine. Raises ConfigError for a field
+    that is unsupported, of a wrong type, or missing. `type_name`: a type of objects in FIELD_TABLE,
+    also as [X] or {X}."""
     if type_name.startswith("["):
         if not isinstance(value, list):
             raise ConfigError(f"{path} is {value!r:.200}: it must be a list.")
@@ -354,7 +357,7 @@ def find_ignored_fields(value: object, type_name: str, path: str) -> Iterator[st
         field_path = f"{path}.{key}" if path else key
         field_label = field_path if path else f"{key} of the {type_name}"
         field_rule = TABLES[type_name].get(key)
-        field_type = TYPES[type_name].get(key, "")
+        field_type = FIELD_TYPES[type_name].get(key, "")
 
         if field_rule is None:
             hint = (
@@ -387,6 +390,7 @@ def find_ignored_fields(value: object, type_name: str, path: str) -> Iterator[st
 
 
 def _require(value: object, path: str) -> Any:
+    """Return the value. Raises ConfigError for None."""
     if value is None:
         raise ConfigError(f"{path} is empty: give it a value, or remove it.")
     return value

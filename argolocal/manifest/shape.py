@@ -1,5 +1,5 @@
-"""Check the shape of manifests: the fields that must be a mapping or a list. The rules of
-`validate` rely on this shape."""
+"""Check that the fields of a manifest which must be mappings or lists have this type. The rules of
+`argolocal.validate` rely on these types."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -71,10 +71,10 @@ MANIFEST_SHAPE = {
 def find_shape_errors(
     value: Any, shape: Any = MANIFEST_SHAPE, path: str = "manifest"
 ) -> Iterator[str]:
-    """Yield a message for each value where `shape` requires a mapping or list and the value is of
-    another type.
+    """Yield a message for each value of a wrong type. `shape` contains a mapping or a list where
+    the value must be one.
 
-    In a shape, the key "" matches all keys, and an empty mapping or list allows any items.
+    In a shape, the key "" matches all keys, and an empty mapping or list allows any members.
     """
     if value is None:
         return
@@ -96,7 +96,7 @@ def find_shape_errors(
                     + f" is {child_value!r}: it must be text. Quote it"
                 )
 
-            # withItems may contain null
+            # withItems is not part of TASK_SHAPE, because its items may be null
             if (
                 shape is TASK_SHAPE
                 and key == "withItems"
@@ -116,8 +116,8 @@ def find_shape_errors(
 
 
 def remove_nulls(value: object) -> Any:
-    """Return `value` without null fields, because null means absent. Nulls in loop items are
-    kept."""
+    """Return `value` without the fields that are null, since null means that the field is absent.
+    The items of withItems are not changed."""
     if isinstance(value, dict):
         return {
             key: child_value if key == "withItems" else remove_nulls(child_value)

@@ -1,4 +1,4 @@
-"""Determine the tags that have a value at each place in a manifest."""
+"""Determine which tags have a value in each field of a manifest."""
 
 import re
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
@@ -27,9 +27,9 @@ RESULT_FIELDS = ("exitCode", "outputs.result")
 # types of the templates with the output `result`
 TYPES_WITH_RESULT = ("container", "script", "data", "http", "plugin")
 ANY_NODE_FIELDS = (*NODE_FIELDS, *RESULT_FIELDS, "ip", "outputs.parameters")
-# If one of these tags has a value, all tags that start with it also count as having a value. The
-# tags stand for the outputs of a template that is not in the manifest, the workflow's outputs if a
-# globalName contains tags, and the item of a loop whose items are not in the manifest.
+# If one of these tags is in a set, all tags that start with it are accepted, because their names
+# are unknown: outputs of a template that is not in the manifest, outputs of the workflow if a
+# globalName contains tags, and members of the items of a withParam loop.
 OPEN_TAG = re.compile(
     r"item|((tasks|steps)\.[^.]*\.)?outputs|workflow\.outputs\.(parameters|artifacts)"
 )
@@ -48,11 +48,11 @@ def has_value(parameter: Data) -> bool:
 
 
 def list_workflow_tags(spec: Data, metadata: Data) -> set[str]:
-    """Return the tags that have a value everywhere in the workflow. A leading `=` marks tags that
-    have a value only in expressions.
+    """Return the tags that have a value in all fields of the workflow. A leading `=` marks tags
+    that have a value only in expressions.
 
-    `metadata`: labels and annotations of the workflow that are not in its spec. Source:
-    validate.go, Workflow and newTemplateValidationCtx."""
+    `metadata`: the workflow's labels and annotations. Source: validate.go, Workflow and
+    newTemplateValidationCtx."""
     tags = {f"workflow.{tag_name}" for tag_name in WORKFLOW_FIELDS} | {"=workflow.parameters.json"}
     tags.update({f"workflow.creationTimestamp.{tag_name}" for tag_name in TIME_FORMATS})
 
@@ -90,8 +90,8 @@ def list_workflow_tags(spec: Data, metadata: Data) -> set[str]:
 
 
 def list_global_output_tags(template: Data) -> set[str]:
-    """Return the global tags that a template's outputs set. A globalName that contains tags may set
-    any global tag."""
+    """Return the tags workflow.outputs.* that a template's outputs set. For a globalName that
+    contains tags, the returned tag stands for all names."""
     tags = set[str]()
 
     for output_kind in ("parameters", "artifacts"):
@@ -126,6 +126,7 @@ def list_path_tags(template: Data) -> set[str]:
 
 
 def list_declared_artifacts(direction: str, template: Data) -> set[str]:
+    """Return the tags of the artifacts among a template's `inputs` or `outputs`."""
     return {
         f"{direction}.artifacts.{name}"
         for name in list_names((template.get(direction) or {}).get("artifacts"))
@@ -133,8 +134,8 @@ def list_declared_artifacts(direction: str, template: Data) -> set[str]:
 
 
 class TagSet:
-    """A set of tags that have a value. In an expression (written `=a`), the map `a` has a value if
-    one of its members, such as `a.b`, does."""
+    """A set of tags that have a value. A leading `=` in a looked-up tag stands for a name in an
+    expression. There, `a` has a value if a tag such as `a.b` has one, because it is a map."""
 
     def __init__(self, tags: Iterable[str]) -> None:
         self.names = frozenset(tags)
@@ -156,14 +157,11 @@ class TagSet:
 
 
 class LoopItemTags(TagSet):
-    """The tags of a loop's item. For withItems, the tag of a member has a value if at least one
-    item has this member.
-
-    Source: Argo's addItemsToScope.
-    """
+    """The tags of the items of a loop: `item`, and `item.KEY` for each key of at least one item.
+    For withParam, all keys are accepted. Source: Argo's addItemsToScope."""
 
     def __init__(self, task: Data) -> None:
-        self.is_open = bool(task.get("withParam"))
+        self.allows_any_member = bool(task.get("withParam"))
         # {{item}} has a value in every loop; it is JSON text if the item is a map or list
         super().__init__(
             {
@@ -171,17 +169,17 @@ class LoopItemTags(TagSet):
                 *(
                     name
                     for loop_item in task.get("withItems") or []
-                    for name in _item_tags(loop_item)
+                    for name in _list_item_tags(loop_item)
                 ),
             }
         )
 
     def __contains__(self, tag: str) -> bool:
         name = tag.removeprefix("=")
-        return name in self.names or (self.is_open and _first_word(name) == "item")
+        return name in self.names or (self.allows_any_member and _first_word(name) == "item")
 
 
-def _item_tags(loop_item: object) -> list[str]:
+def _list_item_tags(loop_item: object) -> list[str]:
     if isinstance(loop_item, Mapping):
         return [f"item.{member_key}" for member_key in loop_item]
     if isinstance(loop_item, list):
@@ -190,11 +188,12 @@ def _item_tags(loop_item: object) -> list[str]:
 
 
 class NodeTags:
-    """The tags of the finished tasks or steps of a template. `kind` is "tasks" or "steps".
+    """The tags of the completed tasks or steps of a template. `kind` is "tasks" or "steps".
 
-    Outside expressions, Argo's validation accepts only tags for the type of the called template
-    (`allowed_tags`). Expressions may use all tags (`tags_of`). `tasks_without_status`: tasks whose
-    tag `{{tasks.NAME.status}}` Argo's validation rejects. Source: validate.go, addOutputsToScope.
+    Outside expressions, Argo's validation accepts only the tags that fit the type of the called
+    template (`list_allowed_tags`). Expressions may use all tags (`list_tags`).
+    `tasks_without_status`: tasks whose tag `{{tasks.NAME.status}}` Argo's validation rejects.
+    Source: validate.go, addOutputsToScope.
     """
 
     def __init__(
@@ -211,7 +210,8 @@ class NodeTags:
         self.cache: dict[str, TagSet] = {}
 
     def list_allowed_tags(self, task_name: str) -> Container[str]:
-        """Return the tags of the task `task_name` that Argo's validation allows."""
+        """Return the tags that Argo's validation accepts for a task outside expressions, without
+        their prefix `tasks.NAME.`."""
         task = self.tasks[task_name]
 
         template = task.get("inline") or self.templates.get(str(task.get("template")))
@@ -228,13 +228,14 @@ class NodeTags:
         if (
             "main" in list_names(containers)
             or (has_loop and containers)
-            or any(loop_field in template for loop_field in TYPES_WITH_RESULT)
+            or any(template_type in template for template_type in TYPES_WITH_RESULT)
         ):
             tags.update({*RESULT_FIELDS})
 
         return tags
 
     def list_tags(self, task_name: str) -> TagSet:
+        """Return all tags of a task, without their prefix `tasks.NAME.`."""
         task = self.tasks[task_name]
         if "inline" in task:
             return self._list_node_tags(task["inline"])
@@ -254,8 +255,8 @@ class NodeTags:
 
 @dataclass(frozen=True)
 class TagScope:
-    """The tags that have a value at one place of a manifest: the tags in `layers` and the tags of
-    finished `nodes`."""
+    """The tags that have a value in one field of a manifest: the tags in `layers`, and the tags of
+    those tasks or steps in `nodes` for which `is_done` returns True."""
 
     layers: tuple[TagSet, ...]
     nodes: NodeTags | None = None
@@ -272,12 +273,12 @@ class TagScope:
         return self._is_done(node_name) and node_tag in node_group.list_allowed_tags(node_name)
 
     def list_global_names(self) -> set[str]:
-        """Return the tags that have a value here and do not belong to a task or step."""
+        """Return the tags that have a value and that do not belong to a task or step."""
         return {name for layer in self.layers for name in layer.names}
 
     def find_alternatives(self, tag: str) -> tuple[str, set[str]]:
-        """Return the part of `tag` that may be misspelt, and the valid alternatives for this
-        part."""
+        """Return the part of a tag without a value that may be misspelt, and the valid texts for
+        this part."""
         node_group, node_name, _ = self._split_node_tag(tag)
         if not node_group:
             return tag, {
@@ -297,8 +298,8 @@ class TagScope:
         return self.nodes is not None and node_name in self.nodes.tasks and self.is_done(node_name)
 
     def _split_node_tag(self, tag: str) -> tuple[NodeTags | None, str, str]:
-        """Split the tag of a task or step into the `NodeTags` object, the name of the task or step,
-        and the rest of the tag."""
+        """Return `nodes`, the name of the task or step, and the remaining tag. For a tag that does
+        not belong to a task or step, return (None, "", "")."""
         first_word, _, tag_path = tag.partition(".")
         node_name, _, node_tag = tag_path.partition(".")
         if self.nodes and first_word == self.nodes.kind:
@@ -311,6 +312,7 @@ def _first_word(name: str) -> str:
 
 
 def _parent_prefixes(name: str) -> Iterator[str]:
+    """Yield the names of the maps that contain a dotted name: `a` and `a.b` for `a.b.c`."""
     dot_index = name.find(".")
     while dot_index >= 0:
         yield name[:dot_index]
@@ -318,8 +320,8 @@ def _parent_prefixes(name: str) -> Iterator[str]:
 
 
 def find_strings(value: object, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of every string in `value`. In a path, a list item is identified
-    by its `name` if it has one, else by its index."""
+    """Yield (path, text) of every string in `value`. In a path, the item of a list is identified by
+    its `name` or, without a name, by its index."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):

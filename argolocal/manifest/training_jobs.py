@@ -1,5 +1,5 @@
-"""The job kinds of Kubeflow's training operator, with the operator's defaults and the rules of its
-webhook.
+"""The kinds of training jobs of Kubeflow's training operator, with the operator's defaults and the
+rules of its webhook.
 
 Source: Kubeflow training operator 1.9: KIND_types.go, KIND_webhook.go and KIND_controller.go of
 each kind.
@@ -16,11 +16,11 @@ class JobKind:
 
     replicas_field: str  # field of `spec` that contains the job's roles
     container_name: str  # name of the training container of each pod
-    roles: tuple[str, ...]  # names of the operator's replica types
-    # name and default number of the port through which pods connect to each other
+    roles: tuple[str, ...]  # names of the kind's replica types
+    # name and default number of the port that the pods use to connect to each other
     port: tuple[str, int]
-    # roles that decide whether the job succeeds: the first one that exists in the job, or the
-    # workers if the tuple is empty
+    # The first of these roles that the job contains decides whether the job succeeds. If the tuple
+    # is empty, the workers decide.
     leader_roles: tuple[str, ...] = ()
     single_roles: tuple[str, ...] = ()  # roles that must have `replicas: 1`
     required_roles: tuple[str, ...] = ()
@@ -86,7 +86,8 @@ REMOVED_KINDS = {
 
 
 def make_pod_name(job_name: str, role: str, replica_index: int = 0) -> str:
-    """Return the name of a pod, which is also the host name of the pod's Service."""
+    """Return the name of a job's pod. The pod's Service has the same name, which is its host
+    name."""
     name = f"{job_name}-{role.lower()}"
     if role == "Launcher":
         return name

@@ -1,5 +1,5 @@
-"""Types of Argo's objects, which are plain data. The fields of these objects are listed in
-schema.py, which also checks required fields.
+"""Types of Argo's objects, which are dicts and lists here. Their fields are listed and checked in
+schema.py.
 
 Source: Argo's pkg/apis/workflow/v1alpha1/workflow_types.go.
 """
@@ -10,8 +10,8 @@ from typing import Any, TypedDict
 Manifest = Mapping[str, Any]  # any Kubernetes object
 # function that returns the object with a given kind and name, or None
 Find = Callable[[str, str], Manifest | None]
-Data = Mapping[str, Any]  # a part of a manifest that functions only read
-Object = dict[str, Any]  # a part of a manifest that is passed on unchanged
+Data = Mapping[str, Any]  # a part of a manifest that the function only reads
+Object = dict[str, Any]  # an object, or a part of a manifest
 Task = Object  # a task of a DAG, a step or a hook: it calls a template
 Template = Object  # an object with one of the TEMPLATE_TYPES in allowed_values.py
 

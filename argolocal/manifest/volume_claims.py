@@ -32,8 +32,8 @@ def list_volume_mounts(template: Data) -> list[dict[str, Any]]:
 
 
 def list_mounted_volumes(spec: Data, status: Data, template: Data) -> list[Data]:
-    """Return the volumes that a template mounts. They come from the template, the workflow and the
-    workflow's volume claims."""
+    """Return the volumes that a template mounts. A volume is defined in the template, in the
+    workflow's spec, or by a claim in the workflow's status."""
     volume_lists = (
         template.get("volumes"),
         spec.get("volumes"),
@@ -69,6 +69,6 @@ def list_claims(workflow: Data) -> list[Data]:
 
 
 def keeps_volume_claims(spec: Data, phase: str) -> bool:
-    """Return True if a workflow that ended in `phase` keeps its claims."""
+    """Return True if the claims of a workflow that ended in `phase` are not deleted."""
     strategy = (spec.get("volumeClaimGC") or {}).get("strategy") or GC_STRATEGIES[0]
     return strategy == GC_STRATEGIES[0] and phase != "Succeeded"

@@ -3,7 +3,7 @@
     argolocal lint workflow.yaml templates/ -o json
 
 Hera does not report an unknown entrypoint, a misspelt argument or a tag without a value, and Argo
-runs some of these workflows. The checks need no cluster, network or Hera.
+runs some workflows with such mistakes. The checks do not need a cluster, a network or Hera.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,8 +34,9 @@ def check(
 ) -> list[Finding]:
     """Return the non-fatal findings of the manifest and `other_objects`.
 
-    With `find_object`, check the objects that the manifest refers to instead of `other_objects`. If
-    findings are fatal, raise a ConfigError with one line per fatal finding.
+    With `find_object`, a function that returns an object or None, the objects that the manifest
+    refers to are checked instead of `other_objects`. If there are fatal findings, raise a
+    ConfigError with one line per fatal finding.
     """
     all_objects = [(file, manifest), *((file, other_object) for other_object in other_objects)]
     findings = lint(manifest, file, find_object) if find_object else lint_all(all_objects)
@@ -52,7 +53,7 @@ def unheeded_tasks(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def lint_all(objects: Sequence[tuple[str, Manifest]]) -> list[Finding]:
-    """Return the findings of all `objects`, which may refer to each other. Each item is a pair of a
+    """Return the findings about `objects`, which may refer to each other. Each item is a pair of a
     file name and an object."""
     find_object = make_finder(manifest for _, manifest in objects)
     findings_by_object = FindingsByObject()
@@ -69,11 +70,11 @@ def lint(
     find_object: Find = lambda kind, name: None,
     findings_by_object: FindingsByObject | None = None,
 ) -> list[Finding]:
-    """Return the findings of a Workflow or any other object, such as a training job, and of the
+    """Return the findings about an object, such as a Workflow or a training job, and about the
     objects that it refers to.
 
-    With `findings_by_object`, findings about the other objects are not returned, but added to
-    `findings_by_object`. Findings about how the manifest uses these objects are returned.
+    With `findings_by_object`, the findings about the other objects are added to this mapping
+    instead of being returned. Findings about the use of the other objects are still returned.
     """
     findings = Findings(file)
     rules = _check_rules(manifest, findings, find_object)
@@ -114,7 +115,7 @@ def _check_rules(manifest: Manifest, findings: Findings, find_object: Find) -> W
 def _skip_reported(
     findings: list[Finding], rules: WorkflowRules, findings_by_object: FindingsByObject
 ) -> Iterator[Finding]:
-    """Yield the findings that are not already reported for another object. The path of a finding
+    """Yield the findings that are not reported for the other object itself. The path of a finding
     about another object contains the object's name."""
     reported_findings = set[tuple[str, str, bool]]()
     root_path = rules.root
@@ -137,7 +138,7 @@ def _skip_reported(
     else:
         templates_path = f"{root_path}.templates"
 
-    # skip this warning, because it is already reported for the other object
+    # warnings with these paths are reported for the other objects themselves
     other_paths = tuple(rules.other_objects.keys() - {root_path})
     for finding in findings:
         if (finding.path, finding.rule, finding.fatal) not in reported_findings and (

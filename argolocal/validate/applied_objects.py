@@ -2,7 +2,7 @@
 operator rejects or misinterprets.
 
 Before the checks, `{{workflow.name}}` is replaced by an example name of the correct length, and any
-other tag by UNKNOWN.
+other tag by UNKNOWN_VALUE.
 """
 
 import json
@@ -24,7 +24,7 @@ from argolocal.manifest.shape import (
 )
 from argolocal.manifest.training_jobs import JOB_API_VERSION, JOB_KINDS, REMOVED_KINDS
 from argolocal.manifest.types import Data
-from argolocal.validate import pods
+from argolocal.validate import job_rules, pods
 from argolocal.validate.findings import Findings
 from argolocal.validate.tag_rules import TAG, UNKNOWN_VALUE, find_tagged_texts
 
@@ -33,14 +33,7 @@ WORKFLOW_NAME_TAG = re.compile(r"\{\{\s*workflow\.name\s*\}\}")
 JSON_STRING_OR_UNKNOWN = re.compile(rf'"(?:\\.|[^"\\])*"|{UNKNOWN_VALUE}')
 DNS_NAME = object_names.SUBDOMAIN_RULE.pattern
 DNS_LABEL = object_names.SERVICE_NAME_RULE.pattern
-RESTART_POLICIES = ("Always", "OnFailure", "Never", "ExitCode")
-CLEAN_POD_POLICIES = ("None", "Running", "All")
-JOB_FAILURE_ACTIONS = (
-    "FailJobSet",
-    "RestartJobSet",
-    "RestartJobSetAndIgnoreMaxRestarts",
-    "RestartJobAndIgnoreMaxRestarts",
-)
+# kind → path of its PodSpec
 POD_SPEC_PATHS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job"),
@@ -105,7 +98,7 @@ def reject_invalid_object(kubernetes_object: Data) -> None:
     """Raise ConfigError for an object that the API server, a webhook or an operator rejects."""
     findings = Findings(
         f"{kubernetes_object.get('kind')}"
-        f" {_get_nested(kubernetes_object, ('metadata',)).get('name')}"
+        f" {job_rules.get_nested(kubernetes_object, ('metadata',)).get('name')}"
     )
     check_object(findings, "", kubernetes_object)
     fatal_findings = [finding for finding in findings.all() if finding.fatal]
@@ -114,8 +107,8 @@ def reject_invalid_object(kubernetes_object: Data) -> None:
 
 
 def check_object(findings: Findings, path: str, kubernetes_object: Data) -> None:
-    """Check a Kubernetes object. `path`: its location in the manifest, or "" for an object in a
-    file of its own."""
+    """Check a Kubernetes object. `path`: path of the field that contains the object; "" if the
+    object is a document of its own."""
     kind = str(kubernetes_object.get("kind"))
     path_prefix = f"{path}." if path else ""
 
@@ -153,30 +146,32 @@ def check_object(findings: Findings, path: str, kubernetes_object: Data) -> None
             )
             findings.warn(f"{path_prefix}apiVersion", "version", message)
 
-        _check_job(findings, f"{path_prefix}spec", kind, kubernetes_object.get("spec") or {})
+        job_rules.check_job(
+            findings, f"{path_prefix}spec", kind, kubernetes_object.get("spec") or {}
+        )
 
     if kind in CHECKS_BY_KIND:
         CHECKS_BY_KIND[kind](findings, f"{path_prefix}spec", kubernetes_object.get("spec") or {})
 
     if kind in POD_SPEC_PATHS:
-        spec = _get_nested(kubernetes_object, POD_SPEC_PATHS[kind])
+        spec = job_rules.get_nested(kubernetes_object, POD_SPEC_PATHS[kind])
         problem_path = path_prefix + ".".join(POD_SPEC_PATHS[kind])
         pods.check_containers(
             findings, problem_path, spec, pods.list_containers(problem_path, spec)
         )
 
         labels = (
-            _get_nested(kubernetes_object, POD_SPEC_PATHS[kind][:-1]).get("metadata") or {}
+            job_rules.get_nested(kubernetes_object, POD_SPEC_PATHS[kind][:-1]).get("metadata") or {}
         ).get("labels") or {}
-        # training workers do not serve requests, so they need no probes
+        # training workers do not serve requests, so probes are not needed
         if kind in SERVER_OBJECT_KINDS and REPLICA_TYPE_LABEL not in labels:
             pods.check_probes(findings, pods.list_containers(problem_path, spec, "containers"))
 
         if kind in ("Job", "CronJob"):
-            _check_plain_job(
+            job_rules.check_kubernetes_job(
                 findings,
                 problem_path.removesuffix(".template.spec"),
-                _get_nested(kubernetes_object, POD_SPEC_PATHS[kind][:-2]),
+                job_rules.get_nested(kubernetes_object, POD_SPEC_PATHS[kind][:-2]),
                 spec,
             )
 
@@ -205,105 +200,16 @@ def _check_inference_service(findings: Findings, path: str, spec: Data) -> None:
         )
 
 
-def _check_runtime(findings: Findings, path: str, spec: Data, is_complete: bool = True) -> None:
-    """Check a training runtime, which contains a JobSet. Source: Kubeflow Trainer v2,
-    TrainingRuntimeSpec."""
-    _check_job_set(
-        findings, f"{path}.template.spec", _get_nested(spec, ("template", "spec")), is_complete
-    )
-
-
-def _check_job_set(findings: Findings, path: str, spec: Data, is_complete: bool = True) -> None:
-    """Check a JobSet. Source: JobSetSpec and the webhook of JobSet 0.12, which adds a missing
-    restartPolicy."""
-    replicated_jobs = spec.get("replicatedJobs") or []
-
-    job_names = [str(replicated_job.get("name")) for replicated_job in replicated_jobs]
-    if is_complete and (not replicated_jobs or len(set(job_names)) < len(job_names)):
-        findings.add(
-            f"{path}.replicatedJobs", "job", "a JobSet must have jobs with different names."
-        )
-
-    failure_policy = spec.get("failurePolicy") or {}
-    for policy_rule in [spec.get("successPolicy") or {}, *(failure_policy.get("rules") or [])]:
-        for target_name in map(str, policy_rule.get("targetReplicatedJobs") or []):
-            if (
-                is_complete
-                and target_name not in job_names
-                and UNKNOWN_VALUE not in "".join([target_name, *job_names])
-            ):
-                findings.add(
-                    path,
-                    "job",
-                    f"a policy names {target_name}: it must be one of its jobs:"
-                    f" {sorted(job_names)}.",
-                )
-
-        failure_action = str(policy_rule.get("action", UNKNOWN_VALUE))
-        if failure_action not in (*JOB_FAILURE_ACTIONS, UNKNOWN_VALUE):
-            message = (
-                f'the action "{failure_action}" must be one of {", ".join(JOB_FAILURE_ACTIONS)}.'
-            )
-            findings.add(f"{path}.failurePolicy", "job", message)
-
-    for index, replicated_job in enumerate(replicated_jobs):
-        job_spec_path = f"{path}.replicatedJobs[{replicated_job.get('name', index)}].template.spec"
-        job_template = _get_nested(replicated_job, ("template", "spec"))
-        pod_spec = _get_nested(job_template, ("template", "spec"))
-        _check_job_pods(
-            findings, job_spec_path, job_template, {"restartPolicy": "OnFailure", **pod_spec}
-        )
-
-        pods.check_containers(
-            findings,
-            f"{job_spec_path}.template.spec",
-            pod_spec,
-            pods.list_containers(f"{job_spec_path}.template.spec", pod_spec),
-            is_complete,
-        )
-
-
-def _check_train_job(findings: Findings, path: str, spec: Data) -> None:
-    """Check the fields of a TrainJob that override its runtime. Source: Kubeflow Trainer,
-    TrainJobSpec."""
-    trainer = spec.get("trainer") or {}
-    pods.check_containers(findings, path, {}, [(f"{path}.trainer", trainer)], is_complete=False)
-
-    if "resourcesPerNode" in trainer:
-        pods.check_resources(
-            findings, f"{path}.trainer.resourcesPerNode", trainer["resourcesPerNode"]
-        )
-
-    for index, template_override in enumerate(spec.get("podTemplateOverrides") or []):
-        override_path = f"{path}.podTemplateOverrides[{index}].spec"
-        pod_spec = template_override.get("spec") or {}
-        pods.check_containers(
-            findings,
-            override_path,
-            pod_spec,
-            pods.list_containers(override_path, pod_spec),
-            is_complete=False,
-        )
-
-    for index, template_override in enumerate(spec.get("runtimePatches") or []):
-        runtime_patch = template_override.get("trainingRuntimeSpec") or {}
-        _check_runtime(
-            findings,
-            f"{path}.runtimePatches[{index}].trainingRuntimeSpec",
-            runtime_patch,
-            is_complete=False,
-        )
-
-
 CHECKS_BY_KIND = {
     "InferenceService": _check_inference_service,
-    "JobSet": _check_job_set,
-    "TrainJob": _check_train_job,
-    **dict.fromkeys(RUNTIME_KINDS, _check_runtime),
+    "JobSet": job_rules.check_job_set,
+    "TrainJob": job_rules.check_train_job,
+    **dict.fromkeys(RUNTIME_KINDS, job_rules.check_runtime),
 }
 
 
 def _check_conditions(findings: Findings, path: str, resource: Data) -> None:
+    """Check the successCondition and failureCondition of a resource template."""
     success_condition = resource.get("successCondition")
     failure_condition = resource.get("failureCondition")
     if failure_condition and not success_condition:
@@ -328,8 +234,8 @@ def _check_conditions(findings: Findings, path: str, resource: Data) -> None:
 
 
 def _parse_manifest(findings: Findings, path: str, manifest_text: str) -> Sequence[Data]:
-    """Return the objects in a manifest. A JSON manifest is parsed as JSON, which is faster than
-    YAML, even if it contains tags without quotes."""
+    """Return the objects in a manifest. A JSON text is parsed as JSON, because this is faster than
+    YAML. Its tags need not be quoted."""
     substituted_text = TAG.sub(UNKNOWN_VALUE, manifest_text)
     if substituted_text.lstrip().startswith("{"):
         try:
@@ -353,6 +259,7 @@ def _parse_manifest(findings: Findings, path: str, manifest_text: str) -> Sequen
 
 
 def _make_shape(kind: str) -> dict[str, Any]:
+    """Return the shape (see `find_shape_errors`) that the checks of this kind rely on."""
     pod_template = {"metadata": {"labels": {}}, "spec": POD_SHAPE}
     policy_shapes = {
         "successPolicy": {"targetReplicatedJobs": []},
@@ -391,13 +298,8 @@ def _make_shape(kind: str) -> dict[str, Any]:
     }
 
 
-def _get_nested(value: Any, field_names: Sequence[str]) -> Data:
-    for field_name in field_names:
-        value = value.get(field_name) or {}
-    return value
-
-
 def _check_metadata(findings: Findings, path_prefix: str, kind: str, metadata: Data) -> None:
+    """Check the name and the labels of an object."""
     name = str(metadata.get("name") or "")
     max_length, name_pattern, reason = NAME_RULES.get(kind, (253, DNS_NAME, ""))
 
@@ -429,6 +331,7 @@ def _check_metadata(findings: Findings, path_prefix: str, kind: str, metadata: D
 
 
 def check_labels(findings: Findings, path: str, labels: Data) -> None:
+    """Check that the values of labels are valid. Tags in a value are accepted."""
     for key, value in labels.items():
         if not isinstance(value, str) or not LABEL_VALUE_RULE.allows(
             TAG.sub("x", value.replace(UNKNOWN_VALUE, "x"))
@@ -440,8 +343,8 @@ def check_labels(findings: Findings, path: str, labels: Data) -> None:
 def _check_selector(findings: Findings, path: str, spec: Data) -> None:
     """Check that the selector matches the labels of the pod template. A selector or label that
     contains a template tag counts as matching."""
-    labels = _get_nested(spec, ("template", "metadata", "labels"))
-    for key, value in _get_nested(spec, ("selector", "matchLabels")).items():
+    labels = job_rules.get_nested(spec, ("template", "metadata", "labels"))
+    for key, value in job_rules.get_nested(spec, ("selector", "matchLabels")).items():
         if (
             UNKNOWN_VALUE not in f"{key}{value}{''.join(map(str, labels.items()))}"
             and labels.get(key) != value
@@ -451,171 +354,3 @@ def _check_selector(findings: Findings, path: str, spec: Data) -> None:
                 f'the selector has "{value}", and the pods have {label_text}: both must be equal.'
             )
             findings.add(f"{path}.selector.matchLabels.{key}", "name", message)
-
-
-def _check_job(findings: Findings, path: str, kind: str, spec: Data) -> None:
-    job_kind = JOB_KINDS[kind]
-    replicas: Data = spec.get(job_kind.replicas_field) or {}
-    replicas_path = f"{path}.{job_kind.replicas_field}"
-
-    for role_name in job_kind.required_roles or (() if replicas else job_kind.roles[-1:]):
-        if role_name not in replicas:
-            findings.add(replicas_path, "job", f"a {kind} needs a {role_name}: add one.")
-
-    if {"Chief", "Master"} <= replicas.keys():
-        findings.add(
-            replicas_path, "job", "Chief and Master are names of the same role: keep one of them."
-        )
-
-    for role_name, replica_spec in replicas.items():
-        if role_name not in job_kind.roles:
-            message = (
-                f'"{role_name}" is not a replica type of a {kind}: it must be one of'
-                f" {', '.join(job_kind.roles)}."
-            )
-            findings.add(
-                f"{replicas_path}.{role_name}",
-                "job",
-                message + findings.suggest(role_name, job_kind.roles),
-            )
-
-        replica_count = replica_spec.get("replicas", 1 if kind == "MPIJob" else "missing")
-        if role_name in job_kind.single_roles and replica_count not in (1, UNKNOWN_VALUE):
-            message = f"replicas is {replica_count}: it must be 1, or the job is rejected."
-            findings.add(f"{replicas_path}.{role_name}.replicas", "job", message)
-
-        if kind == "PyTorchJob" and replica_spec.get("replicas", 1) in (0, "0"):
-            message = "replicas is 0: it must be at least 1, or the webhook rejects the job."
-            findings.add(f"{replicas_path}.{role_name}.replicas", "job", message)
-
-        restart_policy = replica_spec.get("restartPolicy", UNKNOWN_VALUE)
-        if restart_policy not in (*RESTART_POLICIES, UNKNOWN_VALUE):
-            findings.add(
-                f"{replicas_path}.{role_name}.restartPolicy",
-                "job",
-                f'"{restart_policy}" must be one of {", ".join(RESTART_POLICIES)}.',
-            )
-
-        if job_kind.requires_container_name:
-            container_name = job_kind.container_name
-        else:
-            container_name = ""
-
-        _check_replica(
-            findings,
-            f"{replicas_path}.{role_name}.template.spec",
-            container_name,
-            _get_nested(replica_spec, ("template", "spec")),
-        )
-
-    run_policy = spec.get("runPolicy") or {}
-    if "activeDeadlineSeconds" not in run_policy:
-        message = "a job that hangs would never end: give a number of seconds."
-        findings.warn(f"{path}.runPolicy.activeDeadlineSeconds", "deadline", message)
-
-    clean_pod_policy = run_policy.get("cleanPodPolicy", spec.get("cleanPodPolicy", "None"))
-    if clean_pod_policy not in (
-        *CLEAN_POD_POLICIES,
-        UNKNOWN_VALUE,
-    ):
-        message = f'"{clean_pod_policy}" must be one of {", ".join(CLEAN_POD_POLICIES)}.'
-        findings.add(f"{path}.runPolicy.cleanPodPolicy", "job", message)
-
-    if clean_pod_policy == "None":
-        message = (
-            "pods that still run when the job ends are kept, with their nodes: set cleanPodPolicy"
-            " to Running."
-        )
-        findings.warn(f"{path}.runPolicy.cleanPodPolicy", "job", message)
-
-    if kind == "PyTorchJob" and "elasticPolicy" in spec:
-        _check_elastic_policy(findings, path, spec, replicas)
-
-
-def _check_replica(findings: Findings, path: str, container_name: str, pod_spec: Data) -> None:
-    containers = pod_spec.get("containers") or []
-    if not containers:
-        findings.add(f"{path}.containers", "job", "the list is empty: a replica needs a container.")
-    elif container_name and not any(
-        container.get("name") in (container_name, UNKNOWN_VALUE) for container in containers
-    ):
-        findings.add(
-            f"{path}.containers",
-            "job",
-            f'one container must be called "{container_name}": the operator looks for it.',
-        )
-
-    for container_path, container in pods.list_containers(path, pod_spec, "containers"):
-        if not container.get("image"):
-            findings.add(
-                f"{container_path}.image",
-                "job",
-                "the image is missing: give the container an image.",
-            )
-
-    pods.check_containers(findings, path, pod_spec, pods.list_containers(path, pod_spec))
-
-
-def _check_elastic_policy(findings: Findings, path: str, spec: Data, replicas: Data) -> None:
-    elastic_policy = spec["elasticPolicy"]
-    policy_path = f"{path}.elasticPolicy"
-    if "Worker" not in replicas:
-        findings.add(
-            policy_path, "job", "an elastic job needs a Worker: add it to pytorchReplicaSpecs."
-        )
-
-    if elastic_policy.get("rdzvConf") == []:
-        findings.add(
-            f"{policy_path}.rdzvConf", "job", "an empty list crashes the operator: remove rdzvConf."
-        )
-
-    if elastic_policy.get("standalone"):
-        findings.add(
-            f"{policy_path}.standalone",
-            "job",
-            "torchrun cannot parse the operator's value: remove standalone.",
-        )
-
-    if "nProcPerNode" in elastic_policy and "nprocPerNode" in spec:
-        findings.add(
-            f"{policy_path}.nProcPerNode",
-            "job",
-            "spec.nprocPerNode is set, too: remove nProcPerNode.",
-        )
-
-    min_replicas = elastic_policy.get("minReplicas")
-    max_replicas = elastic_policy.get("maxReplicas")
-    worker_count = (replicas.get("Worker") or {}).get("replicas")
-
-    replica_counts = [
-        index for index in (min_replicas, worker_count, max_replicas) if isinstance(index, int)
-    ]
-    if replica_counts != sorted(replica_counts):
-        required_order = (
-            f"minReplicas ({min_replicas}) ≤ Worker.replicas ({worker_count}) ≤ maxReplicas"
-            f" ({max_replicas})"
-        )
-        message = f"the numbers must satisfy {required_order}: change one of them."
-        findings.warn(policy_path, "job", message)
-
-
-def _check_plain_job(findings: Findings, path: str, spec: Data, pod_spec: Data) -> None:
-    _check_job_pods(findings, path, spec, pod_spec)
-    if "activeDeadlineSeconds" not in spec:
-        message = "a job that hangs would never end: give a number of seconds."
-        findings.warn(f"{path}.activeDeadlineSeconds", "deadline", message)
-
-
-def _check_job_pods(findings: Findings, path: str, spec: Data, pod_spec: Data) -> None:
-    """Check that the pods of a Job follow the rules of Kubernetes."""
-    restart_policy = pod_spec.get("restartPolicy", "Always")
-    if restart_policy not in ("OnFailure", "Never", UNKNOWN_VALUE):
-        message = (
-            f'restartPolicy is "{restart_policy}": for the pods of a Job it must be OnFailure or'
-            " Never."
-        )
-        findings.add(f"{path}.template.spec.restartPolicy", "job", message)
-    if "podFailurePolicy" in spec and restart_policy not in ("Never", UNKNOWN_VALUE):
-        findings.add(
-            f"{path}.podFailurePolicy", "job", "podFailurePolicy needs restartPolicy: Never."
-        )

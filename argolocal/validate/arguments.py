@@ -27,8 +27,9 @@ STORAGE_LOCATIONS = (
     "plugin",
 )
 ARTIFACT_SOURCES = (*STORAGE_LOCATIONS, "from", "fromExpression")
-# allowed fields of valueFrom in an output parameter
+# fields of valueFrom in an output parameter
 PARAMETER_SOURCES = ("path", "jqFilter", "jsonPath", "parameter", "expression", "supplied")
+# type of a template → allowed fields of valueFrom in its output parameters
 OUTPUT_SOURCES = dict.fromkeys(("container", "script", "containerSet"), ("path",)) | {
     "resource": ("jsonPath", "jqFilter")
 }
@@ -40,9 +41,8 @@ VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")
 def check_arguments(
     findings: Findings, path: str, arguments: Data, allows_missing_values: bool = False
 ) -> None:
-    """Check `arguments`. With `allows_missing_values`, values may be missing, because the
-    command-line option
-    -p may set them later."""
+    """Check the arguments of a workflow, step or task. `allows_missing_values`: a parameter may
+    lack a value, because the command-line option -p may set it later."""
     check_names(findings, path, arguments)
     for parameter in arguments.get("parameters") or []:
         _check_parameter(
@@ -99,10 +99,10 @@ def check_inputs(
     allows_extra_arguments: bool = False,
     allows_missing_values: bool = False,
 ) -> None:
-    """Check that a call passes the required inputs of a template. `template_title`: description of
-    the template in messages.
+    """Check that a call passes the required inputs of a template. `template_title`: the template's
+    name in messages.
 
-    `allows_extra_arguments`: accept arguments for which the template has no input.
+    `allows_extra_arguments`: accept arguments that are not inputs of the template.
     `allows_missing_values`: accept missing arguments, because they may be set later.
     """
     for argument_kind in ARGUMENT_KINDS:
@@ -186,8 +186,8 @@ def check_outputs(findings: Findings, path: str, outputs: Data, template_type: s
 def check_timeout(
     findings: Findings, path: str, template: Data, passed_arguments: Data, workflow_arguments: Data
 ) -> None:
-    """Check that a timeout whose value comes from arguments has a unit. Argo checks the unit after
-    it has substituted the known values."""
+    """Check that a timeout whose value comes from an argument has a unit. Argo rejects a timeout
+    without a unit after it has replaced the tags."""
     tag_values: dict[str, str] = {}
 
     inputs = template.get("inputs") or {}
@@ -201,7 +201,8 @@ def check_timeout(
             tag_values[f"{tag_prefix}.parameters.{parameter.get('name')}"] = to_argo_string(value)
 
     timeout_text = str(template.get("timeout", ""))
-    for _ in range(2):  # the value of an argument may itself be a tag
+    # the value of an argument may itself be a tag, so replace twice
+    for _ in range(2):
         timeout_text = tag_rules.TAG.sub(
             lambda tag_match: tag_values.get(tag_match[1].strip(), tag_match[0]), timeout_text
         )
@@ -245,6 +246,7 @@ def _check_parameter(
 
 
 def _is_required(declared_input: Data, argument_kind: str) -> bool:
+    """Return True if a caller must pass this input."""
     if argument_kind == "parameters":
         return not tag_scope.has_value(declared_input)
     return not declared_input.get("optional") and not any(

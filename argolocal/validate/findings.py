@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from argolocal.common.wording import escape_to_one_line, join_first_names
 from argolocal.errors import suggest_similar
 
-MAX_HINTS = 50
+MAX_HINTS = 50  # maximum number of hints for all findings of a manifest
 MAX_SHOWN_NAMES = 6  # maximum number of names in a hint
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of a manifest. The message of a finding names the remedy. A `fatal` problem
-    prevents the run."""
+    """A problem of a manifest. `path` is the field with the problem. The message also names the
+    remedy. A `fatal` problem prevents the run."""
 
     file: str
     path: str
@@ -38,21 +38,23 @@ class Findings:
         self.image_paths: dict[tuple[str, str], list[str]] = {}
 
     def add(self, path: str, rule: str, message: str, fatal: bool = True) -> None:
+        """Add a finding; by default, a fatal one."""
         self.findings[Finding(self.file, path, rule, message, fatal)] = None
 
     def warn(self, path: str, rule: str, message: str) -> None:
+        """Add a finding that does not prevent the run."""
         self.add(path, rule, message, fatal=False)
 
     def suggest(self, unknown_name: str, existing_names: Iterable[str]) -> str:
-        """Return the result of `did_you_mean` for the first MAX_HINTS calls, and "" for later
-        calls, because a search in many names is slow."""
+        """Return a question such as ' Did you mean "x"?', or "" if no name is similar. After
+        MAX_HINTS calls, always return "", because each search takes time."""
         self.hint_count += 1
         if self.hint_count <= MAX_HINTS:
             return suggest_similar(unknown_name, set(existing_names))
         return ""
 
     def hint(self, unknown_name: str, existing_names: Iterable[str]) -> str:
-        """Return a hint for an unknown name that states a similar name or all existing names."""
+        """Return a hint for an unknown name: a similar name, or else the first existing names."""
         suggestion = self.suggest(unknown_name, existing_names)
         if suggestion or self.hint_count > MAX_HINTS:
             return suggestion or " Correct the name."
@@ -62,9 +64,11 @@ class Findings:
         return " Define it, or remove the reference."
 
     def add_image(self, path: str, image: str, problem: str) -> None:
+        """Add a problem of an image that the container at `path` uses."""
         self.image_paths.setdefault((image, problem), []).append(path)
 
     def all(self) -> list[Finding]:
+        """Return all findings. Each problem of an image is one finding."""
         for (image, problem), image_paths in self.image_paths.items():
             if len(image_paths) > 1:
                 container_count_text = f" {len(image_paths)} containers run this image."

@@ -1,8 +1,8 @@
-"""Determine the places of a workflow where each tag `workflow.outputs.*` is known. Argo's
+"""Determine in which templates and steps Argo's validation knows each tag `workflow.outputs.*`. The
 validation starts at the entrypoint, visits all called templates, and collects their global outputs.
 
     outputs = GlobalOutputs(templates, ["main", "exit"])
-    outputs.tags_at(step)
+    outputs.list_known_tags(step)
 
 An output with a globalName is known after the visit of its template: in later steps, in the entire
 DAG, and in templates that are visited later, such as onExit and hooks. Outputs of the entrypoint
@@ -22,8 +22,11 @@ MISSING_TEMPLATE: Data = {}  # placeholder for a template that is not in the man
 
 
 class GlobalOutputs:
-    """The global outputs that are known in each template or step. In expressions, all global
-    outputs count as known, because Argo does not check expressions."""
+    """The global outputs that are known in each template and step. In expressions, all global
+    outputs count as known, because Argo does not check expressions.
+
+    `root_names`: names of the templates where the validation starts, in its order.
+    """
 
     def __init__(self, templates: Mapping[str, Data], root_names: Sequence[str]) -> None:
         self.templates = templates
@@ -48,8 +51,9 @@ class GlobalOutputs:
         return self.names_by_id.get(id(field_owner), self.all_names)
 
     def _walk(self, root_templates: list[Data]) -> None:
+        """Visit the root templates and all templates that they call, in Argo's order."""
         pending_visits = [self._visit(template) for template in reversed(root_templates)]
-        # this loop avoids recursion, because templates may be nested deeper than Python's stack
+        # a loop instead of recursion, because templates may be nested deeper than Python's stack
         # allows
         while pending_visits:
             template = next(pending_visits[-1], None)
@@ -59,14 +63,14 @@ class GlobalOutputs:
                 pending_visits.append(self._visit(template))
 
     def _visit(self, template: Data) -> Iterator[Data]:
-        """Visit a template, and yield each template that it calls. Before this generator resumes,
-        `_walk` visits the called template."""
+        """Record the tags that are known in a template and its steps, and yield each template that
+        it calls. `_walk` visits the called template before it resumes this generator."""
         if id(template) in self.names_by_id:
             return
 
         self.names_by_id[id(template)] = self.known_names
         if "dag" in template:
-            yield from self._tasks(template)
+            yield from self._visit_tasks(template)
 
         for step, called_template in self._list_calls(template) if "steps" in template else ():
             yield called_template
@@ -79,9 +83,9 @@ class GlobalOutputs:
 
         self.names_by_id[id(template)] = self.known_names
 
-    def _tasks(self, dag: Data) -> Iterator[Data]:
-        """Visit the tasks of a DAG. In each task, the outputs of all other tasks are known, because
-        Argo visits the tasks in random order."""
+    def _visit_tasks(self, dag: Data) -> Iterator[Data]:
+        """Yield the template of each task of a DAG. In each of them, the outputs of all other tasks
+        are known, because Argo visits the tasks in random order."""
         called_templates = [called_template for _, called_template in self._list_calls(dag)]
         outputs_by_template = [
             self._list_outputs_below(called_template) for called_template in called_templates

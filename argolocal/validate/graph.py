@@ -1,5 +1,5 @@
-"""Check that `depends` and `dependencies` of tasks can be parsed, name existing tasks, and are not
-cyclic."""
+"""Check the dependencies of tasks: `depends` must be a valid expression, and `depends` and
+`dependencies` must name existing tasks and not form a cycle."""
 
 import ast
 import re
@@ -33,7 +33,8 @@ Predecessors = Mapping[str, Set[str]]
 def check_graph(
     findings: Findings, path: str, dag: Data, tasks: Mapping[str, Data]
 ) -> Predecessors | None:
-    """Return the tasks that each task waits for, or None if the dependencies are cyclic."""
+    """Check the dependencies of a DAG's tasks. Return a mapping from the name of a task to the
+    names of the tasks that it waits for, or None if the dependencies are cyclic."""
     for name in str(dag.get("target") or "").split():
         if name not in tasks and "{{" not in str(dag["target"]):
             findings.add(
@@ -80,11 +81,11 @@ def check_graph(
 
 
 def find_finished_before(predecessors: Predecessors) -> Callable[[str], Callable[[str], bool]]:
-    """Return a function `f`. `f(task)(other)` is True if the task `other` always finishes
-    before `task` starts.
+    """Return a function `f`: `f(task)(other)` is True if the task `other` always finishes before
+    `task` starts.
 
-    The ancestors of a task are stored as bits of an integer, because sets of names would need more
-    memory.
+    The ancestors of a task are stored as the bits of an integer, because this needs less memory
+    than sets of names.
     """
     bit_by_task = {name: 1 << bit_index for bit_index, name in enumerate(predecessors)}
     ancestor_bits: dict[str, int] = {}
@@ -100,8 +101,8 @@ def find_finished_before(predecessors: Predecessors) -> Callable[[str], Callable
 
 
 def list_awaited_results(task: Data) -> list[tuple[str, str]]:
-    """Return (name, result) for each task that `task` waits for. The result is, for example,
-    Failed, or "" if none is given."""
+    """Return (name, result) for each task that `task` waits for. The result is a word such as
+    Failed, or "" for a task name without a result."""
     depends_text = str(task.get("depends") or "")
     dependencies = task.get("dependencies") or []
     return [*TASK_REFERENCE.findall(depends_text), *((str(name), "") for name in dependencies)]
@@ -110,7 +111,8 @@ def list_awaited_results(task: Data) -> list[tuple[str, str]]:
 def _find_predecessors(
     findings: Findings, path: str, tasks: Mapping[str, Data], task_name: str
 ) -> set[str]:
-    """Return the names of the tasks that `task_name` waits for."""
+    """Check the dependencies of the task `task_name`, and return the names of the tasks that it
+    waits for."""
     depends_text = str(tasks[task_name].get("depends") or "")
 
     references = list_awaited_results(tasks[task_name])

@@ -19,8 +19,9 @@ SHELLS = ("sh", "bash", "ash", "dash", "zsh")
 SHELL_CALL = re.compile(r"(?<!\$)\$\(([^()]+)\)")
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 LOGIN_URL = re.compile(r"\b([a-z][a-z0-9+.-]{0,30})://[^\s/:@]*:([^\s/@]+)@", re.IGNORECASE)
-# placeholders for values; a text that contains one of them is not a plain-text secret
+# A text that contains one of these strings gets its value later, so it is not a plain-text secret.
 PLACEHOLDERS = ("{{", UNKNOWN_VALUE, "$")
+# kinds of volumes that PodSecurity `restricted` allows
 ALLOWED_VOLUMES = {
     "configMap",
     "csi",
@@ -45,7 +46,7 @@ def list_containers(path: str, pod: Data, *list_fields: str) -> Iterator[tuple[s
 def check_containers(
     findings: Findings, path: str, pod: Data, containers: Containers, is_complete: bool = True
 ) -> None:
-    """Check containers and their `pod`, which is a PodSpec or a template that contains fields of a
+    """Check containers and their pod. `pod`: a PodSpec, or a template, which has some fields of a
     PodSpec.
 
     `is_complete`: False if the PodSpec only overrides fields of another PodSpec.
@@ -125,6 +126,7 @@ def check_probes(findings: Findings, containers: Containers) -> None:
 
 
 def _check_image(findings: Findings, path: str, image: str) -> None:
+    """Warn about an image without a digest. Tags of Argo in its name are accepted."""
     if not image or "{{" in image or UNKNOWN_VALUE in image or IMAGE_DIGEST.fullmatch(image):
         return
 
@@ -146,7 +148,7 @@ def _check_image(findings: Findings, path: str, image: str) -> None:
 
 
 def check_resources(findings: Findings, path: str, resources: Data) -> None:
-    """Check that a container has CPU and memory requests, and a memory limit."""
+    """Warn about a container without CPU and memory requests, or without a memory limit."""
     requests = resources.get("requests") or {}
     limits = resources.get("limits") or {}
     missing_fields = [
@@ -165,6 +167,8 @@ def check_resources(findings: Findings, path: str, resources: Data) -> None:
 
 
 def _check_security(findings: Findings, path: str, pod: Data, container: Data) -> None:
+    """Warn about a container that PodSecurity `restricted` rejects. `pod`: the pod's
+    securityContext."""
     security_context = container.get("securityContext") or {}
     merged_context = {**pod, **security_context}
     seccomp_profile = merged_context.get("seccompProfile") or {}
@@ -200,7 +204,7 @@ def _check_secrets(findings: Findings, path: str, container: Data) -> None:
     for env_variable in container.get("env") or []:
         variable_name = str(env_variable.get("name", ""))
         value = str(env_variable.get("value") or "")
-        if (is_secret_name(variable_name) and _is_plain_text(value)) or _login_scheme(value):
+        if (is_secret_name(variable_name) and _is_plain_text(value)) or _find_login_scheme(value):
             message = (
                 "readers of the manifest see this secret: take it from a Secret"
                 " (valueFrom.secretKeyRef)."
@@ -220,7 +224,7 @@ def _check_secrets(findings: Findings, path: str, container: Data) -> None:
                 *(
                     f"{scheme}://"
                     for argument_text in command_words
-                    if (scheme := _login_scheme(argument_text))
+                    if (scheme := _find_login_scheme(argument_text))
                 ),
             ]
         ):
@@ -232,12 +236,13 @@ def _check_secrets(findings: Findings, path: str, container: Data) -> None:
 
 
 def _is_plain_text(value: str) -> bool:
+    """Return True if a value is written in the manifest, and not set later."""
     return bool(value) and not any(placeholder in value for placeholder in PLACEHOLDERS)
 
 
-def _login_scheme(text: str) -> str:
-    """Return the scheme, such as https, of the first URL in `text` that contains a password, or
-    ""."""
+def _find_login_scheme(text: str) -> str:
+    """Return the scheme, such as https, of the first URL with a plain-text password in `text`; ""
+    if `text` does not contain such a URL."""
     schemes = (
         scheme
         for scheme, password in LOGIN_URL.findall(text)
@@ -267,8 +272,8 @@ def _is_shell(word: str) -> bool:
 
 
 def _check_shell_calls(findings: Findings, path: str, container: Data) -> None:
-    """Report shell syntax such as `$(date)` in a container that runs no shell. Kubernetes only
-    expands `$(VARIABLE)`."""
+    """Warn about shell syntax such as `$(date)` in a container that does not run a shell.
+    Kubernetes expands only `$(VARIABLE)`."""
     if _runs_shell(container):
         return
     variables = {str(env_variable.get("name")) for env_variable in container.get("env") or []}
@@ -280,6 +285,6 @@ def _check_shell_calls(findings: Findings, path: str, container: Data) -> None:
 
 
 def make_shell_message(command: str) -> str:
-    """Return the message about `$(command)` in a container that runs no shell."""
+    """Return the message about `$(command)` in a container that does not run a shell."""
     remedy = "Run it with `sh -c`, or use a tag, such as {{workflow.creationTimestamp.Y}}"
     return f"$({command}) is not expanded, because no shell runs the command. {remedy}."

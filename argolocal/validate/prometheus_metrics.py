@@ -14,6 +14,7 @@ METRIC_KINDS = ("gauge", "counter", "histogram")
 
 
 def check_metrics(findings: Findings, path: str, metrics: Data) -> None:
+    """Check the field `metrics` of a template."""
     for index, metric in enumerate(metrics.get("prometheus") or []):
         metric_path = f"{path}.prometheus[{metric.get('name', index)}]"
         for metric_or_label_name in [

@@ -1,8 +1,9 @@
 """Check tags in the fields of a spec other than `templates`. Argo's validation does not read these
-fields. Each finding is a warning, because a tag without a value just remains in the text.
+fields. All findings are warnings, because a tag without a value remains in the text.
 
-The allowed tags follow these functions of Argo 4.0.7: substituteGlobalVariables,
-substituteParamsInVolumes, substitutePodParams, processPodSpecPatch and SubstituteParams.
+Source for the tags that have a value in each field: substituteGlobalVariables,
+substituteParamsInVolumes, substitutePodParams, processPodSpecPatch and SubstituteParams of Argo
+4.0.7.
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from argolocal.manifest.types import Manifest
 from argolocal.validate import tag_rules
 from argolocal.validate.workflow_facts import WorkflowFacts
 
-# fields that Argo copies into each pod; they may therefore use the inputs of the pod's template
+# fields that Argo copies into each pod, so they may use the inputs of the pod's template
 POD_FIELDS = (
     "affinity",
     "dnsConfig",
@@ -28,14 +29,14 @@ POD_FIELDS = (
     "tolerations",
     "volumes",
 )
-# fields that Argo copies into templates; they may therefore use all tags of the template
+# fields that Argo copies into templates, so they may use all tags of the template
 TEMPLATE_FIELDS = ("arguments", "hooks", "podSpecPatch", "templateDefaults")
 ITEM_TAGS = ("item", "tasks.name", "steps.name")
 
 
 class SpecScopes:
-    """The scopes (tags with a value) of the fields of a spec. `global_names`: tags that have a
-    value in all fields."""
+    """The tags that have a value in each field of a spec. `global_names`: tags that have a value in
+    all fields."""
 
     def __init__(self, workflow_facts: WorkflowFacts, global_names: Iterable[str]) -> None:
         templates = workflow_facts.templates
@@ -54,7 +55,7 @@ class SpecScopes:
         self.nodes = TagSet(_list_node_tags(templates))
 
     def scope(self, field: str) -> TagScope:
-        """Return the scope of a field of the spec."""
+        """Return the tags that have a value in a field of the spec."""
         layers = [self.everywhere]
         if field in (*POD_FIELDS, *TEMPLATE_FIELDS):
             layers.append(self.in_pods)
@@ -68,12 +69,13 @@ class SpecScopes:
 def check_tags(
     workflow_facts: WorkflowFacts, field: str, path: str, text: str, scope: TagScope
 ) -> None:
-    """Warn about tags that have no value in the text of a field."""
+    """Warn about tags without a value in a text. `field`: the field of the spec that contains the
+    text."""
     text_use = tag_rules.TextUse(is_validated=False, is_used=False)
     tags = tag_rules.TAG.findall(text)
     if field == "arguments":
-        # tags workflow.* in an argument are checked together with the templates that read the
-        # argument
+        # WorkflowRules checks the tags workflow.* of an argument, because they matter only if a
+        # template reads the argument
         tags = [tag for tag in tags if not tag.strip().startswith("workflow.")]
 
     complete_tags = " ".join(f"{{{{{tag}}}}}" for tag in tags)

@@ -12,16 +12,14 @@ from argolocal.manifest.tag_scope import TagScope, find_strings
 from argolocal.validate.findings import Findings
 
 UNKNOWN_VALUE = "\ue000"  # placeholder for the value of a tag
-# first words of the tags that Argo substitutes, such as `inputs` in {{inputs.parameters.x}}
+# first words of the tags that must have a value, such as `inputs` in {{inputs.parameters.x}}
 TAG_PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item", "pod"}
-# all first words of Argo's tags; tags with other first words, such as tags of Jinja, remain in the
-# text
+# first words of all tags of Argo; other texts in braces, such as tags of Jinja, remain in the text
 FIRST_WORDS = (*sorted(TAG_PREFIXES), "node", "lastRetry", "retries", "cronworkflow", "sprig")
-# if an unknown first word is at least this similar to a known one (from 0 to 1), it counts as
+# an unknown first word that is at least this similar to a known one (from 0 to 1) is probably
 # misspelt
 MIN_SIMILARITY = 0.8
-# tags that have a value in each attempt of a step; other tags with the same first words remain in
-# the text
+# tags that have a value in each attempt of a step
 ATTEMPT_TAGS = (
     "node.name",
     "retries",
@@ -39,27 +37,25 @@ METADATA_TAG = re.compile(r"workflow\.(label|annotation)s\.(.+)", re.DOTALL)
 
 @dataclass(frozen=True)
 class TextUse:
-    """The use of a text. It determines whether a tag without a value in the text prevents the run.
+    """The use of a text by Argo. It determines whether a tag without a value prevents the run.
 
-    `parameters_known`: False if the workflow may have parameters that are not in the file, so that
-    an unknown name is not an error. `is_validated`: Argo's validation
-    reads the text. `is_used`: True if a run may use the text. `retries`: True if the template has a
-    retryStrategy.
+    `has_all_parameters`: False if the workflow may have parameters that are not in the file, so
+    that an unknown parameter is not an error. `is_validated`: Argo's validation reads the text.
+    `is_used`: a run may use the text. `retries`: the template has a retryStrategy.
     """
 
-    parameters_known: bool = True
+    has_all_parameters: bool = True
     is_validated: bool = True
     is_used: bool = True
     retries: bool = True
 
     def is_fatal(self, tag: str, name: str) -> bool:
-        """Return True if the missing value of a tag is fatal: Argo rejects the tag, or a run would
-        use the tag as text. `name`: a name that the tag refers to."""
-        if name.startswith("workflow.parameters") and not self.parameters_known:
+        """Return True if a tag without a value prevents the run: Argo rejects it, or a run would
+        use the tag itself as text. `name`: the name in the tag that lacks a value."""
+        if name.startswith("workflow.parameters") and not self.has_all_parameters:
             return False
         if tag.startswith("="):
-            # Not fatal are `item`, which fails only at run time, and labels, which may be added
-            # when the workflow is submitted.
+            # `item` fails only at run time, and labels may be added when the workflow is submitted
             is_late = name.split(".")[0] == "item" or METADATA_TAG.fullmatch(name)
             return (self.is_validated or self.is_used) and not is_late
         if name.startswith(UNCHECKED_TAGS):
@@ -68,7 +64,7 @@ class TextUse:
 
 
 def check(findings: Findings, path: str, value: object, scope: TagScope, text_use: TextUse) -> None:
-    """Check that every tag in `value` is in `scope`."""
+    """Check that every tag in the strings of `value` has a value, that is, is in `scope`."""
     for text_path, text in find_tagged_texts(findings, path, value):
         check_text(findings, text_path, text, scope, text_use)
 
@@ -76,11 +72,12 @@ def check(findings: Findings, path: str, value: object, scope: TagScope, text_us
 def check_text(
     findings: Findings, path: str, text: str, scope: TagScope, text_use: TextUse
 ) -> None:
+    """Check the tags of one text: they must have a value and be spelt correctly."""
     for tag in TAG.findall(text):
         referenced_names = _find_names(findings, path, tag)
         for referenced_name in referenced_names:
-            # A tag that consists of only a first word, such as {{inputs}}, remains in the text,
-            # except in an expression ({{=...}}).
+            # A tag that is only a first word, such as {{inputs}}, remains in the text, unless it is
+            # an expression ({{=...}}).
             is_first_word = (
                 referenced_name in TAG_PREFIXES
                 and referenced_name != "item"
@@ -94,10 +91,13 @@ def check_text(
                 and not (is_first_word or is_name_prefix)
                 and not _has_value(tag, referenced_name, scope)
             ):
-                message = (
-                    f"{{{{{truncate(tag)}}}}}: {_unknown_message(findings, referenced_name, scope)}"
+                problem = _describe_missing_value(findings, referenced_name, scope)
+                findings.add(
+                    path,
+                    "tag",
+                    f"{{{{{truncate(tag)}}}}}: {problem}",
+                    text_use.is_fatal(tag, referenced_name),
                 )
-                findings.add(path, "tag", message, text_use.is_fatal(tag, referenced_name))
 
             is_variable = tag.startswith("=") and "." not in referenced_name
             if (
@@ -145,8 +145,8 @@ def _has_value(tag: str, name: str, scope: TagScope) -> bool:
 
 
 def find_tagged_texts(findings: Findings, path: str, value: object) -> list[tuple[str, str]]:
-    """Return path and text of the strings in `value` that contain tags, and report unclosed
-    tags."""
+    """Return (path, text) of the strings in `value` that contain tags. Unclosed tags are added to
+    `findings`."""
     tagged_texts = [
         (text_path, text) for text_path, text in find_strings(value, path) if "{{" in text
     ]
@@ -158,7 +158,8 @@ def find_tagged_texts(findings: Findings, path: str, value: object) -> list[tupl
     return tagged_texts
 
 
-def _unknown_message(findings: Findings, name: str, scope: TagScope) -> str:
+def _describe_missing_value(findings: Findings, name: str, scope: TagScope) -> str:
+    """Return the reason why a name does not have a value, and the remedy."""
     metadata_match = METADATA_TAG.fullmatch(name)
     if metadata_match:
         metadata_kind, metadata_key = metadata_match.groups()
@@ -189,7 +190,7 @@ def _unknown_message(findings: Findings, name: str, scope: TagScope) -> str:
 
 
 def _find_names(findings: Findings, path: str, tag: str) -> tuple[str, ...]:
-    """Return the names that a tag refers to."""
+    """Return the names in a tag. An expression that cannot be parsed is added to `findings`."""
     if not tag.startswith("="):
         return (tag.strip(),)
     try:

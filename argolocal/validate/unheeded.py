@@ -1,10 +1,9 @@
 """Warn about tasks that do not affect other tasks: a suspend that no task waits for, and outputs
 that no task reads.
 
-Argo runs such a workflow as if the task did not exist. For example, a model is then released
-without the approval, or despite a failed quality check. A task of a nested template affects the
-tasks that follow the caller of this template, so the check walks from the entrypoint into nested
-templates.
+Such a task does not hold anything back. For example, a model is released without the approval, or
+despite a failed quality check. A task of a nested template affects the tasks that run after the
+caller of this template. Therefore, the check walks from the entrypoint into nested templates.
 """
 
 import re
@@ -17,7 +16,7 @@ from argolocal.validate import graph
 from argolocal.validate.findings import Findings
 
 TASK_TAG = re.compile(r"""\b(?:tasks|steps)\s*(?:\.\s*|\[\s*["'])([-\w]+)""")
-GATE_RULE = "gate"
+GATE_RULE = "gate"  # rule of the findings of this module
 OUTPUT_FIELDS = ("parameters", "artifacts")
 # fields of an artifact that are not its storage location
 ARTIFACT_FIELDS = {
@@ -39,12 +38,12 @@ ARTIFACT_FIELDS = {
 
 @dataclass(frozen=True)
 class TemplateUse:
-    """One use of a template in the workflow.
+    """A template that is called, or that is the entrypoint. `is_own`: the template is in the
+    checked manifest.
 
-    `path`: the path that findings about the template's tasks show. `is_own`: True if the template
-    belongs to the checked manifest; then `path` is the template's path. `is_awaited`: True if a
-    later task waits until this use ends. `is_read`: True if the outputs of this use are read, or
-    are outputs of the workflow."""
+    `path`: path of the template or, for a template of another object, of its caller. `is_awaited`:
+    a later task waits until the call ends. `is_read`: the outputs of the call are read, or are
+    outputs of the workflow."""
 
     template: Data
     path: str
@@ -55,7 +54,8 @@ class TemplateUse:
 
 @dataclass(frozen=True)
 class TemplateCall:
-    """A task or step with the template that it calls."""
+    """A task or step with the template that it calls. The last three fields are the same as in
+    TemplateUse."""
 
     name: str
     path: str
@@ -66,13 +66,15 @@ class TemplateCall:
 
     @property
     def is_group(self) -> bool:
+        """True if the called template calls other templates."""
         return "dag" in self.template or "steps" in self.template
 
 
 def check_unheeded(
     findings: Findings, path: str, templates: Mapping[str, Data], entrypoint: object
 ) -> None:
-    """Check the tasks that run from the entrypoint. `path` is the path of the templates.
+    """Check all tasks that the entrypoint calls directly or indirectly. `path`: path of the
+    templates.
 
     Without an entrypoint, the templates are used by other workflows, whose tasks may wait for any
     template.
@@ -113,9 +115,9 @@ def check_unheeded(
 def _check_outputs(
     findings: Findings, template_call: TemplateCall, has_other_last_task: bool
 ) -> None:
-    """Warn if no task can use an output of the call. `has_other_last_task`: True if other tasks
-    are also last tasks of the workflow. If a workflow has only one last task, the task's outputs
-    count as results of the workflow."""
+    """Warn if a task has outputs, but no task can use them. `has_other_last_task`: no task waits
+    for this task, and there are other such tasks. The outputs of the only last task are accepted as
+    the results of the workflow."""
     outputs = template_call.template.get("outputs") or {}
 
     all_outputs = [output for field in OUTPUT_FIELDS for output in outputs.get(field) or []]
@@ -152,7 +154,7 @@ def _find_calls(
     """Yield the calls in the templates of `template_uses`, and in all templates that they call."""
     seen_uses: set[tuple[int, str, bool, bool]] = set()
 
-    # this loop avoids recursion, because templates may be nested deeper than Python's stack allows
+    # a loop instead of recursion, because templates may be nested deeper than Python's stack allows
     while template_uses:
         template_use = template_uses.pop()
         use_identity = (
@@ -170,8 +172,8 @@ def _find_calls(
             if not template_call.is_group:
                 continue
 
-            # show the path of the caller, because a template of another object may be correct for
-            # its other callers
+            # A finding about a template of another object shows the path of the caller, because the
+            # template may be correct for its other callers.
             is_inline = template_call.template.get("name") not in templates
             if is_inline:
                 own_path = f"{template_call.path}.inline"
@@ -191,6 +193,7 @@ def _find_calls(
 
 
 def _list_calls(template_use: TemplateUse, templates: Mapping[str, Data]) -> Iterator[TemplateCall]:
+    """Yield the calls in one template."""
     template = template_use.template
     tasks = [*_list_tasks(template)]
     awaited_tasks = _list_awaited_tasks(template)
@@ -230,8 +233,8 @@ def _list_tasks(template: Data) -> Iterator[tuple[str, str, Data]]:
 
 
 def _list_awaited_tasks(template: Data) -> set[str]:
-    """Return the tasks that a later task waits for: in a DAG, tasks on which another task depends;
-    in steps, all steps before the last group."""
+    """Return the names of the tasks that a later task waits for: in a DAG, the dependencies of all
+    tasks; in steps, all steps before the last group."""
     if "dag" in template:
         tasks = template["dag"].get("tasks") or []
         return {task_name for task in tasks for task_name, _ in graph.list_awaited_results(task)}
@@ -244,15 +247,16 @@ def _has_exit_hook(task: Data) -> bool:
 
 
 def _find_tasks_read(task: Data, excluded_task: str) -> set[str]:
-    """Return the tasks whose outputs or other values a task reads. A task's hooks may also read
-    values of the task itself."""
+    """Return the names of the tasks whose tags a task contains. The task's own tags count only in
+    its hooks."""
     task_fields = {key: value for key, value in task.items() if key not in ("hooks", "name")}
     hooks = task.get("hooks") or {}
     return (_find_task_names(task_fields) - {excluded_task}) | _find_task_names(hooks)
 
 
 def _list_exported_tasks(template: Data, is_read: bool) -> set[str]:
-    """Return the tasks whose values the outputs, metrics and other fields of the template use."""
+    """Return the names of the tasks whose tags the template contains outside its tasks, for example
+    in its outputs. `is_read`: the template's own outputs are read."""
     outputs = template.get("outputs") or {}
     used_outputs = [
         output
@@ -267,6 +271,7 @@ def _list_exported_tasks(template: Data, is_read: bool) -> set[str]:
 
 
 def _find_task_names(value: object) -> set[str]:
+    """Return the names of the tasks and steps in the tags of all strings in `value`."""
     return {
         task_name for _, text in find_strings(value, "") for task_name in TASK_TAG.findall(text)
     }

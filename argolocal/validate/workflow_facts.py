@@ -1,5 +1,5 @@
-"""Compute facts about a workflow for the rules: its templates, the tags that have a value, and the
-values that are used."""
+"""Compute facts about a workflow that the rules need: its templates, the tags that have a value,
+and the parameters and inputs that are used."""
 
 import re
 from functools import cached_property
@@ -15,6 +15,7 @@ from argolocal.validate.global_outputs import GlobalOutputs
 
 # kinds that do not require an entrypoint
 WORKFLOW_TEMPLATE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate")
+MAX_PREFIX_LENGTH = 58  # maximum length of generateName; the API server appends five characters
 PARAMETER_TAG = re.compile(r"workflow\.parameters\.([-\w]+)")
 
 
@@ -37,9 +38,20 @@ class WorkflowFacts:
         )
 
     @cached_property
+    def workflow_name(self) -> str:
+        """Example of a name for workflows of this manifest, with the correct length."""
+        metadata = self.manifest.get("metadata") or {}
+        if self.kind == "Workflow":
+            return (
+                metadata.get("name")
+                or f"{str(metadata.get('generateName', ''))[:MAX_PREFIX_LENGTH]}xxxxx"
+            )
+        return f"{metadata.get('name', '')}-1700000000"
+
+    @cached_property
     def stored_templates(self) -> dict[str, dict[str, Manifest] | None]:
-        """Maps the scope of each referenced object to the object's templates, or to None if the
-        object is missing. The scope is the prefix of the templates' full names."""
+        """Prefix of a referenced object (see `resolve.make_template_prefix`) → the object's
+        templates by name, or None if the object does not exist."""
         templates_by_prefix: dict[str, dict[str, Manifest] | None] = {}
         references: list[tuple[str, Manifest, str]] = []
         resolve.qualify_names(self.spec, "", self.root, references)
@@ -52,7 +64,7 @@ class WorkflowFacts:
                 templates_by_prefix[name_prefix] = None
 
                 if template_object and not any(shape.find_shape_errors(template_object)):
-                    # these errors are reported for `other` itself
+                    # the errors of another object are reported when it is checked itself
                     self.other_objects[self.object_path(name_prefix)] = template_object
                     spec = shape.remove_nulls(template_object.get("spec") or {})
                     templates_by_prefix[name_prefix] = _index_templates(spec)
@@ -68,8 +80,9 @@ class WorkflowFacts:
 
     @cached_property
     def templates(self) -> dict[str, Manifest]:
-        """Maps the names that callers use to templates."""
-        # call `stored_templates` first, because it also writes full template names into callers
+        """Name that callers use → template."""
+        # Read `stored_templates` first: it also replaces the template names in callers by full
+        # names.
         stored_items = self.stored_templates.items()
         return _index_templates(self.spec) | {
             f"{name_prefix}/{name}": template
@@ -79,16 +92,17 @@ class WorkflowFacts:
 
     @cached_property
     def workflow_tags(self) -> TagSet:
+        """Tags workflow.* that have a value in all templates."""
         return TagSet(tag_scope.list_workflow_tags(self.spec, self.workflow_metadata))
 
     @property
     def workflow_metadata(self) -> Manifest:
-        """Labels and annotations of the workflow that are not in its spec. Source:
-        ConvertCronWorkflowToWorkflow."""
+        """Labels and annotations of the workflow that will be created from this manifest, without
+        the ones in its spec. Source: ConvertCronWorkflowToWorkflow."""
         metadata = self.manifest.get("metadata") or {}
 
         if self.kind in WORKFLOW_TEMPLATE_KINDS:
-            # a CronWorkflow may use the template; then the tag for the scheduled time has a value
+            # A CronWorkflow may use the template. Then the scheduled time has a value.
             return {
                 **metadata,
                 "annotations": {
@@ -118,9 +132,9 @@ class WorkflowFacts:
         )
 
     @cached_property
-    def running_ids(self) -> set[int]:
-        """Ids of the templates that run before the workflow completes, so they cannot read
-        workflow.failures."""
+    def ids_before_exit(self) -> set[int]:
+        """Ids (`id(template)`) of the templates that run before the exit handler, so that
+        workflow.failures does not have a value in them."""
         return {
             id(template)
             for template in self.find_called_templates([str(self.spec.get("entrypoint"))]).values()
@@ -129,9 +143,9 @@ class WorkflowFacts:
     def find_called_templates(
         self, name_queue: list[str], includes_hooks: bool = True
     ) -> dict[str, Manifest]:
-        """Return the templates whose names are in `name_queue`, and all templates that they call
-        directly or indirectly. With `includes_hooks`, include the templates that the hooks of these
-        templates call."""
+        """Return the templates with the names in `name_queue`, and all templates that they call
+        directly or indirectly. `includes_hooks`: also follow the calls of hooks. `name_queue` is
+        emptied."""
         templates: dict[str, Manifest] = {}
 
         while name_queue:
@@ -151,20 +165,20 @@ class WorkflowFacts:
     def template_defaults(self) -> Manifest:
         return self.spec.get("templateDefaults") or {}
 
-    def inputs_without_argument(self, called_template: Manifest) -> set[str]:
-        """Return the names of a template's input parameters that at least one caller in this
-        workflow does not pass."""
+    def find_unpassed_inputs(self, called_template: Manifest) -> set[str]:
+        """Return the names of the input parameters that at least one caller of a template does not
+        pass."""
         return self.unpassed_inputs.get(id(called_template), set())
 
     @cached_property
     def unpassed_inputs(self) -> dict[int, set[str]]:
-        """Maps the id of a template to the input parameters that at least one of its callers does
+        """Id of a template → names of the input parameters that at least one of its callers does
         not pass."""
         root_names = [
             str(self.spec.get(field)) for field in ("entrypoint", "onExit") if self.spec.get(field)
         ]
         workflow_arguments = self.spec.get("arguments") or {}
-        called_with_arguments = [
+        template_arguments = [
             (self.templates.get(root_name), workflow_arguments) for root_name in root_names
         ]
         hooks = [*(self.spec.get("hooks") or {}).values()]
@@ -185,12 +199,12 @@ class WorkflowFacts:
         ]
         for caller in callers:
             template = caller.get("inline") or self.templates.get(str(caller.get("template")))
-            called_with_arguments.append((template, caller.get("arguments") or {}))
+            template_arguments.append((template, caller.get("arguments") or {}))
             if caller.get("onExit"):
-                called_with_arguments.append((self.templates.get(str(caller["onExit"])), {}))
+                template_arguments.append((self.templates.get(str(caller["onExit"])), {}))
 
         unpassed_inputs: dict[int, set[str]] = {}
-        for template, passed_arguments in called_with_arguments:
+        for template, passed_arguments in template_arguments:
             if template is not None:
                 input_names = list_names((template.get("inputs") or {}).get("parameters"))
                 unpassed_names = set(input_names).difference(
@@ -207,9 +221,9 @@ class WorkflowFacts:
     def global_tags(
         self, template: Manifest, step: Manifest | None = None
     ) -> tuple[TagSet, TagSet]:
-        """Return the tags `workflow.*` and the tags of global outputs that are known in a template
-        or, if given, in its step `step`."""
-        if id(template) in self.running_ids:
+        """Return the tags workflow.* that have a value in a template, and the global outputs that
+        are known in it or, with `step`, in this step of the template."""
+        if id(template) in self.ids_before_exit:
             workflow_tags = self.tags_while_running
         else:
             workflow_tags = self.workflow_tags

@@ -18,5 +18,5 @@ def execute(
 
 
 def resume(name: str, cluster: Cluster, on_change: OnChange | None = None) -> Status:
-    """Resume a run that was stopped, failed, or lost its runner."""
+    """Resume a run that was stopped, that has failed, or whose runner has died."""
     return LocalRun.load(name, cluster).run(on_change)

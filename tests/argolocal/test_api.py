@@ -1,4 +1,4 @@
-"""The Python API as users' tests call it: with workflows like Hera's examples, and with a custom
+"""The Python API as the tests of users call it: with workflows like Hera's examples, and a custom
 kind."""
 
 import subprocess

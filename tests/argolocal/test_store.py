@@ -1,4 +1,4 @@
-"""FolderStore stores an object under any S3 key, and never outside its folder."""
+"""FolderStore stores objects with all keys that S3 allows, and never outside its folder."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> FolderStore:
     return FolderStore(tmp_path / "store", "runs")
 
 
-def put(store: FolderStore, key: str) -> None:
+def upload_text(store: FolderStore, key: str) -> None:
     file = store.root.parent.with_name("file")
     file.write_text(f"text of {key!r}")
     store.upload(file, key)
@@ -42,7 +42,7 @@ def test_every_key_is_a_separate_object(
     store: FolderStore, keys: list[str], tmp_path: Path
 ) -> None:
     for key in keys:
-        put(store, key)
+        upload_text(store, key)
     assert [entry.key for entry in store.list("")] == sorted(keys, key=str.encode)
     assert [entry.key for entry in store.list("a/b")] == ["a/b", "a/b%00", "a/b/c"]
     for key in keys:
@@ -75,7 +75,7 @@ def test_missing_objects_and_buckets_and_unsafe_keys_are_reported(
 ) -> None:
     with pytest.raises(NotFound, match="s3://runs/none does not exist"):
         store.download("none", tmp_path / "got")
-    put(store, "a/../../../evil")
+    upload_text(store, "a/../../../evil")
     with pytest.raises(StorageError, match="not a safe path"):
         store.download("a", tmp_path / "got")
     with pytest.raises(ConfigError, match='bucket "other" does not exist'):

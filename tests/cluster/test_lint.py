@@ -5,7 +5,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.argolocal.validate.objects import OBJECTS, WRONG_OBJECTS
+from tests.argolocal.validate.objects import INVALID_OBJECTS, VALID_OBJECTS
 
 # accepted by the API server, but then no pod can be created, or the operator or torchrun crashes
 ACCEPTED = {"no container", "no image", "restart", "job name", "rdzvConf", "standalone"}
@@ -33,15 +33,21 @@ def refusal(obj: Any) -> str:
 
 
 def test_the_api_server_accepts_valid_objects_and_rejects_invalid_objects() -> None:
-    invalid_objects = {mistake: OBJECTS[kind]() for mistake, (kind, *_) in WRONG_OBJECTS.items()}
+    invalid_objects = {
+        mistake: VALID_OBJECTS[kind]() for mistake, (kind, *_) in INVALID_OBJECTS.items()
+    }
     for mistake, obj in invalid_objects.items():
-        WRONG_OBJECTS[mistake][1](obj)
+        INVALID_OBJECTS[mistake][1](obj)
     with ThreadPoolExecutor(4) as pool:
         valid_objects = dict(
-            zip(OBJECTS, pool.map(lambda make: refusal(make()), OBJECTS.values()), strict=True)
+            zip(
+                VALID_OBJECTS,
+                pool.map(lambda make: refusal(make()), VALID_OBJECTS.values()),
+                strict=True,
+            )
         )
         answers = dict(
             zip(invalid_objects, pool.map(refusal, invalid_objects.values()), strict=True)
         )
-    assert valid_objects == dict.fromkeys(OBJECTS, "")
+    assert valid_objects == dict.fromkeys(VALID_OBJECTS, "")
     assert {mistake for mistake, answer in answers.items() if not answer} == ACCEPTED

@@ -1,5 +1,5 @@
-"""A wrong command line gives one line with the mistake, the nearest option and the way to the
-help."""
+"""The error for a wrong command line is one line: the mistake, the most similar option, and the
+command that prints the help."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A message shows the host of an address, but no secret that the address contains."""
+"""A message shows the host of an address, but not the secrets in the address."""
 
 import pytest
 from hypothesis import example, given

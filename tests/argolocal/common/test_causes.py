@@ -1,4 +1,5 @@
-"""The message of a failed step is its cause, not a condition of its template."""
+"""The message of a failed step states the cause of the failure, not the failureCondition of its
+template."""
 
 import json
 

@@ -1,5 +1,5 @@
-"""TagSet from outside: which values are names of runs, and how a message shows a value that is not
-one."""
+"""Names from untrusted sources: which values are valid names of runs, and how a message shows an
+invalid value."""
 
 import json
 import pickle

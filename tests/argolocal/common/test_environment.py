@@ -1,5 +1,5 @@
-"""Variables of the environment are numbers and tokens only after they were parsed; processes that
-outlive a command get no secret of the user."""
+"""Numbers and tokens in environment variables are checked when they are read. Processes that outlive
+a command do not get the user's secrets."""
 
 import math
 

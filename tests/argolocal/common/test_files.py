@@ -1,4 +1,4 @@
-"""Files that a user names are read at once or refused at once, whatever kind of file they are."""
+"""Reading a file never waits: a file that is not regular, such as a FIFO, is rejected at once."""
 
 import os
 import subprocess

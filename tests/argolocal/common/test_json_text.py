@@ -1,5 +1,5 @@
-"""JSON that this program writes has no NaN and no infinity, which no other parser reads; an error
-names the number."""
+"""JSON that this program writes does not contain NaN or infinity, which other parsers reject. The
+error names the number."""
 
 import json
 import math

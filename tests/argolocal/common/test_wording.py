@@ -1,4 +1,4 @@
-"""A text of others cannot control the terminal, whichever command prints it."""
+"""Untrusted text cannot control the terminal, with any command."""
 
 import io
 import subprocess
@@ -6,8 +6,7 @@ import sys
 
 from argolocal.common.wording import EscapedStream, escape_control_chars, open_raw_stream
 
-# the characters with Unicode's property Bidi_Control, separators of lines, and characters without a
-# width
+# characters with Unicode's property Bidi_Control, line separators, and characters without a width
 INVISIBLE = "\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202e\u2060\u2066\u2069\ufeff\U000e0041"
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b[8mhidden\r\u202e"
 PROGRAM = f"""

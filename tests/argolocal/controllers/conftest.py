@@ -1,4 +1,4 @@
-"""Fixtures: a home whose Deployments end with the test, and a free port."""
+"""Fixtures: a free port, and a cluster whose Deployments are stopped after the test."""
 
 import subprocess
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Deployments and Services of a small server, and clients that ask it."""
+"""Deployments and Services of a small server, and clients that send requests to it."""
 
 import threading
 import urllib.error
@@ -41,9 +41,9 @@ print("drained", version, flush=True)
 """
 
 
-def release(number: str, slow: float = 0) -> dict:
+def make_release(number: str, slow: float = 0) -> dict:
     """Return the Deployment of a release, as `deploy` creates it."""
-    obj = deployment(number, slow=slow)
+    obj = make_deployment(number, slow=slow)
     labels = {
         "app": "fraud",
         "app.kubernetes.io/name": "fraud",
@@ -56,13 +56,14 @@ def release(number: str, slow: float = 0) -> dict:
     return obj
 
 
-def address(number: str, port: int, **spec: Any) -> dict:
-    obj = service(port)
+def make_release_service(number: str, port: int, **spec: Any) -> dict:
+    """Return the Service that sends requests to the release `number`."""
+    obj = make_service(port)
     obj["spec"].update({"selector": {"app.kubernetes.io/instance": f"fraud-{number}"}, **spec})
     return obj
 
 
-def deployment(
+def make_deployment(
     version: str, program: str = SERVER, slow: float = 0, replicas: int = 1, **spec: Any
 ) -> dict:
     health = {"httpGet": {"path": "/health", "port": "http"}, "timeoutSeconds": 1}
@@ -95,7 +96,7 @@ def deployment(
     }
 
 
-def service(port: int, name: str = "fraud") -> dict:
+def make_service(port: int, name: str = "fraud") -> dict:
     spec = {
         "selector": {"app": "fraud"},
         "ports": [{"name": "http", "port": port, "targetPort": "http"}],
@@ -117,11 +118,12 @@ def wait(
     return polling.wait(kinds["Deployment"], holds, name, seconds)
 
 
-def rolled_out(status: dict) -> bool | None:
+def is_rolled_out(status: dict) -> bool | None:
+    """Return True if a Deployment is available, False if its rollout has failed, else None."""
     return evaluate_conditions({"status": status}, SUCCESS, FAILURE)[0]
 
 
-def answering(port: int, version: str) -> bool:
+def is_answering(port: int, version: str) -> bool:
     try:
         return get(port).startswith(version)
     except OSError:
@@ -129,7 +131,7 @@ def answering(port: int, version: str) -> bool:
 
 
 class Answers(list[str]):
-    """The versions that answered, or errors; `latest`: client → its last answer."""
+    """The versions that have answered requests, and errors. `latest`: client → its last answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,8 +139,8 @@ class Answers(list[str]):
 
 
 @contextmanager
-def load(port: int) -> Iterator[Answers]:
-    """Run clients that send requests all the time."""
+def run_clients(port: int) -> Iterator[Answers]:
+    """Run four clients that send one request after the other. Yield their answers."""
     seen = Answers()
     stop = threading.Event()
 
@@ -161,7 +163,7 @@ def load(port: int) -> Iterator[Answers]:
         client.join()
 
 
-def serving(name: str, port: int, *command: str) -> dict[str, Any]:
+def make_serving_workflow(name: str, port: int, *command: str) -> dict[str, Any]:
     """Return a workflow that deploys `command` (default: the step steps.server of the current
     project)."""
     labels = {"app": name}
@@ -209,7 +211,10 @@ def serving(name: str, port: int, *command: str) -> dict[str, Any]:
                 "backoff": {"duration": "500ms"},
             },
         }
-        for kind, obj, more in (("service", service, {}), ("deployment", deployment, conditions))
+        for kind, obj, more in (
+            ("service", service, {}),
+            ("deployment", deployment, conditions),
+        )
     ]
 
     tasks = [

@@ -1,5 +1,5 @@
-"""Deployments as real processes: rolling updates, probes, drain, supervisors that die, ports that
-are taken."""
+"""Deployments as real processes: rolling updates, probes, draining of connections, supervisors that
+die, ports in use."""
 
 import json
 import os
@@ -22,14 +22,14 @@ from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
 from tests.argolocal.controllers.releases import (
     SERVER,
-    address,
-    answering,
-    deployment,
     get,
-    load,
-    release,
-    rolled_out,
-    service,
+    is_answering,
+    is_rolled_out,
+    make_deployment,
+    make_release,
+    make_release_service,
+    make_service,
+    run_clients,
     wait,
 )
 from tests.waiting import until
@@ -43,14 +43,14 @@ def kinds(cluster: LocalCluster) -> dict[str, Controller]:
 def test_an_update_loses_no_request_and_the_old_version_drains(
     kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:
-    kinds["Deployment"].apply(deployment("one"))
-    kinds["Service"].apply(service(port))
-    status = wait(kinds, rolled_out)
+    kinds["Deployment"].apply(make_deployment("one"))
+    kinds["Service"].apply(make_service(port))
+    status = wait(kinds, is_rolled_out)
     assert [condition["reason"] for condition in status["conditions"]] == [
         "MinimumReplicasAvailable",
         "NewReplicaSetAvailable",
     ]
-    until("version one to answer", lambda: answering(port, "one"))
+    until("version one to answer", lambda: is_answering(port, "one"))
     seen = []
     failed = []
     stop = threading.Event()
@@ -66,13 +66,13 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
     asking = threading.Thread(target=ask, daemon=True)
     waiting = threading.Thread(target=lambda: slow.append(get(port, "/slow")))
     asking.start()
-    obj = kinds["Deployment"].apply(deployment("two", slow=0.5))
+    obj = kinds["Deployment"].apply(make_deployment("two", slow=0.5))
     assert obj["status"]["observedGeneration"] == 2
-    assert rolled_out(obj["status"]) is None, (
+    assert is_rolled_out(obj["status"]) is None, (
         "right after apply it is not what served before that counts"
     )
     waiting.start()
-    wait(kinds, rolled_out)
+    wait(kinds, is_rolled_out)
     since = len(seen) + 1  # + 1: a request may be in progress
     waiting.join()
     until("more answers", lambda: len(seen) > since + 20 or failed)
@@ -89,31 +89,33 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
 def test_a_switch_to_another_deployment_and_back_loses_no_request(
     kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:
-    kinds["Deployment"].apply(release("1"))
-    kinds["Service"].apply(address("1", port))
-    wait(kinds, lambda _: answering(port, "1"))
+    kinds["Deployment"].apply(make_release("1"))
+    kinds["Service"].apply(make_release_service("1", port))
+    wait(kinds, lambda _: is_answering(port, "1"))
 
-    with load(port) as seen:
-        kinds["Deployment"].apply(release("2"))
-        headless_service = address("2", 8080, clusterIP="None") | {"metadata": {"name": "fraud-2"}}
+    with run_clients(port) as seen:
+        kinds["Deployment"].apply(make_release("2"))
+        headless_service = make_release_service("2", 8080, clusterIP="None") | {
+            "metadata": {"name": "fraud-2"}
+        }
         kinds["Service"].apply(headless_service)
         host = cluster.service_variables()["FRAUD_2_SERVICE_HOST"]
-        wait(kinds, rolled_out, name="fraud-2")
+        wait(kinds, is_rolled_out, name="fraud-2")
 
         with urllib.request.urlopen(f"http://{host}:8080/", timeout=10) as answer:
             assert answer.read().startswith(b"2"), "it is verified at an address of its own"
 
         assert set(seen) == {"1"}, "and no client has reached it"
-        kinds["Service"].apply(address("2", port))
+        kinds["Service"].apply(make_release_service("2", port))
         # no answer of version 1 is pending
         wait(kinds, lambda _: set(seen.latest.values()) == {"2"})
-        kinds["Service"].apply(address("1", port))
+        kinds["Service"].apply(make_release_service("1", port))
         wait(kinds, lambda _: set(seen.latest.values()) == {"1"})
 
     assert set(seen) == {"1", "2"}
 
 
-def route(*backends: dict[str, Any], **rule: Any) -> dict:
+def make_route(*backends: dict[str, Any], **rule: Any) -> dict:
     """Return an HTTPRoute of the model's Service."""
     spec = {"parentRefs": [{"name": "edge"}], "rules": [{"backendRefs": list(backends), **rule}]}
     return {
@@ -131,19 +133,19 @@ def test_a_canary_gets_its_exact_share_of_requests_and_a_shadow_gets_copies(
         "def do_GET(self):", "def do_GET(self):\n        print('asked', self.path, flush=True)"
     )
     for number in ("1", "2"):
-        obj = release(number)
+        obj = make_release(number)
         obj["spec"]["template"]["spec"]["containers"][0]["command"][2] = counting
         kinds["Deployment"].apply(obj)
-        headless_service = address(number, 8080, clusterIP="None") | {
+        headless_service = make_release_service(number, 8080, clusterIP="None") | {
             "metadata": {"name": f"fraud-{number}"}
         }
         kinds["Service"].apply(headless_service)
 
-    kinds["Service"].apply(address("1", port))
+    kinds["Service"].apply(make_release_service("1", port))
     for number in ("1", "2"):
-        wait(kinds, rolled_out, name=f"fraud-{number}")
+        wait(kinds, is_rolled_out, name=f"fraud-{number}")
 
-    wait(kinds, lambda _: answering(port, "1"))
+    wait(kinds, lambda _: is_answering(port, "1"))
     pods = cluster.service_variables()["FRAUD_2_SERVICE_ENDPOINTS"].split(",")
     with urllib.request.urlopen(f"http://{pods[0]}:8080/", timeout=10) as answer:
         assert len(pods) == 1
@@ -151,11 +153,11 @@ def test_a_canary_gets_its_exact_share_of_requests_and_a_shadow_gets_copies(
 
     there = {"name": "fraud", "port": port}
     other = {"name": "fraud-2", "port": 8080}
-    kinds["HTTPRoute"].apply(route(there | {"weight": 75}, other | {"weight": 25}))
+    kinds["HTTPRoute"].apply(make_route(there | {"weight": 75}, other | {"weight": 25}))
     wait(kinds, lambda _: get(port).startswith("2"))
     assert [get(port)[0] for _ in range(40)].count("2") == 10
     mirror = {"type": "RequestMirror", "requestMirror": {"backendRef": other}}
-    kinds["HTTPRoute"].apply(route(there, filters=[mirror]))
+    kinds["HTTPRoute"].apply(make_route(there, filters=[mirror]))
     logs = cluster.home / "deployments/fraud-2/logs"
 
     def copied() -> bool:
@@ -173,9 +175,9 @@ def test_a_canary_gets_its_exact_share_of_requests_and_a_shadow_gets_copies(
 def test_the_error_for_a_port_of_another_model_names_that_model(
     kinds: dict[str, Controller], port: int
 ) -> None:
-    kinds["Deployment"].apply(deployment("one"))
-    kinds["Service"].apply(service(port))
-    other = service(port)
+    kinds["Deployment"].apply(make_deployment("one"))
+    kinds["Service"].apply(make_service(port))
+    other = make_service(port)
     other["metadata"] = {"name": "digits"}
     with pytest.raises(
         ConfigError, match=f"Service digits: port {port} is used by Service fraud of this home"
@@ -185,38 +187,38 @@ def test_the_error_for_a_port_of_another_model_names_that_model(
 
 @pytest.mark.slow
 def test_a_version_that_cannot_start_never_serves(kinds: dict[str, Controller], port: int) -> None:
-    kinds["Deployment"].apply(deployment("one"))
-    kinds["Service"].apply(service(port))
-    wait(kinds, rolled_out)
+    kinds["Deployment"].apply(make_deployment("one"))
+    kinds["Service"].apply(make_service(port))
+    wait(kinds, is_rolled_out)
     kinds["Deployment"].apply(
-        deployment("two", program="import sys; sys.exit('the model is gone')")
+        make_deployment("two", program="import sys; sys.exit('the model is gone')")
     )
-    status = wait(kinds, lambda status: rolled_out(status) is False)
+    status = wait(kinds, lambda status: is_rolled_out(status) is False)
     failed = next(
         condition for condition in status["conditions"] if condition["type"] == "Progressing"
     )
     assert failed["message"].endswith("the model is gone")
     assert status["readyReplicas"] == 1
     assert status["unavailableReplicas"] == 1
-    assert answering(port, "one")
-    kinds["Deployment"].apply(deployment("one"))
-    wait(kinds, rolled_out)
-    assert answering(port, "one")
+    assert is_answering(port, "one")
+    kinds["Deployment"].apply(make_deployment("one"))
+    wait(kinds, is_rolled_out)
+    assert is_answering(port, "one")
 
 
 @pytest.mark.slow
 def test_a_deployment_without_progress_within_its_deadline_fails(
     kinds: dict[str, Controller],
 ) -> None:
-    kinds["Deployment"].apply(deployment("one", slow=60, progressDeadlineSeconds=1))
-    wait(kinds, lambda status: rolled_out(status) is False)
+    kinds["Deployment"].apply(make_deployment("one", slow=60, progressDeadlineSeconds=1))
+    wait(kinds, lambda status: is_rolled_out(status) is False)
 
 
 def test_pods_that_die_or_hang_are_restarted(
     kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:
-    kinds["Service"].apply(service(port))
-    kinds["Deployment"].apply(deployment("one", replicas=2))
+    kinds["Service"].apply(make_service(port))
+    kinds["Deployment"].apply(make_deployment("one", replicas=2))
     wait(kinds, lambda status: status.get("readyReplicas") == 2)
     first = int(get(port).split()[1])
     os.kill(first, signal.SIGKILL)
@@ -226,7 +228,7 @@ def test_pods_that_die_or_hang_are_restarted(
     sick = next(pods.iterdir()) / "tmp/sick"
     sick.touch()
     wait(kinds, lambda status: status.get("readyReplicas") == 1)
-    assert answering(port, "one"), "one that is not ready gets no connection"
+    assert is_answering(port, "one"), "one that is not ready gets no connection"
     log = cluster.home / "deployments/supervisor.log"
     until("its liveness probe to fail", lambda: "liveness probe failed" in log.read_text())
     sick.unlink()
@@ -248,10 +250,16 @@ sys.addaudithook(die)
 Deployments(LocalCluster(Path(sys.argv[1]))).apply(json.loads(sys.argv[2]))
 """
 
-    arguments = [sys.executable, "-c", command, str(cluster.home), json.dumps(deployment("one"))]
+    arguments = [
+        sys.executable,
+        "-c",
+        command,
+        str(cluster.home),
+        json.dumps(make_deployment("one")),
+    ]
     assert subprocess.run(arguments).returncode == -signal.SIGKILL
-    kinds["Deployment"].apply(deployment("one"))
-    wait(kinds, rolled_out)
+    kinds["Deployment"].apply(make_deployment("one"))
+    wait(kinds, is_rolled_out)
     assert cluster.down() == ["deployment fraud"]
     supervisors = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
     assert not [command for command in supervisors if str(cluster.home).encode() in command]
@@ -261,10 +269,10 @@ Deployments(LocalCluster(Path(sys.argv[1]))).apply(json.loads(sys.argv[2]))
 def test_a_killed_supervisor_ends_its_pods_and_is_restarted(
     kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:
-    kinds["Deployment"].apply(deployment("one"))
-    kinds["Service"].apply(service(port))
-    wait(kinds, rolled_out)
-    until("version one to answer", lambda: answering(port, "one"))
+    kinds["Deployment"].apply(make_deployment("one"))
+    kinds["Service"].apply(make_service(port))
+    wait(kinds, is_rolled_out)
+    until("version one to answer", lambda: is_answering(port, "one"))
     pod = int(get(port).split()[1])
     record = json.loads((cluster.home / "deployments/supervisor.json").read_text())
     os.kill(record["pid"], signal.SIGKILL)
@@ -279,15 +287,15 @@ def test_a_killed_supervisor_ends_its_pods_and_is_restarted(
     }
 
     wait(kinds, lambda _: shown | {"ready": 1} in cluster.overview())
-    wait(kinds, lambda _: answering(port, "one"))
+    wait(kinds, lambda _: is_answering(port, "one"))
     assert not cluster.revive()
     record = json.loads((cluster.home / "deployments/supervisor.json").read_text())
     os.kill(record["pid"], signal.SIGKILL)
-    until("nobody to answer", lambda: not answering(port, "one"))
+    until("nobody to answer", lambda: not is_answering(port, "one"))
 
     def revived() -> bool:
         cluster.poll()  # as a waiting run does, for example in its verify step
-        return answering(port, "one")
+        return is_answering(port, "one")
 
     until("version one to answer again", revived)
     assert cluster.service_variables() == {
@@ -300,26 +308,26 @@ def test_a_killed_supervisor_ends_its_pods_and_is_restarted(
 def test_deployments_that_down_stopped_run_only_when_applied_or_started_again(
     kinds: dict[str, Controller], cluster: LocalCluster, port: int
 ) -> None:
-    kinds["Deployment"].apply(deployment("one"))
-    kinds["Service"].apply(service(port))
-    wait(kinds, rolled_out)
+    kinds["Deployment"].apply(make_deployment("one"))
+    kinds["Service"].apply(make_service(port))
+    wait(kinds, is_rolled_out)
     assert cluster.down() == ["deployment fraud"]
     assert not cluster.revive()
-    assert not answering(port, "one")
-    kinds["Deployment"].apply(deployment("one"))
-    wait(kinds, lambda _: answering(port, "one"))
+    assert not is_answering(port, "one")
+    kinds["Deployment"].apply(make_deployment("one"))
+    wait(kinds, lambda _: is_answering(port, "one"))
     cluster.down()
     Deployments(cluster).start()  # as the next run of its pipeline does
-    wait(kinds, lambda _: answering(port, "one"))
+    wait(kinds, lambda _: is_answering(port, "one"))
 
 
 def test_a_deleted_deployment_no_longer_exists(kinds: dict[str, Controller], port: int) -> None:
-    kinds["Deployment"].apply(deployment("one"))
-    kinds["Service"].apply(service(port))
-    wait(kinds, rolled_out)
+    kinds["Deployment"].apply(make_deployment("one"))
+    kinds["Service"].apply(make_service(port))
+    wait(kinds, is_rolled_out)
     assert kinds["Deployment"].delete("fraud")
     assert kinds["Deployment"].get("fraud") is None
-    assert not answering(port, "one")
+    assert not is_answering(port, "one")
 
 
 def test_the_error_for_a_port_in_use_names_the_port_and_the_remedy(
@@ -329,25 +337,25 @@ def test_the_error_for_a_port_in_use_names_the_port_and_the_remedy(
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(ConfigError, match=r"port \d+ .* choose another port") as error,
     ):
-        kinds["Service"].check(service(port))
+        kinds["Service"].check(make_service(port))
     assert str(port) in str(error.value)
-    kinds["Deployment"].apply(deployment("one"))
-    kinds["Service"].apply(service(port))
-    wait(kinds, lambda _: answering(port, "one"))
-    kinds["Service"].apply(service(port))  # only the same Service uses the port
+    kinds["Deployment"].apply(make_deployment("one"))
+    kinds["Service"].apply(make_service(port))
+    wait(kinds, lambda _: is_answering(port, "one"))
+    kinds["Service"].apply(make_service(port))  # only the same Service uses the port
 
 
 def test_the_error_for_an_unsupported_deployment_names_the_field(cluster: LocalCluster) -> None:
-    wrong = deployment("one", strategy={"type": "Recreate"})
+    wrong = make_deployment("one", strategy={"type": "Recreate"})
     with pytest.raises(ConfigError, match="strategy"):
         Deployments(cluster).apply(wrong)
-    wrong = deployment("one")
+    wrong = make_deployment("one")
     wrong["spec"]["template"]["spec"]["containers"][0]["livenessProbe"] = {
         "exec": {"command": ["true"]}
     }
     with pytest.raises(ConfigError, match="livenessProbe"):
         Deployments(cluster).apply(wrong)
-    wrong = deployment("one", selector={"matchLabels": {"app": "other"}})
+    wrong = make_deployment("one", selector={"matchLabels": {"app": "other"}})
     with pytest.raises(ConfigError, match="matchLabels"):
         Deployments(cluster).apply(wrong)
 
@@ -384,12 +392,12 @@ def test_a_deployment_of_a_workflow_has_pods_only_while_the_workflow_runs(tmp_pa
 
     try:
         deployments.apply(obj)
-        address = cluster.address("demo-1-train-lead-0-0")
+        pod_address = cluster.address("demo-1-train-lead-0-0")
         logs = tmp_path / "deployments/demo-1-train/logs"
 
         wait(
             kinds,
-            lambda _: [log.read_text().strip() for log in logs.glob("*")] == [address],
+            lambda _: [log.read_text().strip() for log in logs.glob("*")] == [pod_address],
             name="demo-1-train",
         )
 

@@ -47,19 +47,19 @@ class Releases:
         self.objects = LocalObjects(cluster)
         for version in ("1", "2"):
             running.release(Store.from_env(), prefix(version), version=version)
-            self.kinds["Deployment"].apply(deployment(version, env, grace_s))
+            self.kinds["Deployment"].apply(make_deployment(version, env, grace_s))
         for version in ("1", "2"):
             self.await_replicas(version, 1)
-        self.kinds["Service"].apply(service("1", port))
+        self.kinds["Service"].apply(make_service("1", port))
         until("version 1 to answer", lambda: self.answering() == "1")
 
     def switch(self, version: str) -> None:
         """Send new clients to this version."""
-        self.kinds["Service"].apply(service(version, self.port))
+        self.kinds["Service"].apply(make_service(version, self.port))
         until("the version to answer", lambda: self.answering() == version)
 
     def answering(self) -> str:
-        """Return the version that a new client reaches, if any."""
+        """Return the version that answers a new client, or "" if no version does."""
         try:
             return httpx.get(f"http://127.0.0.1:{self.port}{running.MODEL}").json()["version"]
         except httpx.TransportError:
@@ -97,7 +97,7 @@ def prefix(version: str) -> str:
     return running.prefix_of(f"kept-{version}")
 
 
-def deployment(version: str, env: dict[str, str], grace_s: float) -> dict[str, Any]:
+def make_deployment(version: str, env: dict[str, str], grace_s: float) -> dict[str, Any]:
     probe = {
         "httpGet": {"path": "/health/ready", "port": "http"},
         "periodSeconds": 0.1,
@@ -128,7 +128,7 @@ def deployment(version: str, env: dict[str, str], grace_s: float) -> dict[str, A
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
 
 
-def service(version: str, port: int) -> dict[str, Any]:
+def make_service(version: str, port: int) -> dict[str, Any]:
     spec = {
         "selector": {"version": version},
         "ports": [{"name": "http", "port": port, "targetPort": "http"}],
@@ -136,7 +136,7 @@ def service(version: str, port: int) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "echo"}, "spec": spec}
 
 
-def ended(writer: asyncio.StreamWriter) -> bool:
+def has_server_closed(writer: asyncio.StreamWriter) -> bool:
     """Return True if the server has closed the connection: clients check this before they reuse
     it."""
     poll = select.poll()
@@ -169,7 +169,7 @@ class Clients:
         while not self.over.is_set():
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                while not ended(writer) and not self.over.is_set():
+                while not has_server_closed(writer) and not self.over.is_set():
                     writer.write(REQUEST)
                     head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
                     await reader.readexactly(
@@ -187,17 +187,17 @@ class Clients:
                 self.answers[repr(error)] += 1
 
 
-def connect(port: int) -> socket.socket:
+def connect_client(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=60)
 
 
-def ask(client: socket.socket) -> str:
+def send_request(client: socket.socket) -> str:
     """Send one request and return the head of the answer."""
     client.sendall(REQUEST)
-    return receive(client)
+    return read_answer_head(client)
 
 
-def receive(client: socket.socket) -> str:
+def read_answer_head(client: socket.socket) -> str:
     """Return the head of the next answer, whose body ends with the model's bracket."""
     received = b""
     while not received.endswith(b"}]}"):
@@ -227,15 +227,15 @@ def test_a_request_to_a_terminating_server_is_answered_by_the_next_server(
     cluster: LocalCluster, port: int, env: dict[str, str]
 ) -> None:
     releases = Releases(cluster, port, env, grace_s=1)
-    with connect(port) as client:
-        assert "model-version: 1" in ask(client)
+    with connect_client(port) as client:
+        assert "model-version: 1" in send_request(client)
         releases.switch("2")
         supervisor = releases.supervisor()
         (server,) = [
             child for child in supervisor.children() if prefix("1") in str(child.cmdline())
         ]
         releases.scale("1", 0)
-        until("the server to stop listening", lambda: not listens(server))
+        until("the server to stop listening", lambda: not is_listening(server))
         supervisor.suspend()  # the Service has the next request when the server ends
 
         try:
@@ -244,7 +244,7 @@ def test_a_request_to_a_terminating_server_is_answered_by_the_next_server(
         finally:
             supervisor.resume()
 
-        assert "model-version: 2" in receive(client)
+        assert "model-version: 2" in read_answer_head(client)
 
 
 @pytest.mark.slow
@@ -252,12 +252,12 @@ def test_an_idle_client_keeps_its_connection_when_its_server_ends(
     cluster: LocalCluster, port: int, env: dict[str, str]
 ) -> None:
     releases = Releases(cluster, port, env, grace_s=1)
-    with connect(port) as client:
-        assert "model-version: 1" in ask(client)
+    with connect_client(port) as client:
+        assert "model-version: 1" in send_request(client)
         releases.switch("2")
         releases.scale("1", 0)
         releases.await_replicas("1", 0)
-        head = ask(client)
+        head = send_request(client)
         assert "model-version: 2" in head
         assert "connection: close" not in head
 
@@ -267,14 +267,14 @@ def test_a_client_that_ends_its_side_of_the_connection_gets_the_answer(
     cluster: LocalCluster, port: int, env: dict[str, str]
 ) -> None:
     Releases(cluster, port, env)
-    with connect(port) as client:
+    with connect_client(port) as client:
         client.sendall(SLOW_REQUEST)  # its end arrives before the answer begins
         client.shutdown(socket.SHUT_WR)
-        assert "connection: close" in receive(client)
+        assert "connection: close" in read_answer_head(client)
         assert client.recv(1) == b""
 
 
-def listens(server: psutil.Process) -> bool:
+def is_listening(server: psutil.Process) -> bool:
     return any(connection.status == psutil.CONN_LISTEN for connection in server.net_connections())
 
 
@@ -283,8 +283,8 @@ def test_down_does_not_wait_for_clients_that_keep_their_connections(
     cluster: LocalCluster, port: int, env: dict[str, str]
 ) -> None:
     Releases(cluster, port, env, grace_s=600)
-    with connect(port) as client, connect(port) as silent:
-        assert "model-version: 1" in ask(client)
+    with connect_client(port) as client, connect_client(port) as silent:
+        assert "model-version: 1" in send_request(client)
         down = Thread(target=cluster.down, daemon=True)
         down.start()
         down.join(60)

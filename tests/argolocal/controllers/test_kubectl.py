@@ -1,5 +1,5 @@
-"""Resource templates on the local controllers: the behaviour of kubectl, and the end of the
-step."""
+"""Resource templates on the local controllers: they behave like kubectl, and end as their conditions
+say."""
 
 import base64
 import json
@@ -27,7 +27,9 @@ from tests.argolocal.running import execute, resume
 from tests.waiting import until
 
 
-def workflow(*resources: dict[str, Any], outputs: dict[str, Any] | None = None) -> dict[str, Any]:
+def make_workflow(
+    *resources: dict[str, Any], outputs: dict[str, Any] | None = None
+) -> dict[str, Any]:
     names = [f"r{i}" for i in range(len(resources))]
     templates: list[dict[str, Any]] = [
         {"name": n, "resource": r} for n, r in zip(names, resources, strict=True)
@@ -44,7 +46,7 @@ def workflow(*resources: dict[str, Any], outputs: dict[str, Any] | None = None) 
     }
 
 
-def configmap(**data: str) -> str:
+def make_config_map(**data: str) -> str:
     return json.dumps(
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": data}
     )
@@ -55,7 +57,7 @@ def cluster(tmp_path: Path) -> LocalCluster:
     return LocalCluster(tmp_path / ".rekindle")
 
 
-def message(status: dict[str, Any]) -> str:
+def find_failure_message(status: dict[str, Any]) -> str:
     return next(
         node["message"]
         for node in status["nodes"].values()
@@ -64,10 +66,10 @@ def message(status: dict[str, Any]) -> str:
 
 
 def test_a_patch_by_a_dead_runner_is_not_repeated(cluster: LocalCluster, tmp_path: Path) -> None:
-    execute(workflow({"action": "create", "manifest": configmap(a="1")}), {}, cluster)
+    execute(make_workflow({"action": "create", "manifest": make_config_map(a="1")}), {}, cluster)
     move = json.dumps([{"op": "move", "from": "/data/a", "path": "/data/b"}])
     patch = {"action": "patch", "mergeStrategy": "json", "flags": ["configmap/c"], "manifest": move}
-    for _ in range(2):  # the second runner cannot see that the first runner has applied the patch
+    for _ in range(2):  # the second runner does not know that the first one has applied the patch
         _, ended = Resources(cluster, {}, tmp_path).start(
             StartPod("w-1", "w-1", {"resource": patch})
         )
@@ -77,7 +79,9 @@ def test_a_patch_by_a_dead_runner_is_not_repeated(cluster: LocalCluster, tmp_pat
 
 
 def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
-    execute(workflow({"action": "apply", "manifest": configmap(a="1", b="1")}), {}, cluster)
+    execute(
+        make_workflow({"action": "apply", "manifest": make_config_map(a="1", b="1")}), {}, cluster
+    )
     stored = cluster.home / "objects/ConfigMap/c.json"
     objects = LocalObjects(cluster)
     sizes = list[int]()
@@ -85,7 +89,9 @@ def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
     for number in range(20):
         objects.patch("ConfigMap", "c", {"data": {"a": str(number % 2)}})
         execute(
-            workflow({"action": "patch", "manifest": configmap(a=str(number % 2))}), {}, cluster
+            make_workflow({"action": "patch", "manifest": make_config_map(a=str(number % 2))}),
+            {},
+            cluster,
         )
         sizes.append(len(stored.read_bytes()))
 
@@ -93,7 +99,7 @@ def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
     last = json.loads(
         json.loads(stored.read_text())["metadata"]["annotations"][LAST_APPLIED_ANNOTATION]
     )
-    assert last == json.loads(configmap(a="1", b="1")), (
+    assert last == json.loads(make_config_map(a="1", b="1")), (
         "a patch does not change the last-applied annotation"
     )
     whole = json.loads(stored.read_text())
@@ -102,7 +108,7 @@ def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
         Controller(cluster, "ConfigMap").apply(json.loads(stored.read_text()))
 
     assert len(stored.read_bytes()) < 3 * len(json.dumps(whole))
-    execute(workflow({"action": "apply", "manifest": configmap(a="2")}), {}, cluster)
+    execute(make_workflow({"action": "apply", "manifest": make_config_map(a="2")}), {}, cluster)
     assert cluster.configmap("c") == {"a": "2"}, "what was applied, and is no more, goes"
 
 
@@ -115,21 +121,21 @@ def test_a_change_based_on_an_old_resource_version_is_a_conflict(cluster: LocalC
     }
 
     def version() -> str:
-        status = execute(workflow(get, outputs=outputs), {}, cluster)
+        status = execute(make_workflow(get, outputs=outputs), {}, cluster)
         return next(node for node in status["nodes"].values() if node["type"] == "Pod")["outputs"][
             "parameters"
         ][0]["value"]
 
     def applied(version: str, **data: str) -> dict[str, Any]:
-        obj = json.loads(configmap(**data))
+        obj = json.loads(make_config_map(**data))
         obj["metadata"]["resourceVersion"] = version
-        return execute(workflow({"action": "apply", "manifest": json.dumps(obj)}), {}, cluster)
+        return execute(make_workflow({"action": "apply", "manifest": json.dumps(obj)}), {}, cluster)
 
     assert version() == ""
     assert applied("", a="1")["phase"] == "Succeeded"
     read = version()
     LocalObjects(cluster).patch("ConfigMap", "c", {"data": {"a": "2"}})
-    assert "the object has been modified" in message(applied(read, a="3"))
+    assert "the object has been modified" in find_failure_message(applied(read, a="3"))
 
     with pytest.raises(Conflict, match="the object has been modified"):
         LocalObjects(cluster).patch(
@@ -145,7 +151,9 @@ def test_a_full_disk_is_reported_and_the_run_can_be_resumed(cluster: LocalCluste
     draft = cluster.home / "objects/ConfigMap/c.new"
     draft.parent.mkdir(parents=True)
     draft.symlink_to("/dev/full")
-    run = LocalRun.create(workflow({"action": "create", "manifest": configmap(a="1")}), {}, cluster)
+    run = LocalRun.create(
+        make_workflow({"action": "create", "manifest": make_config_map(a="1")}), {}, cluster
+    )
     with pytest.raises(DiskFull, match=f"Free some space, then `rekindle resume {run.name}`"):
         run.run()
     draft.unlink()
@@ -164,7 +172,7 @@ def test_the_secret_of_a_training_is_new_for_each_run_and_only_in_its_own_file(
     values = set[str]()
 
     for _ in range(2):
-        run = LocalRun.create(workflow(template), {}, cluster)
+        run = LocalRun.create(make_workflow(template), {}, cluster)
         assert run.run()["phase"] == "Succeeded"
         name = f"{run.name}-train"
         values.add(value := cluster.secret(name)["secret"])
@@ -185,12 +193,14 @@ def test_the_secret_of_a_training_is_new_for_each_run_and_only_in_its_own_file(
 
 
 def test_an_object_can_be_created_patched_read_and_deleted(cluster: LocalCluster) -> None:
-    patch = {"action": "patch", "mergeStrategy": "merge", "manifest": configmap(b="2")}
+    patch = {"action": "patch", "mergeStrategy": "merge", "manifest": make_config_map(b="2")}
     outputs = {"parameters": [{"name": "b", "valueFrom": {"jsonPath": "{.data.b}"}}]}
-    get = {"action": "get", "manifest": configmap()}
+    get = {"action": "get", "manifest": make_config_map()}
 
     status = execute(
-        workflow({"action": "create", "manifest": configmap(a="1")}, patch, get, outputs=outputs),
+        make_workflow(
+            {"action": "create", "manifest": make_config_map(a="1")}, patch, get, outputs=outputs
+        ),
         {},
         cluster,
     )
@@ -201,7 +211,7 @@ def test_an_object_can_be_created_patched_read_and_deleted(cluster: LocalCluster
     assert node["outputs"]["parameters"][0]["value"] == "2"
 
     status = execute(
-        workflow(
+        make_workflow(
             {"action": "delete", "flags": ["configmap", "c"]},
             {"action": "delete", "flags": ["configmap/c"]},
         ),
@@ -213,17 +223,17 @@ def test_an_object_can_be_created_patched_read_and_deleted(cluster: LocalCluster
     assert Controller(cluster, "ConfigMap").get("c") is None
 
 
-def printed(cluster: LocalCluster, *paths: str, **source: str) -> dict[str, Any]:
+def run_json_paths(cluster: LocalCluster, *paths: str, **source: str) -> dict[str, Any]:
     names = [
         {"name": f"p{i}", "valueFrom": {"jsonPath": path, **source}} for i, path in enumerate(paths)
     ]
-    create = {"action": "apply", "manifest": configmap(**{"x": "1", "y.z": "2"})}
-    status = execute(workflow(create, outputs={"parameters": names}), {}, cluster)
+    create = {"action": "apply", "manifest": make_config_map(**{"x": "1", "y.z": "2"})}
+    status = execute(make_workflow(create, outputs={"parameters": names}), {}, cluster)
     return next(node for node in status["nodes"].values() if node["displayName"] == "r0")
 
 
 def test_outputs_of_a_resource_step_equal_the_output_of_kubectl(cluster: LocalCluster) -> None:
-    node = printed(
+    node = run_json_paths(
         cluster,
         "{.kind}/{.data.x}",
         r"{.data.y\.z}",
@@ -239,7 +249,7 @@ def test_outputs_of_a_resource_step_equal_the_output_of_kubectl(cluster: LocalCl
         "",
     ]
 
-    node = printed(cluster, "{.kind[0]}")
+    node = run_json_paths(cluster, "{.kind[0]}")
     assert node["phase"] == "Failed"
     assert node["message"].split(": ")[-1] == "string is not array or slice"
 
@@ -267,28 +277,32 @@ def test_an_invalid_json_path_is_rejected_before_the_run(
 
 
 def test_a_delete_with_outputs_fails_and_deletes_nothing(cluster: LocalCluster) -> None:
-    printed(cluster, "{.kind}")
+    run_json_paths(cluster, "{.kind}")
     outputs = {"parameters": [{"name": "a", "valueFrom": {"jsonPath": "{.kind}"}}]}
     status = execute(
-        workflow({"action": "delete", "flags": ["configmap/c"]}, outputs=outputs), {}, cluster
+        make_workflow({"action": "delete", "flags": ["configmap/c"]}, outputs=outputs), {}, cluster
     )
-    assert "are not supported for delete action" in message(status)
+    assert "are not supported for delete action" in find_failure_message(status)
     assert Controller(cluster, "ConfigMap").get("c")
 
 
 def test_an_error_of_kubectl_fails_the_step(cluster: LocalCluster) -> None:
-    create = {"action": "create", "manifest": configmap()}
-    assert "already exists" in message(execute(workflow(create, create), {}, cluster))
+    create = {"action": "create", "manifest": make_config_map()}
+    assert "already exists" in find_failure_message(
+        execute(make_workflow(create, create), {}, cluster)
+    )
 
-    assert "not found" in message(
+    assert "not found" in find_failure_message(
         execute(
-            workflow({"action": "get", "manifest": configmap().replace('"c"', '"d"')}), {}, cluster
+            make_workflow({"action": "get", "manifest": make_config_map().replace('"c"', '"d"')}),
+            {},
+            cluster,
         )
     )
 
-    assert 'no matches for kind "Gadget"' in message(
+    assert 'no matches for kind "Gadget"' in find_failure_message(
         execute(
-            workflow({"action": "apply", "manifest": "{kind: Gadget, metadata: {name: g}}"}),
+            make_workflow({"action": "apply", "manifest": "{kind: Gadget, metadata: {name: g}}"}),
             {},
             cluster,
         )
@@ -300,7 +314,7 @@ def test_a_step_waits_for_its_condition_and_fails_if_its_object_is_deleted(
 ) -> None:
     wait = {
         "action": "apply",
-        "manifest": configmap(a="1"),
+        "manifest": make_config_map(a="1"),
         "successCondition": "data.ready == yes",
     }
 
@@ -314,15 +328,17 @@ def test_a_step_waits_for_its_condition_and_fails_if_its_object_is_deleted(
     threading.Thread(
         target=later, args=[lambda: objects.change("c", lambda obj: {**(obj or {}), **ready})]
     ).start()
-    assert execute(workflow(wait), {}, cluster)["phase"] == "Succeeded"
+    assert execute(make_workflow(wait), {}, cluster)["phase"] == "Succeeded"
     objects.delete("c")
     threading.Thread(target=later, args=[lambda: objects.delete("c")]).start()
-    assert "has been deleted" in message(execute(workflow(wait), {}, cluster))
+    assert "has been deleted" in find_failure_message(execute(make_workflow(wait), {}, cluster))
 
 
 def test_the_owner_of_an_object_is_its_workflow(cluster: LocalCluster) -> None:
     execute(
-        workflow({"action": "apply", "manifest": configmap(), "setOwnerReference": True}),
+        make_workflow(
+            {"action": "apply", "manifest": make_config_map(), "setOwnerReference": True}
+        ),
         {},
         cluster,
     )
@@ -339,7 +355,7 @@ def test_a_merge_patch_removes_null_fields_and_replaces_lists() -> None:
 
 
 def test_a_json_patch_applies_to_the_object_in_the_flags(cluster: LocalCluster) -> None:
-    create = {"action": "create", "manifest": configmap(a="1", b="2")}
+    create = {"action": "create", "manifest": make_config_map(a="1", b="2")}
     operations = [
         {"op": "add", "path": "/metadata/annotations/x~1y", "value": "3"},
         {"op": "remove", "path": "/data/a"},
@@ -361,15 +377,15 @@ def test_a_json_patch_applies_to_the_object_in_the_flags(cluster: LocalCluster) 
         "manifest": change,
     }
 
-    status = execute(workflow(create, patch, named), {}, cluster)
+    status = execute(make_workflow(create, patch, named), {}, cluster)
     assert status["phase"] == "Succeeded", status
     obj = Controller(cluster, "ConfigMap").get("c")
     assert obj
     assert obj["metadata"]["annotations"]["x/y"] == "3"
     assert not obj.get("data")
     operations[1]["path"] = "/data/none"
-    status = execute(workflow({**patch, "manifest": json.dumps(operations)}), {}, cluster)
-    assert "missing path: /data/none" in message(status)
+    status = execute(make_workflow({**patch, "manifest": json.dumps(operations)}), {}, cluster)
+    assert "missing path: /data/none" in find_failure_message(status)
     assert Controller(cluster, "ConfigMap").get("c") == obj
 
 
@@ -425,7 +441,7 @@ def test_an_unknown_kind_is_rejected_before_the_run(
     with pytest.raises(
         ConfigError, match=r"spec\.templates\[1\]\.resource\.(flags|manifest) is a (pods?|Job),"
     ):
-        execute(workflow(resource), {}, cluster)
+        execute(make_workflow(resource), {}, cluster)
 
 
 def test_a_delete_by_labels_deletes_only_matching_objects(cluster: LocalCluster) -> None:
@@ -442,10 +458,10 @@ def test_a_delete_by_labels_deletes_only_matching_objects(cluster: LocalCluster)
         "action": "delete",
         "flags": ["configmap", "--selector", "app.kubernetes.io/x=1", "-n", "default"],
     }
-    assert execute(workflow(delete), {}, cluster)["phase"] == "Succeeded"
+    assert execute(make_workflow(delete), {}, cluster)["phase"] == "Succeeded"
     assert Controller(cluster, "ConfigMap").names() == ["b", "c"]
     delete = {"action": "delete", "flags": ["configmaps", "--selector=app.kubernetes.io/x"]}
-    assert execute(workflow(delete), {}, cluster)["phase"] == "Succeeded"
+    assert execute(make_workflow(delete), {}, cluster)["phase"] == "Succeeded"
     assert Controller(cluster, "ConfigMap").names() == ["c"]
 
 
@@ -454,7 +470,7 @@ def test_a_delete_by_labels_deletes_only_matching_objects(cluster: LocalCluster)
     [
         ({"action": "delete", "flags": ["configmap", "--all"]}, "flag --all is not supported here"),
         (
-            {"action": "create", "manifest": configmap(), "flags": ["--dry-run=server"]},
+            {"action": "create", "manifest": make_config_map(), "flags": ["--dry-run=server"]},
             "flag --dry-run",
         ),
         ({"action": "get", "flags": ["configmap", "-l", "a=b"]}, "has a selector: only delete"),
@@ -464,12 +480,12 @@ def test_a_flag_with_an_unsupported_effect_is_rejected(
     cluster: LocalCluster, resource: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=r"resource\.flags.*" + message):
-        execute(workflow(resource), {}, cluster)
+        execute(make_workflow(resource), {}, cluster)
 
 
-DOUBLED = "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
+NESTED_ANCHORS = "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, f"a0: &a0 [1]\n{DOUBLED}"])
+@pytest.mark.parametrize("text", ["[" * 100_000, f"a0: &a0 [1]\n{NESTED_ANCHORS}"])
 def test_an_object_that_exceeds_the_limits_of_yaml_has_no_traceback(text: str) -> None:
     assert kubectl_check._parse_objects({"manifest": text}) == []

@@ -14,7 +14,7 @@ import pytest
 
 from argolocal.runner.cluster import LocalCluster
 from rekindle.local.local_objects import LocalObjects
-from tests.argolocal.controllers.releases import rolled_out, serving
+from tests.argolocal.controllers.releases import is_rolled_out, make_serving_workflow
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -49,14 +49,14 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     LocalCluster(home).down()
 
 
-def project(folder: Path, error: str = "ConfigError") -> Path:
+def make_project(folder: Path, error: str = "ConfigError") -> Path:
     (folder / "steps").mkdir(parents=True)
     (folder / "steps/server.py").write_text(SERVER.format(error=error))
     (folder / "pyproject.toml").write_text("[tool.rekindle]\n")
     return folder
 
 
-def another_python(folder: Path) -> str:
+def make_virtual_environment(folder: Path) -> str:
     """Return a virtual environment with all packages of this one."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     packages = next(path for path in sys.path if path.endswith("-packages"))
@@ -65,7 +65,7 @@ def another_python(folder: Path) -> str:
     return str(folder / "bin/python")
 
 
-def command(
+def run_command(
     *arguments: str, folder: Path, environment: dict[str, str], python: str = sys.executable
 ) -> Any:
     line = [python, "-P", "-m", "rekindle", *arguments]
@@ -78,12 +78,14 @@ def command(
 def test_a_failed_release_restarts_after_a_rollback_scaled_it_down_and_up(
     tmp_path: Path, environment: dict[str, str]
 ):
-    folder = project(tmp_path / "wind")
+    folder = make_project(tmp_path / "wind")
     port = free_port()
-    (folder / "w.yaml").write_text(json.dumps(serving("wind", port)))
+    (folder / "w.yaml").write_text(json.dumps(make_serving_workflow("wind", port)))
     (folder / "wrong").touch()
     assert (
-        command("run", "--manifest", "w.yaml", folder=folder, environment=environment).returncode
+        run_command(
+            "run", "--manifest", "w.yaml", folder=folder, environment=environment
+        ).returncode
         == 1
     )
     objects = LocalObjects(LocalCluster(tmp_path / "home"))
@@ -93,7 +95,7 @@ def test_a_failed_release_restarts_after_a_rollback_scaled_it_down_and_up(
     assert "ProgressDeadlineExceeded" not in json.dumps(objects.find("Deployment", "wind"))
     until(
         "it serves",
-        lambda: rolled_out((objects.find("Deployment", "wind") or {}).get("status") or {}),
+        lambda: is_rolled_out((objects.find("Deployment", "wind") or {}).get("status") or {}),
     )
 
 
@@ -101,12 +103,12 @@ def test_a_failed_release_restarts_after_a_rollback_scaled_it_down_and_up(
 def test_two_projects_in_one_home_each_serve_their_own_code_with_their_own_python(
     tmp_path: Path, environment: dict[str, str]
 ):
-    pythons = {"wind": sys.executable, "power": another_python(tmp_path / "venv")}
+    pythons = {"wind": sys.executable, "power": make_virtual_environment(tmp_path / "venv")}
     for name, python in pythons.items():
-        folder = project(tmp_path / name)
+        folder = make_project(tmp_path / name)
         port = free_port()
-        (folder / "w.yaml").write_text(json.dumps(serving(name, port)))
-        done = command(
+        (folder / "w.yaml").write_text(json.dumps(make_serving_workflow(name, port)))
+        done = run_command(
             "run", "--manifest", "w.yaml", folder=folder, environment=environment, python=python
         )
         assert done.returncode == 0, done.stdout + done.stderr
@@ -122,18 +124,18 @@ def test_two_projects_in_one_home_each_serve_their_own_code_with_their_own_pytho
 def test_a_server_with_a_fatal_error_restarts_only_when_the_run_is_resumed(
     tmp_path: Path, environment: dict[str, str], error: str, code: int
 ):
-    folder = project(tmp_path / "wind", error)
+    folder = make_project(tmp_path / "wind", error)
     port = free_port()
-    (folder / "w.yaml").write_text(json.dumps(serving("wind", port)))
+    (folder / "w.yaml").write_text(json.dumps(make_serving_workflow("wind", port)))
     (folder / "wrong").touch()
-    done = command("run", "--manifest", "w.yaml", folder=folder, environment=environment)
+    done = run_command("run", "--manifest", "w.yaml", folder=folder, environment=environment)
     assert done.returncode == 1
     assert "cause   the data of the world are wrong: remove the file." in done.stderr
     (log,) = (tmp_path / "home/deployments/wind/logs").glob("*.log")
     assert log.read_text().count("a server starts") == 1
     assert f"ended with code {code}, which a restart cannot fix" in log.read_text()
     (folder / "wrong").unlink()
-    done = command("resume", folder=folder, environment=environment)
+    done = run_command("resume", folder=folder, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
 
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:

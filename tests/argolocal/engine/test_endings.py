@@ -1,4 +1,4 @@
-"""The ends of nodes and workflows: shutdown, deadline, containers, daemons; and the inputs of a
+"""The ends of nodes and workflows: shutdowns, deadlines, containers, daemons. Also the inputs of a
 pod."""
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from argolocal.state.journal import reset_interrupted
 from tests.argolocal.runner.played import dag, leaf, parameters, phase, play, scheduler, steps
 
 
-def ids(actions: list[Any], kind: type = StartPod) -> list[str]:
+def list_action_ids(actions: list[Any], kind: type = StartPod) -> list[str]:
     return [action.id for action in actions if isinstance(action, kind)]
 
 
@@ -22,8 +22,8 @@ def test_a_daemon_that_exits_by_itself_fails_and_is_not_killed() -> None:
         leaf("daemon", daemon=True),
         leaf(),
     )
-    (server,) = ids(s.advance(1000.0))
-    (client,) = ids(s.advance(1001.0, [PodStarted(server, "10.0.0.1")]))
+    (server,) = list_action_ids(s.advance(1000.0))
+    (client,) = list_action_ids(s.advance(1001.0, [PodStarted(server, "10.0.0.1")]))
     assert s.nodes[server]["daemoned"] is True
     assert s.nodes[server]["podIP"] == "10.0.0.1"
     s.advance(1002.0, [PodEnded(server, "Succeeded")])
@@ -39,11 +39,11 @@ def test_a_daemon_is_killed_when_its_template_completes() -> None:
         leaf("daemon", daemon=True),
         leaf(),
     )
-    (server,) = ids(s.advance(1000.0))
-    (client,) = ids(s.advance(1001.0, [PodStarted(server)]))
-    assert ids(s.advance(1002.0, [PodStarted(client), PodEnded(client, "Succeeded")]), KillPod) == [
-        server
-    ]
+    (server,) = list_action_ids(s.advance(1000.0))
+    (client,) = list_action_ids(s.advance(1001.0, [PodStarted(server)]))
+    assert list_action_ids(
+        s.advance(1002.0, [PodStarted(client), PodEnded(client, "Succeeded")]), KillPod
+    ) == [server]
     assert s.nodes[server]["phase"] == "Succeeded"
     assert s.status["phase"] == "Succeeded"
 
@@ -52,7 +52,7 @@ def test_containers_of_a_failed_pod_fail() -> None:
     container = {"image": "x", "command": ["c"]}
     group = [{"name": "a", **container}, {"name": "b", "dependencies": ["a"], **container}]
     s = scheduler({"name": "main", "containerSet": {"containers": group}})
-    (pod,) = ids(s.advance(1000.0))
+    (pod,) = list_action_ids(s.advance(1000.0))
     s.advance(1001.0, [PodStarted(pod), PodEnded(pod, "Failed", "it broke")])
     ended = {name: s.nodes[s.table.id(f"w.{name}")] for name in "ab"}
     assert {node["phase"] for node in ended.values()} == {"Failed"}
@@ -63,12 +63,12 @@ def test_containers_of_a_failed_pod_fail() -> None:
 
 def test_an_exit_handler_continues_after_the_deadline_of_the_workflow() -> None:
     s = scheduler(leaf("main"), leaf("bye"), onExit="bye", activeDeadlineSeconds=10)
-    (pod,) = ids(s.advance(1000.0))
-    assert ids(s.advance(1009.9, [PodStarted(pod)])) == []
+    (pod,) = list_action_ids(s.advance(1000.0))
+    assert list_action_ids(s.advance(1009.9, [PodStarted(pod)])) == []
     assert s.nodes[pod]["phase"] == "Running"
     actions = s.advance(1010.0)
-    (bye,) = ids(actions)
-    assert ids(actions, KillPod) == [pod]
+    (bye,) = list_action_ids(actions)
+    assert list_action_ids(actions, KillPod) == [pod]
     assert s.advance(1011.0, [PodStarted(bye)]) == []
     assert s.nodes[bye]["phase"] == "Running"
 
@@ -83,17 +83,17 @@ def test_stop_runs_the_exit_handler_and_terminate_does_not(shutdown: str, handle
         onExit="bye",
     )
 
-    (pod,) = ids(first_run.advance(1000.0))
+    (pod,) = list_action_ids(first_run.advance(1000.0))
     first_run.advance(1001.0, [PodStarted(pod)])
     s = Scheduler(first_run.workflow, first_run.status, shutdown)
     actions = s.advance(1002.0)
-    assert ids(actions, KillPod) == [pod, s.table.id("w[0].pause")]
+    assert list_action_ids(actions, KillPod) == [pod, s.table.id("w[0].pause")]
     assert s.nodes[pod]["message"] == f"workflow shutdown with strategy:  {shutdown}"
     assert s.nodes[s.table.id("w[0].pause")]["message"] == f"Stopped with strategy '{shutdown}'"
     assert phase(s, "onExit") == ("Pending" if handled else "")
 
     if handled:
-        (bye,) = ids(actions)
+        (bye,) = list_action_ids(actions)
         assert s.advance(1003.0, [PodStarted(bye)]) == []
         assert s.nodes[bye]["phase"] == "Running"
         s.advance(1004.0, [PodEnded(bye, "Succeeded")])
@@ -104,8 +104,8 @@ def test_stop_runs_the_exit_handler_and_terminate_does_not(shutdown: str, handle
 
 def test_the_phase_of_a_failed_exit_handler_becomes_the_phase_of_the_workflow() -> None:
     s = scheduler(leaf("main"), leaf("bye"), onExit="bye")
-    (pod,) = ids(s.advance(1000.0))
-    (bye,) = ids(s.advance(1001.0, [PodStarted(pod), PodEnded(pod, "Succeeded")]))
+    (pod,) = list_action_ids(s.advance(1000.0))
+    (bye,) = list_action_ids(s.advance(1001.0, [PodStarted(pod), PodEnded(pod, "Succeeded")]))
     assert s.status["phase"] == "Running"
     s.advance(1002.0, [PodStarted(bye), PodEnded(bye, "Failed", "it broke")])
     assert s.status["phase"] == "Failed"
@@ -161,7 +161,7 @@ def test_the_exit_handler_knows_how_the_workflow_ended_and_how_long_it_took() ->
     bye = leaf("bye")
     bye["container"]["args"] = ["{{workflow.status}} {{workflow.duration}} {{workflow.failures}}"]
     s = scheduler(leaf("main"), bye, onExit="bye")
-    (pod,) = ids(s.advance(1000.0))
+    (pod,) = list_action_ids(s.advance(1000.0))
     (handler,) = s.advance(1002.5, [PodStarted(pod), PodEnded(pod, "Failed", "it broke")])
     assert isinstance(handler, StartPod)
     status, duration, failures = handler.template["container"]["args"][0].split(" ", 2)
@@ -172,7 +172,7 @@ def test_the_exit_handler_knows_how_the_workflow_ended_and_how_long_it_took() ->
 
 def test_a_pod_that_does_not_start_in_time_fails_in_spite_of_retries() -> None:
     s = scheduler(leaf("main", timeout="10s"))
-    (pod,) = ids(s.advance(1000.0))
+    (pod,) = list_action_ids(s.advance(1000.0))
     s.advance(1001.0, [PodStarted(pod)])
     s.advance(1020.0)
     assert s.nodes[pod]["phase"] == "Running", "the runner ends it, not the state machine"
@@ -203,7 +203,7 @@ def test_a_memoized_output_needs_no_pod(tmp_path: Path) -> None:
 
 def test_an_event_for_a_completed_node_changes_nothing() -> None:
     s = scheduler(leaf("main"))
-    (pod,) = ids(s.advance(1000.0))
+    (pod,) = list_action_ids(s.advance(1000.0))
     s.advance(
         1001.0, [PodStarted(pod, host="here"), PodEnded(pod, "Succeeded", "", {"exitCode": "0"})]
     )

@@ -1,4 +1,4 @@
-"""Each hook runs once, and at the right time."""
+"""Each hook runs once: when its expression is first true."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from argolocal.engine.nodes import PodEnded, PodStarted, StartPod
 from tests.argolocal.runner.played import dag, leaf, parameters, phase, play, scheduler, steps
 
 
-def hook(expression: str, template: str = "note", **more: Any) -> dict[str, Any]:
+def make_hook(expression: str, template: str = "note", **more: Any) -> dict[str, Any]:
     return {"template": template, "expression": expression, **more}
 
 
@@ -15,7 +15,7 @@ def test_a_hook_runs_once_when_its_expression_is_first_true_and_the_workflow_wai
         dag({"name": "a"}),
         leaf(),
         leaf("note"),
-        hooks={"running": hook("workflow.status == 'Running'"), "never": hook("1 == 2")},
+        hooks={"running": make_hook("workflow.status == 'Running'"), "never": make_hook("1 == 2")},
     )
     assert play(s) == ["a", "hooks.running"]
     assert s.nodes[s.table.id("w.hooks.running")]["nodeFlag"] == {"hooked": True}
@@ -25,8 +25,8 @@ def test_a_hook_runs_once_when_its_expression_is_first_true_and_the_workflow_wai
 
 def test_a_task_hook_runs_in_parallel_and_delays_dependents() -> None:
     hooks = {
-        "running": hook("tasks.a.status == 'Running'"),
-        "failed": hook("tasks.a.status == 'Failed'"),
+        "running": make_hook("tasks.a.status == 'Running'"),
+        "failed": make_hook("tasks.a.status == 'Failed'"),
     }
     s = scheduler(
         dag({"name": "a", "hooks": hooks}, {"name": "b", "depends": "a.Failed"}),
@@ -53,7 +53,7 @@ def test_a_task_hook_runs_in_parallel_and_delays_dependents() -> None:
 
 
 def test_a_failed_hook_does_not_fail_its_step() -> None:
-    hooks = {"done": hook("steps.a.status == 'Succeeded'")}
+    hooks = {"done": make_hook("steps.a.status == 'Succeeded'")}
     s = scheduler(steps([{"name": "a", "hooks": hooks}], [{"name": "b"}]), leaf(), leaf("note"))
     assert play(s, {"w[0].a.hooks.done": "Failed"}) == ["w[0].a", "w[0].a.hooks.done", "w[1].b"]
 
@@ -61,7 +61,7 @@ def test_a_failed_hook_does_not_fail_its_step() -> None:
 def test_a_hook_can_read_the_outputs_of_its_own_node() -> None:
     arguments = parameters(x="{{steps.a.outputs.parameters.y}}")
     note = leaf("note", inputs={"parameters": [{"name": "x"}]})
-    hooks = {"done": hook("steps.a.status == 'Succeeded'", arguments=arguments)}
+    hooks = {"done": make_hook("steps.a.status == 'Succeeded'", arguments=arguments)}
     s = scheduler(steps([{"name": "a", "hooks": hooks}]), leaf(), note)
     play(s, outputs={"w[0].a": {"parameters": [{"name": "y", "value": "42"}]}})
     assert s.nodes[s.table.id("w[0].a.hooks.done")]["inputs"]["parameters"] == [
@@ -70,7 +70,7 @@ def test_a_hook_can_read_the_outputs_of_its_own_node() -> None:
 
 
 def test_an_invalid_hook_expression_ends_the_workflow_with_an_error() -> None:
-    s = scheduler(leaf("main"), leaf("note"), hooks={"h": hook("no.such > 1")})
+    s = scheduler(leaf("main"), leaf("note"), hooks={"h": make_hook("no.such > 1")})
     play(s)
     assert s.status["phase"] == "Error"
     assert "no" in s.status["message"]

@@ -12,7 +12,7 @@ from argolocal.runner.cluster import LocalCluster
 from tests.argolocal.runner.played import dag, leaf, parameters, play, scheduler, steps
 from tests.argolocal.running import execute
 
-TELL = """cat <<END
+PRINT_TAGS_SCRIPT = """cat <<END
 {{workflow.duration}} {{workflow.status}}
 {{workflow.scheduledTime}}
 {{workflow.parameters}}
@@ -22,14 +22,14 @@ END
 sleep 0.2"""
 
 
-def step_outputs(home: Path, manifest: dict[str, Any]) -> list[list[str]]:
+def run_and_read_logs(home: Path, manifest: dict[str, Any]) -> list[list[str]]:
     """Run a manifest and return the output lines of each step, sorted by name."""
     status = execute(manifest, {}, LocalCluster(home))
     assert status["phase"] == "Succeeded", status
     return [log.read_text().splitlines() for log in sorted(home.glob("runs/*/logs/*.log"))]
 
 
-def flow(**spec: Any) -> dict[str, Any]:
+def make_workflow(**spec: Any) -> dict[str, Any]:
     inputs = {
         "parameters": [
             {"value": 1, "enum": [1, True], "description": "no more", "name": "p", "default": "d"}
@@ -38,7 +38,7 @@ def flow(**spec: Any) -> dict[str, Any]:
     tell = {
         "name": "tell",
         "inputs": inputs,
-        "script": {"image": "busybox", "command": ["sh"], "source": TELL},
+        "script": {"image": "busybox", "command": ["sh"], "source": PRINT_TAGS_SCRIPT},
     }
     parameters = [{"value": 1.50, "name": "b", "enum": [1.5, 2]}, {"name": "a", "value": "<é>"}]
     return {"arguments": {"parameters": parameters}, "templates": [tell], **spec}
@@ -49,8 +49,8 @@ def test_workflow_tags_of_an_exit_handler_have_their_values_at_its_start(tmp_pat
         "name": "w",
         "annotations": {"workflows.argoproj.io/scheduled-time": "2026-04-29T00:00:00Z", "why": "b"},
     }
-    spec = flow(entrypoint="tell", onExit="tell")
-    last, first = step_outputs(tmp_path, {"kind": "Workflow", "metadata": meta, "spec": spec})
+    spec = make_workflow(entrypoint="tell", onExit="tell")
+    last, first = run_and_read_logs(tmp_path, {"kind": "Workflow", "metadata": meta, "spec": spec})
     # the phase is empty when the first steps start
     assert first[:2] == ["0.000000 ", "2026-04-29T00:00:00Z"]
     seconds, phase = last[0].split()
@@ -71,7 +71,7 @@ def test_workflow_tags_of_an_exit_handler_have_their_values_at_its_start(tmp_pat
 def test_a_run_of_a_cron_workflow_has_its_scheduled_time() -> None:
     spec = {
         "schedules": ["@daily"],
-        "workflowSpec": flow(entrypoint="tell"),
+        "workflowSpec": make_workflow(entrypoint="tell"),
         "workflowMetadata": {"labels": {"a": "b"}},
     }
     cron = {"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": spec}

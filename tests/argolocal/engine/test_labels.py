@@ -1,4 +1,4 @@
-"""Labels from expressions, which users can search runs by."""
+"""Labels of a run whose values are expressions (workflowMetadata.labelsFrom)."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from tests.argolocal.running import execute
 from tests.builders import shell
 
 
-def ran(home: Path, labels: dict[str, str], value: str = "bar") -> dict[str, Any]:
+def run_with_labels(home: Path, labels: dict[str, str], value: str = "bar") -> dict[str, Any]:
     container = shell("echo '{{workflow.labels.foo}}'")
 
     spec = {
@@ -34,7 +34,9 @@ def ran(home: Path, labels: dict[str, str], value: str = "bar") -> dict[str, Any
 
 
 def test_a_label_has_the_value_of_its_expression(tmp_path: Path) -> None:
-    status = ran(tmp_path, {"foo": "workflow.parameters.foo + '-' + workflow.labels.old"})
+    status = run_with_labels(
+        tmp_path, {"foo": "workflow.parameters.foo + '-' + workflow.labels.old"}
+    )
     assert status["phase"] == "Succeeded"
     assert RunFiles(tmp_path, "w").workflow()["metadata"]["labels"] == {
         "old": "kept",
@@ -57,5 +59,5 @@ def test_an_invalid_label_is_rejected_with_its_path(
     with pytest.raises(
         ConfigError, match=r"spec\.workflowMetadata\.labelsFrom\.foo\.expression " + message
     ):
-        ran(tmp_path, {"foo": expression})
+        run_with_labels(tmp_path, {"foo": expression})
     assert not (tmp_path / "runs").exists()

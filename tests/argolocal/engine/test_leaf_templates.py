@@ -1,4 +1,4 @@
-"""The names of nodes, which contain the items of loops."""
+"""Finding the name of a step in the name of a node, which may contain a large item of a loop."""
 
 import pytest
 

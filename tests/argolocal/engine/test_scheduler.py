@@ -1,4 +1,4 @@
-"""The state machine alone, without processes or a clock."""
+"""The state machine of a workflow, without processes and without a clock."""
 
 import json
 from itertools import pairwise

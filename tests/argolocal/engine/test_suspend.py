@@ -1,4 +1,4 @@
-"""Suspended steps: an approval must not be lost, given twice, or given by a crash."""
+"""Suspended steps: an approval is never lost or applied twice, and a crash never approves."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from tests.waiting import until
 REKINDLE = [sys.executable, "-c", "from rekindle.__main__ import main; main()"]
 
 
-def approval(default: str | None = None, **output: Any) -> dict[str, Any]:
+def make_approval(default: str | None = None, **output: Any) -> dict[str, Any]:
     source = {"supplied": {}} | ({"default": default} if default is not None else {})
     return {
         "name": "one",
@@ -34,20 +34,20 @@ def approval(default: str | None = None, **output: Any) -> dict[str, Any]:
     }
 
 
-def at_approval(template: dict[str, Any]) -> Scheduler:
-    """Return a workflow that waits at its approval; `after` gets the answer."""
-    after = {"name": "after", "template": "after", "arguments": {"parameters": [ANSWER]}}
+def advance_to_approval(template: dict[str, Any]) -> Scheduler:
+    """Return a workflow whose first step is suspended, and whose step `after` gets the answer."""
+    after = {"name": "after", "template": "after", "arguments": {"parameters": [ANSWER_ARGUMENT]}}
     echo = leaf("after", inputs={"parameters": [{"name": "x"}]})
     s = scheduler(steps([{"name": "ask"}], [after]), template, echo)
     assert s.advance(1000.0) == []
     return s
 
 
-ANSWER = {"name": "x", "value": "{{steps.ask.outputs.parameters.go}}"}
+ANSWER_ARGUMENT = {"name": "x", "value": "{{steps.ask.outputs.parameters.go}}"}
 
 
 def test_a_suspended_step_without_a_duration_waits_for_a_value_and_outputs_it() -> None:
-    s = at_approval(approval())
+    s = advance_to_approval(make_approval())
     s.advance(9e9)
     (node,) = suspend.list_suspended_nodes(s.status)
     (after,) = s.advance(9e9, [NodeResumed(node["id"], {"go": "YES"})])
@@ -60,24 +60,24 @@ def test_a_suspended_step_without_a_duration_waits_for_a_value_and_outputs_it() 
 
 
 def test_the_default_of_the_output_or_input_replaces_a_missing_value() -> None:
-    of_input = approval() | {"inputs": {"parameters": [{"name": "go", "default": "NO"}]}}
-    for template in (approval("NO"), of_input):
-        s = at_approval(template)
+    of_input = make_approval() | {"inputs": {"parameters": [{"name": "go", "default": "NO"}]}}
+    for template in (make_approval("NO"), of_input):
+        s = advance_to_approval(template)
         (node,) = suspend.list_suspended_nodes(s.status)
         asked = suspend.select_resume_values(s.status, {})
         (after,) = s.advance(1001.0, [NodeResumed(id, values) for id, values in asked.items()])
         assert isinstance(after, StartPod)
         assert s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "NO"
         assert "resume w -p go=NO" in suspend.make_resume_hint(
-            "w", {**node, "outputs": {"parameters": [OPEN]}}
+            "w", {**node, "outputs": {"parameters": [UNANSWERED_OUTPUT]}}
         )
 
 
-OPEN = {"name": "go", "valueFrom": {"supplied": {}, "default": "NO"}}
+UNANSWERED_OUTPUT = {"name": "go", "valueFrom": {"supplied": {}, "default": "NO"}}
 
 
 def test_a_missing_or_unexpected_value_resumes_no_step() -> None:
-    s = at_approval(approval())
+    s = advance_to_approval(make_approval())
     with pytest.raises(ConfigError, match=r"waits for the value of 'go': pass it with -p go=VALUE"):
         suspend.select_resume_values(s.status, {})
     with pytest.raises(
@@ -87,7 +87,7 @@ def test_a_missing_or_unexpected_value_resumes_no_step() -> None:
 
 
 def test_a_suspended_step_that_expires_without_a_value_ends_in_an_error_as_on_argo() -> None:
-    s = at_approval(approval() | {"suspend": {"duration": "5s"}})
+    s = advance_to_approval(make_approval() | {"suspend": {"duration": "5s"}})
     s.advance(1005.0)
     ask = next(node for node in s.nodes.values() if node["type"] == "Suspend")
     message = "raw output parameter 'go' has not been set and does not have a default value"
@@ -97,14 +97,14 @@ def test_a_suspended_step_that_expires_without_a_value_ends_in_an_error_as_on_ar
 
 
 def test_a_value_with_a_global_name_is_an_output_of_the_workflow() -> None:
-    s = at_approval(approval(globalName="answer"))
+    s = advance_to_approval(make_approval(globalName="answer"))
     (node,) = suspend.list_suspended_nodes(s.status)
     s.advance(1001.0, [NodeResumed(node["id"], {"go": "YES"})])
     assert s.status["outputs"]["parameters"] == [{"name": "answer", "value": "YES"}]
 
 
 def test_a_second_value_for_a_suspended_step_is_ignored() -> None:
-    s = at_approval(approval())
+    s = advance_to_approval(make_approval())
     (node,) = suspend.list_suspended_nodes(s.status)
     s.advance(
         1001.0, [NodeResumed(node["id"], {"go": "YES"}), NodeResumed(node["id"], {"go": "NO"})]
@@ -139,17 +139,17 @@ def run(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     return started
 
 
-def waits(process: subprocess.Popen[str]) -> str:
+def read_resume_hint(process: subprocess.Popen[str]) -> str:
     """Return the resume hints that a run prints."""
     assert process.stdout
     return next(line for line in process.stdout if " waits: " in line or "is suspended: " in line)
 
 
-def manifest(path: Path, **spec: Any) -> str:
+def write_manifest(path: Path, **spec: Any) -> str:
     ask = {"name": "ask", "template": "one"}
-    say = {"name": "say", "template": "say", "arguments": {"parameters": [ANSWER]}}
+    say = {"name": "say", "template": "say", "arguments": {"parameters": [ANSWER_ARGUMENT]}}
     echo = {"image": "busybox", "command": ["echo"], "args": ["said {{inputs.parameters.x}}"]}
-    templates = [{"name": "main", "steps": [[ask], [say]]}, approval()]
+    templates = [{"name": "main", "steps": [[ask], [say]]}, make_approval()]
     templates.append({"name": "say", "inputs": {"parameters": [{"name": "x"}]}, "container": echo})
     (path / "w.json").write_text(json.dumps(workflow(*templates, **spec)))
     return "w.json"
@@ -159,12 +159,12 @@ def manifest(path: Path, **spec: Any) -> str:
 def test_a_resumed_runner_waits_for_a_value_from_another_terminal(
     tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    first = run("run", "--manifest", manifest(tmp_path))
-    assert "`rekindle resume w -p go=VALUE`" in waits(first)
+    first = run("run", "--manifest", write_manifest(tmp_path))
+    assert "`rekindle resume w -p go=VALUE`" in read_resume_hint(first)
     first.send_signal(signal.SIGKILL)
     first.wait()
     second = run("resume", "w")
-    waits(second)
+    read_resume_hint(second)
     switches = psutil.Process(second.pid).num_ctx_switches
     switches_before = switches().voluntary
     until(
@@ -183,8 +183,8 @@ def test_a_resumed_runner_waits_for_a_value_from_another_terminal(
 def test_values_sent_after_the_death_of_a_runner_reach_the_next_runner(
     tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    first = run("run", "--manifest", manifest(tmp_path))
-    waits(first)
+    first = run("run", "--manifest", write_manifest(tmp_path))
+    read_resume_hint(first)
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert not resume_suspended("w", {"go": "later"}, tmp_path / ".rekindle")
@@ -201,8 +201,8 @@ def test_a_suspended_workflow_can_be_resumed_and_a_running_one_cannot(
 ) -> None:
     sleep = {"image": "busybox", "command": ["sleep"], "args": ["30"]}
     only = [{"name": "main", "container": sleep}]
-    first = run("run", "--manifest", manifest(tmp_path, suspend=True, templates=only))
-    waits(first)
+    first = run("run", "--manifest", write_manifest(tmp_path, suspend=True, templates=only))
+    read_resume_hint(first)
     home = tmp_path / ".rekindle"
     until("the run to begin", lambda: RunFiles(home, "w").load()[0]["phase"])
     assert resume_suspended("w", {}, home)

@@ -16,7 +16,7 @@ HINT = ' (hint: try wrapping the affected expression in quotes ("))'
         ("", True),
         ("1 == 1", True),
         ("true", True),
-        ("True == true", False),  # True, as Python prints it, is a word
+        ("True == true", False),  # True, as Python prints it, is a text
         ("'10' > '9'", False),  # texts are compared alphabetically
         ("10 > 9", True),
         ("prod == prod", True),  # bare words are texts

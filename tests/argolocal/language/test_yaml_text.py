@@ -1,4 +1,4 @@
-"""Untrusted YAML and JSON is rejected with one sentence, quickly."""
+"""YAML and JSON that would take too much time or memory is rejected quickly, with one sentence."""
 
 import re
 import resource
@@ -16,7 +16,7 @@ from argolocal.language.yaml_text import MAX_VALUES, parse, parse_one
 REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 
 
-def chain(start: str, form: str) -> str:
+def make_alias_chain(start: str, form: str) -> str:
     """Return anchors that each repeat the previous anchor nine times."""
     lines = [
         f"a{number}: &a{number} {form.format(', '.join([f'*a{number - 1}'] * 9))}"
@@ -26,11 +26,14 @@ def chain(start: str, form: str) -> str:
 
 
 BOMBS = {
-    "merge keys": (chain("{x: 1}", "{{<<: [{}]}}"), "200,000 values with all its aliases"),
+    "merge keys": (
+        make_alias_chain("{x: 1}", "{{<<: [{}]}}"),
+        "200,000 values with all its aliases",
+    ),
     "a key of aliases": ("a: &a [x]\n? *a\n: 1\n", "a key is a list or a mapping"),
-    "aliases": (chain("[x]", "[{}]"), "200,000 values with all its aliases"),
+    "aliases": (make_alias_chain("[x]", "[{}]"), "200,000 values with all its aliases"),
     "aliases of a long text": (
-        chain("x" * 100_000, "[{}]"),
+        make_alias_chain("x" * 100_000, "[{}]"),
         "10,000,000 characters with all its aliases",
     ),
     "an alias of itself": ("a: &a {<<: *a}\n", "*a contains itself"),

@@ -1,4 +1,4 @@
-"""Schedules are accepted and rejected as by Argo."""
+"""The same schedules are valid as in Argo."""
 
 import pytest
 from hypothesis import given
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from argolocal.manifest.cron import find_schedule_error
 
-ACCEPTED = [
+VALID_SCHEDULES = [
     "0 3 * * 1",
     "*/15 0-6,22 1,15 * MON-FRI",
     "59 23 31 12 6",
@@ -20,7 +20,7 @@ ACCEPTED = [
     "+5 3 * * 1",
     "*/2,30-40/5 * * * *",
 ]
-REJECTED = {
+INVALID_SCHEDULES = {
     "every day": "five fields",
     "0 3 * *": "five fields",
     "0 3 * * 1 2026": "five fields",
@@ -47,14 +47,14 @@ REJECTED = {
 }
 
 
-@pytest.mark.parametrize("schedule", ACCEPTED)
+@pytest.mark.parametrize("schedule", VALID_SCHEDULES)
 def test_a_schedule_that_argo_accepts_is_accepted(schedule: str) -> None:
     assert find_schedule_error(schedule) == ""
 
 
-@pytest.mark.parametrize("schedule", REJECTED, ids=lambda text: text[:20])
+@pytest.mark.parametrize("schedule", INVALID_SCHEDULES, ids=lambda text: text[:20])
 def test_a_schedule_that_argo_rejects_is_rejected_with_the_reason(schedule: str) -> None:
-    assert REJECTED[schedule] in find_schedule_error(schedule)
+    assert INVALID_SCHEDULES[schedule] in find_schedule_error(schedule)
 
 
 @given(st.text(max_size=30) | st.text("0123456789*/-,? @TZ=", max_size=20))

@@ -1,4 +1,4 @@
-"""Schedules have the times of Argo's library, robfig/cron 3.0.1, also when clocks change.
+"""Schedules have the same times as in Argo's library, robfig/cron 3.0.1, also when clocks change.
 
 `robfig_cron_times.json` contains 200 schedules, 10 zones and, for each zone, times shortly before
 both changes of its clocks in 2026. A digest is the start of the sha256 of the 25 times that follow
@@ -18,31 +18,37 @@ import pytest
 
 from argolocal.manifest.cron import Schedule, list_run_times, parse_schedule, times_between
 
-RECORD = json.loads((Path(__file__).parent / "robfig_cron_times.json").read_text())
-TIMES = 25
+RECORDED_TIMES = json.loads((Path(__file__).parent / "robfig_cron_times.json").read_text())
+TIMES_PER_SCHEDULE = 25
 
 
-def following(schedule: Schedule, start: int) -> list[int]:
+def list_next_times(schedule: Schedule, start: int) -> list[int]:
     times: list[int] = []
     next_time = schedule.next_time(start)
-    while next_time is not None and next_time <= start + 400 * 86400 and len(times) < TIMES:
+    while (
+        next_time is not None
+        and next_time <= start + 400 * 86400
+        and len(times) < TIMES_PER_SCHEDULE
+    ):
         times.append(next_time)
         next_time = schedule.next_time(next_time)
     return times
 
 
-def digest(times: list[int]) -> str:
+def hash_times(times: list[int]) -> str:
     return hashlib.sha256(" ".join(map(str, times)).encode()).hexdigest()[:8]
 
 
 @pytest.mark.fast_cases(3)
-@pytest.mark.parametrize("zone", RECORD["zones"])
+@pytest.mark.parametrize("zone", RECORDED_TIMES["zones"])
 def test_all_schedules_have_the_times_of_argo_around_both_changes_of_clocks(zone: str) -> None:
-    recorded = RECORD["zones"][zone]
-    for line, expected in zip(RECORD["schedules"], recorded["digests"].split(), strict=True):
+    recorded = RECORDED_TIMES["zones"][zone]
+    for line, expected in zip(
+        RECORDED_TIMES["schedules"], recorded["digests"].split(), strict=True
+    ):
         schedule = parse_schedule(line, zone)
-        times = [time for start in recorded["starts"] for time in following(schedule, start)]
-        assert digest(times) == expected, f"{line} in {zone}"
+        times = [time for start in recorded["starts"] for time in list_next_times(schedule, start)]
+        assert hash_times(times) == expected, f"{line} in {zone}"
 
 
 def test_a_time_that_clocks_skip_does_not_exist_and_a_repeated_one_exists_twice() -> None:

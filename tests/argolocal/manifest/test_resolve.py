@@ -1,5 +1,5 @@
-"""Templates in other objects: a manifest that runs on a cluster must run here, from the same
-file."""
+"""Templates in other objects: a file that can be run on a cluster can also be run here, without
+changes."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from argolocal.runner.preflight import check_workflow
 from tests import builders
 from tests.argolocal.running import execute
 
-FILE = """
+WORKFLOW_AND_TEMPLATES = """
 apiVersion: argoproj.io/v1alpha1
 kind: WorkflowTemplate
 metadata: {name: tools}
@@ -52,7 +52,7 @@ spec:
 """
 
 
-def load(text: str, home: Path) -> tuple[dict[str, Any], LocalCluster]:
+def load_objects(text: str, home: Path) -> tuple[dict[str, Any], LocalCluster]:
     """Return the object to run, and a cluster with the other objects."""
     main, others = split_main_object(parse_objects(text))
     cluster = LocalCluster(home)
@@ -61,7 +61,7 @@ def load(text: str, home: Path) -> tuple[dict[str, Any], LocalCluster]:
 
 
 def test_a_stored_template_calls_templates_of_its_own_object(tmp_path: Path) -> None:
-    main, cluster = load(FILE, tmp_path)
+    main, cluster = load_objects(WORKFLOW_AND_TEMPLATES, tmp_path)
     status = execute(main, {}, cluster)
     assert status["phase"] == "Succeeded", status
     nodes = {node["name"]: node for node in status["nodes"].values()}
@@ -71,8 +71,10 @@ def test_a_stored_template_calls_templates_of_its_own_object(tmp_path: Path) -> 
 
 
 def test_a_number_in_a_stored_template_is_converted_as_by_argo(tmp_path: Path) -> None:
-    main, cluster = load(
-        FILE.replace("{parameters: [{name: x}]}", "{parameters: [{name: x, default: 1.50}]}"),
+    main, cluster = load_objects(
+        WORKFLOW_AND_TEMPLATES.replace(
+            "{parameters: [{name: x}]}", "{parameters: [{name: x, default: 1.50}]}"
+        ),
         tmp_path,
     )
     main["spec"]["templates"][1]["dag"]["tasks"][0].pop("arguments")
@@ -83,12 +85,12 @@ def test_a_number_in_a_stored_template_is_converted_as_by_argo(tmp_path: Path) -
 
 
 def test_inputs_and_outputs_of_stored_templates_are_checked_before_the_run(tmp_path: Path) -> None:
-    text = FILE.replace('{name: "y", ', '{name: "y", globalName: all, ')
+    text = WORKFLOW_AND_TEMPLATES.replace('{name: "y", ', '{name: "y", globalName: all, ')
     text = text.replace(
         'command: ["true"]',
         'command: [test, "{{workflow.outputs.parameters.all}}", "=", "hello! me"]',
     )
-    main, cluster = load(text, tmp_path)
+    main, cluster = load_objects(text, tmp_path)
     assert execute(main, {}, cluster)["phase"] == "Succeeded"
     del main["spec"]["templates"][1]["dag"]["tasks"][0]["arguments"]
     with pytest.raises(ConfigError, match=r'template twice of tools needs the input "x"'):
@@ -128,9 +130,9 @@ def test_inputs_and_outputs_of_stored_templates_are_checked_before_the_run(tmp_p
 def test_a_mistake_in_a_stored_template_is_found_before_the_run_if_it_is_called(
     tmp_path: Path, field: str, wrong: str, message: str
 ) -> None:
-    text = FILE.replace(field, wrong, 1)
-    assert text != FILE
-    main, cluster = load(text, tmp_path)
+    text = WORKFLOW_AND_TEMPLATES.replace(field, wrong, 1)
+    assert text != WORKFLOW_AND_TEMPLATES
+    main, cluster = load_objects(text, tmp_path)
     with pytest.raises(
         ConfigError, match=rf"spec.templateRef\[tools\].templates\[twice\].*{re.escape(message)}"
     ):
@@ -144,7 +146,9 @@ def test_an_inline_template_cannot_read_the_inputs_of_its_stored_template(tmp_pa
     cluster = LocalCluster(tmp_path)
     inline = "inline: {container: {image: busybox, command: [echo, '{{inputs.parameters.x}}']}}}"
     main, others = split_main_object(
-        parse_objects(re.sub(r'template: say, arguments: .*}}!"}\]}}', inline, FILE))
+        parse_objects(
+            re.sub(r'template: say, arguments: .*}}!"}\]}}', inline, WORKFLOW_AND_TEMPLATES)
+        )
     )
     cluster.store_objects(others)
 
@@ -196,7 +200,7 @@ def test_stored_templates_may_call_each_other_recursively(tmp_path: Path) -> Non
     ]
 
 
-REFERRED = """
+WORKFLOW_OF_TEMPLATE = """
 kind: WorkflowTemplate
 metadata: {name: t}
 spec:
@@ -211,7 +215,7 @@ spec: {workflowTemplateRef: {name: t}, arguments: {parameters: [{name: z, value:
 
 
 def test_a_workflow_overrides_values_of_its_workflow_template(tmp_path: Path) -> None:
-    main, cluster = load(REFERRED, tmp_path)
+    main, cluster = load_objects(WORKFLOW_OF_TEMPLATE, tmp_path)
     spec = build_workflow(main, {"x": "2"}, cluster.find)["spec"]
     assert {each["name"]: each["value"] for each in spec["arguments"]["parameters"]} == {
         "x": "2",
@@ -223,7 +227,7 @@ def test_a_workflow_overrides_values_of_its_workflow_template(tmp_path: Path) ->
 
 def test_an_exit_handler_does_not_get_arguments_of_a_workflow_template(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
-    text = REFERRED.replace("entrypoint: main", "entrypoint: main\n  onExit: bye")
+    text = WORKFLOW_OF_TEMPLATE.replace("entrypoint: main", "entrypoint: main\n  onExit: bye")
     text = text.replace(
         "templates: [", "templates: [{name: bye, inputs: {parameters: [{name: x}]}, suspend: {}}, "
     )
@@ -252,14 +256,16 @@ def test_an_exit_handler_does_not_get_arguments_of_a_workflow_template(tmp_path:
 def test_an_invalid_reference_is_rejected_with_its_path(
     tmp_path: Path, reference: str, message: str
 ) -> None:
-    main, cluster = load(FILE.replace("{name: tools, template: twice}", reference), tmp_path)
+    main, cluster = load_objects(
+        WORKFLOW_AND_TEMPLATES.replace("{name: tools, template: twice}", reference), tmp_path
+    )
     with pytest.raises(ConfigError, match=message):
         execute(main, {}, cluster)
     assert not (tmp_path / "runs").exists()
 
 
 def test_fields_of_stored_templates_are_checked_as_in_the_workflow(tmp_path: Path) -> None:
-    main, cluster = load(FILE.replace("envFrom", "lifecycle"), tmp_path)
+    main, cluster = load_objects(WORKFLOW_AND_TEMPLATES.replace("envFrom", "lifecycle"), tmp_path)
     with pytest.raises(ConfigError, match=r"templates\[1\]\.script\.lifecycle"):
         execute(main, {}, cluster)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-PINNED = "python@sha256:" + "0" * 64
-RIGHT = yaml.safe_load(
+PINNED_IMAGE = "python@sha256:" + "0" * 64
+VALID_WORKFLOW = yaml.safe_load(
     """
 apiVersion: argoproj.io/v1alpha1
 kind: Workflow
@@ -88,29 +88,29 @@ spec:
   - name: finish
     inputs: {parameters: [{name: note, default: ""}]}
     container: {image: python, args: ["{{workflow.status}} {{workflow.outputs.parameters.auc}} {{inputs.parameters}}"]}
-""".replace("image: python", f"image: {PINNED}")
+""".replace("image: python", f"image: {PINNED_IMAGE}")
 )
 
 
-def template(manifest: Any, name: str) -> Any:
+def find_template(manifest: Any, name: str) -> Any:
     return next(t for t in manifest["spec"]["templates"] if t["name"] == name)
 
 
-def container(manifest: Any) -> Any:
-    return template(manifest, "score")["container"]
+def find_container(manifest: Any) -> Any:
+    return find_template(manifest, "score")["container"]
 
 
-def replicas(**types: Any) -> Any:
-    image = {"image": PINNED, **RIGHT["spec"]["templateDefaults"]["container"]}
-    pod = {"securityContext": RIGHT["spec"]["securityContext"], "containers": [image]}
+def make_replicas(**types: Any) -> Any:
+    image = {"image": PINNED_IMAGE, **VALID_WORKFLOW["spec"]["templateDefaults"]["container"]}
+    pod = {"securityContext": VALID_WORKFLOW["spec"]["securityContext"], "containers": [image]}
     return {
         name: {"replicas": number, "template": {"spec": copy.deepcopy(pod)}}
         for name, number in types.items()
     }
 
 
-def job(kind: str, key: str, container: str, **types: int) -> Any:
-    roles = replicas(**types)
+def make_training_job(kind: str, key: str, container: str, **types: int) -> Any:
+    roles = make_replicas(**types)
     for each in roles.values():
         each["template"]["spec"]["containers"][0]["name"] = container
     policy = {"activeDeadlineSeconds": 60, "cleanPodPolicy": "Running"}
@@ -123,10 +123,10 @@ def job(kind: str, key: str, container: str, **types: int) -> Any:
     }
 
 
-def plain(kind: str, *path: str, **spec: Any) -> Any:
-    pod = job("PyTorchJob", "pytorchReplicaSpecs", "main", Worker=1)["spec"]["pytorchReplicaSpecs"][
-        "Worker"
-    ]["template"]
+def make_batch_object(kind: str, *path: str, **spec: Any) -> Any:
+    pod = make_training_job("PyTorchJob", "pytorchReplicaSpecs", "main", Worker=1)["spec"][
+        "pytorchReplicaSpecs"
+    ]["Worker"]["template"]
     pod["spec"]["restartPolicy"] = "Never"
     spec["template"] = pod
     for key in path:
@@ -134,38 +134,44 @@ def plain(kind: str, *path: str, **spec: Any) -> Any:
     return {"apiVersion": "batch/v1", "kind": kind, "metadata": {"name": "plain"}, "spec": spec}
 
 
-def scheduled(job: Any) -> Any:
+def add_schedule(job: Any) -> Any:
     job["spec"]["schedule"] = "0 3 * * *"
     return job
 
 
-def serving(deployment: Any) -> Any:
+def make_deployment(deployment: Any) -> Any:
     deployment["spec"]["template"]["metadata"] = {"labels": {"app": "plain"}}
     deployment["spec"]["template"]["spec"].pop("restartPolicy")
     return deployment | {"apiVersion": "apps/v1"}
 
 
-OBJECTS = {
+VALID_OBJECTS = {
     "PyTorchJob": lambda: (
-        job("PyTorchJob", "pytorchReplicaSpecs", "pytorch", Master=1, Worker=2)
+        make_training_job("PyTorchJob", "pytorchReplicaSpecs", "pytorch", Master=1, Worker=2)
         | {"metadata": {"name": "job", "labels": {"team": "fraud"}}}
     ),
-    "TFJob": lambda: job(
+    "TFJob": lambda: make_training_job(
         "TFJob", "tfReplicaSpecs", "tensorflow", Chief=1, PS=1, Worker=2, Evaluator=1
     ),
-    "XGBoostJob": lambda: job("XGBoostJob", "xgbReplicaSpecs", "xgboost", Master=1, Worker=2),
-    "PaddleJob": lambda: job("PaddleJob", "paddleReplicaSpecs", "paddle", Worker=2),
-    "JAXJob": lambda: job("JAXJob", "jaxReplicaSpecs", "jax", Worker=2),
-    "MPIJob": lambda: job("MPIJob", "mpiReplicaSpecs", "any", Launcher=1, Worker=2),
-    "Job": lambda: plain("Job", activeDeadlineSeconds=60),
-    "CronJob": lambda: scheduled(plain("CronJob", "jobTemplate", activeDeadlineSeconds=60)),
+    "XGBoostJob": lambda: make_training_job(
+        "XGBoostJob", "xgbReplicaSpecs", "xgboost", Master=1, Worker=2
+    ),
+    "PaddleJob": lambda: make_training_job("PaddleJob", "paddleReplicaSpecs", "paddle", Worker=2),
+    "JAXJob": lambda: make_training_job("JAXJob", "jaxReplicaSpecs", "jax", Worker=2),
+    "MPIJob": lambda: make_training_job("MPIJob", "mpiReplicaSpecs", "any", Launcher=1, Worker=2),
+    "Job": lambda: make_batch_object("Job", activeDeadlineSeconds=60),
+    "CronJob": lambda: add_schedule(
+        make_batch_object("CronJob", "jobTemplate", activeDeadlineSeconds=60)
+    ),
     "JobSet": lambda: {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": {"name": "set"},
-        "spec": jobset()["template"]["spec"],
+        "spec": make_job_set()["template"]["spec"],
     },
-    "Deployment": lambda: serving(plain("Deployment", selector={"matchLabels": {"app": "plain"}})),
+    "Deployment": lambda: make_deployment(
+        make_batch_object("Deployment", selector={"matchLabels": {"app": "plain"}})
+    ),
     "HorizontalPodAutoscaler": lambda: {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
@@ -178,60 +184,94 @@ OBJECTS = {
 }
 
 
-def jobset() -> Any:
-    node = plain("Job")["spec"]["template"]
+def make_job_set() -> Any:
+    node = make_batch_object("Job")["spec"]["template"]
     jobs = [{"name": "node", "template": {"spec": {"template": node}}}]
     return {"template": {"spec": {"replicatedJobs": jobs}}}
 
 
-def node(thing: Any) -> Any:
-    return node_pod(thing["template"])["containers"][0]
+def find_node_container(thing: Any) -> Any:
+    return find_node_pod(thing["template"])["containers"][0]
 
 
-def node_pod(job_set: Any) -> Any:
+def find_node_pod(job_set: Any) -> Any:
     return job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
 
 
-def pod(thing: Any) -> Any:
+def find_pod(thing: Any) -> Any:
     spec = thing["spec"]
     for key in ("pytorchReplicaSpecs", "Worker", "jobTemplate", "spec", "template", "spec"):
         spec = spec.get(key, spec)
     return spec
 
 
-def worker(thing: Any) -> Any:
+def find_worker(thing: Any) -> Any:
     return next(each for key, each in thing["spec"].items() if key.endswith("ReplicaSpecs"))[
         "Worker"
     ]
 
 
-def elastic(thing: Any, **policy: Any) -> None:
+def set_elastic_policy(thing: Any, **policy: Any) -> None:
     thing["spec"]["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 4, **policy}
 
 
-WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
+def make_trainer_object(kind: str, **spec: Any) -> Any:
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": "t"},
+        "spec": spec,
+    }
+
+
+def make_inference_service(**more: Any) -> Any:
+    predictor = make_batch_object("Job")["spec"]["template"]["spec"]
+    predictor["containers"][0].update(readinessProbe={}, livenessProbe={})
+    spec = {"predictor": predictor, **more}
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {"name": "s"},
+        "spec": spec,
+    }
+
+
+# kinds that the cluster of the tests does not have
+OTHER_OBJECTS = {
+    "InferenceService": make_inference_service,
+    "TrainingRuntime": lambda: make_trainer_object("TrainingRuntime", **make_job_set()),
+    "ClusterTrainingRuntime": lambda: make_trainer_object(
+        "ClusterTrainingRuntime", **make_job_set()
+    ),
+    "TrainJob": lambda: make_trainer_object(
+        "TrainJob", trainer={"image": PINNED_IMAGE, "args": ["x"]}, runtimeRef={"name": "t"}
+    ),
+}
+
+
+INVALID_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
     "gone": ("PyTorchJob", lambda j: j.update(kind="MXJob"), "kind", "MXNet is retired"),
     "container": (
         "PyTorchJob",
-        lambda j: pod(j)["containers"][0].update(name="torch"),
+        lambda j: find_pod(j)["containers"][0].update(name="torch"),
         "job",
         'called "pytorch"',
     ),
     "tf container": (
         "TFJob",
-        lambda j: worker(j)["template"]["spec"]["containers"][0].pop("name"),
+        lambda j: find_worker(j)["template"]["spec"]["containers"][0].pop("name"),
         "job",
         '"tensorflow"',
     ),
     "no container": (
         "MPIJob",
-        lambda j: worker(j)["template"].pop("spec"),
+        lambda j: find_worker(j)["template"].pop("spec"),
         "job",
         "needs a container",
     ),
     "no image": (
         "MPIJob",
-        lambda j: worker(j)["template"]["spec"]["containers"][0].pop("image"),
+        lambda j: find_worker(j)["template"]["spec"]["containers"][0].pop("image"),
         "job",
         "an image",
     ),
@@ -249,7 +289,7 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
     ),
     "type": (
         "PyTorchJob",
-        lambda j: j["spec"]["pytorchReplicaSpecs"].update(worker=worker(j)),
+        lambda j: j["spec"]["pytorchReplicaSpecs"].update(worker=find_worker(j)),
         "job",
         'mean "Worker"',
     ),
@@ -265,35 +305,40 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
         "job",
         "needs a Master",
     ),
-    "no workers": ("PyTorchJob", lambda j: worker(j).update(replicas=0), "job", "at least 1"),
+    "no workers": ("PyTorchJob", lambda j: find_worker(j).update(replicas=0), "job", "at least 1"),
     "chief and master": (
         "TFJob",
-        lambda j: j["spec"]["tfReplicaSpecs"].update(Master=worker(j)),
+        lambda j: j["spec"]["tfReplicaSpecs"].update(Master=find_worker(j)),
         "job",
         "names of the same role",
     ),
     "restart": (
         "JAXJob",
-        lambda j: worker(j).update(restartPolicy="Sometimes"),
+        lambda j: find_worker(j).update(restartPolicy="Sometimes"),
         "job",
         "must be one of Always, OnFailure",
     ),
-    "rdzvConf": ("PyTorchJob", lambda j: elastic(j, rdzvConf=[]), "job", "crashes the operator"),
+    "rdzvConf": (
+        "PyTorchJob",
+        lambda j: set_elastic_policy(j, rdzvConf=[]),
+        "job",
+        "crashes the operator",
+    ),
     "standalone": (
         "PyTorchJob",
-        lambda j: elastic(j, standalone=True),
+        lambda j: set_elastic_policy(j, standalone=True),
         "job",
         "torchrun cannot parse",
     ),
     "processes": (
         "PyTorchJob",
-        lambda j: elastic(j, nProcPerNode=2) or j["spec"].update(nprocPerNode="2"),
+        lambda j: set_elastic_policy(j, nProcPerNode=2) or j["spec"].update(nprocPerNode="2"),
         "job",
         "remove nProcPerNode",
     ),
     "elastic master": (
         "PyTorchJob",
-        lambda j: elastic(j) or j["spec"]["pytorchReplicaSpecs"].pop("Worker"),
+        lambda j: set_elastic_policy(j) or j["spec"]["pytorchReplicaSpecs"].pop("Worker"),
         "job",
         "needs a Worker",
     ),
@@ -310,20 +355,27 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
     "label's type": ("Job", lambda j: j["metadata"].update(labels={"a": 1}), "name", "a text"),
     "container name": (
         "Job",
-        lambda j: pod(j)["containers"][0].update(name="a_b"),
+        lambda j: find_pod(j)["containers"][0].update(name="a_b"),
         "name",
         "dashes",
     ),
     "port name": (
         "Deployment",
-        lambda j: pod(j)["containers"][0].update(ports=[{"name": "a" * 16}]),
+        lambda j: find_pod(j)["containers"][0].update(ports=[{"name": "a" * 16}]),
         "name",
         "at most 15",
     ),
-    "job restarts": ("Job", lambda j: pod(j).pop("restartPolicy"), "job", "OnFailure or Never"),
+    "job restarts": (
+        "Job",
+        lambda j: find_pod(j).pop("restartPolicy"),
+        "job",
+        "OnFailure or Never",
+    ),
     "failure policy": (
         "Job",
-        lambda j: j["spec"].update(podFailurePolicy={}) or pod(j).update(restartPolicy="OnFailure"),
+        lambda j: (
+            j["spec"].update(podFailurePolicy={}) or find_pod(j).update(restartPolicy="OnFailure")
+        ),
         "job",
         "Never",
     ),
@@ -348,7 +400,7 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
     ),
     "restarts of a set": (
         "JobSet",
-        lambda j: node_pod(j).update(restartPolicy="Always"),
+        lambda j: find_node_pod(j).update(restartPolicy="Always"),
         "job",
         "OnFailure or Never",
     ),
@@ -358,7 +410,7 @@ WRONG_OBJECTS: dict[str, tuple[str, Callable[[Any], Any], str, str]] = {
         "job",
         "must be one of None",
     ),
-    "shape": ("CronJob", lambda j: pod(j).update(containers={}), "shape", "must be a list"),
+    "shape": ("CronJob", lambda j: find_pod(j).update(containers={}), "shape", "must be a list"),
     "no schedule": (
         "CronJob",
         lambda j: j["spec"].pop("schedule"),

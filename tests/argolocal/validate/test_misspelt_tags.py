@@ -1,5 +1,5 @@
-"""Argo leaves a tag with an unknown first word in the text: lint warns if the word is a misspelt
-first word."""
+"""Argo leaves a tag with an unknown first word in the text. Lint warns if the word is probably
+misspelt."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 from argolocal import validate
 
 
-def tag_warnings(text: str) -> list[str]:
+def list_tag_warnings(text: str) -> list[str]:
     container = {"image": "busybox", "command": ["echo", text]}
     spec = {"entrypoint": "main", "templates": [{"name": "main", "container": container}]}
     workflow: dict[str, Any] = {
@@ -37,7 +37,7 @@ def tag_warnings(text: str) -> list[str]:
     ],
 )
 def test_a_misspelt_first_word_is_a_warning(tag: str, correct_tag: str) -> None:
-    (warning,) = tag_warnings(f"{{{{{tag}}}}}")
+    (warning,) = list_tag_warnings(f"{{{{{tag}}}}}")
     assert f'Did you mean "{correct_tag}"?' in warning
 
 
@@ -45,4 +45,4 @@ def test_a_misspelt_first_word_is_a_warning(tag: str, correct_tag: str) -> None:
     "tag", ["user.name", " .Values.image ", "cronworkflow.name", "node.name", "=map([1], # + 1)"]
 )
 def test_tags_of_other_languages_and_of_argo_pass(tag: str) -> None:
-    assert not tag_warnings(f"{{{{{tag}}}}}")
+    assert not list_tag_warnings(f"{{{{{tag}}}}}")

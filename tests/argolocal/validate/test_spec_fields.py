@@ -1,5 +1,5 @@
-"""Tags in the fields of a spec besides its templates: Argo accepts each, and leaves it in the text
-if it has no value there."""
+"""Tags in the fields of a spec other than `templates`. Argo accepts all of them, and leaves a tag
+without a value in the text."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ FIELDS: dict[str, Any] = {
 }
 
 
-def tag_findings(field: str, text: str) -> list[validate.Finding]:
+def list_tag_findings(field: str, text: str) -> list[validate.Finding]:
     spec = {"entrypoint": "main", "templates": TEMPLATES, field: FIELDS[field](text)}
     workflow: dict[str, Any] = {
         "apiVersion": "argoproj.io/v1alpha1",
@@ -67,7 +67,7 @@ def tag_findings(field: str, text: str) -> list[validate.Finding]:
     ],
 )
 def test_a_tag_that_nothing_replaces_is_a_warning_in_every_field(field: str, tag: str) -> None:
-    (finding,) = tag_findings(field, f"{{{{{tag}}}}}")
+    (finding,) = list_tag_findings(field, f"{{{{{tag}}}}}")
 
     assert not finding.fatal
     assert finding.path.startswith(f"spec.{field}")
@@ -96,7 +96,9 @@ def test_a_tag_that_nothing_replaces_is_a_warning_in_every_field(field: str, tag
 def test_a_tag_passes_exactly_in_the_fields_in_which_argo_replaces_it(
     tag: str, fields: tuple[str, ...]
 ) -> None:
-    passing_fields = tuple(field for field in FIELDS if not tag_findings(field, f"{{{{{tag}}}}}"))
+    passing_fields = tuple(
+        field for field in FIELDS if not list_tag_findings(field, f"{{{{{tag}}}}}")
+    )
 
     assert passing_fields == fields
 

@@ -31,25 +31,27 @@ TEMPLATES = """
     artifacts: [{name: report, path: /tmp/report, s3: {key: report}}]
 """
 
-APPROVED = "{name: release, template: work, depends: approval}"
-DAG_OF_APPROVAL = (
+RELEASE_AFTER_APPROVAL = "{name: release, template: work, depends: approval}"
+TEMPLATE_ENDING_WITH_APPROVAL = (
     "{name: inner, steps: [[{name: work, template: work}], [{name: approval, template: wait}]]}"
 )
-ALONE = "{name: inner, dag: {tasks: [{name: approval, template: wait}]}}"
-OUTER = (
+TEMPLATE_OF_APPROVAL = "{name: inner, dag: {tasks: [{name: approval, template: wait}]}}"
+TEMPLATE_CALLING_INNER = (
     "{name: outer, dag: {tasks: [{name: first, template: work}, {name: deep, template: inner,"
     " depends: first}]}}"
 )
-EXPORT = (
+EXPORTED_VERDICT = (
     "outputs: {parameters: [{name: v, valueFrom: {parameter:"
     " '{{tasks.q.outputs.parameters.verdict}}'}}]}"
 )
-READING = "{name: inner, EXPORT, dag: {tasks: [{name: q, template: quality}]}}".replace(
-    "EXPORT", EXPORT
+TEMPLATE_EXPORTING_VERDICT = (
+    "{name: inner, EXPORT, dag: {tasks: [{name: q, template: quality}]}}".replace(
+        "EXPORT", EXPORTED_VERDICT
+    )
 )
 
 
-def workflow(main: str, *others: str, **spec: Any) -> dict[str, Any]:
+def make_workflow(main: str, *others: str, **spec: Any) -> dict[str, Any]:
     templates = [
         {"name": "main", **yaml.safe_load(main)},
         *map(yaml.safe_load, others),
@@ -63,24 +65,26 @@ def workflow(main: str, *others: str, **spec: Any) -> dict[str, Any]:
     }
 
 
-def dag(*tasks: str) -> str:
+def make_dag(*tasks: str) -> str:
     return f"dag: {{tasks: [{', '.join(tasks)}]}}"
 
 
-def warnings(manifest: dict[str, Any]) -> list[str]:
+def list_warning_paths(manifest: dict[str, Any]) -> list[str]:
     findings = lint(manifest)
     assert not [finding for finding in findings if finding.fatal]
     return [finding.path.removeprefix("spec.templates") for finding in unheeded_tasks(findings)]
 
 
-UNHEEDED: dict[str, tuple[dict[str, Any], str]] = {
+REPORTED_WORKFLOWS: dict[str, tuple[dict[str, Any], str]] = {
     "approval beside the release": (
-        workflow(dag("{name: approval, template: wait}", "{name: release, template: work}")),
+        make_workflow(
+            make_dag("{name: approval, template: wait}", "{name: release, template: work}")
+        ),
         "[main].dag.tasks[approval]",
     ),
     "approval after the release": (
-        workflow(
-            dag(
+        make_workflow(
+            make_dag(
                 "{name: release, template: work}",
                 "{name: approval, template: wait, dependencies: [release]}",
             )
@@ -88,33 +92,41 @@ UNHEEDED: dict[str, tuple[dict[str, Any], str]] = {
         "[main].dag.tasks[approval]",
     ),
     "suspend as the last step": (
-        workflow("steps: [[{name: release, template: work}], [{name: approval, template: wait}]]"),
+        make_workflow(
+            "steps: [[{name: release, template: work}], [{name: approval, template: wait}]]"
+        ),
         "[main].steps[1][approval]",
     ),
     "suspend beside the release in the last group": (
-        workflow("steps: [[{name: release, template: work}, {name: approval, template: wait}]]"),
+        make_workflow(
+            "steps: [[{name: release, template: work}, {name: approval, template: wait}]]"
+        ),
         "[main].steps[0][approval]",
     ),
     "inline suspend": (
-        workflow(dag("{name: approval, inline: {suspend: {}}}", "{name: release, template: work}")),
+        make_workflow(
+            make_dag("{name: approval, inline: {suspend: {}}}", "{name: release, template: work}")
+        ),
         "[main].dag.tasks[approval]",
     ),
     "suspend at the end of nested steps": (
-        workflow(
-            dag("{name: group, template: inner}", "{name: release, template: work}"),
-            DAG_OF_APPROVAL,
+        make_workflow(
+            make_dag("{name: group, template: inner}", "{name: release, template: work}"),
+            TEMPLATE_ENDING_WITH_APPROVAL,
         ),
         "[inner].steps[1][approval]",
     ),
     "suspend in a DAG that is nested twice": (
-        workflow(
-            dag("{name: group, template: outer}", "{name: release, template: work}"), OUTER, ALONE
+        make_workflow(
+            make_dag("{name: group, template: outer}", "{name: release, template: work}"),
+            TEMPLATE_CALLING_INNER,
+            TEMPLATE_OF_APPROVAL,
         ),
         "[inner].dag.tasks[approval]",
     ),
     "suspend in an inline DAG": (
-        workflow(
-            dag(
+        make_workflow(
+            make_dag(
                 "{name: group, inline: {dag: {tasks: [{name: approval, template: wait}]}}}",
                 "{name: r, template: work}",
             )
@@ -122,8 +134,8 @@ UNHEEDED: dict[str, tuple[dict[str, Any], str]] = {
         "[main].dag.tasks[group].inline.dag.tasks[approval]",
     ),
     "suspend with a hook that runs during the wait": (
-        workflow(
-            dag(
+        make_workflow(
+            make_dag(
                 "{name: approval, template: wait, hooks: {running: {template: work, expression:"
                 " 'true'}}}"
             )
@@ -131,119 +143,134 @@ UNHEEDED: dict[str, tuple[dict[str, Any], str]] = {
         "[main].dag.tasks[approval]",
     ),
     "suspend of a workflow with an exit handler": (
-        workflow(
-            dag("{name: approval, template: wait}", "{name: release, template: work}"),
+        make_workflow(
+            make_dag("{name: approval, template: wait}", "{name: release, template: work}"),
             onExit="work",
         ),
         "[main].dag.tasks[approval]",
     ),
     "answer that nobody reads": (
-        workflow(dag("{name: approval, template: ask}", APPROVED)),
+        make_workflow(make_dag("{name: approval, template: ask}", RELEASE_AFTER_APPROVAL)),
         "[main].dag.tasks[approval]",
     ),
     "quality beside the release": (
-        workflow(dag("{name: q, template: quality}", "{name: release, template: work}")),
+        make_workflow(make_dag("{name: q, template: quality}", "{name: release, template: work}")),
         "[main].dag.tasks[q]",
     ),
     "quality before the release, which ignores the verdict": (
-        workflow("steps: [[{name: q, template: quality}], [{name: release, template: work}]]"),
+        make_workflow("steps: [[{name: q, template: quality}], [{name: release, template: work}]]"),
         "[main].steps[0][q]",
     ),
     "report beside the release": (
-        workflow(dag("{name: q, template: report}", "{name: release, template: work}")),
+        make_workflow(make_dag("{name: q, template: report}", "{name: release, template: work}")),
         "[main].dag.tasks[q]",
     ),
     "verdict beside a stored report": (
-        workflow(dag("{name: q, template: judge}", "{name: release, template: work}")),
+        make_workflow(make_dag("{name: q, template: judge}", "{name: release, template: work}")),
         "[main].dag.tasks[q]",
     ),
     "quality in a group whose outputs nobody reads": (
-        workflow(dag("{name: group, template: inner}", "{name: release, template: work}"), READING),
+        make_workflow(
+            make_dag("{name: group, template: inner}", "{name: release, template: work}"),
+            TEMPLATE_EXPORTING_VERDICT,
+        ),
         "[inner].dag.tasks[q]",
     ),
 }
 
 
-@pytest.mark.parametrize("case", UNHEEDED)
+@pytest.mark.parametrize("case", REPORTED_WORKFLOWS)
 def test_a_task_that_holds_nothing_back_is_reported(case: str) -> None:
-    manifest, path = UNHEEDED[case]
-    assert warnings(manifest) == [path]
+    manifest, path = REPORTED_WORKFLOWS[case]
+    assert list_warning_paths(manifest) == [path]
 
 
-HEEDED = {
-    "approval before the release": workflow(dag("{name: approval, template: wait}", APPROVED)),
-    "step before the release": workflow(
+ACCEPTED_WORKFLOWS = {
+    "approval before the release": make_workflow(
+        make_dag("{name: approval, template: wait}", RELEASE_AFTER_APPROVAL)
+    ),
+    "step before the release": make_workflow(
         "steps: [[{name: a, template: wait}], [{name: release, template: work}]]"
     ),
-    "last suspend of a group that the release waits for": workflow(
-        dag("{name: approval, template: outer}", APPROVED), OUTER, DAG_OF_APPROVAL
+    "last suspend of a group that the release waits for": make_workflow(
+        make_dag("{name: approval, template: outer}", RELEASE_AFTER_APPROVAL),
+        TEMPLATE_CALLING_INNER,
+        TEMPLATE_ENDING_WITH_APPROVAL,
     ),
-    "suspend with an exit hook": workflow(
-        dag("{name: a, template: wait, hooks: {exit: {template: work}}}")
+    "suspend with an exit hook": make_workflow(
+        make_dag("{name: a, template: wait, hooks: {exit: {template: work}}}")
     ),
-    "suspend in an exit handler": workflow(dag("{name: a, template: work}"), ALONE, onExit="inner"),
-    "answer that is an output of the workflow": workflow(
+    "suspend in an exit handler": make_workflow(
+        make_dag("{name: a, template: work}"), TEMPLATE_OF_APPROVAL, onExit="inner"
+    ),
+    "answer that is an output of the workflow": make_workflow(
         "{outputs: {parameters: [{name: v, valueFrom: {expression:"
-        " \"tasks['q'].outputs.parameters.answer\"}}]}, " + dag("{name: q, template: ask}") + "}"
+        " \"tasks['q'].outputs.parameters.answer\"}}]}, "
+        + make_dag("{name: q, template: ask}")
+        + "}"
     ),
-    "answer that is read": workflow(
-        dag(
+    "answer that is read": make_workflow(
+        make_dag(
             "{name: approval, template: ask}",
             "{name: release, template: work, depends: approval,"
             " when: '{{tasks.approval.outputs.parameters.answer}} == YES'}",
         )
     ),
-    "verdict that is read": workflow(
+    "verdict that is read": make_workflow(
         "steps: [[{name: q, template: quality}],"
         " [{name: r, template: work, when: '{{steps.q.outputs.parameters.verdict}} == ok'}]]"
     ),
-    "verdict that a nested template passes on": workflow(
-        dag(
+    "verdict that a nested template passes on": make_workflow(
+        make_dag(
             "{name: group, template: inner}",
             "{name: r, template: work, depends: group, when: '{{=tasks.group.outputs.parameters.v}}"
             " == ok'}",
         ),
-        READING,
+        TEMPLATE_EXPORTING_VERDICT,
     ),
-    "result of the last task": workflow(
-        dag("{name: a, template: work}", "{name: q, template: quality, depends: a}")
+    "result of the last task": make_workflow(
+        make_dag("{name: a, template: work}", "{name: q, template: quality, depends: a}")
     ),
-    "results of equal tasks": workflow(
-        dag("{name: a, template: quality}", "{name: b, template: quality}")
+    "results of equal tasks": make_workflow(
+        make_dag("{name: a, template: quality}", "{name: b, template: quality}")
     ),
-    "report of the step before": workflow(
+    "report of the step before": make_workflow(
         "steps: [[{name: q, template: report}], [{name: r, template: work}]]"
     ),
-    "global output": workflow(dag("{name: q, template: known}", "{name: r, template: work}")),
-    "stored artifact": workflow(dag("{name: q, template: stored}", "{name: r, template: work}")),
-    "tasks without outputs": workflow(
-        dag("{name: a, template: work}", "{name: b, template: work}")
+    "global output": make_workflow(
+        make_dag("{name: q, template: known}", "{name: r, template: work}")
     ),
-    "template that calls itself": workflow(
+    "stored artifact": make_workflow(
+        make_dag("{name: q, template: stored}", "{name: r, template: work}")
+    ),
+    "tasks without outputs": make_workflow(
+        make_dag("{name: a, template: work}", "{name: b, template: work}")
+    ),
+    "template that calls itself": make_workflow(
         "steps: [[{name: a, template: work}], [{name: again, template: main, when: 'false'}]]"
     ),
-    "only a suspend": workflow("suspend: {}"),
+    "only a suspend": make_workflow("suspend: {}"),
 }
 
 
-@pytest.mark.parametrize("case", HEEDED)
+@pytest.mark.parametrize("case", ACCEPTED_WORKFLOWS)
 def test_a_task_that_holds_something_back_is_not_reported(case: str) -> None:
-    assert warnings(HEEDED[case]) == []
+    assert list_warning_paths(ACCEPTED_WORKFLOWS[case]) == []
 
 
-def library(main: str, **spec: Any) -> dict[str, Any]:
-    manifest = workflow(main, **spec)
+def make_workflow_template(main: str, **spec: Any) -> dict[str, Any]:
+    manifest = make_workflow(main, **spec)
     del manifest["spec"]["entrypoint"]
     return {**manifest, "kind": "WorkflowTemplate", "metadata": {"name": "library"}}
 
 
 def test_a_template_for_other_workflows_may_end_with_a_suspend_but_its_caller_must_wait() -> None:
-    template = library(
+    template = make_workflow_template(
         "steps: [[{name: work, template: work}], [{name: approval, template: wait}]]"
     )
     call = "templateRef: {name: library, template: main}"
-    ignoring = workflow(dag(f"{{name: ask, {call}}}", "{name: release, template: work}"))
-    waiting = workflow(dag(f"{{name: approval, {call}}}", APPROVED))
+    ignoring = make_workflow(make_dag(f"{{name: ask, {call}}}", "{name: release, template: work}"))
+    waiting = make_workflow(make_dag(f"{{name: approval, {call}}}", RELEASE_AFTER_APPROVAL))
 
     assert unheeded_tasks(lint(template)) == []
     assert unheeded_tasks(lint_all([("t", template), ("w", waiting)])) == []
@@ -254,10 +281,12 @@ def test_a_template_for_other_workflows_may_end_with_a_suspend_but_its_caller_mu
 
 
 def test_a_workflow_of_a_template_is_checked_once() -> None:
-    template = workflow(dag("{name: approval, template: wait}", "{name: release, template: work}"))
+    template = make_workflow(
+        make_dag("{name: approval, template: wait}", "{name: release, template: work}")
+    )
     template["kind"] = "WorkflowTemplate"
     template["metadata"] = {"name": "pipeline"}
-    user = workflow("suspend: {}")
+    user = make_workflow("suspend: {}")
     user["spec"] = {"workflowTemplateRef": {"name": "pipeline"}}
     [finding] = unheeded_tasks(lint_all([("t", template), ("w", user)]))
     assert finding.file == "t"

@@ -15,7 +15,7 @@ import pytest
 
 from rekindle.cli import commands
 from rekindle.local.services.services import is_answering
-from tests.argolocal.controllers.releases import serving
+from tests.argolocal.controllers.releases import make_serving_workflow
 from tests.ports import free_port
 from tests.rekindle.cli.processes import REKINDLE, workflow, write_manifest
 from tests.rekindle.cli.stranger import OWN, Folder, leaf_commands
@@ -219,7 +219,9 @@ def recorded_pids(home: Path) -> list[int]:
 @pytest.mark.slow
 def test_services_started_in_an_untrusted_folder_import_no_file_of_it(folder: Folder):
     folder.plant_project()
-    manifest = serving("own", free_port(), "python", "-c", f"{SERVER}.serve_forever()")
+    manifest = make_serving_workflow(
+        "own", free_port(), "python", "-c", f"{SERVER}.serve_forever()"
+    )
     manifest["spec"]["templates"][0]["dag"]["tasks"].append({"name": "step", "template": "step"})
     manifest["spec"]["templates"].append(STEP)
 

@@ -22,7 +22,14 @@ from rekindle.release import promotion
 from rekindle.release.promotion import ChampionChangedError
 from rekindle.release.rollback import roll_back
 from rekindle.storage import Store
-from tests.argolocal.controllers.releases import address, answering, load, release, rolled_out, wait
+from tests.argolocal.controllers.releases import (
+    is_answering,
+    is_rolled_out,
+    make_release,
+    make_release_service,
+    run_clients,
+    wait,
+)
 from tests.ports import free_port
 from tests.proxy import Proxy
 from tests.rekindle.cli.processes import rekindle
@@ -58,11 +65,11 @@ class Model:
         ).version
         previous = champion.version if champion else ""
         promotion.promote(self.store, self.name, version, previous, f"{self.name}-{version}")
-        self.kinds["Deployment"].apply(self.rename(release(version, slow)))
-        self.kinds["Service"].apply(self.rename(address(version, self.port)))
+        self.kinds["Deployment"].apply(self.rename(make_release(version, slow)))
+        self.kinds["Service"].apply(self.rename(make_release_service(version, self.port)))
 
         if not slow:
-            wait(self.kinds, rolled_out, name=f"{self.name}-{version}")
+            wait(self.kinds, is_rolled_out, name=f"{self.name}-{version}")
         if previous:
             self.scale_to_zero(previous)
 
@@ -159,10 +166,10 @@ def test_a_rollback_loses_no_request_and_refuses_impossible_versions(model: Mode
     for _ in range(2):
         model.release()
 
-    wait(model.kinds, lambda _: answering(model.port, "2"), name=f"{model.name}-2")
+    wait(model.kinds, lambda _: is_answering(model.port, "2"), name=f"{model.name}-2")
     scaled_down: list[str] = []
 
-    with load(model.port) as seen:
+    with run_clients(model.port) as seen:
 
         class WaitingObjects(LocalObjects):
             def patch(
@@ -206,13 +213,13 @@ def test_a_rollback_loses_no_request_and_refuses_impossible_versions(model: Mode
 def test_a_rollback_without_ready_servers_keeps_the_current_version(model: Model) -> None:
     model.release(slow=60)
     model.release()
-    wait(model.kinds, lambda _: answering(model.port, "2"), name=f"{model.name}-2")
+    wait(model.kinds, lambda _: is_answering(model.port, "2"), name=f"{model.name}-2")
     with pytest.raises(
         RekindleError,
         match=r"0 of 1 pods ready after 0.5 s: the current version keeps serving.* is cancelled",
     ):
         model.roll_back("1", 0.5)
-    assert answering(model.port, "2")
+    assert is_answering(model.port, "2")
     assert model.state == ("2", "2", {"1": 0, "2": 1}, False)
 
 
@@ -290,8 +297,8 @@ def test_a_promotion_during_a_rollback_wins_and_is_reported(model: Model) -> Non
         model.name, "releases/c/", "s3://b/c", "cd" * 32, "", {}
     ).version
     promotion.promote(model.store, model.name, third, "2", f"{model.name}-3")
-    model.kinds["Deployment"].apply(model.rename(release("3")))
-    quick = {"spec": {"template": model.rename(release("1"))["spec"]["template"]}}
+    model.kinds["Deployment"].apply(model.rename(make_release("3")))
+    quick = {"spec": {"template": model.rename(make_release("1"))["spec"]["template"]}}
     # now the Deployment becomes ready
     LocalObjects(model.cluster).patch("Deployment", f"{model.name}-1", quick)
     rollback.join(60)
@@ -337,7 +344,7 @@ def test_a_rollback_never_chooses_servers_that_were_not_promoted(model: Model) -
         model.release()
     tracking.register_version(model.name, "releases/c/", "s3://b/c", "cd" * 32, "", {})
     for name, version in ((f"{model.name}-1-new", "1"), (f"{model.name}-3", "3")):
-        obj = model.rename(release(version))
+        obj = model.rename(make_release(version))
         obj["metadata"]["name"] = name
         model.kinds["Deployment"].apply(obj)
     with pytest.raises(ConfigError, match="available versions: 1, 2"):
@@ -570,7 +577,7 @@ def test_a_rollback_does_not_wait_for_its_own_promotion(
 def test_a_record_of_a_rollback_does_not_start_the_servers_of_something_else(model: Model) -> None:
     for _ in range(2):
         model.release()
-    other = json.loads(json.dumps(release("1", 0)).replace("fraud-1", "billing"))
+    other = json.loads(json.dumps(make_release("1", 0)).replace("fraud-1", "billing"))
     model.kinds["Deployment"].apply(other | {"spec": other["spec"] | {"replicas": 0}})
     key = f"releases/{model.name}/promotion.json"
     state = json.loads(model.store.get(key))
