@@ -189,7 +189,7 @@ def measure_alone(environment_variables: dict[str, str], block_count: int) -> li
         environment_variables,
         1,
         training_settings,
-        batches_per_round=steps_per_block,
+        block=steps_per_block,
         warm=warm_up_steps,
     )[0]
     step_seconds_by_loop = measured_figures["steps"]
@@ -240,7 +240,7 @@ def measure_together(
         environment_variables,
         worker_count,
         training_settings,
-        batches_per_round=steps_per_block,
+        block=steps_per_block,
         warm=warm_up_steps,
     )
     mean_seconds_by_loop = {

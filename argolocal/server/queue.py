@@ -18,13 +18,19 @@ from threading import RLock
 from typing import Any, Protocol
 
 from argolocal.common.checked_names import RunName
-from argolocal.errors import ArgolocalError, ConfigError, write_stderr
+from argolocal.errors import ArgolocalError, ConfigError, describe, write_stderr
 from argolocal.interfaces import Cluster
 from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from argolocal.runner import requests
 from argolocal.runner.run import LocalRun
 from argolocal.state.journal import MANIFEST_FILE, QUEUE_FOLDER, RunFiles, Status
 
+# errors of the files of a run that another program has changed
+DAMAGE_ERRORS = (
+    *(ArgolocalError, AttributeError, IndexError, KeyError, OSError, OverflowError, TypeError),
+    ValueError,
+)
+UNREADABLE_PAUSE_S = 5.0
 MAX_RESTART_DELAY_S = 300.0
 # seconds between two checks whether waiting runs were stopped; the check of a run takes about 20
 # microseconds, and thousands of runs may wait
@@ -100,7 +106,8 @@ class Queue:
         self.waiting_runs: dict[str, WaitingRun] = {}
         self.processes: dict[str, RunProcess] = {}
         self.deaths: dict[str, Deaths] = {}
-        self.unreadable_runs: set[str] = set()
+        # name of a run with damaged files → monotonic time of the next attempt to read them
+        self.unreadable_runs: dict[str, float] = {}
         # monotonic time of the next check for stopped runs
         self.next_stop_check = 0.0
 
@@ -172,10 +179,25 @@ class Queue:
         if time.monotonic() < self.next_stop_check:
             return []
         self.next_stop_check = time.monotonic() + STOP_CHECK_INTERVAL_S
-        pending_requests = {
-            name: requests.read_pending(RunFiles(self.cluster.home, name)) for name in names
-        }
-        return [name for name, request in pending_requests.items() if request and request.shutdown]
+        return [name for name in names if self._is_stopped(name)]
+
+    def _is_stopped(self, name: str) -> bool:
+        """Return True if a user has stopped a waiting run. A run with a damaged request is left
+        out."""
+        try:
+            request = requests.read_pending(RunFiles(self.cluster.home, name))
+        except DAMAGE_ERRORS as error:
+            self._leave_out(name, error)
+            return False
+        return bool(request and request.shutdown)
+
+    def _leave_out(self, name: str, error: Exception) -> None:
+        """Leave out a run whose files are damaged, so that the others start. It is read again after
+        UNREADABLE_PAUSE_S, because a user may repair it."""
+        if name not in self.unreadable_runs:
+            write_stderr(f"warning: the queued run {name} is left out: {describe(error)}")
+        self.unreadable_runs[name] = time.monotonic() + UNREADABLE_PAUSE_S
+        self.waiting_runs.pop(name, None)
 
     def _refresh(self) -> None:
         """Update the waiting and the running runs in memory from the files in the queue folder."""
@@ -190,11 +212,18 @@ class Queue:
 
         for name in self.waiting_runs.keys() - entries:
             del self.waiting_runs[name]
-        known_names = self.waiting_runs.keys() | self.processes.keys() | self.unreadable_runs
+        now = time.monotonic()
+        unreadable_names = {name for name, end in self.unreadable_runs.items() if now < end}
+        known_names = self.waiting_runs.keys() | self.processes.keys() | unreadable_names
         for name in entries - known_names:
             run_name = RunName.parse_or_none(name)
-            if run_name:
+            if not run_name:
+                continue
+            try:
                 self._classify(run_name)
+                self.unreadable_runs.pop(name, None)
+            except DAMAGE_ERRORS as error:
+                self._leave_out(name, error)
 
     def _classify(self, name: RunName) -> None:
         """Record a queued run as running or waiting. If it has ended, remove its queue entry."""
@@ -203,19 +232,14 @@ class Queue:
             self._find_process(files)
             return
 
-        try:
-            # if the manifest is missing, the submitting process has died before it created the run
-            phase = files.load()[0]["phase"] if (files.root / MANIFEST_FILE).exists() else None
-            if phase is None or phase in COMPLETED_PHASES:
-                files.queue_entry.unlink(missing_ok=True)
-                self.deaths.pop(name, None)
-                return
-            priority = int(files.workflow()["spec"].get("priority") or 0)
-        except ArgolocalError as error:
-            self.unreadable_runs.add(name)
-            write_stderr(f"warning: the queued run {name} is left out: {error}")
+        # if the manifest is missing, the submitting process has died before it created the run
+        phase = files.load()[0]["phase"] if (files.root / MANIFEST_FILE).exists() else None
+        if phase is None or phase in COMPLETED_PHASES:
+            files.queue_entry.unlink(missing_ok=True)
+            self.deaths.pop(name, None)
             return
 
+        priority = int(files.workflow()["spec"].get("priority") or 0)
         submitted = files.queue_entry.stat().st_mtime_ns
         self.waiting_runs[name] = WaitingRun(name, bool(phase), priority, submitted)
 

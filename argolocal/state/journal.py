@@ -32,6 +32,7 @@ from argolocal.state.journal_reader import (
     make_unreadable_error,
 )
 
+LOCK_FILE = "lock"
 MANIFEST_FILE = "manifest.yaml"
 JOURNAL_FILE = "journal.jsonl"
 QUEUE_FOLDER = "queue"
@@ -97,17 +98,23 @@ class RunFiles:
         `queued_path`: for a run that the server starts, the import path of its pods (folders with
         Python modules); None for other runs.
         """
-        if (self.root / MANIFEST_FILE).exists():
-            raise RunExists(
-                f'the run "{self.name}" exists already: names are unique. Continue it with'
-                f" `{program.name} resume {self.name}`, remove {self.root}, or use"
-                " metadata.generateName."
-            )
-
+        self._require_new_name()
         try:
             homes.create_home(self.home)
-            self.logs.mkdir(parents=True, exist_ok=True)
+            self.root.mkdir(parents=True, exist_ok=True)
             self.lock()
+        except OSError as error:
+            raise make_write_error(error, self.root) from error
+
+        try:
+            # another process may have created the run while this one waited for the lock
+            self._require_new_name()
+        except RunExists:
+            self.close()
+            raise
+        try:
+            self._remove_leftovers()
+            self.logs.mkdir()
             if queued_path is not None:
                 write_atomically(self.root / PATH_FILE, queued_path)
                 # create the queue entry before the manifest: the server ignores an entry without a
@@ -121,7 +128,28 @@ class RunFiles:
             self._open()
         except OSError as error:
             shutil.rmtree(self.root, ignore_errors=True)
+            self.close()
             raise make_write_error(error, self.root) from error
+
+    def _require_new_name(self) -> None:
+        """Raise RunExists if a run with this name exists."""
+        if (self.root / MANIFEST_FILE).exists():
+            raise RunExists(
+                f'the run "{self.name}" exists already: names are unique. Continue it with'
+                f" `{program.name} resume {self.name}`, remove {self.root}, or use"
+                " metadata.generateName."
+            )
+
+    def _remove_leftovers(self) -> None:
+        """Remove the files of an earlier run with this name whose removal was interrupted. The
+        caller has locked the run."""
+        for path in self.root.iterdir():
+            if path.name == LOCK_FILE:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def open(self) -> tuple[dict[str, Any], Status, dict[str, list[int]]]:
         """Lock an existing run. Return its workflow, its status, and the process records of pods
@@ -222,7 +250,7 @@ class RunFiles:
     def lock(self) -> None:
         """Lock the run until this process exits. Raises Busy if another process holds the lock."""
         self.lock_descriptor = os.open(
-            self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+            self.root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
         )
         lock_start = time.monotonic()
 
@@ -243,13 +271,25 @@ class RunFiles:
                 f" `{program.name} stop {self.name}`."
             )
 
+        if not self._is_lock_file(self.lock_descriptor):
+            # another process has removed the run while this one waited
+            os.close(self.lock_descriptor)
+            self.lock()
+            return
         os.ftruncate(self.lock_descriptor, 0)
         os.pwrite(self.lock_descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def _is_lock_file(self, descriptor: int) -> bool:
+        """Return True if an open file is the run's lock file, and not one that was deleted."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self.root / LOCK_FILE))
+        except FileNotFoundError:
+            return False
 
     def runner(self) -> int | None:
         """Return the pid of the process that holds the lock, or None."""
         try:
-            probe_descriptor = os.open(self.root / "lock", os.O_RDWR | os.O_CLOEXEC)
+            probe_descriptor = os.open(self.root / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         try:

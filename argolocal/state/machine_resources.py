@@ -82,9 +82,9 @@ def sum_requests(containers: Iterable[Mapping[str, Any]]) -> PodRequest:
     for container in containers:
         resources = container.get("resources") or {}
         limits = resources.get("limits") or {}
-        requests = resources.get("requests") or {}
-        gpus += int(parse_quantity(limits.get(GPU) or requests.get(GPU) or 0))
-        memory = requests.get("memory") or limits.get("memory") or 0
+        requested = resources.get("requests") or {}
+        gpus += int(parse_quantity(limits.get(GPU) or requested.get(GPU) or 0))
+        memory = requested.get("memory") or limits.get("memory") or 0
         memory_bytes += int(parse_quantity(memory))
 
     return PodRequest(gpus, memory_bytes)

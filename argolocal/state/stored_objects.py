@@ -10,6 +10,7 @@ a resourceVersion, which is higher than the version of any earlier change of any
 holds a lock of the home while it writes objects.
 """
 
+import errno
 import fcntl
 import time
 import uuid
@@ -72,8 +73,11 @@ class StoredObjects:
         path = self._path(kind, name)
         try:
             return _complete(read_object(path), path)
-        except FileNotFoundError:
-            return None
+        except OSError as error:
+            # a name may be longer than a file system allows
+            if error.errno in (errno.ENOENT, errno.ENAMETOOLONG):
+                return None
+            raise
 
     def get(self, kind: str, name: str) -> Object:
         """Return an object. Raises ObjectMissing."""

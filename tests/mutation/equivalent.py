@@ -31,8 +31,8 @@ REASONS: dict[tuple[str, str, str], str] = {
     ): "a snapshot of step 0 has set the step to 0 already",
     (
         "reduction.py",
-        "if self._inbox.numel() < buffer_count * slice_length:",
-        "if self._inbox.numel() < buffer_count / slice_length:",
+        "if self._receive_memory.numel() < buffer_count * slice_length:",
+        "if self._receive_memory.numel() < buffer_count / slice_length:",
     ): "a group receives the same number of values in every step",
     (
         "reduction.py",

@@ -30,9 +30,11 @@ from argolocal.server.api.catalogue import Entry
 from argolocal.server.api.errors import INTERNAL, INVALID_ARGUMENT, ApiError
 from argolocal.server.api.selectors import match_node
 from argolocal.server.api.workflows import override_parameters
-from argolocal.state.journal import MANIFEST_FILE, RunFiles
+from argolocal.state.journal import MANIFEST_FILE, Busy, RunFiles
 
 # A runner reads a request within a second, unless the machine is busy.
+# seconds that the process of a run needs after the end of the run
+END_TIMEOUT_S = 5.0
 REQUEST_TIMEOUT_S = 10.0
 SET_PHASES = ("", "Succeeded", "Failed", "Error")
 PREVIOUS_WORKFLOW = "workflows.argoproj.io/resubmitted-from-workflow"
@@ -224,7 +226,7 @@ def retry_run(backend: Backend, entry: Entry, options: RetryOptions) -> Object:
     if phase not in COMPLETED_PHASES:
         raise ApiError(INVALID_ARGUMENT, f"Cannot retry a workflow in phase {phase}")
 
-    workflow, status, _ = refuse_invalid(files.open)
+    workflow, status, _ = refuse_invalid(lambda: _open_ended(files))
     try:
         _prepare_retry(files, workflow, status, options)
         files.queue_entry.parent.mkdir(exist_ok=True)
@@ -232,6 +234,19 @@ def retry_run(backend: Backend, entry: Entry, options: RetryOptions) -> Object:
     finally:
         files.close()
     return backend.read_again(entry.name)
+
+
+def _open_ended(files: RunFiles) -> tuple[Object, Object, Mapping[str, Any]]:
+    """Lock a run that has ended, and return its workflow, status and processes. Its process holds
+    the lock for a moment after the end. Raises Busy, ConfigError."""
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while True:
+        try:
+            return files.open()
+        except Busy:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 def _prepare_retry(
@@ -244,6 +259,8 @@ def _prepare_retry(
         if field in workflow:
             override_parameters(workflow[field], options.parameters)
     workflow["spec"].pop("shutdown", None)
+    # a request that came when the run had just ended
+    files.resume_request.unlink(missing_ok=True)
     shutil.rmtree(files.root / "creates", ignore_errors=True)
     write_atomically(files.root / MANIFEST_FILE, to_json(workflow, indent=1))
     files.snapshot({**new_status, "startedAt": format_time(time.time())})

@@ -189,7 +189,10 @@ class WorkflowLogs:
         """Answer GET /workflows/NAMESPACE/NAME/log and .../POD/log."""
         self.limit.check()
         parameters = request.path_params
-        options = LogOptions.parse(request.query_params, parameters.get("pod", ""))
+        # in a thread, because a pattern of thousands of characters needs seconds
+        options = await run_in_threadpool(
+            LogOptions.parse, request.query_params, parameters.get("pod", "")
+        )
         entry = await run_in_threadpool(
             self.backend.find_entry, parameters["namespace"], parameters["name"]
         )

@@ -269,7 +269,7 @@ def _parse_field(term: str, namespace: str) -> dict[str, Any]:
 
 
 def _parse_offset(text: str) -> int:
-    if not re.fullmatch("-?[0-9]{0,15}", text):
+    if not re.fullmatch("(-?[0-9]{1,15})?", text):
         raise ApiError(INVALID_ARGUMENT, "listOptions.continue must be int")
     offset = int(text or "0")
     if offset < 0:

@@ -17,6 +17,7 @@ from argolocal.language.gofmt import format_timestamp
 from argolocal.manifest import object_labels
 from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.types import Object
+from argolocal.page.sources import FORM_ERRORS
 from argolocal.runner import requests
 from argolocal.runner.requests import RunRequest
 from argolocal.server.api.backend import Backend, refuse_invalid, require_new_name
@@ -247,7 +248,7 @@ def answer_list(
                 texts.append(to_json(item).encode())
             else:
                 texts.append(backend.item_texts.read(entry, fields))
-        except (ArgolocalError, OSError):
+        except (ArgolocalError, OSError, *FORM_ERRORS):
             continue
     return Response(format_page(metadata, texts, fields), media_type="application/json")
 

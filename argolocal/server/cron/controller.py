@@ -51,7 +51,10 @@ SUBMISSION_ERROR = "SubmissionError"
 # maximum number of seconds between two calls of `reconcile` that does not count as a pause
 MAX_PAUSE_S = 60.0
 TERMINATE_TIMEOUT_S = 1.0
-INVALID = (ArgolocalError, ValueError, KeyError, TypeError, OSError)
+INVALID = (
+    *(ArgolocalError, AttributeError, IndexError, KeyError, OSError, OverflowError, TypeError),
+    ValueError,
+)
 
 
 class CronController:

@@ -99,7 +99,7 @@ def decide(cron: Object, progress: Progress | None, now: float, is_continuous: b
     uid = cron["metadata"]["uid"]
     schedule = describe_schedule(cron)
     if progress is None or progress.uid != uid:
-        progress = Progress(uid, schedule, parse_time(cron["metadata"]["creationTimestamp"]))
+        progress = Progress(uid, schedule, _find_first_position(cron))
     elif progress.schedule != schedule:
         # as in Argo, times of the new schedule before now do not start a run
         start = progress.position
@@ -128,6 +128,15 @@ def decide(cron: Object, progress: Progress | None, now: float, is_continuous: b
     if not is_continuous and deadline is not None and now - times[-1] >= int(deadline):
         return Decision(progress, missed=times, reason=TOO_LATE.format(deadline))
     return Decision(progress, due=times[-1], missed=times[:-1])
+
+
+def _find_first_position(cron: Object) -> float:
+    """Return the unix time until which all times are decided if the decisions so far are lost."""
+    times = [cron["metadata"]["creationTimestamp"]]
+    last_time = (cron.get("status") or {}).get("lastScheduledTime")
+    if last_time:
+        times.append(last_time)
+    return max(parse_time(time) for time in times)
 
 
 def describe_schedule(cron: Object) -> str:

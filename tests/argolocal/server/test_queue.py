@@ -1,16 +1,24 @@
 """Queued runs start in the order of their priority, and survive the death of their server."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from argolocal.common.json_text import to_json
-from argolocal.errors import ConfigError
+from argolocal.errors import ArgolocalError, ConfigError
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import LocalRun
 from argolocal.server.queue import Queue
-from argolocal.state.journal import NotQueued, RunExists, RunFiles
+from argolocal.state.journal import (
+    MANIFEST_FILE,
+    Busy,
+    NotQueued,
+    RunExists,
+    RunFiles,
+)
 from argolocal.view import runs
 from tests import builders
 
@@ -129,3 +137,76 @@ def test_a_damaged_run_does_not_stop_the_others(
     assert test.queue.start_next() == ["whole"]
     assert test.queue.start_next() == []
     assert capsys.readouterr().err.count("the queued run damaged is left out") == 1
+
+
+def test_one_name_that_several_clients_submit_at_once_is_accepted_once(tmp_path: Path) -> None:
+    test = QueueOfTest(tmp_path)
+
+    def submit(text: str) -> str:
+        template = {"name": "main", "container": builders.shell(f"echo {text}")}
+        try:
+            test.queue.submit(builders.workflow(template, name="same"))
+        except (RunExists, Busy):
+            return ""
+        return text
+
+    with ThreadPoolExecutor(4) as pool:
+        accepted = list(filter(None, pool.map(submit, "abcd")))
+    assert len(accepted) == 1
+    container = RunFiles(tmp_path, "same").workflow()["spec"]["templates"][0]["container"]
+    assert container["args"] == [f"echo {accepted[0]}"]
+
+
+def test_a_run_with_the_name_of_a_half_removed_one_starts_from_the_beginning(
+    tmp_path: Path,
+) -> None:
+    test = QueueOfTest(tmp_path)
+    template = {"name": "main", "container": builders.shell("exit 5")}
+    test.queue.submit(builders.workflow(template, name="again"))
+    test.queue.start_next()
+    test.finish("again")
+    # a removal that was killed after its first step
+    (RunFiles(tmp_path, "again").root / MANIFEST_FILE).unlink()
+
+    test.queue.submit(hello("again"))
+    assert runs.load_status(tmp_path, "again")["phase"] == "Pending"
+    assert test.queue.start_next() == ["again"]
+    test.finish("again")
+    assert runs.load_status(tmp_path, "again")["phase"] == "Succeeded"
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("runs/damaged/asked", ""),
+        ("runs/damaged/asked", "{}"),
+        ("runs/damaged/asked", '{"changes": 5, "suspend": [], "shutdown": {}}'),
+        ("runs/damaged/journal.jsonl", None),
+        ("runs/damaged/lock", None),
+        ("queue/damaged", None),
+    ],
+)
+def test_a_damaged_file_of_a_run_does_not_stop_the_others(
+    tmp_path: Path, file: str, content: str | None
+) -> None:
+    test = QueueOfTest(tmp_path, parallelism=4)
+    test.queue.submit(hello("damaged"))
+    test.queue.submit(hello("other"))
+    path = tmp_path / file
+    path.unlink(missing_ok=True)
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_text(content)
+
+    assert "other" in test.queue.start_next()
+
+
+def test_a_submission_that_cannot_be_written_keeps_no_file_open(tmp_path: Path) -> None:
+    test = QueueOfTest(tmp_path)
+    (tmp_path / "queue").write_text("")
+    count = len(os.listdir("/proc/self/fd"))
+    for number in range(5):
+        with pytest.raises(ArgolocalError):
+            test.queue.submit(hello(f"run-{number}"))
+    assert len(os.listdir("/proc/self/fd")) == count

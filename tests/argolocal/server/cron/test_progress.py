@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from argolocal.language.gofmt import format_timestamp
 from argolocal.server.cron.progress import Progress, decide, find_next
 
 START = int(datetime(2026, 3, 2, tzinfo=UTC).timestamp())
@@ -140,3 +141,12 @@ def test_random_clocks_and_pauses_start_no_time_twice(seed: int) -> None:
 def test_the_next_time_is_the_first_of_all_schedules() -> None:
     assert find_next(cron("0 5 * * *", "0 3 * * *"), START) == START + 3 * HOUR
     assert find_next(cron("0 0 30 2 *"), START) is None
+
+
+def test_a_time_that_has_started_is_not_due_again_if_the_decisions_are_lost() -> None:
+    clock = Clock()
+    clock.look(61)
+    clock.cron["status"] = {"lastScheduledTime": format_timestamp(START + 60)}
+    clock.progress = None
+    clock.look(90, is_continuous=False)
+    assert clock.due == [60]

@@ -84,11 +84,11 @@ def test_the_last_save_is_uploaded_soon_after_errors_of_the_store(
         node.start()
         node.save(5)
         # the pause after the last error is longer than the time of this pod
-        until("six errors", lambda: len(errors) == 6)
+        until("seven errors", lambda: len(errors) == 7)
 
     node.alive = False
     node.checkpoints.end(has_succeeded=False)
-    assert node.checkpoints.flush(2)
+    assert node.checkpoints.flush(5)
 
 
 def test_no_commit_waits_for_the_deletion_of_a_lost_node(node: Node) -> None:
