@@ -59,6 +59,20 @@ class Conflict(StorageError):
     """A conditional write failed: another process has changed the object."""
 
 
+# exceptions that data with an unexpected form cause where their form is not checked
+FORM_ERRORS = (
+    AttributeError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+# exceptions of files that another program has changed
+DAMAGE_ERRORS = (ArgolocalError, OSError, *FORM_ERRORS)
+
+
 def describe(error: BaseException) -> str:
     """Return a message for an exception of any class. If the exception is a bug of this program,
     the message ends with the file and line that raised it."""

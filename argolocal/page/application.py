@@ -25,7 +25,7 @@ from argolocal.common import program
 from argolocal.common.checked_names import RunName
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import escape_control_chars
-from argolocal.errors import ArgolocalError, ConfigError, NotFound, describe
+from argolocal.errors import FORM_ERRORS, ArgolocalError, ConfigError, NotFound, describe
 from argolocal.page import metrics, templating
 from argolocal.page.actions.action import Action, PageAction
 from argolocal.page.actions.routes import ActionPages
@@ -33,7 +33,7 @@ from argolocal.page.live import Watchers
 from argolocal.page.logs.stream import LogStreams
 from argolocal.page.openapi import Resource, describe_api
 from argolocal.page.run_list import RowReader, RunList, RunRow, RunRows
-from argolocal.page.sources import FORM_ERRORS, Run, RunSource, describe_malformed
+from argolocal.page.sources import Run, RunSource, describe_malformed
 from argolocal.page.tab import ChangingTab, Tab, parameters_of
 from argolocal.state.journal import Busy
 

@@ -6,10 +6,10 @@ from threading import Lock, Thread
 
 from argolocal.common import causes
 from argolocal.engine.suspend import list_suspended_nodes
-from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.errors import FORM_ERRORS, ArgolocalError, ConfigError
 from argolocal.page.failure import describe_failure
 from argolocal.page.log_files import LogFile
-from argolocal.page.sources import FORM_ERRORS, Run, RunSource, describe_malformed
+from argolocal.page.sources import Run, RunSource, describe_malformed
 from argolocal.runner.rerun import make_name_prefix
 from argolocal.view import summary
 from argolocal.view.summary import FINISHED_PHASES, Step, parse_timestamp

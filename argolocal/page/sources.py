@@ -24,9 +24,6 @@ from argolocal.view.summary import FINISHED_PHASES, Status
 # maximum size of the files whose parsed content stays in memory; the parsed content is about six
 # times as large
 MAX_CACHED_BYTES = 4_000_000
-# exceptions that code of the page may raise for a manifest or a status with an unexpected form,
-# because only the fields that a runner needs have been checked
-FORM_ERRORS = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 

@@ -65,7 +65,7 @@ class Objects(StoredObjects):
         messages: list[str] = []
         for _, manifest in ordered_objects:
             if manifest["kind"] in VERSIONED_KINDS:
-                messages.append(self.apply_and_describe(manifest))
+                messages.append(self._apply_valid(manifest))
             else:
                 self.cluster.store_objects([manifest])
                 messages.append(f"{manifest['kind']} {_read_name(manifest)} stored")
@@ -92,10 +92,15 @@ class Objects(StoredObjects):
     def apply_and_describe(self, manifest: Mapping[str, Any]) -> str:
         """Create or replace an object, and return the message of `kubectl apply`, such as
         `CronWorkflow demo created`. Raises ConfigError."""
+        validate.check(manifest, find_object=self.cluster.find)
+        return self._apply_valid(manifest)
+
+    def _apply_valid(self, manifest: Mapping[str, Any]) -> str:
+        """Create or replace an object that was validated, and return the message."""
         kind = str(manifest.get("kind"))
         name = _read_name(manifest)
         old_object = self.find(kind, name)
-        new_object = self.apply(manifest)
+        new_object = super().apply(manifest)
         if old_object is None:
             change = "created"
         elif old_object["metadata"]["resourceVersion"] == new_object["metadata"]["resourceVersion"]:

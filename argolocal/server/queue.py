@@ -18,18 +18,13 @@ from threading import RLock
 from typing import Any, Protocol
 
 from argolocal.common.checked_names import RunName
-from argolocal.errors import ArgolocalError, ConfigError, describe, write_stderr
+from argolocal.errors import DAMAGE_ERRORS, ConfigError, describe, write_stderr
 from argolocal.interfaces import Cluster
 from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from argolocal.runner import requests
 from argolocal.runner.run import LocalRun
 from argolocal.state.journal import MANIFEST_FILE, QUEUE_FOLDER, RunFiles, Status
 
-# errors of the files of a run that another program has changed
-DAMAGE_ERRORS = (
-    *(ArgolocalError, AttributeError, IndexError, KeyError, OSError, OverflowError, TypeError),
-    ValueError,
-)
 UNREADABLE_PAUSE_S = 5.0
 MAX_RESTART_DELAY_S = 300.0
 # seconds between two checks whether waiting runs were stopped; the check of a run takes about 20

@@ -109,10 +109,6 @@ class RunFiles:
         try:
             # another process may have created the run while this one waited for the lock
             self._require_new_name()
-        except RunExists:
-            self.close()
-            raise
-        try:
             self._remove_leftovers()
             self.logs.mkdir()
             if queued_path is not None:
@@ -126,6 +122,9 @@ class RunFiles:
                 self.queue_entry.unlink(missing_ok=True)
             write_atomically(self.root / MANIFEST_FILE, to_json(workflow, indent=1))
             self._open()
+        except RunExists:
+            self.close()
+            raise
         except OSError as error:
             shutil.rmtree(self.root, ignore_errors=True)
             self.close()

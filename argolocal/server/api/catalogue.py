@@ -27,9 +27,9 @@ from threading import Lock, RLock, Thread
 from argolocal.common.checked_names import RunName
 from argolocal.common.json_text import to_json
 from argolocal.engine.nodes import format_time
-from argolocal.errors import ArgolocalError
+from argolocal.errors import DAMAGE_ERRORS
 from argolocal.manifest.types import Object
-from argolocal.page.sources import FORM_ERRORS, LocalRuns, Run
+from argolocal.page.sources import LocalRuns, Run
 from argolocal.runner import requests
 from argolocal.server.api.errors import OUT_OF_RANGE, ApiError
 from argolocal.server.api.selectors import Fields
@@ -238,7 +238,7 @@ class Catalogue:
             return facts
         try:
             self._summarize(entry)
-        except (ArgolocalError, OSError, *FORM_ERRORS):
+        except DAMAGE_ERRORS:
             return None
         return entry.facts
 

@@ -12,12 +12,9 @@ from starlette.routing import Route
 from argolocal.common.checked_names import format_untrusted
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import escape_to_one_line
-from argolocal.errors import ArgolocalError
-from argolocal.language.gofmt import format_timestamp
-from argolocal.manifest import object_labels
+from argolocal.errors import DAMAGE_ERRORS
 from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.types import Object
-from argolocal.page.sources import FORM_ERRORS
 from argolocal.runner import requests
 from argolocal.runner.requests import RunRequest
 from argolocal.server.api.backend import Backend, refuse_invalid, require_new_name
@@ -25,7 +22,7 @@ from argolocal.server.api.bodies import Body
 from argolocal.server.api.catalogue import Entry, Facts
 from argolocal.server.api.errors import INTERNAL, INVALID_ARGUMENT, ApiError, missing_object
 from argolocal.server.api.selectors import Fields, ListOptions, parse_list_options
-from argolocal.server.cron.controller import make_owner_reference
+from argolocal.server.cron.controller import build_workflow
 
 DELETE_TIMEOUT_S = 60.0
 MAX_SHOWN_CHARACTERS = 200
@@ -141,26 +138,19 @@ class Workflows:
             raise missing_object(f"{kind.lower()}s", name)
 
         metadata: Object = {"generateName": f"{name}-", "namespace": namespace}
-        if kind != "CronWorkflow":
-            reference: Object = {"name": name}
-            if kind == "ClusterWorkflowTemplate":
-                reference["clusterScope"] = True
-            spec: Object = {"workflowTemplateRef": reference}
-        else:
-            spec = dict(stored["spec"].get("workflowSpec") or {})
-            template = stored["spec"].get("workflowMetadata") or {}
-            labels = template.get("labels") or {}
-            metadata["labels"] = {**labels, object_labels.CRON_WORKFLOW_LABEL: name}
-            metadata["annotations"] = {
-                **(template.get("annotations") or {}),
-                object_labels.SCHEDULED_TIME_ANNOTATION: format_timestamp(time.time()),
-            }
-            metadata["ownerReferences"] = [make_owner_reference(stored["metadata"])]
+        if kind == "CronWorkflow":
+            workflow = build_workflow(stored, int(time.time()))
+            del workflow["metadata"]["name"]
+            return {**workflow, "metadata": {**workflow["metadata"], **metadata}}
+
+        reference: Object = {"name": name}
+        if kind == "ClusterWorkflowTemplate":
+            reference["clusterScope"] = True
         return {
             "apiVersion": API_VERSION,
             "kind": "Workflow",
             "metadata": metadata,
-            "spec": spec,
+            "spec": {"workflowTemplateRef": reference},
         }
 
     def delete(self, request: Request) -> Response:
@@ -248,7 +238,7 @@ def answer_list(
                 texts.append(to_json(item).encode())
             else:
                 texts.append(backend.item_texts.read(entry, fields))
-        except (ArgolocalError, OSError, *FORM_ERRORS):
+        except DAMAGE_ERRORS:
             continue
     return Response(format_page(metadata, texts, fields), media_type="application/json")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from argolocal.common.files import write_atomically
 from argolocal.common.json_text import read_object, to_json
-from argolocal.errors import ArgolocalError, NodeError, describe, write_stderr
+from argolocal.errors import DAMAGE_ERRORS, ArgolocalError, NodeError, describe, write_stderr
 from argolocal.interfaces import Cluster
 from argolocal.language.functions import ExprError
 from argolocal.language.gofmt import format_timestamp
@@ -51,10 +51,6 @@ SUBMISSION_ERROR = "SubmissionError"
 # maximum number of seconds between two calls of `reconcile` that does not count as a pause
 MAX_PAUSE_S = 60.0
 TERMINATE_TIMEOUT_S = 1.0
-INVALID = (
-    *(ArgolocalError, AttributeError, IndexError, KeyError, OSError, OverflowError, TypeError),
-    ValueError,
-)
 
 
 class CronController:
@@ -132,7 +128,7 @@ class CronController:
         except ObjectMissing:
             # the CronWorkflow has just been deleted
             return
-        except INVALID as error:
+        except DAMAGE_ERRORS as error:
             message = f"the CronWorkflow {name}: {describe(error)}"
             if self.messages.get(name) != message:
                 write_stderr(f"warning: {message}")
@@ -144,7 +140,7 @@ class CronController:
         try:
             decision = decide(cron, self.progress.get(name), now, is_continuous)
             self.next_times[name] = find_next(cron, now) or float("inf")
-        except INVALID as error:
+        except DAMAGE_ERRORS as error:
             self._set_condition(name, SPEC_ERROR, str(error))
             self.next_times[name] = float("inf")
             return
@@ -356,6 +352,14 @@ def build_workflow(cron: Object, time: int) -> Object:
     cron_labels: Mapping[str, Any] = metadata.get("labels") or {}
     added_metadata: Mapping[str, Any] = cron["spec"].get("workflowMetadata") or {}
     labels = {key: cron_labels[key] for key in PROPAGATED_LABELS if key in cron_labels}
+    owner = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
     workflow_metadata = {
         "name": f"{metadata['name']}-{time}",
         "labels": {
@@ -367,7 +371,7 @@ def build_workflow(cron: Object, time: int) -> Object:
             object_labels.SCHEDULED_TIME_ANNOTATION: format_timestamp(time),
             **(added_metadata.get("annotations") or {}),
         },
-        "ownerReferences": [make_owner_reference(metadata)],
+        "ownerReferences": [owner],
     }
     if metadata.get("namespace"):
         workflow_metadata["namespace"] = metadata["namespace"]
@@ -376,18 +380,6 @@ def build_workflow(cron: Object, time: int) -> Object:
         "kind": "Workflow",
         "metadata": workflow_metadata,
         "spec": cron["spec"]["workflowSpec"],
-    }
-
-
-def make_owner_reference(metadata: Mapping[str, Any]) -> Object:
-    """Return the reference to a CronWorkflow, given its metadata, that its runs contain."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": True,
-        "blockOwnerDeletion": True,
     }
 
 
