@@ -1,6 +1,8 @@
 """Counts without any library. Rank 0 writes the number under another name, which it renames.
 
-counter.py --folder FOLDER [--steps 100] [--save-every 5] [--fail-at STEP]
+counter.py --folder FOLDER [--steps 100] [--save-every 5] [--fail-at STEP] [--last-steps-after FILE]
+
+With --last-steps-after no process goes beyond half of the steps before FILE exists.
 """
 
 import argparse
@@ -16,6 +18,7 @@ parser.add_argument("--folder", type=Path, required=True)
 parser.add_argument("--steps", type=int, default=100)
 parser.add_argument("--save-every", type=int, default=5)
 parser.add_argument("--fail-at", type=int, default=-1)
+parser.add_argument("--last-steps-after", type=Path, metavar="FILE")
 arguments = parser.parse_args()
 
 rank = int(os.environ.get("RANK", "0"))
@@ -43,6 +46,9 @@ signal.signal(signal.SIGTERM, leave)
 print(f"rank {rank} of {size} starts at step {step}", flush=True)
 while step < arguments.steps:
     time.sleep(0.02)
+    gate = arguments.last_steps_after
+    if gate and step >= arguments.steps // 2 and not gate.exists():
+        continue
     step += 1
     if 0 <= arguments.fail_at <= step and rank == size - 1:
         raise ValueError("the learning rate is negative")
