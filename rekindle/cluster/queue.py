@@ -10,11 +10,9 @@ from argolocal.common.json_text import to_json
 from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import Cluster, Resource
+from rekindle.training.cost.pod_requests import QUEUE_LABEL
 
 KUEUE_VERSIONS = ("v1beta2", "v1beta1")
-
-
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def list_kueue_objects(

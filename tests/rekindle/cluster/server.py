@@ -217,6 +217,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET" and path in api.fixed:
             return 200, api.fixed[path]
 
+        collection, _, name = path.rpartition("/")
+        if self.command == "GET" and "items" in api.fixed.get(collection, {}):
+            items = api.fixed[collection]["items"]
+            found = [item for item in items if item["metadata"]["name"] == name]
+            return (200, found[0]) if found else (404, status(404, "NotFound", "not found"))
+
         if self.command == "POST":
             answer = api.admit(path, body, "dryRun" in query)
             if answer:

@@ -3,7 +3,8 @@
 import pytest
 
 from rekindle.cluster.kubernetes_api import Cluster
-from rekindle.cluster.queue import QUEUE_LABEL, describe_waiting_jobs
+from rekindle.cluster.queue import describe_waiting_jobs
+from rekindle.training.cost.pod_requests import QUEUE_LABEL
 from rekindle.view.cluster_overview import format_run
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.workflows import REASON, WORKFLOWS_AT, WORKLOADS, workflow, workload

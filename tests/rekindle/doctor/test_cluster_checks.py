@@ -228,7 +228,7 @@ def test_a_missing_queue_is_found(server: HealthyCluster):
     queues = "/apis/kueue.x-k8s.io/v1beta2/namespaces/models/localqueues"
     server.put(queues, {"metadata": {"name": "train"}, "spec": {"clusterQueue": "research"}})
     checks = run_checks(settings)
-    assert failures(checks) == {"queue q": "no such queue in this namespace"}
+    assert failures(checks) == {"queue q": "the LocalQueue q does not exist in namespace models"}
     assert "(train)" in checks["queue q"].remedy
     assert failures(run_checks(settings | {"queue": "train"})) == {}
 
