@@ -28,13 +28,13 @@ GPUS = ["cluster.pods.train.gpus=1", "cluster.pods.train.node_selector={gpu: l4}
 
 
 def queued_jobs(*sets: str) -> list[QueuedJob]:
-    config = load_config(ROOT / "configs/demo.yaml", [*QUEUED, *sets], {}).config
+    config = load_config(ROOT / "configs/digits.yaml", [*QUEUED, *sets], {}).config
     return list_queued_jobs(read_templates(render_manifest(config)))
 
 
 @pytest.fixture(scope="module")
 def jobs() -> list[QueuedJob]:
-    """The pods of the demo with a coordinator and three workers of 2 CPUs and one GPU each."""
+    """The pods of a pipeline with a coordinator and three workers of 2 CPUs and one GPU each."""
     return queued_jobs("train.workers=3", "train.threads=2", *GPUS)
 
 
@@ -296,7 +296,7 @@ def test_the_pods_of_every_kind_of_job_count(backend: str) -> None:
 
 
 def test_harvested_workers_are_compared_one_by_one(cluster: Cluster, server: ApiServer) -> None:
-    sets = ["train.min_workers=1", "train.max_workers=8", "cluster.harvest=true"]
+    sets = ["train.min_workers=1", "train.max_workers=4", "cluster.harvest=true"]
     jobs = queued_jobs(*sets, "cluster.harvest_priority=low", "train.threads=2")
     change_queue(server, ROOM | {"cpu": "3"})
     assert refusals(cluster, jobs) == []
