@@ -5,7 +5,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -32,6 +33,22 @@ def start_browser() -> Iterator[Browser]:
         browser.close()
 
 
+_shared = ExitStack()
+
+
+@cache
+def share_browser() -> Browser:
+    """Return the browser of all test files of a folder, of which the first starts it: a start takes
+    seconds."""
+    return _shared.enter_context(start_browser())
+
+
+def close_shared_browser() -> None:
+    """Close the browser of a folder; asyncio cannot be used in this process before."""
+    _shared.close()
+    share_browser.cache_clear()
+
+
 class PageServer:
     """The process of `argolocal ui` or `rekindle ui`, and requests to it."""
 
@@ -48,7 +65,8 @@ class PageServer:
     def get(self, path: str, accept: str = "application/json") -> httpx.Response:
         """Request a path with the token."""
         headers = {"Authorization": f"Bearer {self.token}", "Accept": accept}
-        return httpx.get(f"{self.root}{path}", headers=headers, timeout=60)
+        # `verify` reads all certificates, which takes longer than the answer
+        return httpx.get(f"{self.root}{path}", headers=headers, timeout=60, verify=False)
 
     def open(self, browser: Browser, path: str = "/", **options: object) -> BrowserPage:
         """Return a page of a browser that has logged in. Errors of scripts fail the test."""
