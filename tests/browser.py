@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 from playwright.sync_api import Page as BrowserPage
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+expect.set_options(timeout=60_000)  # a busy machine is not a failure
 NO_CHROMIUM = "chromium is not installed (Debian: apt-get install chromium)"
 
 
