@@ -1,6 +1,8 @@
-"""What Kueue can never admit is found before a run is submitted, in one sentence with a remedy."""
+"""Jobs that Kueue can never admit are found before a run is submitted, in one sentence with a remedy."""
 
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from rekindle.blocks.manifest.render import render_manifest
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.cluster.kueue.admission import check_admission
 from rekindle.cluster.kueue.queued_jobs import QueuedJob, list_queued_jobs, read_templates
+from rekindle.errors import RekindleError
 from tests.commands import ROOT
 from tests.rekindle.cluster.kueue import objects
 from tests.rekindle.cluster.kueue.objects import (
@@ -22,6 +25,7 @@ from tests.rekindle.cluster.kueue.objects import (
     put_cluster_objects,
 )
 from tests.rekindle.cluster.server import ApiServer, status
+from tests.rekindle.mutations import mutations
 
 QUEUED = ["cluster.gang=kueue", "cluster.queue=research", "cluster.queue_priority=low"]
 GPUS = ["cluster.pods.train.gpus=1", "cluster.pods.train.node_selector={gpu: l4}"]
@@ -30,6 +34,14 @@ GPUS = ["cluster.pods.train.gpus=1", "cluster.pods.train.node_selector={gpu: l4}
 def queued_jobs(*sets: str) -> list[QueuedJob]:
     config = load_config(ROOT / "configs/digits.yaml", [*QUEUED, *sets], {}).config
     return list_queued_jobs(read_templates(render_manifest(config)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def work_outside_of_the_repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Render outside of a repository: git needs longer to read the commit than rendering takes."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -313,3 +325,60 @@ def test_pods_of_kueue_s_older_versions_are_compared_too(
     server.objects[QUEUES.replace("v1beta2", "v1beta1")] = server.objects.pop(QUEUES)
     server.refuse("GET", "v1beta2", 404, "404 page not found", times=9)
     assert check_admission(cluster, jobs) == []
+
+
+def set_configuration(server: ApiServer, value: object) -> None:
+    data = {"controller_manager_config.yaml": json.dumps(value)}
+    server.put(
+        "/api/v1/namespaces/kueue-system/configmaps",
+        {"metadata": {"name": "kueue-manager-config"}, "data": data},
+    )
+
+
+USAGE = [{"name": "default", "resources": [{"name": "cpu", "total": "5"}]}]
+VALID: dict[str, Any] = {
+    "clusterqueues": cluster_queue(
+        "shared",
+        flavor_quota("default", {"cpu": "8"}, borrowingLimit="2", lendingLimit="1"),
+        cohortName="lab",
+        stopPolicy="None",
+        namespaceSelector={"matchExpressions": [{"key": "team", "operator": "Exists"}]},
+    )
+    | {"status": {"flavorsReservation": USAGE, "pendingWorkloads": 1}},
+    "resourceflavors": {
+        "metadata": {"name": "default"},
+        "spec": {
+            "nodeLabels": {"gpu": "l4"},
+            "nodeTaints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}],
+            "tolerations": [{"key": "gpu", "value": "yes"}],
+        },
+    },
+    "cohorts": {"metadata": {"name": "lab"}, "spec": {"parentName": "company"}},
+    "configuration": {
+        "integrations": {"frameworks": objects.FRAMEWORKS},
+        "managedJobsNamespaceSelector": {"matchLabels": {"team": "vision"}},
+        "waitForPodsReady": {"enable": True, "timeout": "5m"},
+        "resources": {"excludeResourcePrefixes": ["a/"], "transformations": [{"input": "b"}]},
+    },
+}
+
+
+@pytest.mark.parametrize("plural", VALID)
+def test_a_malformed_object_of_kueue_is_one_error_or_a_note(
+    server: ApiServer, cluster: Cluster, jobs: list[QueuedJob], plural: str
+) -> None:
+    put_cluster_objects(server, "clusterqueues", VALID["clusterqueues"])
+    for content in list(mutations(VALID[plural]))[::17]:
+        try:
+            value = json.loads(content)
+        except (ValueError, RecursionError):
+            continue
+
+        if plural == "configuration":
+            set_configuration(server, value)
+        else:
+            put_cluster_objects(server, plural, value)
+        try:
+            check_admission(cluster, jobs)
+        except RekindleError as error:
+            assert not re.search("[\x00-\x1f\x7f-\x9f]", str(error)), (content, str(error))
