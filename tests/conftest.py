@@ -113,7 +113,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_slow_cases(items)
     order = {name: index for index, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(LONG_FILES)))
+    items.sort(
+        key=lambda test_item: order.get(test_item.nodeid.partition("::")[0], len(LONG_FILES))
+    )
 
 
 def mark_slow_cases(items: list[pytest.Item]) -> None:

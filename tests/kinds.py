@@ -126,7 +126,7 @@ def pod_specs(value: Any) -> list[Manifest]:
     if not isinstance(value, dict):
         return []
     specs = [value] if "containers" in value else []
-    return specs + [spec for inner in value.values() for spec in pod_specs(inner)]
+    return specs + [spec for inner_value in value.values() for spec in pod_specs(inner_value)]
 
 
 def _set_commands(replicas: Mapping[str, Manifest], code: Mapping[str, str]) -> None:

@@ -121,9 +121,9 @@ def _checkov(folder: Path, objects: list[dict[str, Any]]) -> tuple[int, list[str
 
 
 if __name__ == "__main__":
-    scanned, found = run_scanners()
+    scanned, problems = run_scanners()
     print(
-        "\n".join(found)
+        "\n".join(problems)
         or f"{scanned}; no findings; {len(SKIPPED)} rules are skipped, each with a reason"
     )
-    sys.exit(bool(found))
+    sys.exit(bool(problems))

@@ -275,14 +275,14 @@ def test_argolocal_imports_neither_rekindle_nor_training_libraries():
 
 
 def test_the_engine_imports_no_project_and_steps_import_no_pipelines():
-    others = {
+    other_modules = {
         "argolocal": {"rekindle", "steps", "pipelines"},
         "rekindle": {"steps", "pipelines"},
         "steps": {"pipelines"},
         "pipelines": {"steps"},
     }
     for module in select_product_trees():
-        forbidden = others[module.split(".")[0]] | {"tests", "benchmarks"}
+        forbidden = other_modules[module.split(".")[0]] | {"tests", "benchmarks"}
         assert not forbidden & {name.split(".")[0] for name in all_imports(module)}, module
 
 
@@ -320,7 +320,7 @@ def test_only_one_module_starts_git():
 
 def collect_strings(tree: ast.Module) -> set[str]:
     """Return the texts of a module, without docstrings and the texts of f-strings."""
-    others = {
+    other_strings = {
         id(part)
         for node in ast.walk(tree)
         if isinstance(node, ast.Expr | ast.JoinedStr)
@@ -329,14 +329,16 @@ def collect_strings(tree: ast.Module) -> set[str]:
     return {
         node.value
         for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in others
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and id(node) not in other_strings
     }
 
 
-@pytest.mark.parametrize("shared", SHARED_NAMES)
-def test_a_shared_name_is_written_in_one_module(shared: str):
+@pytest.mark.parametrize("shared_name", SHARED_NAMES)
+def test_a_shared_name_is_written_in_one_module(shared_name: str):
     """The other modules import the constant, so that a name is never changed in one place only."""
-    pattern = re.compile(shared)
+    pattern = re.compile(shared_name)
     modules: dict[str, list[str]] = {}
     for module, tree in select_product_trees().items():
         for text in collect_strings(tree):
@@ -357,8 +359,8 @@ def test_an_alias_of_a_manifest_has_one_home():
         and ast.unparse(node.value) in ("dict[str, Any]", "Mapping[str, Any]")
     }
 
-    others = {alias for alias in aliases if alias[0] != "argolocal.manifest.types"}
-    assert others == {("rekindle.blocks.pod_settings", "Manifest")}
+    foreign_aliases = {alias for alias in aliases if alias[0] != "argolocal.manifest.types"}
+    assert foreign_aliases == {("rekindle.blocks.pod_settings", "Manifest")}
 
 
 def test_exit_codes_have_names():

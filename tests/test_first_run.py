@@ -138,9 +138,9 @@ def first_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FirstRun]:
         while not wait([running], timeout=4).done:  # an observation costs half a second of a core
             first_run.observe(existing_paths)
 
-        done = running.result()
-        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-        first_run.output = done.stdout
+        result = running.result()
+        assert result.returncode == 0, f"{result.stdout}{result.stderr}"
+        first_run.output = result.stdout
         first_run.observe(existing_paths)
         yield first_run
 
@@ -220,9 +220,9 @@ def secrets_of(folder: Path) -> set[str]:
     """Return the secrets of the home."""
     secrets: set[str] = set()
     for file in (folder / ".rekindle/services").glob("*.json"):
-        content: dict[str, Any] = json.loads(file.read_text())
-        if "pid" not in content:
-            secrets.update(set(content.values()))
+        service_record: dict[str, Any] = json.loads(file.read_text())
+        if "pid" not in service_record:
+            secrets.update(set(service_record.values()))
     return secrets
 
 
@@ -239,9 +239,9 @@ def test_another_user_cannot_access_a_run(first_run: FirstRun) -> None:
         answer = "\n".join(texts)
         owner = first_run.owners[port]
         assert not [secret for secret in secrets_of(first_run.folder) if secret in answer], owner
-        content = answer.replace("/theirs", "")
+        expected_text = answer.replace("/theirs", "")
         assert "rekindle_training" not in answer, (owner, answer)
-        assert "theirs" not in content, (owner, answer)
+        assert "theirs" not in expected_text, (owner, answer)
 
         if "local.services." in owner:
             assert {text[9:12] for text in texts if text.startswith("HTTP/1.1 ")} <= {

@@ -82,13 +82,13 @@ class Examples:
             column_name: [getattr(example, column_name) for example in examples]
             for column_name in Example._fields
         }
-        group, baseline, part = (
+        row_groups, baseline, part = (
             None
             if all(column_value is None for column_value in columns[column_name])
             else columns[column_name]
             for column_name in ("group", "baseline", "part")
         )
-        return cls(columns["truth"], columns["instance"], group, baseline, part)
+        return cls(columns["truth"], columns["instance"], row_groups, baseline, part)
 
     def score(self, model: Path, dataset: Path) -> ExampleColumn:
         """Return the predictions that a server of `model` would return for one request per row, in

@@ -195,7 +195,12 @@ class Execution:
             )
         else:
             reached_time = next(
-                (when for when, number in self.watch.generations if number >= moment.number), None
+                (
+                    seconds
+                    for seconds, generation in self.watch.generations
+                    if generation >= moment.number
+                ),
+                None,
             )
         return reached_time is not None and time.time() >= reached_time + moment.plus
 
@@ -307,7 +312,9 @@ class Execution:
         return workers
 
     def _send_later(self) -> None:
-        due_actions = [entry for entry in self._later if time.monotonic() >= entry[0]]
+        due_actions = [
+            later_action for later_action in self._later if time.monotonic() >= later_action[0]
+        ]
         self._later = [entry for entry in self._later if entry not in due_actions]
         for _, action, pids in due_actions:
             verb, name = action.split()

@@ -64,10 +64,10 @@ class Proxy:
         if kind in ("refuse", "reset"):  # requests in progress fail as well
             self._loop.call_soon_threadsafe(lambda: [_reset(client) for client in self._clients])
 
-    def hold(self, kind: str, number: int, callback: Callable[[], None]) -> None:
-        """Call `callback` when request `number` (from 1) of a kind has been received; forward the
+    def hold(self, kind: str, request_number: int, callback: Callable[[], None]) -> None:
+        """Call `callback` when request `request_number` (from 1) of a kind has been received; forward the
         request only after `callback` has returned."""
-        self._holds[kind, number] = callback
+        self._holds[kind, request_number] = callback
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -175,8 +175,8 @@ class Proxy:
         method, path = head.split(b" ", 2)[:2]
         for kind, (verb, pattern) in KINDS.items():
             if method.decode() == verb and re.search(pattern, path.decode().partition("?")[0]):
-                number = self.requests[kind] = self.requests.get(kind, 0) + 1
-                callback = self._holds.pop((kind, number), None)
+                request_number = self.requests[kind] = self.requests.get(kind, 0) + 1
+                callback = self._holds.pop((kind, request_number), None)
                 if callback:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(asyncio.to_thread(callback), MAX_HOLD_S)
@@ -193,10 +193,10 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
 
 
 def _length(head: bytes) -> int:
-    found = re.search(rb"\r\ncontent-length: *(\d+)", head, re.I)
-    assert found or b"chunked" not in head.lower(), head
-    if found:
-        return int(found[1])
+    length_match = re.search(rb"\r\ncontent-length: *(\d+)", head, re.I)
+    assert length_match or b"chunked" not in head.lower(), head
+    if length_match:
+        return int(length_match[1])
     return 0
 
 

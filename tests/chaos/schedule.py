@@ -63,12 +63,12 @@ class Moment:
     plus: float = 0.0
 
     def words(self) -> str:
-        after = f" + {self.plus * 1000:.0f} ms"
+        delay_words = f" + {self.plus * 1000:.0f} ms"
         if self.kind == "start":
-            return f"start{after}"
+            return f"start{delay_words}"
         if self.kind == "request":
             return f"during the {self.number}. {self.request}"
-        return f"{self.kind} {self.number}{after}"
+        return f"{self.kind} {self.number}{delay_words}"
 
 
 @dataclass(frozen=True)

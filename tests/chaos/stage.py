@@ -107,13 +107,13 @@ class Stage:
                 crew.close()
                 execution.watch.close()
 
-        missed = execution.missed + sum(len(acts) for acts in execution.waiting.values())
+        missed_count = execution.missed + sum(len(acts) for acts in execution.waiting.values())
         outcome = Outcome(
             schedule.seed,
             seconds,
             problems,
             dict(execution.done),
-            missed,
+            missed_count,
             execution.signals,
             len({number for _, number in execution.watch.generations}),
             execution.watch.repeated_steps(),

@@ -52,9 +52,11 @@ def test_a_forkserver_and_its_workers_survive_the_death_of_each_other(crew: Crew
     os.kill(forkserver, signal.SIGKILL)
     # the death of the forkserver does not affect the workers
     crew.until(lambda: new_forkserver_and(lambda running: running == workers))
-    killed, other = workers
-    os.kill(killed, signal.SIGKILL)
+    killed_worker, other_worker = workers
+    os.kill(killed_worker, signal.SIGKILL)
     crew.until(
-        lambda: new_forkserver_and(lambda running: len(running) == 2 and killed not in running)
+        lambda: new_forkserver_and(
+            lambda running: len(running) == 2 and killed_worker not in running
+        )
     )
-    assert other in find()[1]
+    assert other_worker in find()[1]

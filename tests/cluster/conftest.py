@@ -19,9 +19,9 @@ from tests.cluster.run import Namespace, run_locally
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+    tests_folder = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
+        if tests_folder in item.path.parents:
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.timeout(1800))
 

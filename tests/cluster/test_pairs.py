@@ -116,7 +116,12 @@ def run_pair(namespace: Namespace, draw: random.Random, pipeline: str) -> list[R
         thread.join()
 
     ends = [(run.name, run.outputs().get("verdict")) for run in runs]
-    again = sum(".evaluate-again" in node["name"] for run in runs for node in run.nodes("evaluate"))
-    print(f"{pipeline}: {ends}, {len(kills)} killed, {again} repeated evaluations", flush=True)
+    repeated_evaluations = sum(
+        ".evaluate-again" in node["name"] for run in runs for node in run.nodes("evaluate")
+    )
+    print(
+        f"{pipeline}: {ends}, {len(kills)} killed, {repeated_evaluations} repeated evaluations",
+        flush=True,
+    )
 
     return runs

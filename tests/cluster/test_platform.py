@@ -71,8 +71,8 @@ APPLIED = [
 def grant(name: str, granted: list[tuple[str, str, str]]) -> list[Object]:
     """Return an account with these permissions, and a token for Argo's executor."""
     role_rules = [
-        {"apiGroups": [group], "resources": [kind], "verbs": [verb]}
-        for group, kind, verb in granted
+        {"apiGroups": [api_group], "resources": [kind], "verbs": [verb]}
+        for api_group, kind, verb in granted
     ]
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
 
@@ -382,11 +382,11 @@ def test_reporting_to_argo_needs_every_permission_of_the_account(namespace: Name
         pause=1,
     )
 
-    second = submit(namespace, "rekindle")
+    get_second_name = submit(namespace, "rekindle")
 
     until(
         "a workflow that started later has succeeded",
-        lambda: phase(second()) == "Succeeded",
+        lambda: phase(get_second_name()) == "Succeeded",
         120,
         pause=1,
     )
@@ -486,7 +486,7 @@ def test_checks_find_all_faults_and_give_remedies(namespace: Namespace) -> None:
 
 def test_the_api_server_accepts_the_rendered_platform(namespace: Namespace) -> None:
     """All options, and the patch of the operator, as a dry run."""
-    everything = [
+    platform_flags = [
         "--with",
         "mlflow",
         "--with",
@@ -515,7 +515,7 @@ def test_the_api_server_accepts_the_rendered_platform(namespace: Namespace) -> N
         Kube(name)(
             *flags,
             "--force-conflicts",
-            stdin=rekindle("platform", "render", "-n", name, *everything),
+            stdin=rekindle("platform", "render", "-n", name, *platform_flags),
         )
     finally:
         namespace.kube("delete", "namespace", name, "--wait=false")

@@ -49,9 +49,9 @@ def test_old_runs_and_releases_are_removed_and_the_others_can_still_serve(
 
     with kube.forward("mlflow", 5000) as address:
         variables = {"MLFLOW_TRACKING_URI": address, **namespace.variables}
-        listed = json.loads(rekindle(*prune, variables=variables))
+        listed_runs = json.loads(rekindle(*prune, variables=variables))
         assert kube.get("workflow", runs[1].name)
-        assert runs[1].name in [row["run"] for row in listed["runs"]]
+        assert runs[1].name in [row["run"] for row in listed_runs["runs"]]
         rekindle(*prune, "--yes", variables=variables)
         assert [bool([*store.list(f"{run.name}/")]) for run in runs] == [False, False, True]
         assert [bool(kube.get("workflow", run.name)) for run in runs] == [False, False, True]

@@ -119,8 +119,8 @@ def parameter(chance: Chance) -> tuple[Template, set[str]]:
     text = chance.one("v1", "12", "a\\nb\\n\\n", "", '{"k": 1}', '["x"]')
     output: dict[str, Any] = {"name": "p", "valueFrom": {"path": "/tmp/o"}}
     output.update(chance.one({}, {"globalName": "g"}))
-    after = chance.one("", "; exit 2")  # outputs of failed steps count, too
-    return sh(f"printf '{text}' > /tmp/o{after}") | {"outputs": {"parameters": [output]}}, {"p"}
+    ending = chance.one("", "; exit 2")  # outputs of failed steps count, too
+    return sh(f"printf '{text}' > /tmp/o{ending}") | {"outputs": {"parameters": [output]}}, {"p"}
 
 
 def missing(chance: Chance) -> tuple[Template, set[str]]:
@@ -274,14 +274,16 @@ def containers(chance: Chance) -> tuple[Template, set[str]]:
         "args": [f"echo 1; exit {code}"],
     }
 
-    main = {
+    main_container = {
         "name": "main",
         "image": IMAGE,
         "command": ["sh", "-c"],
         "args": ["echo '{{inputs.parameters.a}}'"],
     }
 
-    return {"containerSet": {"containers": [first, main | {"dependencies": ["first"]}]}}, {"result"}
+    return {
+        "containerSet": {"containers": [first, main_container | {"dependencies": ["first"]}]}
+    }, {"result"}
 
 
 def resource(chance: Chance) -> tuple[Template, set[str]]:

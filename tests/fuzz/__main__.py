@@ -49,7 +49,7 @@ def main() -> int:
 
     options = parser.parse_args()
     if options.case is not None:
-        run((options.only or ["archives"])[0], options.seed, first=options.case, count=1)
+        run((options.only or ["archives"])[0], options.seed, first_case=options.case, count=1)
         return 0
 
     start_seconds = time.monotonic()

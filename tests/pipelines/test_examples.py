@@ -35,9 +35,9 @@ def run(typed: Any) -> Run:
         sets = " ".join(
             f"--set {setting}" for setting in [f"name={unique(name)}", *settings.split()]
         )
-        done = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
-        assert done.returncode == code, done.stderr
-        return json.loads(done.stdout)
+        result = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
+        assert result.returncode == code, result.stderr
+        return json.loads(result.stdout)
 
     return run
 

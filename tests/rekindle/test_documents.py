@@ -72,8 +72,8 @@ def objects(
 
 
 def read_origin(objects: Objects) -> None:
-    found = origin.read(objects.store, objects.name, "1")
-    assert found.config.data.source == found.whole_config["data"]["source"]
+    origin_record = origin.read(objects.store, objects.name, "1")
+    assert origin_record.config.data.source == origin_record.whole_config["data"]["source"]
 
 
 def read_release(objects: Objects) -> None:
@@ -195,9 +195,9 @@ def test_a_command_prints_one_line_for_a_malformed_document(
     objects.store.put(objects.prefix + document, b'{"\x1b[31m": 5}')
     command = [sys.executable, "-m", "rekindle", "reproduce", f"{objects.name}@1", "--check"]
     environment = {**os.environ, "REKINDLE_HOME": str(objects.folder / "home")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    [line] = done.stderr.splitlines()
-    assert done.returncode == 1
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    [line] = result.stderr.splitlines()
+    assert result.returncode == 1
     assert line.startswith("error: ")
     assert f"{objects.store.uri(objects.prefix)}{document} is malformed: " in line
 

@@ -285,9 +285,9 @@ def test_down_does_not_wait_for_clients_that_keep_their_connections(
     Releases(cluster, port, env, grace_s=600)
     with connect_client(port) as client, connect_client(port) as silent:
         assert "model-version: 1" in send_request(client)
-        down = Thread(target=cluster.down, daemon=True)
-        down.start()
-        down.join(60)
-        assert not down.is_alive()
+        down_thread = Thread(target=cluster.down, daemon=True)
+        down_thread.start()
+        down_thread.join(60)
+        assert not down_thread.is_alive()
         assert client.recv(1) == b""
         assert silent.recv(1) == b""

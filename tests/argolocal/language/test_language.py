@@ -313,7 +313,7 @@ def test_a_status_with_a_number_of_5000_digits_does_not_end_the_runner() -> None
 
 
 @pytest.mark.parametrize(
-    "bad",
+    "invalid_condition",
     [
         "a || b",
         "status.conditions.#(type==x) = y",
@@ -324,9 +324,9 @@ def test_a_status_with_a_number_of_5000_digits_does_not_end_the_runner() -> None
         "=b",
     ],
 )
-def test_a_condition_must_be_a_label_selector(bad: str) -> None:
+def test_a_condition_must_be_a_label_selector(invalid_condition: str) -> None:
     with pytest.raises(selector.SelectorError):
-        selector.parse(bad)
+        selector.parse(invalid_condition)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

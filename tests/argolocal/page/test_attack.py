@@ -274,9 +274,9 @@ def list_changes(folder: Path) -> Iterator[tuple[str, str]]:
     manifest = json.loads((folder / MANIFEST_FILE).read_text())
     state: dict[str, Any] = {"status": {}, "nodes": {}}
     for line in (folder / JOURNAL_FILE).read_text().splitlines():
-        entry = json.loads(line)
-        state["status"] = entry.get("status", state["status"])
-        state["nodes"] |= entry.get("nodes", {})
+        journal_entry = json.loads(line)
+        state["status"] = journal_entry.get("status", state["status"])
+        state["nodes"] |= journal_entry.get("nodes", {})
 
     for name, document in ((MANIFEST_FILE, manifest), (JOURNAL_FILE, state)):
         for number, path in enumerate(list_paths(document)):

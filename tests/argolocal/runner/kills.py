@@ -51,9 +51,9 @@ class Plan:
 def record(request: Request) -> Answer:
     """Record a request to /POD/CODE, and answer with the code."""
     _, pod, code = request.path.split("/")
-    number = uuid.uuid4().hex
+    request_id = uuid.uuid4().hex
     with open(Path(request.headers["Home"]) / "marks", "a") as marks:
-        marks.write(f"begin {pod}.http {number}\nend {pod}.http {number}\n")
+        marks.write(f"begin {pod}.http {request_id}\nend {pod}.http {request_id}\n")
 
     time.sleep(ANSWER_S if code != "504" else 1.5)
     return Answer(int(code), str(len(request.body)))

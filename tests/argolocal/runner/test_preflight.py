@@ -561,8 +561,8 @@ def test_an_unknown_parameter_is_an_error_with_a_suggestion() -> None:
 def test_the_page_of_all_fields_matches_the_code() -> None:
     from tests.argo_fields import make_page
 
-    kept = Path(__file__).parents[3] / "docs/argo-fields.md"
-    assert kept.read_text() == make_page(), "python -m tests.argo_fields > docs/argo-fields.md"
+    page_file = Path(__file__).parents[3] / "docs/argo-fields.md"
+    assert page_file.read_text() == make_page(), "python -m tests.argo_fields > docs/argo-fields.md"
 
 
 def test_the_field_table_has_no_spelling_mistakes() -> None:

@@ -137,10 +137,10 @@ class Machine:
         objects = Objects(LocalCluster(self.home))
         for name in POLICIES:
             started = {int(run.rpartition("-")[2]) for run in runs if run.startswith(f"{name}-")}
-            missed = read_progress(self.home, name)[name].missed
+            missed_runs = read_progress(self.home, name)[name].missed
             # a time has a run or a reason, but not both
-            assert not started & {item.time for item in missed}
-            assert all(item.reason for item in missed)
+            assert not started & {missed_run.time for missed_run in missed_runs}
+            assert all(item.reason for item in missed_runs)
             status = objects.get("CronWorkflow", name)["status"]
             assert status["active"] == []
             assert status.get("succeeded", 0) + status.get("failed", 0) == len(started)

@@ -51,10 +51,10 @@ TEMPLATE_EXPORTING_VERDICT = (
 )
 
 
-def make_workflow(main: str, *others: str, **spec: Any) -> dict[str, Any]:
+def make_workflow(main_template: str, *other_templates: str, **spec: Any) -> dict[str, Any]:
     templates = [
-        {"name": "main", **yaml.safe_load(main)},
-        *map(yaml.safe_load, others),
+        {"name": "main", **yaml.safe_load(main_template)},
+        *map(yaml.safe_load, other_templates),
         *yaml.safe_load(TEMPLATES),
     ]
     return {
@@ -258,8 +258,8 @@ def test_a_task_that_holds_something_back_is_not_reported(case: str) -> None:
     assert list_warning_paths(ACCEPTED_WORKFLOWS[case]) == []
 
 
-def make_workflow_template(main: str, **spec: Any) -> dict[str, Any]:
-    manifest = make_workflow(main, **spec)
+def make_workflow_template(main_template: str, **spec: Any) -> dict[str, Any]:
+    manifest = make_workflow(main_template, **spec)
     del manifest["spec"]["entrypoint"]
     return {**manifest, "kind": "WorkflowTemplate", "metadata": {"name": "library"}}
 

@@ -128,18 +128,19 @@ class Demo:
 
         return counts
 
-    def _record(self, found: lookup.CacheResult, digest: str) -> None:
-        assert found.key, found.reason
-        name = {"prepare": "dataset", "train": "model"}[found.task]
-        at = f"run-{digest[:12]}/{found.task}"
+    def _record(self, cache_result: lookup.CacheResult, digest: str) -> None:
+        assert cache_result.key, cache_result.reason
+        name = {"prepare": "dataset", "train": "model"}[cache_result.task]
+        at = f"run-{digest[:12]}/{cache_result.task}"
         self.store.put(f"{at}/{name}/part", b"123")
-        if found.task == "prepare":
+        if cache_result.task == "prepare":
             outputs = {"digest": digest, "rows": "7", **OTHER_OUTPUTS}
         else:
             outputs = {}
         artifacts = {name: {"sha256": digest, "files": 1, "bytes": 3}}
         entries.record_entry(
-            self.store, entries.Entry(found.key, at, outputs, artifacts, {"step": "steps.x"}, 1.0)
+            self.store,
+            entries.Entry(cache_result.key, at, outputs, artifacts, {"step": "steps.x"}, 1.0),
         )
 
 
@@ -157,20 +158,20 @@ def test_random_changes_reuse_exactly_the_results_that_they_leave_valid(
 
     for number in range(changes):
         demo.change()
-        found = demo.look_up()
-        assert not found["stale"], (
+        cache_result = demo.look_up()
+        assert not cache_result["stale"], (
             number,
             demo.settings,
             demo.versions,
-            found,
+            cache_result,
         )
-        assert not found["needless"], (
+        assert not cache_result["needless"], (
             number,
             demo.settings,
             demo.versions,
-            found,
+            cache_result,
         )
-        counts += found
+        counts += cache_result
 
     assert counts["hit"]
     assert counts["miss"]

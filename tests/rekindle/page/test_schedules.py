@@ -48,13 +48,15 @@ def test_several_lines_of_a_schedule_are_merged() -> None:
 
 
 def test_the_times_of_a_period_count_from_the_last_run() -> None:
-    last = datetime(2026, 3, 28, 11, 20, tzinfo=UTC)
-    assert list_next_times(["@every 45m"], "UTC", NOW, last) == [
+    last_time = datetime(2026, 3, 28, 11, 20, tzinfo=UTC)
+    assert list_next_times(["@every 45m"], "UTC", NOW, last_time) == [
         "2026-03-28T12:05+00:00",
         "2026-03-28T12:50+00:00",
         "2026-03-28T13:35+00:00",
     ]
-    assert list_next_times(["@every 45m"], "UTC", last, last)[0] == "2026-03-28T12:05+00:00"
+    assert (
+        list_next_times(["@every 45m"], "UTC", last_time, last_time)[0] == "2026-03-28T12:05+00:00"
+    )
     assert list_next_times(["@every 45m"], "UTC", NOW) == []
 
 

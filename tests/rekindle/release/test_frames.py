@@ -262,8 +262,8 @@ def test_mlflows_server_predicts_what_the_server_predicts(
     instances = ROWS[rows]
     table = columns(instances)
     split = {"columns": list(table), "data": list(zip(*table.values(), strict=True))}
-    content = {"dataframe_split": split, "inputs": table}.get(form, instances)
-    answer = served.invocations.post("/invocations", json={form: content})
+    request_rows = {"dataframe_split": split, "inputs": table}.get(form, instances)
+    answer = served.invocations.post("/invocations", json={form: request_rows})
     assert answer.json() == {"predictions": served.answer(instances)}
 
 

@@ -316,10 +316,10 @@ def test_a_change_of_code_that_the_workload_imports_is_released(
             module.__file__ = str(file)
         return [release_files.compute_code_digest(module) for module in modules]
 
-    own, pack = digests()
+    own_digest, pack_digest = digests()
     (tmp_path / "serving_post.py").write_text("BIAS = 1")
     (tmp_path / "serving_pack/words.txt").write_text("b")
     changed_own, changed_pack = digests()
-    assert own != changed_own
-    assert pack != changed_pack
+    assert own_digest != changed_own
+    assert pack_digest != changed_pack
     assert digests() == [changed_own, changed_pack]

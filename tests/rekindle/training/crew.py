@@ -129,9 +129,9 @@ class Member:
         assert self.process.exitcode is not None, f"still running:\n{self.read_log()}"
         return self.process.exitcode
 
-    def send(self, number: signal.Signals) -> None:
+    def send(self, signal_number: signal.Signals) -> None:
         assert self.process.pid
-        os.kill(self.process.pid, number)
+        os.kill(self.process.pid, signal_number)
 
 
 class Crew:
@@ -204,14 +204,16 @@ class Crew:
         logs = lambda: "\n".join(f"== {m.log.name}\n{m.read_log()}" for m in self.members)  # noqa: E731
         until("the condition of the test", condition, seconds, evidence=logs)
 
-    def wait_until_held(self, number: int, *members: Member) -> None:
-        """Wait until one of `members` pauses after `number` micro-batches (TOY_HOLD), until
+    def wait_until_held(self, micro_batches: int, *members: Member) -> None:
+        """Wait until one of `members` pauses after `micro_batches` micro-batches (TOY_HOLD), until
         `release(number)` is called; the other members wait for it."""
-        self.until(lambda: any(f"held at {number}\n" in member.read_log() for member in members))
+        self.until(
+            lambda: any(f"held at {micro_batches}\n" in member.read_log() for member in members)
+        )
 
-    def release(self, number: int) -> None:
-        """Let the member continue that pauses after `number` micro-batches."""
-        (self.logs / str(number)).touch()
+    def release(self, micro_batches: int) -> None:
+        """Let the member continue that pauses after `micro_batches` micro-batches."""
+        (self.logs / str(micro_batches)).touch()
 
     def close(self) -> None:
         for member in self.members:

@@ -64,7 +64,7 @@ def run_agreement(*groups: TrainingGroup) -> list[str]:
 
 
 @pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+def shared_patch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     monkeypatch.setenv("REKINDLE_SHM", str(tmp_path))
     return monkeypatch
 
@@ -81,12 +81,12 @@ def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatc
 )
 def test_the_newest_state_is_never_replaced_by_an_older_one(
     s3: Store,
-    shared: pytest.MonkeyPatch,
+    shared_patch: pytest.MonkeyPatch,
     state_of_a: tuple[int, bool],
     state_of_b: tuple[int, bool],
 ) -> None:
     groups = [
-        make_group(name, *state, s3, shared)
+        make_group(name, *state, s3, shared_patch)
         for name, state in (("a", state_of_a), ("b", state_of_b))
     ]
     assert run_agreement(*groups) == ["", ""]
@@ -98,17 +98,17 @@ def test_the_newest_state_is_never_replaced_by_an_older_one(
 
 
 def test_a_sender_that_dies_leaves_the_receivers_state_intact(
-    s3: Store, shared: pytest.MonkeyPatch
+    s3: Store, shared_patch: pytest.MonkeyPatch
 ) -> None:
-    receiver = make_group("a", 5, True, s3, shared)
-    sender = make_group("b", 9, False, s3, shared)
-    whole = sender.state.memory
+    receiver = make_group("a", 5, True, s3, shared_patch)
+    sender = make_group("b", 9, False, s3, shared_patch)
+    sent_state = sender.state.memory
     # the broadcast of this sender fails, as if it died in the middle
     sender.state.memory = torch.empty(0, device="meta")
     errors = run_agreement(receiver, sender)
     assert all(errors)
     assert receiver.state.step == 5
     assert bool((receiver.state.memory == 5).all())
-    sender.state.memory = whole
+    sender.state.memory = sent_state
     for group in (receiver, sender):
         group.checkpoints.close(remove_snapshots=True)

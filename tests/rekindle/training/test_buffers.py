@@ -122,9 +122,9 @@ def test_constant_buffers_keep_their_bits_and_cached_values_are_recreated() -> N
         assert net.table is None
         net.table = torch.zeros(len(rows), 3)
 
-    cached = Net({}, cache, persistent=False)
-    cached.register_buffer("table", None, persistent=False)
-    make_step(make_state(cached), make_batches(1))
+    network_with_cache = Net({}, cache, persistent=False)
+    network_with_cache.register_buffer("table", None, persistent=False)
+    make_step(make_state(network_with_cache), make_batches(1))
 
 
 def grow(net: Any, rows: Tensor) -> None:

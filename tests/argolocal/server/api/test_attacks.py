@@ -114,7 +114,7 @@ def make_example(name: str) -> dict[str, object]:
 @pytest.mark.parametrize("name", ["..", "../../x", "..%2f..%2fpage-token", "%00", "a" * 300, "A b"])
 def test_a_name_from_outside_cannot_leave_the_folder_of_the_runs(api: ApiServer, name: str) -> None:
     segment = name if "%" in name else quote(name, safe="").replace(".", "%2e")
-    before = sorted(path.name for path in api.home.parent.iterdir())
+    earlier_names = sorted(path.name for path in api.home.parent.iterdir())
     for path in (
         f"/workflows/argo/{segment}",
         f"/workflows/argo/{segment}/log",
@@ -129,7 +129,7 @@ def test_a_name_from_outside_cannot_leave_the_folder_of_the_runs(api: ApiServer,
         answer = api.send("POST", f"/{folder}", {field: manifest})
         assert describe_error(answer)[:2] == (400, 3)
     assert (api.home / "page-token").read_text() == api.token
-    assert sorted(path.name for path in api.home.parent.iterdir()) == before
+    assert sorted(path.name for path in api.home.parent.iterdir()) == earlier_names
 
 
 def test_labels_from_outside_are_data(api: ApiServer) -> None:
@@ -174,7 +174,7 @@ def test_many_idle_watches_are_bounded(tmp_path: Path) -> None:
         server.wait_until_suspended(name)
         memory = psutil.Process().memory_info().rss
         sockets = [open_watch(server) for _ in range(count)]
-        until("all watches", lambda: all(item.recv(1, socket.MSG_PEEK) for item in sockets))
+        until("all watches", lambda: all(watch.recv(1, socket.MSG_PEEK) for watch in sockets))
         used = psutil.Process().memory_info().rss - memory
         threads = threading.active_count()
         for item in sockets:

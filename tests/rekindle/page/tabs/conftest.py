@@ -53,10 +53,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def record_trainings(home: Path, store: Store) -> None:
     """Record a run, a changed one whose model is worse, and one that has failed."""
-    cached = {"prepare": {"task": "prepare", "at": "power-aaaaa/prepare"}, "reuse": "yes"}
+    cached_parameter = {"prepare": {"task": "prepare", "at": "power-aaaaa/prepare"}, "reuse": "yes"}
     runs = (
         ("power-aaaaa", CONFIG, {"git_sha": "1" * 40}),
-        ("power-bbbbb", CHANGED_CONFIG, {"git_sha": "2" * 40, "cached": to_json(cached)}),
+        ("power-bbbbb", CHANGED_CONFIG, {"git_sha": "2" * 40, "cached": to_json(cached_parameter)}),
     )
     for name, config, parameters in runs:
         nodes = [evaluation(name, VERDICT)]

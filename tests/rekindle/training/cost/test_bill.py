@@ -129,7 +129,7 @@ def test_the_report_of_a_training_on_demand_names_no_spot_nodes():
 
 
 def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
-    again = [
+    second_attempt = [
         (10, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")
     ]
     bill = compute_events_bill(
@@ -140,7 +140,7 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
         lost(8.5, "a"),
         (8.5, "open", {"generation": 2, "hard": True}),
         lost(8.5, "b"),
-        *again,
+        *second_attempt,
         generation(14, 3, 60, "a", "b"),
         (14, "restored", {"step": 35, "tier": "durable"}),
         step(15, 45),
@@ -183,14 +183,14 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
 
 
 def test_a_loss_restored_from_shared_memory_recommends_no_checkpoint_interval():
-    again = (10, "join", {"worker": "new-a", "name": "a", "step": -1})
+    new_join = (10, "join", {"worker": "new-a", "name": "a", "step": -1})
     bill = compute_events_bill(
         *start("a"),
         step(3, 10),
         (4, "checkpoint", {"step": 20, "cost": 0.01}),
         step(6, 40),
         lost(6.5, "a"),
-        again,
+        new_join,
         generation(11, 2, 60, "a"),
         (11, "restored", {"step": 38, "tier": "hot"}),
         (12, "complete", {"step": 55}),

@@ -10,8 +10,8 @@ from rekindle.training.cost.pod_requests import (
 
 # each list has ten times the previous one: a billion values
 ALIASES = "a: &a [1, 1]\n" + "".join(
-    f"{name}: &{name} [{', '.join(['*' + before] * 10)}]\n"
-    for before, name in zip("abcdefghi", "bcdefghij", strict=True)
+    f"{name}: &{name} [{', '.join(['*' + child_name] * 10)}]\n"
+    for child_name, name in zip("abcdefghi", "bcdefghij", strict=True)
 )
 TEXTS = {
     "aliases": ALIASES,

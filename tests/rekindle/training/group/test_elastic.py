@@ -76,24 +76,24 @@ def kill_pairs(crew: Crew) -> list[Member]:
 
     for attempt in range(6):
         crew.until(all_train)
-        first, second = chance.sample("abcd", 2)
-        remaining = set("abcd") - {first, second}
-        workers[first].send(signal.SIGKILL)
+        first_member, second_member = chance.sample("abcd", 2)
+        remaining = set("abcd") - {first_member, second_member}
+        workers[first_member].send(signal.SIGKILL)
 
         if attempt % 2:  # otherwise both are lost at once
             crew.until(
-                lambda first=first: (
+                lambda first=first_member: (
                     read_newest_members(coordinator) == set("abcd") - {first} - ended()
                 )
             )
 
-        workers[second].send(signal.SIGKILL)
+        workers[second_member].send(signal.SIGKILL)
         crew.until(
             lambda remaining=remaining: read_newest_members(coordinator) == remaining - ended()
         )
         survivors += [workers[name] for name in remaining]
 
-        for name in (first, second):
+        for name in (first_member, second_member):
             workers[name].process.join()
             workers[name] = crew.start_worker(name, argv)
 
@@ -114,13 +114,13 @@ def read_newest_members(coordinator: Member) -> set[str]:
 
 def test_a_coordinator_reports_a_port_that_is_taken(crew: Crew) -> None:
     argv = make_flags("port", workers=1)
-    first = crew.start_coordinator(argv)
+    first_coordinator = crew.start_coordinator(argv)
     crew.until(lambda: _is_listening(crew))
-    second = crew.start_coordinator(argv)
-    assert second.wait_for_exit_code() == 1
-    assert "another coordinator may be running on this machine" in second.read_log()
-    assert "MASTER_PORT" in second.read_log()
-    assert first.process.exitcode is None
+    second_coordinator = crew.start_coordinator(argv)
+    assert second_coordinator.wait_for_exit_code() == 1
+    assert "another coordinator may be running on this machine" in second_coordinator.read_log()
+    assert "MASTER_PORT" in second_coordinator.read_log()
+    assert first_coordinator.process.exitcode is None
 
 
 def test_a_verdict_reaches_training_workers_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -460,7 +460,7 @@ def test_a_full_disk_loses_log_lines_but_not_the_run() -> None:
         " print('continues')"
     )
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, text=True
         )
-    assert done.stdout == "continues\n"
+    assert result.stdout == "continues\n"

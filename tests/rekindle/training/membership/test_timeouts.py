@@ -224,11 +224,11 @@ def test_a_restarted_coordinator_logs_when_all_members_are_back() -> None:
 
 
 def test_a_drain_waits_for_the_step_and_a_loss_interrupts_it() -> None:
-    for reason, hard in (("drain", False), ("connection", True)):
+    for reason, is_hard in (("drain", False), ("connection", True)):
         membership = publish_group("a", "b", "c")
         membership.remove(2, "b", reason)
-        assert membership.outbox == [(worker, {"open": 2, "hard": hard}) for worker in "ac"]
-        assert membership.events[0]["event"] == ("lost" if hard else "drain")
+        assert membership.outbox == [(worker, {"open": 2, "hard": is_hard}) for worker in "ac"]
+        assert membership.events[0]["event"] == ("lost" if is_hard else "drain")
         membership.remove(2, "b", reason)
         assert len(membership.outbox) == 2, "already removed"
 
@@ -260,12 +260,12 @@ def test_a_probed_worker_has_thirty_seconds_and_others_have_hung_seconds(probed:
     for worker in "ab" if probed else "a":
         membership.acknowledge(opened, worker, 2, -1)
 
-    hung, last = ("c", opened + 30) if probed else ("b", opened + 60)
-    live(membership, [*membership.alive_workers], last)
-    assert hung in membership.alive_workers
-    live(membership, [*membership.alive_workers], last + 0.1)
-    assert hung not in membership.alive_workers
-    assert (hung, {"dropped": "hung"}) in membership.outbox
+    hung_member, last_time = ("c", opened + 30) if probed else ("b", opened + 60)
+    live(membership, [*membership.alive_workers], last_time)
+    assert hung_member in membership.alive_workers
+    live(membership, [*membership.alive_workers], last_time + 0.1)
+    assert hung_member not in membership.alive_workers
+    assert (hung_member, {"dropped": "hung"}) in membership.outbox
 
 
 def live(membership: MembershipStateMachine, workers: Iterable[str], now: float) -> None:
