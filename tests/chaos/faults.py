@@ -65,8 +65,8 @@ class Proxy:
             self._loop.call_soon_threadsafe(lambda: [_reset(client) for client in self._clients])
 
     def hold(self, kind: str, request_number: int, callback: Callable[[], None]) -> None:
-        """Call `callback` when request `request_number` (from 1) of a kind has been received; forward the
-        request only after `callback` has returned."""
+        """Call `callback` at the N-th request of a kind, counted from 1. The request is forwarded
+        only after `callback` has returned."""
         self._holds[kind, request_number] = callback
 
     def _serve(self) -> None:

@@ -1,5 +1,5 @@
-"""A model whose state `rekindle.attach` keeps, in the manner of the page. Records the samples of all
-steps, as a part of the state."""
+"""A model whose state `rekindle.attach` keeps, in the manner of the page. Records which samples
+each step used; the record belongs to the state of the training."""
 
 import argparse
 import json

@@ -31,7 +31,7 @@ def save() -> None:
     if rank == 0:
         temporary = latest.with_suffix(".tmp")
         temporary.write_text(f"step {step}")
-        # a rename within the same tick of the kernel's clock is not visible
+        # two renames within one tick of the kernel's clock look like one
         time.sleep(0.02)
         os.replace(temporary, latest)
 

@@ -1,5 +1,5 @@
-"""A model trained with fully_shard (FSDP2), as in the tutorials of PyTorch: each rank writes its part
-with torch.distributed.checkpoint, and a checkpoint can be loaded with any number of ranks."""
+"""A model trained with fully_shard (FSDP2), as in the tutorials of PyTorch: each rank writes its
+shard with torch.distributed.checkpoint, and a checkpoint can be loaded with any number of ranks."""
 
 import argparse
 import time

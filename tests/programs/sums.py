@@ -15,7 +15,7 @@ from pathlib import Path
 kind, folder, node, *checkpoints = sys.argv[1:]
 env = os.environ
 
-# the variables of the frameworks, as a program reads them
+# the environment variables that the operator of each framework sets
 host = "127.0.0.1"
 port = "0"
 rank = 0

@@ -1,5 +1,5 @@
-"""A malformed document of the object store or a folder is one line that names it, for every reader
-and every field."""
+"""A malformed document in the object store or in a folder leads to one line that names the
+document, whichever of its fields is wrong and whichever function reads it."""
 
 import json
 import os
@@ -154,7 +154,7 @@ READERS: list[tuple[str, Any, Callable[[Objects], None]]] = [
 ]
 
 
-# every field has 14 wrong versions: a step of 13 takes one of each, and mostly another kind of it
+# each field has 14 wrong values; every 13th value is tested: one per field, mostly a different one
 STEP = 13
 IDS = [f"{key} {read.__name__}" for key, _, read in READERS]
 

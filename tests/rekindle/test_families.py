@@ -1,4 +1,5 @@
-"""A workload offers one model or several families; wrong ones are refused before anything runs."""
+"""A workload offers one model or several families; a wrong definition of families is refused before
+anything runs."""
 
 from typing import Any
 

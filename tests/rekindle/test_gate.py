@@ -1,4 +1,5 @@
-"""A worse model must not replace a better one, and the verdict must give its reason in figures."""
+"""A worse model must not replace a better one, and the reason of the verdict must contain
+figures."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A record that is not what its readers expect is an error of one line, without a traceback."""
+"""A malformed record leads to an error message of one line, without a traceback."""
 
 import json
 import subprocess

@@ -35,7 +35,7 @@ def remove_run_record() -> object:
     return removal.delete_record(RUN_ID)
 
 
-# path → functions that read its answer
+# path of a request → functions that read the answer
 READERS: dict[str, list[Callable[[], object]]] = {
     "mlflow/artifacts/list": [lambda: tracking.artifacts(RUN_ID, "evaluation")],
     "mlflow/registered-models/get": [

@@ -104,7 +104,7 @@ def test_the_version_that_a_dead_process_registered_twice_is_deleted_by_the_next
     uri = "releases/a/"
     source = "s3://b/releases/a/"
     leave_duplicate(mlflow_server, name, uri, source)
-    # versions that other clients registered, or of other files, stay
+    # versions that other clients have registered, and versions with other files, stay
     client.create_model_version(name, source, tags={tracking.URI: uri})
     tracking.register_version(name, "releases/b/", "s3://b/releases/b/", "0" * 64, "", {})
 
@@ -215,7 +215,7 @@ def test_netrc_does_not_replace_the_login_and_another_host_gets_none(
 
     with HttpServer(answer) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
-        # the session is kept between requests of the same settings
+        # requests with the same settings use the same session
         mlflow_api._create_session.cache_clear()
         mlflow_api.send_request("GET", "mlflow/experiments/search", MlflowAnswer)
 
@@ -268,7 +268,7 @@ def test_the_tags_of_a_version_are_names_only_after_they_were_parsed(
         )
         tracking.record_champion(name, versions[-1], f"{name}-{number}")
 
-    # a repeated request whose first answer came too late may have taken a number
+    # if the answer to a request came too late, the request was repeated, and used a second number
     first_version, last_version = versions
     tracking.tag_version(name, last_version, tag, value)
 

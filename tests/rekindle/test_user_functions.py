@@ -190,7 +190,8 @@ class Stage:
         return name, f"{file}:{number + 1}: KeyError: 'kwh'."
 
     def make_release(self, workload: str) -> Path:
-        """Create a folder with a trained model of `workload` and the other files of its server."""
+        """Create a folder with a trained model of `workload` and the other files that a model
+        server needs."""
         import torch
         from safetensors.torch import save_file
 

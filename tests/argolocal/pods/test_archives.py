@@ -318,8 +318,7 @@ def test_an_endless_header_costs_neither_memory_nor_time(tmp_path: Path) -> None
 def make_sparse(
     parts: list[tuple[int, int]], size_bytes: int, stored_bytes: int
 ) -> tarfile.TarInfo:
-    """Return an archive with a sparse file of `size_bytes` bytes, `stored_bytes` bytes and these (offset, size)
-    parts."""
+    """Return the entry of a sparse file in an archive. `parts`: (offset, length) of its data."""
     parts_text = ",".join(f"{offset},{length}" for offset, length in parts)
     headers = {
         "GNU.sparse.major": "0",

@@ -1,5 +1,5 @@
-"""No claim of several concurrent runs is lost, so that retention never removes artifacts that one
-of them reuses."""
+"""If several runs claim artifacts at the same time, no claim is lost; retention never removes a
+claimed artifact."""
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""The identity of a step's code covers every file that it may run, and no other."""
+"""The identity of a step's code covers every file that the step may run, and no other file."""
 
 import hashlib
 import itertools
@@ -141,7 +141,7 @@ def test_of_a_module_in_two_places_the_one_that_python_imports_belongs_to_the_co
         write(tmp_path / name, {"twice_found": ""})
     write(tmp_path / "project", {"first": "import twice_found\n"})
     monkeypatch.setenv(project.PATH_VARIABLE, str(tmp_path / "project"))
-    # the project is in the path of a process that was started with it in PYTHONPATH
+    # a process whose PYTHONPATH contains the project has the project in sys.path
     folders = ["editable"] if first_folder == "editable" else ["project", "editable"]
     monkeypatch.setattr(sys, "path", [*sys.path, *(str(tmp_path / name) for name in folders)])
     forget()
@@ -153,7 +153,7 @@ def test_of_a_module_in_two_places_the_one_that_python_imports_belongs_to_the_co
     assert imported_files["twice_found"] == tmp_path / first_folder / "twice_found.py"
 
 
-# the forms that a package has in a folder; in these files, `net` stands for an imported submodule
+# all ways in which a folder can contain a package; the submodule `net` is imported
 FORMS = {
     "missing": [],
     "module": ["{}"],

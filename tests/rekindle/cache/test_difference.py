@@ -93,7 +93,7 @@ def test_settings_and_data_are_compared_one_by_one(s3: Store) -> None:
 def test_pruning_removes_the_files_of_code_without_entries(s3: Store) -> None:
     entry = Entry("k1", "w/prepare", {}, {}, facts(), 1.0)
     entries.record_entry(s3, entry)
-    # as an earlier version wrote it
+    # as an earlier version of Rekindle wrote the record
     entries.record_entry(s3, replace(entry, key="k2", facts={"step": "steps.x"}))
     difference.record_code(s3, facts())
     record_code_before(s3, "0" * 64)

@@ -46,7 +46,7 @@ def run(inputs):
 
 
 class World:
-    """A project with one step, and everything that its key may depend on."""
+    """A project with one step, and everything that the cache key of the step may depend on."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
@@ -70,7 +70,8 @@ class World:
         for path, text in self.texts.items():
             (self.folder / path).write_text(text)
         for remembered in (code._compute_digest, code._sha256, code._list_imports):
-            remembered.cache_clear()  # otherwise this process keeps the hashes of its code
+            # otherwise this process would keep the hashes of the earlier code
+            remembered.cache_clear()
         module = f"steps.{self.name}"
         inputs = parse_inputs(
             load_step_module(module).Inputs, self.inputs | {"source": str(self.folder / "data.csv")}
@@ -119,7 +120,7 @@ class World:
             case "workflow":
                 self.inputs["workflow"] = f"w-{number}"
                 return False
-            case "order":  # the same table, formatted differently
+            case "order":  # the same settings as JSON, with other spaces
                 self.inputs["table"] = self.inputs["table"].replace(" ", "")
                 return False
             case "image":

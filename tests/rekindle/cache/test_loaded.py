@@ -16,7 +16,7 @@ from rekindle import project
 from rekindle.cache.runner import reasons_uncovered
 from rekindle.storage import Store
 
-# stands for an extension of the project; it has no dependencies
+# this library is used as an extension module of the project, because it has no dependencies
 LIBRARY = Path(markupsafe._speedups.__file__)
 STEP = '''
 """Counts."""

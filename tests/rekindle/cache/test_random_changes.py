@@ -16,8 +16,8 @@ from rekindle.storage import Store
 from tests.commands import ROOT
 
 IMAGE = "registry.example.com/rekindle@sha256:"
-# key of the config → its values, and the tasks whose results it changes; a change of `prepare` also
-# changes `train`
+# key of the config → its values, and the tasks whose results depend on it; if `prepare` changes,
+# `train` does too
 SETTINGS: dict[str, tuple[list[Any], str]] = {
     "data.source": (
         [f"simulate://{seed}?cards=700&terminals=1400&days=91" for seed in (7, 8)],
@@ -88,7 +88,7 @@ class Demo:
             code._list_imports,
             code._source_roots,
         ):
-            function.cache_clear()  # each command is a process of its own
+            function.cache_clear()  # each command runs in its own process
 
     def origin(self, task: str) -> tuple[Any, ...]:
         """Return everything that the result of `task` depends on, independently of the cache
@@ -101,7 +101,7 @@ class Demo:
         return (task, self.image if self.on_cluster else tuple(versions), *values)
 
     def look_up(self) -> Counter[str]:
-        """Look up both tasks, and record the results that are missing."""
+        """Look up both tasks in the cache, and record the missing results."""
         sets = [f"{name}={value}" for name, value in self.settings.items()]
         sets += ["workload=mine", "families=[transformer]", f"cluster.image={IMAGE}{self.image}"]
         manifest = render_manifest(

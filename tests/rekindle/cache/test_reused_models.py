@@ -176,7 +176,7 @@ def test_a_failure_of_the_look_up_leads_to_a_training(
     cached_parameter = json.loads(parameters(manifest)[CACHED_PARAMETER])
     packed = "" if loss == "manifest" else encode_parameter(json.dumps(manifest))
 
-    # the entry looks complete, because another file has the size of the missing one
+    # the entry looks complete, because another file has as many bytes as the missing file
     if loss == "file":
         curve = f"{trained}/model/{MODEL_FILES[1]}"
         s3.put(f"{curve}.copy", s3.get(curve))
@@ -210,7 +210,7 @@ def test_a_scheduled_run_with_a_reused_model_starts_no_job(
     }
 
     environment = {f"REKINDLE_{name}": value for name, value in settings.items()} | s3_environment
-    # the parameters of a CronWorkflow's run: without a look-up before the run
+    # a CronWorkflow starts its runs with these parameters, without a look-up in the cache
     cached_parameter = parameters(rendered())[CACHED_PARAMETER]
     command = (
         f"rekindle run {ROOT}/configs/demo.yaml -o json -p scheduled-time=2024-04-15T03:00:00Z"

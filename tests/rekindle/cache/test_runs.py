@@ -38,7 +38,7 @@ def run_pipeline(tmp_path: Path, s3: Store, s3_environment: dict[str, str]) -> A
 
     (tmp_path / "pair.yaml").write_text(json.dumps(config))
     environment = {**os.environ, **s3_environment}
-    # not used, but it must be reachable
+    # the run does not use MLflow, but MLflow must be reachable
     environment["MLFLOW_TRACKING_URI"] = s3_environment["S3_ENDPOINT_URL"]
     environment["REKINDLE_HOME"] = str(tmp_path / "home")
     environment.pop("REKINDLE_PATH", None)

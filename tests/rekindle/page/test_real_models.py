@@ -1,7 +1,7 @@
 """The page of a real project: a canary, a rollback and a scaling by a click, a backfill, a sweep.
 
-The tests share one home, and run in their order: the first test releases the first version.
-"""
+The tests share one home, and must run in the order of this file: the first test releases the first
+version."""
 
 import json
 import os
@@ -117,7 +117,7 @@ class Shop:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    # pods have a /tmp of their own
+    # each pod has its own /tmp
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory_folder:
         shop = Shop(tmp_path_factory.mktemp("real") / "shop", Path(memory_folder) / "go")
         make(shop.folder, shop.go)
@@ -247,7 +247,7 @@ def test_the_weeks_of_a_backfill_are_shown(shop: Shop, page: PageServer, browser
         row = tab.get_by_role("row", name=week["scheduled"][:10])
         expect(row).to_contain_text("succeeded")
         expect(row).to_contain_text(f"{week['metrics']['rmse']:.4g}")
-        # runs of the list have the time of their week
+        # in the list, each run has the time of its week
         rows = page.get(f"/?q={week['run']}").json()["rows"]
         assert rows[0]["facts"]["Scheduled"] == week["scheduled"]
 

@@ -122,7 +122,7 @@ def cron_workflow(**spec: Any) -> dict[str, Any]:
 
 def test_times_that_argo_has_missed_are_shown() -> None:
     schedule = make_cluster_schedule(cron_workflow(schedules=["0 * * * *"]), NOW)
-    # at 12:00, the run of this minute is not late yet
+    # at 12:00, the run that is scheduled for 12:00 is not late yet
     assert schedule.missed == [format_time(NOW.replace(hour=hour)) for hour in (11, 10, 9)]
     assert schedule.last_run == "demo-1774684800"
 

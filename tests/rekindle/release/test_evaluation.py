@@ -430,8 +430,7 @@ def weighted_squares(predictions: Any, truths: Any, group_values: Any, draws: An
 def test_a_metric_is_the_mean_over_the_parts_and_so_is_its_interval(
     weighted: Any, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two weeks of 15 and 5 rows, and a champion whose error grows with x: both weeks have the same
-    weight."""
+    """Two weeks with 15 and 5 rows have the same weight. The error of the champion grows with x."""
     parts = ["2024-05-13" if x < 15 else "2024-05-20" for x in range(20)]
     rows = [Example({"x": float(x)}, 2.0 * x, x // 2, part=parts[x]) for x in range(20)]
     monkeypatch.setattr(lines, "examples", lambda path: iter(rows[::-1]))
@@ -465,7 +464,7 @@ def test_a_metric_is_the_mean_over_the_parts_and_so_is_its_interval(
 def undefined_for(
     rows: Callable[[Any], Any], metric_value: float = math.nan
 ) -> Callable[[Any, Any], float]:
-    """Return a metric that is not a number if its predictions have these values."""
+    """Return a metric that is NaN if the predictions are `values`."""
     return lambda predictions, truths: metric_value if np.any(rows(predictions)) else 1.0
 
 

@@ -228,7 +228,8 @@ def test_a_rollback_is_recorded_decided_and_removed(
     assert promotion.end_rollback(s3, name, rollback)
     assert promotion.read_pending_rollback(s3, name) is None
     assert promotion.end_rollback(s3, name, rollback)
-    promotion.decide_rollback(s3, name, rollback)  # by a command that lost its connection
+    # decided by a command that had lost its connection
+    promotion.decide_rollback(s3, name, rollback)
     assert champion(name) == first_version
     assert promotion.read_pending_rollback(s3, name) is None
 
@@ -452,7 +453,7 @@ def test_a_process_that_paused_between_its_writes_does_not_restore_its_version(
     state = {"version": first_version, "deployment": "cards-1", "former": "", "unfinished": True}
     s3.put(key, json.dumps(state).encode())
     _, etag = s3.get_with_etag(key)
-    # a retry of the step finishes it
+    # a retry of the step finishes the promotion
     assert promotion.promote(s3, name, first_version, "", "cards-1") == ""
     assert promotion.promote(s3, name, second_version, first_version, "cards-2") == "cards-1"
     promotion._finish_promotion(s3, name, key, state, etag)

@@ -195,7 +195,7 @@ DESCRIBED = {"reference.json": b'{"rows": 1}', "origin.json": b"{}", "curve.json
 
 @pytest.fixture
 def described(s3: Store, stored: str, tmp_path: Path) -> str:
-    """Give a release the files that are not part of its hash; return its prefix."""
+    """Add the files to a release that its hash does not cover; return the prefix of the release."""
     commit_described(s3, stored, tmp_path / "described", DESCRIBED)
     return stored
 
@@ -308,7 +308,7 @@ def test_a_change_of_code_that_the_workload_imports_is_released(
 
     def digests() -> list[str]:
         for function in (code._sha256, code._list_imports):
-            function.cache_clear()  # each run is a process of its own
+            function.cache_clear()  # each run has its own process
         names = ("serving_own", "serving_pack")
         files = (tmp_path / "serving_own.py", tmp_path / "serving_pack/__init__.py")
         modules = [ModuleType(name) for name in names]

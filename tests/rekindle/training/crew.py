@@ -61,8 +61,8 @@ def upload_dataset(environment: dict[str, str], folder: Path) -> None:
 
 
 def has_joined(s3: Store, prefix: str, name: str = "") -> bool:
-    """Return True if the ledger of the run below `prefix` records that a member has joined: any
-    member, or the member `name`."""
+    """Return True if the ledger of the run below `prefix` records that a member has joined: the
+    member `name`, or any member if `name` is empty."""
     lines = [
         line
         for entry in s3.list(f"{prefix}/checkpoints/ledger")
@@ -135,11 +135,11 @@ class Member:
 
 
 class Crew:
-    """Starts the processes of a run, and kills them at the end."""
+    """Starts the processes of trainings, and kills them at the end of the test."""
 
     def __init__(self, environment: dict[str, str], logs: Path) -> None:
         port = free_port()
-        # other tests must not find these files
+        # other tests must not find the files of this test
         environment = {"REKINDLE_SHM": str(logs)} | environment
         self.environment = environment | {
             "REKINDLE_CACHE": str(logs / "cache"),

@@ -1,5 +1,5 @@
-"""A new group continues with the newest state of its members. Each member keeps its own state until
-it has received the complete newest one."""
+"""A new group continues with the newest state that one of its workers has. Each worker keeps its
+own state until it has received the complete newest state."""
 
 import threading
 from pathlib import Path
@@ -23,7 +23,8 @@ CPU = torch.device("cpu")
 def make_group(
     name: str, step: int, live: bool, s3: Store, patch: pytest.MonkeyPatch
 ) -> TrainingGroup:
-    """Return the group of a process after `step` steps; its state is filled with that number."""
+    """Return the group of a process that has made `step` steps; all values of the state are
+    `step`."""
     patch.setenv("POD_NAME", name)
     state = TrainingState(nn.Linear(3, 2), TrainConfig.model_validate({"workers": 2}), CPU)
     leaving = threading.Event()
@@ -103,7 +104,7 @@ def test_a_sender_that_dies_leaves_the_receivers_state_intact(
     receiver = make_group("a", 5, True, s3, shared_patch)
     sender = make_group("b", 9, False, s3, shared_patch)
     sent_state = sender.state.memory
-    # the broadcast of this sender fails, as if it died in the middle
+    # the broadcast fails, as if the sender died in the middle of it
     sender.state.memory = torch.empty(0, device="meta")
     errors = run_agreement(receiver, sender)
     assert all(errors)

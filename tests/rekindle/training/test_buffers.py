@@ -40,7 +40,7 @@ def make_state(model: nn.Module) -> TrainingState:
 
 
 def make_step(state: TrainingState, batches: list[Tensor]) -> None:
-    """Make one update with virtual workers that compute one after the other."""
+    """Make one update; the virtual workers compute one after the other in this process."""
     total = torch.zeros(state.width)
     for batch in batches:
         state.buffers.load_into_model()

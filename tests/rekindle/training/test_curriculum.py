@@ -22,7 +22,7 @@ def test_a_stateful_loader_continues_from_its_state(crew: Crew, s3: Store) -> No
     for member in (a, b):
         member.process.join()
 
-    resumed = crew.start_worker("b", argv)  # from its own shared memory
+    resumed = crew.start_worker("b", argv)  # from the snapshot in shared memory
     assert resumed.wait_for_exit_code() == 0, resumed.read_log()
     assert coordinator.wait_for_exit_code() == 0, resumed.read_log()
     assert "was found in shared memory" in resumed.read_log()

@@ -42,7 +42,7 @@ class World:
         )
 
     def apply(self, removal: Removal) -> Iterator[None]:
-        """Change one part after the other, in the order of removal.py."""
+        """Remove one thing after the other, in the order of removal.py."""
         for release in removal.releases:
             key = release.model, release.version
             self.releases[key] = replace(release, marked=True)

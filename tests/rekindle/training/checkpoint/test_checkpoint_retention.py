@@ -116,7 +116,7 @@ def delete_expired(
     contents: dict[str, list[str]], latest: str, /, **ages: dict[str, float]
 ) -> list[str]:
     """Return the keys that are deleted after the manifest `latest` was written. `contents`: the
-    chunks of each manifest. `ages`: the objects of each kind, each with its age in seconds."""
+    chunks of each manifest. `ages`: kind of objects → ages of the objects in seconds."""
     store = RecordingStore(**{"readers": {}, "chunks": {}} | ages)
     chunks = {f"p/manifests/{name}": names for name, names in contents.items()}
     rule = CheckpointRetention(store, "p", 2, 0, chunks)  # type: ignore[arg-type]

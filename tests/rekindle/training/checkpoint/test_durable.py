@@ -176,7 +176,8 @@ def test_a_damaged_chunk_is_uploaded_again_by_another_process(
     finder = open_checkpoints()
     heir = open_checkpoints()
     assert restore_alone(finder) == 5
-    train_and_upload(heir, 6)  # it has received the state of the finder, which is killed now
+    # the heir has received the state from the finder, which is killed now
+    train_and_upload(heir, 6)
     last_checkpoints = open_checkpoints()
     assert restore_alone(last_checkpoints) == 6
     assert have_equal_states(last_checkpoints, heir)

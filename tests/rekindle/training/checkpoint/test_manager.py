@@ -1,4 +1,5 @@
-"""Both tiers together: the first step of a worker, and the state that survives it."""
+"""Snapshots in shared memory and checkpoints in the object store together: which state a restarted
+worker continues from."""
 
 import errno
 import math
@@ -204,8 +205,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 def make_step(
     checkpoints: WorkerCheckpoints, step: int, is_durable: bool = False, copy_s: float = 0.0
 ) -> bool:
-    """Make step `step`. Returns True if a snapshot was taken after it. To copy the state takes
-    `copy_s` seconds of the clock."""
+    """Make step `step`. Returns True if a snapshot was taken after the step. To copy the state
+    takes `copy_s` seconds of the clock."""
     set_state(checkpoints, step)
     slots: list[int | None] = []
     copy_state = checkpoints.snapshots.copy_state

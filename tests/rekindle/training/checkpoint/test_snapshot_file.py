@@ -121,7 +121,7 @@ def expect_after_cut(end: int) -> tuple[int, int]:
     """Return the newest intact step of 6, 4 and 5 (in this order in the file) after a cut, and how
     many are damaged."""
     if end < snapshot_file.PAGE_BYTES:
-        return -1, int(end > 0)  # an empty file is like a missing one
+        return -1, int(end > 0)  # an empty file counts as a missing file
     ends = {
         6: slot_offset(0) + SIZE + 8,
         4: slot_offset(1) + SIZE + 8,
@@ -196,7 +196,7 @@ def test_any_damaged_byte_is_reported_and_the_previous_snapshot_used(
     assert all(str(path) in text for text in damage)
     reopened_file = open_file(path)
     list(reopened_file.read())
-    reopened_file.reserve()  # the next process uses the intact part
+    reopened_file.reserve()  # the next process uses the intact slot
     write_steps(reopened_file, 7)
     reopened_file.close()
     assert read_newest(path)[0] == 7
@@ -216,7 +216,7 @@ def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared_folder: 
         process = start_writer(path, slot_bytes)
         assert process.stdout
         assert process.stdout.readline() == "ready True\n"
-        for _ in range(attempt % 4):  # commits before the last one
+        for _ in range(attempt % 4):  # steps that are complete before the worker is killed
             newest = max(newest, int(process.stdout.readline()))
 
         offsets = [

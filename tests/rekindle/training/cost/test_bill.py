@@ -147,7 +147,8 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
         (16, "complete", {"step": 55}),
     )
 
-    # 5.5 s of training, 3 s of it repeated; at 10 s, the workers came back, and waited until 14
+    # 5.5 s of training, of which 3 s were repeated; the workers came back at 10 s and waited until
+    # 14 s
     assert bill.uses[TRAINED_KIND] == 2 * 5.5 / 4
     assert bill.uses[LOST_KIND] == 2 * 3 / 4
     assert bill.uses[WAITED_KIND] == 2 * 6 / 4
@@ -159,7 +160,8 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
     assert checkpointing
     assert checkpointing.losses == 1
     assert checkpointing.repeated == 25
-    # 8.5 s in groups with two checkpoints of 0.02 s: every 4.25 s; one loss in 8.5 s
+    # the workers trained for 8.5 s, with one loss and two checkpoints: one checkpoint of 0.02 s per
+    # 4.25 s
     best = math.sqrt(2 * 0.02 * 8.5)
     rate = 2 * 8.5 / 4
     assert checkpointing.seconds == 4.25

@@ -100,7 +100,7 @@ def test_every_kind_of_job_has_a_coordinator_and_workers_with_their_own_requests
     assert leader.pod.gib == 0.5
     assert leader.pod.gpus == 0
     assert leader.count == 1
-    # a TrainJob sets the number of nodes of its runtime
+    # the number of nodes in a TrainJob replaces the number in its runtime
     assert worker.count == (1 if backend == "trainjob" else 4)
 
 

@@ -1,4 +1,4 @@
-"""The cost of a whole run: from the times of its nodes, its trainings, and the prices in its
+"""The cost of a whole run follows from the times of its nodes, its trainings and the prices in its
 manifest."""
 
 import json

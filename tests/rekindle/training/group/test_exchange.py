@@ -1,4 +1,4 @@
-"""The rendezvous of a group's members: authenticated, and independent of the coordinator's life."""
+"""The workers of a group find each other with authentication, also if the coordinator dies."""
 
 import signal
 import sys

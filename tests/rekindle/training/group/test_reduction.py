@@ -29,8 +29,8 @@ FLAGS = [
 
 
 class RecordingGroup:
-    """A process group that records its collectives, and the count of numbers sent to single
-    processes."""
+    """A process group that records its collective operations, and how many numbers it sends to
+    single processes."""
 
     def __init__(self, pg: Any) -> None:
         self.pg, self.names, self.sent = pg, list[str](), 0
@@ -50,8 +50,8 @@ def single_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leaf_values(state: TrainingState, leaf: int, turn: int) -> tuple[Tensor, list[Tensor]]:
-    """Return one virtual worker's loss and gradients; their magnitudes give every order of
-    additions another sum."""
+    """Return one virtual worker's loss and gradients; their magnitudes differ so much that each
+    order of additions gives a different sum."""
     generator = torch.Generator().manual_seed(100 * turn + leaf)
     scale = 10.0 ** (leaf % 5 - 2)
     gradients = [torch.randn(p.shape, generator=generator) * scale for p in state.parameters]
@@ -61,8 +61,8 @@ def leaf_values(state: TrainingState, leaf: int, turn: int) -> tuple[Tensor, lis
 def reduce_in_threads(
     leaves: int, group_size: int, turns: int = 1, **config: Any
 ) -> list[tuple[list[Tensor], RecordingGroup, GradientReduction]]:
-    """Reduce some steps in a group of threads; return each rank's totals, process group and
-    reduction."""
+    """Reduce the gradients of `turns` steps in a group of threads; return the totals, the process
+    group and the reduction of each rank."""
     store: Any = dist.HashStore()
 
     def member(rank: int) -> tuple[list[Tensor], RecordingGroup, GradientReduction]:
@@ -114,7 +114,7 @@ def test_a_group_of_any_size_computes_the_bits_of_one_process(leaves: int, group
                 sum(column) for column in zip(*flags, strict=True)
             ]
 
-        # two addends have only one order: an all-reduce may be used
+        # two numbers have only one sum, so an all-reduce may be used
         halves = (leaves, group_size) in ((4, 2), (8, 2))
         assert ("allreduce" in pg.names) == halves
         assert ("send" in pg.names) != halves

@@ -1,4 +1,5 @@
-"""The launcher as a process: its exit codes; no step is lost, and no process is left over."""
+"""The launcher as a real process: its exit codes are correct, no step is lost, and no process is
+left at the end."""
 
 import json
 import os
@@ -21,7 +22,7 @@ TROUBLE = "tests.rekindle.training.trouble"
 
 @pytest.fixture
 def crew(toy_dataset: None, s3_environment: dict[str, str], tmp_path: Path) -> Iterator[Crew]:
-    """Yield a crew; check that no process of it is left at the end."""
+    """Yield a crew; at the end, check that no process of the crew is left."""
     (tmp_path / "shm").mkdir()
     crew = Crew(s3_environment | {"REKINDLE_SHM": str(tmp_path / "shm")}, tmp_path)
     yield crew
@@ -152,7 +153,7 @@ def test_a_worker_that_always_crashes_ends_the_run_with_its_traceback(crew: Crew
         "error: pod was ended by SIGSEGV, 3 times without a newer step (now -1)"
         in launcher.read_log()
     )
-    assert list_shared_memory(crew)  # the same pod may start again
+    assert list_shared_memory(crew)  # a pod of this name may start again
     assert "trouble.py" in launcher.read_log()
     assert "pod (3 times without a newer step)" in coordinator.read_log()
 
@@ -265,7 +266,7 @@ def test_the_error_of_an_oom_killed_worker_names_the_memory_limit(crew: Crew) ->
         pytest.skip("needs cgroups of version 1")
 
     try:
-        # new child processes start in this group
+        # child processes that start from now on belong to this cgroup
         (cgroup_folder / "cgroup.procs").write_text(str(os.getpid()))
         launcher = launch_command(crew, "hoard", TROUBLE="hoard hoard hoard", TROUBLE_AT="0")
         (original_group / "cgroup.procs").write_text(str(os.getpid()))
@@ -298,5 +299,5 @@ def test_only_crashes_without_progress_end_a_run() -> None:
     assert None not in pauses
     assert pauses[-1] == 30
     assert None not in [budget.record_exit(ExitKind.UNAVAILABLE, 19) for _ in range(40)]
-    # the first crash at step 19, above, counts too
+    # the crash at step 19 above also counts
     assert [budget.record_exit(ExitKind.BUG, 19) for _ in range(MAX_CRASHES - 1)][-1] is None

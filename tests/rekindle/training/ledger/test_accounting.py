@@ -275,7 +275,8 @@ def test_trained_waited_and_lost_add_up_to_the_time_alive_for_any_events(
         match event["event"]:
             case "join" if event["worker"] not in living:
                 unseen |= any(worker[0] == event["name"] and len(worker) > 1 for worker in living)
-                since = living.pop(event["name"], t)  # only its name was known, from a generation
+                # before, only the name of the worker was known, from the members of a generation
+                since = living.pop(event["name"], t)
                 living.setdefault(event["worker"], since)
             case "lost" | "drain" if event["worker"] in living:
                 expected += t - living.pop(event["worker"])
@@ -296,7 +297,7 @@ def test_trained_waited_and_lost_add_up_to_the_time_alive_for_any_events(
     lives = summary.intervals.values()
     assert all(interval.start <= interval.end <= t for intervals in lives for interval in intervals)
 
-    if not unseen:  # otherwise a lost worker counts as alive until its last event
+    if not unseen:  # otherwise a lost worker would count as alive until its last event
         assert abs(total - expected) < 1e-6
 
     assert total <= expected + 1e-6

@@ -330,7 +330,7 @@ def test_a_killed_process_of_a_program_is_a_loss():
 
 
 def test_a_program_repeats_the_steps_since_the_restored_checkpoint():
-    # the others know step 30, whose checkpoint was not complete
+    # the other workers have reported step 30, but the checkpoint of step 30 was not complete
     text = describe_events(
         (0, "run", {"program": True, "device": "cpu"}),
         *start("a", "b"),

@@ -21,7 +21,8 @@ def parse_metrics(text: bytes) -> dict[str, float]:
 
 
 def make_training_exporter() -> MetricsExporter:
-    """Train with two workers: one is lost, the other completes its second step."""
+    """Report the events of a training with two workers: one worker is lost, the other completes
+    step 2."""
     membership = MembershipStateMachine(make_spec(workers=2, min_workers=1))
     exporter = MetricsExporter(membership)
     now = 100.0

@@ -176,7 +176,7 @@ def test_a_pause_of_the_coordinator_is_not_counted_against_workers() -> None:
 
 def test_a_group_without_steps_is_probed_after_hung_seconds() -> None:
     membership = publish_group("a", "b", hung_seconds=20)
-    for now in (20, 21):  # its group was published at 1
+    for now in (20, 21):  # the group of this worker was published at second 1
         for worker in "ab":
             membership.heartbeat(now, worker, -1)
         membership.tick(now)
@@ -193,7 +193,7 @@ def test_a_group_without_steps_is_probed_after_hung_seconds() -> None:
 def test_a_silent_worker_is_dropped_after_silence_seconds() -> None:
     membership = publish_group("a", "b", silence_seconds=2)
     membership.heartbeat(3, "a", -1)
-    membership.tick(3)  # its group was published at 1
+    membership.tick(3)  # the group of this worker was published at second 1
     assert list(membership.alive_workers) == ["a", "b"]
     membership.tick(3.01)
     assert list(membership.alive_workers) == ["a"]

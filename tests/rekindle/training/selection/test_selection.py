@@ -165,7 +165,7 @@ def test_the_best_finite_value_wins_in_the_direction_of_the_metric() -> None:
 
     assert (
         find_best_family(values, Metric("loss", better="lower")) == "b"
-    )  # of equal ones the first
+    )  # of several equal models, the first one is chosen
     assert find_best_family(values, Metric("score")) == "b"
     assert find_best_family({"a": values["a"], "c": values["c"]}, Metric("score")) == "a"
 
