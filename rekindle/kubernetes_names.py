@@ -35,17 +35,24 @@ REKINDLE_TOKEN = "REKINDLE_TOKEN"  # nosec B105
 # environment variables of only some pods
 KUBERNETES_SERVICE_HOST = "KUBERNETES_SERVICE_HOST"  # set by Kubernetes
 POD_IP = "POD_IP"
-POD_NAME = "POD_NAME"  # the launcher appends a worker's index
+# the launcher appends a worker's index
+POD_NAME = "POD_NAME"
 # directory for copies of datasets; its disk must be large enough for them
 REKINDLE_CACHE = "REKINDLE_CACHE"
-REKINDLE_CHECKPOINTS = "REKINDLE_CHECKPOINTS"  # checkpoint folder of a training program
+# checkpoint folder of a training program
+REKINDLE_CHECKPOINTS = "REKINDLE_CHECKPOINTS"
 # coordinator's host in jobs of other frameworks, whose programs need MASTER_ADDR for themselves
 REKINDLE_COORDINATOR = "REKINDLE_COORDINATOR"
-REKINDLE_DEADLINE = "REKINDLE_DEADLINE"  # maximum duration of the run in seconds
-REKINDLE_GRACE = "REKINDLE_GRACE"  # seconds between SIGTERM and SIGKILL
-REKINDLE_IMAGE = "REKINDLE_IMAGE"  # the pod's image, if it is pinned by digest
-REKINDLE_METRICS = "REKINDLE_METRICS"  # port of the coordinator's metrics
-REKINDLE_NOTICE = "REKINDLE_NOTICE"  # the cloud whose preemption notices a worker polls
+# maximum duration of the run in seconds
+REKINDLE_DEADLINE = "REKINDLE_DEADLINE"
+# seconds between SIGTERM and SIGKILL
+REKINDLE_GRACE = "REKINDLE_GRACE"
+# the pod's image, if it is pinned by digest
+REKINDLE_IMAGE = "REKINDLE_IMAGE"
+# port of the coordinator's metrics
+REKINDLE_METRICS = "REKINDLE_METRICS"
+# the cloud whose preemption notices a worker polls
+REKINDLE_NOTICE = "REKINDLE_NOTICE"
 # rank of the first pod of a role, in a job of another framework
 REKINDLE_ROLE_RANK = "REKINDLE_ROLE_RANK"
 REKINDLE_SECRET = "REKINDLE_SECRET"  # nosec B105  # shared by all processes of a run

@@ -16,7 +16,8 @@ from tests.commands import BIN, ROOT
 from tests.rendered import rendered, rendered_pods
 from tests.schema import SCHEMAS
 
-TOOLS = BIN.parent / "scan/bin"  # `make scan` installs them
+# `make scan` installs them
+TOOLS = BIN.parent / "scan/bin"
 # pattern of a line of `findings` → reason
 SKIPPED = {
     r"CKV_K8S_[89] (Pod|Deployment\.models\.1-train)": (

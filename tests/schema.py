@@ -4,8 +4,8 @@
     python -m tests.schema FILE...
 
 An excerpt is a JSON schema without descriptions: it has the names of all fields next to the fields
-that our objects set, and the types and limits of the latter. An object that our objects do not set
-has the schema `false`.
+that our objects set, and the types and limits of the fields that our objects set. An object that
+our objects do not set has the schema `false`.
 
 FILE is the swagger.json of Kubernetes or a CustomResourceDefinition. All sources have the Apache
 License 2.0:
@@ -164,7 +164,8 @@ def sources(files: Iterable[str]) -> tuple[dict[tuple[str, str], Schema], Schema
             spec = yaml.load(file.read_text(), yaml.CSafeLoader)["spec"]
             for version in spec["versions"]:
                 schema = version["schema"]["openAPIV3Schema"]
-                schema["properties"]["metadata"] = {"$ref": METADATA}  # the API server knows it
+                # the API server knows this field, although the schema does not contain it
+                schema["properties"]["metadata"] = {"$ref": METADATA}
                 schemas[f"{spec['group']}/{version['name']}", spec["names"]["kind"]] = schema
 
     return schemas, known

@@ -129,15 +129,15 @@ LIBRARIES = {
     "starlette",
     "uvicorn",
     "yaml",
-}  # libraries of argolocal
-# modules that may import these slow libraries at their top; elsewhere, every command would wait for
-# them
+    # modules of argolocal that may import these slow libraries at their top; in other modules, every
+    # command would wait for the import
+}
 TORCH = ("rekindle.attached.", "rekindle.training.", "steps.fraud.", "steps.language.")
 HERA = ("pipelines.", "rekindle.blocks.")
 
 
-# names that one module declares and others import: labels, tags, Secrets, environment variables,
-# files
+# names that one module declares and other modules import: labels, tags, Secrets, environment
+# variables, files
 SHARED_NAMES = (
     r"[a-z.-]+\.(io|dev|org)/[\w-]+",
     r"(rekindle|mlflow)\.\w+",
@@ -147,7 +147,7 @@ SHARED_NAMES = (
 )
 EXITS = re.compile(r"(\b_?exit|SystemExit|\bconclude|\b_end)$")
 EXIT_CODE = re.compile(r"(exit_?|\b)codes?$", re.IGNORECASE)
-# modules in whose lists `git` is a kind of artifact of Argo, not a command
+# modules that contain `git` as the name of one of Argo's types of artifacts, not as a command
 NAMES_GIT = ("argolocal.manifest.schema", "argolocal.validate.arguments")
 
 
@@ -198,7 +198,8 @@ def list_project_imports(module: str) -> set[str]:
 
 
 def subpackage(module: str, seen_from: str = "") -> str:
-    """Return the subpackage of `module`: in rekindle without its package, in argolocal with it.
+    """Return the subpackage of `module`: `cli` for a module in rekindle.cli, `argolocal.cli` for a
+    module in argolocal.cli.
 
     Seen from another package, all subpackages of argolocal except COMMON are one.
     """
@@ -287,7 +288,7 @@ def test_the_engine_imports_no_project_and_steps_import_no_pipelines():
 
 
 def test_no_test_imports_a_module_of_tests():
-    """Helpers that tests share are in modules next to them."""
+    """Helpers that several tests share are in modules next to the tests."""
     forbidden_imports = {
         f"{path.relative_to(ROOT)} imports {name}"
         for path in (ROOT / "tests").rglob("*.py")

@@ -32,10 +32,12 @@ class FirstRun:
 
     run_command: Shell
     output: str
-    command_lines: set[str] = field(default_factory=set)  # command lines of its processes
+    # command lines of its processes
+    command_lines: set[str] = field(default_factory=set)
     # files and processes that another user could access
     accesses: list[str] = field(default_factory=list)
-    answers: dict[str, set[str]] = field(default_factory=dict)  # port → answers to another user
+    # port → answers to another user
+    answers: dict[str, set[str]] = field(default_factory=dict)
     # port → command line of the process that listens
     owners: dict[str, str] = field(default_factory=dict)
 
@@ -122,7 +124,8 @@ def shared_paths() -> set[str]:
 
 @pytest.fixture(scope="module")
 def first_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FirstRun]:
-    """Run `make run` in a folder with only the configs, and observe it until it ends."""
+    """Run `make run` in a folder that contains only the configs, and observe its processes and
+    files until it ends."""
     folder = tmp_path_factory.mktemp("first")
     shutil.copytree(ROOT / "configs", folder / "configs")
     folder.chmod(0o755)
@@ -157,7 +160,7 @@ def test_the_first_command_serves_a_model_as_documented(first_run: FirstRun) -> 
     (trial,) = re.findall(r"^try it +(.*)$", first_run.output, re.MULTILINE)
     (score,) = json.loads(first_run.run_command(trial).stdout)["predictions"]
     assert 0 < score < 1
-    requests, *_ = blocks(SERVING, "sh")  # the other blocks are for a cluster
+    requests, *_ = blocks(SERVING, "sh")  # the blocks without `make run` are for a cluster
     for request in requests.commands:
         answer = first_run.run_command(request.replace("127.0.0.1:8080", trial.split("/")[2]))
         assert answer.returncode == 0, request

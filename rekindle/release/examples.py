@@ -42,7 +42,8 @@ class Examples:
     groups: ExampleColumn | None = None
     baseline: ExampleColumn | None = None
     parts: ExampleColumn | None = None
-    warnings: list[str] = field(default_factory=list)  # warnings to show with the verdict
+    # warnings to show with the verdict
+    warnings: list[str] = field(default_factory=list)
     # number of rows per call of `predict`; set by the engine
     max_batch: int = field(default=DEFAULT_MAX_BATCH, init=False)
     # device.describe_numerics of the process that scored the rows

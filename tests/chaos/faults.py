@@ -38,7 +38,7 @@ class Proxy:
     def __init__(self, upstream: str, seed: int = 0) -> None:
         address = urlsplit(upstream)
         self.upstream = (address.hostname or "", address.port or 80)
-        self.requests: dict[str, int] = {}  # kind → number of requests
+        self.requests: dict[str, int] = {}  # kind of request → number of requests so far
         self._kind = ""
         self._until = 0.0
         self._holds: dict[tuple[str, int], Callable[[], None]] = {}
@@ -80,7 +80,7 @@ class Proxy:
         for task in clients:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*clients, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0))  # lets their connections close
+        self._loop.run_until_complete(asyncio.sleep(0))  # lets the open connections be closed
         self._loop.close()
 
     @property
@@ -100,7 +100,7 @@ class Proxy:
         except (OSError, EOFError):
             _reset(client)
         except asyncio.CancelledError:
-            return  # the proxy ends; Python 3.11 would print an error
+            return  # the proxy ends; otherwise Python 3.11 would print an error
         finally:
             self._clients.discard(client)
             for stream in (client, server):
@@ -158,7 +158,7 @@ class Proxy:
         else:
             answer_body = b""
 
-        if self._fault == "deaf":  # the request is done, but its answer is lost
+        if self._fault == "deaf":  # the store has executed the request, but the answer is lost
             raise ConnectionResetError
 
         if self._fault == "reset":

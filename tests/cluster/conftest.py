@@ -35,7 +35,7 @@ def namespace() -> Iterator[Namespace]:
 
 @pytest.fixture(scope="session")
 def undisturbed(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The sha256 of the weights of an undisturbed training: faults.LONG with one worker on this
+    """The sha256 of the weights of a training without faults (faults.LONG), with one worker on this
     machine.
 
     REKINDLE_TEST_UNDISTURBED, from an earlier session with the same number of steps, saves minutes.

@@ -198,7 +198,7 @@ def test_a_changed_gate_runs_only_what_depends_on_it_and_the_limits_of_the_cache
     assert not changed.pods("train")
     assert changed.pods("evaluate")
     assert changed.outputs()["model_sha256"] == first_run.sha256()
-    # `report`, the last step, removed the others
+    # `report`, the last step, has removed the other entries
     assert len(list(project.namespace.store.list("cache/"))) == 1
 
 
@@ -206,7 +206,8 @@ def test_the_report_on_a_run_has_its_cost_on_spot_nodes_and_on_demand(
     project: Project, first_run: Run
 ):
     flags = ["--cluster", "--namespace", project.namespace.kube.namespace, "-o", "json"]
-    report = json.loads(rekindle("explain", first_run.name, *flags))  # the run has its own prices
+    # the manifest of the run contains its prices
+    report = json.loads(rekindle("explain", first_run.name, *flags))
     cost = report["cost"]
     workers = cost["trained"] + cost["waited"] + cost["lost"]
     assert cost["spot"] == pytest.approx(workers)

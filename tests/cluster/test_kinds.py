@@ -96,8 +96,8 @@ def _run_scenario(
     worker: str,
     action: Callable[[str], None] | None = None,
 ) -> bool:
-    """Create a job, run `action`, and return the verdict of its conditions: True if it
-    succeeded."""
+    """Create a job, run `action`, and return True if the job succeeded by the conditions of its
+    step."""
     name = f"{kind.lower().replace('/', '-')}-{scenario}"
     job_kind = kinds(name, lead, worker)[kind]
 

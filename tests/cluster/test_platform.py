@@ -61,7 +61,7 @@ OBJECTS: dict[str, Object] = {
     "jaxjobs": job("JAXJob", "jaxReplicaSpecs", "Worker", "jax"),
     "jobs": {"apiVersion": "batch/v1", "kind": "Job", "spec": BATCH},
 }
-WATCH_S = 3.0  # enough for kubectl with a watch; without one it polls, with growing pauses
+WATCH_S = 3.0  # enough for `kubectl wait` if it may watch; otherwise it polls, with growing pauses
 ARGO = [rule for rule in list_permissions() if rule[0] == "argoproj.io"]
 APPLIED = [
     rule for rule in (*list_permissions(), *list_permissions("frameworks")) if rule not in ARGO
@@ -219,8 +219,7 @@ def test_applying_and_deleting_jobs_needs_every_permission_of_the_account(
 def test_only_the_account_of_workflows_may_apply_jobs_of_missing_operators(
     namespace: Namespace,
 ) -> None:
-    """Their permissions have the same verbs as the kinds above, which are tried with the same
-    commands."""
+    """The permissions for these jobs have the same verbs as the permissions for the kinds above."""
     absent = [rule for rule in APPLIED if rule[1] not in OBJECTS]
     assert {rule[1] for rule in absent} == {"trainjobs"}
     settings = Platform(
@@ -431,7 +430,8 @@ def run_checks(namespace: Namespace, *sets: str) -> dict[str, Any]:
 def test_all_checks_pass_in_a_healthy_namespace(namespace: Namespace) -> None:
     checks = run_checks(namespace)
     failures = {name: check["found"] for name, check in checks.items() if not check["ok"]}
-    assert failures.keys() <= {"init container"}, failures  # the operator may lack its template
+    # the template of the operator may be missing
+    assert failures.keys() <= {"init container"}, failures
     assert "1 of 8 concurrent creates succeeded" in checks["object store from a pod"]["found"]
     assert checks["MLflow from a pod"]["ok"]
     assert checks[f"image {namespace.image}"]["ok"]

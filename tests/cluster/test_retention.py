@@ -1,5 +1,5 @@
-"""Retention on a cluster: each run's end applies the limits of its config, and `rekindle prune
---cluster` others."""
+"""Retention on a cluster: the end of each run applies the limits of its config, and `rekindle prune
+--cluster` applies the limits in its options."""
 
 import json
 from pathlib import Path

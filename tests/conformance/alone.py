@@ -98,7 +98,7 @@ def serve() -> None:
     import tests.conformance.outcome  # noqa: F401
 
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # keeps other output off the answers
+    os.dup2(2, 1)  # other output must not be mixed with the answers
 
     for line in iter(sys.stdin.readline, ""):
         pid = os.fork()

@@ -70,7 +70,7 @@ class Argo:
         self.namespace = namespace
         self.image = image
         self.instance = instance
-        # workflow → the other objects of its manifest
+        # name of a workflow → the other objects of its manifest
         self.running: dict[str, list[dict[str, Any]]] = {}
         # workflow → resourceVersion, time of its last change
         self.changed: dict[str, tuple[str, float]] = {}

@@ -15,7 +15,7 @@ from rekindle.local.services.services import DEFAULT_BUCKET, Services
 from rekindle.storage import Store
 from tests.conformance.outcome import REJECTED, Contents, Outcome, in_store, of_status
 
-TIMEOUT_S = 600.0  # a workflow that waits for its retries takes long on Argo too
+TIMEOUT_S = 600.0  # on Argo, a workflow that waits for its retries also takes long
 REJECTED_EXIT_CODE = 2
 
 

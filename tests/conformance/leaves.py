@@ -25,7 +25,7 @@ FACTS = (
 )
 LISTS = ('["a", "b"]', '[{"k": 1, "v": "x"}, {"k": 2, "v": "y"}]', "[]", "[1, 2.5, true]")
 PORT = 18347  # port of the only daemon of a workflow
-LIMITS = "{{workflow.name}}-limits"  # the ConfigMap of semaphores: one, two, and a text
+LIMITS = "{{workflow.name}}-limits"  # the ConfigMap that contains the limits of the semaphores
 UNREACHABLE = "http://127.0.0.2:1"
 LISTING = (
     "cd /tmp/in 2>/dev/null && find . | sort && find . -type f | sort | xargs cat || cat /tmp/in ||"
@@ -193,7 +193,7 @@ def suspend(chance: Chance) -> tuple[Template, set[str]]:
     output = {
         "name": chance.one("p", "p", "a"),
         "valueFrom": source,
-    }  # the default of an input of that name applies, too
+    }  # the default of an input with this name also applies
     return template | {"outputs": {"parameters": [output]}}, (
         {"p"} if output["name"] == "p" else set()
     )

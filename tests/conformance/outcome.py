@@ -23,9 +23,12 @@ from argolocal.store import ObjectStore
 Outcome = dict[str, Any]
 Contents = Callable[[str], dict[str, str]]
 OVER = ("Succeeded", "Failed", "Error")
-LOGS = "main-logs"  # an artifact that only a cluster makes
-STUCK = "Stuck"  # never ends
-REJECTED = "invalid spec"  # prefix of the message of a workflow that Argo's check rejects
+# an artifact that only a cluster makes
+LOGS = "main-logs"
+# never ends
+STUCK = "Stuck"
+# prefix of the message of a workflow that Argo's check rejects
+REJECTED = "invalid spec"
 # messages that end in texts of a kubelet, a store or a Go library
 CLASSES = (
     r"(?P<text>.*(init|wait): Error \(exit code 64\): artifact \S+ failed to (load|save)):.*",

@@ -12,7 +12,8 @@ from tests.conformance.alone import FORBIDDEN, Alone
 from tests.conformance.outcome import differences
 
 NEEDS = {"out-of-memory": limits.supports_memory_limits}
-BUCKET = "argolocal"  # replaces Rekindle's bucket in the manifests
+# replaces Rekindle's bucket in the manifests
+BUCKET = "argolocal"
 # manifests that take 2 seconds and more
 SLOW = {
     *(

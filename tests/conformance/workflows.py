@@ -125,8 +125,10 @@ class Builder:
     templates: list[Template] = field(default_factory=list)
     elsewhere: list[Template] = field(default_factory=list)
     numbers: int = 0
-    unlimited: bool = False  # a hook that finds a limit reached is an error
-    daemons: bool = False  # a daemon killed before the end of the workflow ends at random
+    # a hook that finds a limit reached is an error
+    unlimited: bool = False
+    # if a daemon is killed before the end of the workflow, its phase is random
+    daemons: bool = False
 
     def number(self) -> int:
         self.numbers += 1
@@ -135,7 +137,8 @@ class Builder:
     def leaf(self, kinds: tuple[str, ...]) -> tuple[str, Template, set[str]]:
         template, gives = leaf(self.chance, kind := self.chance.one(*kinds))
         template = {"name": f"{kind}{self.number()}", **template}
-        if "memoize" in template:  # two templates with the same key would race
+        # the result would depend on which of two templates with the same key starts first
+        if "memoize" in template:
             template["memoize"]["key"] += f"-{template['name']}"
         if kind == "file" and self.chance(40):
             key = f"{{{{workflow.name}}}}/{template['name']}/{{{{pod.name}}}}/f"
@@ -266,7 +269,7 @@ class Builder:
                 *key_prefixes
             )
         elif kind == "suspend" and prefix == "steps":
-            # an error ends the group, although other steps run
+            # an error ends the group of steps, although other steps still run
             for output in (template.get("outputs") or {}).get("parameters") or []:
                 output["valueFrom"].setdefault("default", "d")
         elif kind == "daemon":
@@ -405,7 +408,7 @@ class Builder:
 
     def _hooks(self, called: Called, conditional: bool = True) -> dict[str, Any]:
         _, template, _ = self.leaf(("echo", "fails", "parameter"))
-        # the error of its lock would race with parallel steps
+        # whether its lock fails before a parallel step would be random
         template.pop("synchronization", None)
         self.templates.append(template)
         hook: dict[str, Any] = {"template": template["name"]}

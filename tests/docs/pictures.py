@@ -78,7 +78,7 @@ def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
 
 
 def overview() -> str:
-    """Draw the way from a pipeline in Python to the same model on a laptop and on a cluster."""
+    """Draw how a pipeline in Python becomes the same model on a laptop and on a cluster."""
     shapes = [
         box(40, 30, 300, 60, ("a pipeline in Python", "Hera and rekindle.blocks"), BLUE),
         box(450, 30, 300, 60, ("one Argo manifest", "its sha256 is the same everywhere"), GREEN),

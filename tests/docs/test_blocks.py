@@ -120,7 +120,7 @@ def tries_a_workload(block: Block) -> bool:
         pytest.param(
             block,
             id=str(block),
-            # the README has a fast one
+            # the README contains a faster command
             marks=pytest.mark.slow if block.document != README and tries_a_workload(block) else (),
         )
         for block in BLOCKS
@@ -189,7 +189,8 @@ def _check_command(block: Block, words: list[str]) -> None:
 
 
 def _parse(block: Block, name: str, arguments: list[str]) -> tuple[str, click.Context | None]:
-    """Return the full name of the command and its context; None if it only shows its help."""
+    """Return the full name of the command and its context; None if the command only shows its
+    help."""
     command_group: Any = GROUP_BY_PROGRAM[name]
     while isinstance(command_group, click.Group):
         assert arguments, f"{block}: {name} has no command {arguments[:1]}"
@@ -247,7 +248,7 @@ def _python(block: Block, folder: Path) -> None:
 
     if block.file:
         project.load_module(block.file.removesuffix(".py").replace("/", "."), "step", ())
-    elif not _imports(tree) & {"mlflow"}:  # needs a server: test_stories.py runs it
+    elif not _imports(tree) & {"mlflow"}:  # this command needs a server; test_stories.py runs it
         fragments = [
             other
             for other in blocks(block.document, "python")

@@ -428,7 +428,8 @@ def mlflow_heads(folder: Path) -> Case:
                 or has_secret
             ), (head, login_answer)
             assert login_answer.count(b"\r\n\r\n") == 1, (head, login_answer)
-            # an answer shows invalid bytes as escapes, so the session may lack its first characters
+            # invalid bytes are escaped in the answer, so the beginning of the session may be cut
+            # off
             knows_session = has_secret or session[4:].encode() in head
             assert knows_session or session.encode() not in login_answer, (head, login_answer)
 

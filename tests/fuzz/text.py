@@ -1,4 +1,4 @@
-"""Fuzzing of YAML, JSON and expressions that are cheap to write but expensive to parse: they must be
+"""Fuzzing of YAML, JSON and expressions that are short but take long to parse: they must be
 rejected with one short error."""
 
 import json

@@ -1,4 +1,4 @@
-"""A training on GPUs keeps its promises: kill anything, and the weights stay the same.
+"""A training on GPUs ends with the same weights, whichever of its processes is killed.
 
 make test-gpu
 """

@@ -113,7 +113,8 @@ class _Edits:
             self.lines.append(self.lines[-1] + len(line))
 
     def of(self, node: ast.AST, initializer: bool = False) -> Iterator[Edit]:
-        """Yield the edits of a node and its children; `initializer`: it is in `__init__`."""
+        """Yield the edits of a node and its children. `initializer`: True if the node is part of
+        `__init__`."""
         if isinstance(node, ast.FunctionDef):
             if node.name in ("__repr__", "__str__"):
                 return

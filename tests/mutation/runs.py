@@ -155,7 +155,8 @@ class Laboratory:
         file = tree / mutant.path
         original = file.read_bytes()
         file.write_text(mutant.text)
-        # or Python reuses the compiled module, which it identifies by the time in whole seconds
+        # otherwise Python would use the old compiled module, since it compares modification times
+        # in whole seconds
         os.utime(file, (self.number, self.number))
         process, log = self._start(tree, tests, cpu)
         return Run(mutant, tree, original, log, process, time.monotonic() + wall)

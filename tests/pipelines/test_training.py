@@ -358,7 +358,7 @@ def test_the_training_task_is_retried_while_its_job_is_healthy(
     train = templates["train"]
     assert train["resource"]["action"] == "apply"
     assert train["resource"]["setOwnerReference"] is True
-    # these limits would count per attempt
+    # with these limits, each attempt would have its own limit
     assert "activeDeadlineSeconds" not in train
     assert "timeout" not in train
     expression = train["retryStrategy"]["expression"]

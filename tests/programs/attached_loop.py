@@ -23,7 +23,7 @@ arguments = parser.parse_args()
 
 
 class Seen:
-    """The samples of all completed steps."""
+    """State of the training: numbers of the samples that all completed steps have used."""
 
     def __init__(self) -> None:
         self.samples: list[int] = []

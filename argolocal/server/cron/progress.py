@@ -131,7 +131,7 @@ def decide(cron: Object, progress: Progress | None, now: float, is_continuous: b
 
 
 def _find_first_position(cron: Object) -> float:
-    """Return the unix time until which all times are decided if the decisions so far are lost."""
+    """Return the unix time from which the schedule is evaluated if its progress file is missing."""
     times = [cron["metadata"]["creationTimestamp"]]
     last_time = (cron.get("status") or {}).get("lastScheduledTime")
     if last_time:

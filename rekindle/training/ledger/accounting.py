@@ -102,9 +102,12 @@ class _GroupPause:
 
     # time when the coordinator told the previous group to stop after its current step
     opened: float | None = None
-    broken: float | None = None  # time when the previous group broke
-    unseen: bool = False  # True if a member died at a time that is unknown
-    until: float = 0.0  # time when the next group started
+    # time when the previous group broke
+    broken: float | None = None
+    # True if a member died at a time that is unknown
+    unseen: bool = False
+    # time when the next group started
+    until: float = 0.0
     # newest step that a member of the next group has restored from a snapshot or a checkpoint
     restored: int | None = None
     incidents: list[Incident] = field(default_factory=list)
@@ -134,7 +137,8 @@ class EventAccounting:
         self.step_seconds: float | None = None
         # True if the newest recorded step is known to be the last that was completed
         self.last_step_known = False
-        self.failed: set[str] = set()  # names of workers that reported an error
+        # names of workers that reported an error
+        self.failed: set[str] = set()
         # name of a lost worker that has not returned yet → the incident of its loss
         self.missing: dict[str, Incident] = {}
         self.coordinators = 0
@@ -522,7 +526,7 @@ class EventAccounting:
             if self.points:
                 newest_step = min(step, self.points[-1][1])
             else:
-                # a program first reports a step after some work, so its group started at 0
+                # a program reports its first step only after some training, which began at step 0
                 newest_step = 0 if self.summary.run.get("program") else step
             self._resume(
                 self.undecided_pause,

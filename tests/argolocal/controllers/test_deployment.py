@@ -342,7 +342,7 @@ def test_the_error_for_a_port_in_use_names_the_port_and_the_remedy(
     kinds["Deployment"].apply(make_deployment("one"))
     kinds["Service"].apply(make_service(port))
     wait(kinds, lambda _: is_answering(port, "one"))
-    kinds["Service"].apply(make_service(port))  # only the same Service uses the port
+    kinds["Service"].apply(make_service(port))  # the port is used, but by the same Service
 
 
 def test_the_error_for_an_unsupported_deployment_names_the_field(cluster: LocalCluster) -> None:

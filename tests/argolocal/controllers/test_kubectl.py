@@ -1,5 +1,5 @@
-"""Resource templates on the local controllers: they behave like kubectl, and end as their conditions
-say."""
+"""Resource templates on the local controllers: their actions have the effect of kubectl, and their
+conditions decide how the step ends."""
 
 import base64
 import json
@@ -69,7 +69,8 @@ def test_a_patch_by_a_dead_runner_is_not_repeated(cluster: LocalCluster, tmp_pat
     execute(make_workflow({"action": "create", "manifest": make_config_map(a="1")}), {}, cluster)
     move = json.dumps([{"op": "move", "from": "/data/a", "path": "/data/b"}])
     patch = {"action": "patch", "mergeStrategy": "json", "flags": ["configmap/c"], "manifest": move}
-    for _ in range(2):  # the second runner does not know that the first one has applied the patch
+    # the second runner does not know that the first runner has applied the patch
+    for _ in range(2):
         _, ended = Resources(cluster, {}, tmp_path).start(
             StartPod("w-1", "w-1", {"resource": patch})
         )

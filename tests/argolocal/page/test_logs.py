@@ -1,5 +1,5 @@
-"""The logs of a run: at their end, in parts, with search and first error, and while they are
-written."""
+"""The logs of a run: the end of a log, its pages, the search, the first error, and new lines of a
+running step."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -132,7 +132,8 @@ def test_more_pods_can_run_than_the_soft_limit_of_open_files_allows(tmp_path: Pa
 
 
 def test_all_threads_that_end_a_pipe_see_the_complete_log(tmp_path: Path) -> None:
-    """The collecting thread and the interrupted main thread end the same sidecar."""
+    """Two threads end the same sidecar: the thread that collects its log, and the interrupted main
+    thread."""
     for number in range(20):
         with LogPipe(log := tmp_path / str(number)) as log_pipe:
             process = subprocess.Popen(

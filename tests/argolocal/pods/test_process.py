@@ -1,4 +1,5 @@
-"""A container as a process: its environment and files, and errors that must not end the runner."""
+"""A container as a process: its environment and files, and and errors of a pod do not end the
+runner."""
 
 import ast
 import json
@@ -266,7 +267,7 @@ def test_an_output_behind_a_link_is_never_a_file_of_the_machine(tmp_path: Path, 
     finally:
         machine_file.unlink()
 
-    # if one overlay covers the whole machine, the file that the pod has changed in it can be read
+    # if one overlay covers the whole file system, the changed file can be read there
     is_readable = filesystem._supports_root_overlay() and not machine_file.is_relative_to("/tmp")
     assert (
         output_value(status) == "the pod's" if is_readable else "no such file" in status["message"]

@@ -264,7 +264,7 @@ class Run:
 
         for node in status["nodes"].values():
             fields = {key: value for key, value in node.items() if key not in CLOCK}
-            if "message" in fields:  # it may name a log file
+            if "message" in fields:  # the message may contain the name of a log file
                 fields["message"] = fields["message"].replace(str(self.home), "HOME")
 
             nodes[node["name"]] = fields | {"children": sorted(node.get("children", []))}

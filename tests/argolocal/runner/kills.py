@@ -33,7 +33,8 @@ ANSWER_S = 0.2  # delay of the server of `@URL@`
 
 @dataclass(frozen=True)
 class Plan:
-    """The kills of one workflow, each as (kind, fraction of an undisturbed run)."""
+    """The moments at which the runner of one workflow is killed: (kind of moment, fraction of an
+    undisturbed run)."""
 
     seed: int
     name: str

@@ -259,7 +259,7 @@ def play(scheduler: Scheduler) -> None:
             for i, s in enumerate(starts)
             for e in (PodStarted(s.id), PodEnded(s.id, phases[i % 3], "", {"exitCode": "1"}))
         ]
-    # the workflow may not have ended: on Argo, too, it may retry for ever or wait for its own lock
+    # the workflow may not have ended: as on Argo, it may retry for ever or wait for its own lock
 
 
 def load_error(data: bytes, home: Path) -> str:

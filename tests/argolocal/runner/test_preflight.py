@@ -568,7 +568,8 @@ def test_the_page_of_all_fields_matches_the_code() -> None:
 def test_the_field_table_has_no_spelling_mistakes() -> None:
     from tests.argo_fields import collect_fields
 
-    dropped = {"Locks": {"mutex", "semaphore"}}  # removed in Argo 4, which ignores them
+    # fields that Argo 4 does not have any more, and ignores
+    dropped = {"Locks": {"mutex", "semaphore"}}
     dropped["CronSpec"] = {"schedule"}
     # new in Argo 4.1, missing in Hera's models
     dropped.update({key: {"podResources"} for key in ("Spec", "Template")})

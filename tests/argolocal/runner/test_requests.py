@@ -1,5 +1,5 @@
-"""Requests to a run: whoever asks for a stop, a pause or an approval gets it once, also if the run
-has no process yet."""
+"""Requests to a run: each stop, pause or approval has its effect once, also if the run has no
+process yet."""
 
 import threading
 from pathlib import Path
@@ -33,7 +33,7 @@ def steps(*names: str) -> dict[str, Any]:
 
 
 class Background:
-    """A run in a thread. Its files are those that another process sees."""
+    """A run in a thread. Other processes see its files."""
 
     def __init__(self, home: Path, manifest: dict[str, Any]) -> None:
         self.run = LocalRun.create(manifest, None, LocalCluster(home))

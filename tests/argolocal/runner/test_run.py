@@ -172,7 +172,7 @@ def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(
 
         process = runner(home, manifest)
         until("the run to begin", journal.exists)
-        finished_counts: dict[str, int] = {}  # step → number of its runs when it had ended
+        finished_counts: dict[str, int] = {}  # step → how often it had been started when it ended
 
         for _ in range(2):  # kill it again while it resumes
             kill_at(process, journal, journal.stat().st_size + rng.uniform(0, written))
@@ -227,7 +227,8 @@ def test_a_run_can_be_resumed_after_a_kill_during_a_pod_start(
     holder = os.fork()
     if not holder:
         files.lock()
-        if not os.fork():  # a child before its exec has the lock of its dead parent
+        # a forked child that has not yet called exec still has the lock of its dead parent
+        if not os.fork():
             until("somebody to ask for the lock", lambda: os.fstat(asked).st_size)
 
         os._exit(0)
@@ -311,7 +312,7 @@ def test_ctrl_c_ends_all_pods_and_the_run_can_be_resumed(
     run = LocalRun.create(
         workflow([dag({"name": "a", "template": "one"}), sh("one", command)]), {}, cluster
     )
-    # a shell ignores it for background jobs
+    # in background jobs of a shell, this signal is ignored
     old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:

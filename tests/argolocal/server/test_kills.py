@@ -64,7 +64,8 @@ class Machine:
         write_atomically(self.clock_file, str(self.now))
 
     def advance(self, seconds: int) -> None:
-        """Set the clock forward. One time becomes due; the earlier ones are missed."""
+        """Set the clock forward. Advance the clock until one time is due and the earlier times are
+        missed."""
         self.now += seconds
         self.write_clock()
         self.expected.append(f"allow-{self.now // MINUTE * MINUTE}")
@@ -83,7 +84,8 @@ class Machine:
         return progress is not None and progress.position >= time
 
     def wait_for_moment(self) -> None:
-        """Wait for a random moment of the newest run: it does not exist, exists, runs, has ended."""
+        """Wait until the newest run is created, has started or has ended, by chance; or do not
+        wait."""
         run = RunFiles(self.home, self.expected[-1])
         moments: list[Callable[[], object]] = [
             lambda: True,

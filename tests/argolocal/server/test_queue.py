@@ -165,7 +165,7 @@ def test_a_run_with_the_name_of_a_half_removed_one_starts_from_the_beginning(
     test.queue.submit(builders.workflow(template, name="again"))
     test.queue.start_next()
     test.finish("again")
-    # a removal that was killed after its first step
+    # the removal of a run was killed after its first step
     (RunFiles(tmp_path, "again").root / MANIFEST_FILE).unlink()
 
     test.queue.submit(hello("again"))

@@ -58,7 +58,7 @@ def test_a_pod_waits_for_memory_that_other_runs_have_requested(tmp_path: Path) -
     second_runner = MachineResources(tmp_path, 1, MEMORY)
     assert first_runner.acquire("a", PodRequest(memory_bytes=48 << 30))
     assert second_runner.acquire("b", PodRequest(gpus=1, memory_bytes=32 << 30)) is None
-    # the pod that waits holds nothing
+    # a waiting pod has not reserved anything
     assert visible_gpus(first_runner, "c", 1) == "0"
     first_runner.release("c")
     assert second_runner.acquire("d", PodRequest(memory_bytes=16 << 30))

@@ -236,7 +236,7 @@ def make_inference_service(**more: Any) -> Any:
     }
 
 
-# kinds that the cluster of the tests does not have
+# kinds of objects that the test cluster does not know
 OTHER_OBJECTS = {
     "InferenceService": make_inference_service,
     "TrainingRuntime": lambda: make_trainer_object("TrainingRuntime", **make_job_set()),

@@ -356,7 +356,7 @@ def test_output_of_a_pod_cannot_control_the_terminal(tmp_path: Path, as_json: bo
     if as_json:  # JSON has the complete text
         assert json.loads(out.getvalue())["line"].startswith("\x1b[2J\x1b]0;owned")
     else:
-        # a carriage return overwrites the text before it
+        # on a terminal, the text after a carriage return replaces the text before it
         last_state = HARMLESS.rpartition("\\u000d")[2]
         assert out.getvalue() == f"w-a | {last_state}|\n"
 

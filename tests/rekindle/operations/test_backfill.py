@@ -54,8 +54,8 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture
 def shared_folder() -> Iterator[Path]:
-    """A folder that pods and this machine share: each pod has its own /tmp. Without its file `go`,
-    trainings wait."""
+    """A folder that pods and this machine share: each pod has its own /tmp. Trainings wait until
+    the folder contains the file `go`."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         (Path(folder) / "go").touch()
         yield Path(folder)

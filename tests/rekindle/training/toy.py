@@ -21,7 +21,8 @@ FEATURES = 10
 
 class Model(Section):
     width: int = 24
-    statistics: bool = False  # BatchNorm
+    # BatchNorm
+    statistics: bool = False
     # counts positive inputs in a buffer, which differs between virtual workers
     hoarding: bool = False
 

@@ -1,4 +1,4 @@
-"""The details of a step: everything that somebody asks about it is on one panel."""
+"""The details of a step: one panel shows its times, inputs, outputs, attempts and logs."""
 
 from typing import Any
 from urllib.parse import quote

@@ -1,4 +1,5 @@
-"""Init containers, sidecars and daemons: they are ready when a step starts, and end after it."""
+"""Init containers, sidecars and daemons: they are ready before the step starts, and end after the
+step."""
 
 import json
 from pathlib import Path

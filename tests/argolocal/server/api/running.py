@@ -43,7 +43,7 @@ class RunThread:
         try:
             LocalRun.load(self.name, self.cluster, is_queued=True).run()
         except NotQueued:
-            # it has ended before
+            # the process may have ended already
             return
 
     def has_ended(self) -> bool:

@@ -78,7 +78,7 @@ def test_a_large_body_is_refused_without_reading_it(api: ApiServer) -> None:
         answer = api.client.post("/api/v1/workflows/argo", content=chunks())
         assert describe_error(answer)[:2] == (413, 8)
     except (httpx.WriteError, httpx.RemoteProtocolError):
-        # the server has closed the connection before it got all of the body
+        # the server has closed the connection before the whole body was sent
         pass
     assert psutil.Process().memory_info().rss - memory < 50 << 20
 
@@ -167,7 +167,8 @@ def test_an_address_that_does_not_exist_here_says_so(
 
 
 def test_many_idle_watches_are_bounded(tmp_path: Path) -> None:
-    """The other tests show that a further watch is refused; this one, what many cost."""
+    """Other tests show that a further watch is refused; this test measures the threads and memory
+    of many watches."""
     count = 200
     with serve(tmp_path / "home") as server:
         name = server.submit(gated())

@@ -1,4 +1,5 @@
-"""Logs by the API of an Argo server: each line once, of the right pods, also while they run."""
+"""Logs by the API of an Argo server: each line of the selected pods is sent once, also while the
+pods run."""
 
 import json
 from collections.abc import Iterator

@@ -99,7 +99,7 @@ def test_another_schedule_does_not_start_its_past_times() -> None:
     clock.cron["spec"]["schedules"] = ["*/30 * * * *", "5 * * * *"]
     clock.look(40 * MINUTE, is_continuous=False)
     assert clock.due == [60]
-    # they are listed as missed, because a user may expect a run
+    # these times are listed as missed, because a user may expect a run
     assert clock.missed == [5 * MINUTE, 30 * MINUTE]
     clock.look(65 * MINUTE, is_continuous=False)
     assert clock.due == [60, 65 * MINUTE]

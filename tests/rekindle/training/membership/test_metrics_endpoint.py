@@ -1,4 +1,5 @@
-"""Prometheus metrics of a training: steps, loss, members and losses."""
+"""Prometheus metrics of a training: its steps, the value of the loss function, its workers, and how
+many workers were lost."""
 
 import asyncio
 from contextlib import suppress
