@@ -38,6 +38,7 @@ def test_permission_to_start_pipelines_is_rendered_only_on_request(is_requested:
         rule
         for o in render_platform(Platform("models", components=options))
         for rule in o.get("rules", [])
+        if o["metadata"]["name"] != "rekindle-user"  # the Role of people, not of pods
     ]
 
     permission = {

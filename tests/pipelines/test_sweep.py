@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-from mlflow import MlflowClient
 
 from rekindle import tracking
 from rekindle.storage import Store
@@ -29,6 +28,13 @@ SETS_27 = (
 )
 NOT_RELEASED = 3
 CHECKPOINT = re.compile(r"/trials/(\d+)/checkpoints/manifests/")
+
+
+def read_metrics(server: str, run_id: str) -> dict[str, float]:
+    """Return the newest value of each metric, as MLflow's own client reads it."""
+    from mlflow import MlflowClient  # takes seconds, and each process of xdist imports this file
+
+    return MlflowClient(tracking_uri=server).get_run(run_id).data.metrics
 
 
 @pytest.fixture
@@ -84,7 +90,7 @@ def test_the_best_trial_is_released_without_another_training(
     assert tracking.read_tags(child)["mlflow.parentRunId"] == parent
     assert float(tracking.read_params(child)["train.learning_rate"]) == best["train.learning_rate"]
     assert tracking.artifacts(parent, "search") == ["search/search.png"]
-    logged = MlflowClient(tracking_uri=mlflow_server).get_run(parent).data.metrics
+    logged = read_metrics(mlflow_server, parent)
     assert logged["cost/total"] == pytest.approx(sum(cost["total"] for cost in costs), abs=1e-8)
     shown = project_shell(f"rekindle sweep --of {result['workflow']}")
     title, *lines, empty, costs_line = shown.stdout.splitlines()
@@ -153,7 +159,7 @@ def test_the_best_trial_of_a_program_is_released(
     assert child
     assert tracking.read_tags(child)["mlflow.parentRunId"] == parent
     assert tracking.read_params(child) == {"model.rate": "0.3"}
-    metrics = MlflowClient(tracking_uri=mlflow_server).get_run(child).data.metrics
+    metrics = read_metrics(mlflow_server, child)
     assert metrics["objective"] == metrics["logged_error"] == best["logged_error"]
     assert metrics["train/final_error"] == pytest.approx(best["logged_error"])
 

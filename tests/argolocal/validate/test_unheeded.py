@@ -51,11 +51,16 @@ TEMPLATE_EXPORTING_VERDICT = (
 )
 
 
+def parse_yaml(text: str) -> Any:
+    # by libyaml: each process of xdist makes these workflows when it collects the tests
+    return yaml.load(text, yaml.CSafeLoader)
+
+
 def make_workflow(main_template: str, *other_templates: str, **spec: Any) -> dict[str, Any]:
     templates = [
-        {"name": "main", **yaml.safe_load(main_template)},
-        *map(yaml.safe_load, other_templates),
-        *yaml.safe_load(TEMPLATES),
+        {"name": "main", **parse_yaml(main_template)},
+        *map(parse_yaml, other_templates),
+        *parse_yaml(TEMPLATES),
     ]
     return {
         "apiVersion": "argoproj.io/v1alpha1",
