@@ -96,8 +96,10 @@ def fuzz(
 
     with ProcessPoolExecutor(processes) as pool:
         pieces = [
-            pool.submit(run, name, seed, first=first, seconds=piece_seconds, deadline=deadline)
-            for name, first, piece_seconds in schedule(names, seconds, processes)
+            pool.submit(
+                run, name, seed, first_case=first_case, seconds=piece_seconds, deadline=deadline
+            )
+            for name, first_case, piece_seconds in schedule(names, seconds, processes)
         ]
         for finished_piece in as_completed(pieces):
             try:
