@@ -43,6 +43,8 @@ REKINDLE_CHECKPOINTS = "REKINDLE_CHECKPOINTS"  # checkpoint folder of a training
 REKINDLE_COORDINATOR = "REKINDLE_COORDINATOR"
 REKINDLE_DEADLINE = "REKINDLE_DEADLINE"  # maximum duration of the run in seconds
 REKINDLE_GRACE = "REKINDLE_GRACE"  # seconds between SIGTERM and SIGKILL
+# set in the pods of extra workers on idle capacity
+REKINDLE_HARVESTED = "REKINDLE_HARVESTED"
 REKINDLE_IMAGE = "REKINDLE_IMAGE"  # the pod's image, if it is pinned by digest
 REKINDLE_METRICS = "REKINDLE_METRICS"  # port of the coordinator's metrics
 REKINDLE_NOTICE = "REKINDLE_NOTICE"  # the cloud whose preemption notices a worker polls

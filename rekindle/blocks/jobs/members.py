@@ -25,6 +25,7 @@ from rekindle.errors import ConfigError
 from rekindle.kubernetes_names import (
     POD_NAME,
     REKINDLE_DEADLINE,
+    REKINDLE_HARVESTED,
     REKINDLE_METRICS,
     REKINDLE_SECRET,
     MemberModules,
@@ -169,9 +170,12 @@ def build_worker_spec(
     commands: MemberCommands,
     container_name: str,
     coordinator_host: str = "",
+    *,
+    is_harvested: bool = False,
 ) -> Manifest:
     """Return the PodSpec of a worker. `coordinator_host`: host name of the coordinator; empty if
-    the operator of the job sets it in the workers."""
+    the operator of the job sets it in the workers. `is_harvested`: True for an extra worker on idle
+    capacity."""
     pod_config = cluster.pod("train")
     gpus_per_pod = count_pods(train_config, cluster).workers_per_pod
     pod_config = pod_config.model_copy(
@@ -182,6 +186,7 @@ def build_worker_spec(
         variables = {
             "MASTER_ADDR": coordinator_host,
             "PET_NPROC_PER_NODE": str(gpus_per_pod) if gpus_per_pod > 1 else "",
+            REKINDLE_HARVESTED: "yes" if is_harvested else "",
         }
     else:
         variables = {}

@@ -44,12 +44,14 @@ class RunEvent(AnyEvent):
 
 class CoordinatorEvent(AnyEvent):
     id: str = ""
+    created: Annotated[float, Field(ge=0, lt=MAX_TIME_S)] | None = None
 
 
 class MembershipEvent(AnyEvent):
     """An event of one worker, at a step."""
 
     step: Step = -1
+    harvested: bool = False
 
 
 class GroupOpenedEvent(AnyEvent):
