@@ -253,7 +253,18 @@ class ClusterConfig(Section):
     deadline_hours: int = Field(
         168,
         ge=1,
-        description="time limit of a workflow, including the time waiting for nodes and queues",
+        description=(
+            "time limit of a workflow, including the time waiting for nodes; with cluster.queue, the"
+            " limit is longer by cluster.queue_hours"
+        ),
+    )
+    queue_hours: int = Field(
+        672,
+        ge=0,
+        description=(
+            "hours that the jobs of a workflow may wait in cluster.queue, in addition to"
+            " cluster.deadline_hours"
+        ),
     )
     keep_days: int = Field(
         14, ge=1, description="days until a finished workflow is removed from the cluster"
@@ -267,6 +278,11 @@ class ClusterConfig(Section):
             name: pod_config.model_dump(mode="json", exclude_unset=True)
             for name, pod_config in pod_configs.items()
         }
+
+    @property
+    def workflow_hours(self) -> int:
+        """Time limit of a workflow in hours. Argo also counts the time in a queue."""
+        return self.deadline_hours + (self.queue_hours if self.queue else 0)
 
     def pod(self, pod_kind: str) -> PodConfig:
         """Return the settings of one kind of pod: cluster.pods overrides its presets, which

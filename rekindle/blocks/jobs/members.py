@@ -24,6 +24,7 @@ from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError
 from rekindle.kubernetes_names import (
     POD_NAME,
+    REKINDLE_CREATED,
     REKINDLE_DEADLINE,
     REKINDLE_HARVESTED,
     REKINDLE_METRICS,
@@ -64,21 +65,27 @@ def build_run_secret(name: str) -> Manifest:
 @dataclass(frozen=True)
 class MemberCommands:
     """The arguments of `python` in the two kinds of pods. `secrets`: environment variables of a
-    worker whose values come from Secrets."""
+    worker whose values come from Secrets; `created`: template tag with the times from which on the
+    job could be created."""
 
     coordinator: tuple[str, ...]
     worker: tuple[str, ...]
     secrets: tuple[str, ...] = ()
+    created: str = ""
 
 
 def member_commands(
-    member_modules: MemberModules, step_flags: list[str], secret_names: Sequence[str] = ()
+    member_modules: MemberModules,
+    step_flags: list[str],
+    secret_names: Sequence[str] = (),
+    created: str = "",
 ) -> MemberCommands:
     """Return the commands of a training; all its processes get the arguments `step_flags`."""
     return MemberCommands(
         coordinator=("-m", member_modules.coordinator, *step_flags),
         worker=("-m", member_modules.launcher, *step_flags),
         secrets=tuple(secret_names),
+        created=created,
     )
 
 
@@ -124,13 +131,16 @@ def member_metadata(name: str, role_name: str, pod_config: PodConfig) -> Manifes
     )
 
 
-def coordinator_variables(member_config: PodConfig) -> dict[str, str]:
+def coordinator_variables(member_config: PodConfig, commands: MemberCommands) -> dict[str, str]:
     """Return the environment variables of the coordinator. `member_config`: settings of the pods
     that train."""
-    return {
+    variables = {
         REKINDLE_DEADLINE: str(60 * member_config.deadline_minutes),
         REKINDLE_METRICS: str(METRICS_PORT),
     }
+    if commands.created:
+        variables[REKINDLE_CREATED] = commands.created
+    return variables
 
 
 def build_coordinator_spec(
@@ -140,7 +150,7 @@ def build_coordinator_spec(
     prescribes."""
     pod_config = cluster.pod("coordinator")
     python_arguments = list(commands.coordinator)
-    variables = coordinator_variables(cluster.pod("train"))
+    variables = coordinator_variables(cluster.pod("train"), commands)
     environment_variables = [
         *POD_ADDRESS,
         _secret_variable(name),

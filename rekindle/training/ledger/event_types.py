@@ -47,6 +47,12 @@ class CoordinatorEvent(AnyEvent):
     created: Annotated[float, Field(ge=0, lt=MAX_TIME_S)] | None = None
 
 
+class TrainedTimeEvent(AnyEvent):
+    """The seconds that the coordinators of a job have seen it train, in total."""
+
+    seconds: Seconds
+
+
 class MembershipEvent(AnyEvent):
     """An event of one worker, at a step."""
 
@@ -134,6 +140,7 @@ class SkippedLinesEvent(AnyEvent):
 EVENT_TYPES: dict[str, type[AnyEvent]] = {
     "run": RunEvent,
     "coordinator": CoordinatorEvent,
+    "trained": TrainedTimeEvent,
     "join": MembershipEvent,
     "lost": MembershipEvent,
     "drain": MembershipEvent,

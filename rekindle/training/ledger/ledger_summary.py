@@ -10,6 +10,7 @@ of a worker, and `step` a number of updates:
                                       checkpoints (unit: steps, checkpoints)
     coordinator {id, created}         a coordinator has started; created: time in Unix seconds from
                                       which its job could be created, if known
+    trained {seconds}                 seconds that the job has trained, for its time limit
     join {worker, name, step, harvested}
                                       a process with this state has joined (`worker`: its id);
                                       harvested: true if it is an extra worker on idle capacity
