@@ -25,7 +25,7 @@ from rekindle.kubernetes_names import (
     STORE_SECRET,
 )
 
-REQUIRED_FILES = ("namespace", "accounts", "addresses", "network")
+REQUIRED_FILES = ("namespace", "accounts", "users", "addresses", "network")
 COMPONENTS = ("mlflow", "minio", "frameworks", "prometheus", "retraining")
 IMAGES = {
     "rekindle": "rekindle:0.1",

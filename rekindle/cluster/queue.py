@@ -6,6 +6,7 @@
 Source: type Workload of Kueue 0.19 (v1beta2; v1beta1 has the same fields).
 """
 
+from argolocal.common.json_text import to_json
 from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import Cluster, Resource
@@ -13,15 +14,7 @@ from rekindle.cluster.kubernetes_api import Cluster, Resource
 KUEUE_VERSIONS = ("v1beta2", "v1beta1")
 
 
-def list_workloads(cluster: Cluster) -> list[Object]:
-    """Return Kueue's Workloads in the namespace; [] if Kueue is not installed, or if the user may
-    not read Workloads."""
-    try:
-        return list_kueue_objects(cluster, "workloads")
-    except ApiError as error:
-        if error.code != 403:
-            raise
-        return []
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def list_kueue_objects(
@@ -39,12 +32,25 @@ def list_kueue_objects(
     return []
 
 
-def describe_waiting_jobs(cluster: Cluster, run_name: str) -> list[str]:
-    """Return a line with Kueue's reason for each job of the run that waits in a queue."""
-    queued_workloads = sorted(
-        (workload for workload in list_workloads(cluster) if _is_pending(workload)),
-        key=_make_sort_key,
-    )
+def has_queue(workflow_spec: Object) -> bool:
+    """Return True if a template of a workflow, or an object that it applies, names a queue."""
+    return QUEUE_LABEL in to_json(workflow_spec)
+
+
+def describe_waiting_jobs(cluster: Cluster, run_name: str, is_queued: bool = False) -> list[str]:
+    """Return a line with Kueue's reason for each job of the run that waits in a queue.
+
+    If the user may not read Workloads, return [], or for a run that is known to be queued
+    (`is_queued`) a line with the missing permission.
+    """
+    try:
+        all_workloads = list_kueue_objects(cluster, "workloads")
+    except ApiError as error:
+        if error.code != 403:
+            raise
+        return [f"the queue of {run_name} cannot be read: {error}"] if is_queued else []
+
+    queued_workloads = sorted(filter(_is_pending, all_workloads), key=_make_sort_key)
     run_workloads = [
         workload
         for workload in queued_workloads

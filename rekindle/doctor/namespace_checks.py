@@ -28,14 +28,6 @@ from rekindle.kubernetes_names import (
 )
 
 SERVICE_ACCOUNTS = Resource("v1", "serviceaccounts")
-# permissions that the commands of `rekindle` need: (group, resource, verbs)
-USER_PERMISSIONS = (
-    ("argoproj.io", "workflows", "get list watch create update patch delete"),
-    ("argoproj.io", "workflowtemplates", "get create update delete"),
-    ("argoproj.io", "cronworkflows", "get list create update delete"),
-    ("", "pods", "get list watch create delete"),
-    ("", "pods/log", "get"),
-)
 CLOUD_ROLE_NOTE = " The Secret is not needed if pods have a cloud role."
 RENDER_COMMAND = "rekindle platform render -n {0} ... | kubectl apply -f -"
 
@@ -55,13 +47,13 @@ def check_namespace(cluster: Cluster) -> Iterator[Check]:
 
 def check_user_rights(cluster: Cluster) -> Iterator[Check]:
     """Check that the user has all permissions that the commands of `rekindle` need."""
-    permissions = [
-        (api_group, resource_name, verb)
-        for api_group, resource_name, verb_list in USER_PERMISSIONS
-        for verb in verb_list.split()
-    ]
+    permissions = list(platform.list_permissions("users"))
     denied_permissions = _describe_denied(cluster, permissions, "selfsubjectaccessreviews")
-    remedy = "Ask an administrator of the cluster for a Role with these verbs, bound to you."
+    remedy = (
+        "Ask an administrator of the cluster to bind you to the Role that `rekindle platform"
+        f" render` prints: kubectl -n {cluster.namespace} create rolebinding rekindle-user"
+        " --role=rekindle-user --user=YOU"
+    )
     yield Check(
         "your rights",
         not denied_permissions,

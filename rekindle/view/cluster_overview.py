@@ -52,7 +52,9 @@ def format_run(cluster: Cluster, name: str, as_json: bool, shows_all: bool = Fal
     if is_offloaded(workflow):
         output_lines += ["", f"its steps are stored in Argo's database: `argo get {name}`"]
     if workflow_status.get("phase") not in COMPLETED_PHASES:
-        output_lines += queue.describe_waiting_jobs(cluster, name)
+        output_lines += queue.describe_waiting_jobs(
+            cluster, name, queue.has_queue(manifest["spec"])
+        )
 
     return "\n".join(output_lines)
 

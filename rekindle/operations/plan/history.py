@@ -2,7 +2,6 @@
 cluster."""
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,6 @@ NoteFunction = Callable[[str], None]
 
 # number of former runs to read; only the newest, because they predict the next run best
 MAX_FORMER_RUNS = 10
-# suffix of the name of an attempt or loop item
-ATTEMPT_OR_ITEM_SUFFIX = re.compile(r"\(\d+(:[^)]*)?\)$")
 # types of the nodes that are tasks; DAG and Steps are included, because the plan does not expand a
 # template that calls itself
 TASK_TYPES = ("Pod", "Retry", "TaskGroup", "HTTP", "DAG", "Steps")
@@ -192,9 +189,10 @@ def parse_former_run(
         is_task = (
             workflow_node.get("phase") == "Succeeded" and workflow_node.get("type") in TASK_TYPES
         )
-        is_attempt_or_item = workflow_node.get(
-            "type"
-        ) != "TaskGroup" and ATTEMPT_OR_ITEM_SUFFIX.search(node_name)
+        # only the names of attempts and of items of a loop have parentheses, such as train(0)
+        is_attempt_or_item = workflow_node.get("type") != "TaskGroup" and "(" in str(
+            workflow_node.get("displayName")
+        )
         if (
             not (is_task and workflow_node.get("startedAt") and workflow_node.get("finishedAt"))
             or is_attempt_or_item

@@ -14,6 +14,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.cli import commands
 from rekindle.cluster import platform
+from rekindle.cluster.cluster_objects import KINDS
 from rekindle.cluster.platform import Platform
 from rekindle.errors import ConfigError
 from tests.kinds import kinds
@@ -117,6 +118,14 @@ def test_the_option_frameworks_grants_exactly_the_permissions_of_the_blocks() ->
         ("trainer.kubeflow.org", "trainingruntimes", verb) for verb in ("get", "create", "patch")
     }
     assert set(platform.list_permissions("frameworks")) == needed - set(platform.list_permissions())
+
+
+def test_users_may_change_the_objects_of_scale_and_rollback() -> None:
+    granted = set(platform.list_permissions("users"))
+    for resource in KINDS.values():
+        group = resource.api.rpartition("/")[0]
+        assert {(group, resource.plural, verb) for verb in ("get", "patch")} <= granted
+    assert ("apps", "deployments", "list") in granted, "rollback lists the releases"
 
 
 def test_network_policies_allow_exactly_the_connections_of_the_pipeline(

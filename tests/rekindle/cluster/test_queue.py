@@ -3,9 +3,10 @@
 import pytest
 
 from rekindle.cluster.kubernetes_api import Cluster
-from rekindle.cluster.queue import describe_waiting_jobs
+from rekindle.cluster.queue import QUEUE_LABEL, describe_waiting_jobs
+from rekindle.view.cluster_overview import format_run
 from tests.rekindle.cluster.server import ApiServer
-from tests.rekindle.cluster.workflows import REASON, WORKLOADS, workload
+from tests.rekindle.cluster.workflows import REASON, WORKFLOWS_AT, WORKLOADS, workflow, workload
 
 
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
@@ -44,12 +45,37 @@ def test_waiting_harvest_workers_are_counted(server: ApiServer, cluster: Cluster
     ]
 
 
-def test_nothing_is_reported_without_kueue_or_permission(
+FORBIDDEN = {
+    "kind": "Status",
+    "code": 403,
+    "reason": "Forbidden",
+    "message": (
+        'workloads.kueue.x-k8s.io is forbidden: User "ann" cannot list resource "workloads" in API'
+        ' group "kueue.x-k8s.io" in the namespace "models"'
+    ),
+}
+
+
+def test_a_queue_that_may_not_be_read_is_reported_for_queued_runs_only(
     server: ApiServer, cluster: Cluster
 ) -> None:
     server.refuse("GET", "kueue", 404, "404 page not found", times=2)
+    assert describe_waiting_jobs(cluster, "demo-1", is_queued=True) == []
+
+    server.refuse("GET", "kueue", 403, FORBIDDEN, times=2)
     assert describe_waiting_jobs(cluster, "demo-1") == []
-    server.refuse(
-        "GET", "kueue", 403, {"kind": "Status", "code": 403, "message": "no", "reason": "Forbidden"}
-    )
-    assert describe_waiting_jobs(cluster, "demo-1") == []
+    (line,) = describe_waiting_jobs(cluster, "demo-1", is_queued=True)
+    assert line.startswith("the queue of demo-1 cannot be read: ann may not list workloads")
+
+
+def test_the_status_of_a_queued_run_names_the_missing_permission(
+    server: ApiServer, cluster: Cluster
+) -> None:
+    queued = {"name": "trial", "metadata": {"labels": {QUEUE_LABEL: "train"}}}
+    for name, templates in {"demo-1": [queued], "demo-2": []}.items():
+        run = workflow(name)
+        run["spec"] = {"entrypoint": "trial", "templates": templates}
+        server.put(WORKFLOWS_AT, run)
+    server.refuse("GET", "kueue", 403, FORBIDDEN, times=9)
+    assert "the queue of demo-1 cannot be read" in format_run(cluster, "demo-1", as_json=False)
+    assert "cannot be read" not in format_run(cluster, "demo-2", as_json=False)

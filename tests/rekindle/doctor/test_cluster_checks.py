@@ -268,11 +268,16 @@ def test_missing_and_unreachable_webhooks_are_found(server: HealthyCluster):
 
 
 def test_missing_permissions_are_named(server: HealthyCluster):
-    server.denied = {("pytorchjobs", "patch"), ("pods", "delete")}
-    assert failures(run_checks()) == {
-        "your rights": "may not delete pods",
+    server.denied = {("pytorchjobs", "patch"), ("pods", "delete"), ("workloads", "list")}
+    checks = run_checks()
+    assert failures(checks) == {
+        "your rights": (
+            "may not delete pods; may not patch pytorchjobs.kubeflow.org; may not list"
+            " workloads.kueue.x-k8s.io"
+        ),
         "account": "may not patch pytorchjobs.kubeflow.org",
     }
+    assert "kubectl -n models create rolebinding" in checks["your rights"].remedy
 
 
 def test_an_object_that_may_not_be_read_is_a_warning_and_other_checks_run(server: HealthyCluster):
