@@ -254,8 +254,8 @@ class ClusterConfig(Section):
         168,
         ge=1,
         description=(
-            "time limit of a workflow, including the time waiting for nodes; with cluster.queue, the"
-            " limit is longer by cluster.queue_hours"
+            "time limit of a workflow, including the time waiting for nodes; with cluster.queue,"
+            " cluster.queue_hours are added"
         ),
     )
     queue_hours: int = Field(

@@ -26,6 +26,8 @@ RESTORE_SOURCES = {
 # shown
 MAX_INCIDENT_LINES = 24
 MIN_QUEUED_SECONDS = 1.0  # a shorter time in the queue is not described
+# a workflow that ends deletes the job; the workers may then end this long before the exit handler
+MIN_UNENDED_WAIT_S = 300.0
 LOSS_REASONS = {
     "connection": "connection closed",
     "silent": "silent for too long",
@@ -361,6 +363,28 @@ def _describe_queue_time(ledger_summary: LedgerSummary) -> Iterator[str]:
             f"In addition to their time above, the workers of the job were queued for"
             f" {format_worker_time(queued_worker_seconds, ledger_summary)}."
         )
+
+
+def describe_unended_wait(ledger_summary: LedgerSummary, queue_name: str, end_time_s: float) -> str:
+    """Return why a training that has not ended was waiting when its workflow ended, or "" if it was
+    not waiting. `queue_name`: queue of its job, or ""."""
+    if ledger_summary.state != "running":
+        return ""
+
+    alive_intervals = [
+        interval for intervals in ledger_summary.intervals.values() for interval in intervals
+    ]
+    place_text = f"in the queue {queue_name} or for nodes" if queue_name else "for nodes"
+    if not alive_intervals:
+        return f"no worker has started: the job waited {place_text}."
+
+    waiting_seconds = end_time_s - max(interval.end for interval in alive_intervals)
+    if waiting_seconds < MIN_UNENDED_WAIT_S:
+        return ""
+    return (
+        f"no worker was alive for the last {format_duration(waiting_seconds)}: the job waited"
+        f" {place_text}. Its checkpoints stay, so `rekindle resume` continues it."
+    )
 
 
 def _describe_harvest(ledger_summary: LedgerSummary) -> Iterator[str]:

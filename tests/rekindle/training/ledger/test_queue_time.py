@@ -3,7 +3,7 @@
 from typing import Any
 
 from rekindle.training.ledger.publish import compute_metrics
-from rekindle.training.ledger.sentences import describe_summary
+from rekindle.training.ledger.sentences import describe_summary, describe_unended_wait
 from tests.rekindle.training.ledger.events import generation, lost, start, step, summarize
 
 RUN = (2, "run", {"workers": 2})
@@ -93,3 +93,18 @@ def test_time_after_the_end_of_a_run_is_not_queued() -> None:
 def test_a_training_without_a_coordinator_has_no_queue() -> None:
     summary = summarize(join(5, "a"), RUN, (10, "complete", {"step": 3}), join(100, "a"))
     assert (summary.queued_seconds, summary.queued_by_worker) == (0, {})
+
+
+def test_a_workflow_that_ended_while_its_job_waited_says_so() -> None:
+    never_started = summarize()
+    assert describe_unended_wait(never_started, "train", 5000) == (
+        "no worker has started: the job waited in the queue train or for nodes."
+    )
+    preempted = summarize(*start("a"), step(3, 10), (60, "drain", {"worker": "id-a", "name": "a"}))
+    assert describe_unended_wait(preempted, "", 60 + 7200).startswith(
+        "no worker was alive for the last 2 h 00 min: the job waited for nodes."
+    )
+    # the workers left when the workflow ended
+    assert describe_unended_wait(preempted, "", 61) == ""
+    complete = summarize(*start("a"), (9, "complete", {"step": 20}))
+    assert describe_unended_wait(complete, "", 5000) == ""
