@@ -49,6 +49,8 @@ REKINDLE_GRACE = "REKINDLE_GRACE"  # seconds between SIGTERM and SIGKILL
 # set in the pods of extra workers on idle capacity
 REKINDLE_HARVESTED = "REKINDLE_HARVESTED"
 REKINDLE_IMAGE = "REKINDLE_IMAGE"  # the pod's image, if it is pinned by digest
+# path of the job in the Kubernetes API, for a coordinator that may change the job
+REKINDLE_JOB = "REKINDLE_JOB"
 REKINDLE_METRICS = "REKINDLE_METRICS"  # port of the coordinator's metrics
 REKINDLE_NOTICE = "REKINDLE_NOTICE"  # the cloud whose preemption notices a worker polls
 # rank of the first pod of a role, in a job of another framework

@@ -188,6 +188,13 @@ class ClusterConfig(Section):
     pod_account: str = Field(
         "default", description="ServiceAccount of training pods; no token is mounted"
     )
+    signal_account: str = Field(
+        "",
+        description=(
+            "ServiceAccount of coordinators that write the time of the newest durable checkpoint to"
+            " the pods and the job, for schedulers (empty: not written; no token is mounted)"
+        ),
+    )
     serving_account: str = Field(
         SERVING_ACCOUNT, description="ServiceAccount of model servers; no token is mounted"
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from argolocal.manifest.object_labels import JOB_NAME_LABEL, REPLICA_TYPE_LABEL
+from argolocal.manifest.training_jobs import JOB_API_VERSION
 from rekindle.blocks import volume
 from rekindle.blocks.pod_settings import (
     POD_ADDRESS,
@@ -27,6 +28,7 @@ from rekindle.kubernetes_names import (
     REKINDLE_CREATED,
     REKINDLE_DEADLINE,
     REKINDLE_HARVESTED,
+    REKINDLE_JOB,
     REKINDLE_METRICS,
     REKINDLE_SECRET,
     MemberModules,
@@ -40,6 +42,12 @@ SHARED_MEMORY = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
 SHARED_MOUNT = {"name": "shared-memory", "mountPath": "/dev/shm"}
 SECRET_FIELD = "secret"
 METRICS_PORT = 9464  # port of the coordinator's metrics, for Prometheus
+# path of the objects of a job kind in the Kubernetes API, by cluster.backend
+JOB_PATHS = {
+    "pytorchjob": f"{JOB_API_VERSION}/pytorchjobs",
+    "jobset": "jobset.x-k8s.io/v1alpha2/jobsets",
+    "trainjob": "trainer.kubeflow.org/v1alpha1/trainjobs",
+}
 METRICS_PORTS = [{"name": "metrics", "containerPort": METRICS_PORT}]
 
 
@@ -159,6 +167,12 @@ def build_coordinator_spec(
     environment_variables += (
         {"name": key, "value": variable_value} for key, variable_value in variables.items()
     )
+    account_fields: Manifest = {}
+    if cluster.signal_account:
+        job_path = f"{JOB_PATHS[cluster.backend]}/{name}"
+        environment_variables.append({"name": REKINDLE_JOB, "value": job_path})
+        account_fields["automountServiceAccountToken"] = True
+
     main_container = hardened_container(
         container_name, pod_config, python_arguments, env=environment_variables, ports=METRICS_PORTS
     )
@@ -167,9 +181,10 @@ def build_coordinator_spec(
     # deadline: its end triggers the check.
     return pod_spec(
         pod_config,
-        cluster.pod_account,
+        cluster.signal_account or cluster.pod_account,
         [main_container],
         activeDeadlineSeconds=3600 * cluster.deadline_hours,
+        **account_fields,
     )
 
 

@@ -81,7 +81,7 @@ def _list_groups(
         ]
     )
     start_times_s = [start_s for start_s, _, _ in ledger_summary.groups]
-    end_times_s = [*start_times_s[1:], ledger_summary.ended]
+    end_times_s = [*start_times_s, ledger_summary.ended][1:]
 
     groups: list[_Group] = []
     for (start_s, member_count, _), harvested_count, end_s in zip(

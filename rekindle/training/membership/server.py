@@ -42,6 +42,7 @@ from rekindle.kubernetes_names import POD_IP, REKINDLE_DEADLINE, REKINDLE_METRIC
 from rekindle.step import fail
 from rekindle.training.ledger.events import Ledger
 from rekindle.training.membership import handshake
+from rekindle.training.membership.checkpoint_signal import CheckpointSignal
 from rekindle.training.membership.completion import open_store, read_completed_model
 from rekindle.training.membership.job_time import (
     TRAINED_EVENT,
@@ -86,6 +87,11 @@ class Coordinator:
         self.exporter = MetricsExporter(self.membership)
         self.reusable = ReusableModel(run_spec)
         self.has_checked_reuse = False
+        self.signal = CheckpointSignal.from_environment()
+        self.signalled_time = (
+            0.0  # time of the newest checkpoint that is or will be written to pods
+        )
+        self.is_signalling = False
         self.trained_seconds = 0.0
         self.recorded_seconds = 0.0  # trained seconds of the newest event in the ledger
         self.has_restored_time = False
@@ -299,9 +305,21 @@ class Coordinator:
         metrics."""
         if event != "loss":
             self.ledger.note(event, **event_fields)
+        if event == "checkpoint" and self.signal:
+            self.signalled_time = time.time()
+            if not self.is_signalling:
+                self.is_signalling = True
+                self._start_task(self._write_signal(self.signal))
         # events with missing or invalid fields are left out of the metrics
         with contextlib.suppress(ValueError):
             self.exporter.note(event, **event_fields)
+
+    async def _write_signal(self, checkpoint_signal: CheckpointSignal) -> None:
+        """Write the time of the newest checkpoint to the pods, after the checkpoints that follow
+        within the minimum interval."""
+        await asyncio.sleep(checkpoint_signal.compute_delay())
+        self.is_signalling = False
+        await asyncio.to_thread(checkpoint_signal.write, self.signalled_time)
 
     def set_exit_code(self, exit_code: int) -> None:
         """Exit with `exit_code`, unless an exit code is already set."""

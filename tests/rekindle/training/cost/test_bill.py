@@ -18,25 +18,11 @@ from rekindle.training.ledger.ledger_summary import (
     WAITED_KIND,
     merge_intervals,
 )
+from tests.rekindle.training.cost.price_list import PRICES
 from tests.rekindle.training.ledger.events import generation, lost, start, step, summarize
 
 SPOT = PodRequests(cpus=1, labels={"spot": "yes"})
 REGULAR = PodRequests(cpus=1)
-PRICES = {
-    "currency": "EUR",
-    "default": "cpu",
-    "spot": [{"labels": {"spot": "yes"}}],
-    "classes": {
-        "cpu": {
-            "on_demand": {"cpu_hour": 3600, "gib_hour": 0},
-            "spot": {"cpu_hour": 900, "gib_hour": 0},
-        },
-        "gpu": {
-            "selector": {"resource": "gpu/gpu"},
-            "on_demand": {"cpu_hour": 0, "gib_hour": 0, "gpu_hour": 3600},
-        },
-    },
-}  # a second of a CPU costs 1 on demand, and 0.25 as spot
 
 
 def make_tariff(

@@ -9,7 +9,7 @@ from rekindle.training.cost.pod_requests import PodRequests
 from rekindle.training.cost.prices import Prices
 from rekindle.training.cost.tariff import TrainingTariff
 from rekindle.training.ledger.sentences import describe_summary
-from tests.rekindle.training.cost.test_bill import PRICES
+from tests.rekindle.training.cost.price_list import PRICES
 from tests.rekindle.training.ledger.events import generation, lost, start, step, summarize
 
 SPOT_WORKERS = {
@@ -74,6 +74,9 @@ def test_without_a_measured_speed_the_others_compute_the_share_of_the_harvested_
     assert not harvest.is_measured
     assert (harvest.steps, harvest.seconds, harvest.seconds_without) == (20, 10, 30)
     assert summarize(*start("a")).harvest is None
+    never_trained = summarize(harvested_join(0, "a-x7k2p")).harvest
+    assert never_trained
+    assert (never_trained.steps, never_trained.seconds_without) == (0, 0)
 
 
 def test_the_price_of_harvested_workers_on_demand_is_told() -> None:
