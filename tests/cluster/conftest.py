@@ -19,9 +19,9 @@ from tests.cluster.run import Namespace, run_locally
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+    here = f"{Path(__file__).parent}{os.sep}"
     for item in items:
-        if here in item.path.parents:
+        if str(item.path).startswith(here):
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.timeout(1800))
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from rekindle import tracking
 from rekindle.kubernetes_names import INSTANCE_LABEL, NAME_LABEL
 from rekindle.page.models import select_measures
-from tests.browser import PageServer, start_browser, start_page
+from tests.browser import PageServer, start_page
 from tests.http_server import Answer, HttpServer, Request
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.mlflow_documents import DOCUMENTS, MODEL_VERSION, RUN
@@ -118,15 +118,14 @@ def test_the_champion_its_servers_and_rollback_targets_are_shown(page: PageServe
     assert model["drift"]["verdict"] == "drift"
 
 
-def test_a_rollback_is_asked_for_with_its_command(page: PageServer) -> None:
-    with start_browser() as browser:
-        tab = page.open(browser, "/models")
-        expect(tab.get_by_text(MARKUP)).to_be_visible()
-        tab.get_by_role("link", name="Roll back to 1").click()
-        expect(tab.get_by_text("rekindle rollback demo 1 --cluster")).to_be_visible()
-        tab.get_by_role("link", name="Cancel").click()
-        expect(tab.get_by_role("heading", name="demo")).to_be_visible()
-        assert not tab.title().startswith("hacked")
+def test_a_rollback_is_asked_for_with_its_command(page: PageServer, browser: Browser) -> None:
+    tab = page.open(browser, "/models")
+    expect(tab.get_by_text(MARKUP)).to_be_visible()
+    tab.get_by_role("link", name="Roll back to 1").click()
+    expect(tab.get_by_text("rekindle rollback demo 1 --cluster")).to_be_visible()
+    tab.get_by_role("link", name="Cancel").click()
+    expect(tab.get_by_role("heading", name="demo")).to_be_visible()
+    assert not tab.title().startswith("hacked")
 
 
 def test_a_name_that_is_no_version_is_not_rolled_back(page: PageServer) -> None:

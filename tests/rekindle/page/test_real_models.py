@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, expect
 
 from argolocal.state.journal import RunFiles
 from argolocal.view.runs import list_run_names
-from tests.browser import PageServer, start_browser, start_page
+from tests.browser import PageServer, start_page
 from tests.ports import free_port
 from tests.rekindle.cli.user_project import make
 from tests.waiting import until
@@ -130,12 +130,6 @@ def page(shop: Shop) -> Iterator[PageServer]:
     # the commands of actions belong to the project
     with start_page(shop.home, "rekindle", environ=shop.environ, folder=shop.folder) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with start_browser() as browser:
-        yield browser
 
 
 def read_model(page: PageServer) -> dict[str, Any]:

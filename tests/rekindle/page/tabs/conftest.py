@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
 
 from argolocal.common.json_text import to_json
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
-from tests.browser import PageServer, start_browser, start_page
+from tests.browser import PageServer, start_page
 from tests.rekindle.page.tabs.recorded_runs import (
     MARKUP,
     VERDICT,
@@ -143,9 +142,3 @@ def record_canary(home: Path) -> None:
 def page(home: Path) -> Iterator[PageServer]:
     with start_page(home, "rekindle") as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with start_browser() as browser:
-        yield browser

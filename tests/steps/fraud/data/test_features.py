@@ -107,7 +107,7 @@ def same_day(n: int) -> Rows:
     return Rows.of(range(n), [START] * n, [1] * n, [1] * n, np.arange(n), [1] * n)
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(transactions(), st.sampled_from([0, 7]))
 @example(same_day(3), 0)
 def test_every_feature_equals_its_definition(rows: Rows, delay: int) -> None:

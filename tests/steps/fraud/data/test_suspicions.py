@@ -19,7 +19,7 @@ from steps.fraud.data.transactions import DAY
 from steps.fraud.fraud_config import Columns, Data
 from tests.steps.fraud.written import write
 
-SIZES = ["", "cards=150&terminals=300&days=70"]
+SIZES = ["cards=150&terminals=300&days=70", pytest.param("", marks=pytest.mark.slow)]
 FRAUD = pl.col("fraud") == 1
 NEVER = 10_000  # days
 
