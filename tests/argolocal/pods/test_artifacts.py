@@ -298,7 +298,7 @@ def test_only_artifacts_with_garbage_collection_on_completion_are_deleted(
 ) -> None:
     """OnWorkflowDeletion keeps artifacts, because this machine does not delete workflows."""
     home = tmp_path / "gc-w"
-    gc_strategy = "OnWorkflowCompletion"
+    when = "OnWorkflowCompletion"
 
     strategies = {
         "gone": {},
@@ -309,7 +309,7 @@ def test_only_artifacts_with_garbage_collection_on_completion_are_deleted(
     outputs = [
         {"name": name, "path": "/tmp/a", "artifactGC": gc} for name, gc in strategies.items()
     ]
-    status = outputs_after_gc(home, *outputs, artifactGC={"strategy": gc_strategy})
+    status = outputs_after_gc(home, *outputs, artifactGC={"strategy": when})
 
     assert [
         (artifact["name"], artifact.get("deleted")) for artifact in artifact_states(status, home)
@@ -411,7 +411,7 @@ def test_an_artifact_is_stored_at_the_archive_location(s3: Store, tmp_path: Path
             {"key": "own", "bucket": "c", "endpoint": "y"},
         ),
     ):
-        store = lambda location: asked.append(location) or s3  # noqa: E731
+        store = lambda where: asked.append(where) or s3  # noqa: E731
         output = {"name": "a", "path": "/tmp/a", **artifact}
         saved = artifacts.save_artifact(
             output, tmp_path / "a", tmp_path / "a", tmp_path, "pod", "w", store, location

@@ -49,9 +49,9 @@ def test_files_that_the_node_has_are_not_fetched(node: Node) -> None:
     node.kill()
     write(node.folder / "checkpoint-5/optimizer.pt", make_archive("damaged!!"))
 
-    restarted_node = Node(node.checkpoints.store.store, node.checkpoints.store.prefix, node.folder)
-    restarted_node.generation = Generation(2, 0, 2, 1)  # a node of several asks the store
-    restored = restarted_node.checkpoints.restore(restarted_node.generation)
+    again = Node(node.checkpoints.store.store, node.checkpoints.store.prefix, node.folder)
+    again.generation = Generation(2, 0, 2, 1)  # a node of several asks the store
+    restored = again.checkpoints.restore(again.generation)
     assert (node.folder / "checkpoint-5/optimizer.pt").read_bytes() == make_archive("optimizer")
     assert restored.fetched_bytes == len(make_archive("optimizer"))
     assert restored.kept_bytes > restored.fetched_bytes
@@ -288,10 +288,8 @@ def test_pointers_name_the_restored_checkpoint(node: Node, other: Node) -> None:
 
 @pytest.fixture
 def pair(s3: Store, prefix: str, tmp_path: Path) -> tuple[Node, Node]:
-    first_node, second_node = (
-        Node(s3, prefix, tmp_path / f"node-{n}", n, nodes=2) for n in range(2)
-    )
-    return first_node, second_node
+    first, second = (Node(s3, prefix, tmp_path / f"node-{n}", n, nodes=2) for n in range(2))
+    return first, second
 
 
 def save_shards(pair: tuple[Node, Node], step: int, *, until_node: int = 2) -> None:
@@ -324,9 +322,9 @@ def test_an_overwritten_checkpoint_does_not_need_equal_clocks_on_its_nodes(
     shards = {"__0_0.distcp": 900, "__1_0.distcp": 700}
     skew_ns = hours * 3600 * 10**9
 
-    def save(node_number: int, name: str, data: bytes) -> None:
-        path = write(pair[node_number].folder / "latest" / name, data)
-        if node_number == 1:
+    def save(number: int, name: str, data: bytes) -> None:
+        path = write(pair[number].folder / "latest" / name, data)
+        if number == 1:
             time_ns = path.stat().st_mtime_ns + skew_ns
             os.utime(path, ns=(time_ns, time_ns))
 
@@ -355,8 +353,8 @@ def test_a_share_of_the_save_before_is_not_a_part_of_an_overwritten_checkpoint(
     pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = {"__0_0.distcp": 900, "__1_0.distcp": 700}
-    first_node, second_node = pair
-    metadata = first_node.folder / "latest/.metadata"
+    first, second = pair
+    metadata = first.folder / "latest/.metadata"
 
     def change(*arguments: object) -> None:
         raise held_files.ChangedFile("the program has overwritten it")
@@ -364,23 +362,23 @@ def test_a_share_of_the_save_before_is_not_a_part_of_an_overwritten_checkpoint(
     for node in pair:
         node.start()
     with monkeypatch.context() as patches:
-        patches.setattr(first_node.checkpoints.store, "upload_files", change)
-        write(first_node.folder / "latest/__0_0.distcp", bytes([1]) * 900)
+        patches.setattr(first.checkpoints.store, "upload_files", change)
+        write(first.folder / "latest/__0_0.distcp", bytes([1]) * 900)
         write(metadata, make_shard_metadata(shards))
-        until("the save of the first node", lambda: "latest" in first_node.checkpoints.complete)
+        until("the save of the first node", lambda: "latest" in first.checkpoints.complete)
         # the second node ends its save after the first one
-        write(second_node.folder / "latest/__1_0.distcp", bytes([1]) * 700)
-        until("the share of the second node", lambda: list_keys(second_node, "shares"))
+        write(second.folder / "latest/__1_0.distcp", bytes([1]) * 700)
+        until("the share of the second node", lambda: list_keys(second, "shares"))
 
-        until("the next tick of the file system", lambda: is_next_tick(first_node.folder, metadata))
-        second_node.alive = False
-        write(first_node.folder / "latest/__0_0.distcp", bytes([2]) * 900)
+        until("the next tick of the file system", lambda: is_next_tick(first.folder, metadata))
+        second.alive = False
+        write(first.folder / "latest/__0_0.distcp", bytes([2]) * 900)
         write(metadata, make_shard_metadata(shards))
 
     for node in pair:
         node.kill()
-    first_node.checkpoints.store.commit_ended_generation(first_node.generation.key)
-    assert list_keys(first_node, "checkpoints") == []
+    first.checkpoints.store.commit_ended_generation(first.generation.key)
+    assert list_keys(first, "checkpoints") == []
 
 
 def is_next_tick(folder: Path, file: Path) -> bool:
@@ -439,8 +437,8 @@ def test_a_record_cannot_name_a_file_outside_the_checkpoint(
     node.kill()
 
     def move(fields: dict) -> dict:
-        (first_file, *other_files) = fields["files"]
-        return fields | {"files": [first_file | {"path": path}, *other_files]}
+        (first, *others) = fields["files"]
+        return fields | {"files": [first | {"path": path}, *others]}
 
     change_record(node, move)
     assert other.checkpoints.restore(other.generation) == RestoredCheckpoint(None)
