@@ -73,8 +73,8 @@ def rekindle(
     code: int = 0,
     variables: Mapping[str, str] = {},
 ) -> str:
-    """Run `rekindle`; returns its stdout. Fails with its output if it does not end with the exit
-    code `code`."""
+    """Run `rekindle`; returns its stdout. Fails with the output of the command if its exit code is
+    not `code`."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -205,7 +205,8 @@ class Run:
         return self.wait_for_step(self.step() + steps, seconds)
 
     def wait_for_workers(self, workers: int, seconds: float = 120) -> None:
-        """Wait until `workers` train together, and one more step, so that faults do not overlap."""
+        """Wait until `workers` workers train together and have made another step, so that faults do
+        not overlap."""
 
         def look() -> bool:
             groups = [event["members"] for event in self.events() if event["event"] == "generation"]
@@ -287,7 +288,8 @@ def run_locally(home: Path, *sets: str, config: Path = DEMO) -> dict[str, Any]:
 def local_sha256s(
     namespace: Namespace, home: Path, config: Path, settings: list[str], tasks: tuple[str, ...]
 ) -> list[str]:
-    """Train on this machine; returns the sha256 of the models of these tasks."""
+    """Run the pipeline on this machine; return the sha256 of the models that these tasks have
+    trained."""
     try:
         flags = [*namespace.sets(settings), "-o", "json"]
         name = json.loads(

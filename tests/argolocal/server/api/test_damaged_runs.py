@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
+from argolocal.page.application import Page
+from argolocal.page.site import make_parts
 from argolocal.runner.cluster import LocalCluster
 from tests.argolocal.running import execute
 from tests.argolocal.server.api.running import ApiServer, Document, describe_error, failing, serve
@@ -92,6 +95,14 @@ def test_an_answer_about_a_damaged_run_names_the_file_in_one_line(
     assert not server_log.records
     names = [item["metadata"]["name"] for item in server.get("/workflows/argo")["items"]]
     assert names == ["sound"]
+
+
+@pytest.mark.parametrize("name", ["labels", "time"])
+def test_the_page_of_a_damaged_run_names_the_file(server: ApiServer, name: str) -> None:
+    page = TestClient(Page(make_parts(server.home)).application())
+    answer = page.get(f"/runs/{name}", headers={"Accept": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(str(server.home / "runs" / name / DAMAGES[name][0]))
 
 
 def test_a_run_with_a_damaged_manifest_is_not_deleted(server: ApiServer) -> None:
