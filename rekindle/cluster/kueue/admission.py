@@ -58,7 +58,7 @@ class AdmissionFinding:
 
 
 def check_admission(cluster: Cluster, jobs: Sequence[QueuedJob]) -> list[AdmissionFinding]:
-    """Return what prevents or delays the admission of jobs; [] if nothing does. Raises ApiError if
+    """Return the reasons that prevent or delay the admission of jobs. Raises ApiError if
     the cluster does not answer."""
     if not jobs:
         return []
@@ -217,7 +217,8 @@ class _Admission:
         selector = cluster_queue["spec"].get("namespaceSelector")
         if selector is None:
             yield AdmissionFinding(
-                f"the ClusterQueue {queue_name} admits no job, because it has no namespaceSelector",
+                f"the ClusterQueue {queue_name} admits no job, because its namespaceSelector is"
+                " missing",
                 "have `namespaceSelector: {}`, or a selector of this namespace, added to it.",
             )
             return
@@ -255,7 +256,7 @@ class _Admission:
     def _check_quota(
         self, cluster_queue: Object, jobs: Sequence[QueuedJob]
     ) -> Iterator[AdmissionFinding]:
-        """Compare jobs with the quota of a ClusterQueue: what exceeds it, and what must wait."""
+        """Compare jobs with the quota of a ClusterQueue, and with its free part."""
         quota = compute_quota(self.kueue, cluster_queue)
         yield from self._check_resources(cluster_queue, quota, jobs)
         waiting_jobs: dict[str, list[QueuedJob]] = {}  # by the quota that they wait for
@@ -335,7 +336,7 @@ class _Admission:
         return self.configuration is not None and self.configuration.ignores_resource(resource_name)
 
     def _list_quota_requests(self, job: QueuedJob, quota: Quota) -> dict[str, float]:
-        """Return the requests of a job for which the ClusterQueue has a quota."""
+        """Return the requests of a job that a quota of the ClusterQueue limits."""
         covered_names = {resource_name for _, resource_name in quota.limits}
         return {
             name: amount
@@ -382,7 +383,7 @@ class _Admission:
 
 
 def _describe_order(cluster_queue: Object) -> str:
-    """Return what delays a job that waits for quota, as the end of a sentence."""
+    """Return the reasons that delay a waiting job, as the end of a sentence."""
     texts = []
     pending_count = (cluster_queue.get("status") or {}).get("pendingWorkloads", 0)
     if pending_count:

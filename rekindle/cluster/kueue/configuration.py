@@ -67,7 +67,8 @@ class Configuration:
 
     @property
     def ready_timeout(self) -> str:
-        """The time after which Kueue evicts a job with pods that are not ready; "" if never."""
+        """The time that the pods of a job have to become ready, or Kueue evicts the job; "" if
+        unlimited."""
         settings = self.document.get("waitForPodsReady")
         if settings is None:
             # Kueue 0.19, with the configuration v1beta2, waits by default
@@ -92,7 +93,7 @@ def read_configuration(cluster: Cluster) -> Configuration:
     try:
         document = parse_one(text, source)
         if not isinstance(document, Mapping):
-            raise UnreadableConfiguration(f"{source} has no document {CONFIG_KEY}")
+            raise UnreadableConfiguration(f"{source} lacks the document {CONFIG_KEY}")
         validate_value(KueueConfiguration, document)
     except (ConfigError, ValueError) as error:
         raise UnreadableConfiguration(f"{source} is malformed ({error})") from error

@@ -1,4 +1,4 @@
-"""Label selectors of Kubernetes, compared with labels of which some may be unknown."""
+"""Label selectors of Kubernetes, compared with labels, some of them unknown."""
 
 from collections.abc import Mapping
 

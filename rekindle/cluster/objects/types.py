@@ -366,9 +366,18 @@ class ReviewAnswer(Document):
 # --- Kueue
 
 
+class PodSetTemplate(Document):
+    metadata: WorkflowMetadata | None = None
+
+
+class PodSet(Document):
+    template: PodSetTemplate | None = None
+
+
 class WorkloadSpec(Document):
     queueName: str = ""
     priority: int = 0
+    podSets: list[PodSet] | None = None
 
 
 class WorkloadStatus(Document):

@@ -45,7 +45,7 @@ def cluster_queue(name: str, *flavors: dict[str, Any], **spec: Any) -> dict[str,
 
 
 def put_cluster_objects(server: ApiServer, plural: str, *objects: dict[str, Any]) -> None:
-    """Replace all objects of a kind that has no namespace."""
+    """Replace all objects of a kind without namespaces."""
     server.fixed[f"{API}/{plural}"] = {"items": [*objects], "metadata": {}}
 
 

@@ -75,7 +75,7 @@ def test_jobs_that_fit_are_admitted_without_a_word(cluster: Cluster, jobs: list[
     assert check_admission(cluster, []) == []
 
 
-def test_all_pods_of_a_job_are_compared_together_and_those_of_steps_one_by_one(
+def test_pods_of_a_job_are_compared_together_and_pods_of_steps_one_by_one(
     jobs: list[QueuedJob],
 ) -> None:
     by_name = {job.name: job for job in jobs}
@@ -179,7 +179,7 @@ FAULTS: dict[str, tuple[Callable[[ApiServer], Any], str]] = {
     ),
     "no namespaces": (
         lambda server: change_queue(server, namespaceSelector=None),
-        "the ClusterQueue shared admits no job, because it has no namespaceSelector: have",
+        "the ClusterQueue shared admits no job, because its namespaceSelector is missing: have",
     ),
     "resource without quota": (
         lambda server: change_queue(
@@ -218,7 +218,7 @@ def test_a_job_that_can_never_be_admitted_is_refused_in_one_sentence(
     assert {method for method, _, _ in server.requests} == {"GET"}
 
 
-def test_a_quota_that_is_in_use_is_a_note_and_names_what_is_missing(
+def test_a_quota_in_use_is_a_note_that_names_the_missing_amount(
     server: ApiServer, cluster: Cluster, jobs: list[QueuedJob]
 ) -> None:
     queue = change_queue(server, ROOM | {"cpu": "8"}, preemption={"withinClusterQueue": "Never"})

@@ -1,4 +1,4 @@
-"""`rekindle submit`, `lint --cluster` and `schedule` refuse what Kueue can never admit."""
+"""`rekindle submit`, `lint --cluster` and `schedule` refuse jobs that Kueue can never admit."""
 
 import json
 
