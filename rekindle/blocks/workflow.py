@@ -466,7 +466,7 @@ def _default_workflow_fields(config: "Config") -> dict[str, Any]:
         "automount_service_account_token": False,
         "executor": m.ExecutorConfig(service_account_name=cluster_config.service_account),
         "security_context": m.PodSecurityContext.model_validate(pods.POD_SECURITY),
-        "active_deadline_seconds": 3600 * cluster_config.deadline_hours,
+        "active_deadline_seconds": 3600 * cluster_config.workflow_hours,
         "pod_gc": m.PodGC(strategy="OnPodSuccess"),
         "ttl_strategy": m.TTLStrategy(seconds_after_completion=86400 * cluster_config.keep_days),
     }

@@ -26,7 +26,7 @@ from rekindle.kubernetes_names import (
 )
 
 REQUIRED_FILES = ("namespace", "accounts", "users", "addresses", "network")
-COMPONENTS = ("mlflow", "minio", "frameworks", "prometheus", "retraining")
+COMPONENTS = ("mlflow", "minio", "frameworks", "signals", "prometheus", "retraining")
 IMAGES = {
     "rekindle": "rekindle:0.1",
     "mlflow": "rekindle-mlflow:0.1",

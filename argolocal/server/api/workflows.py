@@ -329,6 +329,7 @@ def delete_run(backend: Backend, entry: Entry) -> None:
             time.sleep(0.05)
 
     if not files.is_own_folder():
+        files.workflow()  # raises the error of a malformed manifest
         raise ApiError(
             INTERNAL, f"{files.root} is a link, or its manifest has another name: remove it by hand"
         )

@@ -71,12 +71,15 @@ class Mark:
 
 @dataclass(frozen=True)
 class Lane:
-    """The lane of a worker: its seconds by kind, its intervals and its events."""
+    """The lane of a worker: its seconds by kind, its intervals and its events. `queued_s`: seconds
+    until the worker was alive; `is_harvested`: whether it is an extra worker on idle capacity."""
 
     worker: str
     trained_s: float
     waited_s: float
     lost_s: float
+    queued_s: float
+    is_harvested: bool
     spans: list[Span]
     marks: list[Mark]
 
@@ -343,6 +346,8 @@ def _make_lane(name: str, summary: LedgerSummary) -> Lane:
         seconds[TRAINED_KIND],
         seconds[WAITED_KIND],
         seconds[LOST_KIND],
+        round(summary.queued_by_worker.get(name, 0.0), 3),
+        name in summary.harvested,
         _merge_intervals(intervals, began, summary.ended),
         marks[:MAX_MARKS],
     )

@@ -246,6 +246,12 @@ def read_events(store: "Store", key_prefix: str) -> list[Event]:
     return ledger_events
 
 
+def parse_events(segment_bytes: bytes) -> list[Event]:
+    """Return the valid events of a segment, in the order in which they were written."""
+    parsed_events = [_parse_event(line) for line in segment_bytes.split(b"\n") if line.strip()]
+    return [event for event in parsed_events if event]
+
+
 def _parse_event(line: bytes) -> Event | None:
     """Return the event in a line; None if the line is damaged or a field has a wrong type."""
     try:

@@ -161,6 +161,7 @@ class MembershipStateMachine:
         if not is_rejoining and not (is_newer and not self.published_generation):
             self.events.append(
                 {"event": "join", "worker": worker_id, "name": worker_name, "step": reported_step}
+                | ({"harvested": True} if hello_message.get("harvested") else {})
             )
 
         if is_newer and not self.published_generation:

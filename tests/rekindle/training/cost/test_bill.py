@@ -1,6 +1,7 @@
 """The cost of a training adds up, for every history of its workers."""
 
 import math
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -11,26 +12,17 @@ from rekindle.training.cost.bill import Bill, compute_bill, describe_bill, forma
 from rekindle.training.cost.pod_requests import PodRequests
 from rekindle.training.cost.prices import Prices
 from rekindle.training.cost.tariff import TrainingTariff
-from rekindle.training.ledger.ledger_summary import LOST_KIND, TRAINED_KIND, WAITED_KIND
+from rekindle.training.ledger.ledger_summary import (
+    LOST_KIND,
+    TRAINED_KIND,
+    WAITED_KIND,
+    merge_intervals,
+)
+from tests.rekindle.training.cost.price_list import PRICES
 from tests.rekindle.training.ledger.events import generation, lost, start, step, summarize
 
 SPOT = PodRequests(cpus=1, labels={"spot": "yes"})
 REGULAR = PodRequests(cpus=1)
-PRICES = {
-    "currency": "EUR",
-    "default": "cpu",
-    "spot": [{"labels": {"spot": "yes"}}],
-    "classes": {
-        "cpu": {
-            "on_demand": {"cpu_hour": 3600, "gib_hour": 0},
-            "spot": {"cpu_hour": 900, "gib_hour": 0},
-        },
-        "gpu": {
-            "selector": {"resource": "gpu/gpu"},
-            "on_demand": {"cpu_hour": 0, "gib_hour": 0, "gpu_hour": 3600},
-        },
-    },
-}  # a second of a CPU costs 1 on demand, and 0.25 as spot
 
 
 def make_tariff(
@@ -89,9 +81,13 @@ def test_all_uses_of_time_and_all_kinds_of_nodes_add_up_to_the_same_total(
             sum(p * summary.compute_worker_seconds(kind, name) for name, p in workers.items())
         )
 
-    assert bill.uses["coordinator"] + bill.uses["queued"] == pytest.approx(
-        summary.ended - summary.began
+    coordinator_cost = bill.uses["coordinator"] + bill.uses["queued"]
+    assert coordinator_cost == pytest.approx(
+        sum(end - begin for begin, end in merge_intervals([*chain(*summary.intervals.values())]))
+        + summary.coordinator_idle_seconds
     )
+    if summary.counts["coordinator"] == 1:
+        assert coordinator_cost == pytest.approx(summary.ended - summary.began)
     assert (
         sum(bill.uses.values())
         == pytest.approx(bill.spot + bill.on_demand)
