@@ -35,10 +35,12 @@ REKINDLE_TOKEN = "REKINDLE_TOKEN"  # nosec B105
 # environment variables of only some pods
 KUBERNETES_SERVICE_HOST = "KUBERNETES_SERVICE_HOST"  # set by Kubernetes
 POD_IP = "POD_IP"
-POD_NAME = "POD_NAME"  # the launcher appends a worker's index
+# the launcher appends a worker's index
+POD_NAME = "POD_NAME"
 # directory for copies of datasets; its disk must be large enough for them
 REKINDLE_CACHE = "REKINDLE_CACHE"
-REKINDLE_CHECKPOINTS = "REKINDLE_CHECKPOINTS"  # checkpoint folder of a training program
+# checkpoint folder of a training program
+REKINDLE_CHECKPOINTS = "REKINDLE_CHECKPOINTS"
 # coordinator's host in jobs of other frameworks, whose programs need MASTER_ADDR for themselves
 REKINDLE_COORDINATOR = "REKINDLE_COORDINATOR"
 # times when the steps before the job ended, from which on the job could be created: RFC 3339,

@@ -49,7 +49,7 @@ REGEX_BY_PATTERN = {
     name: re.compile(rf"\b{pattern}\b", re.IGNORECASE) for name, pattern in PATTERNS.items()
 }
 OPENINGS = re.compile(r"(?:What|Where|How|Who|Whether|Those|Which|Whatever|Whoever|Whose)\b")
-# tokenize finds the same comments, but needs as long as everything else here
+# the module tokenize would find the same comments, but take as long as all other code here
 STRING_OR_COMMENT = re.compile(
     r"""(?s)(?P<quote>\"{3}|'{3})(?:\\.|.)*?(?P=quote)|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|(?P<comment>#[^\n]*)"""
 )
@@ -197,8 +197,7 @@ def prose(*paths: str) -> list[Text]:
 
 
 def names(*paths: str) -> Iterator[tuple[str, int, str]]:
-    """Yield file, line and name of each variable or parameter whose name does not say what its
-    value is."""
+    """Yield the file, the line and the name of each variable or parameter with a vague name."""
     for path in tracked(*paths):
         if path.endswith(".py"):
             for node in list_nodes(ROOT / path):

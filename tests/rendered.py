@@ -88,7 +88,7 @@ def rendered() -> list[Manifest]:
 
 
 def rendered_pods() -> Iterator[Manifest]:
-    """Yield the pods in objects that only their own controllers know: those of workflows and of
+    """Yield the pods in objects that only their own controllers know: the pods of workflows and of
     training jobs."""
     seen_texts = set[str]()
 
@@ -100,8 +100,8 @@ def rendered_pods() -> Iterator[Manifest]:
             *pods(manifest),
             *(_operator() if manifest["kind"] == "PyTorchJob" else ()),
         ]:
-            # without the containers of Argo, which have its images and resources
-            # (tests/rekindle/cluster)
+            # without the containers that Argo adds; tests/rekindle/cluster tests their images and
+            # resources
             containers = [container for container in spec["containers"] if "image" in container]
             pod_spec = {key: value for key, value in spec.items() if key != "initContainers"} | {
                 "containers": containers

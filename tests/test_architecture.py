@@ -130,15 +130,15 @@ LIBRARIES = {
     "starlette",
     "uvicorn",
     "yaml",
-}  # libraries of argolocal
-# modules that may import these slow libraries at their top; elsewhere, every command would wait for
-# them
+    # modules of argolocal that may import these slow libraries at their top; in other modules, every
+    # command would wait for the import
+}
 TORCH = ("rekindle.attached.", "rekindle.training.", "steps.fraud.", "steps.language.")
 HERA = ("pipelines.", "rekindle.blocks.")
 
 
-# names that one module declares and others import: labels, tags, Secrets, environment variables,
-# files
+# names that one module declares and other modules import: labels, tags, Secrets, environment
+# variables, files
 SHARED_NAMES = (
     r"[a-z.-]+\.(io|dev|org)/[\w-]+",
     r"(rekindle|mlflow)\.\w+",
@@ -148,7 +148,7 @@ SHARED_NAMES = (
 )
 EXITS = re.compile(r"(\b_?exit|SystemExit|\bconclude|\b_end)$")
 EXIT_CODE = re.compile(r"(exit_?|\b)codes?$", re.IGNORECASE)
-# modules in whose lists `git` is a kind of artifact of Argo, not a command
+# modules that contain `git` as the name of one of Argo's types of artifacts, not as a command
 NAMES_GIT = ("argolocal.manifest.schema", "argolocal.validate.arguments")
 
 
@@ -204,7 +204,8 @@ def list_project_imports(module: str) -> set[str]:
 
 
 def subpackage(module: str, seen_from: str = "") -> str:
-    """Return the subpackage of `module`: in rekindle without its package, in argolocal with it.
+    """Return the subpackage of `module`: `cli` for a module in rekindle.cli, `argolocal.cli` for a
+    module in argolocal.cli.
 
     Seen from another package, all subpackages of argolocal except COMMON are one.
     """
@@ -281,19 +282,19 @@ def test_argolocal_imports_neither_rekindle_nor_training_libraries():
 
 
 def test_the_engine_imports_no_project_and_steps_import_no_pipelines():
-    others = {
+    other_modules = {
         "argolocal": {"rekindle", "steps", "pipelines"},
         "rekindle": {"steps", "pipelines"},
         "steps": {"pipelines"},
         "pipelines": {"steps"},
     }
     for module in select_product_trees():
-        forbidden = others[module.split(".")[0]] | {"tests", "benchmarks"}
+        forbidden = other_modules[module.split(".")[0]] | {"tests", "benchmarks"}
         assert not forbidden & {name.split(".")[0] for name in all_imports(module)}, module
 
 
 def test_no_test_imports_a_module_of_tests():
-    """Helpers that tests share are in modules next to them."""
+    """Helpers that several tests share are in modules next to the tests."""
     forbidden_imports = {
         f"{path.relative_to(ROOT)} imports {name}"
         for path in (ROOT / "tests").rglob("*.py")
@@ -328,7 +329,7 @@ def test_only_one_module_starts_git():
 @cache
 def collect_strings(module: str) -> set[str]:
     """Return the texts of a module, without docstrings and the texts of f-strings."""
-    others = {
+    other_strings = {
         id(part)
         for node in nodes(module)
         if isinstance(node, ast.Expr | ast.JoinedStr)
@@ -337,14 +338,16 @@ def collect_strings(module: str) -> set[str]:
     return {
         node.value
         for node in nodes(module)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in others
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and id(node) not in other_strings
     }
 
 
-@pytest.mark.parametrize("shared", SHARED_NAMES)
-def test_a_shared_name_is_written_in_one_module(shared: str):
+@pytest.mark.parametrize("shared_name", SHARED_NAMES)
+def test_a_shared_name_is_written_in_one_module(shared_name: str):
     """The other modules import the constant, so that a name is never changed in one place only."""
-    pattern = re.compile(shared)
+    pattern = re.compile(shared_name)
     modules: dict[str, list[str]] = {}
     for module in select_product_trees():
         for text in collect_strings(module):
@@ -365,8 +368,8 @@ def test_an_alias_of_a_manifest_has_one_home():
         and ast.unparse(node.value) in ("dict[str, Any]", "Mapping[str, Any]")
     }
 
-    others = {alias for alias in aliases if alias[0] != "argolocal.manifest.types"}
-    assert others == {("rekindle.blocks.pod_settings", "Manifest")}
+    foreign_aliases = {alias for alias in aliases if alias[0] != "argolocal.manifest.types"}
+    assert foreign_aliases == {("rekindle.blocks.pod_settings", "Manifest")}
 
 
 def test_exit_codes_have_names():

@@ -37,10 +37,12 @@ class FirstRun:
     run_command: Shell
     command: str
     output: str
-    command_lines: set[str] = field(default_factory=set)  # command lines of its processes
+    # command lines of its processes
+    command_lines: set[str] = field(default_factory=set)
     # files and processes that another user could access
     accesses: list[str] = field(default_factory=list)
-    answers: dict[str, set[str]] = field(default_factory=dict)  # port → answers to another user
+    # port → answers to another user
+    answers: dict[str, set[str]] = field(default_factory=dict)
     # port → command line of the process that listens
     owners: dict[str, str] = field(default_factory=dict)
 
@@ -151,9 +153,9 @@ def first_run(
         while not wait([running], timeout=4).done:  # an observation costs half a second of a core
             first_run.observe(existing_paths)
 
-        done = running.result()
-        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
-        first_run.output = done.stdout
+        result = running.result()
+        assert result.returncode == 0, f"{result.stdout}{result.stderr}"
+        first_run.output = result.stdout
         first_run.observe(existing_paths)
         yield first_run
 
@@ -170,7 +172,7 @@ def test_the_first_command_serves_a_model_as_documented(first_run: FirstRun) -> 
     (trial,) = re.findall(r"^try it +(.*)$", first_run.output, re.MULTILINE)
     (score,) = json.loads(first_run.run_command(trial).stdout)["predictions"]
     assert 0 < score < 1
-    requests, *_ = blocks(SERVING, "sh")  # the other blocks are for a cluster
+    requests, *_ = blocks(SERVING, "sh")  # the blocks without `make run` are for a cluster
     for request in requests.commands:
         answer = first_run.run_command(request.replace("127.0.0.1:8080", trial.split("/")[2]))
         assert answer.returncode == 0, request
@@ -234,9 +236,9 @@ def secrets_of(folder: Path) -> set[str]:
     """Return the secrets of the home."""
     secrets: set[str] = set()
     for file in (folder / ".rekindle/services").glob("*.json"):
-        content: dict[str, Any] = json.loads(file.read_text())
-        if "pid" not in content:
-            secrets.update(set(content.values()))
+        service_record: dict[str, Any] = json.loads(file.read_text())
+        if "pid" not in service_record:
+            secrets.update(set(service_record.values()))
     return secrets
 
 
@@ -253,9 +255,9 @@ def test_another_user_cannot_access_a_run(first_run: FirstRun) -> None:
         answer = "\n".join(texts)
         owner = first_run.owners[port]
         assert not [secret for secret in secrets_of(first_run.folder) if secret in answer], owner
-        content = answer.replace("/theirs", "")
+        expected_text = answer.replace("/theirs", "")
         assert "rekindle_training" not in answer, (owner, answer)
-        assert "theirs" not in content, (owner, answer)
+        assert "theirs" not in expected_text, (owner, answer)
 
         if "local.services." in owner:
             assert {text[9:12] for text in texts if text.startswith("HTTP/1.1 ")} <= {

@@ -22,7 +22,8 @@ Status = dict[str, Any]
 # the process of a pod: its pid, and its start time in clock ticks since the boot
 ProcessRecord = list[int]
 
-MAX_FILE_BYTES = 4 << 30  # maximum size in bytes of a file of a run; larger files are rejected
+# maximum size in bytes of a file of a run; larger files are rejected
+MAX_FILE_BYTES = 4 << 30
 # number of bytes to read again and to compare, because a new file can have the inode of a deleted
 # file
 TAIL_BYTES = 256

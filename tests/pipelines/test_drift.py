@@ -20,8 +20,10 @@ def templates(*sets: str) -> dict[str, Any]:
 
 def test_a_drifted_model_is_retrained_from_its_workflow_template() -> None:
     rendered = templates("drift.retrain=true", "drift.model=cards")
-    (group,) = [task for task in rendered["main"]["dag"]["tasks"] if task["name"] == "retraining"]
-    assert group["when"] == "{{=tasks.drift.outputs.parameters.again == 'true'}}"
+    (group_task,) = [
+        task for task in rendered["main"]["dag"]["tasks"] if task["name"] == "retraining"
+    ]
+    assert group_task["when"] == "{{=tasks.drift.outputs.parameters.again == 'true'}}"
     resource = rendered["retrain"]["resource"]
     workflow = json.loads(resource["manifest"])
     assert workflow["spec"] == {"workflowTemplateRef": {"name": "cards"}}

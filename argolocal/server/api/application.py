@@ -73,9 +73,9 @@ API = "/api/v1"
 class WithApi:
     """An application that answers the addresses of the API, and passes other requests on."""
 
-    def __init__(self, api: ASGIApp, others: ASGIApp) -> None:
+    def __init__(self, api: ASGIApp, other_app: ASGIApp) -> None:
         self.api = api
-        self.others = others
+        self.others = other_app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")

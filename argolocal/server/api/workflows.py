@@ -299,9 +299,11 @@ def override_parameters(spec: Object, parameters: Iterable[str]) -> None:
     if not values:
         return
     arguments = dict(spec.get("arguments") or {})
-    others = [item for item in arguments.get("parameters") or [] if item.get("name") not in values]
+    kept_parameters = [
+        item for item in arguments.get("parameters") or [] if item.get("name") not in values
+    ]
     changed = [{"name": name, "value": value} for name, value in values.items()]
-    spec["arguments"] = {**arguments, "parameters": [*changed, *others]}
+    spec["arguments"] = {**arguments, "parameters": [*changed, *kept_parameters]}
 
 
 def _parse_pairs(text: str, what: str) -> Mapping[str, str]:

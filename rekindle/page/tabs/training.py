@@ -402,12 +402,16 @@ def _merge_intervals(intervals: list[TimeInterval], began: float, ended: float) 
     for interval in intervals:
         start = round(interval.start - began, 3)
         end = round(interval.end - began, 3)
-        last = spans[-1] if spans else None
-        if last and last.end - last.start < shortest and start - last.end < shortest:
-            kind = min(last.kind, interval.kind, key=KINDS.index)
-            spans[-1] = Span(last.start, end, kind)
-        elif last and last.kind == interval.kind and start <= last.end:
-            spans[-1] = Span(last.start, end, last.kind)
+        last_span = spans[-1] if spans else None
+        if (
+            last_span
+            and last_span.end - last_span.start < shortest
+            and start - last_span.end < shortest
+        ):
+            kind = min(last_span.kind, interval.kind, key=KINDS.index)
+            spans[-1] = Span(last_span.start, end, kind)
+        elif last_span and last_span.kind == interval.kind and start <= last_span.end:
+            spans[-1] = Span(last_span.start, end, last_span.kind)
         elif end > start:
             spans.append(Span(start, end, interval.kind))
     return spans

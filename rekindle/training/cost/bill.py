@@ -27,7 +27,8 @@ from rekindle.training.ledger.ledger_summary import (
 COORDINATOR_TIME = "coordinator"
 QUEUED_TIME = "queued"
 TIME_USES = (TRAINED_KIND, WAITED_KIND, LOST_KIND, COORDINATOR_TIME, QUEUED_TIME)
-PREEMPTION_KINDS = ("lost", "drain")  # kinds of incidents that spot nodes cause
+# kinds of incidents that spot nodes cause
+PREEMPTION_KINDS = ("lost", "drain")
 # a better checkpoint interval is reported only if it saves at least this fraction of the training's
 # cost
 MIN_SAVED_SHARE = 0.01

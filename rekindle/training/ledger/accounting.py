@@ -49,7 +49,8 @@ class EventAccounting:
         self.step_seconds: float | None = None
         # True if the newest recorded step is known to be the last that was completed
         self.last_step_known = False
-        self.failed: set[str] = set()  # names of workers that reported an error
+        # names of workers that reported an error
+        self.failed: set[str] = set()
         # name of a lost worker that has not returned yet → the incident of its loss
         self.missing: dict[str, Incident] = {}
         self.coordinators = 0
@@ -450,7 +451,7 @@ class EventAccounting:
             if self.points:
                 newest_step = min(step, self.points[-1][1])
             else:
-                # a program first reports a step after some work, so its group started at 0
+                # a program reports its first step only after some training, which began at step 0
                 newest_step = 0 if self.summary.run.get("program") else step
             self._resume(
                 self.undecided_pause,

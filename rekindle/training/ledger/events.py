@@ -25,9 +25,12 @@ from rekindle.training.ledger.event_types import check_event
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-STEP_DELAY_S = 5.0  # delay until step events are written
-EVENT_DELAY_S = 0.3  # delay until other events are written, so that one request writes several
-SEGMENT_BYTES = 256 << 10  # size of a full segment
+# delay until step events are written
+STEP_DELAY_S = 5.0
+# delay until other events are written, so that one request writes several
+EVENT_DELAY_S = 0.3
+# size of a full segment
+SEGMENT_BYTES = 256 << 10
 # maximum number of events in memory while the object store is unavailable
 MAX_WAITING_EVENTS = 20_000
 READ_THREADS = 8

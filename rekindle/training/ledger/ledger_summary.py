@@ -92,9 +92,12 @@ class Incident:
     # number of surviving members of the group; after a restart of the coordinator, number of
     # members that continued the training
     left: int = 0
-    resumed: float | None = None  # start time of the next group
-    repeated: int = 0  # number of training steps that were repeated after a loss
-    back: float | None = None  # time when a worker with the same name trained again
+    # time when the next group of workers started to train
+    resumed: float | None = None
+    # number of training steps that were repeated after a loss
+    repeated: int = 0
+    # time when a worker with the same name trained again
+    back: float | None = None
     # worker-seconds of repeated work, as a total over all incidents of the same pause
     cost: float = 0.0
     # if no worker was left, the source of the state that training continued from: `hot` (snapshot)

@@ -53,7 +53,7 @@ def test_a_command_names_an_unusual_path_in_one_line(
         ]
         command = ["lint", target]
 
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", package, *command],
         cwd=tmp_path,
         capture_output=True,
@@ -62,7 +62,7 @@ def test_a_command_names_an_unusual_path_in_one_line(
         env={name: value for name, value in os.environ.items() if not name.endswith("_HOME")},
     )
 
-    assert done.returncode in (1, 2), done
-    assert target in done.stderr or "is empty" in done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    assert len(done.stderr.splitlines()) <= 3, done.stderr
+    assert result.returncode in (1, 2), result
+    assert target in result.stderr or "is empty" in result.stderr
+    assert "Traceback" not in result.stderr, result.stderr
+    assert len(result.stderr.splitlines()) <= 3, result.stderr

@@ -34,15 +34,15 @@ def files(tmp_path: Path) -> RunFiles:
     return RunFiles(tmp_path, "w")
 
 
-def line(number: int, text: str) -> Callable[[str], str]:
+def line(line_number: int, text: str) -> Callable[[str], str]:
     return lambda journal: "".join(
-        text + "\n" if index == number else entry
-        for index, entry in enumerate(journal.splitlines(True))
+        text + "\n" if index == line_number else line
+        for index, line in enumerate(journal.splitlines(True))
     )
 
 
 def node(**fields: Any) -> str:
-    whole = {
+    node_fields = {
         "id": "w",
         "name": "w",
         "type": "Steps",
@@ -52,7 +52,9 @@ def node(**fields: Any) -> str:
     return json.dumps(
         {
             "nodes": {
-                "w": {key: value for key, value in (whole | fields).items() if value is not None}
+                "w": {
+                    key: value for key, value in (node_fields | fields).items() if value is not None
+                }
             }
         }
     )
@@ -256,8 +258,12 @@ def test_time_limits_of_nodes_start_again_after_the_death_of_the_runner() -> Non
         kind: {**old, "id": kind, "type": kind, "phase": "Pending"}
         for kind in ("Pod", "HTTP", "Suspend")
     }
-    after = reset_interrupted({"phase": "Running", "nodes": nodes}, "2026-01-02T00:00:00Z")["nodes"]
-    assert [kind for kind in after if after[kind]["startedAt"] != old["startedAt"]] == [
+    reset_status = reset_interrupted({"phase": "Running", "nodes": nodes}, "2026-01-02T00:00:00Z")[
+        "nodes"
+    ]
+    assert [
+        kind for kind in reset_status if reset_status[kind]["startedAt"] != old["startedAt"]
+    ] == [
         "Pod",
         "HTTP",
     ]
@@ -278,8 +284,8 @@ files.workflow()
 files.load()
 """
 
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
     )
-    assert "ConfigError" in done.stderr, done.stderr
-    assert "it is not a regular file" in done.stderr, done.stderr
+    assert "ConfigError" in result.stderr, result.stderr
+    assert "it is not a regular file" in result.stderr, result.stderr

@@ -56,10 +56,10 @@ def parse_yaml(text: str) -> Any:
     return yaml.load(text, yaml.CSafeLoader)
 
 
-def make_workflow(main: str, *others: str, **spec: Any) -> dict[str, Any]:
+def make_workflow(main_template: str, *other_templates: str, **spec: Any) -> dict[str, Any]:
     templates = [
-        {"name": "main", **parse_yaml(main)},
-        *map(parse_yaml, others),
+        {"name": "main", **parse_yaml(main_template)},
+        *map(parse_yaml, other_templates),
         *parse_yaml(TEMPLATES),
     ]
     return {
@@ -263,8 +263,8 @@ def test_a_task_that_holds_something_back_is_not_reported(case: str) -> None:
     assert list_warning_paths(ACCEPTED_WORKFLOWS[case]) == []
 
 
-def make_workflow_template(main: str, **spec: Any) -> dict[str, Any]:
-    manifest = make_workflow(main, **spec)
+def make_workflow_template(main_template: str, **spec: Any) -> dict[str, Any]:
+    manifest = make_workflow(main_template, **spec)
     del manifest["spec"]["entrypoint"]
     return {**manifest, "kind": "WorkflowTemplate", "metadata": {"name": "library"}}
 

@@ -30,11 +30,11 @@ MARKUP = "<img src=x onerror=document.title='hacked'>"
 def make_documents() -> dict[str, Any]:
     """Return the answers of an MLflow with two releases and a check for drift."""
     documents = copy.deepcopy(DOCUMENTS)
-    second: dict[str, Any] = {**MODEL_VERSION, "version": "2"}
-    second["tags"] = copy.deepcopy(MODEL_VERSION["tags"])
-    second["tags"][2] = {"key": tracking.DEPLOYMENT, "value": "demo-2"}
-    documents["mlflow/model-versions/search"] = {"model_versions": [MODEL_VERSION, second]}
-    documents["mlflow/model-versions/get"] = {"model_version": second}
+    second_version: dict[str, Any] = {**MODEL_VERSION, "version": "2"}
+    second_version["tags"] = copy.deepcopy(MODEL_VERSION["tags"])
+    second_version["tags"][2] = {"key": tracking.DEPLOYMENT, "value": "demo-2"}
+    documents["mlflow/model-versions/search"] = {"model_versions": [MODEL_VERSION, second_version]}
+    documents["mlflow/model-versions/get"] = {"model_version": second_version}
     alias = {"alias": "champion", "version": "2"}
     model = {"name": "demo", "aliases": [alias]}
     documents["mlflow/registered-models/get"] = {"registered_model": model}
@@ -137,8 +137,10 @@ def test_a_name_that_is_no_version_is_not_rolled_back(page: PageServer) -> None:
 def test_without_mlflow_the_page_says_so_and_shows_the_servers(
     environ: dict[str, str], tmp_path: Path
 ) -> None:
-    down = {**environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
-    with start_page(tmp_path / "home", "rekindle", "--cluster", environ=down) as server:
+    unreachable_mlflow = {**environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+    with start_page(
+        tmp_path / "home", "rekindle", "--cluster", environ=unreachable_mlflow
+    ) as server:
         answer = server.get("/models").json()
         assert "does not answer" in answer["notes"][0]
         assert "the champion is unknown without MLflow" in server.get("/models", "text/html").text
@@ -165,8 +167,8 @@ def test_mlflow_starts_in_the_background(tmp_path: Path) -> None:
         assert "no champion" not in text
         until("MLflow answers", lambda: not server.get("/models").json()["is_starting"], 120)
         assert server.get("/models").json()["notes"] == []
-    down = [sys.executable, "-m", "rekindle", "down"]
-    subprocess.run(down, env={**os.environ, "REKINDLE_HOME": str(home)}, check=True)
+    down_command = [sys.executable, "-m", "rekindle", "down"]
+    subprocess.run(down_command, env={**os.environ, "REKINDLE_HOME": str(home)}, check=True)
 
 
 def test_only_measures_of_an_evaluation_are_shown() -> None:

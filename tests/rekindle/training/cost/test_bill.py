@@ -125,7 +125,7 @@ def test_the_report_of_a_training_on_demand_names_no_spot_nodes():
 
 
 def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
-    again = [
+    second_attempt = [
         (10, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")
     ]
     bill = compute_events_bill(
@@ -136,14 +136,15 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
         lost(8.5, "a"),
         (8.5, "open", {"generation": 2, "hard": True}),
         lost(8.5, "b"),
-        *again,
+        *second_attempt,
         generation(14, 3, 60, "a", "b"),
         (14, "restored", {"step": 35, "tier": "durable"}),
         step(15, 45),
         (16, "complete", {"step": 55}),
     )
 
-    # 5.5 s of training, 3 s of it repeated; at 10 s, the workers came back, and waited until 14
+    # 5.5 s of training, of which 3 s were repeated; the workers came back at 10 s and waited until
+    # 14 s
     assert bill.uses[TRAINED_KIND] == 2 * 5.5 / 4
     assert bill.uses[LOST_KIND] == 2 * 3 / 4
     assert bill.uses[WAITED_KIND] == 2 * 6 / 4
@@ -155,7 +156,8 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
     assert checkpointing
     assert checkpointing.losses == 1
     assert checkpointing.repeated == 25
-    # 8.5 s in groups with two checkpoints of 0.02 s: every 4.25 s; one loss in 8.5 s
+    # the workers trained for 8.5 s, with one loss and two checkpoints: one checkpoint of 0.02 s per
+    # 4.25 s
     best = math.sqrt(2 * 0.02 * 8.5)
     rate = 2 * 8.5 / 4
     assert checkpointing.seconds == 4.25
@@ -179,14 +181,14 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
 
 
 def test_a_loss_restored_from_shared_memory_recommends_no_checkpoint_interval():
-    again = (10, "join", {"worker": "new-a", "name": "a", "step": -1})
+    new_join = (10, "join", {"worker": "new-a", "name": "a", "step": -1})
     bill = compute_events_bill(
         *start("a"),
         step(3, 10),
         (4, "checkpoint", {"step": 20, "cost": 0.01}),
         step(6, 40),
         lost(6.5, "a"),
-        again,
+        new_join,
         generation(11, 2, 60, "a"),
         (11, "restored", {"step": 38, "tier": "hot"}),
         (12, "complete", {"step": 55}),

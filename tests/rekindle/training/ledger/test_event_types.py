@@ -107,9 +107,9 @@ def test_no_value_of_a_field_prevents_the_report_of_a_training(end: list[Event])
     ],
 )
 def test_an_event_with_a_wrong_field_is_skipped_and_counted(event: Event) -> None:
-    found = read([{"t": 1.0} | event])
-    assert found == [{"t": 0.0, "event": "skipped", "lines": 1}]
-    assert summarize_events(found).skipped == 1
+    events_read = read([{"t": 1.0} | event])
+    assert events_read == [{"t": 0.0, "event": "skipped", "lines": 1}]
+    assert summarize_events(events_read).skipped == 1
 
 
 def test_an_event_of_a_later_version_is_read() -> None:
