@@ -489,7 +489,7 @@ def test_the_files_that_docstrings_and_comments_name_exist():
     }
     examples = {"power.py"}  # the workload of the template
 
-    missing = {
+    missing_packages = {
         f"{path.relative_to(ROOT)}: {name}"
         for folder in CODE
         for path in (ROOT / folder).rglob("*.py")
@@ -498,7 +498,7 @@ def test_the_files_that_docstrings_and_comments_name_exist():
         and not any(file.endswith(f"/{name}") for file in list_project_imports)
     }
 
-    assert missing == set()
+    assert missing_packages == set()
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 import pytest
 
 from rekindle.training.ledger.ledger_summary import Incident
-from tests.cluster.faults import LONG
+from tests.cluster.faults import LONG_SETTINGS
 from tests.cluster.kube import Object
 from tests.cluster.run import Namespace, Run, is_served, run_locally
 from tests.commands import BIN, ROOT
 from tests.waiting import until
 
 STEPS = 4000
-SHORT = [*LONG, f"train.steps={STEPS}", "train.workers=2"]
+SHORT_SETTINGS = [*LONG_SETTINGS, f"train.steps={STEPS}", "train.workers=2"]
 APIS = {"jobset": "jobsets.jobset.x-k8s.io", "trainjob": "trainjobs.trainer.kubeflow.org"}
 
 
@@ -26,7 +26,7 @@ APIS = {"jobset": "jobsets.jobset.x-k8s.io", "trainjob": "trainjobs.trainer.kube
 def expected(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The sha256 of the model of SHORT with one worker on this machine."""
     return run_locally(
-        tmp_path_factory.mktemp("short"), *namespace.sets([*SHORT, "train.workers=1"])
+        tmp_path_factory.mktemp("short"), *namespace.sets([*SHORT_SETTINGS, "train.workers=1"])
     )["model_sha256"]
 
 
@@ -47,7 +47,11 @@ def test_every_backend_replaces_lost_workers_and_gives_the_same_weights(
 
     gate = ["cluster.restart_job=true"] if backend == "restart_job" else []
     run = Run.submit(
-        namespace, *SHORT, f"cluster.backend={kind}", f"name={backend.replace('_', '')[:8]}", *gate
+        namespace,
+        *SHORT_SETTINGS,
+        f"cluster.backend={kind}",
+        f"name={backend.replace('_', '')[:8]}",
+        *gate,
     )
     run.wait_for_workers(2, 400)
     kind_name = {"jobset": "jobset", "trainjob": "trainjob"}[kind]
@@ -168,7 +172,7 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
 
     harvest += ["cluster.queue=train", f"cluster.queue_priority={queue}-normal"]
     harvest += [f"cluster.harvest_priority={queue}-idle", "name=harvest"]
-    run = Run.submit(namespace, *SHORT, *harvest)
+    run = Run.submit(namespace, *SHORT_SETTINGS, *harvest)
     run.wait_for_workers(3, 400)  # 50m each for the coordinator, its worker, and two extra workers
     assert len(run.running_pods("worker")) == 1
     assert len(run.running_pods("harvest")) == 2
@@ -214,7 +218,7 @@ def test_a_preempted_job_waits_and_continues(namespace: Namespace, queue: str, e
         "name=preempt",
     ]
 
-    run = Run.submit(namespace, *SHORT, *sets, "train.checkpoint_seconds=5")
+    run = Run.submit(namespace, *SHORT_SETTINGS, *sets, "train.checkpoint_seconds=5")
     run.wait_for_workers(2, 400)
 
     for _ in range(3):
