@@ -65,6 +65,11 @@ FILES_BY_CREW = {
         "tests/pipelines/test_config_files.py",
         "tests/rekindle/blocks/manifest/test_quoting.py",
     ),
+    # these tests share the syntax trees of the source
+    "source": ("tests/test_architecture.py", "tests/test_english.py"),
+    # the tests of a page share a browser
+    "page": ("tests/argolocal/page/",),
+    "training page": ("tests/rekindle/page/",),
     # these tests share a dataset and two models, which each process creates once
     "fraud": (
         *(
@@ -75,12 +80,16 @@ FILES_BY_CREW = {
         *("tests/steps/test_refresh.py", "tests/steps/test_verify.py"),
     ),
 }
+# tests that render configs work outside of the repository, because git needs longer for the commit
+# than rendering takes
+RENDERING_FOLDERS = ("tests/pipelines/", "tests/rekindle/blocks/", "tests/rekindle/cache/")
 # test files to start first, in this order, because at the end one of them would run alone
 LONG_FILES = (
     "tests/test_first_run.py",
     "tests/steps/test_train.py",
     "tests/steps/fraud/test_handbook_protocol.py",
     "tests/rekindle/training/launch/test_launcher.py",
+    "tests/argolocal/page/test_access.py",
     "tests/rekindle/operations/test_retention.py",
     "tests/test_scan.py",
     "tests/rekindle/cli/test_own_pipeline.py",
@@ -143,6 +152,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def working_directory(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Leave the repository for the tests of RENDERING_FOLDERS."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if request.node.nodeid.startswith(RENDERING_FOLDERS):
+            monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
+        yield
+
+
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
     """Embedded services of this session, started by the first process that needs them."""
@@ -170,14 +190,25 @@ def s3_environment(services: Services) -> dict[str, str]:
     return variables
 
 
-@pytest.fixture
-def s3(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> "Store":
-    """The object store; the environment of this process points to it."""
+@pytest.fixture(scope="session")
+def shared_store(s3_environment: dict[str, str]) -> "Store":
+    """The object store of a test process: each client of boto3 takes a tenth of a second."""
     from rekindle.storage import Store
 
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name, value in s3_environment.items():
+            monkeypatch.setenv(name, value)
+        return Store.from_env()
+
+
+@pytest.fixture
+def s3(
+    shared_store: "Store", s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> "Store":
+    """The object store; the environment of this process points to it."""
     for name, value in s3_environment.items():
         monkeypatch.setenv(name, value)
-    return Store.from_env()
+    return shared_store
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from argolocal.common import exit_codes
+from tests.syntax import list_nodes, parse_file
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/architecture.md"
@@ -152,10 +153,16 @@ NAMES_GIT = ("argolocal.manifest.schema", "argolocal.validate.arguments")
 
 
 @cache
+def list_modules() -> dict[str, Path]:
+    """Return the files by module name."""
+    paths = (path for folder in CODE for path in (ROOT / folder).rglob("*.py"))
+    return {module_name(path): path for path in paths}
+
+
+@cache
 def trees() -> dict[str, ast.Module]:
     """Return the syntax trees by module name."""
-    paths = (path for folder in CODE for path in (ROOT / folder).rglob("*.py"))
-    return {module_name(path): ast.parse(path.read_text()) for path in paths}
+    return {module: parse_file(path) for module, path in list_modules().items()}
 
 
 def select_product_trees() -> dict[str, ast.Module]:
@@ -166,10 +173,9 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-@cache
 def nodes(module: str) -> list[ast.AST]:
     """Return the nodes of the tree of a module."""
-    return list(ast.walk(trees()[module]))
+    return list_nodes(list_modules()[module])
 
 
 @cache
@@ -292,6 +298,7 @@ def test_no_test_imports_a_module_of_tests():
     forbidden_imports = {
         f"{path.relative_to(ROOT)} imports {name}"
         for path in (ROOT / "tests").rglob("*.py")
+        if ".test_" in path.read_text()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in (f"{getattr(node, 'module', '')}.{alias.name}" for alias in node.names)
@@ -319,17 +326,18 @@ def test_only_one_module_starts_git():
     assert modules == {"rekindle.blocks.manifest.repository"}
 
 
-def collect_strings(tree: ast.Module) -> set[str]:
+@cache
+def collect_strings(module: str) -> set[str]:
     """Return the texts of a module, without docstrings and the texts of f-strings."""
     other_strings = {
         id(part)
-        for node in ast.walk(tree)
+        for node in nodes(module)
         if isinstance(node, ast.Expr | ast.JoinedStr)
         for part in ast.iter_child_nodes(node)
     }
     return {
         node.value
-        for node in ast.walk(tree)
+        for node in nodes(module)
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and id(node) not in other_strings
@@ -341,8 +349,8 @@ def test_a_shared_name_is_written_in_one_module(shared_name: str):
     """The other modules import the constant, so that a name is never changed in one place only."""
     pattern = re.compile(shared_name)
     modules: dict[str, list[str]] = {}
-    for module, tree in select_product_trees().items():
-        for text in collect_strings(tree):
+    for module in select_product_trees():
+        for text in collect_strings(module):
             if pattern.fullmatch(text) and text not in trees():
                 modules.setdefault(text, []).append(module)
 
@@ -370,8 +378,8 @@ def test_exit_codes_have_names():
 
     unnamed_codes = {
         f"{module}, line {node.lineno}: {ast.unparse(node)}"
-        for module, tree in select_product_trees().items()
-        for node in ast.walk(tree)
+        for module in select_product_trees()
+        for node in nodes(module)
         if (isinstance(node, ast.Call) and EXITS.search(ast.unparse(node.func)))
         or (isinstance(node, ast.Assign) and EXIT_CODE.search(ast.unparse(node.targets[0])))
         for value in ast.walk(node)
@@ -467,38 +475,37 @@ def test_the_architecture_page_names_every_folder_and_top_module(package: str):
 
 def mentions(path: Path) -> Iterator[str]:
     """Yield the Python files that docstrings and comments of a file name, such as `loop.py`."""
-    collect_strings = [
+    texts = [
         ast.get_docstring(node) or ""
         for node in nodes(module_name(path))
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     with path.open("rb") as file:
         tokens = tokenize.tokenize(file.readline)
-        collect_strings += [token.string for token in tokens if token.type == tokenize.COMMENT]
+        texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
 
-    for text in collect_strings:
+    for text in texts:
         yield from re.findall(r"(?<![\w/.])((?:[a-z_]\w*/)*[a-z_]\w*\.py)\b", text)
 
 
 def test_the_files_that_docstrings_and_comments_name_exist():
     """A reader who follows a name must not end at a file that was renamed."""
-    list_project_imports = {
+    existing_paths = {
         f"/{path.relative_to(ROOT)}"
         for folder in (*CODE, "tests")
         for path in (ROOT / folder).rglob("*.py")
     }
     examples = {"power.py"}  # the workload of the template
 
-    missing_packages = {
+    missing_paths = {
         f"{path.relative_to(ROOT)}: {name}"
         for folder in CODE
         for path in (ROOT / folder).rglob("*.py")
         for name in mentions(path)
-        if name not in examples
-        and not any(file.endswith(f"/{name}") for file in list_project_imports)
+        if name not in examples and not any(file.endswith(f"/{name}") for file in existing_paths)
     }
 
-    assert missing_packages == set()
+    assert missing_paths == set()
 
 
 if __name__ == "__main__":

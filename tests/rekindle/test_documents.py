@@ -188,6 +188,7 @@ def test_every_field_of_a_document_is_validated_where_it_is_read(
     assert rejected or key.startswith("cache") or key.endswith(".rekindle.json")
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("document", ["release.json", "model.json", "origin.json", "curve.json"])
 def test_a_command_prints_one_line_for_a_malformed_document(
     objects: Objects, document: str

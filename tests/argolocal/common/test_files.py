@@ -31,10 +31,11 @@ def test_an_input_without_end_is_refused_and_a_pipe_is_read(tmp_path: Path) -> N
     assert read_file_or_pipe(tmp_path / "fifo", 100) == b""  # no process writes to it
 
 
-@pytest.mark.parametrize(
-    "kind", ["loop", "file", "config is a FIFO", "config is a device", "config is a folder"]
-)
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("package", ["argolocal", "rekindle"])
+@pytest.mark.parametrize(
+    "kind", ["loop", "config is a FIFO", "file", "config is a device", "config is a folder"]
+)
 def test_a_command_names_an_unusual_path_in_one_line(
     tmp_path: Path, package: str, kind: str
 ) -> None:

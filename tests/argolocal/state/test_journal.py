@@ -206,6 +206,7 @@ SPOILED_JOURNALS: dict[str, tuple[str, Callable[[str], str], str]] = {
 }
 
 
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize("what", SPOILED_JOURNALS)
 def test_the_error_for_a_file_edited_by_hand_names_it_and_other_runs_are_listed(
     what: str, files: RunFiles

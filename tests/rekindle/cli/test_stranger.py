@@ -69,7 +69,7 @@ ARGUMENTS: dict[str, list[tuple[tuple[str, ...], bool]]] = {
     "trust": [((), False), (("pyproject.toml",), False)],
 }
 # one command of each way to use a folder; the other commands are tested by `make test-slow`
-FAST_COMMANDS = {"run", "status", "config", "plan", "get", "down", "step", "trust", "submit"}
+FAST_COMMANDS = {"run", "status", "config", "step", "trust", "submit"}
 
 
 @pytest.fixture(scope="module")

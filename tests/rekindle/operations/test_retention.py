@@ -286,6 +286,7 @@ def test_artifacts_stay_while_a_kept_run_reuses_them(
     assert runs.remaining_parts(reader) == set()
 
 
+@pytest.mark.slow
 def test_a_failed_run_whose_outputs_are_reused_can_still_be_resumed(runs: Runs) -> None:
     failed = runs.make("Failed")
     reader = runs.make(uses=f"{failed}/prepare", keep_runs=1)
@@ -660,6 +661,7 @@ def test_releases_stay_if_homes_share_an_object_store_but_not_mlflow(runs: Runs)
     assert [*versions(runs)] == numbers
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("folder", ["releases", "cache-claims", "data"])
 def test_a_run_with_the_name_of_a_shared_folder_of_the_store_does_not_take_it_along(
     runs: Runs, folder: str
@@ -700,6 +702,7 @@ def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Ru
     assert versions(runs) == {new_version.version: True}, "the files belong to the new version"
 
 
+@pytest.mark.slow
 def test_a_version_that_was_registered_twice_does_not_keep_the_files_of_the_release(
     runs: Runs, mlflow_server: str
 ) -> None:
@@ -866,6 +869,7 @@ def test_prune_removes_runs_of_a_cluster_with_their_workflows(
     assert all(runs.remaining_parts(name) == ALL_PARTS for name in names[2:])
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("fault", [{"status": 5}, {"status": {"phase": "Failed", "nodes": []}}])
 def test_prune_keeps_a_malformed_workflow_and_all_to_which_it_may_refer(
     runs: Runs, server: ApiServer, cluster: Cluster, tmp_path: Path, fault: dict[str, Any]
@@ -1270,6 +1274,7 @@ def test_a_forged_mark_does_not_make_a_folder_the_folder_of_a_run(runs: Runs, fo
     runs.store.delete([key, f"{folder}/{ownership.MARK_FILE}"])
 
 
+@pytest.mark.slow
 def test_a_name_that_only_looks_generated_does_not_own_the_files_that_it_found(runs: Runs) -> None:
     name = f"{runs.pipeline}-x7k2p"
     runs.store.put(f"{name}/prepare/earlier.csv", b"mine")
@@ -1448,6 +1453,7 @@ def test_a_promotion_that_only_mlflow_knows_removes_no_release(
     assert versions(runs) == dict.fromkeys(numbers, True)
 
 
+@pytest.mark.slow
 def test_a_run_with_the_name_of_the_releases_does_not_remove_their_claims(runs: Runs) -> None:
     key = f"releases/{runs.pipeline}/0123456789ab"
     claims.claim_tasks(runs.store, [key])

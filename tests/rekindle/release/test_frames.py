@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import mlflow
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from mlflow.pyfunc.scoring_server import init
 from safetensors.torch import save_file
 from starlette.testclient import TestClient
 
@@ -119,6 +117,10 @@ class Served:
     """A release in an MLflow model and a server."""
 
     def __init__(self, folder: Path, server: Running) -> None:
+        # takes seconds, and each process of xdist imports this file
+        import mlflow
+        from mlflow.pyfunc.scoring_server import init
+
         self.model = mlflow.pyfunc.load_model(str(folder))
         self.invocations = TestClient(init(self.model))  # as `mlflow models serve` does
         self.server = server
