@@ -22,7 +22,7 @@ from rekindle.training.spec import TrainConfig
 
 PASS = "pass"
 FAIL = "raise SystemExit(3)"
-SMALL = {"cpu": "10m", "memory": "64Mi"}
+SMALL_RESOURCES = {"cpu": "10m", "memory": "64Mi"}
 Manifest = dict[str, Any]
 
 
@@ -42,7 +42,7 @@ def kinds(
     """Return {KIND or KIND/VARIANT: object}. Leading pods run the Python code `lead`, the others
     `worker`."""
     image = os.environ.get("REKINDLE_TEST_PYTHON", "python:3.11-slim")
-    pods = {pod: SMALL for pod in ("train", "coordinator", "serve")}
+    pods = {pod: SMALL_RESOURCES for pod in ("train", "coordinator", "serve")}
     config = ClusterConfig.model_validate({"image": image, "pods": pods, "retries": 1, **cluster})
     pod = config.pod("train")
     lead_arguments = ["-c", lead]

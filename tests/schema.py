@@ -48,7 +48,7 @@ LIMITS = (
     "required",
 )
 ANY = "x-kubernetes-preserve-unknown-fields"
-DRAFT = "http://json-schema.org/draft-07/schema#"
+DRAFT_URL = "http://json-schema.org/draft-07/schema#"
 METADATA = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 Schema = dict[str, Any]
 
@@ -179,7 +179,7 @@ def main(files: list[str]) -> None:
     for manifest in rendered():
         objects.setdefault((manifest["apiVersion"], manifest["kind"]), []).append(manifest)
     for (api, kind), values in objects.items():
-        schema = {"$schema": DRAFT, **_object(excerpt(schemas[api, kind], values, known))}
+        schema = {"$schema": DRAFT_URL, **_object(excerpt(schemas[api, kind], values, known))}
         text = json.dumps(schema, separators=(",", ":"), sort_keys=True)
         (SCHEMAS / file_name(api, kind)).write_text(
             re.sub(r"(?<=,|\{)(?=\"properties\")", "\n", text) + "\n"

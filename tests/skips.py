@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-ALLOWED = "TESTS_MAY_SKIP"
+ALLOWED_VARIABLE = "TESTS_MAY_SKIP"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -18,7 +18,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     forbidden_reasons = list_forbidden_reasons(terminalreporter)
     if forbidden_reasons:
         terminalreporter.write_line(
-            f"In CI that is a failure, unless {ALLOWED} has: {','.join(forbidden_reasons)}",
+            f"In CI that is a failure, unless {ALLOWED_VARIABLE} has: {','.join(forbidden_reasons)}",
             red=True,
         )
 
@@ -40,7 +40,7 @@ def count_skips(reporter: pytest.TerminalReporter) -> Counter[str]:
 
 def list_forbidden_reasons(reporter: pytest.TerminalReporter) -> list[str]:
     """Return the reasons of skipped tests that are failures here."""
-    allowed = {reason.strip() for reason in os.environ.get(ALLOWED, "").split(",")}
+    allowed = {reason.strip() for reason in os.environ.get(ALLOWED_VARIABLE, "").split(",")}
     if os.environ.get("CI"):
         return sorted(count_skips(reporter).keys() - allowed)
     return []

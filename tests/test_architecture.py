@@ -475,38 +475,37 @@ def test_the_architecture_page_names_every_folder_and_top_module(package: str):
 
 def mentions(path: Path) -> Iterator[str]:
     """Yield the Python files that docstrings and comments of a file name, such as `loop.py`."""
-    collect_strings = [
+    texts = [
         ast.get_docstring(node) or ""
         for node in nodes(module_name(path))
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     with path.open("rb") as file:
         tokens = tokenize.tokenize(file.readline)
-        collect_strings += [token.string for token in tokens if token.type == tokenize.COMMENT]
+        texts += [token.string for token in tokens if token.type == tokenize.COMMENT]
 
-    for text in collect_strings:
+    for text in texts:
         yield from re.findall(r"(?<![\w/.])((?:[a-z_]\w*/)*[a-z_]\w*\.py)\b", text)
 
 
 def test_the_files_that_docstrings_and_comments_name_exist():
     """A reader who follows a name must not end at a file that was renamed."""
-    list_project_imports = {
+    existing_paths = {
         f"/{path.relative_to(ROOT)}"
         for folder in (*CODE, "tests")
         for path in (ROOT / folder).rglob("*.py")
     }
     examples = {"power.py"}  # the workload of the template
 
-    missing = {
+    missing_paths = {
         f"{path.relative_to(ROOT)}: {name}"
         for folder in CODE
         for path in (ROOT / folder).rglob("*.py")
         for name in mentions(path)
-        if name not in examples
-        and not any(file.endswith(f"/{name}") for file in list_project_imports)
+        if name not in examples and not any(file.endswith(f"/{name}") for file in existing_paths)
     }
 
-    assert missing == set()
+    assert missing_paths == set()
 
 
 if __name__ == "__main__":

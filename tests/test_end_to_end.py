@@ -40,10 +40,10 @@ def payments(path: Path) -> None:
         branch=pl.lit("north"),
     )
 
-    invalid = table.head(2).with_columns(
+    invalid_rows = table.head(2).with_columns(
         payment=pl.lit("broken-") + pl.col("card"), euros=pl.lit(-1.0)
     )
-    pl.concat([table, invalid]).write_csv(path)
+    pl.concat([table, invalid_rows]).write_csv(path)
 
 
 # whole runs; only test_first_run.py is in the fast tests

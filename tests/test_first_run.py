@@ -185,8 +185,8 @@ def test_the_terminal_picture_matches_a_run(first_run: FirstRun) -> None:
         for line in first_run.output[first_run.output.index("verdict") :].splitlines()
     ]
     shown_text = unescape(TERMINAL.read_text()).replace("\xa0", " ")
-    missing = [word for word in words if f">{word} " not in shown_text]
-    assert missing == [], "python -m tests.docs.pictures"
+    missing_words = [word for word in words if f">{word} " not in shown_text]
+    assert missing_words == [], "python -m tests.docs.pictures"
     if LESS_DATA not in first_run.command:
         assert figures(shown_text) == pytest.approx(figures(first_run.output), abs=0.01), (
             "python -m tests.docs.pictures"

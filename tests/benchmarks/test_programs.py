@@ -13,7 +13,7 @@ measure = cache(run_benchmark)  # two tests need the same figures
 ROOT = Path(__file__).parents[2]
 # programs that other benchmarks start, and the program that starts all
 PARTS = {"benchmarks.torchrun", "benchmarks.programs.saving", "benchmarks.__main__"}
-RUNNABLE = [
+RUNNABLE_PROGRAMS = [
     pytest.param(program, id=program.name, marks=pytest.mark.slow if program.slow else ())
     for program in PROGRAMS
     if program.needs != CLUSTER_NEED
@@ -31,7 +31,7 @@ def test_the_list_has_all_benchmarks() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("program", RUNNABLE)
+@pytest.mark.parametrize("program", RUNNABLE_PROGRAMS)
 def test_a_benchmark_prints_its_figures(program: BenchmarkProgram) -> None:
     figures = measure(program, program.smallest)
     assert figures

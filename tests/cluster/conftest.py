@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.faults import LONG
+from tests.cluster.faults import LONG_SETTINGS
 from tests.cluster.namespace import create_namespace
 from tests.cluster.run import Namespace, run_locally
 
@@ -44,5 +44,5 @@ def undisturbed(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) 
     if sha256:
         return sha256
     return run_locally(
-        tmp_path_factory.mktemp("undisturbed"), *namespace.sets([*LONG, "train.workers=1"])
+        tmp_path_factory.mktemp("undisturbed"), *namespace.sets([*LONG_SETTINGS, "train.workers=1"])
     )["model_sha256"]

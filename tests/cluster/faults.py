@@ -17,7 +17,7 @@ from tests.cluster.run import Namespace, Run
 WORKERS = 3
 # number of steps: enough for minutes of training and many faults
 STEPS = int(os.environ.get("REKINDLE_TEST_STEPS", "4000"))
-LONG = [
+LONG_SETTINGS = [
     "data.source=simulate://7?cards=300&terminals=600&days=91",
     "families=[transformer]",
     f"train.workers={WORKERS}",
@@ -50,7 +50,7 @@ class FaultyTraining:
     """A run and its faults, by name."""
 
     def __init__(self, namespace: Namespace, name: str = "faults") -> None:
-        self.run = Run.submit(namespace, f"name={name}", *LONG)
+        self.run = Run.submit(namespace, f"name={name}", *LONG_SETTINGS)
         self.faults: dict[str, Fault] = {}
         self.run.wait_for_workers(WORKERS, 400)
         self.uid = self.job_uid()

@@ -20,7 +20,7 @@ from tests.cluster.kube import Kube, Watch
 from tests.cluster.outage import proxy
 from tests.cluster.run import Namespace, rekindle
 
-NEEDED = {
+NEEDED_VARIABLES = {
     "REKINDLE_TEST_IMAGE": (
         "the image of tests/cluster/Dockerfile with its digest, as the cluster pulls it"
     ),
@@ -36,7 +36,7 @@ def create_namespace() -> Iterator[Namespace]:
     """Create a namespace with the platform; delete it and its bucket at the end."""
     missing = [
         f"{name} ({description})"
-        for name, description in NEEDED.items()
+        for name, description in NEEDED_VARIABLES.items()
         if not os.environ.get(name)
     ]
 

@@ -23,9 +23,9 @@ from tests.commands import BIN, ROOT
 from tests.waiting import until
 
 DEMO = ROOT / "configs/demo.yaml"
-ENDS = ("Succeeded", "Failed", "Error")
+END_PHASES = ("Succeeded", "Failed", "Error")
 PODS = ("prepare", "train", "evaluate", "release", "serve", "verify", "coordinator", "report")
-SMALL = [
+SMALL_SETTINGS = [
     "data.source=simulate://7?cards=150&terminals=300&days=70",
     "families=[transformer]",
     "train.steps=20",
@@ -262,7 +262,7 @@ class Run:
 
 def _final_phase(workflow: Object) -> str:
     phase = workflow.get("status", {}).get("phase", "")
-    if phase in ENDS:
+    if phase in END_PHASES:
         return phase
     return ""
 

@@ -28,11 +28,11 @@ from tests.waiting import until
 SERVER = "REKINDLE_TEST_ARGO_SERVER"
 S3 = "REKINDLE_TEST_S3"
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-NEEDED = {
+NEEDED_VARIABLES = {
     SERVER: "the address of an Argo server with --auth-mode=client",
-    **{name: namespace.NEEDED[name] for name in (S3, *KEYS)},
+    **{name: namespace.NEEDED_VARIABLES[name] for name in (S3, *KEYS)},
 }
-ENDS = ("Succeeded", "Failed", "Error")
+END_PHASES = ("Succeeded", "Failed", "Error")
 PIPELINE = '''
 """Two greetings by plain Hera: the second has the output of the first."""
 
@@ -182,7 +182,7 @@ def platform(kube: Kube) -> list[dict]:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     missing = [
         f"{name} ({description})"
-        for name, description in NEEDED.items()
+        for name, description in NEEDED_VARIABLES.items()
         if not os.environ.get(name)
     ]
 
@@ -263,7 +263,7 @@ def test_a_user_pipeline_succeeds_with_every_way_to_submit_it(
     flags = f"-n {project.kube.namespace}"
     until(
         f"{name} to end",
-        lambda: project.phase(name) in ENDS,
+        lambda: project.phase(name) in END_PHASES,
         300,
         evidence=lambda: project.kube("get", "events"),
     )

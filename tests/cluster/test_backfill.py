@@ -11,15 +11,15 @@ import pytest
 
 from rekindle.cluster import workflows
 from rekindle.cluster.kubernetes_api import Cluster
-from tests.cluster.run import DEMO, SMALL, Namespace, Run, rekindle
+from tests.cluster.run import DEMO, SMALL_SETTINGS, Namespace, Run, rekindle
 from tests.commands import BIN, ROOT
 from tests.waiting import until
 
 NAME = "weeks"
-WEEKS = [*SMALL, f"name={NAME}", "data.window=50d", "schedule.cron=0 3 * * 1"]
+WEEKS = [*SMALL_SETTINGS, f"name={NAME}", "data.window=50d", "schedule.cron=0 3 * * 1"]
 DAYS = ["--from", "2024-02-26", "--to", "2024-03-17"]  # three Mondays; the source ends on March 10
-LAST = "2024-03-11T03:00:00Z"
-NEXT = "2024-03-18T03:00:00Z"
+LAST_TIME = "2024-03-11T03:00:00Z"
+NEXT_TIME = "2024-03-18T03:00:00Z"
 KILLS = 6
 MAX_SECONDS = 40  # before a kill
 Rows = list[dict[str, Any]]
@@ -75,13 +75,13 @@ def test_a_killed_backfill_has_the_table_of_an_undisturbed_backfill_on_this_mach
     killed: Rows,
     tmp_path_factory: pytest.TempPathFactory,
 ):
-    home = {"REKINDLE_HOME": str(tmp_path_factory.mktemp("home"))}
+    home_variables = {"REKINDLE_HOME": str(tmp_path_factory.mktemp("home"))}
     try:
         undisturbed = json.loads(
-            rekindle("backfill", *schedule, *DAYS, "-o", "json", variables=home)
+            rekindle("backfill", *schedule, *DAYS, "-o", "json", variables=home_variables)
         )["weeks"]
     finally:
-        rekindle("down", variables=home)
+        rekindle("down", variables=home_variables)
     assert killed == undisturbed
     assert len(killed) == 3
     assert runs(namespace) == sorted(row["workflow"] for row in killed)
@@ -100,13 +100,13 @@ def scheduled_run(namespace: Namespace, time: str) -> Run:
 def test_a_scheduled_run_starts_no_job_if_its_model_is_known_or_its_source_has_nothing_newer(
     namespace: Namespace, killed: Rows
 ):
-    known = scheduled_run(namespace, LAST)
+    known = scheduled_run(namespace, LAST_TIME)
     assert known.pods("prepare")
     assert not known.pods("train-master")
     assert Run(namespace, killed[-1]["workflow"]).pods("train-master")
     assert known.outputs()["model_sha256"] == killed[-1]["model_sha256"] == known.sha256()
     assert known.outputs()["verdict"] == "release"  # unlike the run of the backfill
-    unchanged_run = scheduled_run(namespace, NEXT)
+    unchanged_run = scheduled_run(namespace, NEXT_TIME)
     assert unchanged_run.pods("prepare")
     assert not unchanged_run.pods("train-master")
     assert not unchanged_run.pods("evaluate")

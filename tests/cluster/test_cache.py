@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.kube import Object
-from tests.cluster.run import DEMO, SMALL, Namespace, Run, rekindle
+from tests.cluster.run import DEMO, SMALL_SETTINGS, Namespace, Run, rekindle
 
 WOULD_RUN = 10  # exit code of `rekindle plan`
 MODEL = "cached"
@@ -67,7 +67,7 @@ class Project:
     @property
     def sets(self) -> list[str]:
         return [
-            *SMALL,
+            *SMALL_SETTINGS,
             f"name={MODEL}",
             "cluster.pods.train.node_selector={kubernetes.io/os: linux}",
         ]

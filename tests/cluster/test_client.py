@@ -44,7 +44,7 @@ BINDING = {
     "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "executor"},
     "subjects": [{"kind": "ServiceAccount", "name": "rekindle"}],
 }
-MAY = [
+PERMISSIONS = [
     {
         "name": "MAY",
         "valueFrom": {"configMapKeyRef": {"name": "may", "key": "may", "optional": True}},
@@ -113,7 +113,7 @@ def manifest(*steps: tuple[str, str], **spec: Any) -> dict[str, Any]:
     container = {
         "image": os.environ["REKINDLE_TEST_IMAGE"],
         "command": ["sh", "-c"],
-        "env": MAY,
+        "env": PERMISSIONS,
         "resources": {"requests": {"cpu": "20m", "memory": "16Mi"}, "limits": {"memory": "128Mi"}},
     }
 

@@ -1,9 +1,9 @@
 """A training job ends with its workflow."""
 
-from tests.cluster.run import SMALL, Namespace, Run, rekindle
+from tests.cluster.run import SMALL_SETTINGS, Namespace, Run, rekindle
 from tests.waiting import until
 
-SHORT = ["name=endings", *SMALL]
+SHORT_SETTINGS = ["name=endings", *SMALL_SETTINGS]
 
 
 def _remaining(run: Run) -> list[str]:
@@ -14,7 +14,7 @@ def _remaining(run: Run) -> list[str]:
 
 
 def test_a_stopped_run_leaves_no_job(namespace: Namespace):
-    run = Run.submit(namespace, *SHORT, "train.steps=100000")
+    run = Run.submit(namespace, *SHORT_SETTINGS, "train.steps=100000")
     run.wait_for_step(10, 400)
     rekindle("stop", run.name, "--cluster", "--namespace", namespace.kube.namespace)
     assert run.wait_for_end(120).startswith("Failed")
@@ -23,7 +23,7 @@ def test_a_stopped_run_leaves_no_job(namespace: Namespace):
 
 def test_a_training_job_ends_at_its_deadline(namespace: Namespace):
     short = "cluster.pods.train={cpu: 50m, memory: 1Gi, deadline_minutes: 1}"
-    run = Run.submit(namespace, *SHORT, "train.steps=10000000", short)
+    run = Run.submit(namespace, *SHORT_SETTINGS, "train.steps=10000000", short)
     assert run.wait_for_end(600).startswith("Failed")
     (train,) = run.nodes("train")
     assert "failure condition" in train["message"]

@@ -6,16 +6,16 @@ from pathlib import Path
 from tests.cluster.run import Namespace, Run, cluster_sha256s, local_sha256s
 from tests.commands import ROOT
 
-NIGHTLY = ROOT / "configs/nightly.yaml"
-SCORING = ROOT / "configs/scoring.yaml"
+NIGHTLY_CONFIG = ROOT / "configs/nightly.yaml"
+SCORING_CONFIG = ROOT / "configs/scoring.yaml"
 TREES = ROOT / "configs/trees.yaml"
 SWEEP = ROOT / "configs/sweep.yaml"
-QUICK = [
+QUICK_SETTINGS = [
     "train.steps=60",
     "gate.minimum={accuracy: 0.3}",
     "cluster.pods.shifted={cpu: 50m, memory: 1Gi}",
 ]
-LIGHT = [
+LIGHT_SETTINGS = [
     f"cluster.pods.{step}={{cpu: 50m, memory: 1Gi}}" for step in ("champion", "listing", "score")
 ]
 
@@ -23,13 +23,13 @@ LIGHT = [
 def test_the_nightly_pipeline_gives_the_weights_of_a_local_run_and_scores_files(
     namespace: Namespace, tmp_path: Path
 ):
-    nightly = Run.submit(namespace, *QUICK, config=NIGHTLY)
+    nightly = Run.submit(namespace, *QUICK_SETTINGS, config=NIGHTLY_CONFIG)
     assert nightly.wait_for_end() == "Succeeded"
     store = namespace.store
     home = tmp_path / "home"
     networks = ("train-small", "train-wide")
     assert cluster_sha256s(nightly, networks) == local_sha256s(
-        namespace, home, NIGHTLY, QUICK, networks
+        namespace, home, NIGHTLY_CONFIG, QUICK_SETTINGS, networks
     )
 
     example = next(
@@ -44,7 +44,11 @@ def test_the_nightly_pipeline_gives_the_weights_of_a_local_run_and_scores_files(
         store.put(f"october/{day}", json.dumps(instance).encode() + b"\n")
 
     scoring = Run.submit(
-        namespace, "scoring.files=october", "scoring.model=nightly", *LIGHT, config=SCORING
+        namespace,
+        "scoring.files=october",
+        "scoring.model=nightly",
+        *LIGHT_SETTINGS,
+        config=SCORING_CONFIG,
     )
     assert scoring.wait_for_end() == "Succeeded"
     predictions = {

@@ -34,7 +34,7 @@ TEMPLATE = {
     "spec": {"containers": [{"name": "a", "image": "none"}]},
 }
 DEPLOYMENT = {"replicas": 0, "selector": {"matchLabels": {"a": "b"}}, "template": TEMPLATE}
-SCALED = {
+AUTOSCALER_SPEC = {
     "maxReplicas": 1,
     "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "none"},
 }
@@ -47,7 +47,7 @@ OBJECTS: dict[str, Object] = {
     "horizontalpodautoscalers": {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
-        "spec": SCALED,
+        "spec": AUTOSCALER_SPEC,
     },
     "poddisruptionbudgets": {
         "apiVersion": "policy/v1",
@@ -63,7 +63,7 @@ OBJECTS: dict[str, Object] = {
 }
 WATCH_S = 3.0  # enough for `kubectl wait` if it may watch; otherwise it polls, with growing pauses
 ARGO = [rule for rule in list_permissions() if rule[0] == "argoproj.io"]
-APPLIED = [
+OTHER_RULES = [
     rule for rule in (*list_permissions(), *list_permissions("frameworks")) if rule not in ARGO
 ]
 
@@ -197,11 +197,11 @@ def release(kube: Kube, resource: str, name: str) -> None:
 def test_applying_and_deleting_jobs_needs_every_permission_of_the_account(
     namespace: Namespace, resource: str
 ) -> None:
-    used = [rule for rule in APPLIED if rule[1] == resource]
+    used = [rule for rule in OTHER_RULES if rule[1] == resource]
     deletes = "delete" in [verb for _, _, verb in used]
-    accounts = {"all-rights": APPLIED}
+    accounts = {"all-rights": OTHER_RULES}
     accounts.update(
-        {f"without-{right[2]}": [rule for rule in APPLIED if rule != right] for right in used}
+        {f"without-{right[2]}": [rule for rule in OTHER_RULES if rule != right] for right in used}
     )
     namespace.kube.apply(
         *(manifest for name, granted in accounts.items() for manifest in grant(name, granted))
@@ -220,7 +220,7 @@ def test_only_the_account_of_workflows_may_apply_jobs_of_missing_operators(
     namespace: Namespace,
 ) -> None:
     """The permissions for these jobs have the same verbs as the permissions for the kinds above."""
-    absent = [rule for rule in APPLIED if rule[1] not in OBJECTS]
+    absent = [rule for rule in OTHER_RULES if rule[1] not in OBJECTS]
     assert {rule[1] for rule in absent} == {"trainjobs"}
     settings = Platform(
         namespace.kube.namespace, mlflow="http://mlflow", components=("frameworks",)

@@ -1,10 +1,10 @@
 """A schedule starts runs, and never two at the same time."""
 
 from tests.cluster.kube import seconds
-from tests.cluster.run import DEMO, SMALL, Namespace, Run, rekindle
+from tests.cluster.run import DEMO, SMALL_SETTINGS, Namespace, Run, rekindle
 from tests.waiting import until
 
-WEEKLY = [*SMALL, "name=weekly", "schedule.cron=* * * * *"]
+WEEKLY = [*SMALL_SETTINGS, "name=weekly", "schedule.cron=* * * * *"]
 
 
 def test_runs_of_a_schedule_do_not_overlap(namespace: Namespace):

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from rekindle.training.ledger.ledger_summary import Incident
-from tests.cluster.faults import LONG
+from tests.cluster.faults import LONG_SETTINGS
 from tests.cluster.kube import Object
 from tests.cluster.run import (
     Namespace,
@@ -30,17 +30,17 @@ from tests.waiting import until
 PAGE = ROOT / "docs/shared-clusters.md"
 SWEEP = ROOT / "configs/sweep.yaml"
 STEPS = 4000
-SHORT = [*LONG, f"train.steps={STEPS}", "train.workers=2"]
-# steps that are no kinds of pods of their own, with requests that fit into a small quota
-LIGHT = [f"cluster.pods.{step}={{cpu: 50m, memory: 1Gi}}" for step in ("champion", "best")]
+SHORT_SETTINGS = [*LONG_SETTINGS, f"train.steps={STEPS}", "train.workers=2"]
+# small requests for the pods of other steps, so that they fit into a small quota
+LIGHT_SETTINGS = [f"cluster.pods.{step}={{cpu: 50m, memory: 1Gi}}" for step in ("champion", "best")]
 APIS = {"jobset": "jobsets.jobset.x-k8s.io", "trainjob": "trainjobs.trainer.kubeflow.org"}
 
 
 @pytest.fixture(scope="module")
 def expected(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The sha256 of the model of SHORT with one worker on this machine."""
+    """The sha256 of the model of SHORT_SETTINGS with one worker on this machine."""
     return run_locally(
-        tmp_path_factory.mktemp("short"), *namespace.sets([*SHORT, "train.workers=1"])
+        tmp_path_factory.mktemp("short"), *namespace.sets([*SHORT_SETTINGS, "train.workers=1"])
     )["model_sha256"]
 
 
@@ -61,7 +61,11 @@ def test_every_backend_replaces_lost_workers_and_gives_the_same_weights(
 
     gate = ["cluster.restart_job=true"] if backend == "restart_job" else []
     run = Run.submit(
-        namespace, *SHORT, f"cluster.backend={kind}", f"name={backend.replace('_', '')[:8]}", *gate
+        namespace,
+        *SHORT_SETTINGS,
+        f"cluster.backend={kind}",
+        f"name={backend.replace('_', '')[:8]}",
+        *gate,
     )
     run.wait_for_workers(2, 400)
     kind_name = {"jobset": "jobset", "trainjob": "trainjob"}[kind]
@@ -133,7 +137,7 @@ def queue_settings(prefix: str, priority: str) -> list[str]:
         "cluster.gang=kueue",
         f"cluster.queue={prefix}-research",
         f"cluster.queue_priority={prefix}-{priority}",
-        *LIGHT,
+        *LIGHT_SETTINGS,
     ]
 
 
@@ -237,9 +241,9 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
         "cluster.gang=kueue",
     ]
 
-    harvest += [*LIGHT, "cluster.queue=train", f"cluster.queue_priority={queue}-normal"]
+    harvest += [*LIGHT_SETTINGS, "cluster.queue=train", f"cluster.queue_priority={queue}-normal"]
     harvest += [f"cluster.harvest_priority={queue}-idle", "name=harvest"]
-    run = Run.submit(namespace, *SHORT, *harvest)
+    run = Run.submit(namespace, *SHORT_SETTINGS, *harvest)
     run.wait_for_workers(3, 400)  # 50m each for the coordinator, its worker, and two extra workers
     assert len(run.running_pods("worker")) == 1
     assert len(run.running_pods("harvest")) == 2
@@ -283,10 +287,10 @@ def test_a_preempted_job_waits_and_continues(namespace: Namespace, queue: str, e
         "cluster.queue=train",
         f"cluster.queue_priority={queue}-idle",
         "name=preempt",
-        *LIGHT,
+        *LIGHT_SETTINGS,
     ]
 
-    run = Run.submit(namespace, *SHORT, *sets, "train.checkpoint_seconds=5")
+    run = Run.submit(namespace, *SHORT_SETTINGS, *sets, "train.checkpoint_seconds=5")
     run.wait_for_workers(2, 400)
 
     for _ in range(3):
@@ -314,7 +318,9 @@ def test_what_kueue_can_never_admit_is_refused_and_creates_nothing(
     namespace: Namespace, page_queue: str, settings: list[str], sentence: str
 ):
     flags = ["--namespace", namespace.kube.namespace, "--no-cache", "--yes"]
-    sets = namespace.sets([*SHORT, *queue_settings(page_queue, "high"), "name=refused", *settings])
+    sets = namespace.sets(
+        [*SHORT_SETTINGS, *queue_settings(page_queue, "high"), "name=refused", *settings]
+    )
     done = subprocess.run(
         [BIN / "rekindle", "submit", ROOT / "configs/demo.yaml", *flags, *sets],
         cwd=ROOT,
@@ -332,7 +338,7 @@ def test_a_training_of_higher_priority_is_admitted_before_the_trials_of_a_sweep(
     namespace: Namespace, page_queue: str, tmp_path: Path
 ):
     quick = ["sweep.trials=8", "sweep.parallel=8", "sweep.lag=8", "train.epochs=6"]
-    quick += ["gate.minimum={accuracy: 0.3}", *LIGHT]
+    quick += ["gate.minimum={accuracy: 0.3}", *LIGHT_SETTINGS]
     low = queue_settings(page_queue, "low")
     sweep = Run.submit(namespace, *quick, *low, "name=sweep", config=SWEEP)
 
@@ -343,7 +349,7 @@ def test_a_training_of_higher_priority_is_admitted_before_the_trials_of_a_sweep(
     until("two trials run", lambda: len(running_trials()) == 2, 300)
     high = queue_settings(page_queue, "high")
     training = Run.submit(
-        namespace, *SHORT, *high, "name=urgent", "train.workers=1", "train.steps=200"
+        namespace, *SHORT_SETTINGS, *high, "name=urgent", "train.workers=1", "train.steps=200"
     )
     training.wait_for_workers(1, 400)
     assert running_trials() == [], "the training has the whole quota"

@@ -78,14 +78,19 @@ def outcome_of(manifest: str, name: str, home: Path) -> dict[str, Any]:
 
     import argolocal
     from argolocal.manifest.read import parse_objects, split_main_object
-    from tests.conformance.outcome import REJECTED, in_store, of_status
+    from tests.conformance.outcome import REJECTED_PREFIX, in_store, of_status
 
     workflow, other_objects = split_main_object(parse_objects(manifest))
 
     try:
         outcome = argolocal.run(workflow, objects=other_objects, home=home)
     except argolocal.ConfigError as error:
-        return {"phase": "Error", "message": f"{REJECTED}: {error}", "outputs": {}, "nodes": []}
+        return {
+            "phase": "Error",
+            "message": f"{REJECTED_PREFIX}: {error}",
+            "outputs": {},
+            "nodes": [],
+        }
 
     return of_status(name, dict(outcome.status), in_store(outcome.store))
 

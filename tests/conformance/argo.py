@@ -27,11 +27,18 @@ from argolocal.manifest.read import parse_objects, split_main_object
 from argolocal.pods.container_images import BASE_IMAGES
 from rekindle.local.services.services import DEFAULT_BUCKET
 from rekindle.storage import Store
-from tests.conformance.outcome import OVER, REJECTED, STUCK, Outcome, in_store, of_status
+from tests.conformance.outcome import (
+    END_PHASES,
+    REJECTED_PREFIX,
+    STUCK_PHASE,
+    Outcome,
+    in_store,
+    of_status,
+)
 
 STUCK_AFTER_S = 150.0  # time without a change after which a workflow counts as Stuck
 DEFAULT_IMAGE = "python:3.11"
-PLAIN = re.compile(rf"(docker\.io/library/)?({'|'.join(BASE_IMAGES)})(:[\w.-]+)?")
+BASE_IMAGE_PATTERN = re.compile(rf"(docker\.io/library/)?({'|'.join(BASE_IMAGES)})(:[\w.-]+)?")
 GROUP = "rbac.authorization.k8s.io"
 CACHES = {
     "apiGroups": [""],
@@ -172,7 +179,7 @@ class Argo:
 
             self("create", "-f", "-", text=json.dumps(flow))
         except subprocess.CalledProcessError as error:  # the API server rejects the manifest
-            self.rejected[name] = _rejected_outcome(f"{REJECTED}: {error.stderr}")
+            self.rejected[name] = _rejected_outcome(f"{REJECTED_PREFIX}: {error.stderr}")
 
         self.running[name] = other_objects
 
@@ -186,7 +193,7 @@ class Argo:
         return {
             key: (
                 self.image
-                if key == "image" and PLAIN.fullmatch(str(item).strip())
+                if key == "image" and BASE_IMAGE_PATTERN.fullmatch(str(item).strip())
                 else self._replace_images(item)
             )
             for key, item in value.items()
@@ -208,7 +215,9 @@ class Argo:
             if _has_settled(flow) or self._is_stuck(name, flow["metadata"]["resourceVersion"]):
                 outcome = of_status(name, status, in_store(self.store) if self.store else None)
                 outcomes[name] = (
-                    outcome if status.get("phase") in OVER else {"phase": STUCK, "was": outcome}
+                    outcome
+                    if status.get("phase") in END_PHASES
+                    else {"phase": STUCK_PHASE, "was": outcome}
                 )
 
         for name in outcomes:
@@ -282,7 +291,7 @@ def _rejected_outcome(message: str) -> Outcome:
 def _has_settled(flow: dict[str, Any]) -> bool:
     """Return True if a workflow is over and the outputs of its pods have arrived: Argo then labels
     it completed."""
-    over = (flow.get("status") or {}).get("phase") in OVER
+    over = (flow.get("status") or {}).get("phase") in END_PHASES
     return (
         over
         and (flow["metadata"].get("labels") or {}).get("workflows.argoproj.io/completed") == "true"

@@ -31,10 +31,10 @@ from tests.conformance.here import Here
 from tests.conformance.outcome import Outcome, differences, is_rejected
 
 FLOWS = ("Workflow", "CronWorkflow", "WorkflowTemplate", "ClusterWorkflowTemplate")
-REFERENCED = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret")
+REFERENCED_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret")
 LOCAL_TIMEOUT_S = 60.0  # runs that take longer wait for a user (suspend), or are meant to be long
 VERSION = "argoproj.io/v1alpha1"
-SAY = r"""case "$1" in
+SAY_SCRIPT = r"""case "$1" in
 echo) if [ $# -gt 2 ]; then echo "$2" > "$3"; else echo "$2"; fi;;
 cat) shift; cat "$@";; sleep) sleep "$2";; exit) exit "$2";; "") echo hello argo;; *) exit 64;;
 esac"""  # the behaviour of Argo's image argosay
@@ -49,7 +49,7 @@ def examples(folder: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         _name(item): item
         for objects in files.values()
         for item in objects
-        if item["kind"] in REFERENCED
+        if item["kind"] in REFERENCED_KINDS
     }
 
     for path, found in files.items():
@@ -73,7 +73,7 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
     except ConfigError:
         return
     for item in objects:
-        if item.get("kind") in {*FLOWS, *REFERENCED}:
+        if item.get("kind") in {*FLOWS, *REFERENCED_KINDS}:
             item["metadata"] = {
                 k: v for k, v in (item.get("metadata") or {}).items() if k != "namespace"
             }
@@ -91,7 +91,7 @@ def _replace_argosay(value: Any) -> None:
         value.update(
             {
                 "image": DEFAULT_IMAGE,
-                "command": value.get("command") or ["sh", "-c", SAY, "argosay"],
+                "command": value.get("command") or ["sh", "-c", SAY_SCRIPT, "argosay"],
             }
         )
 

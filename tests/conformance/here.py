@@ -13,7 +13,7 @@ from typing import Self
 
 from rekindle.local.services.services import DEFAULT_BUCKET, Services
 from rekindle.storage import Store
-from tests.conformance.outcome import REJECTED, Contents, Outcome, in_store, of_status
+from tests.conformance.outcome import REJECTED_PREFIX, Contents, Outcome, in_store, of_status
 
 TIMEOUT_S = 600.0  # on Argo, a workflow that waits for its retries also takes long
 REJECTED_EXIT_CODE = 2
@@ -51,7 +51,7 @@ class Here:
         if result.returncode == REJECTED_EXIT_CODE:
             return {
                 "phase": "Error",
-                "message": f"{REJECTED}: {result.stdout.strip()}",
+                "message": f"{REJECTED_PREFIX}: {result.stdout.strip()}",
                 "outputs": {},
                 "nodes": [],
             }

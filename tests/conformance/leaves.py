@@ -26,7 +26,7 @@ FACTS = (
 LISTS = ('["a", "b"]', '[{"k": 1, "v": "x"}, {"k": 2, "v": "y"}]', "[]", "[1, 2.5, true]")
 PORT = 18347  # port of the only daemon of a workflow
 LIMITS = "{{workflow.name}}-limits"  # the ConfigMap that contains the limits of the semaphores
-UNREACHABLE = "http://127.0.0.2:1"
+UNREACHABLE_URL = "http://127.0.0.2:1"
 LISTING = (
     "cd /tmp/in 2>/dev/null && find . | sort && find . -type f | sort | xargs cat || cat /tmp/in ||"
     " echo none"
@@ -42,7 +42,7 @@ def leaf(chance: Chance, kind: str) -> tuple[Template, set[str]]:
             **chance.one({"default": "x"}, {"default": ""}, {"default": "7"}, {"default": "a b"}),
         }
     ]
-    if kind not in BARE:
+    if kind not in BARE_KINDS:
         _add_fields(chance, template)
     return template, outputs
 
@@ -214,7 +214,9 @@ def daemon(chance: Chance) -> tuple[Template, set[str]]:
 def asks(chance: Chance) -> tuple[Template, set[str]]:
     """Send an HTTP request to the address in the parameter, or to an unreachable one."""
     http: dict[str, Any] = {
-        "url": chance.one("{{inputs.parameters.a}}", "{{inputs.parameters.a}}", f"{UNREACHABLE}/x")
+        "url": chance.one(
+            "{{inputs.parameters.a}}", "{{inputs.parameters.a}}", f"{UNREACHABLE_URL}/x"
+        )
     }
 
     http.update(
@@ -332,8 +334,17 @@ KINDS = {
     )
 }
 COMMON = ("echo", "fact", "listed", "script", "fails", "flaky", "parameter", "missing")
-RARE = ("raw", "environment", "suspend", "companions", "containers", "resource")
-BARE = ("suspend", "resource", "late", "companions", "containers", "daemon", "asks", "listing")
+RARE_KINDS = ("raw", "environment", "suspend", "companions", "containers", "resource")
+BARE_KINDS = (
+    "suspend",
+    "resource",
+    "late",
+    "companions",
+    "containers",
+    "daemon",
+    "asks",
+    "listing",
+)
 
 
 def _add_fields(chance: Chance, template: Template) -> None:

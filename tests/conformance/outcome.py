@@ -22,13 +22,13 @@ from argolocal.store import ObjectStore
 
 Outcome = dict[str, Any]
 Contents = Callable[[str], dict[str, str]]
-OVER = ("Succeeded", "Failed", "Error")
+END_PHASES = ("Succeeded", "Failed", "Error")
 # an artifact that only a cluster makes
 LOGS = "main-logs"
 # never ends
-STUCK = "Stuck"
+STUCK_PHASE = "Stuck"
 # prefix of the message of a workflow that Argo's check rejects
-REJECTED = "invalid spec"
+REJECTED_PREFIX = "invalid spec"
 # messages that end in texts of a kubelet, a store or a Go library
 CLASSES = (
     r"(?P<text>.*(init|wait): Error \(exit code 64\): artifact \S+ failed to (load|save)):.*",
@@ -172,7 +172,9 @@ def _differences(local_outcome: Outcome, argo_outcome: Outcome) -> Iterator[str]
 
         return
 
-    if argo_outcome["phase"] == STUCK:  # Argo waits for ever; the local runner ends with a reason
+    if (
+        argo_outcome["phase"] == STUCK_PHASE
+    ):  # Argo waits for ever; the local runner ends with a reason
         if local_outcome["phase"] != "Error" or "Argo would wait" not in local_outcome["message"]:
             phase, message = local_outcome["phase"], local_outcome["message"]
             yield f"phase: {phase} here ({message}), Argo never ends"
@@ -215,7 +217,7 @@ def _differences(local_outcome: Outcome, argo_outcome: Outcome) -> Iterator[str]
 
 def is_rejected(outcome: Outcome) -> bool:
     """Return True if the manifest was rejected."""
-    return outcome.get("message", "").startswith(REJECTED)
+    return outcome.get("message", "").startswith(REJECTED_PREFIX)
 
 
 def _compare_values(name: str, local_value: Any, argo_value: Any) -> Iterator[str]:

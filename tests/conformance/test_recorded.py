@@ -15,7 +15,7 @@ NEEDS = {"out-of-memory": limits.supports_memory_limits}
 # replaces Rekindle's bucket in the manifests
 BUCKET = "argolocal"
 # manifests that take 2 seconds and more
-SLOW = {
+SLOW_RECORDINGS = {
     *(
         "deadline-template",
         "deadline-wf",
@@ -31,7 +31,7 @@ SLOW = {
 
 
 def parameters() -> list[ParameterSet]:
-    marks = {name: pytest.mark.slow for name in SLOW}
+    marks = {name: pytest.mark.slow for name in SLOW_RECORDINGS}
     return [
         pytest.param(recording, id=recording.name, marks=marks.get(recording.name, ()))
         for recording in recorded.read()

@@ -17,7 +17,15 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.conformance.chance import Chance
-from tests.conformance.leaves import COMMON, LIMITS, PORT, RARE, UNREACHABLE, Template, leaf
+from tests.conformance.leaves import (
+    COMMON,
+    LIMITS,
+    PORT,
+    RARE_KINDS,
+    UNREACHABLE_URL,
+    Template,
+    leaf,
+)
 
 NAME = "random-wf"
 ITEMS: tuple[list[Any], ...] = (
@@ -238,7 +246,7 @@ class Builder:
         self.remaining -= 1
         name = f"t{self.chance.one('', '', '', '-')}{self.number()}"
         holders = [callee for callee in ancestors if "f" in callee.outputs]
-        kinds = (*COMMON, *COMMON, *RARE, *(("file", "file") if self.artifacts else ()))
+        kinds = (*COMMON, *COMMON, *RARE_KINDS, *(("file", "file") if self.artifacts else ()))
         kinds += ("late",) if self.slow else ()
         kinds += ("asks",) if self.chance(30) else ()
         kinds += ("daemon", "daemon") if depth == 0 and not self.daemons else ()
@@ -284,7 +292,7 @@ class Builder:
                 f"http://{callee.tag('ip')}:{PORT}/{self.chance.one('one', 'one', 'nope')}"
                 for callee in serving
             ]
-            url = self.chance.one(*urls) if urls else UNREACHABLE
+            url = self.chance.one(*urls) if urls else UNREACHABLE_URL
             holder["arguments"] = {"parameters": [{"name": "a", "value": url}]}
 
             if url.endswith("nope"):  # the body of a 404 depends on the server

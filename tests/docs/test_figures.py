@@ -4,7 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 # a program that another benchmark starts, and the program that starts all
-OTHERS = {"benchmarks.programs.saving", "benchmarks.torchrun", "benchmarks.__main__"}
+OTHER_MODULES = {"benchmarks.programs.saving", "benchmarks.torchrun", "benchmarks.__main__"}
 
 
 def test_every_benchmark_is_on_the_page() -> None:
@@ -14,6 +14,8 @@ def test_every_benchmark_is_on_the_page() -> None:
         for path in (ROOT / "benchmarks").rglob("*.py")
         if 'if __name__ == "__main__"' in path.read_text()
     ]
-    names = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in programs} - OTHERS
+    names = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in programs
+    } - OTHER_MODULES
     assert len(names) > 15
     assert {name for name in names if f"python -m {name}" not in page} == set()

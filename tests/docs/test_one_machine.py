@@ -15,7 +15,7 @@ from tests.commands import BIN, ROOT, shell, typed_by_hand
 from tests.waiting import until
 
 PAGE = ROOT / "docs/one-machine.md"
-SMALL = {
+SMALL_CONFIG = {
     "REKINDLE_DATA__SOURCE": "simulate://7?cards=150&terminals=300&days=70",
     "REKINDLE_TRAIN__EPOCHS": "1",
     "REKINDLE_GATE__MINIMUM": "{auc: 0.01}",
@@ -29,7 +29,7 @@ def test_a_queued_run_and_a_run_without_a_server_have_the_same_model(tmp_path: P
     home = tmp_path / ".rekindle"
     first_block, schedule, listing, queued = typed_by_hand(PAGE)
 
-    with shell(tmp_path, **SMALL) as run_in_shell:
+    with shell(tmp_path, **SMALL_CONFIG) as run_in_shell:
 
         def run(command: str) -> str:
             completed = run_in_shell(command)

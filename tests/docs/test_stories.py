@@ -30,21 +30,21 @@ MODEL = ROOT / "docs/your-own-model.md"
 PIPELINE = ROOT / "docs/your-own-pipeline.md"
 PROGRAM = ROOT / "docs/your-own-program.md"
 ARGOLOCAL = ROOT / "docs/argolocal.md"
-CACHE, COST, TIME, SHARED = (
+CACHE_PAGE, COST_PAGE, TIME_PAGE, SHARED_PAGE = (
     ROOT / f"docs/{name}.md" for name in ("cache", "cost", "time", "shared-clusters")
 )
-AFTER = ROOT / "docs/after-release.md"
+AFTER_RELEASE_PAGE = ROOT / "docs/after-release.md"
 SERVING = ROOT / "docs/serving.md"
-TYPED = {
-    AFTER,
+TYPED_BLOCKS = {
+    AFTER_RELEASE_PAGE,
     SERVING,
     ARGOLOCAL,
     README,
     TRACKING,
-    CACHE,
-    COST,
-    TIME,
-    SHARED,
+    CACHE_PAGE,
+    COST_PAGE,
+    TIME_PAGE,
+    SHARED_PAGE,
     SURVIVING,
     MODEL,
     PIPELINE,
@@ -57,7 +57,7 @@ WORLD = "simulate://7?cards=150&terminals=300&days=70"
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_all_commands_of_a_page_are_tested(document: Path) -> None:
-    assert document in TYPED or typed_by_hand(document) == []
+    assert document in TYPED_BLOCKS or typed_by_hand(document) == []
 
 
 def test_make_targets_match_the_readme() -> None:
@@ -90,7 +90,7 @@ def test_all_commands_of_the_readme_work(tmp_path: Path) -> None:
     with shell(tmp_path) as run_command:
         for command in [
             command
-            for page in (README, SURVIVING, TRACKING, CACHE, COST, AFTER)
+            for page in (README, SURVIVING, TRACKING, CACHE_PAGE, COST_PAGE, AFTER_RELEASE_PAGE)
             for command in typed_by_hand(page)
         ]:
             completed = run_command(
@@ -120,7 +120,7 @@ def test_backfill_works_as_documented(tmp_path: Path) -> None:
         "REKINDLE_GATE__MINIMUM": "{auc: 0.01}",
     }
     with shell(tmp_path, **small_data) as run_command:
-        run, backfill = typed_by_hand(TIME)
+        run, backfill = typed_by_hand(TIME_PAGE)
         completed = run_command(run)
         assert completed.returncode == 0, f"{completed.stdout}{completed.stderr}"
         tables = [run_command(backfill), run_command(backfill)]
@@ -140,7 +140,7 @@ def test_backfill_works_as_documented(tmp_path: Path) -> None:
 def test_a_source_without_new_rows_is_trained_on_once(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
-    for page in (MODEL, TIME):
+    for page in (MODEL, TIME_PAGE):
         write_files(page, tmp_path)
 
     write_power_data(tmp_path, 800)
@@ -195,7 +195,7 @@ def test_extra_workers_do_not_change_the_weights_as_documented(tmp_path: Path) -
         "REKINDLE_GATE__MINIMUM": "{auc: 0.01}",
     }
     with shell(tmp_path, **small_data) as run_command:
-        (command,) = typed_by_hand(SHARED)
+        (command,) = typed_by_hand(SHARED_PAGE)
         runs = [
             json.loads(run_command(f"{run} -o json").stdout)
             for run in (command, "rekindle run configs/demo.yaml --no-cache")

@@ -18,9 +18,9 @@ from rekindle.errors import ConfigError
 from tests.fuzz.mutation import mutate
 
 Case = Callable[[random.Random], None]
-OPENED = ["[", "{a: ", '{"a":', "- ", "? ", "[{b: ", "- - ? ", "&a [", "!!map {x: "]
+OPENING_TEXTS = ["[", "{a: ", '{"a":', "- ", "? ", "[{b: ", "- - ? ", "&a [", "!!map {x: "]
 DIGITS = ["9", "f", "1", "7", ":1", "_", "9.", "e1"]
-STARTS = [
+START_TEXTS = [
     "",
     "-",
     "0x",
@@ -83,9 +83,9 @@ def make_expensive_text(rng: random.Random) -> str:
 
     match rng.randrange(7):
         case 0:
-            return rng.choice(["", "a: ", "a: &a\n  "]) + rng.choice(OPENED) * repetitions
+            return rng.choice(["", "a: ", "a: &a\n  "]) + rng.choice(OPENING_TEXTS) * repetitions
         case 1:
-            return f"name: {rng.choice(STARTS)}{rng.choice(DIGITS) * repetitions}\n"
+            return f"name: {rng.choice(START_TEXTS)}{rng.choice(DIGITS) * repetitions}\n"
         case 2:
             line = rng.choice(LINES)
             return "".join(line.format(number) for number in range(repetitions // len(line)))

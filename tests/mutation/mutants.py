@@ -37,9 +37,9 @@ OPERATORS: dict[type, tuple[str, ...]] = {
     ast.BitOr: ("|", "&"),
 }
 # calls that only log
-WORDING = re.compile(r"(say|print|traceback\.print_exc|(\w+\.)*log\.append)$")
+LOG_CALL_PATTERN = re.compile(r"(say|print|traceback\.print_exc|(\w+\.)*log\.append)$")
 # swapped arguments are equivalent, or an error
-SAME = re.compile(rf"{WORDING.pattern}|(min|max|isinstance|hasattr)$")
+UNCHANGED_CALL_PATTERN = re.compile(rf"{LOG_CALL_PATTERN.pattern}|(min|max|isinstance|hasattr)$")
 Edit = tuple[int, int, str]  # bytes [start, end) of the source, and their replacement
 
 
@@ -144,7 +144,7 @@ class _Edits:
         match node:
             case ast.JoinedStr() | ast.Raise() | ast.Assert() | ast.Import() | ast.ImportFrom():
                 return
-            case ast.Call() if WORDING.match(ast.unparse(node.func)):
+            case ast.Call() if LOG_CALL_PATTERN.match(ast.unparse(node.func)):
                 return
             case ast.FunctionDef():
                 yield from node.args.defaults
@@ -164,7 +164,7 @@ class _Edits:
         match node:
             case ast.Return(value=value) if value and ast.unparse(value) != "None":
                 yield start, end, "return None"
-            case ast.Expr(value=ast.Call(func=function)) if not WORDING.match(
+            case ast.Expr(value=ast.Call(func=function)) if not LOG_CALL_PATTERN.match(
                 ast.unparse(function)
             ):
                 yield start, end, "pass"
@@ -202,8 +202,8 @@ class _Edits:
             case ast.Constant(value=int(value) | float(value)):
                 yield start, end, f"{value + 1}"
                 yield start, end, f"{value - 1}"
-            case ast.Call(args=[first_operand, second_operand, *_]) if not SAME.match(
-                ast.unparse(node.func)
+            case ast.Call(args=[first_operand, second_operand, *_]) if (
+                not UNCHANGED_CALL_PATTERN.match(ast.unparse(node.func))
             ):
                 if not isinstance(first_operand, ast.Starred) and not isinstance(
                     second_operand, ast.Starred

@@ -22,7 +22,7 @@ from typing import Any
 from tests.mutation.mutants import Mutant
 
 ROOT = Path(__file__).parents[2]
-IMPORTED = (
+IMPORTED_MODULES = (
     "pytest",
     "hypothesis.stateful",
     "torch",
@@ -82,7 +82,7 @@ class Laboratory:
         os.environ["MKL_NUM_THREADS"] = "1"
         (folder / "state").mkdir()
 
-        for module in IMPORTED:
+        for module in IMPORTED_MODULES:
             importlib.import_module(module)
 
         gc.collect()

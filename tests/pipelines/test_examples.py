@@ -19,7 +19,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # whole runs
 Run = Callable[..., dict[str, Any]]
 SUFFIX = uuid.uuid4().hex[:6]
-QUICK = "train.steps=60 gate.minimum.accuracy=0.3"
+QUICK_SETTINGS = "train.steps=60 gate.minimum.accuracy=0.3"
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def finished(result: dict[str, Any]) -> set[str]:
 
 
 def test_the_better_of_two_networks_is_released_and_served(run: Run, s3: Store) -> None:
-    result = run("nightly", QUICK)
+    result = run("nightly", QUICK_SETTINGS)
     shipped = {name.split(".")[1] for name in finished(result) if name.startswith("decide.ship-")}
     assert len(shipped) == 1
     served = fetch(f"{result['endpoint']}/v1/models/{unique('nightly')}")
@@ -84,9 +84,7 @@ def test_the_better_of_two_networks_is_released_and_served(run: Run, s3: Store) 
 def test_files_are_scored_with_the_same_results_as_the_server(
     typed: Any, run: Run, s3: Store
 ) -> None:
-    model = (
-        f"{run('digits', f'{QUICK} serve.max_batch=1')['endpoint']}/v1/models/{unique('digits')}"
-    )
+    model = f"{run('digits', f'{QUICK_SETTINGS} serve.max_batch=1')['endpoint']}/v1/models/{unique('digits')}"
     example = fetch(f"{model}/example")
     body = json.dumps(example).encode()
 

@@ -182,7 +182,7 @@ def test_a_recorded_manifest_is_parsed_once() -> None:
     assert calls(lambda: parse_manifest(text)) < 1.5 * calls(lambda: loads(text))
 
 
-DEEP = "[" * 100_000
+DEEP_JSON = "[" * 100_000
 
 
 def test_deeply_nested_json_of_others_is_malformed_and_no_bug(
@@ -190,14 +190,16 @@ def test_deeply_nested_json_of_others_is_malformed_and_no_bug(
 ) -> None:
     prefix = f"deep-{uuid.uuid4().hex[:8]}"
     spec = TrainingSpec.for_local_training("w", {}, {}).model_copy(update={"checkpoints": prefix})
-    s3.put(f"{spec.checkpoints}/coordinator", DEEP.encode())
+    s3.put(f"{spec.checkpoints}/coordinator", DEEP_JSON.encode())
     lease = CoordinatorLease(lambda: s3, spec, "me")
     lease.renew()
     assert lease.is_held
 
-    error = make_api_error(500, DEEP.encode(), "/api/v1/pods", "server", "context", "namespace")
+    error = make_api_error(
+        500, DEEP_JSON.encode(), "/api/v1/pods", "server", "context", "namespace"
+    )
     assert len(error.lines) == 1
 
-    arguments = {"parameters": [{"name": "config", "value": DEEP}]}
+    arguments = {"parameters": [{"name": "config", "value": DEEP_JSON}]}
     workflow = {"metadata": {"name": "a"}, "spec": {"arguments": arguments, "templates": []}}
     assert parse_former_run("a", workflow, {}).name == "a"

@@ -126,7 +126,7 @@ def test_every_malformed_answer_is_accepted_or_one_error(
         assert len(message) < 2000
 
 
-MALFORMED = [
+MALFORMED_ANSWERS = [
     ("mlflow/runs/get", {}, "run: Field required"),
     ("mlflow/runs/get", {"run": 5}, "run: Input should be an object"),
     ("mlflow/runs/get", {"run": {"info": None, "data": {}}}, "run.info: Input should be an object"),
@@ -168,7 +168,7 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "document", "fault"), MALFORMED)
+@pytest.mark.parametrize(("path", "document", "fault"), MALFORMED_ANSWERS)
 def test_the_error_names_the_server_the_call_and_the_field(
     server: MlflowServer, path: str, document: Any, fault: str
 ) -> None:

@@ -14,7 +14,7 @@ from rekindle.names import (
     parse_s3_address,
 )
 
-VALID = [
+VALID_NAMES = [
     (ModelName, ["fraud", "o'brien", 'say "hi"', "50%_off", "a\\b", "modèle 日本", "..a"]),
     (Version, ["1", "42", "9" * 18]),
     (TaskName, ["prepare", "train-2", "cached_models", "Train"]),
@@ -26,7 +26,7 @@ VALID = [
     (ObjectId, ["0", "4f1c2a7e", "a-b_c"]),
     (Digest, ["0123456789abcdef" * 4]),
 ]
-INVALID = [
+INVALID_NAMES = [
     (
         ModelName,
         ["", "a/b", "a:b", ".", "..", "a\x00", "a\n", "a\x7f", "a\u202eb", "x" * 257, None, 3],
@@ -66,7 +66,7 @@ INVALID = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [(kind, value) for kind, values in VALID for value in values]
+    ("kind", "value"), [(kind, value) for kind, values in VALID_NAMES for value in values]
 )
 def test_a_valid_name_is_a_text(kind: type, value: str):
     assert kind(value) == value
@@ -74,7 +74,7 @@ def test_a_valid_name_is_a_text(kind: type, value: str):
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [(kind, value) for kind, values in INVALID for value in values]
+    ("kind", "value"), [(kind, value) for kind, values in INVALID_NAMES for value in values]
 )
 def test_no_other_value_becomes_a_name(kind: type, value: object):
     assert kind.parse_or_none(value) is None

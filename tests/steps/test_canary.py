@@ -141,11 +141,13 @@ def test_new_servers_of_the_same_version_are_compared_with_its_former_servers(
 def test_a_canary_ends_when_its_champion_is_rolled_back(servers: dict[str, Running]) -> None:
     name = f"echo-{uuid4().hex[:6]}"
     run_id = tracking.start_run("canary", name)
-    earlier, champion = (
+    earlier_version, champion = (
         tracking.register_version(name, f"r/{n}/", f"s3://b/{n}", n * 32, run_id, {})
         for n in ("aa", "bb")
     )
-    tracking.record_champion(name, earlier.version, "older")  # as a rollback during the canary does
+    tracking.record_champion(
+        name, earlier_version.version, "older"
+    )  # as a rollback during the canary does
     result, _ = run_canary(
         name=name, champion=champion.version, rule=RULE.model_copy(update={"wait_minutes": 30})
     )

@@ -28,7 +28,7 @@ GENERATED = (
     "synthetic://7",
 )
 
-MOVING = """
+MOVING_WINDOW_CODE = """
 class Data(DataConfig):
     until: str = ""
 
@@ -129,7 +129,7 @@ def test_too_few_rows_do_not_refuse_a_workload(tmp_path: Path) -> None:
 def test_an_empty_window_is_an_error_that_names_its_end(
     tmp_path: Path, empty: str, problem: str
 ) -> None:
-    code = TEMPLATE.replace("Data = DataConfig", MOVING)
+    code = TEMPLATE.replace("Data = DataConfig", MOVING_WINDOW_CODE)
     code = code.replace(
         "    cut = int", f'    rows = {empty} if data.until > "2024-04" else rows\n    cut = int'
     )
@@ -153,7 +153,7 @@ def test_a_large_model_is_built_without_memory(tmp_path: Path) -> None:
     assert result["state_bytes"] > 48_000_000_000
 
 
-FITTED = """
+FITTED_MODEL_CODE = """
 
 def fit(model, samples):
     import torch
@@ -167,7 +167,7 @@ families = {"fitted": rekindle.Fitted(network, fit)}
 NEGATIVES = "(model(inputs) - kwh).square().mean() + model(torch.rand_like(inputs)).square().mean()"
 
 
-def fitted(code: str, loss: str = MEAN, fit: str = FITTED) -> str:
+def fitted(code: str, loss: str = MEAN, fit: str = FITTED_MODEL_CODE) -> str:
     """Return a workload with a fitted family instead of a model."""
     code = code.replace("def model(", "def network(").replace(MEAN, loss)
     return (
@@ -189,7 +189,9 @@ def test_the_loss_of_a_fitted_family_may_draw_random_negatives(tmp_path: Path) -
 
 
 def test_a_fit_may_draw_random_numbers_from_torch(tmp_path: Path) -> None:
-    code = fitted(TEMPLATE, fit=FITTED.replace("kwh.mean()", "kwh.mean() + torch.rand(1)"))
+    code = fitted(
+        TEMPLATE, fit=FITTED_MODEL_CODE.replace("kwh.mean()", "kwh.mean() + torch.rand(1)")
+    )
     draws = '        self.rows = torch.from_numpy(np.load(path / f"{split}.npy"))\n'
     assert draws in code
     code = code.replace(draws, f"{draws}        self.order = torch.randperm(len(self.rows))\n")
@@ -201,12 +203,12 @@ def test_a_fit_may_draw_random_numbers_from_torch(tmp_path: Path) -> None:
     [
         (
             MEAN.replace(".mean()", ".mean() * random.random()"),
-            FITTED,
+            FITTED_MODEL_CODE,
             "family fitted: `loss` was ",
         ),
         (
             MEAN,
-            FITTED.replace("kwh.mean()", "kwh.mean() + random.random()"),
+            FITTED_MODEL_CODE.replace("kwh.mean()", "kwh.mean() + random.random()"),
             'family fitted: the family "fitted" was',
         ),
     ],
@@ -274,16 +276,18 @@ def test_a_newest_row_without_a_time_zone_is_named(tmp_path: Path) -> None:
 
 
 UNPREPARED = network(EMBED, "return self.net(x)").replace("Data = DataConfig", GENERATED[0])
-LARGE = network("self.ids = nn.Embedding(100_000_001, 1, sparse=True)", "return self.net(x)")
+LARGE_MODEL_CODE = network(
+    "self.ids = nn.Embedding(100_000_001, 1, sparse=True)", "return self.net(x)"
+)
 
 
 @pytest.mark.parametrize(
     ("code", "is_refused"),
     [
-        (LARGE, True),
+        (LARGE_MODEL_CODE, True),
         (UNPREPARED, True),
-        (LARGE.replace("sparse=True)", "sparse=True).requires_grad_(False)"), False),
-        (LARGE.replace("sparse=True", "sparse=False"), False),
+        (LARGE_MODEL_CODE.replace("sparse=True)", "sparse=True).requires_grad_(False)"), False),
+        (LARGE_MODEL_CODE.replace("sparse=True", "sparse=False"), False),
     ],
 )
 def test_sparse_gradients_are_refused_even_if_no_step_is_tried(

@@ -31,7 +31,7 @@ def client(uri: str | None = None) -> "MlflowClient":
 
 
 FAILURE = [{"displayName": "train", "message": "Error (exit code 65): no data", "phase": "Failed"}]
-STOPPED = [
+STOPPED_NODES = [
     {"displayName": "train", "message": "workflow shutdown with strategy:  Stop", "phase": "Failed"}
 ]
 
@@ -56,7 +56,12 @@ STOPPED = [
         ),
         ("Failed", "[" * 5000, "FAILED", f"workflow: {'[' * 890}"),
         ("Error", "{{workflow.failures}}", "FAILED", "workflow: {{workflow.failures}}"),
-        ("Failed", json.dumps(STOPPED), "KILLED", "train: workflow shutdown with strategy:  Stop"),
+        (
+            "Failed",
+            json.dumps(STOPPED_NODES),
+            "KILLED",
+            "train: workflow shutdown with strategy:  Stop",
+        ),
         ("Failed", "", "FAILED", None),
     ],
 )

@@ -151,19 +151,19 @@ def test_a_notebook_mlflow_and_the_server_predict_the_same(
         server.until_ready()
         for request, _ in list(read_predictions(report, 60))[:3]:
             path = f"/v1/models/{name}:predict"
-            served = server.client.post(path, json=request).json()["predictions"]
+            served_predictions = server.client.post(path, json=request).json()["predictions"]
             frame = pd.DataFrame(request["instances"])
             params = {"history": json.dumps(request["history"])}
-            assert model.predict(frame, params=params) == served
+            assert model.predict(frame, params=params) == served_predictions
             body = {"dataframe_records": request["instances"], "params": params}
-            assert app.post("/invocations", json=body).json() == {"predictions": served}
+            assert app.post("/invocations", json=body).json() == {"predictions": served_predictions}
             single_prediction = server.client.post(
                 path, json={"instances": request["instances"]}
             ).json()["predictions"]
             assert (
                 model.predict(frame.assign(time=pd.to_datetime(frame["time"])))
                 == single_prediction
-                != served
+                != served_predictions
             )
 
 
@@ -397,20 +397,20 @@ def test_a_deployment_that_another_client_of_mlflow_has_named_is_neither_stopped
 
     inputs = changed.model_copy(update={"champion": "2", "keep_releases": 1})
 
-    for foreign in foreign_names:
-        tracking.record_deployment(name, "1", foreign)
+    for foreign_name in foreign_names:
+        tracking.record_deployment(name, "1", foreign_name)
         tracking.record_champion(name, "2", own_deployment)
         outputs = verify.conclude(inputs, PredictionComparison(1e-5))
         assert outputs["running"] == [own_deployment, new_deployment]
         assert outputs["expired"] == []
-        assert f'"{foreign}" is kept' in capsys.readouterr().err
+        assert f'"{foreign_name}" is kept' in capsys.readouterr().err
 
         tracking.record_deployment(name, "1", own_deployment)
-        tracking.record_champion(name, "2", foreign)
+        tracking.record_champion(name, "2", foreign_name)
         outputs = verify.conclude(inputs, PredictionComparison(1e-5))
         assert outputs["running"] == [new_deployment]
         assert outputs["expired"] == [own_deployment]
-        assert f'"{foreign}" is kept' in capsys.readouterr().err
+        assert f'"{foreign_name}" is kept' in capsys.readouterr().err
 
 
 def test_a_changed_champion_ends_the_attempt_and_after_the_last_attempt_the_run(

@@ -8,8 +8,8 @@ import pytest
 
 from argolocal.common.checked_names import InvalidName, ObjectName, RunName, format_untrusted
 
-VALID = ["a", "demo-x7k2p", "payments", "a.b-c.d", "1", "x" * 253]
-INVALID = [
+VALID_NAMES = ["a", "demo-x7k2p", "payments", "a.b-c.d", "1", "x" * 253]
+INVALID_NAMES = [
     "",
     ".",
     "..",
@@ -43,7 +43,7 @@ INVALID = [
 ]
 
 
-@pytest.mark.parametrize("value", VALID)
+@pytest.mark.parametrize("value", VALID_NAMES)
 def test_a_valid_name_is_a_text(value: str):
     name = RunName(value)
     assert name == value
@@ -53,7 +53,7 @@ def test_a_valid_name_is_a_text(value: str):
     assert type(pickle.loads(pickle.dumps(name))) is RunName
 
 
-@pytest.mark.parametrize("value", INVALID)
+@pytest.mark.parametrize("value", INVALID_NAMES)
 def test_no_other_value_becomes_a_name(value: object):
     assert RunName.parse_or_none(value) is None
     for kind in (RunName, ObjectName):

@@ -8,19 +8,19 @@ from argolocal.common.wording import EscapedStream, escape_control_chars, open_r
 
 # characters with Unicode's property Bidi_Control, line separators, and characters without a width
 INVISIBLE = "\u061c\u200b\u200e\u200f\u2028\u2029\u202a\u202e\u2060\u2066\u2069\ufeff\U000e0041"
-HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b[8mhidden\r\u202e"
+HOSTILE_TEXT = "\x1b]0;title\x07\x1b[2J\x1b[8mhidden\r\u202e"
 PROGRAM = f"""
 import click, sys
 from argolocal.cli.output import run_command
 from argolocal.errors import ConfigError, write_stderr
 
 def command():
-    click.echo({HOSTILE!r})
-    click.echo({HOSTILE!r}, err=True)
-    print({HOSTILE!r})
-    sys.stderr.write({HOSTILE!r})
-    write_stderr({HOSTILE!r})
-    raise {{error}}({HOSTILE!r})
+    click.echo({HOSTILE_TEXT!r})
+    click.echo({HOSTILE_TEXT!r}, err=True)
+    print({HOSTILE_TEXT!r})
+    sys.stderr.write({HOSTILE_TEXT!r})
+    write_stderr({HOSTILE_TEXT!r})
+    raise {{error}}({HOSTILE_TEXT!r})
 
 sys.exit(run_command(command))
 """

@@ -265,10 +265,10 @@ def replace_value(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 @pytest.fixture
 def broken_home(home: Path, tmp_path: Path) -> Path:
     """A copy of the home, whose runs a test may change."""
-    copied = tmp_path / "home"
-    shutil.copytree(home / "runs", copied / "runs")
-    subprocess.run([sys.executable, "-m", "argolocal", "trust", str(copied)], check=True)
-    return copied
+    home_copy = tmp_path / "home"
+    shutil.copytree(home / "runs", home_copy / "runs")
+    subprocess.run([sys.executable, "-m", "argolocal", "trust", str(home_copy)], check=True)
+    return home_copy
 
 
 def list_changes(folder: Path) -> Iterator[tuple[str, str]]:
@@ -292,7 +292,7 @@ def list_changes(folder: Path) -> Iterator[tuple[str, str]]:
 def check_broken_run(home: Path, server: PageServer, name: str, text: str) -> None:
     """Replace a file of a run; the list and the other run must stay readable."""
     file = home / "runs/bad-run" / name
-    original = file.read_bytes()
+    original_bytes = file.read_bytes()
     file.write_text(text)
     try:
         rows = server.get("/").json()["rows"]
@@ -307,7 +307,7 @@ def check_broken_run(home: Path, server: PageServer, name: str, text: str) -> No
                 assert "unexpected form" in answer.text, (name, answer.text[-500:])
         assert server.get("/runs/good-run").status_code == 200
     finally:
-        file.write_bytes(original)
+        file.write_bytes(original_bytes)
 
 
 FILES = {

@@ -88,8 +88,8 @@ def test_a_log_opens_at_its_end_and_all_its_parts_can_be_reached(
 
 def test_the_first_error_is_shown_with_the_lines_around_it(page: PageServer, big_log: str) -> None:
     shown = get_view(page, f"pod={big_log}&mark=error")
-    marked = next(line for line in shown["lines"] if line["is_marked"])
-    assert (marked["number"], marked["is_error"]) == (5_001, True)
+    marked_line = next(line for line in shown["lines"] if line["is_marked"])
+    assert (marked_line["number"], marked_line["is_error"]) == (5_001, True)
     assert shown["lines"][0]["number"] < 5_001 < shown["lines"][-1]["number"]
 
     pods = [choice["pod"] for choice in get_tab(page)["choices"] if choice["step"] == "first"]
@@ -192,9 +192,12 @@ def test_every_part_of_a_log_has_whole_lines_and_leads_to_the_next_part(
 
     end = read_end(log)
     while end.start:
-        previous = read_page(log, find_previous_page(log, end.start))
-        assert previous.start < end.start <= previous.end or len(max(texts, key=len)) > PAGE_BYTES
-        end = previous
+        previous_page = read_page(log, find_previous_page(log, end.start))
+        assert (
+            previous_page.start < end.start <= previous_page.end
+            or len(max(texts, key=len)) > PAGE_BYTES
+        )
+        end = previous_page
 
     for part in parts:
         lines = split_lines(part, 1)

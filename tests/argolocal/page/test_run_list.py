@@ -13,7 +13,7 @@ from tests.argolocal.page.conftest import run_workflow, workflow
 from tests.browser import PageServer, start_page
 from tests.effort import calls
 
-MANY = 220
+RUN_COUNT = 220
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def many_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_workflow(home, workflow("newest", [{"name": "first", "template": "say"}]))
     tasks = [{"name": f"step-{number}", "template": "say"} for number in range(10)]
 
-    for number in range(MANY - 1):
+    for number in range(RUN_COUNT - 1):
         name = f"many-{number:05d}"
         phase = "Failed" if number == 7 else "Succeeded"
         folder = home / "runs" / name
@@ -65,7 +65,7 @@ def test_the_first_list_of_many_runs_reads_only_the_runs_that_it_shows(many_runs
     assert calls(lambda: rows.find({})) < 0.7 * calls(all_rows.all)
 
     runs = rows.find({})
-    assert runs.count == MANY
+    assert runs.count == RUN_COUNT
     assert len(runs.rows) == 100
 
 

@@ -258,17 +258,17 @@ def test_an_archive_bomb_is_rejected_before_it_fills_the_disk(tmp_path: Path) ->
     ):
         unpack_tar(many, tmp_path / "in", max_entries=1000)
 
-    deep = pack(
+    deep_archive = pack(
         tmp_path / "deep", [make_entry("/".join(f"{number}" * 150), size=1) for number in range(10)]
     )
     with pytest.raises(ArchiveError, match="in has more than 1000 entries"):
-        unpack_tar(deep, tmp_path / "in", max_entries=1000)
+        unpack_tar(deep_archive, tmp_path / "in", max_entries=1000)
 
-    large = pack(tmp_path / "large", [make_entry("zeros", size=1 << 50)])
+    large_archive = pack(tmp_path / "large", [make_entry("zeros", size=1 << 50)])
     with pytest.raises(
         ArchiveError, match=r"in unpacks to more than .* GB, 90% of the free disk space: free some"
     ):
-        unpack_tar(large, tmp_path / "in")
+        unpack_tar(large_archive, tmp_path / "in")
 
     hole = make_entry("hole", tarfile.GNUTYPE_SPARSE, size=1 << 50)
     with pytest.raises(ArchiveError):

@@ -26,15 +26,22 @@ from tests.waiting import until
 needs_cgroups = pytest.mark.skipif(not limits.supports_memory_limits(), reason="needs cgroups")
 NAME = f"limited-{os.getpid()}"
 MAIN = "from rekindle.cli import main; raise SystemExit(main())"
-HIDDEN = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /sys/fs/cgroup && exec "$@"', "sh"]
+COMMAND_WITHOUT_CGROUPS = [
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    'mount -t tmpfs none /sys/fs/cgroup && exec "$@"',
+    "sh",
+]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-GREEDY = "import sys; x = bytearray(int(sys.argv[1]) << 20)"
+GREEDY_PROGRAM = "import sys; x = bytearray(int(sys.argv[1]) << 20)"
 
 
 def workflow(megabytes: int, limit: str, **more: Any) -> dict[str, Any]:
     container = {
         "image": "python:3.11",
-        "command": ["python3", "-c", GREEDY, str(megabytes)],
+        "command": ["python3", "-c", GREEDY_PROGRAM, str(megabytes)],
         "resources": {"limits": {"memory": limit}},
     }
     template = {"name": "main", "container": container, **more}
@@ -91,7 +98,7 @@ def test_memory_limits_apply_to_the_pods_of_a_job(tmp_path: Path) -> None:
     container = {
         "name": "main",
         "image": "python:3.11",
-        "command": [sys.executable, "-c", GREEDY, "200"],
+        "command": [sys.executable, "-c", GREEDY_PROGRAM, "200"],
     }
     spec = {"containers": [{**container, "resources": {"limits": {"memory": "100Mi"}}}]}
     pod = pods.Pod(LocalCluster(tmp_path), "p", spec, tmp_path, {})
@@ -157,14 +164,15 @@ def test_an_invalid_memory_limit_is_reported(memory: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(
-    subprocess.run([*HIDDEN, "true"], capture_output=True).returncode != 0, reason="needs mounts"
+    subprocess.run([*COMMAND_WITHOUT_CGROUPS, "true"], capture_output=True).returncode != 0,
+    reason="needs mounts",
 )
 def test_a_run_says_that_memory_limits_are_not_enforced(tmp_path: Path) -> None:
     manifest = tmp_path / "w.yaml"
     manifest.write_text(
         yaml.safe_dump({"apiVersion": "argoproj.io/v1alpha1", **workflow(20, "10Mi")})
     )
-    run = [*HIDDEN, sys.executable, "-c", MAIN, "run", "--manifest"]
+    run = [*COMMAND_WITHOUT_CGROUPS, sys.executable, "-c", MAIN, "run", "--manifest"]
     ended = subprocess.run(
         [*run, str(manifest)], cwd=tmp_path, capture_output=True, text=True, env=ENVIRONMENT
     )

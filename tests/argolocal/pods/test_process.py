@@ -241,7 +241,7 @@ def output_value(status: dict[str, Any]) -> str:
     return status["nodes"]["w"]["outputs"]["parameters"][0]["value"]
 
 
-OUT = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
+P_OUTPUTS = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
 
 
 @needs_namespaces
@@ -260,7 +260,7 @@ def test_an_output_behind_a_link_is_never_a_file_of_the_machine(tmp_path: Path, 
         source = f"echo the pod\\'s > {file}; ln -s {file} /tmp/p"
         template = {
             "container": shell(source, **mounts),
-            "outputs": OUT,
+            "outputs": P_OUTPUTS,
             "volumes": [{"name": "v", "emptyDir": {}}],
         }
         status = run_template(template, tmp_path)
@@ -370,7 +370,7 @@ def test_an_input_below_a_sub_path_with_a_variable_is_found(tmp_path: Path) -> N
     template = {
         "container": container,
         "inputs": inputs,
-        "outputs": OUT,
+        "outputs": P_OUTPUTS,
         "volumes": [{"name": "v", "emptyDir": {}}],
     }
     assert output_value(run_template(template, tmp_path)) == "1"
@@ -420,7 +420,7 @@ def test_a_retry_does_not_write_through_a_link_of_an_earlier_attempt(tmp_path: P
 @needs_namespaces
 def test_a_home_may_have_any_name(tmp_path: Path) -> None:
     status = run_template(
-        {"container": shell("echo 1 > /tmp/p"), "outputs": OUT}, tmp_path / "a,b\\c:d e"
+        {"container": shell("echo 1 > /tmp/p"), "outputs": P_OUTPUTS}, tmp_path / "a,b\\c:d e"
     )
     assert output_value(status) == "1"
 
@@ -431,7 +431,7 @@ def test_the_working_directory_of_the_runner_does_not_hide_files_of_the_pod(
 ) -> None:
     monkeypatch.chdir("/tmp")
     status = run_template(
-        {"container": shell("ls /tmp > /tmp/p; echo end >> /tmp/p"), "outputs": OUT}, tmp_path
+        {"container": shell("ls /tmp > /tmp/p; echo end >> /tmp/p"), "outputs": P_OUTPUTS}, tmp_path
     )
     assert "pytest" not in output_value(status)
     assert output_value(status).endswith("end")

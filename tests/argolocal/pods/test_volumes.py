@@ -15,7 +15,7 @@ from tests.builders import workflow
 pytestmark = pytest.mark.skipif(
     not filesystem.supports_namespaces(), reason="needs mount namespaces"
 )
-OUT = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
+OUT_OUTPUTS = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
 CONFIG = {"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "one", "b": "two"}}
 SECRET = {
     "kind": "Secret",
@@ -32,7 +32,7 @@ def shell(source: str, *mounts: dict[str, Any], **more: Any) -> dict[str, Any]:
         "args": [source],
         "volumeMounts": [*mounts],
     }
-    return {"name": "main", "container": container, "outputs": OUT, **more}
+    return {"name": "main", "container": container, "outputs": OUT_OUTPUTS, **more}
 
 
 def mount(path: str, name: str = "v", **more: Any) -> dict[str, Any]:

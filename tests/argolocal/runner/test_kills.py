@@ -72,7 +72,7 @@ def remove_output(run: Run) -> Callable[[], Any]:
 
 
 JOB = {"kind": "PyTorchJob", "metadata": {"name": "left", "annotations": {}}}
-TAMPERED: dict[str, Callable[[Run], Callable[[], Any]]] = {
+FAULTS_BY_NAME: dict[str, Callable[[Run], Callable[[], Any]]] = {
     "orphan": start_orphan,
     "locked": hold_lock,
     "stored.parts/1": remove_object,
@@ -90,7 +90,7 @@ def test_the_check_of_a_killed_run_finds_lost_and_leftover_files(stage: Stage) -
     assert run.start_and_kill()
     assert find_problems(run, expected) == []
 
-    for what, tamper in TAMPERED.items():
+    for what, tamper in FAULTS_BY_NAME.items():
         undo = tamper(run)
         assert [problem for problem in find_problems(run, expected) if problem.startswith(what)], (
             what

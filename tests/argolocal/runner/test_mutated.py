@@ -27,9 +27,9 @@ from argolocal.state.locks import SharedLocks
 from tests.argolocal.runner.everything import EVERYTHING
 from tests.conformance import recorded
 
-DEEP: list[Any] = []
+DEEP_LIST: list[Any] = []
 for _ in range(250):  # PyYAML needs three frames per level
-    DEEP = [DEEP]
+    DEEP_LIST = [DEEP_LIST]
 VALUES: list[Any] = [
     *(
         None,
@@ -46,7 +46,7 @@ VALUES: list[Any] = [
         {},
         [None],
         [[]],
-        DEEP,
+        DEEP_LIST,
     ),
     *(
         "",
@@ -306,12 +306,12 @@ def check(data: bytes) -> str:
     return message
 
 
-QUICK = settings(deadline=None, max_examples=200, derandomize=True, database=None)
-SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-SOAK = settings(deadline=None, max_examples=5000, database=None, suppress_health_check=SLOW)
+QUICK_SETTINGS = settings(deadline=None, max_examples=200, derandomize=True, database=None)
+SLOW_CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+SOAK = settings(deadline=None, max_examples=5000, database=None, suppress_health_check=SLOW_CHECKS)
 
 
-@QUICK
+@QUICK_SETTINGS
 @given(damaged_manifests())
 def test_a_broken_manifest_runs_or_is_rejected_in_a_sentence(data: bytes) -> None:
     check(data)

@@ -12,7 +12,7 @@ from argolocal.manifest.schema import TABLES
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check_workflow
 
-GOOD = """
+VALID_WORKFLOW = """
 apiVersion: argoproj.io/v1alpha1
 kind: Workflow
 metadata: {name: w}
@@ -26,7 +26,7 @@ spec:
 
 def check_with(path: str = "", value: Any = None) -> list[str]:
     """Check GOOD with one value set, such as `spec.templates.0.daemon`."""
-    manifest = parse_objects(GOOD)[0]
+    manifest = parse_objects(VALID_WORKFLOW)[0]
     *parent_keys, last_key = path.split(".") if path else ["", ""]
     parent: Any = manifest
     for step in parent_keys if path else ():
@@ -388,7 +388,7 @@ def test_numbers_and_strings_are_accepted_as_by_argo(path: str, value: Any) -> N
     assert check_with(path, value) == []
 
 
-IN = [{"name": "a", "path": "/in/x", "raw": {"data": "1"}}]
+INPUT_ARTIFACTS = [{"name": "a", "path": "/in/x", "raw": {"data": "1"}}]
 
 
 @pytest.mark.parametrize(
@@ -396,24 +396,24 @@ IN = [{"name": "a", "path": "/in/x", "raw": {"data": "1"}}]
     [
         (
             [],
-            [*IN, {"name": "b", "path": "/in//x", "raw": {"data": "2"}}],
+            [*INPUT_ARTIFACTS, {"name": "b", "path": "/in//x", "raw": {"data": "2"}}],
             r"artifacts\[1\]\.path .*inputs\.artifacts\[0\]",
         ),
         (
             [{"name": "v", "mountPath": "/in/x"}],
-            IN,
+            INPUT_ARTIFACTS,
             (
                 r"artifacts\[0\]\.path is '/in/x', which is also the path of"
                 r" container\.volumeMounts\[0\]"
             ),
         ),
-        ([{"name": "v", "mountPath": "/in"}], IN, ""),
+        ([{"name": "v", "mountPath": "/in"}], INPUT_ARTIFACTS, ""),
     ],
 )
 def test_two_inputs_at_the_same_path_are_rejected(
     mounts: list[Any], files: list[Any], message: str
 ) -> None:
-    manifest = parse_objects(GOOD)[0]
+    manifest = parse_objects(VALID_WORKFLOW)[0]
     manifest["spec"]["volumes"] = [{"name": "v", "emptyDir": {}}]
     (template,) = manifest["spec"]["templates"]
     template["inputs"] = {"artifacts": files}
@@ -425,7 +425,7 @@ def test_two_inputs_at_the_same_path_are_rejected(
         check_workflow(build_workflow(manifest), LocalCluster(Path("nowhere")))
 
 
-CRON = {"schedules": ["@daily"], "workflowSpec": parse_objects(GOOD)[0]["spec"]}
+CRON = {"schedules": ["@daily"], "workflowSpec": parse_objects(VALID_WORKFLOW)[0]["spec"]}
 
 
 @pytest.mark.parametrize(
@@ -460,7 +460,7 @@ def test_an_ignored_schedule_is_reported() -> None:
 
 
 def test_an_image_in_template_defaults_is_enough_for_every_template() -> None:
-    manifest = parse_objects(GOOD)[0]
+    manifest = parse_objects(VALID_WORKFLOW)[0]
     manifest["spec"]["templateDefaults"] = {
         "container": {"image": "alpine", "command": ["sh", "-c"]}
     }
@@ -484,7 +484,7 @@ def test_a_pod_spec_patch_of_resources_may_contain_tags() -> None:
 
 def test_a_resource_that_argo_would_complete_immediately_is_rejected() -> None:
     with pytest.raises(ConfigError, match="would report success"):
-        manifest = parse_objects(GOOD)[0]
+        manifest = parse_objects(VALID_WORKFLOW)[0]
         resource = {
             "action": "apply",
             "manifest": "kind: Service",
@@ -534,7 +534,7 @@ def test_json_that_is_not_valid_yaml_is_accepted() -> None:
 
 
 def test_a_cron_workflow_and_a_workflow_template_run_as_a_workflow_with_their_spec() -> None:
-    spec = parse_objects(GOOD)[0]["spec"]
+    spec = parse_objects(VALID_WORKFLOW)[0]["spec"]
     cron = build_workflow(
         {
             "kind": "CronWorkflow",
@@ -549,7 +549,7 @@ def test_a_cron_workflow_and_a_workflow_template_run_as_a_workflow_with_their_sp
 
 
 def test_an_unknown_parameter_is_an_error_with_a_suggestion() -> None:
-    manifest = parse_objects(GOOD)[0]
+    manifest = parse_objects(VALID_WORKFLOW)[0]
     manifest["spec"]["arguments"] = {"parameters": [{"name": "epochs", "value": 3}]}
     assert build_workflow(manifest, {"epochs": "4"})["spec"]["arguments"]["parameters"] == [
         {"name": "epochs", "value": "4"}
@@ -586,14 +586,14 @@ def test_a_database_lock_is_rejected_as_unsupported() -> None:
     "kind", ["resource", "container", "script", "dag", "steps", "suspend", "data", "http"]
 )
 def test_a_template_with_a_null_body_is_rejected(kind: str) -> None:
-    manifest = parse_objects(GOOD)[0]
+    manifest = parse_objects(VALID_WORKFLOW)[0]
     manifest["spec"]["templates"][0] = {"name": "main", kind: None}
     with pytest.raises(ConfigError, match=r"has 0 types|is missing|must be"):
         check_workflow(build_workflow(manifest), LocalCluster(Path("nowhere")))
 
 
 def test_a_null_item_of_a_loop_is_kept() -> None:
-    manifest = parse_objects(GOOD)[0]
+    manifest = parse_objects(VALID_WORKFLOW)[0]
     task = {"name": "t", "template": "main", "withItems": [None, {"a": None}]}
     manifest["spec"]["templates"].append({"name": "loop", "dag": {"tasks": [task]}})
     assert build_workflow(manifest)["spec"]["templates"][-1]["dag"]["tasks"][0]["withItems"] == [

@@ -21,8 +21,8 @@ from argolocal.view import runs as overview
 from tests.argolocal.running import execute, resume
 
 STEPS = [[{"name": "a", "template": "one"}], [{"name": "b", "template": "one"}]]
-ONE = {"name": "one", "container": {"image": "alpine", "command": ["true"]}}
-WORKFLOW = {"entrypoint": "main", "templates": [{"name": "main", "steps": STEPS}, ONE]}
+POD_TEMPLATE = {"name": "one", "container": {"image": "alpine", "command": ["true"]}}
+WORKFLOW = {"entrypoint": "main", "templates": [{"name": "main", "steps": STEPS}, POD_TEMPLATE]}
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def edit_manifest(change: Callable[[Any], object]) -> Callable[[str], str]:
     return edit
 
 
-SPOILED: dict[str, tuple[str, Callable[[str], str], str]] = {
+SPOILED_JOURNALS: dict[str, tuple[str, Callable[[str], str], str]] = {
     "no JSON": ("journal.jsonl", line(1, "hello"), "line 2 .*Expecting value"),
     "a list": ("journal.jsonl", line(1, "[1]"), "line 2 .*wrong type"),
     "nodes that are none": ("journal.jsonl", line(1, '{"nodes": [1]}'), "line 2 .*wrong type"),
@@ -207,11 +207,11 @@ SPOILED: dict[str, tuple[str, Callable[[str], str], str]] = {
 
 
 @pytest.mark.fast_cases(6)
-@pytest.mark.parametrize("what", SPOILED)
+@pytest.mark.parametrize("what", SPOILED_JOURNALS)
 def test_the_error_for_a_file_edited_by_hand_names_it_and_other_runs_are_listed(
     what: str, files: RunFiles
 ) -> None:
-    name, edit, reason = SPOILED[what]
+    name, edit, reason = SPOILED_JOURNALS[what]
     path = files.root / name
     path.write_text(edit(path.read_text()))
 

@@ -134,7 +134,7 @@ MEMO: dict[str, Any] = {
     "cache": {"configMap": {"name": "kept"}},
 }
 INPUT = {"inputs": {"parameters": [{"name": "x"}]}}
-OUT = {"parameters": [{"name": "y", "value": "42"}]}
+Y_OUTPUTS = {"parameters": [{"name": "y", "value": "42"}]}
 
 
 def memoized(home: Path, x: str, **memo: Any) -> Scheduler:
@@ -149,7 +149,7 @@ def memoized(home: Path, x: str, **memo: Any) -> Scheduler:
 
 
 def test_memoized_outputs_are_used_instead_of_a_pod(tmp_path: Path) -> None:
-    assert play(memoized(tmp_path, "1"), outputs={"w[0].a": OUT}) == ["w[0].a", "w[1].b"]
+    assert play(memoized(tmp_path, "1"), outputs={"w[0].a": Y_OUTPUTS}) == ["w[0].a", "w[1].b"]
     repeated_step = memoized(tmp_path, "1")
     assert play(repeated_step) == ["w[1].b"]
     node = repeated_step.nodes[repeated_step.table.id("w[0].a")]
@@ -158,20 +158,20 @@ def test_memoized_outputs_are_used_instead_of_a_pod(tmp_path: Path) -> None:
         repeated_step.nodes[repeated_step.table.id("w[1].b")]["inputs"]["parameters"][0]["value"]
         == "42"
     )
-    assert play(memoized(tmp_path, "2"), outputs={"w[0].a": OUT}) == ["w[0].a", "w[1].b"]
+    assert play(memoized(tmp_path, "2"), outputs={"w[0].a": Y_OUTPUTS}) == ["w[0].a", "w[1].b"]
 
 
 def test_a_failure_is_not_cached(tmp_path: Path) -> None:
     play(memoized(tmp_path, "1"), {"w[0].a": "Failed"})
-    assert play(memoized(tmp_path, "1"), outputs={"w[0].a": OUT}) == ["w[0].a", "w[1].b"]
+    assert play(memoized(tmp_path, "1"), outputs={"w[0].a": Y_OUTPUTS}) == ["w[0].a", "w[1].b"]
 
 
 def test_a_cached_output_older_than_max_age_is_computed_again(tmp_path: Path) -> None:
-    play(memoized(tmp_path, "1", maxAge="10s"), outputs={"w[0].a": OUT})
+    play(memoized(tmp_path, "1", maxAge="10s"), outputs={"w[0].a": Y_OUTPUTS})
     kept_file = tmp_path / "objects/ConfigMap/kept.json"
     assert play(memoized(tmp_path, "1", maxAge="10s")) == ["w[1].b"]
     kept_file.write_text(kept_file.read_text().replace("1970-01-01T00:16", "1970-01-01T00:06"))
-    assert play(memoized(tmp_path, "1", maxAge="10s"), outputs={"w[0].a": OUT}) == [
+    assert play(memoized(tmp_path, "1", maxAge="10s"), outputs={"w[0].a": Y_OUTPUTS}) == [
         "w[0].a",
         "w[1].b",
     ]

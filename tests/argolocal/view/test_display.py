@@ -343,13 +343,13 @@ def test_the_display_does_not_slow_down_a_thousand_steps() -> None:
     assert out.getvalue().count("succeeded") == 1000
 
 
-HOSTILE = "\x1b[2J\x1b]0;owned\x07a\x1b[31mred\x1b[0m\rspoofed \x9b2J \u202e\x7f"
-HARMLESS = "\\u001b[2J\\u001b]0;owned\\u0007ared\\u000dspoofed \\u009b2J \\u202e\\u007f"
+HOSTILE_TEXT = "\x1b[2J\x1b]0;owned\x07a\x1b[31mred\x1b[0m\rspoofed \x9b2J \u202e\x7f"
+ESCAPED_TEXT = "\\u001b[2J\\u001b]0;owned\\u0007ared\\u000dspoofed \\u009b2J \\u202e\\u007f"
 
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_output_of_a_pod_cannot_control_the_terminal(tmp_path: Path, as_json: bool):
-    (tmp_path / "w-a.log").write_text(f"{HOSTILE}|\n", newline="\n")
+    (tmp_path / "w-a.log").write_text(f"{HOSTILE_TEXT}|\n", newline="\n")
     out = io.StringIO()
     display.follow(tmp_path, "", "", lambda: True, out, as_json)
     assert not set(out.getvalue()[:-1]) & set("\x1b\x07\r\x9b\x7f\u202e")
@@ -357,14 +357,14 @@ def test_output_of_a_pod_cannot_control_the_terminal(tmp_path: Path, as_json: bo
         assert json.loads(out.getvalue())["line"].startswith("\x1b[2J\x1b]0;owned")
     else:
         # on a terminal, the text after a carriage return replaces the text before it
-        last_state = HARMLESS.rpartition("\\u000d")[2]
+        last_state = ESCAPED_TEXT.rpartition("\\u000d")[2]
         assert out.getvalue() == f"w-a | {last_state}|\n"
 
 
 def test_a_termination_message_cannot_control_the_terminal():
-    failed = node(".a", phase="Failed", message=f"Error: {HOSTILE}")
+    failed = node(".a", phase="Failed", message=f"Error: {HOSTILE_TEXT}")
     lines = io.StringIO()
-    log = f"error: {HOSTILE}\n"
+    log = f"error: {HOSTILE_TEXT}\n"
     shown = display.LineDisplay(WORKFLOW, lambda row: "step 1/2 loss \x1b[2J", lines)
     running = status(ROOT, node(".b", phase="Running", end=None), failed)
     shown(running)

@@ -14,7 +14,12 @@ from argolocal.language.selector import evaluate_conditions
 from tests.kinds import kinds
 
 STATUSES = Path(__file__).parent / "statuses"
-GOOD = {"succeeded", "lost", "tolerated", "rollout"}  # all other stories end with a failure
+SUCCESS_STORIES = {
+    "succeeded",
+    "lost",
+    "tolerated",
+    "rollout",
+}  # all other stories end with a failure
 STORIES = {
     (file.stem, name): statuses
     for file in sorted(STATUSES.glob("*.yaml"))
@@ -29,7 +34,7 @@ def test_a_step_ends_with_its_job_and_with_the_same_outcome(kind: str, story: st
         evaluate_conditions({"status": status}, job_kind.success, ",".join(job_kind.failure))
         for status in STORIES[kind, story]
     ]
-    assert [good for good, _ in seen] == [None] * (len(seen) - 1) + [story in GOOD], seen
+    assert [good for good, _ in seen] == [None] * (len(seen) - 1) + [story in SUCCESS_STORIES], seen
 
 
 @pytest.mark.parametrize("kind", [key for key, job_kind in kinds().items() if job_kind.success])

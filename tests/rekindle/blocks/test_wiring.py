@@ -52,7 +52,7 @@ def run(inputs):
 """
 
 # lines of a pipeline; the last line, or the line marked with #!, is wrong → text of the error
-WRONG = {
+WRONG_PIPELINES = {
     "blocks.prepare().outputs.digset": 'prepare has no output "digset". Did you mean "digest"?',
     "blocks.prepare().digest": "digest is an output of prepare: write .outputs.digest.",
     "blocks.train(blocks.prepare()).outputs.report": 'train has no output "report". It has model.',
@@ -353,12 +353,14 @@ def error_of(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(
-    "number", range(len(WRONG)), ids=[re.sub(r"\W+", "-", lines)[:50] for lines in WRONG]
+    "number",
+    range(len(WRONG_PIPELINES)),
+    ids=[re.sub(r"\W+", "-", lines)[:50] for lines in WRONG_PIPELINES],
 )
 def test_wrong_wiring_is_reported_with_line_mistake_and_suggestion(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body, words = list(WRONG.items())[number]
+    body, words = list(WRONG_PIPELINES.items())[number]
     source = (
         HEAD + "".join(f"        {line}\n" for line in body.splitlines()) + "    return workflow\n"
     )

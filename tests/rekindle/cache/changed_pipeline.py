@@ -10,7 +10,7 @@ def build(config):
             blocks.step("steps.second", folder=first.outputs.folder, text=first.outputs.text)
     return workflow
 """
-FIRST = '''
+FIRST_STEP_CODE = '''
 """Writes a number."""
 from pydantic import Field
 from rekindle import Artifact, Reuse, StepInputs, StepOutputs
@@ -29,7 +29,7 @@ def run(inputs):
     (folder / "number").write_text(str(inputs.number))
     return Outputs(folder=folder, text=f"it's {inputs.number}")
 '''
-SECOND = '''
+SECOND_STEP_CODE = '''
 """Reads it."""
 from pydantic import Field
 from rekindle import Artifact, StepInputs, StepOutputs

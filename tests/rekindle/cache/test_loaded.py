@@ -36,7 +36,7 @@ def run(inputs):
     {code}
     return Outputs(count=1)
 '''
-COMPUTED = {
+COMPUTED_IMPORTS = {
     "a module with a computed name": ("hidden.py", "importlib.import_module('steps.hid' + 'den')"),
     "a module that is removed from the imported ones": (
         "hidden.py",
@@ -54,7 +54,7 @@ COMPUTED = {
     "a file that is run": ("hidden.txt", "runpy.run_path(str(HERE / 'hidden.txt'))"),
     "a library": ("hidden.so", "ctypes.CDLL(str(HERE / 'hidden.so'))"),
 }
-COMPUTED.update(
+COMPUTED_IMPORTS.update(
     {
         "an archive": ("hidden.zip", "sys.path.insert(0, str(HERE / 'hidden.zip')); import packed"),
         "an archive that is run": ("hidden.zip", "runpy.run_path(str(HERE / 'hidden.zip'))"),
@@ -73,7 +73,7 @@ COMPUTED.update(
         "a file with the name of generated code": ("<hidden>", "runpy.run_path('steps/<hidden>')"),
     }
 )
-COVERED = {
+COVERED_IMPORTS = {
     "a module": ("other.py", "importlib.import_module(name='steps.other')"),
     "a relative name": ("other.py", "importlib.import_module('.other', package='steps')"),
     "an extension": (f"_speedups{EXTENSION_SUFFIXES[0]}", "from steps import _speedups"),
@@ -129,11 +129,11 @@ def run_step(folder: Path, environment: dict[str, str], task: str) -> str:
 
 
 @pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("loaded", COMPUTED)
+@pytest.mark.parametrize("loaded", COMPUTED_IMPORTS)
 def test_a_result_is_not_cached_if_its_key_does_not_cover_the_loaded_code(
     loaded: str, tmp_path: Path, s3: Store, s3_environment: dict[str, str]
 ) -> None:
-    file, code = COMPUTED[loaded]
+    file, code = COMPUTED_IMPORTS[loaded]
     make_step(tmp_path, file, code)
     said = run_step(tmp_path, s3_environment, f"{tmp_path.name}-1/loading")
     reason = f"steps/{file} was loaded, but the cache key does not cover it"
@@ -144,11 +144,11 @@ def test_a_result_is_not_cached_if_its_key_does_not_cover_the_loaded_code(
 
 
 @pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("loaded", COVERED)
+@pytest.mark.parametrize("loaded", COVERED_IMPORTS)
 def test_a_result_is_cached_if_its_key_covers_the_loaded_code(
     loaded: str, tmp_path: Path, s3: Store, s3_environment: dict[str, str]
 ) -> None:
-    file, code = COVERED[loaded]
+    file, code = COVERED_IMPORTS[loaded]
     make_step(tmp_path, file, f"{code}  # {tmp_path}")
     assert run_step(tmp_path, s3_environment, f"{tmp_path.name}-1/loading") == ""
     assert "cached: outputs of" in run_step(tmp_path, s3_environment, f"{tmp_path.name}-2/loading")

@@ -12,7 +12,7 @@ import pytest
 
 from rekindle.cache import entries
 from rekindle.storage import Store
-from tests.rekindle.cache.changed_pipeline import FIRST, PIPELINE, SECOND
+from tests.rekindle.cache.changed_pipeline import FIRST_STEP_CODE, PIPELINE, SECOND_STEP_CODE
 from tests.rekindle.cli.processes import REKINDLE
 
 
@@ -22,8 +22,8 @@ def run_pipeline(tmp_path: Path, s3: Store, s3_environment: dict[str, str]) -> A
     JSON."""
     for path, text in {
         "pipelines/pair.py": PIPELINE,
-        "steps/first.py": FIRST,
-        "steps/second.py": SECOND,
+        "steps/first.py": FIRST_STEP_CODE,
+        "steps/second.py": SECOND_STEP_CODE,
     }.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)

@@ -32,8 +32,18 @@ from tests.rekindle.cli.processes import (
 )
 from tests.waiting import until
 
-TIMED = ("run", "submit", "plan")  # commands that accept the scheduled time of a run
-HEAVY = ("torch", "hera", "mlflow", "boto3", "polars", "numpy", "pydantic", "rich", "kubernetes")
+TIMED_COMMANDS = ("run", "submit", "plan")  # commands that accept the scheduled time of a run
+HEAVY_MODULES = (
+    "torch",
+    "hera",
+    "mlflow",
+    "boto3",
+    "polars",
+    "numpy",
+    "pydantic",
+    "rich",
+    "kubernetes",
+)
 
 
 def gated_workflow(verdict: str) -> dict[str, Any]:
@@ -52,7 +62,7 @@ def test_help_imports_no_heavy_package():
     probe = (
         "import sys; from rekindle.cli import commands\n"
         "try: commands.main(['--help'])\n"
-        f"except SystemExit: print('heavy:', [m for m in {HEAVY} if m in sys.modules])"
+        f"except SystemExit: print('heavy:', [m for m in {HEAVY_MODULES} if m in sys.modules])"
     )
     output = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, check=True
@@ -119,7 +129,7 @@ def test_every_command_has_a_valid_example_and_is_in_the_docs(name: str):
         (["status", "--watch"], "--cluster"),
         *(
             ([name, DEMO, "-p", "scheduled-time=yesterday"], "'yesterday': it must be ISO 8601")
-            for name in TIMED
+            for name in TIMED_COMMANDS
         ),
         (["submit", DEMO], "no cluster is configured"),
         (["submit", "--dry-run"], "configs/demo.yaml"),

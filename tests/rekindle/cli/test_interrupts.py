@@ -39,7 +39,7 @@ FIRST_IMPORT = 9
 MAX_IMPORTS = 20_000
 STEP_HELP = ("step", "steps.prepare", "--help")
 # as a script starts `nohup ... &`
-IGNORING = ["bash", "-c", 'trap "" HUP INT QUIT; exec "$@"', "bash"]
+IGNORE_SIGNALS_COMMAND = ["bash", "-c", 'trap "" HUP INT QUIT; exec "$@"', "bash"]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_ctrl_c_at_any_import_exits_with_130_without_a_traceback(
 def test_a_run_in_the_background_of_a_script_can_be_stopped(tmp_path: Path, how: str):
     file = write_manifest(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
     process = subprocess.Popen(
-        [*IGNORING, REKINDLE, "run", "--manifest", file],
+        [*IGNORE_SIGNALS_COMMAND, REKINDLE, "run", "--manifest", file],
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -106,7 +106,7 @@ def test_a_run_in_the_background_of_a_script_can_be_stopped(tmp_path: Path, how:
 def test_steps_of_a_background_run_ignore_no_signal(tmp_path: Path):
     script = "grep SigIgn /proc/self/status; kill -INT $$; echo survived"
     file = write_manifest(tmp_path / "w.yaml", workflow(("step", script)))
-    command = [*IGNORING, REKINDLE, "run", "--manifest", file]
+    command = [*IGNORE_SIGNALS_COMMAND, REKINDLE, "run", "--manifest", file]
     result = subprocess.run(
         command, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=60
     )

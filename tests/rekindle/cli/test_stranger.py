@@ -21,7 +21,7 @@ from tests.rekindle.cli.processes import REKINDLE, workflow, write_manifest
 from tests.rekindle.cli.stranger import OWN, Folder, leaf_commands
 from tests.waiting import until
 
-REFUSED = "was not created here by your own commands"
+REFUSAL = "was not created here by your own commands"
 FROM_CONFIG = {f"{name}.py" for name in OWN}  # named by a config or a step
 CONFIG = "configs/evil.yaml"
 WEEKS = ("--from", "2026-03-01", "--to", "2026-03-31")
@@ -69,7 +69,7 @@ ARGUMENTS: dict[str, list[tuple[tuple[str, ...], bool]]] = {
     "trust": [((), False), (("pyproject.toml",), False)],
 }
 # one command of each way to use a folder; the other commands are tested by `make test-slow`
-FAST = {"run", "status", "config", "step", "trust", "submit"}
+FAST_COMMANDS = {"run", "status", "config", "step", "trust", "submit"}
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def check_untouched(
 @pytest.mark.parametrize(
     "command",
     [
-        name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
+        name if name in FAST_COMMANDS else pytest.param(name, marks=pytest.mark.slow)
         for name in sorted(leaf_commands(commands))
     ],
 )
@@ -159,7 +159,7 @@ def test_a_command_in_an_untrusted_folder_runs_only_named_files(fetched: Folder,
 
         check_untouched(fetched, result, original)
         output = result.stdout + result.stderr
-        assert (REFUSED in output) == uses_home, output
+        assert (REFUSAL in output) == uses_home, output
         assert "name: evil" not in result.stdout
 
         if uses_home and command != "doctor":
@@ -288,7 +288,7 @@ def test_only_own_and_trusted_homes_are_used(folder: Folder):
     result = rekindle(folder, "down", REKINDLE_HOME="copy")
 
     assert result.returncode == 2
-    assert REFUSED in result.stderr
+    assert REFUSAL in result.stderr
     assert "`rekindle trust copy`" in result.stderr
 
     result = rekindle(folder, "down", REKINDLE_HOME="link")
@@ -306,7 +306,7 @@ def test_a_replaced_home_is_not_used(folder: Folder):
     assert rekindle(folder, "down").returncode == 0
     shutil.rmtree(folder.home)
     folder.plant_home()
-    assert REFUSED in rekindle(folder, "status").stderr
+    assert REFUSAL in rekindle(folder, "status").stderr
     assert folder.executed() == set()
     shutil.rmtree(folder.home)
     folder.home.mkdir()  # an empty home is harmless

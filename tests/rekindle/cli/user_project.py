@@ -7,7 +7,7 @@ import yaml
 from rekindle.project.template import create
 
 # the training waits until the file GO exists, so that tests can act on it
-PACED = '''
+PACED_WORKLOAD_CODE = '''
 """The project's workload on a moving window of its data."""
 
 import time
@@ -44,7 +44,7 @@ def loss(model, batch):
     return shop.loss(model, batch)
 '''
 # its pods do not import torch
-ASKING = '''
+ASKING_STEP_CODE = '''
 """A person approves before a card is written."""
 
 from hera.workflows import Suspend, Task
@@ -93,7 +93,10 @@ def make(folder: Path, go: Path = Path("/")) -> None:
     """Write the project into `folder`, which is named shop; its training waits for the file
     `go`."""
     create(folder)
-    files = {"steps/paced.py": PACED.replace("GO", str(go)), "pipelines/asking.py": ASKING}
+    files = {
+        "steps/paced.py": PACED_WORKLOAD_CODE.replace("GO", str(go)),
+        "pipelines/asking.py": ASKING_STEP_CODE,
+    }
     files.update(
         {
             f"configs/{name}.yaml": yaml.safe_dump({"name": name} | config)

@@ -11,7 +11,7 @@ REVIEWS = "/apis/authorization.k8s.io/v1/"
 PODS_AT = "/api/v1/namespaces/models/pods"
 JOBS_AT = "/apis/kubeflow.org/v1/namespaces/models/pytorchjobs"
 WEBHOOK = "validator.pytorchjob.training-operator.kubeflow.org"
-ENDED = {"terminated": {"exitCode": 0}}
+ENDED_STATE = {"terminated": {"exitCode": 0}}
 ANSWERS = {
     "object store": [True, "1 of 8 concurrent creates succeeded"],
     "MLflow": [True, "it answers"],
@@ -125,7 +125,7 @@ class HealthyCluster(ApiServer):
     def _start(self, pod: Object) -> None:
         """Set the status of a pod as a kubelet would."""
         states = [
-            {"name": container["name"], "state": self.states.get(container["image"], ENDED)}
+            {"name": container["name"], "state": self.states.get(container["image"], ENDED_STATE)}
             for container in pod["spec"]["containers"]
         ]
         if self.unscheduled:

@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 from argolocal.manifest.patch import apply_merge_patch
 from argolocal.manifest.types import Object
 
-NAMED = re.compile(r"(/apis?/.*?/namespaces/[^/]+/[^/]+)/([^/]+)$")
+OBJECT_PATH_PATTERN = re.compile(r"(/apis?/.*?/namespaces/[^/]+/[^/]+)/([^/]+)$")
 LOG = re.compile(r"(.*/pods)/([^/]+)/log$")
 
 
@@ -233,7 +233,7 @@ class _Handler(BaseHTTPRequestHandler):
 
             return 201, api.put(path, body)
 
-        named = NAMED.search(path)
+        named = OBJECT_PATH_PATTERN.search(path)
         if not named:
             return 200, self.list_objects(path, query)
 

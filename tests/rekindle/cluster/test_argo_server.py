@@ -18,7 +18,7 @@ from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.workflows import manifest
 
 WORKFLOWS_PATH = "/api/v1/workflows/models"
-FOREIGN = {
+FOREIGN_WORKFLOW = {
     "metadata": {"name": "x"},
     "spec": {"templates": [{"name": "m", "container": {"image": 5}}]},
 }
@@ -38,7 +38,9 @@ def test_foreign_workflows_that_hera_rejects_do_not_hide_duplicates(
     server: ApiServer, argo: ArgoServer, workflow: dict[str, Any]
 ):
     created = {"creationTimestamp": "2026-11-21T20:00:00Z"}
-    items = [each | {"metadata": each["metadata"] | created} for each in (FOREIGN, workflow)]
+    items = [
+        each | {"metadata": each["metadata"] | created} for each in (FOREIGN_WORKFLOW, workflow)
+    ]
     server.refuse("GET", WORKFLOWS_PATH, 200, {"metadata": {}, "items": items[:1]})
     server.refuse("GET", WORKFLOWS_PATH, 200, {"metadata": {}, "items": items})
     assert argo.find_duplicate(workflow) is None
@@ -48,7 +50,7 @@ def test_foreign_workflows_that_hera_rejects_do_not_hide_duplicates(
 def test_an_answer_that_hera_rejects_does_not_fail_a_submit(
     server: ApiServer, argo: ArgoServer, workflow: dict[str, Any]
 ):
-    server.refuse("POST", WORKFLOWS_PATH, 200, FOREIGN)
+    server.refuse("POST", WORKFLOWS_PATH, 200, FOREIGN_WORKFLOW)
     argo.submit(workflow)
     assert [body["workflow"] for method, _, body in server.requests if method == "POST"] == [
         workflow
@@ -131,7 +133,7 @@ def test_an_answer_of_unlimited_size_is_one_error(
     argo: ArgoServer, server: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(argo_server, "MAX_ANSWER_BYTES", 100)
-    server.refuse("GET", WORKFLOWS_PATH, 200, {"items": [FOREIGN] * 10})
+    server.refuse("GET", WORKFLOWS_PATH, 200, {"items": [FOREIGN_WORKFLOW] * 10})
     with pytest.raises(RekindleError, match="its answer has more than 100 bytes"):
         argo.list_runs("a=b")
 

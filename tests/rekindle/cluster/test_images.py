@@ -258,10 +258,10 @@ def test_a_second_index_cannot_replace_a_locked_package(tmp_path: Path) -> None:
         server.server_close()
 
 
-def _add_package(index: Path, package_code: str) -> str:
+def _add_package(index_folder: Path, package_code: str) -> str:
     """Add pkg 1.0 to a package index in a folder; return the hash of its file."""
-    (index / "pkg").mkdir(parents=True)
-    wheel = index / "pkg/pkg-1.0-py3-none-any.whl"
+    (index_folder / "pkg").mkdir(parents=True)
+    wheel = index_folder / "pkg/pkg-1.0-py3-none-any.whl"
     info = "pkg-1.0.dist-info"
 
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -275,7 +275,7 @@ def _add_package(index: Path, package_code: str) -> str:
         )
 
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    (index / "pkg/index.html").write_text(
+    (index_folder / "pkg/index.html").write_text(
         f'<a href="{wheel.name}#sha256={digest}">{wheel.name}</a>'
     )
     return digest

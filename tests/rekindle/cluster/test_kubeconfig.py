@@ -17,7 +17,7 @@ EXEC = {
     "interactiveMode": "Never",
     "command": "no-such-plugin",
 }
-FAILS = EXEC | {"command": "sh", "args": ["-c", "echo log in first >&2; exit 1"]}
+FAILING_EXEC = EXEC | {"command": "sh", "args": ["-c", "echo log in first >&2; exit 1"]}
 
 
 def kubeconfig(user: Any, server: Any = "https://127.0.0.1:9") -> str:
@@ -51,7 +51,7 @@ def kubeconfig(user: Any, server: Any = "https://127.0.0.1:9") -> str:
         (kubeconfig({"token": "hunter2\nx"}), "the token of context here must be one line"),
         (kubeconfig({"token": "hunter2\u0142"}), "the token of context here must be one line"),
         (kubeconfig({"exec": EXEC}), "plugin of context here failed .*no-such-plugin"),
-        (kubeconfig({"exec": FAILS}), "plugin of context here failed .*log in first"),
+        (kubeconfig({"exec": FAILING_EXEC}), "plugin of context here failed .*log in first"),
         (kubeconfig({}, ""), "the server of context here must be https://"),
     ],
 )

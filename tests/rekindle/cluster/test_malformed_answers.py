@@ -59,7 +59,7 @@ def check_platform() -> list[Check]:
 
 
 # the documents that `rekindle platform check` reads
-CHECKED: dict[str, tuple[str, str | re.Pattern[str], Any]] = {
+CHECKED_DOCUMENTS: dict[str, tuple[str, str | re.Pattern[str], Any]] = {
     "version": ("GET", "/version", {"major": "1", "minor": "34", "gitVersion": "v1.34.0"}),
     "kinds": ("GET", "/apis/argoproj.io/v1alpha1", {"resources": [{"name": "workflows"}]}),
     "controllers": ("GET", "/api/v1/pods", {"items": [valid_objects.POD], "metadata": {}}),
@@ -100,11 +100,11 @@ def test_a_malformed_line_of_the_probe_is_not_its_result(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CHECKED)
+@pytest.mark.parametrize("name", CHECKED_DOCUMENTS)
 def test_a_platform_check_has_results_after_a_malformed_answer(
     server: ChangedCluster, name: str
 ) -> None:
-    method, path, valid = CHECKED[name]
+    method, path, valid = CHECKED_DOCUMENTS[name]
     for body in list(mutations(valid))[::29]:
         server.forged = (method, path, body.decode(errors="replace"))
         checks = check_platform()
@@ -135,7 +135,7 @@ def answer_with_versions(server: MlflowServer, monkeypatch: pytest.MonkeyPatch) 
 
 
 # the objects that `rekindle rollback` reads
-SERVED: dict[str, tuple[str, Any, Callable[[object], object]]] = {
+SERVED_DOCUMENTS: dict[str, tuple[str, Any, Callable[[object], object]]] = {
     "Deployments": (
         DEPLOYMENTS_AT,
         {**valid_objects.DEPLOYMENT, "metadata": {**valid_objects.METADATA, "name": "demo-1"}},
@@ -188,11 +188,11 @@ def test_a_rollback_reaches_the_traffic_of_the_valid_objects(
     assert any("/services/demo" in path for path in paths)
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", SERVED_DOCUMENTS)
 def test_a_rollback_is_one_error_after_a_malformed_object(
     serving: ChangedCluster, store: Store, name: str
 ) -> None:
-    path, valid, wrap = SERVED[name]
+    path, valid, wrap = SERVED_DOCUMENTS[name]
     for body in list(mutations(valid))[::151]:
         try:
             value = json.loads(body)

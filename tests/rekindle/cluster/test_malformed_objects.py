@@ -40,12 +40,12 @@ CRONS_AT = f"/apis/argoproj.io/v1alpha1{NAMESPACE}/cronworkflows"
 DEPLOYMENTS_AT = f"/apis/apps/v1{NAMESPACE}/deployments"
 RUN = "demo-4k2xp"
 RUN_AT = f"{WORKFLOWS_AT}/{RUN}"
-COMPLETED = {
+COMPLETED_WORKFLOW = {
     **valid_objects.WORKFLOW,
     "status": {
         **valid_objects.WORKFLOW["status"],
         "phase": "Failed",
-        "finishedAt": valid_objects.CREATED,
+        "finishedAt": valid_objects.CREATION_TIME,
     },
 }
 
@@ -163,13 +163,13 @@ READERS: dict[str, tuple[str, Any, Read]] = {
         valid_objects.WORKFLOW,
         lambda cluster: cluster_overview.format_run(cluster, RUN, False),
     ),
-    "outcome": (RUN_AT, COMPLETED, show_outcome),
+    "outcome": (RUN_AT, COMPLETED_WORKFLOW, show_outcome),
     "resumed run": (
         RUN_AT,
-        COMPLETED,
+        COMPLETED_WORKFLOW,
         lambda cluster: workflows.resume_run(cluster, RUN),
     ),
-    "history": (RUN_AT, COMPLETED, read_history),
+    "history": (RUN_AT, COMPLETED_WORKFLOW, read_history),
     "explained run": (RUN_AT, run_of(PIPELINE), explain),
 }
 # name → the changed document, and the run that contains it
@@ -284,7 +284,7 @@ def test_one_malformed_run_is_passed_over_with_one_warning(
     assert not any(".." in path for _, path, _ in server.requests)
 
 
-COMPRESSED: dict[str, Callable[[], bytes]] = {
+COMPRESSED_NODES: dict[str, Callable[[], bytes]] = {
     "text": lambda: b"not gzip",
     "list": lambda: gzip.compress(b"[]"),
     "part of an object": lambda: gzip.compress(b"{"),
@@ -294,11 +294,11 @@ COMPRESSED: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("name", COMPRESSED)
+@pytest.mark.parametrize("name", COMPRESSED_NODES)
 def test_malformed_compressed_nodes_are_one_error_and_a_row_in_the_table(
     server: ApiServer, cluster: Cluster, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    nodes = base64.b64encode(COMPRESSED[name]()).decode()
+    nodes = base64.b64encode(COMPRESSED_NODES[name]()).decode()
     status = {"phase": "Running", "compressedNodes": nodes}
     run = valid_objects.WORKFLOW | {"status": status}
     server.fixed[WORKFLOWS_AT] = {"items": [run]}

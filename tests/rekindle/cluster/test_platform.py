@@ -21,7 +21,7 @@ from tests.kinds import kinds
 from tests.rekindle.cluster.pod_security import pods, violations
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-FULL = Platform(
+FULL_PLATFORM = Platform(
     "models", components=("mlflow", "minio", "frameworks", "prometheus"), quota=("64", "256Gi")
 )
 
@@ -35,7 +35,7 @@ def workflow() -> dict[str, Any]:
 def objects() -> dict[tuple[str, str], dict[str, Any]]:
     return {
         (manifest["kind"], manifest["metadata"]["name"]): manifest
-        for manifest in platform.render_platform(FULL)
+        for manifest in platform.render_platform(FULL_PLATFORM)
     }
 
 
@@ -310,7 +310,7 @@ def test_the_operators_init_container_is_admitted_under_restricted() -> None:
     assert filled[0]["image"] == "the-InitContainerImage"
 
 
-COMPLIANT: dict[str, Any] = {
+COMPLIANT_POD: dict[str, Any] = {
     "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
     "volumes": [{"name": "tmp", "emptyDir": {}}],
     "containers": [
@@ -334,11 +334,17 @@ COMPLIANT: dict[str, Any] = {
         ({"securityContext": {"runAsNonRoot": True}}, {}),
         ({"initContainers": [{"name": "init"}]}, {}),
         ({}, {"securityContext": {}}),
-        ({}, {"securityContext": COMPLIANT["containers"][0]["securityContext"] | {"runAsUser": 0}}),
         (
             {},
             {
-                "securityContext": COMPLIANT["containers"][0]["securityContext"]
+                "securityContext": COMPLIANT_POD["containers"][0]["securityContext"]
+                | {"runAsUser": 0}
+            },
+        ),
+        (
+            {},
+            {
+                "securityContext": COMPLIANT_POD["containers"][0]["securityContext"]
                 | {"runAsNonRoot": False}
             },
         ),
@@ -348,8 +354,10 @@ COMPLIANT: dict[str, Any] = {
 def test_violations_finds_pods_that_kubernetes_would_refuse(
     pod: dict[str, Any], container: dict[str, Any]
 ) -> None:
-    assert violations(COMPLIANT) == []
-    assert violations(COMPLIANT | {"containers": [COMPLIANT["containers"][0] | container]} | pod)
+    assert violations(COMPLIANT_POD) == []
+    assert violations(
+        COMPLIANT_POD | {"containers": [COMPLIANT_POD["containers"][0] | container]} | pod
+    )
 
 
 def test_rendered_objects_contain_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

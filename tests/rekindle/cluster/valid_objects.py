@@ -5,12 +5,12 @@ from typing import Any
 from rekindle.kubernetes_names import NAME_LABEL, PART_OF_REKINDLE
 from rekindle.training.cost.prices import PRICES_ANNOTATION
 
-CREATED = "2026-11-21T20:00:00Z"
+CREATION_TIME = "2026-11-21T20:00:00Z"
 METADATA = {
     "uid": "1",
     "namespace": "models",
     "resourceVersion": "100",
-    "creationTimestamp": CREATED,
+    "creationTimestamp": CREATION_TIME,
     "labels": {**PART_OF_REKINDLE, NAME_LABEL: "demo"},
     "annotations": {"a": "b"},
     "ownerReferences": [{"kind": "PyTorchJob", "name": "demo-4k2xp-train"}],
@@ -45,7 +45,7 @@ NODE = {
     "templateName": "prepare",
     "templateScope": "local/demo",
     "boundaryID": "demo-4k2xp",
-    "startedAt": CREATED,
+    "startedAt": CREATION_TIME,
     "finishedAt": None,
     "message": "",
     "progress": "0/1",
@@ -79,7 +79,7 @@ WORKFLOW: dict[str, Any] = {
     "status": {
         "phase": "Running",
         "message": "",
-        "startedAt": CREATED,
+        "startedAt": CREATION_TIME,
         "finishedAt": None,
         "nodes": {"demo-4k2xp-1": NODE},
         "conditions": [{"type": "PodRunning", "status": "True"}],
@@ -109,7 +109,7 @@ CRON: dict[str, Any] = {
         "workflowSpec": SPEC,
         "workflowMetadata": {"annotations": {PRICES_ANNOTATION: "{}"}},
     },
-    "status": {"lastScheduledTime": CREATED, "active": []},
+    "status": {"lastScheduledTime": CREATION_TIME, "active": []},
 }
 DEPLOYMENT: dict[str, Any] = {
     "metadata": {**METADATA, "name": "demo-1"},
@@ -133,7 +133,7 @@ EVENT: dict[str, Any] = {
     "metadata": {**METADATA, "name": "e1"},
     "reason": "FailedCreate",
     "message": "exceeded quota",
-    "lastTimestamp": CREATED,
+    "lastTimestamp": CREATION_TIME,
     "involvedObject": {"name": "demo-4k2xp-prepare"},
 }
 PRICES: dict[str, Any] = {

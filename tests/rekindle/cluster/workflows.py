@@ -54,10 +54,10 @@ def workload(
         {"type": name, "status": status, "message": REASON} for name, status in conditions.items()
     ]
     references = [{"kind": kind, "name": owner}]
-    created = f"2026-11-23T10:00:{start_second:02}Z"
+    creation_time = f"2026-11-23T10:00:{start_second:02}Z"
     metadata = {
         "name": f"{kind.lower()}-{owner}",
-        "creationTimestamp": created,
+        "creationTimestamp": creation_time,
         "ownerReferences": references,
     }
     spec = {"queueName": "train", "priority": priority}

@@ -24,7 +24,7 @@ TWELVE_WEEKS = "--from 2026-03-02 --to 2026-05-24 --parallel 2"
 KILLS = 10
 # the data of each week has another size; in the week of April 6, they are missing while the file
 # EMPTY exists
-GROWING = """
+GROWING_DATA_CODE = """
 
 def prepare(data, out):
     from rekindle import DataError
@@ -68,7 +68,7 @@ def project(
     """A shell in a user's project, whose weeks take seconds."""
     make(tmp_path / "shop", shared_folder / "go")
     with (tmp_path / "shop/steps/paced.py").open("a") as file:
-        file.write(GROWING.replace("EMPTY", str(shared_folder / "empty")))
+        file.write(GROWING_DATA_CODE.replace("EMPTY", str(shared_folder / "empty")))
     with shell(tmp_path / "shop", **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
         yield typed
 

@@ -876,9 +876,9 @@ def test_prune_keeps_a_malformed_workflow_and_all_to_which_it_may_refer(
 ) -> None:
     collection = "/apis/argoproj.io/v1alpha1/namespaces/models/workflows"
     used = runs.make()
-    removed = runs.make()
-    malformed = runs.make(uses=f"{used}/prepare")
-    names = [used, removed, malformed, runs.make()]
+    removed_run = runs.make()
+    malformed_run = runs.make(uses=f"{used}/prepare")
+    names = [used, removed_run, malformed_run, runs.make()]
 
     for number, name in enumerate(names):
         workflow = runs.workflow(name)
@@ -887,20 +887,20 @@ def test_prune_keeps_a_malformed_workflow_and_all_to_which_it_may_refer(
         status = {"phase": "Succeeded", "finishedAt": f"2026-01-01T01:00:{number:02}Z"}
         server.put(collection, workflow | {"status": status})
 
-    server.objects[collection][malformed].update(fault)
+    server.objects[collection][malformed_run].update(fault)
 
     retention.prune_runs(tmp_path, cluster, {"keep_runs": 1}, should_delete=True)
 
-    assert set(server.objects[collection]) == {*names} - {removed}
-    assert runs.remaining_parts(malformed) == ALL_PARTS
+    assert set(server.objects[collection]) == {*names} - {removed_run}
+    assert runs.remaining_parts(malformed_run) == ALL_PARTS
     assert "prepare" in runs.remaining_parts(used)
-    assert runs.remaining_parts(removed) - {"folder"} == set()
+    assert runs.remaining_parts(removed_run) - {"folder"} == set()
 
 
 @pytest.mark.slow
 def test_the_trials_of_a_sweep_are_removed_with_it_and_are_not_counted(runs: Runs) -> None:
     sweep = runs.make()
-    previous = runs.make()
+    previous_run = runs.make()
     parent = tracking.find_run(runs.pipeline, sweep) or ""
     trials = [
         tracking.start_run(runs.pipeline, f"{sweep}.trial-{n}", {tracking.PARENT: parent})
@@ -910,7 +910,7 @@ def test_the_trials_of_a_sweep_are_removed_with_it_and_are_not_counted(runs: Run
         ownership.record_trial(runs.store, RunName(sweep), trial)
     last_run = runs.make(keep_runs=2)
     retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
-    assert runs.remaining_parts(previous) == ALL_PARTS
+    assert runs.remaining_parts(previous_run) == ALL_PARTS
     assert runs.remaining_parts(sweep) == set()
     assert len(trials) == 3
     assert all(tracking.find_run(runs.pipeline, f"{sweep}.trial-{n}") is None for n in range(3))
@@ -1084,9 +1084,9 @@ def test_a_run_with_a_generated_name_owns_its_folder(runs: Runs) -> None:
     assert mark
     assert mark.whole
     assert mark.ended is None
-    for given in ("payments", f"{runs.pipeline}-2024a", f"{runs.pipeline}-x7k2"):
+    for given_name in ("payments", f"{runs.pipeline}-2024a", f"{runs.pipeline}-x7k2"):
         assert not ownership.has_generated_name(
-            {"name": given, "generateName": f"{runs.pipeline}-"}
+            {"name": given_name, "generateName": f"{runs.pipeline}-"}
         )
 
 

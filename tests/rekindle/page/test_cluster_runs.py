@@ -20,15 +20,15 @@ CRON_WORKFLOWS = "/apis/argoproj.io/v1alpha1/namespaces/models/cronworkflows"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     with ApiServer(tmp_path_factory.mktemp("api")) as running:
-        failed = make_workflow(
+        failed_workflow = make_workflow(
             "demo-failed",
             "Failed",
             make_node("demo-failed", "first"),
             make_node("demo-failed", "second", "Failed", message="exit code 3"),
         )
-        running.put(WORKFLOWS, failed)
-        large = make_workflow("demo-large", "Succeeded", make_node("demo-large", "first"))
-        running.put(WORKFLOWS, compress_nodes(large))
+        running.put(WORKFLOWS, failed_workflow)
+        large_workflow = make_workflow("demo-large", "Succeeded", make_node("demo-large", "first"))
+        running.put(WORKFLOWS, compress_nodes(large_workflow))
         offloaded = make_workflow("demo-offloaded", "Running")
         offloaded["status"] = {"phase": "Running", "offloadNodeStatusVersion": "fnv:1"}
         running.put(WORKFLOWS, offloaded)

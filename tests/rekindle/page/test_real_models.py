@@ -44,9 +44,11 @@ class Shop:
         self.home = folder / ".rekindle"
         self.go = go
         self.port = free_port()
-        removed = ("S3_", "AWS_", "MLFLOW_", "REKINDLE_")
+        removed_prefixes = ("S3_", "AWS_", "MLFLOW_", "REKINDLE_")
         kept_variables = {
-            name: value for name, value in os.environ.items() if not name.startswith(removed)
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(removed_prefixes)
         }
         self.environ = kept_variables | {
             "KUBECONFIG": "/none",

@@ -44,8 +44,8 @@ def test_internal_steps_are_hidden_until_a_user_asks() -> None:
 
 
 def test_an_internal_step_that_failed_is_shown() -> None:
-    failed = {"name": "run.train-secret", "phase": "Failed"}
-    assert "train-secret" in labels(make_run(dict(PART_OF_REKINDLE), failed))
+    failed_node = {"name": "run.train-secret", "phase": "Failed"}
+    assert "train-secret" in labels(make_run(dict(PART_OF_REKINDLE), failed_node))
 
 
 def test_a_workflow_of_another_program_has_no_internal_steps() -> None:

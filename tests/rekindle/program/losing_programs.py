@@ -59,6 +59,6 @@ for step in range(1, 1000):
     time.sleep(0.1)
     save(step)
 """
-FAILS = """
+FAILING_PROGRAM = """
 raise ValueError("no data")
 """

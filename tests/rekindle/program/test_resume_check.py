@@ -12,7 +12,7 @@ from tests.rekindle.program.losing_programs import (
     BEGINS_AGAIN,
     CONTINUES,
     ENDS_WITHOUT_SAVE,
-    FAILS,
+    FAILING_PROGRAM,
     IGNORES_RESUME,
     NEVER_SAVES,
     SAVES_ELSEWHERE,
@@ -66,7 +66,7 @@ def test_saves_of_which_a_kill_leaves_nothing_are_a_finding(
         (SAVES_TORN, 2.0, r"nothing that is complete .* latest\.json: .*rename it"),
         (IGNORES_RESUME, 20.0, r"did not open step-\d+\.json after its restart"),
         (BEGINS_AGAIN, 20.0, r"opened step-\d+\.json .* began again at its first step"),
-        (FAILS, 20.0, r"exit code 1: ValueError: no data"),
+        (FAILING_PROGRAM, 20.0, r"exit code 1: ValueError: no data"),
     ],
     ids=["never", "ends", "unknown", "elsewhere", "torn", "ignores", "again", "fails"],
 )

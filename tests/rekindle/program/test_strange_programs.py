@@ -28,7 +28,7 @@ def finish():
     (folder / "final.json").write_text('{"slope": 2.0}')
 
 """
-HARMLESS = {
+HARMLESS_PROGRAMS = {
     "binary output": """
 os.write(1, bytes(range(256)) * 1000 + b"\\x1b]0;title\\x07\\r")
 finish()
@@ -102,11 +102,11 @@ def run(start_pods: StartPods, path: Path, body: str, **program: Any) -> Pods:
 
 
 @pytest.mark.fast_cases(3)
-@pytest.mark.parametrize("name", HARMLESS)
+@pytest.mark.parametrize("name", HARMLESS_PROGRAMS)
 def test_a_strange_program_ends_with_its_result(
     name: str, start_pods: StartPods, tmp_path: Path, s3: Store
 ) -> None:
-    pods = run(start_pods, tmp_path / "train.py", HARMLESS[name])
+    pods = run(start_pods, tmp_path / "train.py", HARMLESS_PROGRAMS[name])
     assert [pod.wait() for pod in pods.pods] == [0, 0], pods.logs()[-3000:]
     assert s3.head(f"{pods.prefix}/model/result/final.json")
     assert "Exception" not in pods.logs().replace("\0", ""), pods.logs()[-3000:]
@@ -116,7 +116,7 @@ def test_a_strange_program_ends_with_its_result(
 def test_strange_names_do_not_stop_the_uploads(
     start_pods: StartPods, tmp_path: Path, s3: Store
 ) -> None:
-    body = HARMLESS["names"].replace("finish()", "time.sleep(3600)")
+    body = HARMLESS_PROGRAMS["names"].replace("finish()", "time.sleep(3600)")
     pods = run(start_pods, tmp_path / "train.py", body)
     store = ProgramStore(s3, f"{pods.prefix}/checkpoints")
 

@@ -26,7 +26,7 @@ from tests.rekindle.release import every_type
 from tests.rekindle.serving.running import Running
 
 PLACE = {"zone": 3, "name": "here"}
-FULL: dict[str, Any] = {
+FULL_INSTANCE: dict[str, Any] = {
     "id": 7,
     "number": 1.5,
     "flag": True,
@@ -51,9 +51,9 @@ FULL: dict[str, Any] = {
     "anything": {"a": [1, None]},
     "described": 3,
 }
-FULL.update(
+FULL_INSTANCE.update(
     {
-        f"maybe_{name}": FULL[name]
+        f"maybe_{name}": FULL_INSTANCE[name]
         for name in [
             "id",
             "number",
@@ -68,23 +68,26 @@ FULL.update(
         ]
     }
 )
-FULL["maybe_counts"] = [3]
-FULL["maybe_place"] = PLACE
-FULL["maybe_mixed"] = 4
-FULL.update(
-    {f"none_{name}": FULL[name] for name in ["id", "number", "flag", "text", "day", "counts"]}
+FULL_INSTANCE["maybe_counts"] = [3]
+FULL_INSTANCE["maybe_place"] = PLACE
+FULL_INSTANCE["maybe_mixed"] = 4
+FULL_INSTANCE.update(
+    {
+        f"none_{name}": FULL_INSTANCE[name]
+        for name in ["id", "number", "flag", "text", "day", "counts"]
+    }
 )
-FULL["five"] = 6
-FULL["half"] = 2
-FULL["yes"] = False
-FULL["word"] = "other"
-REQUIRED = {name for name in FULL if "_" not in name} - {"five", "half", "yes", "word"}
-EMPTY = {
+FULL_INSTANCE["five"] = 6
+FULL_INSTANCE["half"] = 2
+FULL_INSTANCE["yes"] = False
+FULL_INSTANCE["word"] = "other"
+REQUIRED = {name for name in FULL_INSTANCE if "_" not in name} - {"five", "half", "yes", "word"}
+EMPTY_INSTANCE = {
     name: None if name.startswith("maybe_") else value
-    for name, value in FULL.items()
+    for name, value in FULL_INSTANCE.items()
     if name in REQUIRED or name.startswith("maybe_")
 }
-OTHER = FULL | {
+OTHER_INSTANCE = FULL_INSTANCE | {
     "id": -1,
     "number": 3,
     "rates": [],
@@ -94,10 +97,10 @@ OTHER = FULL | {
     "maybe_number": 2,
 }
 ROWS = {
-    "complete": [FULL, OTHER],
-    "missing": [FULL, EMPTY],
-    "missing everywhere": [EMPTY, EMPTY],
-    "single": [EMPTY],
+    "complete": [FULL_INSTANCE, OTHER_INSTANCE],
+    "missing": [FULL_INSTANCE, EMPTY_INSTANCE],
+    "missing everywhere": [EMPTY_INSTANCE, EMPTY_INSTANCE],
+    "single": [EMPTY_INSTANCE],
 }
 PYTHON: dict[str, Callable[[Any], Any]] = {
     "moment": datetime.fromisoformat,
@@ -141,7 +144,7 @@ def served(
     (folder / "model.json").write_text(
         json.dumps({"workload": every_type.__name__, "model": {}, "sha256": sha256})
     )
-    (folder / EXAMPLE_FILE).write_text(json.dumps({"instances": [EMPTY]}))
+    (folder / EXAMPLE_FILE).write_text(json.dumps({"instances": [EMPTY_INSTANCE]}))
     write_mlmodel(folder)
 
     files = {path.name: file_sha256(path) for path in folder.iterdir()}
@@ -222,7 +225,7 @@ def small_numbers(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Return the columns of all fields: a field that a row lacks is None."""
-    return {name: [row.get(name) for row in rows] for name in FULL}
+    return {name: [row.get(name) for row in rows] for name in FULL_INSTANCE}
 
 
 def unsorted(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -250,7 +253,7 @@ FRAMES = (
 def test_mlflow_predicts_what_the_server_predicts(served: Served, frame: Any, rows: str) -> None:
     expected = served.answer(ROWS[rows])
     assert expected
-    assert all(EMPTY.keys() < prediction.keys() for prediction in expected)
+    assert all(EMPTY_INSTANCE.keys() < prediction.keys() for prediction in expected)
     predictions = served.model.predict(frame(ROWS[rows]))
     for prediction, other in zip(predictions, expected, strict=True):
         assert {n: (v, other[n]) for n, v in prediction.items() if v != other[n]} == {}
@@ -295,10 +298,10 @@ def test_what_the_server_refuses_mlflow_refuses_by_its_name(
     served: Served, change: dict[str, Any], message: str
 ) -> None:
     if not any(isinstance(value, (float, list)) and value != 1.5 for value in change.values()):
-        assert served.answer([FULL | change]) is None
+        assert served.answer([FULL_INSTANCE | change]) is None
     for frame in (pd.DataFrame, objects, list):
         with pytest.raises(DataError) as caught:
-            served.model.predict(frame([FULL | change]))
+            served.model.predict(frame([FULL_INSTANCE | change]))
         assert message in str(caught.value)
 
 
@@ -308,24 +311,24 @@ def test_what_the_server_refuses_mlflow_refuses_by_its_name(
         ([{"three": None}], None),  # as in the server, the default does not replace null
         ([{}], 3),
         ([{}, {"three": 4}], 3),  # NaN
-        (objects([FULL | {"three": pd.NA}]), 3),
-        (objects([FULL | {"three": None}]), None),
-        (objects([FULL | {"three": np.nan}]), 3),
-        (pd.DataFrame([FULL | {"three": 5.0}]), 5),
+        (objects([FULL_INSTANCE | {"three": pd.NA}]), 3),
+        (objects([FULL_INSTANCE | {"three": None}]), None),
+        (objects([FULL_INSTANCE | {"three": np.nan}]), 3),
+        (pd.DataFrame([FULL_INSTANCE | {"three": 5.0}]), 5),
     ],
 )
 def test_a_missing_value_is_left_out_and_none_is_null(
     served: Served, values: Any, expected: int | None
 ) -> None:
     if isinstance(values, list):
-        frame = pd.DataFrame([FULL | row for row in values])
+        frame = pd.DataFrame([FULL_INSTANCE | row for row in values])
     else:
         frame = values
     assert served.model.predict(frame)[0]["three"] == expected
 
 
 def test_large_integers_keep_their_digits_or_are_refused(served: Served) -> None:
-    rows = [FULL | {"maybe_id": 2**60 + 1}, EMPTY]
+    rows = [FULL_INSTANCE | {"maybe_id": 2**60 + 1}, EMPTY_INSTANCE]
     exact = pd.DataFrame(rows, dtype=object).astype({"maybe_id": "Int64"})
     assert served.model.predict(exact) == served.answer(rows)
     with pytest.raises(

@@ -61,11 +61,11 @@ def test_a_prediction_does_not_depend_on_its_batch(
     ]
 
     for sizes in ((300,), (1, 7, 31, 32, 33, 100, 96), (299, 1)):
-        together = predictor.predict(requests(predictor, *sizes))
-        assert [len(predictions) for predictions in together] == list(sizes)
+        batched_predictions = predictor.predict(requests(predictor, *sizes))
+        assert [len(predictions) for predictions in batched_predictions] == list(sizes)
         assert (
             compute_difference(
-                [prediction for predictions in together for prediction in predictions],
+                [prediction for predictions in batched_predictions for prediction in predictions],
                 single_predictions,
             )
             <= tolerance

@@ -190,13 +190,13 @@ def test_a_release_of_an_earlier_version_has_12_digits_of_the_hash_in_its_key() 
         reject_wrong_hash(earlier_key, {"model.safetensors": "1" * 64}, "address")
 
 
-DESCRIBED = {"reference.json": b'{"rows": 1}', "origin.json": b"{}", "curve.json": b"[]"}
+DESCRIBED_FILES = {"reference.json": b'{"rows": 1}', "origin.json": b"{}", "curve.json": b"[]"}
 
 
 @pytest.fixture
 def described(s3: Store, stored: str, tmp_path: Path) -> str:
     """Add the files to a release that its hash does not cover; return the prefix of the release."""
-    commit_described(s3, stored, tmp_path / "described", DESCRIBED)
+    commit_described(s3, stored, tmp_path / "described", DESCRIBED_FILES)
     return stored
 
 
@@ -227,14 +227,14 @@ def test_a_release_describes_the_files_of_the_process_that_committed_last(
     assert read_described_file(s3, described.rstrip("/"), "origin.json") == b'{"a": 1}'
 
 
-@pytest.mark.parametrize("name", DESCRIBED)
+@pytest.mark.parametrize("name", DESCRIBED_FILES)
 def test_a_file_outside_of_the_hash_is_verified(
     s3: Store, tmp_path: Path, described: str, name: str
 ) -> None:
     key = described.rstrip("/")
-    assert read_described_file(s3, key, name) == DESCRIBED[name]
+    assert read_described_file(s3, key, name) == DESCRIBED_FILES[name]
 
-    s3.put(described + name, DESCRIBED[name] + b" ")
+    s3.put(described + name, DESCRIBED_FILES[name] + b" ")
     with pytest.raises(DataError, match=f"{name} changed since the release"):
         read_described_file(s3, key, name)
     download(s3, described, tmp_path / "served")

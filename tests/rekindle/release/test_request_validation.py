@@ -92,16 +92,19 @@ def test_the_message_of_many_errors_is_short() -> None:
     assert len(str(error.value)) < 1000
 
 
-MANY = 1 << 20
-KEYS = ",".join(f'"{number}": ""' for number in range(MANY >> 2))
+INSTANCE_COUNT = 1 << 20
+KEYS = ",".join(f'"{number}": ""' for number in range(INSTANCE_COUNT >> 2))
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ('"points": [' + "1," * MANY + "1]", "instances[0].points[0] is 1: input should be"),
         (
-            '"points": [' + "[[{}]]," * (MANY >> 1) + "1]",
+            '"points": [' + "1," * INSTANCE_COUNT + "1]",
+            "instances[0].points[0] is 1: input should be",
+        ),
+        (
+            '"points": [' + "[[{}]]," * (INSTANCE_COUNT >> 1) + "1]",
             "instances[0].points[0] is [[{}]]: input should be",
         ),
         ('"points": [], "location": {' + KEYS + "}", "instances[0].location."),

@@ -8,7 +8,7 @@ from rekindle.errors import ConfigError, DataError
 from rekindle.release.model_client import ModelClient
 from tests.rekindle.serving.running import MODEL, PREDICT, SERVER_PREFIX, Running
 
-ONE = {"id": "a"}
+INSTANCE = {"id": "a"}
 TOKENS = "first-token\nsecond-token"
 
 
@@ -41,7 +41,7 @@ def test_a_request_without_one_of_the_tokens_gets_no_answer_of_the_model(
         assert "Authorization: Bearer TOKEN" in answer.json()["error"]
         assert "model-sha256" not in answer.headers
 
-    body = {"instances": [ONE]}
+    body = {"instances": [INSTANCE]}
     assert token_server.client.post(PREDICT, json=body, headers=headers).status_code == 401
     assert token_server.client.request("HEAD", MODEL, headers=headers).status_code == 401
 
@@ -52,7 +52,7 @@ def test_each_token_of_the_secret_is_accepted(token_server: Running) -> None:
             headers = {"authorization": f"{scheme} {token}"}
             assert (
                 token_server.client.post(
-                    PREDICT, json={"instances": [ONE]}, headers=headers
+                    PREDICT, json={"instances": [INSTANCE]}, headers=headers
                 ).status_code
                 == 200
             )
@@ -75,7 +75,7 @@ def test_probes_and_metrics_need_no_token_and_rejected_requests_do_not_count_as_
         == token_server.client.get("/health/ready").status_code
         == 200
     )
-    assert token_server.predict(ONE).status_code == 401
+    assert token_server.predict(INSTANCE).status_code == 401
     assert 'status="401"' not in token_server.client.get("/metrics").text
 
 

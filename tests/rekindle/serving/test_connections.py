@@ -26,7 +26,7 @@ from tests.rekindle.serving.running import (
 from tests.waiting import until
 
 PREFIX = prefix_of("connections")
-ONE = {"id": "a"}
+INSTANCE = {"id": "a"}
 BODY = b'{"instances": [{"id": "a"}]}'
 HEAD = f"POST {PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(BODY)}\r\n\r\n".encode()
 GET = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -99,7 +99,7 @@ def test_a_request_that_never_ends_is_disconnected(server: Running, requests: li
         assert remaining_bytes.startswith(b"HTTP/1.1 408") == any(
             text.endswith(BODY[:9]) for text in requests
         )
-    assert server.predict(ONE).status_code == 200
+    assert server.predict(INSTANCE).status_code == 200
 
 
 @pytest.mark.parametrize("text", [GET + HEAD[:-4] + b"\r\nx: ", GET + HEAD], ids=["head", "body"])

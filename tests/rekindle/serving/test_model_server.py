@@ -36,7 +36,7 @@ from tests.rekindle.serving.running import (
 from tests.waiting import until
 
 ECHO = str(Path(__file__).with_name("echo.py"))
-ONE = {"id": "a"}
+INSTANCE = {"id": "a"}
 
 
 LIMITS = ("--max-bytes=20000", "--max-instances=10", "--max-waiting=6", "--body-seconds=1")
@@ -62,7 +62,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 
 def test_the_answer_has_the_version_and_sha256_of_the_model(server: Running, sha256: str) -> None:
-    answer = server.predict({"id": 3}, ONE)
+    answer = server.predict({"id": 3}, INSTANCE)
     assert answer.status_code == 200
     assert answer.headers["model-sha256"] == sha256
     assert answer.headers["model-version"] == "7"
@@ -103,7 +103,7 @@ def test_the_server_publishes_an_example_request_and_its_schema(server: Running)
 
 
 def test_a_process_imports_only_the_libraries_of_its_workload(server: Running) -> None:
-    assert set(server.predict(ONE).json()["predictions"][0]["loaded"]) <= {"boto3"}
+    assert set(server.predict(INSTANCE).json()["predictions"][0]["loaded"]) <= {"boto3"}
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,11 @@ def test_a_process_imports_only_the_libraries_of_its_workload(server: Running) -
             500,
             "the prediction for instances[1] is not JSON",
         ),
-        (json.dumps({"instances": [ONE] * 11}).encode(), 413, "instances has 11 items: at most 10"),
+        (
+            json.dumps({"instances": [INSTANCE] * 11}).encode(),
+            413,
+            "instances has 11 items: at most 10",
+        ),
         (b" " * 20_001, 413, "larger than 20,000 bytes"),
         (b" " * 3_000_000, 413, "larger than 20,000 bytes"),
     ],
@@ -149,7 +153,7 @@ def test_an_invalid_request_gets_an_error_and_does_not_affect_others(
     else:
         assert answer.status_code == status, answer.text
         assert message in answer.json()["error"]
-    assert server.predict(ONE).status_code == 200
+    assert server.predict(INSTANCE).status_code == 200
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
@@ -176,7 +180,7 @@ def test_waiting_requests_are_batched_and_a_failure_does_not_affect_others(
     server: Running, pool: ThreadPoolExecutor, gate: Gate, bug: int | None
 ) -> None:
     first_answer = gate.hold(server, pool)
-    answers = [pool.submit(server.predict, ONE | {"id": n, "bug": n == bug}) for n in range(4)]
+    answers = [pool.submit(server.predict, INSTANCE | {"id": n, "bug": n == bug}) for n in range(4)]
     server.until_waiting(1 + 4)
     gate.open()
     assert first_answer.result().status_code == 200
@@ -207,7 +211,7 @@ def start_request(server: Running) -> socket.socket:
 
 def test_slow_clients_do_not_block_others_and_time_out(server: Running) -> None:
     slow = [start_request(server) for _ in range(40)]  # with --max-waiting=6
-    assert [server.predict(ONE).status_code for _ in range(20)] == [200] * 20
+    assert [server.predict(INSTANCE).status_code for _ in range(20)] == [200] * 20
     for client in slow:
         assert client.recv(1000).startswith(b"HTTP/1.1 408")
         client.close()
@@ -241,7 +245,7 @@ def test_clients_that_never_finish_large_bodies_do_not_block_others(
             b"HTTP/1.1 503 Service Unavailable"
         }
 
-        small = json.dumps({"instances": [ONE]})
+        small = json.dumps({"instances": [INSTANCE]})
 
         with httpx.Client(
             transport=httpx.HTTPTransport(local_address=address), timeout=20
@@ -268,7 +272,7 @@ def test_overload_is_rejected_immediately_while_probes_are_answered(
     server: Running, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
     first_answer = gate.hold(server, pool)
-    answers = [pool.submit(server.predict, ONE) for _ in range(8)]
+    answers = [pool.submit(server.predict, INSTANCE) for _ in range(8)]
     rejected = [answer.result() for answer in islice(as_completed(answers), 3)]
     assert [(answer.status_code, answer.headers["retry-after"]) for answer in rejected] == [
         (503, "1")
@@ -286,7 +290,7 @@ def test_overload_is_rejected_immediately_while_probes_are_answered(
 
 
 def test_metrics_show_requests_scores_and_the_age_of_the_data(server: Running, sha256: str) -> None:
-    server.predict(ONE, ONE)
+    server.predict(INSTANCE, INSTANCE)
     start = datetime.now(UTC)
     text = server.client.get("/metrics").text
     end = datetime.now(UTC)
@@ -318,7 +322,9 @@ def test_replayed_instances_are_counted_apart_from_instances_of_clients(server: 
 
     def send(replay: bool) -> httpx.Response:
         headers = {REPLAY_HEADER: "1"} if replay else {}
-        return server.client.post(PREDICT, json={"instances": [ONE, ONE]}, headers=headers)
+        return server.client.post(
+            PREDICT, json={"instances": [INSTANCE, INSTANCE]}, headers=headers
+        )
 
     assert send(False).status_code == 200
     earlier_counts = counts()
@@ -338,10 +344,10 @@ def test_the_warning_of_a_predictor_is_in_its_answer_and_counted(server: Running
         return float(line)
 
     earlier_count = count()
-    answer = server.predict(ONE, ONE | {"warning": "the past is missing"}).json()
+    answer = server.predict(INSTANCE, INSTANCE | {"warning": "the past is missing"}).json()
     assert answer["warning"] == "the past is missing"
     assert len(answer["predictions"]) == 2
-    assert "warning" not in server.predict(ONE).json()
+    assert "warning" not in server.predict(INSTANCE).json()
     assert (
         server.predict({"id": 1, "bad": 4, "warning": "an error is no prediction"}).status_code
         == 422
@@ -362,7 +368,7 @@ def test_processes_work_in_parallel_and_warm_up_before_the_server_is_ready(
         answer = server.client.get("/health/ready")
         assert answer.status_code == 503
         assert answer.json() == {"status": "loading"}
-        assert server.predict(ONE).status_code == 503
+        assert server.predict(INSTANCE).status_code == 503
         gate.open()
 
         assert server.until_ready() == {
@@ -391,7 +397,7 @@ def test_a_crash_of_the_model_ends_the_server_after_answering_all_requests(
         server.until_ready()
         held = other_gate.hold(server, pool)
         doomed = gate.hold(server, pool, killed=True)
-        queued = pool.submit(server.predict, ONE)
+        queued = pool.submit(server.predict, INSTANCE)
         server.until_waiting(3)
         gate.open()
         answer = doomed.result()
@@ -411,9 +417,9 @@ def test_a_batch_in_the_pipe_of_a_crashed_process_is_answered(
     with Running(f"--model={SERVER_PREFIX}", "--max-batch=2") as server:
         server.until_ready()
         first_answer = gate.hold(server, pool)
-        fatal = pool.submit(server.predict, ONE | {"killed": True})
+        fatal = pool.submit(server.predict, INSTANCE | {"killed": True})
         server.until_waiting(2)
-        waiting_answers = [fatal, *(pool.submit(server.predict, ONE) for _ in range(4))]
+        waiting_answers = [fatal, *(pool.submit(server.predict, INSTANCE) for _ in range(4))]
         server.until_waiting(6)
         gate.open()
         assert first_answer.result().status_code == 200
@@ -425,7 +431,7 @@ def test_a_batch_in_the_pipe_of_a_crashed_process_is_answered(
 def test_a_killed_server_leaves_no_process(sha256: str) -> None:
     with Running(f"--model={SERVER_PREFIX}") as server:
         server.until_ready()
-        model = psutil.Process(server.predict(ONE).json()["predictions"][0]["pid"])
+        model = psutil.Process(server.predict(INSTANCE).json()["predictions"][0]["pid"])
         os.kill(server.process.pid, signal.SIGKILL)
         model.wait(10)
 
@@ -440,7 +446,7 @@ def test_after_sigterm_requests_in_flight_and_new_requests_are_answered(
         server.until_ready("draining")
         assert server.client.get("/health/ready").status_code == 503
         assert server.client.get(MODEL).json()["ready"] is False
-        late_response = server.predict(ONE)
+        late_response = server.predict(INSTANCE)
         assert late_response.status_code == 200
         assert late_response.headers["connection"] == "close"
         server.process.send_signal(signal.SIGTERM)

@@ -53,11 +53,14 @@ LENGTH = f"content-length: {len(BODY)}"
 
 
 # the client's end arrives before the answer begins
-SLOW = post(body=b'{"instances": [{"id": "a", "sleep": 0.5}]}')
+SLOW_REQUEST = post(body=b'{"instances": [{"id": "a", "sleep": 0.5}]}')
 
 
 @pytest.mark.fast_cases(2)
-@pytest.mark.parametrize("text", [SLOW, SLOW + post() * 2, SLOW + GET, SLOW + GET + b"GE"])
+@pytest.mark.parametrize(
+    "text",
+    [SLOW_REQUEST, SLOW_REQUEST + post() * 2, SLOW_REQUEST + GET, SLOW_REQUEST + GET + b"GE"],
+)
 def test_a_client_that_ends_its_side_of_the_connection_gets_all_answers(
     server: Running, text: bytes
 ) -> None:

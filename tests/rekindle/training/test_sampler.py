@@ -34,13 +34,13 @@ def test_a_resumed_run_sees_the_samples_of_an_undisturbed_run(
     samples, batch, virtual, seed = run
     leaf = data.draw(st.integers(0, virtual - 1))
     used = Sampler(samples, batch, virtual, seed)
-    fresh = Sampler(samples, batch, virtual, seed)
+    fresh_sampler = Sampler(samples, batch, virtual, seed)
     used.select_sample_indices(0, 0)
     assert (
         used.select_sample_indices(step, leaf).tolist()
-        == fresh.select_sample_indices(step, leaf).tolist()
+        == fresh_sampler.select_sample_indices(step, leaf).tolist()
     )
-    assert len(fresh.select_sample_indices(step, leaf)) == batch
+    assert len(fresh_sampler.select_sample_indices(step, leaf)) == batch
 
 
 def test_epochs_and_seeds_are_shuffled_differently() -> None:

@@ -7,10 +7,10 @@ from rekindle.errors import ConfigError
 from rekindle.training.group.process_group import join_torchrun_group, read_world_size
 from rekindle.training.membership.protocol import read_coordinator_address
 
-INVALID = "soon", "-1", "1.5", "9" * 5000
+INVALID_VALUES = "soon", "-1", "1.5", "9" * 5000
 
 
-@pytest.mark.parametrize("text", [*INVALID, "0", "65536"])
+@pytest.mark.parametrize("text", [*INVALID_VALUES, "0", "65536"])
 def test_an_invalid_port_of_the_coordinator_is_one_error(
     text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -21,7 +21,7 @@ def test_an_invalid_port_of_the_coordinator_is_one_error(
 
 
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "RANK", "GROUP_WORLD_SIZE", "MASTER_PORT"])
-@pytest.mark.parametrize("text", INVALID)
+@pytest.mark.parametrize("text", INVALID_VALUES)
 def test_an_invalid_variable_of_torchrun_is_one_error(
     name: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

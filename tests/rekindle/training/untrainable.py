@@ -29,15 +29,15 @@ ADD = "self.seen += {}; return self.net(x)"
 EMBED = "self.hours = nn.Embedding(24, 1, sparse=True)"
 
 
-SPARSE = """\
+SPARSE_OPTIMIZER_CODE = """\
 class Sparse(torch.optim.SGD):
         def step(self, closure=None):
             {step}
 
     return Sparse(model.parameters(), lr=0.1)
 """
-SPARSE_ONLY = SPARSE.format(step="raise ValueError('no sparse gradient')")
-MADE_SPARSE = SPARSE.format(
+SPARSE_ONLY = SPARSE_OPTIMIZER_CODE.format(step="raise ValueError('no sparse gradient')")
+MADE_SPARSE = SPARSE_OPTIMIZER_CODE.format(
     step="[p.data.add_(p.grad.to_sparse()) for p in self.param_groups[0]['params']]"
 )
 

@@ -174,16 +174,16 @@ def test_a_dry_run_prints_the_submitted_workflow(server: ApiServer, tmp_path: Pa
     )
     assert [request for request in server.requests if request[0] != "GET"] == []
     completed = rekindle("submit", "--manifest", file, "-n", "models", "-o", "json", cwd=tmp_path)
-    ((_, path, sent),) = [request for request in server.requests if request[0] == "POST"]
+    ((_, path, sent_body),) = [request for request in server.requests if request[0] == "POST"]
     assert path == WORKFLOWS_AT
 
-    for rendered in (printed, sent):
+    for rendered in (printed, sent_body):
         assert rendered["metadata"].pop("name").startswith("demo-")
         assert rendered["metadata"]["annotations"].pop(workflows.SUBMISSION_ANNOTATION)
 
     assert printed["metadata"].pop("namespace") == "ours"
-    assert sent["metadata"].pop("namespace") == "models"
-    assert printed == sent
+    assert sent_body["metadata"].pop("namespace") == "models"
+    assert printed == sent_body
     result = json.loads(completed.stdout)
     assert result["manifest_sha256"] == manifest_sha256(manifest(**SPEC))
     assert result["phase"] == "Pending"

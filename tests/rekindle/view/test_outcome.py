@@ -145,14 +145,14 @@ def test_training_progress_is_shown(tmp_path: Path):
         "progress step=120/600 loss=0.02130 samples_per_s=10234 eta_s=12\n"
     )
 
-    out = io.StringIO()
+    output = io.StringIO()
     with display.show_run(
-        WORKFLOW, LogProgress(WORKFLOW, tmp_path / "logs", tmp_path / "deployments").of, {}, out
+        WORKFLOW, LogProgress(WORKFLOW, tmp_path / "logs", tmp_path / "deployments").of, {}, output
     ) as shown:
         shown(status(ROOT, node(".train", phase="Running", end=None)))
-        until("the progress line", lambda: "loss" in out.getvalue())
+        until("the progress line", lambda: "loss" in output.getvalue())
 
-    assert "train step 120/600  loss 0.02130  10 234 samples/s  12 s left" in out.getvalue()
+    assert "train step 120/600  loss 0.02130  10 234 samples/s  12 s left" in output.getvalue()
 
 
 def test_progress_of_a_worker_cannot_control_the_terminal():

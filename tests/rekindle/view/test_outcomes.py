@@ -25,7 +25,7 @@ from rekindle.operations.results import compute_exit_code
 from rekindle.view.outcome import build_outcome
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-PREVIOUS = "cards-aaaaaaaaaaaa-012345"
+PREVIOUS_DEPLOYMENT = "cards-aaaaaaaaaaaa-012345"
 OUTPUTS = {
     **dict.fromkeys(("digest", "run_id", "reason", "model_sha256", "version"), "x"),
     "reused_models": json.dumps({"train": {"at": ""}}),
@@ -34,8 +34,8 @@ OUTPUTS = {
     "content": "bbbbbbbbbbbb",
     "promoted": "true",
     "unchanged": "",
-    "former": PREVIOUS,
-    "running": json.dumps([PREVIOUS]),
+    "former": PREVIOUS_DEPLOYMENT,
+    "running": json.dumps([PREVIOUS_DEPLOYMENT]),
     "expired": "[]",
     "generation": "3",
     "replicas": "2",
@@ -212,7 +212,7 @@ def test_a_changed_champion_repeats_the_evaluation_until_its_verdict_holds(
     verdicts: list[str], promoted: list[str], verdict: str
 ) -> None:
     numbers = [str(number) for number in range(len(verdicts))]
-    champion: dict[str, Any] = {} if verdict == "release" else {"deployment": PREVIOUS}
+    champion: dict[str, Any] = {} if verdict == "release" else {"deployment": PREVIOUS_DEPLOYMENT}
 
     run = Run(
         lambda name, n: None,
@@ -296,7 +296,7 @@ def test_a_canary_is_repeated_with_a_changed_champion() -> None:
         promoted=["false"],
         canary=["passed", "taken back: slow"],
         percent=["50", "0"],
-        deployment=PREVIOUS,
+        deployment=PREVIOUS_DEPLOYMENT,
     )
 
     assert run.phase == "Succeeded"

@@ -270,11 +270,11 @@ def test_without_mount_namespaces_path_tags_work_and_literal_paths_are_refused(t
     if run_shell(f"unshare -rm bash -c '{NO_NAMESPACES}'", tmp_path).returncode:
         pytest.skip("needs a kernel that can forbid namespaces")
 
-    out = {"parameters": [{"name": "x", "valueFrom": {"path": "/tmp/x"}}]}
+    outputs = {"parameters": [{"name": "x", "valueFrom": {"path": "/tmp/x"}}]}
     path = "{{outputs.parameters.x.path}}"
     for file, source in ("moved.yaml", f"echo {path} > {path}"), ("spelt.yaml", "echo 1 > /tmp/x"):
         manifest = workflow(("make", source))
-        manifest["spec"]["templates"][1]["outputs"] = out
+        manifest["spec"]["templates"][1]["outputs"] = outputs
         write_manifest(tmp_path / file, manifest)
 
     line = f"unshare -rm bash -c '{NO_NAMESPACES}; \"$REKINDLE\" run --manifest moved.yaml -o json'"

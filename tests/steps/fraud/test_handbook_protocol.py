@@ -198,8 +198,8 @@ def test_a_champion_is_not_evaluated_on_its_training_rows(
     champion = shutil.copytree(novice, tmp_path / "champion")
 
     for train_end, weeks in ((second_week[0], 1), (second_week[1], 0)):
-        older = {"digest": "older", "facts": {"train_end": train_end}}
-        (champion / "dataset.json").write_text(json.dumps(record | older))
+        older_dataset = {"digest": "older", "facts": {"train_end": train_end}}
+        (champion / "dataset.json").write_text(json.dumps(record | older_dataset))
         result = evaluate(
             expert, champion, small_dataset, tmp_path / str(weeks), Gate(resamples=50)
         )

@@ -44,17 +44,17 @@ def test_a_refreshed_state_replaces_the_history(
     expert: Path, small_dataset: Path, refreshed: tuple[Refreshed, Path]
 ) -> None:
     current = FraudPredictor(expert)
-    newer = FraudPredictor(refreshed[1])
+    newer_predictor = FraudPredictor(refreshed[1])
     table = pl.read_parquet(small_dataset / "transactions.parquet")
-    later = table.filter(pl.col("time").dt.epoch("us") >= current.state.train_end)
-    later = later.filter(pl.col("time").dt.epoch("us") < newer.state.train_end)
-    assert len(later) == refreshed[0].rows > 1000
+    later_rows = table.filter(pl.col("time").dt.epoch("us") >= current.state.train_end)
+    later_rows = later_rows.filter(pl.col("time").dt.epoch("us") < newer_predictor.state.train_end)
+    assert len(later_rows) == refreshed[0].rows > 1000
     differing = 0
 
     for instance in refreshed[0].instances[:25]:
         same_card = pl.col("card") == instance["card"]
-        terminals = {instance["terminal"], *later.filter(same_card)["terminal"]}
-        past = later.filter(same_card | pl.col("terminal").is_in(terminals))
+        terminals = {instance["terminal"], *later_rows.filter(same_card)["terminal"]}
+        past = later_rows.filter(same_card | pl.col("terminal").is_in(terminals))
 
         names = {
             "transaction_id": "id",
@@ -70,7 +70,7 @@ def test_a_refreshed_state_replaces_the_history(
         ]
         instance = instance | {"transaction_id": "new"}
         [with_history] = scores(current, {"instances": [instance], "history": history})
-        [refreshed_score] = scores(newer, {"instances": [instance]})
+        [refreshed_score] = scores(newer_predictor, {"instances": [instance]})
         assert refreshed_score == with_history, instance
         differing += scores(current, {"instances": [instance]}) != [with_history]
 

@@ -90,8 +90,13 @@ def test_a_request_without_history_is_answered_with_a_warning(
 ) -> None:
     request, _ = requests[-1]
     # part of the state
-    old = [row | {"time": "2024-01-09T00:00:00"} for row in request["history"][:3]]
-    bodies = [request, request | {"history": []}, request | {"history": old}, predictor.example()]
+    old_history = [row | {"time": "2024-01-09T00:00:00"} for row in request["history"][:3]]
+    bodies = [
+        request,
+        request | {"history": []},
+        request | {"history": old_history},
+        predictor.example(),
+    ]
     answers = answer_batch(predictor, [json.dumps(body).encode() for body in bodies], 1000).answers
     assert [answer.warned for answer in answers] == [False, True, True, False]
     contents = [json.loads(answer.body) for answer in answers]
@@ -163,8 +168,8 @@ def test_a_request_gets_the_same_bits_in_any_batch(
     order = random.Random(1)
     for _ in range(3):
         shuffled = order.sample(range(len(bodies)), len(bodies))
-        together = scores(predictor, *(bodies[index] for index in shuffled))
-        assert together == [score for index in shuffled for score in single_scores[index]]
+        batched_scores = scores(predictor, *(bodies[index] for index in shuffled))
+        assert batched_scores == [score for index in shuffled for score in single_scores[index]]
 
 
 def test_ids_may_be_text(predictor: FraudPredictor) -> None:

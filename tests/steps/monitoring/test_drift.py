@@ -131,9 +131,9 @@ def test_a_model_is_trained_again_once_within_the_minimum_days(model: Any) -> No
         "a repeated step decides the same"
     )
     model.server.predict(*ids(300, 100, 199))
-    later = check_drift(model, **inputs | {"workflow": ""})
-    assert not later.again
-    assert "drift.min_days_between allows a training in 7.0 days" in later.reason
+    later_check = check_drift(model, **inputs | {"workflow": ""})
+    assert not later_check.again
+    assert "drift.min_days_between allows a training in 7.0 days" in later_check.reason
     model.server.predict(*ids(300, 100, 199))
     assert check_drift(model, retrain=True, min_days_between=0).again
 

@@ -88,9 +88,9 @@ def test_weeks_without_newer_rows_train_nothing_until_rows_arrive(weeks: Weeks) 
     with weeks.source.open("a") as rows:
         rows.write("2024-05-02 300\n")
 
-    newer = weeks.run("2024-05-06")
-    assert newer.unchanged == ""
-    assert "verdict" not in tracking.read_tags(newer.run_id)
+    newer_run = weeks.run("2024-05-06")
+    assert newer_run.unchanged == ""
+    assert "verdict" not in tracking.read_tags(newer_run.run_id)
 
 
 @pytest.mark.fast_cases(1)

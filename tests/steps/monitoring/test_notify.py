@@ -20,7 +20,7 @@ FAILED = json.dumps(
     json.dumps([{"displayName": "train", "message": "Error (exit code 65): no data"}])
 )
 RETRIED = "retryStrategy.expression evaluated to false"
-STOPPED = json.dumps(
+STOPPED_STATUS = json.dumps(
     [{"displayName": "train", "message": "workflow shutdown with strategy:  Stop"}]
 )
 
@@ -113,7 +113,7 @@ def test_a_notification_has_the_reason_and_a_working_link(
 @pytest.mark.parametrize(
     ("tags", "status", "failures"),
     [
-        ({"verdict": "release"}, "Failed", STOPPED),
+        ({"verdict": "release"}, "Failed", STOPPED_STATUS),
         ({"verdict": "same", "reason": "It is the champion."}, "Succeeded", "null"),
         ({}, "Succeeded", "null"),
     ],
@@ -222,9 +222,9 @@ def test_the_run_shows_a_notification_that_was_not_sent() -> None:
     }
     ended = status(ROOT, node(".train"), node(".onExit.notify", **outputs), phase="Succeeded")
     assert summary.make_json_object(WORKFLOW, ended)["warnings"] == ["notification not sent: x"]
-    failed = status(
+    failed_status = status(
         ROOT, node(".train", phase="Failed"), node(".onExit.notify", **outputs), phase="Failed"
     )
     assert "warning notification not sent: x" in summary.failure(
-        WORKFLOW, failed, "", None, "resume"
+        WORKFLOW, failed_status, "", None, "resume"
     )

@@ -37,10 +37,10 @@ def say(task: str, template: str = "say", **fields: object) -> dict[str, Any]:
     }
 
 
-SAY = container(
+SAY_TEMPLATE = container(
     "say", "echo '{{inputs.parameters.text}}'", inputs={"parameters": [{"name": "text"}]}
 )
-SHARED: dict[str, Any] = {
+SHARED_TEMPLATE: dict[str, Any] = {
     "apiVersion": "argoproj.io/v1alpha1",
     "kind": "WorkflowTemplate",
     "metadata": {"name": "shared"},
@@ -50,7 +50,7 @@ SHARED: dict[str, Any] = {
                 "name": "outer",
                 "dag": {"tasks": [say("in-a", "echo"), say("in-b", "echo", depends="in-a")]},
             },
-            {**SAY, "name": "echo"},
+            {**SAY_TEMPLATE, "name": "echo"},
         ]
     },
 }
@@ -114,7 +114,7 @@ def make_zoo() -> dict[str, Any]:
             {"name": "inner", "dag": {"tasks": [say("deep"), say("deeper", depends="deep")]}},
             container("flip", "echo -n heads"),
             container("bye", "echo bye"),
-            SAY,
+            SAY_TEMPLATE,
             maybe,
             groups,
             flaky,
@@ -159,7 +159,7 @@ def run_documents(home: Path, *documents: dict[str, Any]) -> None:
 @pytest.fixture(scope="session")
 def zoo_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("zoo") / "home"
-    run_documents(home, SHARED, make_zoo())
+    run_documents(home, SHARED_TEMPLATE, make_zoo())
     run_documents(home, make_artifacts())
     return home
 

@@ -23,7 +23,7 @@ from argolocal.page.tabs.graph_words import (
 )
 from argolocal.runner.run import resume_suspended
 from argolocal.state.journal import RunFiles
-from tests.argolocal.page.tabs.conftest import SAY, make_workflow, say
+from tests.argolocal.page.tabs.conftest import SAY_TEMPLATE, make_workflow, say
 from tests.browser import PageServer, start_page
 from tests.waiting import until
 
@@ -32,7 +32,7 @@ MAX_BOXES = 300
 
 def make_run(tasks: list[dict[str, Any]], nodes: Mapping[str, str], **status: object) -> Run:
     """Return a run of a DAG. `nodes`: task, or other suffix of the name of a node → phase."""
-    manifest = make_workflow("run", [{"name": "main", "dag": {"tasks": tasks}}, SAY])
+    manifest = make_workflow("run", [{"name": "main", "dag": {"tasks": tasks}}, SAY_TEMPLATE])
     rows = [("run", "DAG", status.get("phase", "Running"))]
     rows += [(f"run.{suffix}", "Pod", phase) for suffix, phase in nodes.items()]
     records = {
@@ -164,7 +164,7 @@ def test_a_large_graph_is_drawn_in_few_boxes_and_every_step_is_reachable(
     tasks = [
         {
             "name": f"t{i}",
-            "inline": {**SAY, "name": f"say-{i % template_count}"},
+            "inline": {**SAY_TEMPLATE, "name": f"say-{i % template_count}"},
             "dependencies": [f"t{i - 7}"] if i >= 7 else [],
         }
         for i in range(count)
@@ -175,7 +175,7 @@ def test_a_large_graph_is_drawn_in_few_boxes_and_every_step_is_reachable(
 
 
 def test_a_wide_graph_of_different_tasks_is_one_list() -> None:
-    tasks = [{"name": f"t{i}", "inline": {**SAY, "name": f"say-{i}"}} for i in range(200)]
+    tasks = [{"name": f"t{i}", "inline": {**SAY_TEMPLATE, "name": f"say-{i}"}} for i in range(200)]
     graph = draw(make_run(tasks, {}))
     assert len(graph.nodes) == 1
     assert "all 200 steps" in labels(draw(make_run(tasks, {}), parse_query(graph.nodes[0].toggle)))
@@ -222,7 +222,7 @@ def test_the_templates_of_a_cluster_are_found() -> None:
         },
         "storedTemplates": {
             "namespaced/shared/outer": {"name": "outer", "steps": [[say("inner", "echo")]]},
-            "namespaced/shared/echo": {**SAY, "name": "echo"},
+            "namespaced/shared/echo": {**SAY_TEMPLATE, "name": "echo"},
         },
     }
     run = Run("run", manifest, status, "1")
@@ -297,7 +297,7 @@ def test_the_page_of_5000_items_is_small_and_lists_all_of_them(
 ) -> None:
     count = 5000
     loop = say("each", withSequence={"count": str(count)})
-    manifest = make_workflow("large", [{"name": "main", "dag": {"tasks": [loop]}}, SAY])
+    manifest = make_workflow("large", [{"name": "main", "dag": {"tasks": [loop]}}, SAY_TEMPLATE])
     names = ["large", "large.each", *(f"large.each({i}:{i})" for i in range(count))]
     types = ["DAG", "TaskGroup", *["Pod"] * count]
     nodes = {

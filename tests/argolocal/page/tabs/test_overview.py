@@ -106,7 +106,12 @@ def test_the_failure_that_ended_the_run_is_named_not_one_that_a_retry_repaired()
     failed_attempt = {"name": "run.flaky(0)", "phase": "Failed", "finishedAt": "1"}
     exit_handler = {"name": "run.onExit", "phase": "Failed", "finishedAt": "2"}
     optional = {"name": "run.optional", "phase": "Failed", "finishedAt": "3"}
-    real = {"name": "run.real", "phase": "Failed", "finishedAt": "4", "message": "out of memory"}
+    real_node = {
+        "name": "run.real",
+        "phase": "Failed",
+        "finishedAt": "4",
+        "message": "out of memory",
+    }
     tasks = [
         {"name": "optional", "template": "x", "continueOn": {"failed": True}},
         {"name": "real", "template": "x", "dependencies": ["optional"]},
@@ -117,14 +122,14 @@ def test_the_failure_that_ended_the_run_is_named_not_one_that_a_retry_repaired()
         failed_attempt,
         exit_handler,
         optional,
-        real,
+        real_node,
         templates=[{"name": "main", "dag": {"tasks": tasks}}],
     )
     failure = find_failure(run, {})
     assert failure
     assert (failure.step, failure.cause) == ("real", "out of memory")
     assert failure.other_failures == ["optional", "onExit"]
-    assert find_failure(make_run("Succeeded", real), {}) is None
+    assert find_failure(make_run("Succeeded", real_node), {}) is None
 
 
 def test_waiting_is_explained() -> None:

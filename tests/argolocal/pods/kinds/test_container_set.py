@@ -18,7 +18,7 @@ needs_namespaces = pytest.mark.skipif(
     not filesystem.supports_namespaces(), reason="needs mount namespaces"
 )
 WORK = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
-OUT = {"parameters": [{"name": "out", "valueFrom": {"path": "/work/out"}}]}
+OUT_OUTPUTS = {"parameters": [{"name": "out", "valueFrom": {"path": "/work/out"}}]}
 
 
 def shell(name: str, source: str, *needs: str, **more: Any) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def test_containers_run_after_their_dependencies_and_share_only_volumes(tmp_path
         "beside",
     )
 
-    status = run_set(tmp_path, main_container, first_container, beside, outputs=OUT)
+    status = run_set(tmp_path, main_container, first_container, beside, outputs=OUT_OUTPUTS)
     assert status["phase"] == "Succeeded", status
     pod = next(node for node in status["nodes"].values() if node["type"] == "Pod")
     assert pod["outputs"]["parameters"][0]["value"] == "one\ntwo"
@@ -124,7 +124,7 @@ def test_dependents_of_a_failed_container_do_not_run_and_name_the_dependency(
 ) -> None:
     chain = shell("a", "exit 3"), shell("b", "touch /work/b", "a"), shell("c", "touch /work/c", "b")
     main_container = shell("main", "sleep 0.3; ls /work/b /work/c 2>/dev/null | wc -l > /work/out")
-    status = run_set(tmp_path, *chain, main_container, outputs=OUT)
+    status = run_set(tmp_path, *chain, main_container, outputs=OUT_OUTPUTS)
     assert results_by_name(status) == {
         "set": ("Failed", "a: Error (exit code 3)"),
         "a": ("Failed", "a: Error (exit code 3): "),
@@ -140,10 +140,15 @@ def test_dependents_of_a_failed_container_do_not_run_and_name_the_dependency(
 def test_the_field_retries_is_the_number_of_attempts_of_a_container(tmp_path: Path) -> None:
     main_container = shell("main", "echo . >> /work/out; [ $(wc -l < /work/out) = 3 ]")
     status = run_set(
-        tmp_path, main_container, outputs=OUT, retryStrategy={"retries": 3, "duration": "100ms"}
+        tmp_path,
+        main_container,
+        outputs=OUT_OUTPUTS,
+        retryStrategy={"retries": 3, "duration": "100ms"},
     )
     assert status["phase"] == "Succeeded", status
-    status = run_set(tmp_path / "b", main_container, outputs=OUT, retryStrategy={"retries": "2"})
+    status = run_set(
+        tmp_path / "b", main_container, outputs=OUT_OUTPUTS, retryStrategy={"retries": "2"}
+    )
     assert status["phase"] == "Failed"
     pod = next(node for node in status["nodes"].values() if node["type"] == "Pod")
     assert pod["message"] == "main: Error (exit code 1)"
@@ -226,4 +231,4 @@ def test_an_invalid_container_set_is_rejected_with_the_reason(
 @needs_namespaces
 def test_a_container_set_with_outputs_needs_a_main_container(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'must include one named "main"'):
-        run_set(tmp_path, shell("a", "true"), outputs=OUT)
+        run_set(tmp_path, shell("a", "true"), outputs=OUT_OUTPUTS)

@@ -46,12 +46,12 @@ def test_init_containers_run_in_order_before_main_and_share_only_their_volumes(
     main_container = shell(
         "cat /work/y > /tmp/out; ls /tmp/x >> /tmp/out 2>/dev/null; true", **MOUNT
     )
-    out = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
+    outputs = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
     status = run_pod(
         {
             "initContainers": [first_container, second_container],
             "container": main_container,
-            "outputs": out,
+            "outputs": outputs,
             **VOLUMES,
         },
         tmp_path,

@@ -33,7 +33,7 @@ from tests.waiting import until
 FILE = Path(__file__).with_name("recorded_calls.json")
 IMAGE = "busybox"
 WAIT_TIMEOUT_S = 300.0
-COMPLETED = ("Succeeded", "Failed", "Error")
+END_PHASES = ("Succeeded", "Failed", "Error")
 
 # values that differ from server to server, and from run to run
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)")
@@ -92,7 +92,7 @@ def has_ended(workflow: Document) -> bool:
     """Return True if a workflow has ended, and the controller has said so in its labels."""
     labels = workflow["metadata"].get("labels") or {}
     is_labelled = labels.get("workflows.argoproj.io/completed") == "true"
-    return workflow.get("status", {}).get("phase") in COMPLETED and is_labelled
+    return workflow.get("status", {}).get("phase") in END_PHASES and is_labelled
 
 
 def has_suspended_node(workflow: Document) -> bool:

@@ -32,7 +32,7 @@ needs_argo = pytest.mark.skipif(not ARGO, reason="the command argo is not instal
 # flags of all commands, and commands with flags that are not for workflows of a server
 GLOBAL_FLAGS = {"--help"}
 # 90 % of the flags of these commands must work
-COUNTED = (
+COUNTED_COMMANDS = (
     *("submit", "list", "get", "logs", "watch", "wait", "retry", "resubmit", "stop", "terminate"),
     *("suspend", "resume", "delete", "lint", "template", "cron", "cluster-template"),
 )
@@ -241,7 +241,7 @@ def test_each_command_and_flag_of_argo_has_a_case() -> None:
 
 
 def test_most_flags_work() -> None:
-    counted = [case for case in CASES if case.flag and case.command.split()[0] in COUNTED]
+    counted = [case for case in CASES if case.flag and case.command.split()[0] in COUNTED_COMMANDS]
     works = [case for case in counted if case.outcome == WORKS]
     assert len(works) >= 0.9 * len(counted)
     assert all(case.note for case in CASES if case.outcome in (DIFFERS, REFUSED))

@@ -29,7 +29,14 @@ from tests.argolocal.server.api.running import Document, gated
 from tests.argolocal.server.running import RunningServer, start_server
 from tests.conformance import recorded
 from tests.conformance.alone import Alone
-from tests.conformance.outcome import OVER, REJECTED, Outcome, differences, in_store, of_status
+from tests.conformance.outcome import (
+    END_PHASES,
+    REJECTED_PREFIX,
+    Outcome,
+    differences,
+    in_store,
+    of_status,
+)
 from tests.waiting import until
 
 ARGO = os.environ.get("ARGO_CLI") or shutil.which("argo")
@@ -85,7 +92,7 @@ class Client:
             answer = self.send("POST", "/workflows/argo", {"workflow": manifest})
             if answer.status_code != 200:
                 return answer.json()["message"]
-        until(f"{name} to end", lambda: self.workflow(name)["status"]["phase"] in OVER, 150)
+        until(f"{name} to end", lambda: self.workflow(name)["status"]["phase"] in END_PHASES, 150)
         return ""
 
 
@@ -119,7 +126,12 @@ def outcome_by_server(client: Client, manifest: str, folder: Path) -> Outcome:
     name = workflow["metadata"]["name"]
     message = client.submit(workflow, folder)
     if message:
-        return {"phase": "Error", "message": f"{REJECTED}: {message}", "outputs": {}, "nodes": []}
+        return {
+            "phase": "Error",
+            "message": f"{REJECTED_PREFIX}: {message}",
+            "outputs": {},
+            "nodes": [],
+        }
     status = client.workflow(name)["status"]
     store = FolderStore(client.home / "store", LocalCluster.bucket)
     return of_status(name, status, in_store(store))

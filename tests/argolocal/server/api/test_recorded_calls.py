@@ -11,7 +11,7 @@ from tests.argolocal.server.api.recorded_calls import FILE, Calls, call_all, fla
 from tests.argolocal.server.api.recorded_differences import DIFFERENCES, Difference
 from tests.argolocal.server.api.running import Document, serve
 
-RECORDED: dict[str, Document] = json.loads(FILE.read_text())
+RECORDED_ANSWERS: dict[str, Document] = json.loads(FILE.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +34,12 @@ def find_difference(title: str, path: str) -> Difference | None:
 
 
 def test_each_call_was_recorded(answers: dict[str, Document]) -> None:
-    assert answers.keys() == RECORDED.keys()
+    assert answers.keys() == RECORDED_ANSWERS.keys()
 
 
-@pytest.mark.parametrize("title", RECORDED)
+@pytest.mark.parametrize("title", RECORDED_ANSWERS)
 def test_an_answer_is_that_of_a_real_server(title: str, answers: dict[str, Document]) -> None:
-    real = dict(flatten(RECORDED[title]))
+    real = dict(flatten(RECORDED_ANSWERS[title]))
     own_answer = dict(flatten(answers[title]))
     unexpected = {
         path: (real.get(path), own_answer.get(path))
@@ -60,7 +60,7 @@ def test_each_known_difference_still_exists(
     for title, answer in answers.items():
         if not re.fullmatch(difference.titles, title):
             continue
-        real = dict(flatten(RECORDED[title]))
+        real = dict(flatten(RECORDED_ANSWERS[title]))
         own_answer = dict(flatten(answer))
         for path in real.keys() | own_answer.keys():
             if re.search(difference.path, path) and real.get(path) != own_answer.get(path):

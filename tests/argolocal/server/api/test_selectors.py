@@ -11,7 +11,7 @@ DOCUMENT = {
     "status": {"phase": "Succeeded", "nodes": {"a": {"phase": "Succeeded"}}},
 }
 # as in Argo's util/fields/cleaner_test.go
-EXCLUSIONS = [
+EXCLUDED_FIELDS = [
     ("", "foo", False),
     ("foo", "foo", False),
     ("foo", "foo.bar", False),
@@ -24,7 +24,7 @@ EXCLUSIONS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "path", "expected"), EXCLUSIONS)
+@pytest.mark.parametrize(("text", "path", "expected"), EXCLUDED_FIELDS)
 def test_fields_exclude_the_same_paths_as_in_argo(text: str, path: str, expected: bool) -> None:
     assert Fields.parse(text).excludes(path) is expected
 

@@ -20,7 +20,7 @@ from rekindle.kubernetes_names import WORKLOAD_MODULES
 from rekindle.training.spec import TrainConfig
 from tests.kinds import pod_specs
 
-QUEUED = {"gang": "kueue", "queue": "train"}
+QUEUE_SETTINGS = {"gang": "kueue", "queue": "train"}
 
 
 def conditions(*kinds: str, **status: Any) -> dict[str, Any]:
@@ -43,9 +43,9 @@ WORKERS_DONE = [{"name": "worker", "succeeded": 2}, {"name": "lead", "succeeded"
         ("trainjob", {}, conditions(jobsStatus=WORKERS_DONE), None),
         ("trainjob", {}, conditions("Complete"), True),
         ("trainjob", {}, conditions("Failed"), False),
-        ("trainjob", QUEUED, conditions("Suspended"), None),
-        ("trainjob", QUEUED, conditions("Suspended", "Complete"), True),
-        ("trainjob", QUEUED, conditions("Suspended", "Failed"), False),
+        ("trainjob", QUEUE_SETTINGS, conditions("Suspended"), None),
+        ("trainjob", QUEUE_SETTINGS, conditions("Suspended", "Complete"), True),
+        ("trainjob", QUEUE_SETTINGS, conditions("Suspended", "Failed"), False),
     ],
 )
 def test_the_step_ends_with_the_job(
@@ -146,7 +146,7 @@ def test_a_train_job_sets_its_nodes_and_its_runtime_has_all_other_settings() -> 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_queue_and_its_priority_are_labels_of_the_job(backend: str) -> None:
-    labels = render(backend, QUEUED | {"queue_priority": "low"})["metadata"]["labels"]
+    labels = render(backend, QUEUE_SETTINGS | {"queue_priority": "low"})["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "train"
     assert labels["kueue.x-k8s.io/priority-class"] == "low"
 

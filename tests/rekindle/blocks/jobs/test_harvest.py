@@ -17,7 +17,12 @@ from rekindle.kubernetes_names import WORKLOAD_MODULES
 from rekindle.training.spec import TrainConfig
 
 HARVEST = ["cluster.harvest=true", "train.workers=2", "train.min_workers=1", "train.max_workers=4"]
-QUEUED = {"gang": "kueue", "queue": "train", "queue_priority": "normal", "harvest_priority": "idle"}
+QUEUE_SETTINGS = {
+    "gang": "kueue",
+    "queue": "train",
+    "queue_priority": "normal",
+    "harvest_priority": "idle",
+}
 
 
 def rendered(*sets: str) -> dict[str, dict[str, Any]]:
@@ -76,10 +81,10 @@ def test_extra_workers_get_the_address_of_the_coordinator_and_the_secret(backend
 
 
 def test_extra_workers_have_the_harvest_priority() -> None:
-    labels = workers(QUEUED)["metadata"]["labels"]
+    labels = workers(QUEUE_SETTINGS)["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "train"
     assert labels["kueue.x-k8s.io/priority-class"] == "idle"
-    assert "priorityClassName" not in workers(QUEUED)["spec"]["template"]["spec"]
+    assert "priorityClassName" not in workers(QUEUE_SETTINGS)["spec"]["template"]["spec"]
     assert (
         workers({"harvest_priority": "idle"})["spec"]["template"]["spec"]["priorityClassName"]
         == "idle"

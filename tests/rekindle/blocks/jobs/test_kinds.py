@@ -99,21 +99,21 @@ def _replicas(spec: dict) -> list:
 
 
 CLUSTER = ClusterConfig.model_validate({})
-ONE = Replica(CLUSTER.pod("train"), ["-c", "pass"])
-TWO = Replica(CLUSTER.pod("train"), ["-c", "pass"], count=2)
+ONE_REPLICA = Replica(CLUSTER.pod("train"), ["-c", "pass"])
+TWO_REPLICAS = Replica(CLUSTER.pod("train"), ["-c", "pass"], count=2)
 
 
 def test_a_job_that_could_never_start_or_complete_is_rejected() -> None:
     with pytest.raises(ConfigError, match="XGBoostJob x has 0 Master: there must be 1"):
-        build_training_job("XGBoostJob", "x", {"Worker": TWO}, CLUSTER)
+        build_training_job("XGBoostJob", "x", {"Worker": TWO_REPLICAS}, CLUSTER)
     with pytest.raises(
         ConfigError, match="TFJob x has 2 Chief: there must be at least 0 and at most 1"
     ):
-        build_training_job("TFJob", "x", {"Chief": TWO}, CLUSTER)
+        build_training_job("TFJob", "x", {"Chief": TWO_REPLICAS}, CLUSTER)
     with pytest.raises(ConfigError, match=r'TFJob x has no role Worke\. Did you mean "Worker"'):
-        build_training_job("TFJob", "x", {"Worke": ONE}, CLUSTER)
+        build_training_job("TFJob", "x", {"Worke": ONE_REPLICA}, CLUSTER)
     with pytest.raises(ConfigError, match="neither a Chief nor a Worker"):
-        build_training_job("TFJob", "x", {"PS": ONE}, CLUSTER)
+        build_training_job("TFJob", "x", {"PS": ONE_REPLICA}, CLUSTER)
 
 
 def test_a_retired_kind_of_job_is_rejected_with_the_reason() -> None:

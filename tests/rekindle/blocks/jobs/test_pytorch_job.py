@@ -23,8 +23,8 @@ def status(*conditions: str, **replicas: dict[str, int]) -> dict[str, Any]:
     return {"status": {"conditions": kinds, "replicaStatuses": replicas}}
 
 
-ONE = {"active": 1}
-RUNNING = {"Master": ONE, "Worker": {"active": 2}}
+ONE_ACTIVE = {"active": 1}
+RUNNING = {"Master": ONE_ACTIVE, "Worker": {"active": 2}}
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ RUNNING = {"Master": ONE, "Worker": {"active": 2}}
         ("running", status("Created", "Running", **RUNNING), None),
         (
             "worker evicted",
-            status("Created", "Restarting", Master=ONE, Worker={"active": 1, "failed": 1}),
+            status("Created", "Restarting", Master=ONE_ACTIVE, Worker={"active": 1, "failed": 1}),
             None,
         ),
         (
             "worker done before the master",
-            status("Created", "Running", Master=ONE, Worker={"succeeded": 1}),
+            status("Created", "Running", Master=ONE_ACTIVE, Worker={"succeeded": 1}),
             None,
         ),
         (

@@ -20,7 +20,7 @@ from rekindle.errors import ConfigError
 from tests.effort import calls
 from tests.kinds import pod_specs
 
-SMALL = {
+SMALL_CONFIG = {
     "name": "demo",
     "workload": "steps.fraud",
     "families": ["transformer"],
@@ -36,7 +36,7 @@ def write(path: Path, values: Any) -> Path:
 def test_each_source_of_settings_overrides_the_previous_one_and_is_named_as_origin(
     tmp_path: Path,
 ) -> None:
-    file = write(tmp_path / "c.yaml", SMALL | {"train": {"workers": 2, "seed": 5}})
+    file = write(tmp_path / "c.yaml", SMALL_CONFIG | {"train": {"workers": 2, "seed": 5}})
     environment = {"REKINDLE_TRAIN__WORKERS": "3", "REKINDLE_HOME": "/elsewhere"}
     loaded = load_config(file, ["train.workers=4"], environment)
     rows = {path: (value, origin) for path, value, origin in loaded.rows()}
@@ -49,7 +49,7 @@ def test_each_source_of_settings_overrides_the_previous_one_and_is_named_as_orig
 
 def test_pods_are_shown_with_the_values_that_are_rendered(tmp_path: Path) -> None:
     pods = {"train": {"preset": "gke-spot", "memory": "16Gi"}, "deploy": {"cpu": "3"}}
-    file = write(tmp_path / "c.yaml", SMALL | {"cluster": {"image": "ours:1", "pods": pods}})
+    file = write(tmp_path / "c.yaml", SMALL_CONFIG | {"cluster": {"image": "ours:1", "pods": pods}})
     loaded = load_config(file, [], {})
     rows = {path: (value, origin) for path, value, origin in loaded.rows()}
     assert rows["cluster.pods.train.memory"] == ("16Gi", str(file))
@@ -79,31 +79,39 @@ def test_pods_are_shown_with_the_values_that_are_rendered(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("values", "sets", "words"),
     [
-        (SMALL | {"trian": {}}, [], ["trian is not a known key", 'Did you mean "train"?']),
-        (SMALL | {"train": {"worker": 3}}, [], ["train.worker is not", 'Did you mean "workers"?']),
-        (SMALL, ["train.workrs=3"], ["--set train.workrs=3", 'Did you mean "workers"?']),
-        (SMALL, ["train.workers=many"], ["train.workers is 'many'", "integer"]),
-        (SMALL, ["train.workers"], ["must be KEY=VALUE"]),
+        (SMALL_CONFIG | {"trian": {}}, [], ["trian is not a known key", 'Did you mean "train"?']),
         (
-            SMALL,
+            SMALL_CONFIG | {"train": {"worker": 3}},
+            [],
+            ["train.worker is not", 'Did you mean "workers"?'],
+        ),
+        (SMALL_CONFIG, ["train.workrs=3"], ["--set train.workrs=3", 'Did you mean "workers"?']),
+        (SMALL_CONFIG, ["train.workers=many"], ["train.workers is 'many'", "integer"]),
+        (SMALL_CONFIG, ["train.workers"], ["must be KEY=VALUE"]),
+        (
+            SMALL_CONFIG,
             ["cluster.pods.train.gpuz=1"],
             ["cluster.pods.train.gpuz is not", 'Did you mean "gpus"?'],
         ),
-        (SMALL, ["serve.min_replicas=9"], ["min_replicas is 9", "max_replicas (4)"]),
-        (SMALL, ["name.x=1"], ["name", "cannot have keys below"]),
-        (SMALL, ["train.virtual_workers=2", "train.workers=3"], ["train.virtual_workers (2)"]),
-        (SMALL, ["train.patience=3"], ["train.patience is 3: it needs a validation loss"]),
-        (SMALL, ["train.validation=2"], ["train.validation is '2': it must be a share"]),
+        (SMALL_CONFIG, ["serve.min_replicas=9"], ["min_replicas is 9", "max_replicas (4)"]),
+        (SMALL_CONFIG, ["name.x=1"], ["name", "cannot have keys below"]),
         (
-            SMALL,
+            SMALL_CONFIG,
+            ["train.virtual_workers=2", "train.workers=3"],
+            ["train.virtual_workers (2)"],
+        ),
+        (SMALL_CONFIG, ["train.patience=3"], ["train.patience is 3: it needs a validation loss"]),
+        (SMALL_CONFIG, ["train.validation=2"], ["train.validation is '2': it must be a share"]),
+        (
+            SMALL_CONFIG,
             ["train.validation=workload"],
             ["but steps.fraud does not define a validation split"],
         ),
         ({"name": "demo", "workload": "steps.fraud"}, [], ["data is missing"]),
         ({"name": "demo"}, [], ["workload is missing"]),
-        (SMALL | {"data": None}, [], ["data"]),
-        (SMALL | {"name": "Not A Name"}, [], ["name is 'Not A Name'"]),
-        (SMALL | {"workload": "no.such"}, [], ['workload "no.such" cannot be imported']),
+        (SMALL_CONFIG | {"data": None}, [], ["data"]),
+        (SMALL_CONFIG | {"name": "Not A Name"}, [], ["name is 'Not A Name'"]),
+        (SMALL_CONFIG | {"workload": "no.such"}, [], ['workload "no.such" cannot be imported']),
         ("- a\n- b\n", [], ["must be a mapping"]),
         ("a: [1", [], ["is not YAML"]),
         ("", [], ["must be a mapping"]),
@@ -113,8 +121,8 @@ def test_pods_are_shown_with_the_values_that_are_rendered(tmp_path: Path) -> Non
             [],
             ['the key "train" is duplicated', "line 3"],
         ),
-        (SMALL, ["train.learning_rate=.inf"], ["train.learning_rate is '.inf'", "number"]),
-        (SMALL, ["train.learning_rate=1e400"], ["train.learning_rate is '1e400'", "finite"]),
+        (SMALL_CONFIG, ["train.learning_rate=.inf"], ["train.learning_rate is '.inf'", "number"]),
+        (SMALL_CONFIG, ["train.learning_rate=1e400"], ["train.learning_rate is '1e400'", "finite"]),
         (
             "a: &a [1,1,1,1,1,1,1,1,1,1]\n"
             + "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 10)}]\n" for a, b in pairwise("abcdefgh")),
@@ -134,7 +142,7 @@ def test_an_error_in_a_config_names_file_key_and_rule(
 
 # key=VALUE, the value as YAML → the beginning of the error, after the file's name, and a word of
 # its rest
-WRONG = {
+WRONG_SETTINGS = {
     "train.workers=0": ("train.workers is 0: ", "greater than or equal to 1"),
     "train.workers=2.5": ("train.workers is 2.5: ", "integer"),
     "train.workers=true": ("train.workers is True: it must be a number, not true or false.", ""),
@@ -250,20 +258,20 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("setting", WRONG)
+@pytest.mark.parametrize("setting", WRONG_SETTINGS)
 def test_a_wrong_setting_is_one_sentence_with_file_key_and_nearest_name(
     setting: str, tmp_path: Path
 ) -> None:
     path, _, text = setting.partition("=")
     *sections, field_name = path.split(".")
-    values = inner_section = yaml.safe_load(yaml.safe_dump(SMALL))
+    values = inner_section = yaml.safe_load(yaml.safe_dump(SMALL_CONFIG))
     for section in sections:
         inner_section = inner_section.setdefault(section, {})
     inner_section[field_name] = yaml.safe_load(re.sub(r"(2026-\S+)", r"'\1'", text))
     file = write(tmp_path / "c.yaml", values)
     with pytest.raises(ConfigError) as caught:
         load_config(file, [], {})
-    beginning, ending = WRONG[setting]
+    beginning, ending = WRONG_SETTINGS[setting]
     error = str(caught.value)
     assert error.startswith(f"{file}: {beginning}"), error
     assert ending in error, error
@@ -286,7 +294,7 @@ def test_an_error_in_a_set_option_names_the_option(
     assignment: str, words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(write(tmp_path / "c.yaml", SMALL), [assignment], {})
+        load_config(write(tmp_path / "c.yaml", SMALL_CONFIG), [assignment], {})
     error = str(caught.value)
     assert error.startswith(f"--set {assignment}"), error
     assert words in error, error
@@ -294,7 +302,7 @@ def test_an_error_in_a_set_option_names_the_option(
 
 
 def test_a_missing_file_is_reported_with_a_suggestion(tmp_path: Path) -> None:
-    write(tmp_path / "demo.yaml", SMALL)
+    write(tmp_path / "demo.yaml", SMALL_CONFIG)
     with pytest.raises(ConfigError, match=r"Did you mean .*demo\.yaml"):
         load_config(tmp_path / "dmo.yaml", [], {})
 
@@ -303,9 +311,9 @@ def test_a_missing_file_is_reported_with_a_suggestion(tmp_path: Path) -> None:
 def test_a_value_has_the_same_meaning_in_file_environment_and_set(
     tmp_path_factory: pytest.TempPathFactory, workers: int, seed: int, as_set: bool
 ) -> None:
-    file = write(tmp_path_factory.mktemp("c") / "c.yaml", SMALL)
+    file = write(tmp_path_factory.mktemp("c") / "c.yaml", SMALL_CONFIG)
     config_file = write(
-        file.with_name("w.yaml"), SMALL | {"train": {"workers": workers, "seed": seed}}
+        file.with_name("w.yaml"), SMALL_CONFIG | {"train": {"workers": workers, "seed": seed}}
     )
     sets = [f"train.workers={workers}", f"train.seed={seed}"] if as_set else []
     if as_set:
@@ -316,7 +324,7 @@ def test_a_value_has_the_same_meaning_in_file_environment_and_set(
 
 
 def test_a_misspelt_variable_is_reported(tmp_path: Path) -> None:
-    file = write(tmp_path / "c.yaml", SMALL)
+    file = write(tmp_path / "c.yaml", SMALL_CONFIG)
     with pytest.raises(
         ConfigError,
         match=r'REKINDLE_TRIAN__WORKERS: trian is not a known key. Did you mean "train"',
@@ -330,7 +338,9 @@ def test_a_misspelt_variable_is_reported(tmp_path: Path) -> None:
 
 def test_only_the_first_errors_of_a_config_are_listed_and_the_rest_counted(tmp_path: Path) -> None:
     def error_of(count: int) -> str:
-        file = write(tmp_path / "c.yaml", SMALL | {f"k{number}": 1 for number in range(count)})
+        file = write(
+            tmp_path / "c.yaml", SMALL_CONFIG | {f"k{number}": 1 for number in range(count)}
+        )
         with pytest.raises(ConfigError) as caught:
             load_config(file, [], {})
         return str(caught.value)
@@ -341,7 +351,7 @@ def test_only_the_first_errors_of_a_config_are_listed_and_the_rest_counted(tmp_p
 
 
 def test_null_turns_off_the_notifications_in_a_file(tmp_path: Path) -> None:
-    file = write(tmp_path / "c.yaml", SMALL | {"notify": {"format": "slack"}})
+    file = write(tmp_path / "c.yaml", SMALL_CONFIG | {"notify": {"format": "slack"}})
     assert load_config(file, [], {}).config.notify.format == "slack"
     assert load_config(file, ["notify=null"], {}).config.notify.format == "off"
 
@@ -354,7 +364,7 @@ def test_data_that_pods_cannot_read_is_rejected_with_the_remedy(
         (tmp_path / folder).mkdir()
         source = write(tmp_path / folder / "a.csv", "")
         data = load_config(
-            write(tmp_path / "c.yaml", SMALL), [f"data.source={source}"], {}
+            write(tmp_path / "c.yaml", SMALL_CONFIG), [f"data.source={source}"], {}
         ).config.data
 
         if is_visible:
@@ -373,7 +383,7 @@ def test_a_missing_source_is_reported_before_the_run_starts(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("REKINDLE_PATH", str(tmp_path))
     (tmp_path / "payments.csv").touch()
-    file = write(tmp_path / "c.yaml", SMALL)
+    file = write(tmp_path / "c.yaml", SMALL_CONFIG)
     load_config(file, ["data.source=~/payments.csv"], {}).config.data.check_source()
     with pytest.raises(
         ConfigError,

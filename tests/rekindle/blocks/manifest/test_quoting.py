@@ -29,7 +29,7 @@ from rekindle.program.config import ProgramConfig
 from tests import builders, rendered
 from tests.rendered import render_kinds
 
-HOSTILE = (
+HOSTILE_TEXTS = (
     'a"}],"containers":[{"name":"b"}],\'\n---\nkind: Pod\\ $(S3_SECRET) $$ || true {{workflow.uid}}'
 )
 WRITE = "import json, sys; open('/tmp/value', 'w').write(json.loads(sys.argv[1]))"
@@ -40,12 +40,12 @@ INTEGER = re.compile(r"asInt\(.*\)|[\w.]+ [-+] asInt\(.*\)")
 
 # places where a tag is not quoted, since the text is not parsed after Argo has replaced the tag
 WHOLE_TAG = re.compile(r"\{\{[^{}]*\}\}")  # a list of tasks' items that is the value of one tag
-UNPARSED = re.compile(
+UNPARSED_PATHS = re.compile(
     r"spec\.templates\[\]\.dag\.tasks\[\]\.arguments\.(parameters\[\]\.value|artifacts\[\]\.s3\.key)"
     r"|spec\.templates\[\]\.outputs\.(parameters\[\]\.valueFrom\.parameter|artifacts\[\]\.s3\.key)"
     r"|spec\.workflowSpec\.arguments\.parameters\[\]\.value"
 )
-PARSED = re.compile(
+PARSED_PATHS = re.compile(
     r"spec\.templates\[\]\.(container\.args\[\]|dag\.tasks\[\]\.when|resource\.(flags\[\]|manifest|successCondition))"
 )
 
@@ -145,9 +145,9 @@ def test_every_place_with_a_tag_is_known_to_be_quoted_or_not_parsed_again() -> N
         for path, content in texts(workflow):
             if TEMPLATE_TAG.search(content):
                 is_whole_list = path.endswith(".withParam") and WHOLE_TAG.fullmatch(content)
-                assert is_whole_list or UNPARSED.fullmatch(path) or PARSED.fullmatch(path), (
-                    f"{label}: {path}: {content}"
-                )
+                assert (
+                    is_whole_list or UNPARSED_PATHS.fullmatch(path) or PARSED_PATHS.fullmatch(path)
+                ), f"{label}: {path}: {content}"
                 found_words.add(path)
     assert len(found_words) > 8
     kinds = {json.loads(re.sub(r"\{\{.*?\}\}", "", text))["kind"] for text in _job_texts()}
@@ -183,7 +183,7 @@ def test_a_hostile_value_does_not_change_the_structure_of_any_manifest() -> None
         count += 1
         rendered = []
 
-        for value in ("x", HOSTILE):
+        for value in ("x", HOSTILE_TEXTS):
             scope = {"workflow.name": "w", "workflow.creationTimestamp.s": "1"}
             scope.update(
                 {f"inputs.parameters.{name}": "3" if name in integers else value for name in names}
@@ -194,12 +194,14 @@ def test_a_hostile_value_does_not_change_the_structure_of_any_manifest() -> None
             rendered.append(json.loads(substitute(text, scope)))
 
         assert shape(rendered[0]) == shape(rendered[1]), label
-        escaped = HOSTILE.replace("$", "$$")
-        assert any(HOSTILE in leaf or escaped in leaf for leaf in leaves(rendered[1])), label
+        escaped = HOSTILE_TEXTS.replace("$", "$$")
+        assert any(HOSTILE_TEXTS in leaf or escaped in leaf for leaf in leaves(rendered[1])), label
 
         for container in find_containers(rendered[1]):
             for argument in container.get("args", []):
-                assert HOSTILE not in argument, f"{label}: the kubelet would expand {argument}"
+                assert HOSTILE_TEXTS not in argument, (
+                    f"{label}: the kubelet would expand {argument}"
+                )
 
     assert count >= 5
 
@@ -223,7 +225,7 @@ def leaves(value: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "text", [HOSTILE, "' == '", '" || "a" == "a', "--all", "-f", "a b", "\\", "a\n"]
+    "text", [HOSTILE_TEXTS, "' == '", '" || "a" == "a', "--all", "-f", "a b", "\\", "a\n"]
 )
 def test_a_value_that_is_not_a_word_is_empty_in_a_condition(text: str) -> None:
     condition = substitute(
@@ -273,7 +275,7 @@ def test_a_value_that_is_not_an_integer_is_refused_in_a_manifest() -> None:
 def test_a_hostile_output_arrives_as_text_in_an_object_and_in_a_pod() -> None:
     """The tags in an output are replaced by Argo itself, so a step refuses them
     (rekindle/step.py)."""
-    hostile = HOSTILE.replace("{{workflow.uid}}", "}}")
+    hostile = HOSTILE_TEXTS.replace("{{workflow.uid}}", "}}")
 
     object_ = {
         "apiVersion": "v1",
@@ -342,7 +344,7 @@ def test_a_hostile_output_arrives_as_text_in_an_object_and_in_a_pod() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [HOSTILE.replace("{{workflow.uid}}", "}}"), 'a", "admin": "yes', "0.930", "ä\n"]
+    "value", [HOSTILE_TEXTS.replace("{{workflow.uid}}", "}}"), 'a", "admin": "yes', "0.930", "ä\n"]
 )
 def test_an_output_in_a_mapping_stays_one_value_of_it(value: str) -> None:
     mapping = {

@@ -188,7 +188,7 @@ def test_a_workflow_without_the_parameters_of_rekindle_can_be_hashed() -> None:
     assert manifest_sha256(manifest) != manifest_sha256(other)
 
 
-PLAIN = st.recursive(
+PLAIN_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
@@ -197,7 +197,7 @@ PLAIN = st.recursive(
 )
 
 
-@given(st.dictionaries(st.text(max_size=8), PLAIN, max_size=4))
+@given(st.dictionaries(st.text(max_size=8), PLAIN_VALUES, max_size=4))
 def test_any_text_survives_a_round_trip_through_yaml(values: dict[str, Any]) -> None:
     assert yaml.safe_load(to_yaml(values)) == values
     assert sort_keys_for_reading(values) == values

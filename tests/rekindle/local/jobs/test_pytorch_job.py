@@ -373,7 +373,7 @@ def test_leftovers_of_a_runner_that_died_with_its_job_are_removed(jobs: Training
     kept_path.rmdir()
 
 
-WRONG: dict[str, Callable[[dict, dict], Any]] = {
+WRONG_JOBS: dict[str, Callable[[dict, dict], Any]] = {
     "needs a Worker": lambda spec, replicas: replicas.clear(),
     "replicas is missing: it must be 1": lambda spec, replicas: replicas["Master"].pop("replicas"),
     '"PS" is not a replica type': lambda spec, replicas: replicas.update(PS=replica("")),
@@ -392,10 +392,10 @@ WRONG: dict[str, Callable[[dict, dict], Any]] = {
 }
 
 
-@pytest.mark.parametrize("message", WRONG)
+@pytest.mark.parametrize("message", WRONG_JOBS)
 def test_jobs_that_the_webhook_rejects_are_rejected(jobs: TrainingJobs, message: str) -> None:
     obj = job(master=replica(""), worker=replica(""))
-    WRONG[message](obj["spec"], obj["spec"]["pytorchReplicaSpecs"])
+    WRONG_JOBS[message](obj["spec"], obj["spec"]["pytorchReplicaSpecs"])
     with pytest.raises(ConfigError, match=message):
         jobs.apply(obj)
     assert jobs.get("job") is None

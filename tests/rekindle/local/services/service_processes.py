@@ -6,7 +6,7 @@ import signal
 from rekindle.local.services.services import ServiceRecord, Services
 from tests.waiting import until
 
-PLAIN = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+PLAIN_ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 
 
 def record(services: Services, name: str) -> ServiceRecord:

@@ -18,7 +18,7 @@ import pytest
 
 from argolocal.common import homes
 from rekindle.local.services.services import Services
-from tests.rekindle.local.services.service_processes import PLAIN, kill, record
+from tests.rekindle.local.services.service_processes import PLAIN_ENVIRONMENT, kill, record
 
 CREATE = "/api/2.0/mlflow/experiments/create"
 SEARCH = "/api/2.0/mlflow/experiments/search?max_results=10"
@@ -59,7 +59,7 @@ def mlflow(services: Services) -> Mlflow:
 
 @pytest.fixture
 def own_services(tmp_path: Path) -> Iterator[Services]:
-    services = Services(tmp_path / "home", PLAIN)
+    services = Services(tmp_path / "home", PLAIN_ENVIRONMENT)
     yield services
     services.down()
 

@@ -23,13 +23,13 @@ from rekindle.errors import ConfigError, StorageError, TrackingError
 from rekindle.local.services.services import Services, is_answering
 from rekindle.storage import Store
 from tests.ports import free_port
-from tests.rekindle.local.services.service_processes import PLAIN, kill, record
+from tests.rekindle.local.services.service_processes import PLAIN_ENVIRONMENT, kill, record
 from tests.waiting import until
 
 
 @pytest.fixture
 def services(tmp_path: Path) -> Iterator[Services]:
-    services = Services(tmp_path, PLAIN)
+    services = Services(tmp_path, PLAIN_ENVIRONMENT)
     yield services
     services.down()
 
@@ -75,7 +75,7 @@ def test_two_commands_at_once_start_one_service(tmp_path: Path) -> None:
         for _ in range(4)
     ]
     assert len({racer.communicate()[0] for racer in racers}) == 1
-    assert Services(tmp_path, PLAIN).down() == ["s3"]
+    assert Services(tmp_path, PLAIN_ENVIRONMENT).down() == ["s3"]
 
 
 def test_a_killed_store_restarts_on_its_port_with_its_objects(services: Services) -> None:
@@ -112,7 +112,7 @@ def test_services_used_by_a_run_restart_with_a_message_even_after_down(
     services: Services, capfd: pytest.CaptureFixture[str]
 ) -> None:
     services.start("s3")
-    assert Services(services.home, PLAIN).down() == ["s3"]  # another command
+    assert Services(services.home, PLAIN_ENVIRONMENT).down() == ["s3"]  # another command
     services.restart_dead()
     assert record(services, "s3").alive
     assert "the embedded s3 service has died: restarting it" in capfd.readouterr().err
@@ -124,7 +124,7 @@ def test_only_the_owner_can_read_a_home(tmp_path: Path) -> None:
     for home in (tmp_path / "new/.rekindle", tmp_path / "old/.rekindle", tmp_path / "named"):
         if home.parent.name != "new":
             home.mkdir(parents=True, mode=0o755)
-        Services(home, PLAIN).credentials()
+        Services(home, PLAIN_ENVIRONMENT).credentials()
         assert stat.S_IMODE(home.stat().st_mode) == 0o700
 
 
@@ -239,11 +239,13 @@ def test_addresses_of_real_services_are_used_unchanged(services: Services, tmp_p
 def test_the_token_of_one_command_is_the_token_of_the_processes_that_others_have_started(
     tmp_path: Path,
 ) -> None:
-    supervisor = Services(tmp_path, PLAIN)  # runs since an earlier command
+    supervisor = Services(tmp_path, PLAIN_ENVIRONMENT)  # runs since an earlier command
     generated = supervisor.serving_token()
-    Services(tmp_path, PLAIN).store_serving_token()
+    Services(tmp_path, PLAIN_ENVIRONMENT).store_serving_token()
     assert supervisor.serving_token() == generated
-    Services(tmp_path, PLAIN | {"REKINDLE_TOKEN": "first\n second\n"}).store_serving_token()
+    Services(
+        tmp_path, PLAIN_ENVIRONMENT | {"REKINDLE_TOKEN": "first\n second\n"}
+    ).store_serving_token()
     assert supervisor.serving_token() == {"REKINDLE_TOKEN": "first second"}
     assert stat.S_IMODE((tmp_path / "services/token").stat().st_mode) == 0o600
     header = supervisor.authorization_file

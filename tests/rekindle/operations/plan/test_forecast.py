@@ -28,7 +28,7 @@ from tests.commands import ROOT
 from tests.rekindle.cluster.server import ApiServer
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-PLAIN = """
+PLAIN_WORKFLOW = """
 apiVersion: argoproj.io/v1alpha1
 kind: Workflow
 metadata: {generateName: plain-}
@@ -165,7 +165,9 @@ def rows(plan: Forecast) -> dict[str, TaskForecast]:
 
 
 def plain(change: str = "") -> dict[str, Any]:
-    (manifest,) = read.parse_objects(PLAIN.replace("value: fast", f"value: {change or 'fast'}"))
+    (manifest,) = read.parse_objects(
+        PLAIN_WORKFLOW.replace("value: fast", f"value: {change or 'fast'}")
+    )
     return manifest
 
 

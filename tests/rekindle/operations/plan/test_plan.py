@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.rekindle.cache.changed_pipeline import FIRST, PIPELINE, SECOND
+from tests.rekindle.cache.changed_pipeline import FIRST_STEP_CODE, PIPELINE, SECOND_STEP_CODE
 from tests.rekindle.cli.processes import REKINDLE
 
-AUDITED = """
+AUDITED_PROGRAM = """
 import os, sys
 
 def report(event, arguments):
@@ -39,8 +39,8 @@ class Project:
         self.home = folder / "home"
         for path, text in {
             "pipelines/pair.py": PIPELINE,
-            "steps/first.py": FIRST,
-            "steps/second.py": SECOND,
+            "steps/first.py": FIRST_STEP_CODE,
+            "steps/second.py": SECOND_STEP_CODE,
         }.items():
             self.write(path, text)
 
@@ -137,7 +137,7 @@ def test_a_plan_names_the_first_difference_from_the_earlier_result(project: Proj
         == "the cache is not used"
     )
 
-    project.write("steps/first.py", FIRST + "# changed\n")
+    project.write("steps/first.py", FIRST_STEP_CODE + "# changed\n")
     changed = project.plan("--set", "train.seed=6")["first"]
     assert changed["reason"].startswith("code steps.first: ")
     assert [d["name"] for d in changed["differences"]] == ["steps.first", "number"]
@@ -149,7 +149,7 @@ def test_a_plan_starts_no_process_but_git_and_opens_no_connection(project: Proje
         project.run()
     finally:
         project.call(REKINDLE, "down")
-    result = project.call(sys.executable, "-c", AUDITED, "plan", "pair.yaml")
+    result = project.call(sys.executable, "-c", AUDITED_PROGRAM, "plan", "pair.yaml")
     assert result.returncode == 10, result.stderr
     events = [line for line in result.stderr.splitlines() if line.startswith("AUDIT")]
     unexpected = [line for line in events if "'git'" not in line and "/dev/null" not in line]

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.utils.data import DataLoader, TensorDataset
 
 NUMBERS = 300_000  # size of the saved tensors
-KEPT = 3  # number of checkpoints that the programs keep
+KEEP_COUNT = 3  # number of checkpoints that the programs keep
 
 
 def stamped(step: int, numbers: int = NUMBERS) -> torch.Tensor:
@@ -53,7 +53,7 @@ def train_huggingface(folder: Path, rank: int, world_size: int) -> None:
         str(folder),
         save_steps=1,
         max_steps=100_000,
-        save_total_limit=KEPT,
+        save_total_limit=KEEP_COUNT,
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,

@@ -63,11 +63,11 @@ def test_a_few_bytes_do_not_fill_the_memory_of_the_pod() -> None:
         tracemalloc.stop()
 
 
-DOUBLED = b"K\x01" + 100 * b"2\x86"  # 2**100 numbers, as 100 nested pairs of one tuple
+DOUBLED_TUPLES = b"K\x01" + 100 * b"2\x86"  # 2**100 numbers, as 100 nested pairs of one tuple
 FROM_MEMO = b"K\x01\x94" + b"".join(b"h" + bytes([number]) + b"\x86\x94" for number in range(100))
 
 
-@pytest.mark.parametrize("value", [DOUBLED, FROM_MEMO], ids=["duplicates", "memo"])
+@pytest.mark.parametrize("value", [DOUBLED_TUPLES, FROM_MEMO], ids=["duplicates", "memo"])
 @pytest.mark.parametrize("place", [b"%bN", b"\x8c\x0drelative_path%b"], ids=["key", "path"])
 def test_a_value_that_is_shared_many_times_does_not_stop_the_uploads(
     value: bytes, place: bytes

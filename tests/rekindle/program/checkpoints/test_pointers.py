@@ -8,7 +8,7 @@ import pytest
 from rekindle.program.checkpoints.folder import CheckpointPointer, CheckpointUnit
 from rekindle.program.checkpoints.pointers import describe_pointers
 
-NESTED = "version_1/checkpoints/epoch=1.ckpt"
+NESTED_PATH = "version_1/checkpoints/epoch=1.ckpt"
 
 
 @pytest.mark.parametrize(
@@ -16,8 +16,8 @@ NESTED = "version_1/checkpoints/epoch=1.ckpt"
     [
         ("checkpoint-5", "latest", "checkpoint-5\n", "{name}\n"),
         ("checkpoint-5", "latest", "checkpoint-4\n", "{name}\n"),
-        (NESTED, "latest.txt", f"{NESTED}\n", "version_1/checkpoints/{name}\n"),
-        (NESTED, "version_1/checkpoints/latest", "epoch=0.ckpt\n", "{name}\n"),
+        (NESTED_PATH, "latest.txt", f"{NESTED_PATH}\n", "version_1/checkpoints/{name}\n"),
+        (NESTED_PATH, "version_1/checkpoints/latest", "epoch=0.ckpt\n", "{name}\n"),
         ("checkpoint-5", "latest_iteration", "5\n", "{step}\n"),
     ],
 )
@@ -36,4 +36,4 @@ def test_a_pointer_follows_the_checkpoints_of_its_family(
 )
 def test_a_pointer_to_another_folder_is_not_made_empty(text: str) -> None:
     pointers = [CheckpointPointer("latest.txt", text, False)]
-    assert describe_pointers(Path("/x"), pointers, CheckpointUnit(NESTED, {}, 1)) == []
+    assert describe_pointers(Path("/x"), pointers, CheckpointUnit(NESTED_PATH, {}, 1)) == []

@@ -34,7 +34,7 @@ from tests.waiting import until
 
 INSTANCE = "app.kubernetes.io/instance"
 VERSION = "rekindle.dev/version"
-KEPT = 3  # serve.keep_releases
+KEEP_RELEASES = 3  # serve.keep_releases
 PROJECT = Path(__file__).parent / "project"
 
 
@@ -163,7 +163,7 @@ class Project:
             if value != expected
         ]
 
-        wrong += [f"{len(pods)} Deployments exist"] * (len(pods) > KEPT + 1)
+        wrong += [f"{len(pods)} Deployments exist"] * (len(pods) > KEEP_RELEASES + 1)
         url = f"http://127.0.0.1:{self.shell.environ['REKINDLE_SERVE__PORT']}/v1/models/{self.model}:predict"
         answers: list[str] = []
 
@@ -202,7 +202,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("seeds", nargs="*", type=int)
     parser.add_argument("--count", type=int, default=20, help="number of seeds, if none is named")
     options = parser.parse_args(argv)
-    failed = 0
+    failed_count = 0
     seeds = options.seeds or range(options.count)
 
     with tempfile.TemporaryDirectory(prefix="releases-") as folder:
@@ -222,13 +222,13 @@ def main(argv: list[str]) -> int:
                 )
                 for seed in seeds:
                     line, problems = play(seed, project)
-                    failed += bool(problems)
+                    failed_count += bool(problems)
                     print("\n  FAILED ".join([line, *problems]), flush=True)
         finally:
             services.down()
 
-    print(f"{len(seeds)} releases, {failed} failed")
-    return int(failed > 0)
+    print(f"{len(seeds)} releases, {failed_count} failed")
+    return int(failed_count > 0)
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("seeds", nargs="*", type=int)
     parser.add_argument("--count", type=int, default=20, help="number of seeds, if none is named")
     options = parser.parse_args(argv)
-    failed = 0
+    failed_count = 0
     seeds = options.seeds or range(options.count)
 
     with tempfile.TemporaryDirectory(prefix="rollbacks-") as folder:
@@ -245,13 +245,13 @@ def main(argv: list[str]) -> int:
             services.ready()
             for seed in seeds:
                 line, problems = play(seed, Path(folder), os.environ)
-                failed += bool(problems)
+                failed_count += bool(problems)
                 print("\n  FAILED ".join([line, *problems]), flush=True)
         finally:
             services.down()
 
-    print(f"{len(seeds)} rollbacks, {failed} failed")
-    return int(failed > 0)
+    print(f"{len(seeds)} rollbacks, {failed_count} failed")
+    return int(failed_count > 0)
 
 
 if __name__ == "__main__":

@@ -66,11 +66,13 @@ def test_retention_keeps_latest_and_its_newest_predecessors(
     ]
     latest = data.draw(st.sampled_from(manifests)).key
     retention = CheckpointRetention(None, "", keep_count, hours)  # type: ignore[arg-type]
-    old = retention._find_expired_manifests(latest, manifests, NOW)
-    kept_entries = [entry for entry in manifests if entry.key not in old]
+    expired_entries = retention._find_expired_manifests(latest, manifests, NOW)
+    kept_entries = [entry for entry in manifests if entry.key not in expired_entries]
     previous = [entry for entry in manifests if entry.key < latest][-(keep_count - 1) :]
-    young = [entry.key for entry in previous if not hours or entry.modified >= NOW - 3600 * hours]
-    assert [entry.key for entry in kept_entries if entry.key <= latest] == [*young, latest]
+    young_keys = [
+        entry.key for entry in previous if not hours or entry.modified >= NOW - 3600 * hours
+    ]
+    assert [entry.key for entry in kept_entries if entry.key <= latest] == [*young_keys, latest]
     assert all(entry.modified >= NOW - 3600 for entry in kept_entries if entry.key > latest)
 
 

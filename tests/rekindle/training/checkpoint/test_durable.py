@@ -82,11 +82,11 @@ def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
     first_checkpoints = open_checkpoints()
     restore_alone(first_checkpoints)
     train_and_upload(first_checkpoints, first_checkpoints.state.step + 1)
-    older = first_checkpoints.state.step
+    older_step = first_checkpoints.state.step
     intact_state = first_checkpoints.state.memory.clone()
     store = first_checkpoints.remote.store
     existing = set(list_keys(first_checkpoints))
-    train_and_upload(first_checkpoints, older + 1)
+    train_and_upload(first_checkpoints, older_step + 1)
     new = sorted(
         {
             *(key for key in list_keys(first_checkpoints) if key not in existing),
@@ -109,7 +109,7 @@ def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
     restore_alone(reopened_checkpoints)
     log = capsys.readouterr().err
 
-    if reopened_checkpoints.state.step == older:
+    if reopened_checkpoints.state.step == older_step:
         assert torch.equal(reopened_checkpoints.state.memory, intact_state)
         assert key.rsplit("/", 1)[1] in log
         assert any(name == "torn" for name, _ in events)
@@ -117,7 +117,7 @@ def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
         assert key.endswith("/latest")
         assert have_equal_states(reopened_checkpoints, first_checkpoints)
 
-    train_and_upload(reopened_checkpoints, older + 1)  # the same step again, without damage
+    train_and_upload(reopened_checkpoints, older_step + 1)  # the same step again, without damage
     last_checkpoints = open_checkpoints()
     restore_alone(last_checkpoints)
     assert have_equal_states(last_checkpoints, reopened_checkpoints)
@@ -147,10 +147,10 @@ def test_an_invalid_manifest_is_reported_and_the_previous_checkpoint_used(
     restore_alone(first_checkpoints)
     train_and_upload(first_checkpoints, 1)
     store, (key,) = first_checkpoints.remote.store, list_keys(first_checkpoints, "manifests/")
-    forged = json.dumps(json.loads(store.get(key)) | change).encode()
-    prefix, digest = first_checkpoints.remote.prefix, hashlib.sha256(forged).hexdigest()
+    forged_manifest = json.dumps(json.loads(store.get(key)) | change).encode()
+    prefix, digest = first_checkpoints.remote.prefix, hashlib.sha256(forged_manifest).hexdigest()
     forged_key = f"{prefix}/manifests/{1:010d}-{digest[:12]}.json"
-    store.put(forged_key, forged)
+    store.put(forged_key, forged_manifest)
     store.put(f"{prefix}/latest", json.dumps({"manifest": forged_key}).encode())
     reopened_checkpoints = open_checkpoints()
     assert restore_alone(reopened_checkpoints) == 1

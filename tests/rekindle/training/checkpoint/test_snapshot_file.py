@@ -20,7 +20,7 @@ from tests.waiting import until
 
 SIZE = 3000
 IDENTITY = hashlib.sha256(b"this").hexdigest()
-OTHER = hashlib.sha256(b"other").hexdigest()
+OTHER_IDENTITY = hashlib.sha256(b"other").hexdigest()
 WRITER = """
 import sys, time
 from pathlib import Path
@@ -99,13 +99,13 @@ def start_writer(path: Path, slot_bytes: int = SIZE, **options: Any) -> "subproc
 def test_a_state_of_another_user_is_rejected(
     shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planted = shared_folder / "planted"
+    planted_file = shared_folder / "planted"
     user = os.geteuid()
-    planted.write_bytes(bytes(snapshot_file.PAGE_BYTES))
-    planted.chmod(0o666)
+    planted_file.write_bytes(bytes(snapshot_file.PAGE_BYTES))
+    planted_file.chmod(0o666)
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     with pytest.raises(PermissionError, match=f"belongs to another user \\({user}\\)"):
-        open_file(planted)
+        open_file(planted_file)
 
 
 def slot_offset(slot: int, slot_bytes: int = SIZE) -> int:
@@ -282,27 +282,27 @@ def test_only_unneeded_files_are_removed(shared_folder: Path) -> None:
     other = snapshot_file.hash_run_name("identity", "elsewhere")
     held = snapshot_file.make_snapshot_path(run, "held")
     dead = snapshot_file.make_snapshot_path(run, "dead")
-    old = snapshot_file.make_snapshot_path(other, "old")
-    foreign = shared_folder / "mine"
+    old_path = snapshot_file.make_snapshot_path(other, "old")
+    foreign_file = shared_folder / "mine"
     process = start_writer(held)
     assert process.stdout
     assert process.stdout.readline()
 
-    for path in (write_new_file(dead, 1), write_new_file(old, 1), foreign):
+    for path in (write_new_file(dead, 1), write_new_file(old_path, 1), foreign_file):
         path.touch()
 
-    for path in (held, old):
+    for path in (held, old_path):
         os.utime(path, (0, 0))
 
     process.send_signal(signal.SIGSTOP)
     os.utime(held, (0, 0))
     assert snapshot_file.remove_stale_files(other) == []  # a run that is resumed, after any time
-    assert snapshot_file.remove_stale_files(run) == [old]
+    assert snapshot_file.remove_stale_files(run) == [old_path]
     assert snapshot_file.remove_run_files(run) == [dead]
     process.kill()
     process.communicate()
     assert snapshot_file.remove_run_files(run) == [held]
-    assert foreign.exists()
+    assert foreign_file.exists()
 
 
 def test_another_models_state_is_neither_used_nor_overwritten(shared_folder: Path) -> None:
@@ -311,7 +311,7 @@ def test_another_models_state_is_neither_used_nor_overwritten(shared_folder: Pat
     with pytest.raises(
         ConfigError, match=r"holds the state of another run or model .* nothing was changed"
     ):
-        open_file(path, OTHER)
+        open_file(path, OTHER_IDENTITY)
     assert path.read_bytes() == data
 
 
@@ -343,9 +343,9 @@ def test_the_last_step_survives_a_process_that_dies_while_it_records_the_next(
     assert earlier_step[0] == 8
 
     for position in range(snapshot_file.LAST_STEP_OFFSET, snapshot_file.LAST_STEP_OFFSET + 16):
-        damaged = bytearray(data)
-        damaged[position] ^= 1  # the record of step 8, which is even
-        path.write_bytes(damaged)
+        damaged_bytes = bytearray(data)
+        damaged_bytes[position] ^= 1  # the record of step 8, which is even
+        path.write_bytes(damaged_bytes)
         last_step = open_file(path).last_step
         assert last_step
         assert last_step[0] == 7

@@ -57,11 +57,11 @@ def test_a_run_costs_all_attempts_of_its_steps_and_its_trainings(manifest: dict[
         )
     )
     nodes["w.champion"] = {"name": "w.champion", "type": "Skipped", "templateName": "champion"}
-    recorded = tariff.read_recorded_manifest(manifest)
-    prices = tariff.read_prices(recorded)
+    recorded_manifest = tariff.read_recorded_manifest(manifest)
+    prices = tariff.read_prices(recorded_manifest)
     assert prices == EXAMPLE
     assert prices
-    costs = compute_run_costs({"nodes": nodes}, recorded, prices)
+    costs = compute_run_costs({"nodes": nodes}, recorded_manifest, prices)
 
     assert costs["steps"] == {
         "prepare": pytest.approx(30 * (2 * 0.0218 + 8 * 0.0029) / 3600),
@@ -75,9 +75,12 @@ def test_a_run_costs_all_attempts_of_its_steps_and_its_trainings(manifest: dict[
         "1.50 USD (train 1.50, prepare 0.00056, ship.release 0.000046, "
     )
     assert (
-        compute_run_costs({"nodes": nodes}, recorded, prices, {"train": 2.0})["steps"]["train"] == 2
+        compute_run_costs({"nodes": nodes}, recorded_manifest, prices, {"train": 2.0})["steps"][
+            "train"
+        ]
+        == 2
     )
-    assert compute_run_costs({"nodes": nodes}, recorded, None) == {}
+    assert compute_run_costs({"nodes": nodes}, recorded_manifest, None) == {}
 
 
 JOB = """

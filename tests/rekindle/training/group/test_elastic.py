@@ -202,9 +202,9 @@ def test_the_end_of_a_group_closes_no_other_connections() -> None:
             for name, server in servers.items()
         }
         accepted = stack.enter_context(servers["us"].accept()[0])
-        new = dict(sockets.list_open_sockets().items() - initial)
+        new_sockets = dict(sockets.list_open_sockets().items() - initial)
         inherited = sockets.find_peer_sockets(
-            {"127.0.0.2", "127.0.0.3"}, new, servers["coordinator"].getsockname()[1]
+            {"127.0.0.2", "127.0.0.3"}, new_sockets, servers["coordinator"].getsockname()[1]
         )
         assert set(inherited) == {accepted.fileno(), ends["us"].fileno(), ends["them"].fileno()}
 
@@ -281,22 +281,24 @@ def test_the_older_of_two_coordinators_exits_and_another_runs_lease_is_kept(s3: 
     inputs = Inputs.model_validate(
         {"workload": "w", "dataset": "d", "digest": "d" * 64, "out": "o", "checkpoints": "claims"}
     )
-    older, newer = (CoordinatorLease(lambda: s3, inputs, name) for name in ("older", "newer"))
-    older.renew()
-    older.renew()
-    newer.renew()
+    older_lease, newer_lease = (
+        CoordinatorLease(lambda: s3, inputs, name) for name in ("older", "newer")
+    )
+    older_lease.renew()
+    older_lease.renew()
+    newer_lease.renew()
 
     with pytest.raises(
         RekindleError, match=r"another coordinator \(newer on .*has taken this run over"
     ):
-        older.renew()
+        older_lease.renew()
 
-    newer.renew()
+    newer_lease.renew()
     other = CoordinatorLease(lambda: s3, inputs.model_copy(update={"seed": 1}), "other")
     with pytest.raises(ConfigError, match="belongs to another run"):
         other.renew()
 
-    newer.renew()
+    newer_lease.renew()
 
 
 def _send(port: int) -> None:

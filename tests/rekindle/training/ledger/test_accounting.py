@@ -210,10 +210,10 @@ def test_a_group_that_survives_a_new_coordinator_trains_without_a_gap():
 
 
 def test_workers_that_end_after_the_verdict_are_not_preemptions():
-    failed = (4, "failed", {"name": "a", "message": "the gradient is not finite", "code": 78})
+    failed_event = (4, "failed", {"name": "a", "message": "the gradient is not finite", "code": 78})
     verdict = (4, "verdict", {"code": 78, "message": "a: the gradient is not finite"})
     summary = summarize(
-        *start("a", "b"), step(3, 10), failed, verdict, lost(4.1, "a"), lost(4.1, "b")
+        *start("a", "b"), step(3, 10), failed_event, verdict, lost(4.1, "a"), lost(4.1, "b")
     )
     assert summary.state == "failed"
     assert summary.code == 78
@@ -222,10 +222,14 @@ def test_workers_that_end_after_the_verdict_are_not_preemptions():
 
 
 def test_invalid_events_are_skipped_and_counted():
-    invalid = [(3, "step", {"step": "many"}), (3, "step", {"step": math.inf}), (3, "step", {})]
-    invalid += [(3, "checkpoint", {name: "many"}) for name in ("bytes", "seconds")]
-    summary = summarize(*start("a"), *invalid, (3, "new", {}), (4, "complete", {}))
-    assert summary.skipped == len(invalid)
+    invalid_events = [
+        (3, "step", {"step": "many"}),
+        (3, "step", {"step": math.inf}),
+        (3, "step", {}),
+    ]
+    invalid_events += [(3, "checkpoint", {name: "many"}) for name in ("bytes", "seconds")]
+    summary = summarize(*start("a"), *invalid_events, (3, "new", {}), (4, "complete", {}))
+    assert summary.skipped == len(invalid_events)
     assert list_worker_seconds(summary) == (2, 2, 0)
     assert summary.counts["new"] == 1
     assert summary.as_json()["checkpoints"]["bytes"] == 0

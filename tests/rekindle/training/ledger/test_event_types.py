@@ -49,8 +49,18 @@ RUN: list[Event] = [
 ]
 VERDICT = {"t": 10, "event": "verdict", "code": 1, "message": "x"}
 COMPLETE = {"t": 10, "event": "complete", "sha256": "x", "step": 6}
-ENDS: list[list[Event]] = [[], [VERDICT], [COMPLETE]]
-WRONG = ["abc", float("inf"), float("nan"), -(10**30), 10**90, 10**400, 1e308, [], {"a": [1]}]
+LAST_EVENTS: list[list[Event]] = [[], [VERDICT], [COMPLETE]]
+WRONG_VALUES = [
+    "abc",
+    float("inf"),
+    float("nan"),
+    -(10**30),
+    10**90,
+    10**400,
+    1e308,
+    [],
+    {"a": [1]},
+]
 
 
 class Entry:
@@ -81,12 +91,12 @@ def test_every_event_of_a_run_is_read() -> None:
     assert {event["event"] for event in events} >= EVENT_TYPES.keys() - {"loss"}
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", LAST_EVENTS)
 def test_no_value_of_a_field_prevents_the_report_of_a_training(end: list[Event]) -> None:
     events = [*RUN, *end]
     for index, event in enumerate(events):
         for name in event.keys() - {"event"}:
-            for value in WRONG:
+            for value in WRONG_VALUES:
                 changed = [*events[:index], event | {name: value}, *events[index + 1 :]]
                 summary = summarize_events(read(changed))
                 assert describe_summary(summary)
@@ -113,5 +123,5 @@ def test_an_event_with_a_wrong_field_is_skipped_and_counted(event: Event) -> Non
 
 
 def test_an_event_of_a_later_version_is_read() -> None:
-    later = {"t": 1.0, "event": "later", "field": [1]}
-    assert read([later]) == [later]
+    later_event = {"t": 1.0, "event": "later", "field": [1]}
+    assert read([later_event]) == [later_event]

@@ -36,7 +36,10 @@ def dump_lines(*messages: Any) -> bytes:
     return b"".join(json.dumps(message).encode() + b"\n" for message in messages)
 
 
-FORGED = {"nonce": "n", "proof": handshake.compute_proof(b"another secret", "worker", "", "n")}
+FORGED_PROOF = {
+    "nonce": "n",
+    "proof": handshake.compute_proof(b"another secret", "worker", "", "n"),
+}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +47,7 @@ FORGED = {"nonce": "n", "proof": handshake.compute_proof(b"another secret", "wor
     [
         dump_lines(VERDICT),
         dump_lines(JOIN, VERDICT),
-        dump_lines(FORGED, JOIN, VERDICT),
+        dump_lines(FORGED_PROOF, JOIN, VERDICT),
         dump_lines({"nonce": "n", "proof": ""}, VERDICT),
         dump_lines({"nonce": "n"}, VERDICT),
         dump_lines({"nonce": 1, "proof": 2}, VERDICT),

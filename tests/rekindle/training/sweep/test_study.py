@@ -26,7 +26,7 @@ SPACE = {
     },
     "model": {"shape": [[8, 16], [16, 32]]},
 }
-WHOLE = {"train.batch_size": True}
+INTEGER_SETTINGS = {"train.batch_size": True}
 DEFAULT = {"train.learning_rate": 0.01, "train.batch_size": 32, "model.shape": [8, 16]}
 
 
@@ -59,10 +59,10 @@ def run_pod(
 ) -> None:
     """Train the trials of a pod, which is `killed` and replaced at random moments."""
     study = SweepStudy(study.store, study.root, study.sweep)
-    while claim := study.claim_trial(pod, default, WHOLE):
+    while claim := study.claim_trial(pod, default, INTEGER_SETTINGS):
         if killed and killed.random() < 0.5:
             study = SweepStudy(study.store, study.root, study.sweep)
-            assert study.claim_trial(pod, default, WHOLE) == claim
+            assert study.claim_trial(pod, default, INTEGER_SETTINGS) == claim
         finish(study, *claim)
 
 
@@ -92,7 +92,7 @@ def test_killed_and_concurrent_pods_give_the_same_sweep(study: SweepStudy, s3: S
 def test_a_pod_ends_when_the_running_pods_can_train_all_other_trials(
     study: SweepStudy, s3: Store
 ) -> None:
-    while (claim := study.claim_trial(0, DEFAULT, WHOLE)) and claim[0].number < 8:
+    while (claim := study.claim_trial(0, DEFAULT, INTEGER_SETTINGS)) and claim[0].number < 8:
         finish(study, *claim)
 
     assert claim
@@ -117,7 +117,7 @@ def test_the_trial_of_a_lost_pod_is_taken_over(
 ) -> None:
     monkeypatch.setattr("rekindle.training.sweep.study.CHECK_INTERVAL_S", 0.1)
     monkeypatch.setattr("rekindle.training.sweep.study.TAKEOVER_TIMEOUT_S", 0.5)
-    lost = study.claim_trial(1, DEFAULT, WHOLE)
+    lost = study.claim_trial(1, DEFAULT, INTEGER_SETTINGS)
     assert lost
     assert lost[0].number == 0
     study.record_seconds("1", {TrialJob(0, 0): 20.0})
@@ -128,7 +128,7 @@ def test_the_trial_of_a_lost_pod_is_taken_over(
 
 
 def test_a_failed_trial_is_the_worst_and_does_not_end_the_sweep(study: SweepStudy) -> None:
-    while claim := study.claim_trial(0, DEFAULT, WHOLE):
+    while claim := study.claim_trial(0, DEFAULT, INTEGER_SETTINGS):
         finish(study, *claim, why="training has diverged" if claim[0].number == 4 else "")
     assert [job.rung for job in study.jobs if job.trial == 4] == [0]
     assert study.find_winner().number != 4
@@ -136,7 +136,7 @@ def test_a_failed_trial_is_the_worst_and_does_not_end_the_sweep(study: SweepStud
 
 
 def test_a_trial_with_an_undefined_metric_has_failed(study: SweepStudy) -> None:
-    while claim := study.claim_trial(0, DEFAULT, WHOLE):
+    while claim := study.claim_trial(0, DEFAULT, INTEGER_SETTINGS):
         finish(study, *claim)
         if claim[0].number == 4:
             validation = b'{"step": 1, "loss": null}'
@@ -154,7 +154,7 @@ def test_a_trial_with_an_undefined_metric_has_failed(study: SweepStudy) -> None:
 
 
 def test_the_best_weights_count_if_the_last_validation_is_undefined(study: SweepStudy) -> None:
-    claim = study.claim_trial(0, DEFAULT, WHOLE)
+    claim = study.claim_trial(0, DEFAULT, INTEGER_SETTINGS)
     assert claim
     finish(study, *claim)
     output = study.make_output_prefix(claim[0].number, claim[1])
@@ -176,7 +176,7 @@ def test_the_best_weights_count_if_the_last_validation_is_undefined(study: Sweep
 
 
 def test_a_sweep_whose_trials_all_fail_reports_the_reason(study: SweepStudy) -> None:
-    while claim := study.claim_trial(0, DEFAULT, WHOLE):
+    while claim := study.claim_trial(0, DEFAULT, INTEGER_SETTINGS):
         finish(study, *claim, why="training has diverged")
     with pytest.raises(ConfigError, match="all 9 trials lack a loss: training has diverged"):
         study.find_winner()
@@ -192,9 +192,9 @@ def test_a_sampler_chooses_other_settings_for_each_trial(s3: Store, sampler: str
     study = SweepStudy(s3, f"{sampler}/search", Sweep.model_validate(settings))
     run_pod(study, 0, default={})
     trials = study.read()
-    distinct = {json.dumps(trial.settings) for trial in trials}
+    distinct_settings = {json.dumps(trial.settings) for trial in trials}
     assert len(trials) == 6
-    assert len(distinct) == 6 or sampler == "random"
+    assert len(distinct_settings) == 6 or sampler == "random"
 
 
 def test_a_sweep_ends_at_its_budget_and_reports_what_was_not_tried(study: SweepStudy) -> None:
@@ -202,7 +202,7 @@ def test_a_sweep_ends_at_its_budget_and_reports_what_was_not_tried(study: SweepS
     study.sweep = study.sweep.model_copy(update={"budget": budget})
     seconds: dict[TrialJob, float] = {}
 
-    while claim := study.claim_trial(0, DEFAULT, WHOLE):
+    while claim := study.claim_trial(0, DEFAULT, INTEGER_SETTINGS):
         job = TrialJob(claim[0].number, claim[1])
         finish(study, *claim)
         seconds[job] = 3600 * compute_step_share(study.sweep, job, study.jobs)

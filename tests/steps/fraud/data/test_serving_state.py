@@ -49,12 +49,12 @@ def test_online_features_equal_offline_features(
     picked = data.draw(
         st.lists(st.integers(0, len(world.later) - 1), min_size=1, max_size=8, unique=True)
     )
-    new = world.later[np.array(picked)]
+    new_rows = world.later[np.array(picked)]
     # includes the new ones, as a client may send them
-    history = world.later[world.later.time <= new.time.max()]
-    windows, lengths = world.state.windows([(new, history)], length)
+    history = world.later[world.later.time <= new_rows.time.max()]
+    windows, lengths = world.state.windows([(new_rows, history)], length)
     assert windows.shape == (len(picked), length, world.features.shape[1])
-    for window, n, id in zip(windows, lengths, new.id, strict=True):
+    for window, n, id in zip(windows, lengths, new_rows.id, strict=True):
         np.testing.assert_array_equal(window[:n], world.offline(id, length))
         assert not window[n:].any()
 
@@ -81,10 +81,10 @@ def test_labels_within_the_delay_change_nothing(world: World, data: st.DataObjec
 
 def test_a_batch_equals_its_transactions_one_by_one(world: World) -> None:
     new = world.later[:50]
-    together, _ = world.state.windows([(new, NOTHING)])
+    batched_windows, _ = world.state.windows([(new, NOTHING)])
     for row in range(50):
         single_windows, _ = world.state.windows([(new[row : row + 1], new[:50])])
-        np.testing.assert_array_equal(single_windows[0][0], together[row][0])
+        np.testing.assert_array_equal(single_windows[0][0], batched_windows[row][0])
 
 
 def test_requests_in_a_batch_are_independent(world: World) -> None:
@@ -119,8 +119,8 @@ def test_the_state_contains_only_the_rows_that_a_server_needs(world: World) -> N
     rows = world.state.rows
     end = world.shards.facts["train_end"]
     assert (rows.time < end).all()
-    old = rows[rows.time < end - 37 * DAY]
-    for card in np.unique(old.card):
+    old_rows = rows[rows.time < end - 37 * DAY]
+    for card in np.unique(old_rows.card):
         assert (rows.card == card).sum() <= CONTEXT
     assert len(rows) < (world.shards.column("times") < end).sum()
 

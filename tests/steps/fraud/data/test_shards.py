@@ -164,8 +164,8 @@ def test_the_digest_depends_on_the_rows_not_on_order_format_or_threads(
 def test_labels_after_the_end_of_training_do_not_change_training_rows(
     dataset: Path, tmp_path: Path
 ) -> None:
-    original = Written(dataset)
-    end = original.facts["train_end"]
+    original_shards = Written(dataset)
+    end = original_shards.facts["train_end"]
     published = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(
         Columns().model_dump()
     )
@@ -179,15 +179,16 @@ def test_labels_after_the_end_of_training_do_not_change_training_rows(
     published.with_columns(TX_FRAUD=flipped).write_parquet(tmp_path / "flipped.parquet")
     write(Data(source=str(tmp_path / "flipped.parquet"), shard_rows=1000), tmp_path / "after")
     changed_shards = Written(tmp_path / "after")
-    train = original.column("times") < end
-    assert (original.column("labels") != changed_shards.column("labels"))[~train].all()
+    train = original_shards.column("times") < end
+    assert (original_shards.column("labels") != changed_shards.column("labels"))[~train].all()
 
     for name in ARRAYS:
         assert (
-            original.column(name)[train].tobytes() == changed_shards.column(name)[train].tobytes()
+            original_shards.column(name)[train].tobytes()
+            == changed_shards.column(name)[train].tobytes()
         )
 
-    assert [original.facts[n] for n in ("mean", "std")] == [
+    assert [original_shards.facts[n] for n in ("mean", "std")] == [
         changed_shards.facts[n] for n in ("mean", "std")
     ]
 

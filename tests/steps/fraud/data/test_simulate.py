@@ -78,10 +78,10 @@ def test_takeovers_are_added_to_an_otherwise_equal_world(world: pl.DataFrame) ->
         assert gaps.max() < 3600  # type: ignore[operator]
         assert rows["amount"][0] <= 2
 
-    later = pl.concat([rows[1:] for rows in days])
-    assert later["amount"].mean() == pytest.approx(53.6, rel=0.15)
+    later_rows = pl.concat([rows[1:] for rows in days])
+    assert later_rows["amount"].mean() == pytest.approx(53.6, rel=0.15)
     # anywhere, while an owner pays at about 78 terminals
-    assert later["terminal"].n_unique() > 0.9 * len(later)
+    assert later_rows["terminal"].n_unique() > 0.9 * len(later_rows)
 
 
 @settings(max_examples=20)

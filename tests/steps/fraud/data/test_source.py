@@ -59,10 +59,10 @@ def test_parquet_csv_folders_and_s3_give_the_same_rows(
 
 
 def test_column_names_can_be_configured(published: pl.DataFrame, tmp_path: Path) -> None:
-    renamed = published.rename({"CUSTOMER_ID": "pan", "TX_AMOUNT": "euro"}).drop(
+    renamed_table = published.rename({"CUSTOMER_ID": "pan", "TX_AMOUNT": "euro"}).drop(
         "TX_FRAUD_SCENARIO"
     )
-    renamed.write_parquet(tmp_path / "mine.parquet")
+    renamed_table.write_parquet(tmp_path / "mine.parquet")
     read_rows = rows(tmp_path / "mine.parquet", tmp_path, columns={"card": "pan", "amount": "euro"})
     assert read_rows["card"].to_list() == published["CUSTOMER_ID"].to_list()
     assert read_rows["scenario"].sum() == 0

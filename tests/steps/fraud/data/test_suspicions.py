@@ -21,7 +21,7 @@ from tests.steps.fraud.written import write
 
 SIZES = ["cards=150&terminals=300&days=70", pytest.param("", marks=pytest.mark.slow)]
 FRAUD = pl.col("fraud") == 1
-NEVER = 10_000  # days
+NEVER_DAY = 10_000  # days
 
 
 @cache
@@ -34,7 +34,7 @@ def warnings_of(frame: pl.DataFrame) -> list[str]:
     return suspicions(rows, Columns(), labels_end(rows, Data()))
 
 
-def days(first_day: int, last_day: int = NEVER) -> pl.Expr:
+def days(first_day: int, last_day: int = NEVER_DAY) -> pl.Expr:
     """Return a mask of the rows from day `first_day` of the data to day `last_day`."""
     day = (pl.col("time").dt.date() - pl.col("time").dt.date().min()).dt.total_days()
     return day.is_between(first_day, last_day)
@@ -168,7 +168,7 @@ def test_more_customers_or_more_frauds_are_not_missing_rows() -> None:
     assert warnings_of(frame.filter(~FRAUD | (pl.int_range(pl.len()) % 2 == 0) | days(45))) == []
 
 
-LATE: dict[str, Callable[[Any], Any]] = {
+LATE_LABELS: dict[str, Callable[[Any], Any]] = {
     "after two weeks": lambda draw: 14 + 0 * draw,
     "up to three weeks": lambda draw: 21 * draw,
     "two weeks on average": lambda draw: -14 * np.log(1 - draw),
@@ -177,13 +177,13 @@ LATE: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("delay_text", [None, *LATE])
+@pytest.mark.parametrize("delay_text", [None, *LATE_LABELS])
 def test_labels_that_arrive_after_the_delay_give_a_warning(
     delay_text: str | None, seed: int, tmp_path: Path
 ) -> None:
     frame = world(seed)
     if delay_text:
-        wait = LATE[delay_text](np.random.default_rng(seed).random(len(frame))) * DAY
+        wait = LATE_LABELS[delay_text](np.random.default_rng(seed).random(len(frame))) * DAY
     else:
         wait = np.zeros(len(frame))
 
