@@ -333,9 +333,10 @@ def send_request(method: str, path: str, answer_type: type[A], **request_options
 def format_condition(field_name: str, field_value: str) -> str:
     """Return the filter of an MLflow search for objects whose `field_name` has `field_value`.
 
-    MLflow's filters have no escape characters, so the value is put in whichever quotes, single or
-    double, it does not contain. If it contains both kinds, or ends with a backslash, these
-    characters are replaced by wildcards, and the filter may match other values, too.
+    MLflow's filters have no escape characters, so the value is put in single or in double quotes,
+    depending on which of them it does not contain. If the value contains single and double quotes,
+    or ends with a backslash, these characters are replaced by wildcards, and the filter may also
+    match other values.
     """
     if not field_value.endswith("\\"):
         for quote_sign in ("'", '"'):

@@ -283,12 +283,12 @@ def _extends_module_path(file: Path) -> bool:
 
 
 def _sort_by_search_order(package_name: str, root_folders: list[Path]) -> list[list[Path]]:
-    """Return `root_folders` and the folders of the package's editable installation, in groups and
-    in the order in which Python searches them.
+    """Return `root_folders` and the folders of the package's editable installation, as lists of
+    folders in the order in which Python searches these lists.
 
     `root_folders` are the folders of the project, which `project.load` appends to `sys.path`, and
-    at last the reference project. Python searches a group of folders only if no earlier group has a
-    module or a folder of that name.
+    at last the reference project. Python searches a list only if no folder of an earlier list
+    contains the module or a folder of its name.
     """
     source_roots = _source_roots(package_name)
     # the project comes first for the packages `steps` and `pipelines`, because its modules extend

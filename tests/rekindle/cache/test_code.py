@@ -1,4 +1,4 @@
-"""The identity of a step's code covers every file that it may run, and no other."""
+"""The identity of a step's code covers every file that the step may run, and no other file."""
 
 import hashlib
 import itertools
@@ -50,11 +50,11 @@ def test_modules_imported_at_any_depth_and_their_parent_packages_belong_to_the_c
 
     empty = ("other", "parts/__init__", "parts/inner/__init__", "parts/inner/third", "parts/apart")
     write(folder, texts | dict.fromkeys(empty, ""))
-    found = code.imported_files(["first"], [str(folder)])
+    imported_files = code.imported_files(["first"], [str(folder)])
 
     in_project = {
         name: path.relative_to(folder).as_posix()
-        for name, path in found.items()
+        for name, path in imported_files.items()
         if folder in path.parents
     }
 
@@ -67,8 +67,8 @@ def test_modules_imported_at_any_depth_and_their_parent_packages_belong_to_the_c
         "parts.inner.third": "parts/inner/third.py",
     }
 
-    assert {"rekindle", "rekindle.keys"} <= found.keys(), "a module that is loaded by name"
-    assert not {"json", "numpy", "rekindle.storage"} & found.keys(), (
+    assert {"rekindle", "rekindle.keys"} <= imported_files.keys(), "a module that is loaded by name"
+    assert not {"json", "numpy", "rekindle.storage"} & imported_files.keys(), (
         "installed packages count by version"
     )
 
@@ -93,8 +93,8 @@ def test_relative_imports_and_modules_loaded_by_name_belong_to_the_code(folder: 
     )
 
     write(folder, texts | dict.fromkeys(empty, ""))
-    found = code.imported_files(["parts.first"], [str(folder)])
-    assert found.keys() == {"parts.first", "parts.second", "parts.third", "parts.fourth"}
+    imported_files = code.imported_files(["parts.first"], [str(folder)])
+    assert imported_files.keys() == {"parts.first", "parts.second", "parts.third", "parts.fourth"}
     assert code.imported_files(["work"], [str(folder)])["helper"] == folder / "helper.py"
 
 
@@ -115,9 +115,11 @@ def test_an_editable_installation_belongs_to_the_code_but_no_installed_package(
     )
     monkeypatch.setattr(sys, "path", [*sys.path, str(editable), str(installed)])
     forget()
-    found = code.imported_files(["first", "installed_package"], [str(tmp_path / "project")])
+    imported_files = code.imported_files(
+        ["first", "installed_package"], [str(tmp_path / "project")]
+    )
 
-    assert found == {
+    assert imported_files == {
         "first": tmp_path / "project/first.py",
         "editable_models": editable / "editable_models/__init__.py",
         "editable_models.net": editable / "editable_models/net.py",
@@ -131,27 +133,27 @@ def test_an_editable_installation_belongs_to_the_code_but_no_installed_package(
     )
 
 
-@pytest.mark.parametrize("first", ["editable", "project"])
+@pytest.mark.parametrize("first_folder", ["editable", "project"])
 def test_of_a_module_in_two_places_the_one_that_python_imports_belongs_to_the_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_folder: str
 ) -> None:
     for name in ("editable", "project"):
         write(tmp_path / name, {"twice_found": ""})
     write(tmp_path / "project", {"first": "import twice_found\n"})
     monkeypatch.setenv(project.PATH_VARIABLE, str(tmp_path / "project"))
-    # the project is in the path of a process that was started with it in PYTHONPATH
-    folders = ["editable"] if first == "editable" else ["project", "editable"]
+    # a process whose PYTHONPATH contains the project has the project in sys.path
+    folders = ["editable"] if first_folder == "editable" else ["project", "editable"]
     monkeypatch.setattr(sys, "path", [*sys.path, *(str(tmp_path / name) for name in folders)])
     forget()
 
-    found = code.imported_files(["first"], [str(tmp_path / "project")])
+    imported_files = code.imported_files(["first"], [str(tmp_path / "project")])
     module = project.load_module("twice_found", "workload", [])
     sys.modules.pop("twice_found")
-    assert module.__file__ == str(tmp_path / first / "twice_found.py")
-    assert found["twice_found"] == tmp_path / first / "twice_found.py"
+    assert module.__file__ == str(tmp_path / first_folder / "twice_found.py")
+    assert imported_files["twice_found"] == tmp_path / first_folder / "twice_found.py"
 
 
-# the forms that a package has in a folder; in these files, `net` stands for an imported submodule
+# all ways in which a folder can contain a package; the submodule `net` is imported
 FORMS = {
     "missing": [],
     "module": ["{}"],
@@ -193,15 +195,15 @@ def test_the_file_of_a_submodule_is_the_one_that_python_imports_in_every_layout(
     monkeypatch.setenv(project.PATH_VARIABLE, str(tmp_path / "project"))
     monkeypatch.setattr(sys, "path", [*sys.path, *(str(tmp_path / folder) for folder in order)])
     forget()
-    found = code.imported_files(["first"], [str(tmp_path / "project")])
+    imported_files = code.imported_files(["first"], [str(tmp_path / "project")])
 
     for layout, name in names.items():
         try:
             module = project.load_module(f"{name}.net", "workload", [])
         except ConfigError:
-            assert f"{name}.net" not in found, layout
+            assert f"{name}.net" not in imported_files, layout
         else:
-            assert str(found.get(f"{name}.net")) == module.__file__, layout
+            assert str(imported_files.get(f"{name}.net")) == module.__file__, layout
 
     for name in [name for name in sys.modules if name.startswith(("layout_", "outer"))]:
         del sys.modules[name]
@@ -226,13 +228,13 @@ def test_an_import_hook_of_an_editable_installation_is_asked_after_all_folders(
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Hook()])
     forget()
-    found = code.imported_files(["first"], [str(tmp_path / "project")])
-    assert found["hooked_module"] == tmp_path / "editable/hooked_module.py"
+    imported_files = code.imported_files(["first"], [str(tmp_path / "project")])
+    assert imported_files["hooked_module"] == tmp_path / "editable/hooked_module.py"
     # the folder of the project hides the installed package
     with pytest.raises(ConfigError):
         project.load_module("hooked_package.net", "workload", [])
     del sys.modules["hooked_package"]
-    assert "hooked_package.net" not in found
+    assert "hooked_package.net" not in imported_files
 
 
 def test_a_package_that_extends_its_path_has_the_submodules_of_all_folders(
@@ -245,9 +247,9 @@ def test_a_package_that_extends_its_path_has_the_submodules_of_all_folders(
     monkeypatch.setenv(project.PATH_VARIABLE, str(tmp_path / "project"))
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "a")])
     forget()
-    found = code.imported_files(["first"], [str(tmp_path / "project")])
+    imported_files = code.imported_files(["first"], [str(tmp_path / "project")])
     for name in ("extended.a", "extended.project"):
-        assert str(found[name]) == project.load_module(name, "workload", []).__file__
+        assert str(imported_files[name]) == project.load_module(name, "workload", []).__file__
     for name in ("extended", "extended.a", "extended.project"):
         del sys.modules[name]
 
@@ -263,8 +265,8 @@ def test_of_a_wheel_in_site_packages_only_the_own_packages_belong_to_the_code(
     write(tmp_path / "project", {"first": "import rekindle.keys, other_library\n"})
     monkeypatch.setattr(code, "ENGINE_FOLDERS", (libraries / "rekindle", libraries / "argolocal"))
     monkeypatch.setattr(project, "REFERENCE", libraries / "rekindle/reference")
-    found = code.imported_files(["first"], [str(tmp_path / "project")])
-    assert found.keys() == {"first", "rekindle", "rekindle.keys"}
+    imported_files = code.imported_files(["first"], [str(tmp_path / "project")])
+    assert imported_files.keys() == {"first", "rekindle", "rekindle.keys"}
 
 
 def test_all_files_of_a_workload_that_is_a_package_belong_to_the_code(folder: Path) -> None:
@@ -274,8 +276,8 @@ def test_all_files_of_a_workload_that_is_a_package_belong_to_the_code(folder: Pa
     )
     (folder / "work/words.txt").write_text("a")
     (folder / "work/model.pyc").write_text("compiled")
-    found = code.imported_files(["work"], [str(folder)])
-    names = {name for name, path in found.items() if folder in path.parents}
+    imported_files = code.imported_files(["work"], [str(folder)])
+    names = {name for name, path in imported_files.items() if folder in path.parents}
 
     assert names == {
         "work",
@@ -286,7 +288,7 @@ def test_all_files_of_a_workload_that_is_a_package_belong_to_the_code(folder: Pa
         "work/words.txt",
     }
 
-    assert found["work/words.txt"] == folder / "work/words.txt"
+    assert imported_files["work/words.txt"] == folder / "work/words.txt"
 
 
 @pytest.mark.parametrize(
@@ -355,8 +357,8 @@ def test_an_extension_is_found_before_a_source_and_a_source_before_a_compiled_mo
     extension = folder / f"both{EXTENSION_SUFFIXES[0]}"
     for file in (extension, folder / "source.pyc"):
         file.write_bytes(b"compiled")
-    found = code.imported_files(["first"], [str(folder)])
-    assert found == {
+    imported_files = code.imported_files(["first"], [str(folder)])
+    assert imported_files == {
         "first": folder / "first.py",
         "both": extension,
         "source": folder / "source.py",
@@ -369,10 +371,12 @@ def test_modules_are_resolved_in_the_order_of_the_search_path_and_packages_first
     for name in ("one", "two"):
         write(tmp_path / name, {"same": f"NAME = '{name}'\n"})
     write(tmp_path / "two", {"same/__init__": "", "only": "this is no Python ("})
-    found = code.imported_files(["same", "only"], [str(tmp_path / "one"), str(tmp_path / "two")])
-    assert found == {"same": tmp_path / "one/same.py", "only": tmp_path / "two/only.py"}
-    found = code.imported_files(["same"], [str(tmp_path / "two")])
-    assert found["same"] == tmp_path / "two/same/__init__.py"
+    imported_files = code.imported_files(
+        ["same", "only"], [str(tmp_path / "one"), str(tmp_path / "two")]
+    )
+    assert imported_files == {"same": tmp_path / "one/same.py", "only": tmp_path / "two/only.py"}
+    imported_files = code.imported_files(["same"], [str(tmp_path / "two")])
+    assert imported_files["same"] == tmp_path / "two/same/__init__.py"
 
 
 def test_the_identity_of_code_changes_only_with_the_code(folder: Path) -> None:

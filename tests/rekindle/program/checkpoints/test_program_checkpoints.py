@@ -49,9 +49,9 @@ def test_files_that_the_node_has_are_not_fetched(node: Node) -> None:
     node.kill()
     write(node.folder / "checkpoint-5/optimizer.pt", make_archive("damaged!!"))
 
-    again = Node(node.checkpoints.store.store, node.checkpoints.store.prefix, node.folder)
-    again.generation = Generation(2, 0, 2, 1)  # a node of several asks the store
-    restored = again.checkpoints.restore(again.generation)
+    restarted_node = Node(node.checkpoints.store.store, node.checkpoints.store.prefix, node.folder)
+    restarted_node.generation = Generation(2, 0, 2, 1)  # a node of several asks the store
+    restored = restarted_node.checkpoints.restore(restarted_node.generation)
     assert (node.folder / "checkpoint-5/optimizer.pt").read_bytes() == make_archive("optimizer")
     assert restored.fetched_bytes == len(make_archive("optimizer"))
     assert restored.kept_bytes > restored.fetched_bytes
@@ -288,8 +288,8 @@ def test_pointers_name_the_restored_checkpoint(node: Node, other: Node) -> None:
 
 @pytest.fixture
 def pair(s3: Store, prefix: str, tmp_path: Path) -> tuple[Node, Node]:
-    first, second = (Node(s3, prefix, tmp_path / f"node-{n}", n, nodes=2) for n in range(2))
-    return first, second
+    first, second_node = (Node(s3, prefix, tmp_path / f"node-{n}", n, nodes=2) for n in range(2))
+    return first, second_node
 
 
 def save_shards(pair: tuple[Node, Node], step: int, *, until_node: int = 2) -> None:
@@ -353,7 +353,7 @@ def test_a_share_of_the_save_before_is_not_a_part_of_an_overwritten_checkpoint(
     pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = {"__0_0.distcp": 900, "__1_0.distcp": 700}
-    first, second = pair
+    first, second_node = pair
     metadata = first.folder / "latest/.metadata"
 
     def change(*arguments: object) -> None:
@@ -367,11 +367,11 @@ def test_a_share_of_the_save_before_is_not_a_part_of_an_overwritten_checkpoint(
         write(metadata, make_shard_metadata(shards))
         until("the save of the first node", lambda: "latest" in first.checkpoints.complete)
         # the second node ends its save after the first one
-        write(second.folder / "latest/__1_0.distcp", bytes([1]) * 700)
-        until("the share of the second node", lambda: list_keys(second, "shares"))
+        write(second_node.folder / "latest/__1_0.distcp", bytes([1]) * 700)
+        until("the share of the second node", lambda: list_keys(second_node, "shares"))
 
         until("the next tick of the file system", lambda: is_next_tick(first.folder, metadata))
-        second.alive = False
+        second_node.alive = False
         write(first.folder / "latest/__0_0.distcp", bytes([2]) * 900)
         write(metadata, make_shard_metadata(shards))
 
@@ -437,8 +437,8 @@ def test_a_record_cannot_name_a_file_outside_the_checkpoint(
     node.kill()
 
     def move(fields: dict) -> dict:
-        (first, *others) = fields["files"]
-        return fields | {"files": [first | {"path": path}, *others]}
+        (first_file, *other_files) = fields["files"]
+        return fields | {"files": [first_file | {"path": path}, *other_files]}
 
     change_record(node, move)
     assert other.checkpoints.restore(other.generation) == RestoredCheckpoint(None)

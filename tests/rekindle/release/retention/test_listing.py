@@ -44,7 +44,7 @@ def test_a_search_whose_page_token_repeats_is_an_error(
 ) -> None:
     experiment = {"experiment_id": "1", "name": "demo"}
     page = json.dumps({"experiment": experiment, "next_page_token": "same"})
-    # the last page ends a search that does not notice the repeated token
+    # the last page ends the search even if the code does not notice the repeated token
     with HttpServer(lambda _: Answer(body=page if len(server.requests) < 9 else "{}")) as server:
         monkeypatch.setenv(MLFLOW_TRACKING_URI, server.url)
         with pytest.raises(TrackingError, match=f'{path} with the page token "same" again'):
