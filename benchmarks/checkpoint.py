@@ -39,7 +39,8 @@ from rekindle.training.local_dataset import LoaderState
 from rekindle.training.spec import TrainConfig
 from rekindle.training.training_state import TrainingState, view_tensor_bytes
 
-STEP_SECONDS = 0.2  # duration of a step while a checkpoint is written in the background
+# duration of a step while a checkpoint is written in the background
+STEP_SECONDS = 0.2
 # duration of a step, and size of the state in MB, for measuring the overhead of snapshots
 SHORT_STEP_SECONDS = 0.00043
 SMALL_STATE_MB = 5

@@ -130,11 +130,14 @@ def measure_union_seconds(intervals: list[tuple[float, float]]) -> float:
 class RunDurations:
     """Durations of one run, in seconds."""
 
-    submit: float  # from the start of the command to the creation of the workflow
+    # from the start of the command to the creation of the workflow
+    submit: float
     # duration of importing Hera, which `submit` includes; measured separately
     hera: float
-    first_pod: float  # from the creation of the workflow to its first pod
-    total: float  # from the start of the command to the end of the workflow
+    # from the creation of the workflow to its first pod
+    first_pod: float
+    # from the start of the command to the end of the workflow
+    total: float
     # the part of `total` in which a container of the run, other than Argo's, was working
     working: float
     local: float  # duration of the same steps on this machine

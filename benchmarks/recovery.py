@@ -30,7 +30,8 @@ from tests.rekindle.training.crew import Crew
 
 WORKER_NAMES = ("w0", "w1", "w2")
 VIRTUAL_WORKERS = 8
-RECOVERY_TIMEOUT_S = 300.0  # long, because the machine may be heavily loaded
+# long, because the machine may be heavily loaded
+RECOVERY_TIMEOUT_S = 300.0
 # maximum number of micro-batches that a worker computes per step while all workers train
 MAX_BATCHES_PER_WORKER = VIRTUAL_WORKERS // len(WORKER_NAMES) + 1
 TRAINING_FLAGS = {

@@ -32,7 +32,8 @@ __all__ = [
     "write_stderr",
 ]
 
-MAX_VALUE_CHARS = 100  # maximum number of characters of a wrong value in a message
+# maximum number of characters of a wrong value in a message
+MAX_VALUE_CHARS = 100
 # matches the header value that requests and http.client quote when they reject it; it may be a
 # token, for example one with a newline at its end
 HEADER_VALUE = re.compile(r"(?<=header value)(?=:? b?['\"]).*", re.DOTALL)

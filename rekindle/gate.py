@@ -107,10 +107,12 @@ class Evaluation:
     champion and the baseline, by these names."""
 
     metrics: dict[str, dict[str, float]]
-    rows: int = 0  # number of rows evaluated
+    # number of rows evaluated
+    rows: int = 0
     # results for parts of the rows, such as weeks: {"name", "rows", "candidate": {...}, ...}
     parts: list[dict[str, Any]] = field(default_factory=list)
-    difference: Difference | None = None  # difference between the candidate and the champion
+    # difference between the candidate and the champion
+    difference: Difference | None = None
     # difference between the candidate and the baseline
     baseline_difference: Difference | None = None
     # the chosen family of the candidate, and the validation results of all families

@@ -20,6 +20,9 @@ AGAIN_SUFFIX = "-again"  # suffix of the name of a task that repeats another tas
 # output of `prepare`: the value of the parameter `cached`, extended by the trainings whose models
 # `prepare` has found in the cache
 REUSED_MODELS = "reused_models"
+# object below RUN/TASK that contains the reason why the cache key does not cover all code that
+# the task has loaded; no later run reuses its outputs
+UNCOVERED_CODE = "uncovered"
 # header in the embedded object store's response to HeadBucket: free bytes on its disk
 FREE_BYTES_HEADER = "x-rekindle-free-bytes"
 # field of the parameter `cached`: "yes" if tasks may look up their results in the cache when they

@@ -35,15 +35,24 @@ REKINDLE_TOKEN = "REKINDLE_TOKEN"  # nosec B105
 # environment variables of only some pods
 KUBERNETES_SERVICE_HOST = "KUBERNETES_SERVICE_HOST"  # set by Kubernetes
 POD_IP = "POD_IP"
-POD_NAME = "POD_NAME"  # the launcher appends a worker's index
+# the launcher appends a worker's index
+POD_NAME = "POD_NAME"
 # directory for copies of datasets; its disk must be large enough for them
 REKINDLE_CACHE = "REKINDLE_CACHE"
-REKINDLE_CHECKPOINTS = "REKINDLE_CHECKPOINTS"  # checkpoint folder of a training program
+# checkpoint folder of a training program
+REKINDLE_CHECKPOINTS = "REKINDLE_CHECKPOINTS"
 # coordinator's host in jobs of other frameworks, whose programs need MASTER_ADDR for themselves
 REKINDLE_COORDINATOR = "REKINDLE_COORDINATOR"
+# times when the steps before the job ended, from which on the job could be created: RFC 3339,
+# separated by commas
+REKINDLE_CREATED = "REKINDLE_CREATED"
 REKINDLE_DEADLINE = "REKINDLE_DEADLINE"  # maximum duration of the run in seconds
 REKINDLE_GRACE = "REKINDLE_GRACE"  # seconds between SIGTERM and SIGKILL
+# set in the pods of extra workers on idle capacity
+REKINDLE_HARVESTED = "REKINDLE_HARVESTED"
 REKINDLE_IMAGE = "REKINDLE_IMAGE"  # the pod's image, if it is pinned by digest
+# path of the job in the Kubernetes API, for a coordinator that may change the job
+REKINDLE_JOB = "REKINDLE_JOB"
 REKINDLE_METRICS = "REKINDLE_METRICS"  # port of the coordinator's metrics
 REKINDLE_NOTICE = "REKINDLE_NOTICE"  # the cloud whose preemption notices a worker polls
 # rank of the first pod of a role, in a job of another framework

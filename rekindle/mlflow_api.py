@@ -182,6 +182,10 @@ class Page(Answer):
 
     next_page_token: Text = ""
 
+    def is_empty(self) -> bool:
+        """Return True if the page has no objects."""
+        return not any(value for name, value in self if name != "next_page_token")
+
 
 class RunsPage(Page):
     runs: Items[Run] = Field(default_factory=list)

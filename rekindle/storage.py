@@ -47,10 +47,14 @@ from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
 
 # S3's limit for a copy in one request; `TransferConfig` copies larger objects in parts
 MAX_COPY_BYTES = (5 << 30) + 1
-PART_BYTES = 256 << 20  # size of the parts in which a large object is written
-THREADS = 8  # parallel transfers; more are not faster
-STORE_ID_KEY = "store-id"  # object with the random id of this store
-BOTO_LOADER = create_loader()  # shared by all Stores, since parsing boto's model of S3 takes 0.1 s
+# size of the parts in which a large object is written
+PART_BYTES = 256 << 20
+# parallel transfers; more are not faster
+THREADS = 8
+# object with the random id of this store
+STORE_ID_KEY = "store-id"
+# shared by all Stores, since parsing boto's model of S3 takes 0.1 s
+BOTO_LOADER = create_loader()
 # S3 error codes for invalid credentials, and for credentials without the needed permission
 REFUSED_CODES = {
     "403",

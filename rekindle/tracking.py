@@ -43,14 +43,17 @@ from rekindle.step import format_parameter
 TAG_PREFIX = "rekindle."
 WORKFLOW = "rekindle.workflow"
 WORKLOAD = "rekindle.workload"
-MODEL = "rekindle.model"  # tag of a run that checks a served model for drift: the model's name
+# tag of a run that checks a served model for drift: the model's name
+MODEL = "rekindle.model"
 # identity of the code; set only for scheduled runs that are not part of a backfill
 CODE = "rekindle.code"
 CONFIG_HASH = "rekindle.config_hash"
 MANIFEST_HASH = "rekindle.manifest_hash"
 GIT_SHA = "rekindle.git_sha"
-SCHEDULED_TIME_TAG = "rekindle.scheduled"  # time for which the run was scheduled
-WINDOW_END = "data.window_until"  # end of the moving data window
+# time for which the run was scheduled
+SCHEDULED_TIME_TAG = "rekindle.scheduled"
+# end of the moving data window
+WINDOW_END = "data.window_until"
 # tags of a run that made a release: version, key prefix of the files, and sha256 of the weights
 VERSION = "rekindle.version"
 MODEL_URI = "rekindle.model_uri"
@@ -61,28 +64,39 @@ FAILURES = "rekindle.failures"  # messages of the failed steps
 CURRENCY = "rekindle.currency"
 # the value "removed" means that only the run's record in MLflow is left; all its files are deleted
 ARTIFACTS_EMPTIED = "rekindle.artifacts"
-STORE_TAG = "rekindle.store"  # id of the object store
-PARENT = "mlflow.parentRunId"  # for a trial: MLflow run of its sweep
-DIGEST = "rekindle.digest"  # digest of the prepared dataset
+# id of the object store
+STORE_TAG = "rekindle.store"
+# for a trial: MLflow run of its sweep
+PARENT = "mlflow.parentRunId"
+# digest of the prepared dataset
+DIGEST = "rekindle.digest"
 # the tag CACHED + TASK names the run and the task whose outputs the task TASK reuses
 CACHED = "rekindle.cached."
 # set if the run reads reused outputs in the storage of the earlier runs, instead of copying them
 REFERS_TO_RUNS = "rekindle.refers"
-BACKFILL = "rekindle.backfill"  # the run belongs to a backfill
-NOTE = "mlflow.note.content"  # description of the run
+# the run belongs to a backfill
+BACKFILL = "rekindle.backfill"
+# description of the run
+NOTE = "mlflow.note.content"
 # tags of a model version: prefix of its files, sha256 of its weights
 URI = "rekindle.uri"
 SHA256 = "rekindle.sha256"
-REMOVED = "rekindle.removed"  # tag of a model version whose files retention is removing
+# tag of a model version whose files retention is removing
+REMOVED = "rekindle.removed"
 # tag of a new model version until it is certain that no earlier version has the same files
 UNCONFIRMED = "rekindle.unconfirmed"
-DEPLOYMENT = "rekindle.deployment"  # tag of a promoted model version: its Deployment
-KEEP_RELEASES = "rekindle.keep_releases"  # tag of a promoted model version: its serve.keep_releases
-PROMOTED_BY = "rekindle.promoted_by"  # tag of a model version: the MLflow run that promoted it last
+# tag of a promoted model version: its Deployment
+DEPLOYMENT = "rekindle.deployment"
+# tag of a promoted model version: its serve.keep_releases
+KEEP_RELEASES = "rekindle.keep_releases"
+# tag of a model version: the MLflow run that promoted it last
+PROMOTED_BY = "rekindle.promoted_by"
 # tag of a model version: time at which it became the champion, in milliseconds since 1970
 CHAMPION_SINCE = "rekindle.champion_since"
-CHAMPION = "champion"  # alias of the served version
-CANDIDATE = "candidate"  # alias of the version registered last
+# alias of the served version
+CHAMPION = "champion"
+# alias of the version registered last
+CANDIDATE = "candidate"
 # MLflow's page of the experiment shows runs and charts instead of traces
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 # experiment tag with the page state that MLflow shows for addresses with the view "rekindle"

@@ -123,7 +123,8 @@ class Prepared:
     rejected: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     tags: dict[str, Any] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)  # sentences about suspicious data
+    # sentences about suspicious data
+    warnings: list[str] = field(default_factory=list)
     # property → fraction of rows with it; the next run warns if the fraction has changed
     shares: dict[str, float] = field(default_factory=dict)
     newest: str = ""
@@ -148,7 +149,8 @@ class Example(NamedTuple):
     # group of dependent rows, such as the rows of one customer; rows of a group are resampled
     # together
     group: Any = None
-    baseline: Any = None  # prediction of a simple model, for comparison
+    # prediction of a simple model, for comparison
+    baseline: Any = None
     # part of the test data that contains this row, such as a week; a metric is the mean over the
     # parts
     part: str | None = None
@@ -524,8 +526,8 @@ def record_dataset(out: Path, prepared: Prepared, trained_on: str = "") -> str:
 
     This function writes dataset.json, and then the list of all files with their hashes, whose
     sha256 is the digest. Steps that derive a dataset from another dataset call this function; after
-    `prepare`, the engine calls it. `trained_on`: digest of the dataset of a released model, if
-    `out` contains only a newer serving state for that model.
+    `prepare`, the engine calls it. `trained_on`: if `out` only contains a newer serving state for a
+    released model, the digest of the dataset on which this model was trained.
     """
     _check_prepared(prepared)
     if not any(out.iterdir()):

@@ -11,6 +11,7 @@ and as artifacts below `ledger/` (text, JSON and a plot).
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -151,7 +152,9 @@ def run(inputs: Inputs) -> Outputs:
         # an error here must not prevent the end of the workflow
         with problems.record_errors("the summary of the training is not recorded"):
             ledger_summary = training_summary(ledger)
-            if not ledger_summary:
+            if failure_lines and has_failed(task_name, failure_lines):
+                failure_lines[:0] = describe_wait(task_name, ledger_summary, inputs.config)
+            if not ledger_summary.intervals:
                 continue
 
             metric_prefix = "" if is_single_training else f"{task_name}/"
@@ -330,16 +333,30 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
     tracking.log_to_run(run_id, run_tags=run_tags)
 
 
-def training_summary(ledger_prefix: str) -> "LedgerSummary | None":
-    """Return the summary of a training; None if its ledger is missing or empty."""
+def has_failed(task_name: str, failure_lines: list[str]) -> bool:
+    """Return True if the task is one of the failed tasks."""
+    return any(line.partition(":")[0] == task_name for line in failure_lines)
+
+
+def describe_wait(
+    task_name: str, ledger_summary: "LedgerSummary", run_config: dict[str, Any]
+) -> list[str]:
+    """Return a line that says what the job of a training was waiting for when the workflow ended;
+    [] if it was not waiting."""
+    from rekindle.training.ledger.sentences import describe_unended_wait
+
+    queue_name = str(run_config.get("cluster", {}).get("queue", ""))
+    wait_text = describe_unended_wait(ledger_summary, queue_name, time.time())
+    return [f"{task_name}: {wait_text}"] if wait_text else []
+
+
+def training_summary(ledger_prefix: str) -> "LedgerSummary":
+    """Return the summary of a training, which has no intervals if its ledger is missing."""
     from rekindle.storage import Store
     from rekindle.training.ledger.accounting import summarize_events
     from rekindle.training.ledger.events import read_events
 
-    ledger_summary = summarize_events(read_events(Store.from_env(), ledger_prefix))
-    if ledger_summary.intervals:
-        return ledger_summary
-    return None
+    return summarize_events(read_events(Store.from_env(), ledger_prefix))
 
 
 def training_tariffs(

@@ -5,16 +5,18 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 from playwright.sync_api import Page as BrowserPage
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+expect.set_options(timeout=60_000)  # a busy machine is not a failure
 NO_CHROMIUM = "chromium is not installed (Debian: apt-get install chromium)"
 
 
@@ -30,6 +32,22 @@ def start_browser() -> Iterator[Browser]:
         )
         yield browser
         browser.close()
+
+
+_shared = ExitStack()
+
+
+@cache
+def share_browser() -> Browser:
+    """Return the browser of all test files of a folder, of which the first starts it: a start takes
+    seconds."""
+    return _shared.enter_context(start_browser())
+
+
+def close_shared_browser() -> None:
+    """Close the browser of a folder; asyncio cannot be used in this process before."""
+    _shared.close()
+    share_browser.cache_clear()
 
 
 class PageServer:
@@ -48,7 +66,8 @@ class PageServer:
     def get(self, path: str, accept: str = "application/json") -> httpx.Response:
         """Request a path with the token."""
         headers = {"Authorization": f"Bearer {self.token}", "Accept": accept}
-        return httpx.get(f"{self.root}{path}", headers=headers, timeout=60)
+        # `verify` reads all certificates, which takes longer than the answer
+        return httpx.get(f"{self.root}{path}", headers=headers, timeout=60, verify=False)
 
     def open(self, browser: Browser, path: str = "/", **options: object) -> BrowserPage:
         """Return a page of a browser that has logged in. Errors of scripts fail the test."""

@@ -25,12 +25,12 @@ READ_COMMANDS = tuple(
 READ_COMMANDS += ("argolocal lint",)
 README = ROOT / "README.md"
 SERVING = ROOT / "docs/serving.md"
-# make target → its command; the tests cannot run themselves
+# target of make → its command, for the targets that a test can run
 RECIPES = {
     "make run": "rekindle run configs/demo.yaml",
     "make test": "python -m pytest -n 4",
 }
-# command → other tests that run it; includes commands that never end
+# command → file of the test that runs it; some of these commands never end
 TESTED_ELSEWHERE = {
     "make test": ".ci/run",
     "rekindle run mine.yaml": "tests/test_end_to_end.py",
@@ -60,8 +60,8 @@ class Block:
 
     @property
     def file(self) -> str:
-        """Name of the file that the block contains: its first line is `# NAME`; "" if it is not a
-        file."""
+        """Name of the file that the block contains: its first line is `# NAME`; "" if the block is
+        not a file."""
         name = FILE_NAME.match(self.text.partition("\n")[0])
         if name:
             return name[1]

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.skips"]
 THREADS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "MKL_NUM_THREADS": "1"}
-os.environ.update(THREADS)  # the test processes share the cores
+# the test processes share the cores
+os.environ.update(THREADS)
 # without this, hundreds of processes compile all modules again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -42,12 +43,13 @@ hypothesis.settings.load_profile("tests")
 # True in a background job of a shell; children would inherit the setting
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup has set this
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup ignores this signal
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-gc.disable()  # during collection, when four processes import all tested modules
-# also true for the process that controls the others
+# during collection, when four processes import all tested modules
+gc.disable()
+# also true in the process that controls the test processes
 IS_ONLY_PROCESS = "PYTEST_XDIST_WORKER" not in os.environ
-# file → number of pieces that it is split into for several processes
+# test file → number of processes among which its tests are divided
 PIECES_BY_FILE = {"tests/conformance/test_recorded.py": 6}
 # tests that one process of xdist runs; the first two fork from a process that has loaded torch
 FILES_BY_CREW = {
@@ -63,6 +65,11 @@ FILES_BY_CREW = {
         "tests/pipelines/test_config_files.py",
         "tests/rekindle/blocks/manifest/test_quoting.py",
     ),
+    # these tests share the syntax trees of the source
+    "source": ("tests/test_architecture.py", "tests/test_english.py"),
+    # the tests of a page share a browser
+    "page": ("tests/argolocal/page/",),
+    "training page": ("tests/rekindle/page/",),
     # these tests share a dataset and two models, which each process creates once
     "fraud": (
         *(
@@ -73,12 +80,16 @@ FILES_BY_CREW = {
         *("tests/steps/test_refresh.py", "tests/steps/test_verify.py"),
     ),
 }
-# files to start first, in this order: at the end, one of them would run alone
+# tests that render configs work outside of the repository, because git needs longer for the commit
+# than rendering takes
+RENDERING_FOLDERS = ("tests/pipelines/", "tests/rekindle/blocks/", "tests/rekindle/cache/")
+# test files to start first, in this order, because at the end one of them would run alone
 LONG_FILES = (
     "tests/test_first_run.py",
     "tests/steps/test_train.py",
     "tests/steps/fraud/test_handbook_protocol.py",
     "tests/rekindle/training/launch/test_launcher.py",
+    "tests/argolocal/page/test_access.py",
     "tests/rekindle/operations/test_retention.py",
     "tests/test_scan.py",
     "tests/rekindle/cli/test_own_pipeline.py",
@@ -113,7 +124,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_slow_cases(items)
     order = {name: index for index, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(LONG_FILES)))
+    items.sort(
+        key=lambda test_item: order.get(test_item.nodeid.partition("::")[0], len(LONG_FILES))
+    )
 
 
 def mark_slow_cases(items: list[pytest.Item]) -> None:
@@ -134,7 +147,20 @@ def mark_slow_cases(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
-    gc.freeze()  # without this, each of thousands of forks copies the pages of all imported modules
+    # without this, each of thousands of forked processes would copy the memory pages of all
+    # imported modules
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def working_directory(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Leave the repository for the tests of RENDERING_FOLDERS."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if request.node.nodeid.startswith(RENDERING_FOLDERS):
+            monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -164,14 +190,25 @@ def s3_environment(services: Services) -> dict[str, str]:
     return variables
 
 
-@pytest.fixture
-def s3(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> "Store":
-    """The object store; the environment of this process points to it."""
+@pytest.fixture(scope="session")
+def shared_store(s3_environment: dict[str, str]) -> "Store":
+    """The object store of a test process: each client of boto3 takes a tenth of a second."""
     from rekindle.storage import Store
 
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name, value in s3_environment.items():
+            monkeypatch.setenv(name, value)
+        return Store.from_env()
+
+
+@pytest.fixture
+def s3(
+    shared_store: "Store", s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> "Store":
+    """The object store; the environment of this process points to it."""
     for name, value in s3_environment.items():
         monkeypatch.setenv(name, value)
-    return Store.from_env()
+    return shared_store
 
 
 @pytest.fixture

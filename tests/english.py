@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.syntax import list_nodes
+
 ROOT = Path(__file__).parent.parent
 CODE = ("argolocal", "rekindle", "steps", "pipelines", "template", "benchmarks", "tests")
 # each pattern is good English now and then, and tiring as a habit
@@ -47,7 +49,7 @@ REGEX_BY_PATTERN = {
     name: re.compile(rf"\b{pattern}\b", re.IGNORECASE) for name, pattern in PATTERNS.items()
 }
 OPENINGS = re.compile(r"(?:What|Where|How|Who|Whether|Those|Which|Whatever|Whoever|Whose)\b")
-# tokenize finds the same comments, but needs as long as everything else here
+# the module tokenize would find the same comments, but take as long as all other code here
 STRING_OR_COMMENT = re.compile(
     r"""(?s)(?P<quote>\"{3}|'{3})(?:\\.|.)*?(?P=quote)|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|(?P<comment>#[^\n]*)"""
 )
@@ -122,10 +124,13 @@ def _page(path: str, source: str) -> Iterator[Text]:
 
 
 def _python(path: str, source: str) -> Iterator[Text]:
-    tree = ast.parse(source)
     docstrings: set[int] = set()
 
-    nodes = list(ast.walk(tree))
+    if path.startswith("tests/"):
+        nodes = list(ast.walk(ast.parse(source)))  # nothing else reads them
+    else:
+        nodes = list_nodes(ROOT / path)
+
     for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
@@ -192,11 +197,10 @@ def prose(*paths: str) -> list[Text]:
 
 
 def names(*paths: str) -> Iterator[tuple[str, int, str]]:
-    """Yield file, line and name of each variable or parameter whose name does not say what its
-    value is."""
+    """Yield the file, the line and the name of each variable or parameter with a vague name."""
     for path in tracked(*paths):
         if path.endswith(".py"):
-            for node in ast.walk(ast.parse((ROOT / path).read_text())):
+            for node in list_nodes(ROOT / path):
                 if isinstance(node, ast.arg) and node.arg in VAGUE_NAMES:
                     yield path, node.lineno, node.arg
                 elif (

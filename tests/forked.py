@@ -132,7 +132,8 @@ def serve() -> None:
     # loads boto3's description of S3
     import_module("rekindle.storage").Store("any", "http://127.0.0.1:9", "any", "any")
     gc.collect()
-    gc.freeze()  # without this, each command copies the pages of all loaded modules
+    # without this, each forked command would copy the memory pages of all loaded modules
+    gc.freeze()
 
     for line in iter(sys.stdin.readline, ""):
         pid = os.fork()

@@ -28,7 +28,8 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """An object and its conditions of success and failure; empty for kinds that do not end."""
+    """An object of a kind, and the conditions of its success and its failure, which are empty if
+    the object never ends."""
 
     manifest: Manifest
     success: str = ""
@@ -94,7 +95,7 @@ def kinds(
     }
 
 
-# kind → pods by role of a job that runs a program
+# kind of a job that runs a program → number of pods by role
 PROGRAM_JOBS = {
     "TFJob": {"PS": 2, "Worker": 3, "Chief": 1},
     "XGBoostJob": {"Master": 1, "Worker": 3},
@@ -126,7 +127,7 @@ def pod_specs(value: Any) -> list[Manifest]:
     if not isinstance(value, dict):
         return []
     specs = [value] if "containers" in value else []
-    return specs + [spec for inner in value.values() for spec in pod_specs(inner)]
+    return specs + [spec for inner_value in value.values() for spec in pod_specs(inner_value)]
 
 
 def _set_commands(replicas: Mapping[str, Manifest], code: Mapping[str, str]) -> None:

@@ -13,14 +13,14 @@ def wait(
     holds: Callable[[dict[str, Any]], Any],
     name: str = "job",
     seconds: float = 60,
-    others: Iterable[Controller] = (),
+    other_controllers: Iterable[Controller] = (),
 ) -> dict[str, Any]:
-    """Poll the controller and `others` until `holds` returns a true value for the status of the
-    object; return that status."""
+    """Poll all the controllers until `holds` returns a true value for the status of the object;
+    return that status."""
     status: dict[str, Any] = {}
 
     def poll() -> bool:
-        for polled in (controller, *others):
+        for polled in (controller, *other_controllers):
             polled.poll()
         status.clear()
         status.update((controller.get(name) or {}).get("status") or {})

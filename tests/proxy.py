@@ -143,12 +143,12 @@ class _Handler(BaseHTTPRequestHandler):
         """Read the body of the request, with a length or in chunks."""
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        content = b""
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            content += self.rfile.read(size)
+        body = b""
+        while chunk_bytes := int(self.rfile.readline().split(b";")[0], 16):
+            body += self.rfile.read(chunk_bytes)
             self.rfile.readline()
         self.rfile.readline()
-        return content
+        return body
 
     def break_off(self) -> None:
         self.close_connection = True

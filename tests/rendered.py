@@ -8,7 +8,9 @@ for name, workflow in workflows(): ...   the manifests of the configs, with the 
 
 import json
 import re
+import tempfile
 from collections.abc import Iterator
+from contextlib import chdir
 from functools import cache
 from typing import Any, get_args
 
@@ -34,7 +36,8 @@ PLATFORMS = (
 )
 CLUSTER = "cluster.yaml"
 HARVEST_SETTINGS = ["cluster.harvest=true", "cluster.gang=kueue", "cluster.queue=team"]
-# (config, settings), in addition to the unchanged configs
+# (config, settings), in addition to the unchanged configs; of these, only the workflow is rendered,
+# because the other kinds have the same templates
 VARIANTS = (
     *[
         (CLUSTER, [f"cluster.backend={backend}", *more])
@@ -85,7 +88,7 @@ def rendered() -> list[Manifest]:
 
 
 def rendered_pods() -> Iterator[Manifest]:
-    """Yield the pods in objects that only their own controllers know: those of workflows and of
+    """Yield the pods in objects that only their own controllers know: the pods of workflows and of
     training jobs."""
     seen_texts = set[str]()
 
@@ -97,8 +100,8 @@ def rendered_pods() -> Iterator[Manifest]:
             *pods(manifest),
             *(_operator() if manifest["kind"] == "PyTorchJob" else ()),
         ]:
-            # without the containers of Argo, which have its images and resources
-            # (tests/rekindle/cluster)
+            # without the containers that Argo adds; tests/rekindle/cluster tests their images and
+            # resources
             containers = [container for container in spec["containers"] if "image" in container]
             pod_spec = {key: value for key, value in spec.items() if key != "initContainers"} | {
                 "containers": containers
@@ -131,23 +134,31 @@ def _everything() -> Iterator[Manifest]:
 
 def workflows() -> list[tuple[str, Manifest]]:
     """Return the manifests of all kinds of every config and of its variants, each with a label."""
-    configs = [(file.name, list[str]()) for file in sorted((ROOT / "configs").glob("*.yaml"))]
+    configs = sorted((ROOT / "configs").glob("*.yaml"))
     return [
-        labelled_manifest
-        for name, settings in (*configs, *VARIANTS)
-        for labelled_manifest in render_kinds(name, *settings)
+        *(manifest for file in configs for manifest in render_kinds(file.name)),
+        *(
+            manifest
+            for name, settings in VARIANTS
+            for manifest in render_kinds(name, *settings, kinds=("workflow",))
+        ),
     ]
 
 
 @cache
-def render_kinds(name: str, *settings: str) -> list[tuple[str, Manifest]]:
+def render_kinds(
+    name: str, *settings: str, kinds: tuple[Kind, ...] = get_args(Kind)
+) -> list[tuple[str, Manifest]]:
     """Return the manifests of a config, each with the label `NAME SETTINGS KIND`.
 
     Rendering all configs takes many seconds, so the tests of a process share them.
     """
     config = load_config(ROOT / "configs" / name, settings, environment={}).config
-    kinds: tuple[Kind, ...] = get_args(Kind)
-    return [(" ".join([name, *settings, kind]), render_manifest(config, kind)) for kind in kinds]
+    # outside of the repository, because git needs longer for the commit than the rest
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        manifests = [render_manifest(config, kind) for kind in kinds]
+    labels = [" ".join([name, *settings, kind]) for kind in kinds]
+    return list(zip(labels, manifests, strict=True))
 
 
 def _applied(workflow: Manifest) -> Iterator[Manifest]:

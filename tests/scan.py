@@ -16,7 +16,8 @@ from tests.commands import BIN, ROOT
 from tests.rendered import rendered, rendered_pods
 from tests.schema import SCHEMAS
 
-TOOLS = BIN.parent / "scan/bin"  # `make scan` installs them
+# `make scan` installs them
+TOOLS = BIN.parent / "scan/bin"
 # pattern of a line of `findings` → reason
 SKIPPED = {
     r"CKV_K8S_[89] (Pod|Deployment\.models\.1-train)": (
@@ -121,9 +122,9 @@ def _checkov(folder: Path, objects: list[dict[str, Any]]) -> tuple[int, list[str
 
 
 if __name__ == "__main__":
-    scanned, found = run_scanners()
+    scanned, problems = run_scanners()
     print(
-        "\n".join(found)
+        "\n".join(problems)
         or f"{scanned}; no findings; {len(SKIPPED)} rules are skipped, each with a reason"
     )
-    sys.exit(bool(found))
+    sys.exit(bool(problems))

@@ -4,8 +4,8 @@
     python -m tests.schema FILE...
 
 An excerpt is a JSON schema without descriptions: it has the names of all fields next to the fields
-that our objects set, and the types and limits of the latter. An object that our objects do not set
-has the schema `false`.
+that our objects set, and the types and limits of the fields that our objects set. An object that
+our objects do not set has the schema `false`.
 
 FILE is the swagger.json of Kubernetes or a CustomResourceDefinition. All sources have the Apache
 License 2.0:
@@ -61,9 +61,9 @@ def schema_of(manifest: dict[str, Any]) -> Schema:
 def file_name(api: str, kind: str) -> str:
     """Return the name of the file by which kubeconform finds a schema:
     {{.ResourceKind}}{{.KindSuffix}}.json."""
-    group, _, version = api.rpartition("/")
+    api_group, _, version = api.rpartition("/")
     return (
-        "-".join(part.lower() for part in (kind, group.partition(".")[0], version) if part)
+        "-".join(part.lower() for part in (kind, api_group.partition(".")[0], version) if part)
         + ".json"
     )
 
@@ -92,11 +92,13 @@ def wrong(value: Any, schema: Schema | bool, path: str = "") -> Iterator[str]:
             f"{path}.{key} is missing" for key in schema.get("required", []) if key not in value
         )
         for key, each in value.items():
-            inner = schema.get("properties", {}).get(key, schema.get("additionalProperties", {}))
-            if inner is False and key not in schema["properties"]:
+            inner_schema = schema.get("properties", {}).get(
+                key, schema.get("additionalProperties", {})
+            )
+            if inner_schema is False and key not in schema["properties"]:
                 yield f"{path}.{key} is not known"
             else:
-                yield from wrong(each, inner, f"{path}.{key}")
+                yield from wrong(each, inner_schema, f"{path}.{key}")
     elif isinstance(value, list):
         for index, each in enumerate(value):
             yield from wrong(each, schema.get("items", {}), f"{path}[{index}]")
@@ -108,28 +110,28 @@ def excerpt(schema: Schema, values: list[Any], known: Schema) -> Schema | bool:
     if schema.get("x-kubernetes-int-or-string") or schema.get("format") == "int-or-string":
         return {"type": ["integer", "string"]}
 
-    kept = {key: schema[key] for key in ("type", *LIMITS) if key in schema}
+    kept_fields = {key: schema[key] for key in ("type", *LIMITS) if key in schema}
     if schema.get(ANY):
-        return kept
+        return kept_fields
 
     if "properties" in schema:
         if not values:
             return False
 
-        kept["additionalProperties"] = False
-        kept["properties"] = {
-            key: excerpt(inner, [value[key] for value in values if key in value], known)
-            for key, inner in schema["properties"].items()
+        kept_fields["additionalProperties"] = False
+        kept_fields["properties"] = {
+            key: excerpt(inner_schema, [value[key] for value in values if key in value], known)
+            for key, inner_schema in schema["properties"].items()
         }
     elif isinstance(schema.get("additionalProperties"), dict):
         inner = [each for value in values for each in value.values()]
-        kept["additionalProperties"] = excerpt(schema["additionalProperties"], inner, known)
+        kept_fields["additionalProperties"] = excerpt(schema["additionalProperties"], inner, known)
     elif "items" in schema:
-        kept["items"] = excerpt(
+        kept_fields["items"] = excerpt(
             schema["items"], [each for value in values for each in value], known
         )
 
-    return kept
+    return kept_fields
 
 
 def _resolved(schema: Schema, known: Schema) -> Schema:
@@ -162,7 +164,8 @@ def sources(files: Iterable[str]) -> tuple[dict[tuple[str, str], Schema], Schema
             spec = yaml.load(file.read_text(), yaml.CSafeLoader)["spec"]
             for version in spec["versions"]:
                 schema = version["schema"]["openAPIV3Schema"]
-                schema["properties"]["metadata"] = {"$ref": METADATA}  # the API server knows it
+                # the API server knows this field, although the schema does not contain it
+                schema["properties"]["metadata"] = {"$ref": METADATA}
                 schemas[f"{spec['group']}/{version['name']}", spec["names"]["kind"]] = schema
 
     return schemas, known

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from argolocal.common import exit_codes
+from tests.syntax import list_nodes, parse_file
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs/architecture.md"
@@ -129,15 +130,15 @@ LIBRARIES = {
     "starlette",
     "uvicorn",
     "yaml",
-}  # libraries of argolocal
-# modules that may import these slow libraries at their top; elsewhere, every command would wait for
-# them
+    # modules of argolocal that may import these slow libraries at their top; in other modules, every
+    # command would wait for the import
+}
 TORCH = ("rekindle.attached.", "rekindle.training.", "steps.fraud.", "steps.language.")
 HERA = ("pipelines.", "rekindle.blocks.")
 
 
-# names that one module declares and others import: labels, tags, Secrets, environment variables,
-# files
+# names that one module declares and other modules import: labels, tags, Secrets, environment
+# variables, files
 SHARED_NAMES = (
     r"[a-z.-]+\.(io|dev|org)/[\w-]+",
     r"(rekindle|mlflow)\.\w+",
@@ -147,15 +148,21 @@ SHARED_NAMES = (
 )
 EXITS = re.compile(r"(\b_?exit|SystemExit|\bconclude|\b_end)$")
 EXIT_CODE = re.compile(r"(exit_?|\b)codes?$", re.IGNORECASE)
-# modules in whose lists `git` is a kind of artifact of Argo, not a command
+# modules that contain `git` as the name of one of Argo's types of artifacts, not as a command
 NAMES_GIT = ("argolocal.manifest.schema", "argolocal.validate.arguments")
+
+
+@cache
+def list_modules() -> dict[str, Path]:
+    """Return the files by module name."""
+    paths = (path for folder in CODE for path in (ROOT / folder).rglob("*.py"))
+    return {module_name(path): path for path in paths}
 
 
 @cache
 def trees() -> dict[str, ast.Module]:
     """Return the syntax trees by module name."""
-    paths = (path for folder in CODE for path in (ROOT / folder).rglob("*.py"))
-    return {module_name(path): ast.parse(path.read_text()) for path in paths}
+    return {module: parse_file(path) for module, path in list_modules().items()}
 
 
 def select_product_trees() -> dict[str, ast.Module]:
@@ -166,10 +173,9 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-@cache
 def nodes(module: str) -> list[ast.AST]:
     """Return the nodes of the tree of a module."""
-    return list(ast.walk(trees()[module]))
+    return list_nodes(list_modules()[module])
 
 
 @cache
@@ -198,7 +204,8 @@ def list_project_imports(module: str) -> set[str]:
 
 
 def subpackage(module: str, seen_from: str = "") -> str:
-    """Return the subpackage of `module`: in rekindle without its package, in argolocal with it.
+    """Return the subpackage of `module`: `cli` for a module in rekindle.cli, `argolocal.cli` for a
+    module in argolocal.cli.
 
     Seen from another package, all subpackages of argolocal except COMMON are one.
     """
@@ -275,22 +282,23 @@ def test_argolocal_imports_neither_rekindle_nor_training_libraries():
 
 
 def test_the_engine_imports_no_project_and_steps_import_no_pipelines():
-    others = {
+    other_modules = {
         "argolocal": {"rekindle", "steps", "pipelines"},
         "rekindle": {"steps", "pipelines"},
         "steps": {"pipelines"},
         "pipelines": {"steps"},
     }
     for module in select_product_trees():
-        forbidden = others[module.split(".")[0]] | {"tests", "benchmarks"}
+        forbidden = other_modules[module.split(".")[0]] | {"tests", "benchmarks"}
         assert not forbidden & {name.split(".")[0] for name in all_imports(module)}, module
 
 
 def test_no_test_imports_a_module_of_tests():
-    """Helpers that tests share are in modules next to them."""
+    """Helpers that several tests share are in modules next to the tests."""
     forbidden_imports = {
         f"{path.relative_to(ROOT)} imports {name}"
         for path in (ROOT / "tests").rglob("*.py")
+        if ".test_" in path.read_text()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in (f"{getattr(node, 'module', '')}.{alias.name}" for alias in node.names)
@@ -318,28 +326,31 @@ def test_only_one_module_starts_git():
     assert modules == {"rekindle.blocks.manifest.repository"}
 
 
-def collect_strings(tree: ast.Module) -> set[str]:
+@cache
+def collect_strings(module: str) -> set[str]:
     """Return the texts of a module, without docstrings and the texts of f-strings."""
-    others = {
+    other_strings = {
         id(part)
-        for node in ast.walk(tree)
+        for node in nodes(module)
         if isinstance(node, ast.Expr | ast.JoinedStr)
         for part in ast.iter_child_nodes(node)
     }
     return {
         node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in others
+        for node in nodes(module)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and id(node) not in other_strings
     }
 
 
-@pytest.mark.parametrize("shared", SHARED_NAMES)
-def test_a_shared_name_is_written_in_one_module(shared: str):
+@pytest.mark.parametrize("shared_name", SHARED_NAMES)
+def test_a_shared_name_is_written_in_one_module(shared_name: str):
     """The other modules import the constant, so that a name is never changed in one place only."""
-    pattern = re.compile(shared)
+    pattern = re.compile(shared_name)
     modules: dict[str, list[str]] = {}
-    for module, tree in select_product_trees().items():
-        for text in collect_strings(tree):
+    for module in select_product_trees():
+        for text in collect_strings(module):
             if pattern.fullmatch(text) and text not in trees():
                 modules.setdefault(text, []).append(module)
 
@@ -357,8 +368,8 @@ def test_an_alias_of_a_manifest_has_one_home():
         and ast.unparse(node.value) in ("dict[str, Any]", "Mapping[str, Any]")
     }
 
-    others = {alias for alias in aliases if alias[0] != "argolocal.manifest.types"}
-    assert others == {("rekindle.blocks.pod_settings", "Manifest")}
+    foreign_aliases = {alias for alias in aliases if alias[0] != "argolocal.manifest.types"}
+    assert foreign_aliases == {("rekindle.blocks.pod_settings", "Manifest")}
 
 
 def test_exit_codes_have_names():
@@ -367,8 +378,8 @@ def test_exit_codes_have_names():
 
     unnamed_codes = {
         f"{module}, line {node.lineno}: {ast.unparse(node)}"
-        for module, tree in select_product_trees().items()
-        for node in ast.walk(tree)
+        for module in select_product_trees()
+        for node in nodes(module)
         if (isinstance(node, ast.Call) and EXITS.search(ast.unparse(node.func)))
         or (isinstance(node, ast.Assign) and EXIT_CODE.search(ast.unparse(node.targets[0])))
         for value in ast.walk(node)

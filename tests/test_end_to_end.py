@@ -90,7 +90,7 @@ def finished_run(
     payments(folder / "payments.csv")
     mlflow = services.url("mlflow")
     services.ready()
-    # for this run, the embedded services count as real services
+    # this run uses the embedded services through their addresses, like services of a cluster
     service_variables = {**s3_environment, "MLFLOW_TRACKING_URI": mlflow}
 
     service_variables.update(
@@ -242,7 +242,7 @@ def test_the_champion_keeps_serving_if_the_next_run_misses_the_minimum(
     finished_run: tuple[Shell, dict[str, Any]],
 ):
     run_command, result = finished_run
-    # the trees have the same weights with each seed
+    # trees do not depend on the seed
     settings = (
         "--set families='[transformer]' --set gate.minimum='{auc: 0.9999}' --set train.seed=9"
     )

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 HIDDEN_MARK = "…"
 MAX_TEXT_CHARS = 20_000
-MAX_LINE_CHARS = 2000  # the search for secrets in a line takes O(n²)
+# the search for secrets in a line takes O(n²)
+MAX_LINE_CHARS = 2000
 # appended to a truncated line: the @ makes a truncated user or password at the end recognizable
 CUT_MARK = "@..."
 HOST = r"(?:\[[0-9a-f:.%]+\]|[\w.-]+)"

@@ -14,7 +14,8 @@ from urllib.parse import quote
 from argolocal.common.wording import shorten
 from argolocal.errors import ConfigError
 
-LABEL_PATTERN = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"  # DNS label
+# DNS label
+LABEL_PATTERN = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 # control characters, Unicode characters that hide or reorder text, and lone surrogates
 INVISIBLE_CHARACTERS = (
     "\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"

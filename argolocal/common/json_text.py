@@ -117,6 +117,14 @@ def loads(json_document: bytes | str) -> Any:
     return parsed_value
 
 
+def loads_finite(json_document: bytes | str) -> Any:
+    """Parse a JSON text that `to_json` has written. Raises ValueError for invalid JSON, NaN and
+    infinity. It is much faster than `loads`, and also accepts lone surrogates."""
+    if isinstance(json_document, bytes):
+        json_document = json_document.decode(errors="surrogatepass")
+    return FINITE_DECODER.decode(json_document)
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises OSError, InvalidDocument."""
     try:
@@ -154,6 +162,9 @@ def _parse_float(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{format_untrusted(text)} is not a finite number")
     return number
+
+
+FINITE_DECODER = json.JSONDecoder(parse_float=_parse_float, parse_constant=_parse_float)
 
 
 def _reject_unsafe_values(value: object) -> None:

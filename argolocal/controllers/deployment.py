@@ -41,7 +41,8 @@ PROBE_FIELDS = ("startupProbe", "readinessProbe", "livenessProbe")
 # files in `Deployments.home`
 RECORD_FILE_NAME = "supervisor.json"
 LOG_FILE_NAME = "supervisor.log"
-OBSERVE_TIMEOUT_S = 10.0  # time limit for the supervisor to observe a change
+# time limit for the supervisor to observe a change
+OBSERVE_TIMEOUT_S = 10.0
 # annotation of a Deployment; its value is JSON with the Origin of the pods and the process that
 # applied the Deployment
 ORIGIN_ANNOTATION = "argolocal/origin"

@@ -78,7 +78,8 @@ class Client:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    unread_bytes: bytes = b""  # bytes from the client that were not sent to a server yet
+    # bytes from the client that were not sent to a server yet
+    unread_bytes: bytes = b""
     # True if bytes were sent to a server that has not answered yet
     awaits_answer: bool = False
     # time of the last bytes in either direction

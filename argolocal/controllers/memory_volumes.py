@@ -16,7 +16,8 @@ from argolocal.state.journal import MANIFEST_FILE, RunFiles
 
 SHARED_MEMORY = Path("/dev/shm")
 DIRECTORY_PREFIX = "argolocal-job-"
-OWNER_FILE = "run"  # name of the file with the path of the run that owns a memory volume
+# name of the file with the path of the run that owns a memory volume
+OWNER_FILE = "run"
 # a run that has not written to its memory volume for this many seconds is unlikely to be resumed
 ABANDONED_AFTER_S = 3600.0
 

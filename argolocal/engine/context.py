@@ -46,11 +46,16 @@ class Expansion:
     """Values that the engine computes for one node and that are not part of the node's status. A
     restarted runner computes them again."""
 
-    template: Template | None = None  # the node's template with all inputs and tags substituted
-    members: list[Task] | None = None  # for a loop or StepGroup: the expanded tasks or steps
-    pending_members: list[Task] | None = None  # the `members` that are not fulfilled yet
-    dag: Any = None  # for a DAG template: the Dag (dag.py) that executes it
-    scope: Scope | None = None  # for a steps template: the scope of its next group
+    # the node's template with all inputs and tags substituted
+    template: Template | None = None
+    # for a loop or StepGroup: the expanded tasks or steps
+    members: list[Task] | None = None
+    # the `members` that are not fulfilled yet
+    pending_members: list[Task] | None = None
+    # for a DAG template: the Dag (dag.py) that executes it
+    dag: Any = None
+    # for a steps template: the scope of its next group
+    scope: Scope | None = None
     # for a steps template: number of completed groups whose outputs `scope` already contains
     completed_group_count: int = 0
     # names of the children whose outputs.result the template references
@@ -78,8 +83,10 @@ class Context:
         self.table = NodeTable(self.name, self.status)
         self.nodes = self.table.nodes
         self.inputs = Inputs(workflow, self.status)
-        self.depth = 0  # nesting depth of the template that is being executed
-        self.lock_holders: set[str] = set()  # ids of nodes that hold locks
+        # nesting depth of the template that is being executed
+        self.depth = 0
+        # ids of nodes that hold locks
+        self.lock_holders: set[str] = set()
         # ids of failed nodes that keep their locks until the next pass over the templates
         self.deferred_releases: set[str] = set()
         # ids of running daemons, in the order of their start
@@ -88,7 +95,8 @@ class Context:
         }
         self.started_pods: set[str] = set()  # ids of pods that this process started
         self.actions: list[StartPod | KillPod] = []
-        self.expansions: dict[str, Expansion] = {}  # name of a node → its expansion
+        # name of a node → its expansion
+        self.expansions: dict[str, Expansion] = {}
         # time of the next call of `advance` in unix seconds; None: on the next event
         self.wake: float | None = None
         self.blocked_reason = ""  # the last reason why a node could not run

@@ -193,7 +193,8 @@ class NodeTable:
             for node in self.nodes.values()
             for node_id in node.get("children", [])
         }
-        self.added_children: dict[str, list[str]] = {}  # node id → ids of its new children
+        # node id → ids of its new children
+        self.added_children: dict[str, list[str]] = {}
         # (id of the boundary node, state of a child) → number of children in this state
         self.child_counts: Counter[tuple[str, str]] = Counter()
 

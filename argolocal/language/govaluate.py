@@ -71,14 +71,14 @@ class WhenError(NodeError):
     """A condition cannot be parsed or evaluated. The message equals Argo's."""
 
 
-def should_execute(when: str) -> bool:
-    """Return True if a step with the condition `when` must run. The tags in `when` are already
-    replaced. Raises WhenError."""
-    if not when:
+def should_execute(condition: str) -> bool:
+    """Return True if a step with this condition (its `when`) must run. The tags of the condition
+    are already replaced. Raises WhenError."""
+    if not condition:
         return True
 
     try:
-        tokens = _tokenize(when)
+        tokens = _tokenize(condition)
         _check_order(tokens)
     except WhenError as error:
         if "Invalid token" in str(error):
@@ -86,16 +86,16 @@ def should_execute(when: str) -> bool:
         else:
             hint = ""
 
-        raise WhenError(f"Invalid 'when' expression '{when}': {error}{hint}") from None
+        raise WhenError(f"Invalid 'when' expression '{condition}': {error}{hint}") from None
 
     try:
         condition_value = _Evaluator(tokens).evaluate()
     except (WhenError, ValueError, ZeroDivisionError, OverflowError, RecursionError) as error:
-        raise WhenError(f"Failed to evaluate 'when' expresion '{when}': {error}") from None
+        raise WhenError(f"Failed to evaluate 'when' expresion '{condition}': {error}") from None
 
     if not isinstance(condition_value, bool):
         raise WhenError(
-            f"Expected boolean evaluation for '{when}'. Got {format_v(condition_value)}"
+            f"Expected boolean evaluation for '{condition}'. Got {format_v(condition_value)}"
         )
 
     return condition_value

@@ -24,7 +24,8 @@ COMPARISON = re.compile(r"([^!<>=]+)([!<>=]+)(.+)", re.DOTALL)
 SLICE = re.compile(r"(-?\d*)(:-?\d*)?(:-?\d*)?")
 KEY = re.compile(r"'([^']*)'")
 ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|.)")
-Node = tuple[str, Any]  # kind, arguments
+# kind, arguments
+Node = tuple[str, Any]
 # value for which the body of a range without elements is rendered
 NO_VALUE = object()
 

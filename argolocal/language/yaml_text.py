@@ -32,8 +32,10 @@ MAX_DOCUMENTS = 1_000
 # for comparison: Argo's largest CRD has 123,000 values, nested up to 37 levels deep
 MAX_VALUES = 200_000
 MAX_DEPTH = 100
-MAX_DIGITS = 100  # maximum number of characters of a number, including its sign, point and exponent
-MAX_KEY_LENGTH = 1_024  # YAML's limit for the length of a key that does not start with "? "
+# maximum number of characters of a number, including its sign, point and exponent
+MAX_DIGITS = 100
+# YAML's limit for the length of a key that does not start with "? "
+MAX_KEY_LENGTH = 1_024
 # libyaml compares each directive with all previous ones, so many directives would take a long time
 MAX_DIRECTIVES = 10
 

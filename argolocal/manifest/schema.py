@@ -389,6 +389,32 @@ def find_ignored_fields(value: object, type_name: str, path: str) -> Iterator[st
             raise ConfigError(f"{path}.{key} is missing: set it.".removeprefix("."))
 
 
+def check_types(value: object, type_name: str, path: str) -> None:
+    """Raise ValueError for a value of a wrong type, or a missing field. Fields that are unknown or
+    unsupported are accepted. `type_name`: a type of values or objects, also as [X] or {X}."""
+    if type_name in RULE_BY_TYPE:
+        # the quotes of YAML do not help with a value in a JSON file
+        problem = RULE_BY_TYPE[type_name](value).removesuffix(f". {QUOTE_HINT}")
+        if problem:
+            raise ValueError(f"{path} is {value!r:.200}: {problem}")
+    elif type_name.startswith("["):
+        if not isinstance(value, list):
+            raise ValueError(f"{path} is {value!r:.200}: it must be a list")
+        for index, child_value in enumerate(value):
+            check_types(child_value, type_name[1:-1], f"{path}[{index}]")
+    elif type_name.startswith("{") or type_name in TABLES:
+        if not isinstance(value, dict):
+            raise ValueError(f"{path} is {value!r:.200}: it must be an object")
+        field_types = FIELD_TYPES.get(type_name)
+        for key, child_value in value.items():
+            field_type = type_name[1:-1] if field_types is None else field_types.get(key, "")
+            if child_value is not None or field_types is None:
+                check_types(child_value, field_type, f"{path}.{key}")
+        for key in REQUIRED_FIELDS.get(type_name, ()):
+            if value.get(key) is None:
+                raise ValueError(f"{path}.{key} is missing")
+
+
 def _require(value: object, path: str) -> Any:
     """Return the value. Raises ConfigError for None."""
     if value is None:

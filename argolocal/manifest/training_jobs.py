@@ -14,9 +14,12 @@ JOB_API_VERSION = "kubeflow.org/v1"  # apiVersion of all kinds of training jobs
 class JobKind:
     """A kind of training job."""
 
-    replicas_field: str  # field of `spec` that contains the job's roles
-    container_name: str  # name of the training container of each pod
-    roles: tuple[str, ...]  # names of the kind's replica types
+    # field of `spec` that contains the job's roles
+    replicas_field: str
+    # name of the training container of each pod
+    container_name: str
+    # names of the kind's replica types
+    roles: tuple[str, ...]
     # name and default number of the port that the pods use to connect to each other
     port: tuple[str, int]
     # The first of these roles that the job contains decides whether the job succeeds. If the tuple

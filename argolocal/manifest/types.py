@@ -7,7 +7,8 @@ Source: Argo's pkg/apis/workflow/v1alpha1/workflow_types.go.
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
-Manifest = Mapping[str, Any]  # any Kubernetes object
+# any Kubernetes object
+Manifest = Mapping[str, Any]
 # function that returns the object with a given kind and name, or None
 Find = Callable[[str, str], Manifest | None]
 Data = Mapping[str, Any]  # a part of a manifest that the function only reads

@@ -161,7 +161,7 @@ def _tolerated_tasks(run: Run) -> set[str]:
     spec = run.status.get("storedWorkflowTemplateSpec") or run.spec
     for template in spec.get("templates") or []:
         groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
-        for task in (task for group in groups for task in group):
+        for task in (task for parallel_tasks in groups for task in parallel_tasks):
             if any((task.get("continueOn") or {}).values()):
                 tolerated_tasks.add(task["name"])
             for match in NAME_OR_RESULT.finditer(task.get("depends") or ""):

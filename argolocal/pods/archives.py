@@ -304,7 +304,7 @@ def _unpack_directory(archive: Path, path: Path) -> Iterator[Path]:
 
     After a failure, the directory is deleted.
     """
-    directory = path.with_name(path.name + ".tmpdir")
+    directory = archive.with_name(f"{archive.name}.unpacked")
     directory.mkdir()
 
     try:

@@ -14,6 +14,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from argolocal.errors import ArgolocalError, ConfigError, NotFound, StorageError
@@ -49,25 +50,47 @@ def load(artifact: dict[str, Any], path: Path, open_store: OpenStore) -> None:
         raise ArtifactError(f"required artifact '{artifact['name']}' not supplied")
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    downloaded_file = path.with_name(path.name + ".tmp")
+    # in the folder of the artifact, so that a rename moves the files; the name is unique, because
+    # other artifacts may be in the same folder
+    with TemporaryDirectory(prefix=".artifact-", dir=path.parent) as temporary_folder:
+        downloaded_file = Path(temporary_folder) / "downloaded"
+        if not _fetch(artifact, downloaded_file, open_store):
+            # create this directory, as the kubelet of a cluster would do for the mount point
+            path.mkdir(exist_ok=True)
+            return
+        _place(artifact, downloaded_file, path)
 
+    if artifact.get("mode") is not None:
+        for artifact_file in [path, *(path.rglob("*") if artifact.get("recurseMode") else ())]:
+            if not artifact_file.is_symlink():
+                artifact_file.chmod(int(artifact["mode"]))
+
+
+def _fetch(artifact: dict[str, Any], target_file: Path, open_store: OpenStore) -> bool:
+    """Write an artifact to `target_file`, still packed. Return False if an optional artifact does
+    not exist. Raises ArtifactError, StorageError."""
     if artifact.get("raw"):
-        downloaded_file.write_text(artifact["raw"]["data"])
+        target_file.write_text(artifact["raw"]["data"])
         # all users may write to the file, as in Argo, whose executor runs without a umask
-        downloaded_file.chmod(0o666)
-    elif artifact.get("http"):
-        _download(artifact, downloaded_file)
-    else:
-        try:
-            open_store(artifact["s3"]).download(artifact["s3"]["key"], downloaded_file)
-        except StorageError as error:
-            if artifact.get("optional") and isinstance(error, NotFound):
-                # create this directory, as the kubelet of a cluster would do for the mount point
-                path.mkdir(exist_ok=True)
-                return
+        target_file.chmod(0o666)
+        return True
 
-            raise ArtifactError(f"artifact {artifact['name']} failed to load: {error}") from None
+    if artifact.get("http"):
+        _download(artifact, target_file)
+        return True
 
+    try:
+        open_store(artifact["s3"]).download(artifact["s3"]["key"], target_file)
+    except StorageError as error:
+        if artifact.get("optional") and isinstance(error, NotFound):
+            return False
+        raise ArtifactError(f"artifact {artifact['name']} failed to load: {error}") from None
+    return True
+
+
+def _place(artifact: dict[str, Any], downloaded_file: Path, path: Path) -> None:
+    """Move a downloaded artifact to `path`, and unpack it if it is an archive. Raises
+    ArtifactError."""
     archive_options = artifact.get("archive") or {}
     try:
         if "zip" in archive_options:
@@ -80,11 +103,6 @@ def load(artifact: dict[str, Any], path: Path, open_store: OpenStore) -> None:
             downloaded_file.replace(path)
     except archives.ArchiveError as error:
         raise ArtifactError(str(error)) from error
-
-    if artifact.get("mode") is not None:
-        for artifact_file in [path, *(path.rglob("*") if artifact.get("recurseMode") else ())]:
-            if not artifact_file.is_symlink():
-                artifact_file.chmod(int(artifact["mode"]))
 
 
 def _download(artifact: dict[str, Any], target_file: Path) -> None:

@@ -37,7 +37,8 @@ MS_REC = 16384
 MS_PRIVATE = 1 << 18
 LOCKED_FLAGS = 2 | 4 | 8  # mount flags that a remount must keep: nosuid, nodev and noexec
 MNT_DETACH = 2
-MAX_SYMLINKS = 40  # the kernel follows at most 40 links
+# the kernel follows at most 40 links
+MAX_SYMLINKS = 40
 # the system call mount_setattr of Linux 5.12
 SYS_MOUNT_SETATTR = 442
 AT_RECURSIVE = 0x8000

@@ -11,7 +11,8 @@ from typing import Any, Self
 
 # maximum size in bytes of all headers of one entry; for comparison, a path has at most 4096 bytes
 MAX_HEADER_BYTES = 32 << 10
-MAX_SMALL_MEMBERS = 10_000  # maximum number of small gzip members
+# maximum number of small gzip members
+MAX_SMALL_MEMBERS = 10_000
 # a gzip member is small if its packed and unpacked sizes add up to less than this number of bytes
 SMALL_MEMBER_BYTES = 1024
 CHUNK_BYTES = 128 << 10  # number of bytes per read of the file

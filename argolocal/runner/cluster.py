@@ -56,7 +56,8 @@ class LocalCluster:
     artifact (default: a folder of the home for each bucket).
     """
 
-    bucket = "argolocal"  # default bucket for artifacts that do not specify a bucket
+    # default bucket for artifacts that do not specify a bucket
+    bucket = "argolocal"
     # names of modules that containers of any image may run with `python -m MODULE`
     modules: tuple[str, ...] = ()
 

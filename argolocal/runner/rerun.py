@@ -7,6 +7,7 @@ from typing import Any
 
 from argolocal.manifest import object_labels
 from argolocal.manifest import read as manifests
+from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.state.journal import RunFiles
 
 # matches the random suffix of a name, see manifests.generate_suffix
@@ -50,8 +51,8 @@ def read_manifest(home: Path, run_name: str, new_name: str = "") -> dict[str, An
     metadata["generateName"] = make_name_prefix(workflow)
     metadata["name"] = new_name or choose_name(workflow)
     return {
-        "apiVersion": workflow["apiVersion"],
-        "kind": workflow["kind"],
+        "apiVersion": API_VERSION,
+        "kind": "Workflow",
         "spec": workflow["spec"],
         "metadata": metadata,
     }

@@ -28,7 +28,8 @@ from argolocal.errors import ArgolocalError, write_stderr
 from argolocal.state.journal import RunFiles
 
 MAX_DESCRIPTORS = 1024
-FAILED = 1  # exit code of a process with an error
+# exit code of a process with an error
+FAILED = 1
 # function that runs the queued run with this name to its end, and returns its exit code
 Execute = Callable[[Path, str], int]
 

@@ -9,7 +9,6 @@ written before its change takes effect, and readers ignore an incomplete last li
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 import time
@@ -31,6 +30,7 @@ from argolocal.state.journal_reader import (
     make_corrupt_error,
     make_unreadable_error,
 )
+from argolocal.state.run_manifest import parse_manifest
 
 LOCK_FILE = "lock"
 MANIFEST_FILE = "manifest.yaml"
@@ -173,19 +173,12 @@ class RunFiles:
         self._open()
 
     def workflow(self) -> dict[str, Any]:
-        """Return the workflow of this run. Raises ConfigError if the run does not exist."""
+        """Return the workflow of this run. Raises ConfigError if the run does not exist, or if its
+        manifest is malformed."""
         manifest_path = self.root / MANIFEST_FILE
 
         try:
-            workflow = json.loads(read_regular_file(manifest_path, MAX_FILE_BYTES))
-            if not (
-                workflow["metadata"]["name"]
-                and workflow["spec"]["entrypoint"]
-                and workflow["spec"]["templates"]
-            ):
-                raise ValueError("its name, entrypoint or templates are missing")
-
-            return workflow
+            return parse_manifest(read_regular_file(manifest_path, MAX_FILE_BYTES))
         except (ValueError, RecursionError, *STRUCTURE_ERRORS) as error:
             raise make_corrupt_error(manifest_path, error) from None
         except OSError as error:
@@ -228,6 +221,7 @@ class RunFiles:
         """Remove an ended run with its logs. Raises Busy, and ConfigError for a folder that does
         not belong to the run."""
         if not self.is_own_folder():
+            self.workflow()  # raises the error of a malformed manifest
             raise ConfigError(
                 f"{self.root} is a link, or its manifest has another name: remove it by hand."
             )

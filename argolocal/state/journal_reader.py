@@ -5,27 +5,32 @@ A later call does not change the objects that earlier calls have returned.
 """
 
 import errno
-import json
 import os
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from argolocal.common.checked_names import format_untrusted
 from argolocal.common.files import open_regular_file
+from argolocal.common.json_text import loads_finite
 from argolocal.errors import ConfigError
 from argolocal.manifest.allowed_values import FULFILLED_PHASES
+from argolocal.manifest.schema import check_types
 
 Status = dict[str, Any]
 # the process of a pod: its pid, and its start time in clock ticks since the boot
 ProcessRecord = list[int]
 
-MAX_FILE_BYTES = 4 << 30  # maximum size in bytes of a file of a run; larger files are rejected
+# maximum size in bytes of a file of a run; larger files are rejected
+MAX_FILE_BYTES = 4 << 30
 # number of bytes to read again and to compare, because a new file can have the inode of a deleted
 # file
 TAIL_BYTES = 256
 # exceptions that the use of JSON data raises if the data have an unexpected structure
 STRUCTURE_ERRORS = (KeyError, TypeError, AttributeError)
-STATUS_TEXT_FIELDS = ("startedAt", "finishedAt", "message")
+STATUS_TEXT_FIELDS = ("message", "progress")
+TIME_FIELDS = ("startedAt", "finishedAt")
 NODE_TEXT_FIELDS = (
     "id",
     "name",
@@ -33,11 +38,21 @@ NODE_TEXT_FIELDS = (
     "type",
     "phase",
     "templateName",
+    "templateScope",
     "boundaryID",
-    "startedAt",
     "message",
+    "hostNodeName",
+    "podIP",
 )
-NODE_OBJECT_FIELDS = ("inputs", "outputs", "nodeFlag", "memoizationStatus")
+NODE_OBJECT_FIELDS = (
+    "inputs",
+    "outputs",
+    "nodeFlag",
+    "memoizationStatus",
+    "synchronizationStatus",
+    "templateRef",
+)
+NODE_LIST_FIELDS = ("children", "outboundNodes")
 PHASES = {"Pending", "Running", *FULFILLED_PHASES}
 
 
@@ -128,7 +143,7 @@ class JournalReader:
         for line in lines:
             self.line_count += 1
             try:
-                journal_entry = json.loads(line)
+                journal_entry = loads_finite(line)
                 if "status" in journal_entry:
                     self.status = {**journal_entry["status"], "nodes": nodes}
 
@@ -187,10 +202,17 @@ def _check_status(workflow_status: Status, node_ids: Iterable[str]) -> None:
         for field_name in ("phase", *STATUS_TEXT_FIELDS)
     ):
         raise TypeError("a text of the status")
+    for field_name in TIME_FIELDS:
+        check_time(workflow_status.get(field_name), field_name)
+    _check_values(workflow_status.get("outputs") or {}, "outputs")
+    for claim in workflow_status.get("persistentVolumeClaims") or []:
+        if not isinstance(claim["persistentVolumeClaim"]["claimName"], str):
+            raise TypeError("the name of a claim")
+    check_types(workflow_status.get("storedTemplates") or {}, "{Template}", "storedTemplates")
 
     for node_id in node_ids:
         node = nodes[node_id]
-        _check_types(node)
+        _check_node_types(node)
         if (
             node["id"] != node_id
             or node["phase"] not in PHASES
@@ -207,19 +229,60 @@ def _check_status(workflow_status: Status, node_ids: Iterable[str]) -> None:
         raise ValueError(f"{workflow_status['phase']!r} is not a phase")
 
 
-def _check_types(node: dict[str, Any]) -> None:
-    """Raise an exception of STRUCTURE_ERRORS if a value of a node has the wrong type."""
+def check_time(value: object, path: str) -> None:
+    """Raise ValueError unless a value is a time of RFC 3339, or missing."""
+    if not value:
+        return
+    try:
+        time = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        time = None
+    # a page also shows times shortly before and after this one
+    if time is None or time.tzinfo is None or not 1970 <= time.year < 9999:
+        raise ValueError(
+            f"{path} is {format_untrusted(value)}: it must be like 2026-01-31T00:00:00Z"
+        )
+
+
+def _check_node_types(node: dict[str, Any]) -> None:
+    """Raise ValueError or an exception of STRUCTURE_ERRORS if a value of a node has the wrong
+    type."""
     is_valid = all(isinstance(node.get(field_name) or "", str) for field_name in NODE_TEXT_FIELDS)
     is_valid = is_valid and all(
         isinstance(node.get(field_name) or {}, dict) for field_name in NODE_OBJECT_FIELDS
     )
-    is_valid = is_valid and isinstance(node.get("children") or [], list)
-    if not is_valid or not all(isinstance(node_id, str) for node_id in node.get("children") or []):
+    is_valid = is_valid and all(
+        isinstance(node.get(field_name) or [], list) for field_name in NODE_LIST_FIELDS
+    )
+    if not is_valid or not all(
+        isinstance(node_id, str)
+        for field_name in NODE_LIST_FIELDS
+        for node_id in node.get(field_name) or []
+    ):
         raise TypeError("a field of a node")
+
+    if node.get("templateRef"):
+        check_types(node["templateRef"], "Reference", f"templateRef of node {node['id']}")
+    if not all(isinstance(flag, bool) for flag in (node.get("nodeFlag") or {}).values()):
+        raise TypeError("a flag of a node")
+    for field_name in TIME_FIELDS:
+        check_time(node.get(field_name), f"{field_name} of node {node['id']}")
     for field_name in ("inputs", "outputs"):
-        for parameter in (node.get(field_name) or {}).get("parameters") or []:
-            if not isinstance(parameter["name"], str):
-                raise TypeError("the name of a parameter")
+        _check_values(node.get(field_name) or {}, f"{field_name} of node {node['id']}")
+
+
+def _check_values(values: Mapping[str, Any], path: str) -> None:
+    """Raise ValueError or an exception of STRUCTURE_ERRORS if a value of `inputs` or `outputs` has
+    the wrong type."""
+    for parameter in values.get("parameters") or []:
+        is_valid = isinstance(parameter["name"], str)
+        is_valid = is_valid and isinstance(parameter.get("valueFrom") or {}, dict)
+        if not is_valid or isinstance(parameter.get("value"), dict | list):
+            raise TypeError("a parameter")
+    if values.get("artifacts"):
+        check_types(values["artifacts"], "[OutputArtifact]", f"{path}.artifacts")
+    if not isinstance(values.get("result") or "", str):
+        raise TypeError("the result")
 
 
 def _check_pods(process_records: Mapping[str, ProcessRecord | None]) -> None:

@@ -11,7 +11,8 @@ from argolocal.language.substitute import TAG
 from argolocal.manifest.tag_scope import TagScope, find_strings
 from argolocal.validate.findings import Findings
 
-UNKNOWN_VALUE = "\ue000"  # placeholder for the value of a tag
+# placeholder for the value of a tag
+UNKNOWN_VALUE = "\ue000"
 # first words of the tags that must have a value, such as `inputs` in {{inputs.parameters.x}}
 TAG_PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item", "pod"}
 # first words of all tags of Argo; other texts in braces, such as tags of Jinja, remain in the text

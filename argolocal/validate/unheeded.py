@@ -247,8 +247,8 @@ def _has_exit_hook(task: Data) -> bool:
 
 
 def _find_tasks_read(task: Data, excluded_task: str) -> set[str]:
-    """Return the names of the tasks whose tags a task contains. The task's own tags count only in
-    its hooks."""
+    """Return the names of the tasks whose outputs `task` uses in its tags. Tags with the name of
+    `task` itself count only in its hooks."""
     task_fields = {key: value for key, value in task.items() if key not in ("hooks", "name")}
     hooks = task.get("hooks") or {}
     return (_find_task_names(task_fields) - {excluded_task}) | _find_task_names(hooks)

@@ -47,7 +47,8 @@ PHASE_MARKS = {
 MANY_STEPS_COUNT = 200
 # in such a run, maximum share of the time that the reports may take
 MAX_REPORT_SHARE = 1 / 30
-NOT_RUN_PHASES = ("Skipped", "Omitted")  # phases of steps that did not run at all
+# phases of steps that did not run at all
+NOT_RUN_PHASES = ("Skipped", "Omitted")
 # reasons for which every pod is pending for a short time; they are not reported
 NORMAL_PENDING_REASONS = ("PodInitializing", "ContainerCreating")
 # part of Argo's message about a step whose job has failed; the logs of the job contain the cause

@@ -37,7 +37,8 @@ from pathlib import Path
 from benchmarks.bars import Bar, make_bar, make_parser, report
 from benchmarks.release.canary import CONFIG_PATH, make_requests, rekindle
 
-REQUESTS_PER_SECOND = 200  # requests per second
+# requests per second
+REQUESTS_PER_SECOND = 200
 # clients that reuse connections, by kind: (number of clients at RATE, longest idle time in seconds)
 REUSED_CONNECTIONS = {"checked": (135, 6.0), "checked, slow": (45, 6.0), "unchecked": (156, 12.0)}
 SLOW_REQUEST_PIECES = 4  # number of pieces of a slow request

@@ -41,7 +41,8 @@ SHORT_TRAINING_SETTINGS += ["train.validation=0.1", "train.validation_epochs=0.3
 MAX_RELATIVE_LOSS = (
     0.005  # usual difference in average precision, over four test weeks, between two seeds
 )
-MAX_STEP_SHARE = 0.4  # limit of the steps with halving, as a share of the steps without halving
+# limit of the steps with halving, as a share of the steps without halving
+MAX_STEP_SHARE = 0.4
 # limit of the time that pods spend outside of trainings, as a share of the training time
 MAX_OVERHEAD = 0.02
 MAX_PAUSE_S = 2.0  # limit of the time that pausing a trial costs

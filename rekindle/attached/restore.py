@@ -22,7 +22,8 @@ from rekindle.attached.memory import SnapshotRecord
 from rekindle.attached.state import AttachedObjects, put_local_shards
 from rekindle.errors import ConfigError, write_stderr
 
-WHOLE_STATE_SHARD = -1  # `SnapshotRecord.shard` of a state that is not sharded
+# `SnapshotRecord.shard` of a state that is not sharded
+WHOLE_STATE_SHARD = -1
 # key of the unsharded values in a checkpoint of torch.distributed.checkpoint
 SHARED_VALUES_KEY = "rest"
 

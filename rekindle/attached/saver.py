@@ -83,7 +83,8 @@ class StateSaver:
         self.settings = save_settings
         self.lineage = process_group.gather(uuid.uuid4().hex[:12])[0]
 
-        self.written = 0  # number of durable checkpoints that this rank has written
+        # number of durable checkpoints that this rank has written
+        self.written = 0
         # step of the last started durable checkpoint, and of the last one that this rank has
         # written
         self._checkpoint_step = -1

@@ -95,8 +95,8 @@ class Scope:
         return False
 
     def set_target(self) -> None:
-        """Set the target of the DAG if it has guarded tasks: the DAG fails if one of its target
-        tasks fails.
+        """Set the target of the DAG if some of its tasks are guarded, so that the DAG fails if one
+        of the guarded tasks fails.
 
         The target also contains the tasks that no other task waits for, because Argo runs only the
         target tasks and their dependencies.
@@ -224,7 +224,7 @@ def sort_templates(scopes: Iterable[Scope], templates: list[Any]) -> None:
 
 def set_cache_default(workflow_parameters: Iterable[Any], task_names: Iterable[str]) -> None:
     """Set the default value of the workflow parameter CACHED. With this default, no task is cached,
-    and each of `task_names` may look up the cache."""
+    and each task in `task_names` may look for a cached result."""
     cache_rows = {cached_name(task_name): {"task": task_name, "at": ""} for task_name in task_names}
     for workflow_parameter in workflow_parameters:
         if workflow_parameter.name == CACHED_PARAMETER:

@@ -188,6 +188,13 @@ class ClusterConfig(Section):
     pod_account: str = Field(
         "default", description="ServiceAccount of training pods; no token is mounted"
     )
+    signal_account: str = Field(
+        "",
+        description=(
+            "ServiceAccount of coordinators that write the time of the newest durable checkpoint to"
+            " the pods and the job, for schedulers (empty: not written; no token is mounted)"
+        ),
+    )
     serving_account: str = Field(
         SERVING_ACCOUNT, description="ServiceAccount of model servers; no token is mounted"
     )
@@ -253,7 +260,18 @@ class ClusterConfig(Section):
     deadline_hours: int = Field(
         168,
         ge=1,
-        description="time limit of a workflow, including the time waiting for nodes and queues",
+        description=(
+            "time limit of a workflow, including the time waiting for nodes; with cluster.queue,"
+            " cluster.queue_hours are added"
+        ),
+    )
+    queue_hours: int = Field(
+        672,
+        ge=0,
+        description=(
+            "hours that the jobs of a workflow may wait in cluster.queue, in addition to"
+            " cluster.deadline_hours"
+        ),
     )
     keep_days: int = Field(
         14, ge=1, description="days until a finished workflow is removed from the cluster"
@@ -267,6 +285,11 @@ class ClusterConfig(Section):
             name: pod_config.model_dump(mode="json", exclude_unset=True)
             for name, pod_config in pod_configs.items()
         }
+
+    @property
+    def workflow_hours(self) -> int:
+        """Time limit of a workflow in hours. Argo also counts the time in a queue."""
+        return self.deadline_hours + (self.queue_hours if self.queue else 0)
 
     def pod(self, pod_kind: str) -> PodConfig:
         """Return the settings of one kind of pod: cluster.pods overrides its presets, which

@@ -103,9 +103,12 @@ class Pipeline(References):
         # by model, the template that restores the route of a Gateway, so that the champion gets all
         # requests again
         self.unshare_templates: dict[str, Resource] = {}
-        self.pod_kinds: set[str] = set(POD_DEFAULTS)  # kinds of pods in cluster.pods
-        self.job_kinds: dict[str, str] = {}  # kind of the Kubernetes job, by training task
-        self.ledger_keys: list[str] = []  # object keys of the ledgers of all trainings
+        # kinds of pods in cluster.pods
+        self.pod_kinds: set[str] = set(POD_DEFAULTS)
+        # kind of the Kubernetes job, by training task
+        self.job_kinds: dict[str, str] = {}
+        # object keys of the ledgers of all trainings
+        self.ledger_keys: list[str] = []
         # By step, one function per task of the step. The function passes the task's name to the
         # step as the input `part`; it is called only if the step has several tasks.
         self.part_setters: dict[str, list[Callable[[], Any]]] = {}
@@ -466,7 +469,7 @@ def _default_workflow_fields(config: "Config") -> dict[str, Any]:
         "automount_service_account_token": False,
         "executor": m.ExecutorConfig(service_account_name=cluster_config.service_account),
         "security_context": m.PodSecurityContext.model_validate(pods.POD_SECURITY),
-        "active_deadline_seconds": 3600 * cluster_config.deadline_hours,
+        "active_deadline_seconds": 3600 * cluster_config.workflow_hours,
         "pod_gc": m.PodGC(strategy="OnPodSuccess"),
         "ttl_strategy": m.TTLStrategy(seconds_after_completion=86400 * cluster_config.keep_days),
     }

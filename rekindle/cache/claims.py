@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 CLAIMS_FOLDER = "cache-claims/"
-RENEWAL_INTERVAL_S = 3600  # a claim younger than this, in seconds, is not renewed
+# a claim younger than this, in seconds, is not renewed
+RENEWAL_INTERVAL_S = 3600
 # a claim older than this, in seconds, is deleted when the next claim is made
 EXPIRY_S = 366 * 86400
 RELEASES_CLAIM = "releases"  # first part of the key of a release

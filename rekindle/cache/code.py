@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
@@ -38,14 +38,20 @@ def image_digest(image_name: str) -> str:
     return image_name.partition("@")[2]
 
 
+def own_image_digest() -> str:
+    """Return the digest that pins the image of this pod; "" on this machine, or if the image has
+    only a tag."""
+    if os.environ.get(KUBERNETES_SERVICE_HOST):
+        return image_digest(os.environ.get(REKINDLE_IMAGE, ""))
+    return ""
+
+
 def code_identity(module_names: Iterable[str]) -> str:
     """Return the identity of the code that this process would run for the step and workload
     `module_names`."""
-    if os.environ.get(KUBERNETES_SERVICE_HOST):
-        digest = image_digest(os.environ.get(REKINDLE_IMAGE, ""))
-        if digest:
-            return digest
-    return _compute_digest(tuple(sorted(set(module_names))), tuple(project.search_path()))
+    return own_image_digest() or _compute_digest(
+        tuple(sorted(set(module_names))), tuple(project.search_path())
+    )
 
 
 @cache
@@ -78,7 +84,11 @@ def existing_modules(candidate_names: Iterable[str], folders: Iterable[str]) -> 
     """Return the names that are modules of the project, of editable installations or of
     Rekindle."""
     root_folders = [*map(Path, folders), project.REFERENCE]
-    return sorted(name for name in candidate_names if _find_file(name, root_folders))
+
+    def find_package(package_name: str) -> tuple[Path | None, list[Path]]:
+        return _find_package(package_name, root_folders)
+
+    return sorted(name for name in candidate_names if _find_file(name, find_package))
 
 
 def is_installed_module(name: str) -> bool:
@@ -109,7 +119,7 @@ def imported_files(module_names: Iterable[str], folders: Iterable[str]) -> dict[
     files_by_module = _imported_files(module_names, root_folders)
 
     for name in module_names:
-        file = _find_file(name, root_folders)
+        file = files_by_module.get(name)
         if file and _is_package(file):
             files_by_module.update(
                 {
@@ -140,18 +150,25 @@ def _imported_files(module_names: Iterable[str], root_folders: list[Path]) -> di
     files_by_module: dict[str, Path] = {}
     pending_modules = list(module_names)
 
+    # most names belong to a few installed packages, of which only the first name is searched
+    @cache
+    def find_package(package_name: str) -> tuple[Path | None, list[Path]]:
+        return _find_package(package_name, root_folders)
+
     while pending_modules:
         name = pending_modules.pop()
         if name in files_by_module:
             continue
-        file = _find_file(name, root_folders)
+        # Python runs the parent package even if the module is an attribute of it, or has no file
+        parent_package = name.rpartition(".")[0]
+        if parent_package:
+            pending_modules.append(parent_package)
+
+        file = _find_file(name, find_package)
         if file is None:
             continue
 
         files_by_module[name] = file
-        parent_package = name.rpartition(".")[0]
-        if parent_package:
-            pending_modules.append(parent_package)
         package_name = name if _is_package(file) else parent_package
         pending_modules += _list_imports(file, package_name)
 
@@ -185,13 +202,28 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _find_file(name: str, root_folders: Iterable[Path]) -> Path | None:
-    """Return the file of a module below `root_folders` or in an editable installation; None for
-    a module of an installed package."""
+def _find_file(
+    name: str, find_package: Callable[[str], tuple[Path | None, list[Path]]]
+) -> Path | None:
+    """Return the file of a module of the project or of an editable installation; None for a module
+    of an installed package. `find_package`: _find_package with the folders of the project."""
     if name.startswith(FILE_PREFIX):
         return None
 
     package_name, *submodule_names = name.split(".")
+    file, folders = find_package(package_name)
+    for submodule_name in submodule_names:
+        if not folders:
+            return None
+        file, folders = _find_in_folders(folders, submodule_name)
+    return file
+
+
+def _find_package(
+    package_name: str, root_folders: Iterable[Path]
+) -> tuple[Path | None, list[Path]]:
+    """Return the file of a package or module without parent, and the folders of its submodules.
+    Both are empty for an installed package."""
     engine_folders = [folder.parent for folder in ENGINE_FOLDERS if folder.name == package_name]
     folder_groups = (
         [engine_folders]
@@ -214,9 +246,7 @@ def _find_file(name: str, root_folders: Iterable[Path]) -> Path | None:
             for root_folder in folder_group
         ]
 
-    for submodule_name in submodule_names:
-        file, folders = _find_in_folders(folders, submodule_name)
-    return file
+    return file, folders
 
 
 def _find_in_folders(folders: Iterable[Path], name: str) -> tuple[Path | None, list[Path]]:
@@ -360,20 +390,22 @@ def _iterate_imports(syntax_tree: ast.AST) -> Iterator[str]:
                     for import_alias in syntax_node.names
                 )
             case ast.Call(
-                func=ast.Attribute(attr="import_module")
+                func=ast.Attribute(attr="import_module" | "__import__")
                 | ast.Name(id="import_module" | "__import__")
             ):
                 yield from _iterate_call_imports(syntax_node)
-            case ast.Constant() if str(syntax_node.value).startswith(("argolocal.", "rekindle.")):
+            case ast.Constant(value=str() as text) if text.startswith(
+                ("argolocal.", "rekindle.")
+            ) and DOTTED_NAME.fullmatch(text):
                 # the text may be the name of a module that Rekindle loads
-                yield str(syntax_node.value)
+                yield text
             case _:
                 pass
 
 
 def _iterate_call_imports(call_node: ast.Call) -> Iterator[str]:
-    """Yield the module name that is passed to `import_module` or `__import__`, if it is a
-    literal."""
+    """Yield the names of the modules that a call of `import_module` or `__import__` may import: all
+    literal texts in its arguments, and the submodules that its `fromlist` may name."""
     call_arguments: dict[str | None, ast.expr] = {
         keyword.arg: keyword.value for keyword in call_node.keywords
     }
@@ -383,12 +415,27 @@ def _iterate_call_imports(call_node: ast.Call) -> Iterator[str]:
         for name, argument_value in call_arguments.items()
         if isinstance(argument_value, ast.Constant)
     }
-    name = str(literal_arguments.get("name") or "")
+    module_name = str(literal_arguments.get("name") or "")
 
     package_name = literal_arguments.get("package")
-    if name.startswith(".") and isinstance(package_name, str):
+    if module_name.startswith(".") and isinstance(package_name, str):
         with suppress(ImportError):
-            name = importlib.util.resolve_name(name, package_name)
+            module_name = importlib.util.resolve_name(module_name, package_name)
 
-    if name:
-        yield name
+    if module_name:
+        yield module_name
+
+    for text in _iterate_literal_texts(call_node):
+        yield text
+        if module_name:
+            yield f"{module_name}.{text}"
+
+
+def _iterate_literal_texts(call_node: ast.Call) -> Iterator[str]:
+    argument_nodes = [*call_node.args, *(keyword.value for keyword in call_node.keywords)]
+    for argument_node in argument_nodes:
+        for syntax_node in ast.walk(argument_node):
+            if isinstance(syntax_node, ast.Constant) and isinstance(syntax_node.value, str):
+                text = syntax_node.value
+                if text and "/" not in text:
+                    yield text

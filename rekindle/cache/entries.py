@@ -36,7 +36,8 @@ INDEX_KEY = "cache-book.json"
 # for at least this number of tasks, one listing of the cache is cheaper than single requests
 MIN_BULK_TASKS = 20
 VALID_DAYS = 90
-MAX_SECONDS = 1e9  # an entry with a longer duration of its step, in seconds, is invalid
+# an entry with a longer duration of its step, in seconds, is invalid
+MAX_SECONDS = 1e9
 # outputs that an entry never contains: each run has its own MLflow run and its own trainings
 NOT_REUSED = ("run_id", REUSED_MODELS)
 DAY_S = 86400
@@ -51,8 +52,10 @@ class Entry:
     at: str  # WORKFLOW/TASK of the run that computed the outputs; prefix of its artifacts' keys
     outputs: dict[str, str]
     artifacts: dict[str, dict[str, Any]]
-    facts: dict[str, Any]  # the values whose hash is the cache key
-    seconds: float  # duration of the step in seconds
+    # the values whose hash is the cache key
+    facts: dict[str, Any]
+    # duration of the step in seconds
+    seconds: float
     # Unix time in seconds when the entry was created
     made: float = field(default_factory=time.time)
 

@@ -111,13 +111,16 @@ def list_modules(step_facts: Facts) -> list[str]:
     return [step_facts["step"], *filter(None, [step_facts["inputs"].get("workload")])]
 
 
-def reason_not_covered(step_facts: Facts) -> str:
-    """Return the reason why the code in `step_facts` does not cover all files that were loaded
-    since the call of `loaded.record_loaded_files`; "" if it covers them all."""
-    # an image digest covers all files, because the image contains all code of the pod
-    if step_facts["code"].startswith(code.IMAGE_DIGEST):
+def reason_not_covered(step_module: str, workload_name: str = "") -> str:
+    """Return the reason why the cache key of a step does not cover all code files that this process
+    has loaded; "" if it covers them all.
+
+    `loaded.record_loaded_files` must have been called at the start of the process.
+    """
+    # the image contains all code of the pod
+    if code.own_image_digest():
         return ""
-    return loaded.reason_uncovered(list_modules(step_facts))
+    return loaded.reason_uncovered(filter(None, [step_module, workload_name]))
 
 
 def compute_cache_key(step_facts: Facts) -> str:

@@ -77,9 +77,11 @@ def _find_existing_file(name: str) -> set[str]:
 def reason_uncovered(module_names: Iterable[str]) -> str:
     """Return the reason why the cache key of the step and workload `module_names` does not cover
     all loaded files; "" if it covers them."""
+    search_path = project.search_path()
     covered_files = {
-        path.resolve() for path in code.imported_files(module_names, project.search_path()).values()
+        path.resolve() for path in code.imported_files(module_names, search_path).values()
     }
+    own_folders = _normalize_folders([*search_path, project.REFERENCE])
     loaded_files = (
         _files_seen
         | set(map(_find_source, _compiled_seen))
@@ -90,10 +92,10 @@ def reason_uncovered(module_names: Iterable[str]) -> str:
     uncovered_files = sorted(
         file
         for file in loaded_files
-        if _must_be_covered(Path(file)) and Path(file).resolve() not in covered_files
+        if _must_be_covered(file, own_folders) and Path(file).resolve() not in covered_files
     )
     if not uncovered_files:
-        return _find_unchecked_reason()
+        return _find_unchecked_reason(own_folders)
 
     more_files_text = f" and {len(uncovered_files) - 1} more" if len(uncovered_files) > 1 else ""
 
@@ -128,12 +130,12 @@ def _find_source(compiled_file: str) -> str:
     return compiled_file
 
 
-def _find_unchecked_reason() -> str:
+def _find_unchecked_reason(own_folders: frozenset[str]) -> str:
     """Return a message if Python has run a compiled copy of the project's code without comparing it
     with the source; "" otherwise."""
     compiled_files = [file for file in sorted(_compiled_seen) if _find_source(file) != file]
     for file in compiled_files:
-        if _must_be_covered(Path(file)) and _has_unchecked_hash(Path(file)):
+        if _must_be_covered(file, own_folders) and _has_unchecked_hash(Path(file)):
             return (
                 f"{file} was run without a comparison with its source, which the cache key covers,"
                 " so no later run reuses the outputs: delete it, or compile it with"
@@ -178,39 +180,31 @@ def _list_mapped_files() -> set[str]:
     }
 
 
-def _must_be_covered(file: Path) -> bool:
+def _must_be_covered(file: str, own_folders: frozenset[str]) -> bool:
     """Return True if the cache key must cover a file, that is, if the file does not belong to the
-    system, an installed package or Rekindle."""
-    own_folders = _list_own_folders(tuple(project.search_path()))
-    other_folders = _list_other_folders()
-    containing_folders = [
-        containing_folder
-        for containing_folder in (*own_folders, *other_folders)
-        if file.is_relative_to(containing_folder)
-    ]
-    if not containing_folders:
-        return not code.is_installed(file)
+    system, an installed package or Rekindle. `own_folders`: the folders of the project."""
     deepest_folder = max(
-        containing_folders, key=lambda containing_folder: len(containing_folder.parts)
+        (folder for folder in own_folders | _list_other_folders() if file.startswith(folder)),
+        key=len,
+        default="",
     )
-    return deepest_folder in own_folders and not code.is_installed(file.relative_to(deepest_folder))
+    if deepest_folder and deepest_folder not in own_folders:
+        return False
+    return not code.is_installed(Path(file.removeprefix(deepest_folder)))
 
 
 @cache
-def _list_own_folders(search_path: tuple[str, ...]) -> frozenset[Path]:
-    return _add_real_paths([*search_path, project.REFERENCE])
-
-
-@cache
-def _list_other_folders() -> frozenset[Path]:
+def _list_other_folders() -> frozenset[str]:
     python_folders = (
         sys.prefix,
         sys.base_prefix,
         *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
     )
-    return _add_real_paths([*SYSTEM_FOLDERS, *python_folders, *ENGINE_FOLDERS])
+    return _normalize_folders([*SYSTEM_FOLDERS, *python_folders, *ENGINE_FOLDERS])
 
 
-def _add_real_paths(folders: Iterable[str | Path]) -> frozenset[Path]:
-    absolute_paths = [Path(os.path.abspath(folder)) for folder in folders]
-    return frozenset([*absolute_paths, *(path.resolve() for path in absolute_paths)])
+def _normalize_folders(folders: Iterable[str | Path]) -> frozenset[str]:
+    """Return the absolute paths of folders, also without symbolic links; each ends with a slash."""
+    absolute_paths = [os.path.abspath(folder) for folder in folders]
+    real_paths = [os.path.realpath(folder) for folder in folders]
+    return frozenset(path.rstrip(os.sep) + os.sep for path in [*absolute_paths, *real_paths])

@@ -4,7 +4,7 @@
     value = cached_parameter(manifest, results)    # value of the workflow parameter CACHED
 
 The cache key of a task needs the values of all its inputs, so a task can be looked up only if all
-tasks that produce its inputs are cached. All other tasks look up the cache when they start.
+tasks that produce its inputs are cached. All other tasks look for a cached result when they start.
 """
 
 import re

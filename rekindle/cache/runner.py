@@ -24,7 +24,7 @@ from rekindle.cache.key import (
 )
 from rekindle.cache.reused_models import REUSED_FROM_OBJECT, copy_reused_models
 from rekindle.errors import DataError, NotFound, StorageError, write_stderr
-from rekindle.keys import REUSED_MODELS
+from rekindle.keys import REUSED_MODELS, UNCOVERED_CODE
 from rekindle.kubernetes_names import S3_BUCKET
 from rekindle.step import (
     StepInputs,
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 RUN_ID = "run_id"
-# object below RUN/TASK that contains the reason why the cache key does not cover all files that the
-# step has loaded
-UNCOVERED_OBJECT = "uncovered"
 
 
 def execute(
@@ -161,13 +158,15 @@ class _StepRun:
             write_stderr("the data changed while it was read, so no later run reuses the outputs")
             return False
 
-        uncovered_reason = reason_not_covered(step_facts)
+        uncovered_reason = reason_not_covered(
+            self.step_module, str(getattr(self.step_inputs, "workload", ""))
+        )
         if uncovered_reason:
             write_stderr(uncovered_reason)
             # scheduled runs read the reason from this object (steps.prepare)
             entries.result_or_none(
                 self.store.put,
-                f"{self.task_reference}/{UNCOVERED_OBJECT}",
+                f"{self.task_reference}/{UNCOVERED_CODE}",
                 uncovered_reason.encode(),
             )
         return not uncovered_reason
@@ -228,7 +227,7 @@ def reasons_uncovered(store: "Store", run_name: str, task_names: Iterable[str]) 
     for task_name in task_names:
         with suppress(NotFound):
             reasons_by_task[task_name] = store.get(
-                f"{run_name}/{task_name}/{UNCOVERED_OBJECT}"
+                f"{run_name}/{task_name}/{UNCOVERED_CODE}"
             ).decode()
     return reasons_by_task
 

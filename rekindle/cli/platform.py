@@ -45,10 +45,11 @@ def platform() -> None:
     "--with",
     "components",
     multiple=True,
-    type=click.Choice(["mlflow", "minio", "frameworks", "prometheus", "retraining"]),
+    type=click.Choice(["mlflow", "minio", "frameworks", "signals", "prometheus", "retraining"]),
     help=(
         "Component to add: an MLflow server, a small object store, permission to apply jobs of"
-        " other frameworks, monitors for the Prometheus operator, or permission to start pipelines."
+        " other frameworks, an account of coordinators that write the times of checkpoints to pods,"
+        " monitors for the Prometheus operator, or permission to start pipelines."
     ),
 )
 @click.option(

@@ -262,13 +262,16 @@ def logs(name: str | None, step: str, follow: bool, cluster: Cluster | None, as_
     if cluster:
         from argolocal.view.summary import check_step
         from rekindle.cluster import workflows
+        from rekindle.cluster.waiting_pods import describe_queue
         from rekindle.view.cluster_logs import Logs
 
         name = name or workflows.find_newest_run(cluster)
         workflow = workflows.read_run(cluster, name)
         check_step(name, step, workflow)
-        log_reader = Logs(cluster, name, sys.stdout, step, as_json)
+        for line in describe_queue(cluster, workflow):
+            click.echo(line, err=True)
 
+        log_reader = Logs(cluster, name, sys.stdout, step, as_json)
         if follow and (workflow.get("status") or {}).get("phase") not in COMPLETED_PHASES:
             log_reader.follow()
         elif not log_reader.print(workflow):

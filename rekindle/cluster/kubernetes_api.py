@@ -24,13 +24,15 @@ from rekindle.cluster.errors import ApiError, MalformedObject, make_api_error
 from rekindle.errors import format_address, write_stderr
 from rekindle.names import PathName, format_untrusted
 
-TIMEOUTS_S = (4, 30)  # time limits in seconds: for connecting, and for waiting for a response
+# time limits in seconds: for connecting, and for waiting for a response
+TIMEOUTS_S = (4, 30)
 # time limit in seconds of one watch request; a dead connection is detected 15 s later
 WATCH_SECONDS = 45
 RETRYABLE_CODES = (429, 500, 502, 503, 504)
 # size limit of a response: a page of a list has 200 objects of at most 1.5 MB, the limit of etcd
 MAX_ANSWER_BYTES = 512 << 20
-BACKOFF_S = 0.3  # pause before the second retry of a request; the pause doubles with each retry
+# pause before the second retry of a request; the pause doubles with each retry
+BACKOFF_S = 0.3
 # `reason` of an incomplete response, after which a watch retries silently
 CONNECTION_LOST = "BrokenOff"
 STARTUP_SECONDS = 30.0  # seconds that a restarted API server may need to load its users and roles

@@ -26,7 +26,7 @@ from rekindle.kubernetes_names import (
 )
 
 REQUIRED_FILES = ("namespace", "accounts", "users", "addresses", "network")
-COMPONENTS = ("mlflow", "minio", "frameworks", "prometheus", "retraining")
+COMPONENTS = ("mlflow", "minio", "frameworks", "signals", "prometheus", "retraining")
 IMAGES = {
     "rekindle": "rekindle:0.1",
     "mlflow": "rekindle-mlflow:0.1",
@@ -52,8 +52,10 @@ class Platform:
     region: str = ""
     mlflow: str = ""  # address of MLflow; if empty, the MLflow in `components`
     components: tuple[str, ...] = ()
-    iam: bool = False  # True: pods use a cloud (IAM) role instead of the Secret with keys
-    quota: tuple[str, str] | None = None  # quota of the namespace: total CPU and memory requests
+    # True: pods use a cloud (IAM) role instead of the Secret with keys
+    iam: bool = False
+    # quota of the namespace: total CPU and memory requests
+    quota: tuple[str, str] | None = None
     # True: MLflow and MinIO keep their data only as long as their pods exist
     ephemeral: bool = False
     images: dict[str, str] = field(default_factory=dict)

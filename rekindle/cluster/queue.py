@@ -6,6 +6,8 @@
 Source: type Workload of Kueue 0.19 (v1beta2; v1beta1 has the same fields).
 """
 
+from dataclasses import dataclass
+
 from argolocal.common.json_text import to_json
 from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError
@@ -37,6 +39,30 @@ def has_queue(workflow_spec: Object) -> bool:
     return QUEUE_LABEL in to_json(workflow_spec)
 
 
+@dataclass(frozen=True)
+class WaitingJob:
+    """A job that waits in a queue. `behind`: names of the jobs ahead of it, as NAMESPACE/NAME if
+    they are in another namespace; `sees_all_namespaces`: False if the user may not read the jobs of
+    other namespaces; `reason`: Kueue's reason. `extra_pods`: number of harvested workers that wait;
+    the other fields except `queue` are then empty."""
+
+    job: str
+    queue: str
+    behind: tuple[str, ...] = ()
+    reason: str = ""
+    sees_all_namespaces: bool = True
+    extra_pods: int = 0
+
+    def __str__(self) -> str:
+        if self.extra_pods:
+            return f"{self.extra_pods} more workers wait for idle quota in the queue {self.queue}"
+
+        position_text = f", behind {' '.join(self.behind[:3])}" if self.behind else ""
+        if len(self.behind) > 3:
+            position_text += f" and {len(self.behind) - 3} more"
+        return f"{self.job} waits in the queue {self.queue}{position_text}: {self.reason}"
+
+
 def describe_waiting_jobs(cluster: Cluster, run_name: str, is_queued: bool = False) -> list[str]:
     """Return a line with Kueue's reason for each job of the run that waits in a queue.
 
@@ -44,47 +70,117 @@ def describe_waiting_jobs(cluster: Cluster, run_name: str, is_queued: bool = Fal
     (`is_queued`) a line with the missing permission.
     """
     try:
-        all_workloads = list_kueue_objects(cluster, "workloads")
+        return [str(waiting_job) for waiting_job in find_waiting_jobs(cluster, run_name)]
     except ApiError as error:
         if error.code != 403:
             raise
         return [f"the queue of {run_name} cannot be read: {error}"] if is_queued else []
 
-    queued_workloads = sorted(filter(_is_pending, all_workloads), key=_make_sort_key)
-    run_workloads = [
-        workload
-        for workload in queued_workloads
-        if _read_owner_name(workload).startswith(f"{run_name}-")
-    ]
-    lines = []
 
+def find_waiting_jobs(cluster: Cluster, run_name: str) -> list[WaitingJob]:
+    """Return the jobs of the run that wait in a queue. Raises ApiError with the code 403 if the
+    user may not read the Workloads of the namespace."""
+    pending_workloads = list(filter(_is_pending, list_kueue_objects(cluster, "workloads")))
+    run_workloads = sorted(
+        (
+            workload
+            for workload in pending_workloads
+            if _read_owner_name(workload).startswith(f"{run_name}-")
+        ),
+        key=_make_sort_key,
+    )
     job_workloads = [workload for workload in run_workloads if not _belongs_to_pod(workload)]
-    for workload in job_workloads:
-        queue_name = workload["spec"].get("queueName", "")
-        owners_ahead = [
-            _read_owner_name(earlier_workload)
-            for earlier_workload in queued_workloads[: queued_workloads.index(workload)]
-            if earlier_workload["spec"].get("queueName", "") == queue_name
-        ]
-        position_text = ""
-        if owners_ahead:
-            position_text = f", behind {' '.join(owners_ahead[:3])}"
-        if len(owners_ahead) > 3:
-            position_text += f" and {len(owners_ahead) - 3} more"
-        job_name = _read_owner_name(workload).removeprefix(f"{run_name}-")
-        lines.append(
-            f"{job_name} waits in the queue {queue_name}{position_text}:"
-            f" {_read_pending_reason(workload)}"
-        )
-
     pod_workloads = [workload for workload in run_workloads if _belongs_to_pod(workload)]
-    if pod_workloads:
-        lines.append(
-            f"{len(pod_workloads)} more workers wait for idle quota in the queue"
-            f" {pod_workloads[0]['spec'].get('queueName', '')}"
-        )
 
-    return lines
+    waiting_jobs: list[WaitingJob] = []
+    if job_workloads:
+        others = _list_other_namespaces(cluster)
+        competitors = [*pending_workloads, *(others or [])]
+        cluster_queues = _map_cluster_queues(cluster)
+        for workload in job_workloads:
+            job_name = _read_owner_name(workload).removeprefix(f"{run_name}-")
+            waiting_jobs.append(
+                WaitingJob(
+                    job_name,
+                    _read_queue_name(workload),
+                    _list_owners_ahead(workload, competitors, cluster_queues, cluster.namespace),
+                    _read_pending_reason(workload),
+                    others is not None,
+                )
+            )
+
+    if pod_workloads:
+        queue_name = _read_queue_name(pod_workloads[0])
+        waiting_jobs.append(WaitingJob("", queue_name, extra_pods=len(pod_workloads)))
+    return waiting_jobs
+
+
+def _list_other_namespaces(cluster: Cluster) -> list[Object] | None:
+    """Return the waiting Workloads of the other namespaces; None if the user may not read them."""
+    try:
+        all_workloads = list_kueue_objects(cluster, "workloads", is_namespaced=False)
+    except ApiError as error:
+        if error.code != 403:
+            raise
+        return None
+
+    return [
+        workload
+        for workload in all_workloads
+        if _is_pending(workload) and _read_namespace(workload, cluster) != cluster.namespace
+    ]
+
+
+def _map_cluster_queues(cluster: Cluster) -> dict[tuple[str, str], str]:
+    """Return the ClusterQueue of each readable LocalQueue, by the namespace and the name of the
+    LocalQueue. LocalQueues of several namespaces may share a ClusterQueue."""
+    try:
+        local_queues = list_kueue_objects(cluster, "localqueues", is_namespaced=False)
+    except ApiError as error:
+        if error.code != 403:
+            raise
+        return {}
+
+    return {
+        (_read_namespace(local_queue, cluster), local_queue["metadata"]["name"]): str(
+            local_queue["spec"]["clusterQueue"]
+        )
+        for local_queue in local_queues
+    }
+
+
+def _list_owners_ahead(
+    workload: Object,
+    competitors: list[Object],
+    cluster_queues: dict[tuple[str, str], str],
+    namespace: str,
+) -> tuple[str, ...]:
+    """Return the owners of the waiting Workloads that Kueue considers before `workload`: Workloads
+    of its LocalQueue, and of other LocalQueues with the same ClusterQueue."""
+    own_queue = namespace, _read_queue_name(workload)
+    own_cluster_queue = cluster_queues.get(own_queue)
+
+    owners_ahead: list[str] = []
+    for competitor in sorted(competitors, key=_make_sort_key):
+        if _make_sort_key(competitor) >= _make_sort_key(workload) or competitor is workload:
+            continue
+        other_namespace = competitor["metadata"].get("namespace") or namespace
+        other_queue = other_namespace, _read_queue_name(competitor)
+        has_same_cluster_queue = (
+            own_cluster_queue is not None and cluster_queues.get(other_queue) == own_cluster_queue
+        )
+        if other_queue == own_queue or has_same_cluster_queue:
+            prefix = "" if other_namespace == namespace else f"{other_namespace}/"
+            owners_ahead.append(prefix + _read_owner_name(competitor))
+    return tuple(dict.fromkeys(owners_ahead))
+
+
+def _read_namespace(kueue_object: Object, cluster: Cluster) -> str:
+    return str(kueue_object["metadata"].get("namespace") or cluster.namespace)
+
+
+def _read_queue_name(workload: Object) -> str:
+    return str(workload["spec"].get("queueName", ""))
 
 
 def _find_condition(workload: Object, condition_type: str) -> Object:

@@ -12,6 +12,7 @@ Sources: types PodCondition and ContainerStateWaiting of Kubernetes 1.34, and No
 import re
 from collections.abc import Iterable, Mapping
 
+from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from argolocal.manifest.object_labels import NODE_ID_ANNOTATION, WORKFLOW
 from argolocal.manifest.types import Data, Object
 from rekindle.cluster import queue
@@ -82,6 +83,15 @@ def add_waiting_reasons(cluster: Cluster, workflow: Object) -> Object:
             )
 
     return _apply_changes(workflow, changes_by_node_id)
+
+
+def describe_queue(cluster: Cluster, workflow: Object) -> list[str]:
+    """Return a line for each job of an active run that waits in a queue, or a line with the missing
+    permission; [] for a completed run."""
+    if (workflow.get("status") or {}).get("phase") in COMPLETED_PHASES:
+        return []
+    is_queued = queue.has_queue(get_effective_spec(workflow))
+    return queue.describe_waiting_jobs(cluster, workflow["metadata"]["name"], is_queued)
 
 
 def find_waiting_reason(pod_object: Data) -> str:

@@ -35,8 +35,10 @@ from rekindle.training.spec import TrainingSpec
 
 OBSERVE_INTERVAL_S = 0.01
 POLL_INTERVAL_S = 0.05
-GRACE_S = 0.3  # seconds that the processes have to end when the demo is stopped
-CHILDREN_GRACE_S = 1.0  # additional seconds for the children of these processes to end
+# seconds that the processes have to end when the demo is stopped
+GRACE_S = 0.3
+# additional seconds for the children of these processes to end
+CHILDREN_GRACE_S = 1.0
 # a step counts as repeated if it is older than the newest step by more than this number of steps; a
 # smaller lag is normal between workers
 TOLERATED_LAG_STEPS = 5
@@ -76,8 +78,10 @@ class WatchedTraining:
         self.inputs = TrainingSpec.from_flags(worker_flags)
         self.memory = shared_memory_path(folder, self.name)
 
-        self.members: tuple[str, ...] = ()  # names of the workers in the newest group
-        self.group_count = 0  # number of groups that the coordinator has published so far
+        # names of the workers in the newest group
+        self.members: tuple[str, ...] = ()
+        # number of groups that the coordinator has published so far
+        self.group_count = 0
         # steps of the snapshots (in shared memory) and checkpoints (in the object store) that
         # restarted workers have loaded
         self.resumed_steps: list[int] = []

@@ -21,7 +21,8 @@ from rekindle.documents import parse_and_validate
 from rekindle.errors import Check
 from rekindle.kubernetes_names import DOCTOR_NAME
 
-PROBE = ("-m", "rekindle.doctor.probe")  # arguments of `python` in the pod
+# arguments of `python` in the pod
+PROBE = ("-m", "rekindle.doctor.probe")
 # default time limit in seconds for the pod to start and finish; pulling an image of several GB
 # takes longer
 PROBE_TIMEOUT_S = 180

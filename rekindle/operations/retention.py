@@ -48,7 +48,8 @@ from rekindle.storage import Store
 CLAIM_SECONDS = 7200.0
 # time after its end during which a run of another machine may be resumed
 RESUMABLE_SECONDS = compute_resumable_seconds(ClusterConfig.model_validate({}).model_dump())
-DEFAULT_KEEP_RUNS = 5  # limit of `rekindle prune` on this machine for pipelines without limits
+# limit of `rekindle prune` on this machine for pipelines without limits
+DEFAULT_KEEP_RUNS = 5
 # texts that may contain RUN/TASK; they begin with a word, so that the search takes O(n)
 PATH_PATTERN = re.compile(r"(?<![\w.-])[\w.-]+(?:/[\w.-]+)+", re.ASCII)
 REMOVED_FOLDER = "removed"  # folder in the home for run folders that are being deleted

@@ -54,8 +54,10 @@ class HomeSchedules:
 
         names = {schedule.name for schedule in stored}
         configs = self.project.read(query)
-        others = [schedule for schedule in configs.schedules if schedule.name not in names]
-        return Schedules([*stored, *others], [*notes, STORE_NOTE, *configs.notes])
+        config_schedules = [
+            schedule for schedule in configs.schedules if schedule.name not in names
+        ]
+        return Schedules([*stored, *config_schedules], [*notes, STORE_NOTE, *configs.notes])
 
 
 def make_home_schedule(home: Path, cron: Object, now: datetime) -> Schedule:
@@ -69,8 +71,8 @@ def make_home_schedule(home: Path, cron: Object, now: datetime) -> Schedule:
     is_suspended = bool(spec.get("suspend")) or has_stopped
     problem = find_problem(lines, timezone)
     active = status.get("active") or []
-    last = status.get("lastScheduledTime")
-    last_run = f"{name}-{int(parse_seconds(last))}" if last else ""
+    last_time = status.get("lastScheduledTime")
+    last_run = f"{name}-{int(parse_seconds(last_time))}" if last_time else ""
     missed_times = read_missed(home, name)
     words = [] if problem else [describe_schedule(line) for line in lines]
 
@@ -82,7 +84,7 @@ def make_home_schedule(home: Path, cron: Object, now: datetime) -> Schedule:
         is_suspended,
         [] if problem or is_suspended else _list_next_times(cron, now),
         active[-1]["name"] if active else last_run,
-        last,
+        last_time,
         [_format_seconds(missed_time.time) for missed_time in missed_times],
         problem=problem or _describe_conditions(status),
         words="; ".join(words) if all(words) else "",

@@ -18,7 +18,8 @@ from rekindle.errors import RekindleError
 from rekindle.operations import results
 from rekindle.view.progress import LogProgress
 
-SCHEDULED = "Scheduled"  # title of the column with the time that a schedule or a backfill set
+# title of the column with the time that a schedule or a backfill set
+SCHEDULED = "Scheduled"
 # unpacked manifests are cached, because all runs of a config record the same manifest
 MAX_CACHED_MANIFESTS = 16
 

@@ -107,13 +107,13 @@ class ProjectSchedules:
             return Schedule(name, config, line, timezone, is_suspended, problem=problem)
 
         runs = [row for row in rows if row.pipeline == name and row.started]
-        last = runs[0] if runs else None
+        last_run = runs[0] if runs else None
         covered = {parse_time_or_none(row.facts.get(SCHEDULED, "")) for row in runs}
-        missed: list[datetime] = []
-        if last and last.started:
-            oldest = parse_time(runs[-1].started or last.started)
+        missed_times: list[datetime] = []
+        if last_run and last_run.started:
+            oldest = parse_time(runs[-1].started or last_run.started)
             start = max(oldest, now - timedelta(days=MAX_DAYS_BACK))
-            missed = [
+            missed_times = [
                 time for time in list_times([line], timezone, start, now) if time not in covered
             ]
 
@@ -124,10 +124,10 @@ class ProjectSchedules:
             timezone,
             is_suspended,
             list_next_times([line], timezone, now),
-            last.name if last else "",
-            last.started if last else None,
-            [format_time(time) for time in reversed(missed)],
-            _make_backfill_command(config, missed, timezone),
+            last_run.name if last_run else "",
+            last_run.started if last_run else None,
+            [format_time(time) for time in reversed(missed_times)],
+            _make_backfill_command(config, missed_times, timezone),
             words=describe_schedule(line),
             is_scheduled=False,
         )
@@ -168,7 +168,7 @@ def make_cluster_schedule(cron_workflow: Object, now: datetime) -> Schedule:
     active = status.get("active") or []
     last = status.get("lastScheduledTime")
     problem = find_problem(lines, timezone)
-    missed: list[datetime] = []
+    missed_times: list[datetime] = []
     upcoming: list[str] = []
 
     words: list[str] = []
@@ -178,7 +178,7 @@ def make_cluster_schedule(cron_workflow: Object, now: datetime) -> Schedule:
         upcoming = [] if is_suspended else list_next_times(lines, timezone, now, last_time)
         if last and not is_suspended:
             start = max(parse_time(last), now - timedelta(days=MAX_DAYS_BACK))
-            missed = list_times(lines, timezone, start, now - LATE_AFTER)
+            missed_times = list_times(lines, timezone, start, now - LATE_AFTER)
 
     return Schedule(
         cron_workflow["metadata"]["name"],
@@ -189,7 +189,7 @@ def make_cluster_schedule(cron_workflow: Object, now: datetime) -> Schedule:
         upcoming,
         str(active[-1].get("name") or "") if active else "",
         last,
-        [format_time(time) for time in reversed(missed)],
+        [format_time(time) for time in reversed(missed_times)],
         problem=problem,
         words="; ".join(words) if all(words) else "",
     )
@@ -208,12 +208,13 @@ def find_problem(lines: Iterable[str], timezone: str) -> str:
 
 
 def list_next_times(
-    lines: Sequence[str], timezone: str, now: datetime, last: datetime | None = None
+    lines: Sequence[str], timezone: str, now: datetime, last_time: datetime | None = None
 ) -> list[str]:
-    """Return the next times of a schedule. `last`: the last time at which the schedule has started
-    a run. The times of `@every` are counted from it, and are left out if it is None."""
+    """Return the next times of a schedule. `last_time`: time of the newest run that the schedule
+    has started. The times of `@every` are counted from `last_time`; without it, they are left
+    out."""
     end = now + timedelta(days=MAX_DAYS_AHEAD)
-    times = cron.times_between(_parse_lines(lines, timezone, last), now, end)
+    times = cron.times_between(_parse_lines(lines, timezone, last_time), now, end)
     return [format_time(time) for time in islice(times, NEXT_TIMES)]
 
 
@@ -225,25 +226,25 @@ def list_times(
 
 
 def _parse_lines(
-    lines: Sequence[str], timezone: str, last: datetime | None = None
+    lines: Sequence[str], timezone: str, last_time: datetime | None = None
 ) -> list[cron.Schedule]:
-    """Parse the lines of a schedule. `last`: the time of the last run, from which Argo counts the
-    intervals of `@every`. If it is None, lines with `@every` are left out."""
-    anchor_seconds = int(last.timestamp()) if last else 0
+    """Parse the lines of a schedule. `last_time`: time of the last run, from which Argo counts the
+    intervals of `@every`. Without it, lines with `@every` are left out."""
+    anchor_seconds = int(last_time.timestamp()) if last_time else 0
     return [
         cron.parse_schedule(line, timezone, anchor_seconds)
         for line in lines
-        if last or not line.startswith(EVERY)
+        if last_time or not line.startswith(EVERY)
     ]
 
 
-def _make_backfill_command(config: str, missed: Sequence[datetime], timezone: str) -> str:
-    if not missed:
+def _make_backfill_command(config: str, missed_times: Sequence[datetime], timezone: str) -> str:
+    if not missed_times:
         return ""
     zone = ZoneInfo(timezone)
-    first = missed[0].astimezone(zone).date()
-    last = missed[-1].astimezone(zone).date()
-    arguments = ["backfill", config, "--from", str(first), "--to", str(last)]
+    first_day = missed_times[0].astimezone(zone).date()
+    last_day = missed_times[-1].astimezone(zone).date()
+    arguments = ["backfill", config, "--from", str(first_day), "--to", str(last_day)]
     return shlex.join(["rekindle", *arguments])
 
 
@@ -253,8 +254,8 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         documents = parse(read_regular_file(path, MAX_CONFIG_BYTES).decode())
     except (OSError, UnicodeDecodeError, ConfigError):
         return {}
-    first = next(iter(documents), None)
-    return first if isinstance(first, dict) else {}
+    first_document = next(iter(documents), None)
+    return first_document if isinstance(first_document, dict) else {}
 
 
 def parse_time(text: str) -> datetime:

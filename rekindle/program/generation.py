@@ -54,7 +54,8 @@ from rekindle.training.membership.protocol import Members
 ACTIVITY_INTERVAL_S = 1.0
 # fraction of the time until SIGKILL that is reserved for the upload after the program's end
 UPLOAD_TIME_SHARE = 0.4
-UPLOAD_TIMEOUT_S = 60.0  # time limit of the upload before the next generation, in seconds
+# time limit of the upload before the next generation, in seconds
+UPLOAD_TIMEOUT_S = 60.0
 # seconds that a program may take to exit after it has written a checkpoint on SIGTERM
 EXIT_TIMEOUT_S = 5.0
 MIN_UNSAVED_S = 1.0  # minimum number of seconds of repeated work that is recorded

@@ -38,7 +38,8 @@ from rekindle.program.processes.python_program import make_executable_command
 from rekindle.program.processes.working_folder import find_working_folder
 
 LISTING_INTERVAL_S = 0.1
-SAVE_TIMEOUT_S = 120.0  # maximum time until the first save, also after the restart
+# maximum time until the first save, also after the restart
+SAVE_TIMEOUT_S = 120.0
 # `step 50`, `epoch: 3`, `iteration=7`
 COUNTER_PATTERN = re.compile(r"\b(step|epoch|iter(?:ation)?)s?\b\W{0,3}(\d+)", re.IGNORECASE)
 

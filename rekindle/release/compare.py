@@ -13,7 +13,8 @@ from rekindle.release.model_client import ModelClient, RequestTooLarge
 from rekindle.release.release_files import read_prediction_lines
 
 INSTANCES_PER_REQUEST = 20
-CLIENT_COUNT = 8  # number of threads that send requests at the same time
+# number of threads that send requests at the same time
+CLIENT_COUNT = 8
 # requests with their expected predictions
 ReplayedRequests = Iterable[tuple[dict[str, Any], list[Any]]]
 
@@ -24,8 +25,10 @@ class PredictionComparison:
     evaluation."""
 
     tolerance: float
-    replayed: int = 0  # number of instances that were compared
-    differing: int = 0  # number of instances whose predictions differ by more than the tolerance
+    # number of instances that were compared
+    replayed: int = 0
+    # number of instances whose predictions differ by more than the tolerance
+    differing: int = 0
     # number of instances in requests that the server rejected because of their size
     too_large: int = 0
     max_difference: float = 0.0

@@ -42,7 +42,8 @@ class Examples:
     groups: ExampleColumn | None = None
     baseline: ExampleColumn | None = None
     parts: ExampleColumn | None = None
-    warnings: list[str] = field(default_factory=list)  # warnings to show with the verdict
+    # warnings to show with the verdict
+    warnings: list[str] = field(default_factory=list)
     # number of rows per call of `predict`; set by the engine
     max_batch: int = field(default=DEFAULT_MAX_BATCH, init=False)
     # device.describe_numerics of the process that scored the rows
@@ -82,13 +83,13 @@ class Examples:
             column_name: [getattr(example, column_name) for example in examples]
             for column_name in Example._fields
         }
-        group, baseline, part = (
+        row_groups, baseline, part = (
             None
             if all(column_value is None for column_value in columns[column_name])
             else columns[column_name]
             for column_name in ("group", "baseline", "part")
         )
-        return cls(columns["truth"], columns["instance"], group, baseline, part)
+        return cls(columns["truth"], columns["instance"], row_groups, baseline, part)
 
     def score(self, model: Path, dataset: Path) -> ExampleColumn:
         """Return the predictions that a server of `model` would return for one request per row, in

@@ -58,9 +58,12 @@ class ChampionChangedError(RekindleError):
 class Rollback:
     """A rollback in progress."""
 
-    version: Annotated[str, name_field(Version)]  # target version
-    deployment: Annotated[str, name_field(ObjectName)]  # Deployment of the target version
-    champion: OptionalVersion  # version of the champion when the rollback started, or ""
+    # target version
+    version: Annotated[str, name_field(Version)]
+    # Deployment of the target version
+    deployment: Annotated[str, name_field(ObjectName)]
+    # version of the champion when the rollback started, or ""
+    champion: OptionalVersion
     # number of pods of the Deployment at the start of the rollback
     replicas: Annotated[int, Field(ge=0)]
     # True if the target version is becoming the champion, so that a promotion can no longer cancel
@@ -73,7 +76,8 @@ class PromotionFile(Document):
 
     version: OptionalVersion = ""
     deployment: OptionalDeployment = ""
-    former: OptionalDeployment = ""  # Deployment of the previous champion, or ""
+    # Deployment of the previous champion, or ""
+    former: OptionalDeployment = ""
     # id of the MLflow run that promotes the version, or its EXPERIMENT/WORKFLOW
     run_id: Annotated[str, AfterValidator(_validate_run_id)] = ""
     unfinished: bool = False

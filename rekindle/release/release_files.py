@@ -99,7 +99,8 @@ class ServingCode(Document):
     size and number of rows of the evaluation."""
 
     workload: str = ""
-    sha256: str = ""  # sha256 of the code
+    # sha256 of the code
+    sha256: str = ""
     # number of rows that the evaluation predicted together; 0: not recorded
     max_batch: int = Field(default=0, ge=0)
     # number of rows of the evaluation; 0: not recorded

@@ -22,8 +22,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError
 
-KEEP_ALIVE_S = 75.0  # time until an idle connection is closed: longer than in load balancers (60 s)
-MAX_CONNECTIONS = 10_000  # maximum number of connections; each takes about 10 KB of memory
+# time until an idle connection is closed: longer than in load balancers (60 s)
+KEEP_ALIVE_S = 75.0
+# maximum number of connections; each takes about 10 KB of memory
+MAX_CONNECTIONS = 10_000
 # descriptors for the object store while loading, for files, and for connections that are rejected
 # or closing
 RESERVED_DESCRIPTORS = 64
@@ -31,7 +33,8 @@ RESERVED_DESCRIPTORS = 64
 PROCESS_DESCRIPTORS = 4
 # a new client may take this fraction of `request_seconds` until it sends its first bytes
 FIRST_BYTES_SHARE = 0.1
-MAX_CANDIDATES = 8  # number of connections per group to consider for closing
+# number of connections per group to consider for closing
+MAX_CANDIDATES = 8
 # received bytes are parsed in pieces of this size; the two limits below are tested after each piece
 PIECE_BYTES = 1 << 12
 # maximum size of a request's head, of its trailers, and of the extension of a chunk
@@ -48,9 +51,12 @@ class Connection(HttpToolsProtocol):
         connections: Any  # uvicorn's set of all open connections
         parser: Any  # httptools.HttpRequestParser
     registry: "ConnectionRegistry"
-    group: "dict[Connection, float] | None" = None  # None while a request is being answered
-    start_time = 0.0  # time of the first byte of the request that arrived last
-    arriving_part = ""  # arriving part of a request: "head", "body" or ""
+    # None while a request is being answered
+    group: "dict[Connection, float] | None" = None
+    # time of the first byte of the request that arrived last
+    start_time = 0.0
+    # arriving part of a request: "head", "body" or ""
+    arriving_part = ""
     # number of bytes received since the start of a request's head, or since the last byte of its
     # body
     head_bytes = 0
@@ -298,7 +304,8 @@ class ConnectionRegistry:
         # connections on which the head of a request, or the body of an already answered request,
         # arrives
         self.unfinished: dict[Connection, float] = {}
-        self.idle: dict[Connection, float] = {}  # connections between two requests
+        # connections between two requests
+        self.idle: dict[Connection, float] = {}
         # connections whose client has not received the answer yet
         self.unread: dict[Connection, float] = {}
         # function that rejects one of the arriving requests

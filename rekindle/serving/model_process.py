@@ -56,8 +56,10 @@ class ModelInfo:
     """The information about the model that the server publishes."""
 
     example: dict[str, Any]
-    schemas: dict[str, Any]  # name → JSON schema, for the request and its parts
-    data_until: str  # data cut-off, ISO 8601; empty if unknown
+    # name → JSON schema, for the request and its parts
+    schemas: dict[str, Any]
+    # data cut-off, ISO 8601; empty if unknown
+    data_until: str
     # software and hardware (device.describe_numerics); empty if the workload has its own predictor
     numerics: str
 

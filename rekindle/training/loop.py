@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from collections.abc import Callable
 
 import torch
 from safetensors.torch import save
@@ -12,7 +13,7 @@ from argolocal.common.json_text import replace_nan, to_json
 from rekindle.content.weights import WEIGHTS_FILE
 from rekindle.documents import MODEL_FILE, encode_model_description
 from rekindle.errors import RekindleError, StorageError, TrackingError, write_stderr
-from rekindle.keys import CURVE
+from rekindle.keys import CURVE, MODEL, UNCOVERED_CODE
 from rekindle.project import user_exceptions
 from rekindle.storage import Store, retry_until_stopped
 from rekindle.training.checkpoint import snapshot_file
@@ -39,29 +40,41 @@ from rekindle.workload import load, read_dataset_facts
 PAUSE_CHECKPOINT_TIMEOUT_S = 30.0
 
 
-def train(training_spec: TrainingSpec, leaving_event: threading.Event) -> None:
-    """Train until the run is complete. Raises ConfigError, DataError, and SystemExit(143) once
-    `leaving_event` is set."""
+def train(
+    training_spec: TrainingSpec,
+    leaving_event: threading.Event,
+    find_uncovered_code: Callable[[], str] = str,
+) -> None:
+    """Train until the run is complete.
+
+    `find_uncovered_code`: returns the reason why the cache key does not cover the code that this
+    process has loaded; "" if it covers all. Raises ConfigError, DataError, and SystemExit(143) once
+    `leaving_event` is set.
+    """
     if not retry_until_stopped(
         lambda: read_completed_model(training_spec),
         leaving_event,
         "to check if the run is complete",
     ):
-        _train_as_member(training_spec, leaving_event)
+        _train_as_member(training_spec, leaving_event, find_uncovered_code)
     # remove the snapshots that workers have left if they were killed during shutdown
     snapshot_file.remove_run_files(
         snapshot_file.hash_run_name(training_spec.identity_hash(), training_spec.checkpoints)
     )
 
 
-def _train_as_member(training_spec: TrainingSpec, leaving_event: threading.Event) -> None:
+def _train_as_member(
+    training_spec: TrainingSpec,
+    leaving_event: threading.Event,
+    find_uncovered_code: Callable[[], str],
+) -> None:
     membership = None
     try:
         device = prepare_device(training_spec)
         membership = elastic.create_membership(
             training_spec, compute_fingerprint(training_spec, device), device
         )
-        TrainingProcess(training_spec, device, membership, leaving_event).run()
+        TrainingProcess(training_spec, device, membership, leaving_event, find_uncovered_code).run()
     except Exception as error:
         if isinstance(error, RekindleError):
             error_text = str(error)
@@ -88,8 +101,10 @@ class TrainingProcess:
         device: torch.device,
         membership: Membership,
         leaving_event: threading.Event,
+        find_uncovered_code: Callable[[], str],
     ) -> None:
         self.spec = training_spec
+        self.find_uncovered_code = find_uncovered_code
         self.store = Store.from_env()
         self.membership = membership
         self.fingerprint = compute_fingerprint(training_spec, device)
@@ -266,6 +281,8 @@ class TrainingProcess:
             self.write_model_file(WEIGHTS_FILE, save(released_tensors))
             self.write_model_file(CURVE, self.curve.dump())
 
+        self.report_uncovered_code()
+
         # the metrics are closed before model.json is written, because the processes may be killed
         # at any moment once it exists
         self.metrics.close()
@@ -304,6 +321,23 @@ class TrainingProcess:
         write_stderr(f"{action_text} {self.state.update_count} steps: model {sha256}")
 
         return sha256
+
+    def report_uncovered_code(self) -> None:
+        """Write the reason why no later run may reuse the model, if this process has loaded code
+        that the cache key does not cover."""
+        training_spec = self.spec
+        if not training_spec.reuse:
+            return
+
+        reason = self.find_uncovered_code()
+        if reason:
+            write_stderr(reason)
+            task_prefix = training_spec.out.removesuffix(f"/{MODEL}")
+            retry_until_stopped(
+                lambda: self.store.put(f"{task_prefix}/{UNCOVERED_CODE}", reason.encode()),
+                self.group.leaving,
+                "to write that the model is not reused",
+            )
 
     def write_model_file(self, file_name: str, file_bytes: bytes) -> None:
         """Write one file of the model, and retry while the object store is unavailable."""

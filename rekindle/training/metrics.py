@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from argolocal.common.json_text import replace_nan, to_json
 from rekindle.errors import TrackingError, write_stderr
+from rekindle.training.ledger.argo_progress import write_progress
 
 # maximum number of points of a curve; each point is the mean over the same number of steps
 MAX_CURVE_POINTS = 500
@@ -105,7 +106,9 @@ class TrainingMetrics:
             self._line_time = now_s
             self._line_step = step
             self.note("run", **self.plan)
+            write_progress(step, self.total)
         elif now_s - self._line_time >= 1 or step == self.total:
+            write_progress(step, self.total)
             self._log_progress(
                 step, loss, (step - self._line_step) / max(1e-9, now_s - self._line_time)
             )

@@ -16,7 +16,8 @@ from rekindle.errors import ConfigError
 from rekindle.training.buffers import compute_padded_size
 from rekindle.training.spec import TrainConfig
 
-kernels: Any = torch  # torch's type stubs lack the fused operations
+# torch's type stubs lack the fused operations
+kernels: Any = torch
 # function that computes the learning rate of the current update from the highest learning rate
 LearningRateFunction = Callable[[float], float]
 NamedParameters = list[tuple[str, nn.Parameter]]

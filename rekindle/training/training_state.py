@@ -26,7 +26,8 @@ from rekindle.training.buffers import ALIGNMENT_ELEMENTS, ModelBuffers
 from rekindle.training.optimizers import FusedAdamW, LearningRateFunction, TorchOptimizer
 from rekindle.training.spec import TrainConfig
 
-MAX_MEASURES = 8  # maximum number of a workload's measures, in addition to the loss
+# maximum number of a workload's measures, in addition to the loss
+MAX_MEASURES = 8
 # number of float64 values in the validation record: the best loss, its step, the number of
 # validations since this step, and 1 if training has ended
 RECORD_ELEMENTS = 4

@@ -88,7 +88,8 @@ class Logs:
         self.completed = threading.Event()
         self.drained = threading.Event()  # set when threads must stop waiting for lines
         self.failed: Exception | None = None
-        self.shown: set[str] = set()  # labels of pods with completely read logs
+        # labels of pods with completely read logs
+        self.shown: set[str] = set()
         # label of a pod → reason why some of its lines may be missing
         self.missing_lines_reasons: dict[str, str] = {}
 

@@ -5,14 +5,12 @@ import time
 
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import format_duration
-from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from argolocal.manifest.object_labels import PHASE_LABEL
 from argolocal.manifest.types import Object
 from argolocal.view.runs import show_tables
 from argolocal.view.summary import parse_timestamp
-from rekindle.cluster import queue
 from rekindle.cluster.kubernetes_api import CRON_WORKFLOWS, WORKFLOWS, Cluster
-from rekindle.cluster.waiting_pods import add_waiting_reasons
+from rekindle.cluster.waiting_pods import add_waiting_reasons, describe_queue
 from rekindle.cluster.workflows import decompress_nodes, get_effective_spec, is_offloaded, read_run
 from rekindle.errors import RekindleError, write_stderr
 from rekindle.view.cluster_watch import describe_run
@@ -51,10 +49,7 @@ def format_run(cluster: Cluster, name: str, as_json: bool, shows_all: bool = Fal
 
     if is_offloaded(workflow):
         output_lines += ["", f"its steps are stored in Argo's database: `argo get {name}`"]
-    if workflow_status.get("phase") not in COMPLETED_PHASES:
-        output_lines += queue.describe_waiting_jobs(
-            cluster, name, queue.has_queue(manifest["spec"])
-        )
+    output_lines += describe_queue(cluster, workflow)
 
     return "\n".join(output_lines)
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from typing import Any
 
 from argolocal.common import exit_codes
@@ -19,6 +20,7 @@ from argolocal.manifest.allowed_values import COMPLETED_PHASES
 from argolocal.manifest.types import Object
 from argolocal.view import display, summary
 from rekindle.blocks.manifest import workflow_origin
+from rekindle.cluster import queue
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import SERVICES, WORKFLOWS, Cluster
 from rekindle.cluster.waiting_pods import add_waiting_reasons
@@ -176,7 +178,25 @@ def describe_run(cluster: Cluster, workflow: Mapping[str, Any]) -> Object:
         workflow_status,
         **run_facts,
         **({"cost": run_costs} if run_costs else {}),
+        **_describe_queue(cluster, workflow),
     )
+
+
+def _describe_queue(cluster: Cluster, workflow: Mapping[str, Any]) -> Object:
+    """Return the field `queue` of an active run with a queue: its waiting jobs, or the reason why
+    they cannot be read."""
+    workflow_status = workflow.get("status") or {}
+    if workflow_status.get("phase") in COMPLETED_PHASES or not queue.has_queue(
+        get_effective_spec(workflow)
+    ):
+        return {}
+    try:
+        waiting_jobs = queue.find_waiting_jobs(cluster, workflow["metadata"]["name"])
+    except ApiError as error:
+        if error.code != 403:
+            raise
+        return {"queue": {"waiting": None, "problem": str(error)}}
+    return {"queue": {"waiting": [asdict(waiting_job) for waiting_job in waiting_jobs]}}
 
 
 def _find_endpoint(cluster: Cluster, name: str | None) -> str | None:

@@ -19,7 +19,8 @@ from rekindle.training.cost.pod_requests import GIB_BYTES, PodReplicas, count_gp
 
 # maximum number of characters of a reason in the table; `-o json` does not shorten reasons
 MAX_REASON_LENGTH = 120
-MAX_NAMES = 8  # maximum number of tasks that a line of totals names
+# maximum number of tasks that a line of totals names
+MAX_NAMES = 8
 # fraction of the total time below which a task of the critical path is not shown
 MIN_TIME_SHARE = 0.01
 

@@ -15,7 +15,8 @@ from rekindle.sections import Section
 from rekindle.workload import DataConfig
 from steps.fraud.data.simulation_uri import parse, unparse
 
-CONTEXT = 63  # maximum number of earlier transactions of the card that a model may use
+# maximum number of earlier transactions of the card that a model may use
+CONTEXT = 63
 # minimum number of cards of a reduced simulation; with fewer, a week may contain no fraud
 MIN_CARDS = 200
 MAX_HISTORY = 100_000  # maximum number of history rows in one request to a server

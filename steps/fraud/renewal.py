@@ -21,7 +21,8 @@ from steps.fraud.data.shards import last_full_day
 from steps.fraud.data.transactions import DAY, UNKNOWN, Rows, format_utc
 from steps.fraud.fraud_config import Data
 
-CHUNK = 4096  # rows per call of the trees
+# rows per call of the trees
+CHUNK = 4096
 # number of newest transactions that are sent to the servers to verify their predictions
 VERIFIED_TRANSACTIONS = 50
 

@@ -12,9 +12,12 @@ from rekindle.step import format_parameter
 from rekindle.tracking import RunData
 
 TIME = "%Y-%m-%dT%H:%M:%SZ"
-YEARS = range(1900, 9000)  # valid years in the time of a tag
-MIN_ROWS_RATIO = 0.9  # warn if a window has fewer rows than this share of the last training's rows
-NEWEST_TAG = "data.newest"  # tag with the time of the newest row
+# valid years in the time of a tag
+YEARS = range(1900, 9000)
+# warn if a window has fewer rows than this share of the last training's rows
+MIN_ROWS_RATIO = 0.9
+# tag with the time of the newest row
+NEWEST_TAG = "data.newest"
 # tag of a run that skips the training; value: the earlier run with equal data, code and config
 SAME_TAG = "data.same_as"
 # tags that contain parameters of the workflow

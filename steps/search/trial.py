@@ -55,9 +55,12 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle import Store
     from rekindle.names import RunName
     from rekindle.release.retention import ownership
+    from rekindle.training.ledger.argo_progress import disable_progress
     from rekindle.training.sweep.study import SweepStudy
     from rekindle.training.sweep.trials import Trainer, WorkloadTrainer, train_trials
 
+    # each trial has its own steps
+    disable_progress()
     trial_trainer: Trainer
     if inputs.program:
         from rekindle.program.trials.run import ProgramTrainer

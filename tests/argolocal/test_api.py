@@ -192,10 +192,10 @@ def test_importing_argolocal_imports_no_other_module() -> None:
         "import argolocal, sys; print(*sorted(name for name in sys.modules if"
         " name.startswith('argolocal')))"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert done.stdout == "argolocal\n"
+    assert result.stdout == "argolocal\n"
 
 
 def test_the_log_of_a_retried_step_is_from_its_last_attempt() -> None:
@@ -224,11 +224,11 @@ def test_a_step_of_a_workflow_template_has_its_log() -> None:
             {"name": "say", "container": {"image": "busybox", "command": ["echo", "hej"]}}
         ]
     }
-    shared = {"kind": "WorkflowTemplate", "metadata": {"name": "shared"}, "spec": spec}
+    shared_template = {"kind": "WorkflowTemplate", "metadata": {"name": "shared"}, "spec": spec}
     task = {"name": "a", "templateRef": {"name": "shared", "template": "say"}}
     templates = [{"name": "main", "dag": {"tasks": [task]}}]
     workflow = {**HELLO, "spec": {"entrypoint": "main", "templates": templates}}
-    outcome = argolocal.run(workflow, objects=[shared])
+    outcome = argolocal.run(workflow, objects=[shared_template])
     assert outcome.phase == "Succeeded", outcome
     assert outcome.nodes["a"].log == "hej\n", outcome
 

@@ -46,7 +46,7 @@ def test_every_key_is_a_separate_object(
     assert [entry.key for entry in store.list("")] == sorted(keys, key=str.encode)
     assert [entry.key for entry in store.list("a/b")] == ["a/b", "a/b%00", "a/b/c"]
     for key in keys:
-        if not key.endswith("/"):  # such a key is a folder in S3
+        if not key.endswith("/"):  # in S3, a key that ends with a slash is a folder
             store.download(key, tmp_path / "got")
             assert (tmp_path / "got").read_text() == f"text of {key!r}"
     assert {path.name for path in tmp_path.iterdir()} == {"store", "file", "got"}

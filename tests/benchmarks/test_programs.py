@@ -1,6 +1,7 @@
 """Every benchmark runs: its shortest run prints figures, whether or not they are within the
 limits."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from benchmarks.figures import page
 from benchmarks.figures.programs import CLUSTER_NEED, PROGRAMS, BenchmarkProgram, run_benchmark
 
+measure = cache(run_benchmark)  # two tests need the same figures
 ROOT = Path(__file__).parents[2]
 # programs that other benchmarks start, and the program that starts all
 PARTS = {"benchmarks.torchrun", "benchmarks.programs.saving", "benchmarks.__main__"}
@@ -31,7 +33,7 @@ def test_the_list_has_all_benchmarks() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("program", RUNNABLE)
 def test_a_benchmark_prints_its_figures(program: BenchmarkProgram) -> None:
-    figures = run_benchmark(program, program.smallest)
+    figures = measure(program, program.smallest)
     assert figures
     assert all(figure["value"] is not None for figure in figures)
 
@@ -42,7 +44,7 @@ def test_the_page_has_the_figures_of_one_commit_and_names_what_was_not_measured(
     monkeypatch.setattr(page, "PAGE_PATH", tmp_path / "figures.md")
     monkeypatch.setattr(page, "RESULTS_FOLDER", tmp_path / "results")
     page.PAGE_PATH.write_text(f"before\n{page.BEGIN_MARKER}| old | 1 s |\n{page.END_MARKER}after\n")
-    figures = run_benchmark(PROGRAMS[0], PROGRAMS[0].smallest)
+    figures = measure(PROGRAMS[0], PROGRAMS[0].smallest)
     page.save_figures("1234abcd", PROGRAMS[0].name, figures)
     page.save_figures("of-another-commit", PROGRAMS[1].name, figures)
 

@@ -94,13 +94,13 @@ def _play(schedules: list[Schedule], jobs: int, keep_going: bool, story: bool) -
 
 
 def _progress(outcomes: list[Outcome], total: int) -> None:
-    last = outcomes[-1]
-    if last.problems or last.story:
-        print("\n" + format_failure(last) if last.problems else last.story)
+    last_outcome = outcomes[-1]
+    if last_outcome.problems or last_outcome.story:
+        print("\n" + format_failure(last_outcome) if last_outcome.problems else last_outcome.story)
     failed = sum(bool(outcome.problems) for outcome in outcomes)
     end = "\r" if sys.stdout.isatty() else "\n"
     print(
-        f"{len(outcomes)}/{total} schedules, {failed} failed; seed {last.seed}: {last.seconds:.1f}"
+        f"{len(outcomes)}/{total} schedules, {failed} failed; seed {last_outcome.seed}: {last_outcome.seconds:.1f}"
         " s   ",
         end=end,
     )
@@ -124,7 +124,7 @@ def _table(outcomes: list[Outcome], seconds: float) -> str:
         "equal sha256, nothing lost or left over": len(successful),
         "failed": " ".join(str(outcome.seed) for outcome in outcomes if outcome.problems) or 0,
         "signals sent": sum(outcome.signals for outcome in outcomes),
-        **{f"  {verb}": number for verb, number in sorted(act_counts.items())},
+        **{f"  {verb}": count for verb, count in sorted(act_counts.items())},
         "generations": sum(outcome.generations for outcome in outcomes),
         "steps repeated after all workers had died": sum(
             outcome.repeated_steps for outcome in outcomes

@@ -27,9 +27,12 @@ from tests.chaos.watch import Watch
 from tests.rekindle.training.crew import Crew, Member
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
-FINAL = (0, 78, 65)  # exit codes of pods that are not restarted
-PROGRESS_TIMEOUT_S = 60.0  # a step, a generation, a start or an end must happen within this time
-FROZEN_TIMEOUT_S = 3.0  # time until the operator removes a pod that was stopped forever
+# exit codes of pods that are not restarted
+FINAL = (0, 78, 65)
+# within this time, a worker must make a step, start or end, or a generation must begin
+PROGRESS_TIMEOUT_S = 60.0
+# time until the operator removes a pod that was stopped forever
+FROZEN_TIMEOUT_S = 3.0
 # time from the end of the run until the operator sends SIGTERM to the remaining pods
 END_TIMEOUT_S = 15.0
 
@@ -42,7 +45,8 @@ class Pod:
 
     name: str
     member: Member | None = None
-    start_time: float = 0.0  # earliest time to start or restart the process
+    # earliest time to start or restart the process
+    start_time: float = 0.0
     # signals that were sent to the current process
     signals: set[signal.Signals] = field(default_factory=set)
     started: float = 0.0
@@ -195,7 +199,12 @@ class Execution:
             )
         else:
             reached_time = next(
-                (when for when, number in self.watch.generations if number >= moment.number), None
+                (
+                    seconds
+                    for seconds, generation in self.watch.generations
+                    if generation >= moment.number
+                ),
+                None,
             )
         return reached_time is not None and time.time() >= reached_time + moment.plus
 
@@ -212,7 +221,7 @@ class Execution:
         self.done["burst"] += performed_count > 1
 
     def _do(self, act: Act) -> bool:
-        """Perform an act; return False if it found no victim."""
+        """Perform an act; return False if no process was left for it."""
         if act.verb in FAULTS:
             self.proxy.fault(act.verb, act.seconds)
             self.faulty_until = time.monotonic() + act.seconds + 30
@@ -307,7 +316,9 @@ class Execution:
         return workers
 
     def _send_later(self) -> None:
-        due_actions = [entry for entry in self._later if time.monotonic() >= entry[0]]
+        due_actions = [
+            later_action for later_action in self._later if time.monotonic() >= later_action[0]
+        ]
         self._later = [entry for entry in self._later if entry not in due_actions]
         for _, action, pids in due_actions:
             verb, name = action.split()
@@ -432,9 +443,9 @@ def _children(pid: int) -> list[int]:
 def classify(children: list[int]) -> tuple[list[int], list[int]]:
     """Return the forkserver and the workers among a launcher's children, which are sorted by age.
 
-    A forkserver blocks SIGTERM. A worker, which is younger, also blocks SIGTERM until its signal
-    thread runs. A process with one thread that does not block SIGTERM may be a forkserver that has
-    just started, so it is in neither list.
+    A forkserver blocks SIGTERM. A new worker also blocks SIGTERM, until its signal thread runs; it
+    is younger than the forkserver. A process with one thread that does not block SIGTERM may be a
+    forkserver that has just started, so it is in neither list.
     """
     status = {child: _status(child) for child in children}
     blocking = [child for child, (threads, blocks) in status.items() if threads == 1 and blocks]

@@ -38,7 +38,7 @@ class Proxy:
     def __init__(self, upstream: str, seed: int = 0) -> None:
         address = urlsplit(upstream)
         self.upstream = (address.hostname or "", address.port or 80)
-        self.requests: dict[str, int] = {}  # kind → number of requests
+        self.requests: dict[str, int] = {}  # kind of request → number of requests so far
         self._kind = ""
         self._until = 0.0
         self._holds: dict[tuple[str, int], Callable[[], None]] = {}
@@ -64,10 +64,10 @@ class Proxy:
         if kind in ("refuse", "reset"):  # requests in progress fail as well
             self._loop.call_soon_threadsafe(lambda: [_reset(client) for client in self._clients])
 
-    def hold(self, kind: str, number: int, callback: Callable[[], None]) -> None:
-        """Call `callback` when request `number` (from 1) of a kind has been received; forward the
-        request only after `callback` has returned."""
-        self._holds[kind, number] = callback
+    def hold(self, kind: str, request_number: int, callback: Callable[[], None]) -> None:
+        """Call `callback` at the N-th request of a kind, counted from 1. The request is forwarded
+        only after `callback` has returned."""
+        self._holds[kind, request_number] = callback
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -80,7 +80,7 @@ class Proxy:
         for task in clients:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*clients, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0))  # lets their connections close
+        self._loop.run_until_complete(asyncio.sleep(0))  # lets the open connections be closed
         self._loop.close()
 
     @property
@@ -100,7 +100,7 @@ class Proxy:
         except (OSError, EOFError):
             _reset(client)
         except asyncio.CancelledError:
-            return  # the proxy ends; Python 3.11 would print an error
+            return  # the proxy ends; otherwise Python 3.11 would print an error
         finally:
             self._clients.discard(client)
             for stream in (client, server):
@@ -158,7 +158,7 @@ class Proxy:
         else:
             answer_body = b""
 
-        if self._fault == "deaf":  # the request is done, but its answer is lost
+        if self._fault == "deaf":  # the store has executed the request, but the answer is lost
             raise ConnectionResetError
 
         if self._fault == "reset":
@@ -175,8 +175,8 @@ class Proxy:
         method, path = head.split(b" ", 2)[:2]
         for kind, (verb, pattern) in KINDS.items():
             if method.decode() == verb and re.search(pattern, path.decode().partition("?")[0]):
-                number = self.requests[kind] = self.requests.get(kind, 0) + 1
-                callback = self._holds.pop((kind, number), None)
+                request_number = self.requests[kind] = self.requests.get(kind, 0) + 1
+                callback = self._holds.pop((kind, request_number), None)
                 if callback:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(asyncio.to_thread(callback), MAX_HOLD_S)
@@ -193,10 +193,10 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
 
 
 def _length(head: bytes) -> int:
-    found = re.search(rb"\r\ncontent-length: *(\d+)", head, re.I)
-    assert found or b"chunked" not in head.lower(), head
-    if found:
-        return int(found[1])
+    length_match = re.search(rb"\r\ncontent-length: *(\d+)", head, re.I)
+    assert length_match or b"chunked" not in head.lower(), head
+    if length_match:
+        return int(length_match[1])
     return 0
 
 

@@ -14,7 +14,7 @@ WORKERS = ("worker", "launcher", "forkserver", "all")
 SIGNALS = ("kill", "term", "stop")
 # faults of the object store; see faults.py
 FAULTS = ("slow", "throttle", "reset", "refuse", "hang", "deaf")
-# damages of the stored state, while all processes are dead
+# damages of the stored checkpoints, while all processes are dead
 DAMAGES = ("lose hot", "flip hot", "flip chunk")
 # requests during which an act can happen, named as in faults.KINDS
 REQUESTS = (
@@ -32,7 +32,7 @@ DEFAULT_SEEDS = (17242, 6266, 312, 14566, 12404, 15074)
 # seeds of the slow suite
 SLOW_SEEDS = (7185, 12347, 5392, 11774, 11706, 7181, 5428, 12379, 744, 11441, 8690)
 _RECIPE = "tests.rekindle.training.recipes"
-# trainings with different contents of the state → settings
+# name of a training whose state has other contents → its settings
 RECIPES: dict[str, dict[str, Any]] = {
     "BatchNorm": {"model": {"statistics": True}, "average": 0.9},
     "bf16": {"precision": "bf16"},
@@ -63,18 +63,18 @@ class Moment:
     plus: float = 0.0
 
     def words(self) -> str:
-        after = f" + {self.plus * 1000:.0f} ms"
+        delay_words = f" + {self.plus * 1000:.0f} ms"
         if self.kind == "start":
-            return f"start{after}"
+            return f"start{delay_words}"
         if self.kind == "request":
             return f"during the {self.number}. {self.request}"
-        return f"{self.kind} {self.number}{after}"
+        return f"{self.kind} {self.number}{delay_words}"
 
 
 @dataclass(frozen=True)
 class Act:
-    """One act on the run, such as a signal. `victims` are indices into the list of the processes
-    that are alive at that moment."""
+    """One thing that is done to the run, such as a signal to a process. `victims` are indices into
+    the list of the processes that are alive at that moment."""
 
     when: Moment
     verb: str  # one of SIGNALS, FAULTS, DAMAGES, "join"
@@ -104,20 +104,21 @@ class Schedule:
     """The settings of a run, the acts on it, and the delays of restarts."""
 
     seed: int
-    recipe: str  # "": the plain training, else one of RECIPES
+    # "": the plain training, else one of RECIPES
+    recipe: str
     # "": workers without a launcher | light: forked from a process with torch | real: a command
     launcher: str
     per_pod: int  # number of workers per launcher
     settings: dict[str, Any] = field(hash=False)
     pace: float  # duration of a micro-batch in seconds
     acts: tuple[Act, ...]
-    delays: tuple[float, ...]  # delays before restarts, used in turn
+    delays: tuple[float, ...]  # delays before the restarts of pods, used one after the other
 
     @classmethod
     def of(cls, seed: int, recipe: str = "") -> "Schedule":
         """Return the schedule of a seed (deterministic); `recipe` changes only the settings."""
         rng = random.Random(seed)
-        has_large_state = rng.random() < 0.12  # the state has two chunks, and steps are slower
+        has_large_state = rng.random() < 0.12  # the state has two chunks, and a step takes longer
         virtual_workers = rng.choice(
             [2, 3, 5] if has_large_state else [1, 2, 3, 5, 5, 7, 7, 8, 11, 13]
         )
@@ -140,7 +141,7 @@ class Schedule:
         }
 
         pace = rng.choice([0.0005, 0.002, 0.05 / virtual_workers])
-        is_burst = rng.random() < 0.25  # all at the same moment
+        is_burst = rng.random() < 0.25  # all these acts happen at the same moment
         acts: list[Act] = []
 
         for _ in range(rng.choice([1, 2, 3, 3, 4, 5])):
@@ -174,8 +175,8 @@ class Schedule:
         ]
 
     def coverage(self) -> set[str]:
-        """Return the kinds of all acts and moments, and `burst` if several acts have the same
-        moment."""
+        """Return the kinds of all acts and of their moments, and `burst` if several acts have the
+        same moment."""
         kinds = set[str]().union(*(act.kinds() for act in self.acts))
         return kinds | (
             {"burst"} if len({act.when for act in self.acts}) < len(self.acts) else set()

@@ -40,7 +40,7 @@ class Outcome:
     seconds: float
     problems: list[str]
     done: dict[str, int]  # kind of act or moment (see `required_coverage`) → count
-    missed: int  # number of acts whose moment did not come, or that found no victim
+    missed: int  # number of acts whose moment did not come, or for which no process was left
     signals: int
     generations: int
     repeated_steps: int  # number of steps that were repeated after all workers had died
@@ -48,7 +48,7 @@ class Outcome:
 
 
 class Stage:
-    """Starts runs in its folder; no process survives it."""
+    """Starts runs in a folder, and kills all their processes at the end."""
 
     def __init__(
         self, environment: dict[str, str], folder: Path, *, with_story: bool = False
@@ -107,13 +107,13 @@ class Stage:
                 crew.close()
                 execution.watch.close()
 
-        missed = execution.missed + sum(len(acts) for acts in execution.waiting.values())
+        missed_count = execution.missed + sum(len(acts) for acts in execution.waiting.values())
         outcome = Outcome(
             schedule.seed,
             seconds,
             problems,
             dict(execution.done),
-            missed,
+            missed_count,
             execution.signals,
             len({number for _, number in execution.watch.generations}),
             execution.watch.repeated_steps(),
@@ -200,7 +200,7 @@ def _describe(pid: int) -> str:
         return f"{pid} (it has just ended)"
 
 
-_stages: list[Stage] = []  # the stages of this process
+_stages: list[Stage] = []  # the stages that this process has created
 
 
 def open_stage(environment: dict[str, str], folder: str, with_story: bool) -> None:

@@ -42,7 +42,8 @@ def test_a_forkserver_and_its_workers_survive_the_death_of_each_other(crew: Crew
         return classify([child.pid for child in sorted(children(), key=psutil.Process.create_time)])
 
     def new_forkserver_and(as_expected: Callable[[list[int]], bool]) -> bool:
-        new, running = find()  # one snapshot: a child that has just started is not classified yet
+        # from one list of processes, because a child that has just started cannot be classified yet
+        new, running = find()
         return new not in ([], [forkserver]) and as_expected(running)
 
     crew.until(lambda: "held at 3" in launcher.read_log())
@@ -52,9 +53,11 @@ def test_a_forkserver_and_its_workers_survive_the_death_of_each_other(crew: Crew
     os.kill(forkserver, signal.SIGKILL)
     # the death of the forkserver does not affect the workers
     crew.until(lambda: new_forkserver_and(lambda running: running == workers))
-    killed, other = workers
-    os.kill(killed, signal.SIGKILL)
+    killed_worker, other_worker = workers
+    os.kill(killed_worker, signal.SIGKILL)
     crew.until(
-        lambda: new_forkserver_and(lambda running: len(running) == 2 and killed not in running)
+        lambda: new_forkserver_and(
+            lambda running: len(running) == 2 and killed_worker not in running
+        )
     )
-    assert other in find()[1]
+    assert other_worker in find()[1]

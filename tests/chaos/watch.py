@@ -117,7 +117,8 @@ class Watch:
         newest_step = -1
         repeated_count = 0
         for step in self.steps:
-            # one step is not a loss: some processes still start the step that others have finished
+            # a difference of one step is not a loss, because some processes start a step later than
+            # others
             if step.step < newest_step - 1:
                 repeated_count += newest_step - step.step
                 newest_step = step.step

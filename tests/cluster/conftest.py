@@ -19,9 +19,9 @@ from tests.cluster.run import Namespace, run_locally
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
+    folder_prefix = f"{Path(__file__).parent}{os.sep}"
     for item in items:
-        if here in item.path.parents:
+        if str(item.path).startswith(folder_prefix):
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.timeout(1800))
 
@@ -35,7 +35,7 @@ def namespace() -> Iterator[Namespace]:
 
 @pytest.fixture(scope="session")
 def undisturbed(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The sha256 of the weights of an undisturbed training: faults.LONG with one worker on this
+    """The sha256 of the weights of a training without faults (faults.LONG), with one worker on this
     machine.
 
     REKINDLE_TEST_UNDISTURBED, from an earlier session with the same number of steps, saves minutes.

@@ -36,7 +36,7 @@ class Fault:
     start_step: int
     end: float = 0.0  # time when all workers train again
     end_step: int = 0
-    # pods of the training that ended because of it
+    # pods of the training that ended because of the fault
     lost_pods: list[PodRecord] = field(default_factory=list)
     incidents: list[Incident] = field(default_factory=list)
 
@@ -77,7 +77,8 @@ class FaultyTraining:
         ]
 
     def succeeded_with(self, sha256: str) -> bool:
-        """Wait for the end; True if the run succeeded with these weights, in one job."""
+        """Wait for the end of the run; return True if it succeeded with these weights, and created
+        only one job."""
         assert self.run.wait_for_end() == "Succeeded"
         assert self.job_uid() == self.uid
         assert self.run.outputs()["model_sha256"] == self.run.sha256() == sha256

@@ -81,7 +81,7 @@ class Kube:
 
     @contextmanager
     def forward(self, service: str, port: int) -> Iterator[str]:
-        """Forward a port of this machine to a Service; yields its address."""
+        """Forward a port of this machine to a Service; yield the address of the port."""
         command = [
             "kubectl",
             "--namespace",

@@ -73,8 +73,8 @@ def rekindle(
     code: int = 0,
     variables: Mapping[str, str] = {},
 ) -> str:
-    """Run `rekindle`; returns its stdout. Fails with its output if it does not end with the exit
-    code `code`."""
+    """Run `rekindle`; returns its stdout. Fails with the output of the command if its exit code is
+    not `code`."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -205,7 +205,8 @@ class Run:
         return self.wait_for_step(self.step() + steps, seconds)
 
     def wait_for_workers(self, workers: int, seconds: float = 120) -> None:
-        """Wait until `workers` train together, and one more step, so that faults do not overlap."""
+        """Wait until `workers` workers train together and have made another step, so that faults do
+        not overlap."""
 
         def look() -> bool:
             groups = [event["members"] for event in self.events() if event["event"] == "generation"]

@@ -1,5 +1,5 @@
-"""A backfill that is killed continues with the same table, and a scheduled run trains only if it
-has to."""
+"""A backfill that is killed continues with the same table, and a scheduled run trains only if its
+data or code has changed."""
 
 import json
 import random

@@ -83,8 +83,12 @@ class Project:
         }
 
 
-def _content(item: Object) -> Object:
-    return {name: value for name, value in item.items() if name not in ("metadata", "status")}
+def _content(kubernetes_object: Object) -> Object:
+    return {
+        name: value
+        for name, value in kubernetes_object.items()
+        if name not in ("metadata", "status")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -111,14 +115,14 @@ def project(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(scope="module")
-def first(project: Project) -> Run:
+def first_run(project: Project) -> Run:
     """A run without an earlier result."""
     project.before = project.plan(code=WOULD_RUN)
     return project.submit()
 
 
 @pytest.fixture(scope="module")
-def second(project: Project, first: Run) -> Run:
+def second_run(project: Project, first_run: Run) -> Run:
     """The same run again."""
     return project.submit()
 
@@ -132,7 +136,7 @@ def phases(run: Run) -> dict[str, str]:
     return {node["displayName"]: node["phase"] for node in nodes}
 
 
-def test_a_plan_names_the_tasks_that_run_and_why(project: Project, first: Run):
+def test_a_plan_names_the_tasks_that_run_and_why(project: Project, first_run: Run):
     tasks_before = tasks(project.before)
     assert [tasks_before[name]["status"] for name in ("prepare", "train")] == ["runs", "runs"]
     assert tasks_before["prepare"]["reason"] == "no earlier result"
@@ -141,16 +145,16 @@ def test_a_plan_names_the_tasks_that_run_and_why(project: Project, first: Run):
 
     for name in ("prepare", "train"):
         assert tasks_after[name]["status"] == "cached"
-        assert tasks_after[name]["reason"] == f"result of {first.name}/{name}"
+        assert tasks_after[name]["reason"] == f"result of {first_run.name}/{name}"
 
     tasks_with_other_seed = tasks(project.plan("train.seed=9", code=WOULD_RUN))
     assert tasks_with_other_seed["prepare"]["status"] == "cached"
     assert tasks_with_other_seed["train"]["reason"] == "input seed: 1 → 9"
 
 
-def test_a_plan_whose_tasks_are_all_cached_has_exit_code_0(project: Project, first: Run):
+def test_a_plan_whose_tasks_are_all_cached_has_exit_code_0(project: Project, first_run: Run):
     plan = project.plan("pipeline=pipelines.unreleased", code=0)
-    assert tasks(plan)["train"]["reason"] == f"result of {first.name}/train"
+    assert tasks(plan)["train"]["reason"] == f"result of {first_run.name}/train"
 
 
 def test_a_plan_has_the_pods_that_fit_neither_a_node_nor_a_quota(project: Project):
@@ -171,32 +175,39 @@ def test_a_plan_has_the_pods_that_fit_neither_a_node_nor_a_quota(project: Projec
     assert quota.startswith("the peak of the run exceeds the rest of the ResourceQuota small: ")
 
 
-def test_the_same_run_again_starts_no_pod_of_a_known_step(first: Run, second: Run):
-    assert first.pods("prepare")
-    assert first.pods("train")
-    assert len(second.pods()) == 2
-    assert second.pods("evaluate")
-    assert second.pods("report")
-    assert {phases(second)[name] for name in ("prepare", "train")} == {"Skipped"}
-    assert second.outputs()["model_sha256"] == first.outputs()["model_sha256"] == first.sha256()
-    assert [run.outputs()["verdict"] for run in (first, second)] == ["release", "same"]
+def test_the_same_run_again_starts_no_pod_of_a_known_step(first_run: Run, second_run: Run):
+    assert first_run.pods("prepare")
+    assert first_run.pods("train")
+    assert len(second_run.pods()) == 2
+    assert second_run.pods("evaluate")
+    assert second_run.pods("report")
+    assert {phases(second_run)[name] for name in ("prepare", "train")} == {"Skipped"}
+    assert (
+        second_run.outputs()["model_sha256"]
+        == first_run.outputs()["model_sha256"]
+        == first_run.sha256()
+    )
+    assert [run.outputs()["verdict"] for run in (first_run, second_run)] == ["release", "same"]
 
 
 def test_a_changed_gate_runs_only_what_depends_on_it_and_the_limits_of_the_cache_hold(
-    project: Project, first: Run
+    project: Project, first_run: Run
 ):
     changed = project.submit("gate.tolerance=0.02", "cache.keep_entries=1")
     assert not changed.pods("prepare")
     assert not changed.pods("train")
     assert changed.pods("evaluate")
-    assert changed.outputs()["model_sha256"] == first.sha256()
-    # `report`, the last step, removed the others
+    assert changed.outputs()["model_sha256"] == first_run.sha256()
+    # `report`, the last step, has removed the other entries
     assert len(list(project.namespace.store.list("cache/"))) == 1
 
 
-def test_the_report_on_a_run_has_its_cost_on_spot_nodes_and_on_demand(project: Project, first: Run):
+def test_the_report_on_a_run_has_its_cost_on_spot_nodes_and_on_demand(
+    project: Project, first_run: Run
+):
     flags = ["--cluster", "--namespace", project.namespace.kube.namespace, "-o", "json"]
-    report = json.loads(rekindle("explain", first.name, *flags))  # the run has its own prices
+    # the manifest of the run contains its prices
+    report = json.loads(rekindle("explain", first_run.name, *flags))
     cost = report["cost"]
     workers = cost["trained"] + cost["waited"] + cost["lost"]
     assert cost["spot"] == pytest.approx(workers)
@@ -207,7 +218,7 @@ def test_the_report_on_a_run_has_its_cost_on_spot_nodes_and_on_demand(project: P
 
 
 def test_a_release_of_the_cluster_has_the_same_bits_if_it_is_reproduced_on_this_machine(
-    project: Project, first: Run, tmp_path: Path
+    project: Project, first_run: Run, tmp_path: Path
 ):
     with project.namespace.kube.forward("mlflow", 5000) as address:
         variables = {
@@ -218,5 +229,5 @@ def test_a_release_of_the_cluster_has_the_same_bits_if_it_is_reproduced_on_this_
         command = ["reproduce", f"{MODEL}@1", "-o", "json"]
         result = json.loads(rekindle(*command, cwd=project.folder, variables=variables))
     assert result["equal"]
-    assert result["model_sha256"] == first.sha256()
+    assert result["model_sha256"] == first_run.sha256()
     assert not [finding for finding in result["findings"] if finding["fatal"]]

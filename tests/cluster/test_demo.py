@@ -37,7 +37,7 @@ def predict(namespace: Namespace) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def local_result(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The result of the same run on this machine."""
+    """The output of the demo on this machine, with the same config."""
     return run_locally(tmp_path_factory.mktemp("home"), *namespace.sets())
 
 
@@ -102,7 +102,8 @@ def test_a_rollback_serves_the_previous_release_as_champion(demo: Run):
     assert second_run.outputs()["verdict"] == "release"
     assert predict(namespace)["sha256"] == second_run.sha256() != demo.sha256()
 
-    with kube.forward("mlflow", 5000) as address:  # MLflow admits 127.0.0.1, but not its ClusterIP
+    # MLflow accepts requests to 127.0.0.1, but not to its ClusterIP
+    with kube.forward("mlflow", 5000) as address:
         variables = {"MLFLOW_TRACKING_URI": address, **namespace.variables}
         durations = list[float]()
         for version in ("1", "2", "1", "2", "1"):

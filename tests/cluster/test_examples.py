@@ -23,7 +23,8 @@ LIGHT = [
 def local_sha256s(
     namespace: Namespace, home: Path, config: Path, settings: list[str], tasks: tuple[str, ...]
 ) -> list[str]:
-    """Train on this machine; returns the sha256 of the models of these tasks."""
+    """Run the pipeline on this machine; return the sha256 of the models that these tasks have
+    trained."""
     try:
         flags = [*namespace.sets(settings), "-o", "json"]
         name = json.loads(

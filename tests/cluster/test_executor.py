@@ -20,7 +20,8 @@ def executor(namespace: Namespace) -> FaultyTraining:
     training.inject("deleted", lambda: kube.delete_pods(run.wait_for_pod("train"), force=True))
     training.inject("out of memory", lambda: _starve(training))
     run.wait_for_step(STEPS, 600)
-    kube.scale("mlflow-proxy", 0)  # so that the evaluation cannot end before it is evicted
+    # so that the evaluation cannot end before it is evicted
+    kube.scale("mlflow-proxy", 0)
     # the executor waits longer and longer between its attempts
     kube.evict(run.wait_for_pod("evaluate", 600))
     kube.scale("mlflow-proxy", 1)
@@ -33,7 +34,8 @@ def _starve(training: FaultyTraining) -> None:
     kube = training.run.namespace.kube
     run = training.run
     limits = kube.get("limitrange", "rekindle")
-    pod = run.wait_for_pod("train")  # before the limit applies: later it would not start
+    # before the limit applies, because later the process would not start
+    pod = run.wait_for_pod("train")
     kube.apply(_limit(TOO_LITTLE_MEMORY))
 
     try:
@@ -84,7 +86,8 @@ def test_deleting_the_executor_pod_does_not_restart_the_training(
 def test_an_executor_that_runs_out_of_memory_does_not_restart_the_training(
     executor: FaultyTraining, undisturbed: str
 ):
-    # Argo keeps no trace of it if it recreates the pod under the same node
+    # if Argo creates the pod again for the same node of the workflow, the status does not show the
+    # first pod
     fault = executor.faults["out of memory"]
     assert fault.incidents == []
     assert fault.end_step > fault.start_step
@@ -94,7 +97,7 @@ def test_an_executor_that_runs_out_of_memory_does_not_restart_the_training(
 def test_an_evicted_step_is_repeated(executor: FaultyTraining, undisturbed: str):
     assert executor.succeeded_with(undisturbed)
     evicted, *_, last_pod = executor.run.namespace.watch.find(f"{executor.run.name}-evaluate")
-    # Argo may give the new pod to the same node
+    # Argo may create the new pod for the same node of the workflow
     assert evicted.deleting
     assert evicted.uid != last_pod.uid
     assert executor.run.nodes("evaluate")[-1]["phase"] == "Succeeded"

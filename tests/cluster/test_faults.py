@@ -1,6 +1,7 @@
 """Faults of the pods of a training: the run succeeds with the weights of an undisturbed run.
 
-The faults are injected into one workflow, one after the other, since a workflow takes minutes.
+All faults are injected into the same workflow, one after the other, because a workflow takes
+minutes.
 """
 
 import pytest

@@ -96,8 +96,8 @@ def _run_scenario(
     worker: str,
     action: Callable[[str], None] | None = None,
 ) -> bool:
-    """Create a job, run `action`, and return the verdict of its conditions: True if it
-    succeeded."""
+    """Create a job, run `action`, and return True if the job succeeded by the conditions of its
+    step."""
     name = f"{kind.lower().replace('/', '-')}-{scenario}"
     job_kind = kinds(name, lead, worker)[kind]
 
@@ -108,7 +108,7 @@ def _run_scenario(
     _create(namespace, job_kind.manifest)
     with ThreadPoolExecutor(1) as pool:
         running_action = pool.submit(action or (lambda name: None), name)
-        statuses, good = _watch_job(namespace, job_kind, name)
+        statuses, has_succeeded = _watch_job(namespace, job_kind, name)
         running_action.result()
 
     namespace(
@@ -117,7 +117,7 @@ def _run_scenario(
     if os.environ.get("REKINDLE_RECORD"):
         _record(kind, scenario, statuses)
 
-    return good
+    return has_succeeded
 
 
 def _watch_job(namespace: Kube, job_kind: Kind, name: str) -> tuple[list[Any], bool]:
@@ -131,10 +131,10 @@ def _watch_job(namespace: Kube, job_kind: Kind, name: str) -> tuple[list[Any], b
         status = _without_times(job.get("status", {}))
         if status not in statuses[-1:]:
             statuses.append(status)
-        good, _ = evaluate_conditions(
+        has_succeeded, _ = evaluate_conditions(
             {"status": job.get("status", {})}, job_kind.success, ",".join(job_kind.failure)
         )
-        found.extend([] if good is None else [good])
+        found.extend([] if has_succeeded is None else [has_succeeded])
         return bool(found)
 
     until("the verdict", look, 300, pause=0.3, evidence=lambda: json.dumps(statuses[-1:], indent=1))

@@ -1,8 +1,8 @@
-"""Containers that end like on a node that loses its power: SIGKILL by root on the node, without
-grace.
+"""Containers end as on a node that loses its power: root kills their processes on the node with
+SIGKILL.
 
-A pod with access to the processes of its node does it, in another namespace that allows it
-(REKINDLE_TEST_RESTARTS=yes).
+A pod in another namespace kills the processes; the namespace must allow access to all processes of
+a node (REKINDLE_TEST_RESTARTS=yes).
 """
 
 import os

@@ -1,5 +1,5 @@
-"""Whole runs in pairs on one champion: different quality, different moments, some killed, half of
-them without a mutex.
+"""Pairs of simultaneous runs of one model: their candidates differ in quality, some runs lose a
+pod, and half of the pairs have no mutex.
 
 REKINDLE_TEST_PAIRS: number of pairs (default: 10).
 """
@@ -45,7 +45,7 @@ def kill_a_pod(run: Run, moment: float) -> None:
 
 
 def problems(run: Run) -> list[str]:
-    """Return how the end of a run contradicts its verdict."""
+    """Return the contradictions between a run's verdict and the model that serves at its end."""
     status = run.workflow()["status"]
     values = results.read_parameters(status)
     run_id = tracking.find_run(NAME, run.name)
@@ -116,7 +116,12 @@ def run_pair(namespace: Namespace, draw: random.Random, pipeline: str) -> list[R
         thread.join()
 
     ends = [(run.name, run.outputs().get("verdict")) for run in runs]
-    again = sum(".evaluate-again" in node["name"] for run in runs for node in run.nodes("evaluate"))
-    print(f"{pipeline}: {ends}, {len(kills)} killed, {again} repeated evaluations", flush=True)
+    repeated_evaluations = sum(
+        ".evaluate-again" in node["name"] for run in runs for node in run.nodes("evaluate")
+    )
+    print(
+        f"{pipeline}: {ends}, {len(kills)} killed, {repeated_evaluations} repeated evaluations",
+        flush=True,
+    )
 
     return runs

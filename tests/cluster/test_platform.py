@@ -61,7 +61,7 @@ OBJECTS: dict[str, Object] = {
     "jaxjobs": job("JAXJob", "jaxReplicaSpecs", "Worker", "jax"),
     "jobs": {"apiVersion": "batch/v1", "kind": "Job", "spec": BATCH},
 }
-WATCH_S = 3.0  # enough for kubectl with a watch; without one it polls, with growing pauses
+WATCH_S = 3.0  # enough for `kubectl wait` if it may watch; otherwise it polls, with growing pauses
 ARGO = [rule for rule in list_permissions() if rule[0] == "argoproj.io"]
 APPLIED = [
     rule for rule in (*list_permissions(), *list_permissions("frameworks")) if rule not in ARGO
@@ -71,8 +71,8 @@ APPLIED = [
 def grant(name: str, granted: list[tuple[str, str, str]]) -> list[Object]:
     """Return an account with these permissions, and a token for Argo's executor."""
     role_rules = [
-        {"apiGroups": [group], "resources": [kind], "verbs": [verb]}
-        for group, kind, verb in granted
+        {"apiGroups": [api_group], "resources": [kind], "verbs": [verb]}
+        for api_group, kind, verb in granted
     ]
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
 
@@ -219,8 +219,7 @@ def test_applying_and_deleting_jobs_needs_every_permission_of_the_account(
 def test_only_the_account_of_workflows_may_apply_jobs_of_missing_operators(
     namespace: Namespace,
 ) -> None:
-    """Their permissions have the same verbs as the kinds above, which are tried with the same
-    commands."""
+    """The permissions for these jobs have the same verbs as the permissions for the kinds above."""
     absent = [rule for rule in APPLIED if rule[1] not in OBJECTS]
     assert {rule[1] for rule in absent} == {"trainjobs"}
     settings = Platform(
@@ -382,11 +381,11 @@ def test_reporting_to_argo_needs_every_permission_of_the_account(namespace: Name
         pause=1,
     )
 
-    second = submit(namespace, "rekindle")
+    get_second_name = submit(namespace, "rekindle")
 
     until(
         "a workflow that started later has succeeded",
-        lambda: phase(second()) == "Succeeded",
+        lambda: phase(get_second_name()) == "Succeeded",
         120,
         pause=1,
     )
@@ -431,7 +430,8 @@ def run_checks(namespace: Namespace, *sets: str) -> dict[str, Any]:
 def test_all_checks_pass_in_a_healthy_namespace(namespace: Namespace) -> None:
     checks = run_checks(namespace)
     failures = {name: check["found"] for name, check in checks.items() if not check["ok"]}
-    assert failures.keys() <= {"init container"}, failures  # the operator may lack its template
+    # the template of the operator may be missing
+    assert failures.keys() <= {"init container"}, failures
     assert "1 of 8 concurrent creates succeeded" in checks["object store from a pod"]["found"]
     assert checks["MLflow from a pod"]["ok"]
     assert checks[f"image {namespace.image}"]["ok"]
@@ -486,7 +486,7 @@ def test_checks_find_all_faults_and_give_remedies(namespace: Namespace) -> None:
 
 def test_the_api_server_accepts_the_rendered_platform(namespace: Namespace) -> None:
     """All options, and the patch of the operator, as a dry run."""
-    everything = [
+    platform_flags = [
         "--with",
         "mlflow",
         "--with",
@@ -515,7 +515,7 @@ def test_the_api_server_accepts_the_rendered_platform(namespace: Namespace) -> N
         Kube(name)(
             *flags,
             "--force-conflicts",
-            stdin=rekindle("platform", "render", "-n", name, *everything),
+            stdin=rekindle("platform", "render", "-n", name, *platform_flags),
         )
     finally:
         namespace.kube("delete", "namespace", name, "--wait=false")

@@ -1,5 +1,5 @@
-"""Retention on a cluster: each run's end applies the limits of its config, and `rekindle prune
---cluster` others."""
+"""Retention on a cluster: the end of each run applies the limits of its config, and `rekindle prune
+--cluster` applies the limits in its options."""
 
 import json
 from pathlib import Path
@@ -49,9 +49,9 @@ def test_old_runs_and_releases_are_removed_and_the_others_can_still_serve(
 
     with kube.forward("mlflow", 5000) as address:
         variables = {"MLFLOW_TRACKING_URI": address, **namespace.variables}
-        listed = json.loads(rekindle(*prune, variables=variables))
+        listed_runs = json.loads(rekindle(*prune, variables=variables))
         assert kube.get("workflow", runs[1].name)
-        assert runs[1].name in [row["run"] for row in listed["runs"]]
+        assert runs[1].name in [row["run"] for row in listed_runs["runs"]]
         rekindle(*prune, "--yes", variables=variables)
         assert [bool([*store.list(f"{run.name}/")]) for run in runs] == [False, False, True]
         assert [bool(kube.get("workflow", run.name)) for run in runs] == [False, False, True]

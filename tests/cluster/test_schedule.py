@@ -23,13 +23,13 @@ def test_runs_of_a_schedule_do_not_overlap(namespace: Namespace):
         rekindle("schedule", *flags, "--suspend")
 
     workflows = namespace.kube.items("workflows", label)
-    first, second = sorted(
+    first_run, second_run = sorted(
         workflows, key=lambda workflow: workflow["metadata"]["creationTimestamp"]
     )[:2]
-    runs = [Run(namespace, workflow["metadata"]["name"]) for workflow in (first, second)]
+    runs = [Run(namespace, workflow["metadata"]["name"]) for workflow in (first_run, second_run)]
     assert [run.wait_for_end() for run in runs] == ["Succeeded", "Succeeded"]
     end = runs[0].workflow()["status"]["finishedAt"]
-    assert seconds(end) <= seconds(second["metadata"]["creationTimestamp"])
+    assert seconds(end) <= seconds(second_run["metadata"]["creationTimestamp"])
     assert [run.outputs()["verdict"] for run in runs] == ["release", "same"]
     assert runs[0].sha256() == runs[1].sha256()
     assert [bool(run.pods("train-master")) for run in runs] == [

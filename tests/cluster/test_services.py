@@ -29,7 +29,8 @@ def evaluated(namespace: Namespace) -> FaultyTraining:
 def test_a_training_does_not_wait_for_unavailable_services(
     namespace: Namespace, service: str, undisturbed: str
 ):
-    # one training each: a fast machine may end a training during the first outage
+    # each service has its own training, because on a fast machine a training may end during the
+    # first outage
     training = FaultyTraining(namespace)
     training.inject(service, lambda: interrupt_service(namespace.kube, service, OUTAGE_S))
     fault = training.faults[service]

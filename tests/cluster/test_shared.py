@@ -1,6 +1,8 @@
-"""Shared clusters: other backends, a queue, and extra workers on idle quota.
+"""Trainings on a shared cluster: as a JobSet or a TrainJob, in a queue, and with extra workers on
+idle quota.
 
-Needs JobSet, Kubeflow Trainer and Kueue on the cluster; tests of missing ones are skipped.
+Needs JobSet, Kubeflow Trainer and Kueue on the cluster; a test is skipped if the cluster lacks what
+the test needs.
 """
 
 import subprocess

@@ -34,7 +34,8 @@ NAME = "digits"
 LABEL = "app.kubernetes.io/name=digits"
 RATE = float(os.environ.get("REKINDLE_TEST_RATE", "30"))
 SERVERS = 2
-PEAK_SERVERS = 3  # as an autoscaler might set it during the test; each release keeps this number
+# number of replicas, as an autoscaler might set it during the test; each release keeps this number
+PEAK_SERVERS = 3
 SETTINGS = [
     f"name={NAME}",
     "workload=benchmarks.workloads.faulty",
@@ -52,8 +53,8 @@ CANARY = (
 
 @dataclass
 class Change:
-    """A change of the servers: its bars, and the versions that may answer; `faulty` is one of them
-    that may fail."""
+    """A change of the servers: the limits of its duration, and the versions that may answer; the
+    version `faulty` may fail."""
 
     versions: set[str]
     faulty: str = ""

@@ -23,34 +23,34 @@ from tests.conformance.here import Here
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(
+    argument_parser = argparse.ArgumentParser(
         prog="python -m tests.conformance", description=(__doc__ or "").partition("\n")[0]
     )
-    options.add_argument(
+    argument_parser.add_argument(
         "folder", type=Path, nargs="?", help="manifests to compare instead of random ones"
     )
-    options.add_argument("--count", type=int, default=20)
-    options.add_argument("--seed", type=int, default=1)
-    options.add_argument(
+    argument_parser.add_argument("--count", type=int, default=20)
+    argument_parser.add_argument("--seed", type=int, default=1)
+    argument_parser.add_argument(
         "--namespace", required=True, help="created if missing, and then deleted at the end"
     )
-    options.add_argument(
+    argument_parser.add_argument(
         "--image", default=DEFAULT_IMAGE, help="the image to use for python:3.11 on that cluster"
     )
-    options.add_argument(
+    argument_parser.add_argument(
         "--instance", default="", help="the instanceID of the controller, if it has one"
     )
-    options.add_argument(
+    argument_parser.add_argument(
         "--at-once", type=int, default=4, help="number of workflows on the cluster at the same time"
     )
-    options.add_argument(
+    argument_parser.add_argument(
         "--record", action="store_true", help="add each with its outcome on Argo to recorded.jsonl"
     )
-    options.add_argument(
+    argument_parser.add_argument(
         "--differences", type=Path, default=Path("differences"), help="folder to write them to"
     )
 
-    arguments = options.parse_args()
+    arguments = argument_parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as folder,
         Argo(arguments.namespace, arguments.image, arguments.instance) as argo,
@@ -83,14 +83,18 @@ def main() -> int:
                 lambda comparison: report(comparison, arguments.differences),
             )
             differing = [comparison for comparison in comparisons if comparison.differences]
-            different = reproduced(differing, Path(folder), here, argo, arguments.at_once)
+            reproduced_comparisons = reproduced(
+                differing, Path(folder), here, argo, arguments.at_once
+            )
 
         print(table(comparisons, argo.version))
-        print(f"{len(different)} differ: {names(different)}")
-        not_reproduced = [comparison for comparison in differing if comparison not in different]
+        print(f"{len(reproduced_comparisons)} differ: {names(reproduced_comparisons)}")
+        not_reproduced = [
+            comparison for comparison in differing if comparison not in reproduced_comparisons
+        ]
         print(f"{len(not_reproduced)} differed by chance: {names(not_reproduced)}")
 
-        return int(bool(different))
+        return int(bool(reproduced_comparisons))
 
 
 def report(comparison: Comparison, folder: Path) -> None:
@@ -117,9 +121,9 @@ def table(comparisons: list[Comparison], version: str) -> str:
     ]
     nodes = sum(len(comparison.argo.get("nodes", [])) for comparison in comparisons)
     mean = sum(comparison.seconds_here for comparison in comparisons) / max(1, len(comparisons))
-    content = f"{nodes} nodes; {', '.join(phases)}"
+    contents_cell = f"{nodes} nodes; {', '.join(phases)}"
     return (
-        f"{len(comparisons)} workflows ({content}) on Argo {version} and here, {mean:.1f} s each"
+        f"{len(comparisons)} workflows ({contents_cell}) on Argo {version} and here, {mean:.1f} s each"
         " here"
     )
 

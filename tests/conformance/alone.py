@@ -80,10 +80,10 @@ def outcome_of(manifest: str, name: str, home: Path) -> dict[str, Any]:
     from argolocal.manifest.read import parse_objects, split_main_object
     from tests.conformance.outcome import REJECTED, in_store, of_status
 
-    main, others = split_main_object(parse_objects(manifest))
+    workflow, other_objects = split_main_object(parse_objects(manifest))
 
     try:
-        outcome = argolocal.run(main, objects=others, home=home)
+        outcome = argolocal.run(workflow, objects=other_objects, home=home)
     except argolocal.ConfigError as error:
         return {"phase": "Error", "message": f"{REJECTED}: {error}", "outputs": {}, "nodes": []}
 
@@ -98,7 +98,7 @@ def serve() -> None:
     import tests.conformance.outcome  # noqa: F401
 
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # keeps other output off the answers
+    os.dup2(2, 1)  # other output must not be mixed with the answers
 
     for line in iter(sys.stdin.readline, ""):
         pid = os.fork()

@@ -70,7 +70,7 @@ class Argo:
         self.namespace = namespace
         self.image = image
         self.instance = instance
-        # workflow → the other objects of its manifest
+        # name of a workflow → the other objects of its manifest
         self.running: dict[str, list[dict[str, Any]]] = {}
         # workflow → resourceVersion, time of its last change
         self.changed: dict[str, tuple[str, float]] = {}
@@ -160,21 +160,21 @@ class Argo:
         if self.store:
             text = text.replace(f"bucket: {DEFAULT_BUCKET}", f"bucket: {self.store.bucket}")
 
-        flow, others = split_main_object(
+        flow, other_objects = split_main_object(
             [self._replace_images(document) for document in parse_objects(text)]
         )
         if self.instance:
             flow["metadata"].setdefault("labels", {})[INSTANCE] = self.instance
 
         try:
-            if others:
-                self("apply", "-f", "-", text=yaml.safe_dump_all(others))
+            if other_objects:
+                self("apply", "-f", "-", text=yaml.safe_dump_all(other_objects))
 
             self("create", "-f", "-", text=json.dumps(flow))
         except subprocess.CalledProcessError as error:  # the API server rejects the manifest
             self.rejected[name] = _rejected_outcome(f"{REJECTED}: {error.stderr}")
 
-        self.running[name] = others
+        self.running[name] = other_objects
 
     def _replace_images(self, value: Any) -> Any:
         """Replace the images that the local runner maps to programs of the machine."""
@@ -212,18 +212,18 @@ class Argo:
                 )
 
         for name in outcomes:
-            others = self.running.pop(name)
+            other_objects = self.running.pop(name)
             if name not in self.rejected:
                 self("delete", "workflow", name, "--wait=false")
 
-            if others:
+            if other_objects:
                 self(
                     "delete",
                     "-f",
                     "-",
                     "--wait=false",
                     "--ignore-not-found",
-                    text=yaml.safe_dump_all(others),
+                    text=yaml.safe_dump_all(other_objects),
                 )
 
         self.rejected.clear()

@@ -8,8 +8,8 @@ T = TypeVar("T")
 
 
 class Chance:
-    """chance(30) is true in 30 % of the calls; chance.one("a", "b") is one of the values, the first
-    is the simplest.
+    """chance(30) is True in 30 % of the calls; chance.one("a", "b") returns one of its arguments.
+    Hypothesis simplifies failures towards the first argument.
 
     `below(n)` returns an integer from 0 to n - 1.
     """

@@ -89,10 +89,10 @@ def compare(
             }, time.monotonic() - since
 
     with ThreadPoolExecutor(LOCAL_RUNS) as pool:
-        mine: dict[Path, Future[tuple[Outcome, float]]] = {}
+        local_outcomes: dict[Path, Future[tuple[Outcome, float]]] = {}
 
         def on_end(path: Path, argos: Outcome, seconds: float) -> None:
-            outcome, seconds_here = mine.pop(path).result()
+            outcome, seconds_here = local_outcomes.pop(path).result()
             comparisons.append(
                 Comparison(path, outcome, argos, differences(outcome, argos), seconds_here, seconds)
             )
@@ -102,7 +102,7 @@ def compare(
             manifests,
             argo,
             at_once,
-            lambda path: mine.update({path: pool.submit(run_timed, path)}),
+            lambda path: local_outcomes.update({path: pool.submit(run_timed, path)}),
             on_end,
         )
 

@@ -47,8 +47,8 @@ def examples(folder: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
     library = {
         _name(item): item
-        for found in files.values()
-        for item in found
+        for objects in files.values()
+        for item in objects
         if item["kind"] in REFERENCED
     }
 
@@ -63,16 +63,16 @@ def examples(folder: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
             ].strip("-")
             name = f"{name}-{number}" if number else name
             needed: dict[str, dict[str, Any]] = {}
-            _add_referenced(json.dumps(main := _workflow_of(flow, name)), library, needed)
-            yield name, [main, *needed.values()]
+            _add_referenced(json.dumps(main_workflow := _workflow_of(flow, name)), library, needed)
+            yield name, [main_workflow, *needed.values()]
 
 
 def _read(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        found = parse_objects(path.read_text())
+        objects = parse_objects(path.read_text())
     except ConfigError:
         return
-    for item in found:
+    for item in objects:
         if item.get("kind") in {*FLOWS, *REFERENCED}:
             item["metadata"] = {
                 k: v for k, v in (item.get("metadata") or {}).items() if k != "namespace"
@@ -144,17 +144,19 @@ def run_here(here: Here, path: Path) -> tuple[Outcome, float] | None:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(
+    argument_parser = argparse.ArgumentParser(
         prog="python -m tests.conformance.examples", description=__doc__
     )
-    options.add_argument("folder", type=Path)
-    options.add_argument("--namespace", required=True)
-    options.add_argument("--image", default=DEFAULT_IMAGE)
-    options.add_argument("--instance", default="")
-    options.add_argument("--at-once", type=int, default=6)
-    options.add_argument("--only", default="", help="regular expression of the names to run")
-    options.add_argument("--differences", type=Path, default=Path("differences"))
-    arguments = options.parse_args()
+    argument_parser.add_argument("folder", type=Path)
+    argument_parser.add_argument("--namespace", required=True)
+    argument_parser.add_argument("--image", default=DEFAULT_IMAGE)
+    argument_parser.add_argument("--instance", default="")
+    argument_parser.add_argument("--at-once", type=int, default=6)
+    argument_parser.add_argument(
+        "--only", default="", help="regular expression of the names to run"
+    )
+    argument_parser.add_argument("--differences", type=Path, default=Path("differences"))
+    arguments = argument_parser.parse_args()
     verdicts: Counter[str] = Counter()
 
     def report(name: str, verdict: str, text: str) -> None:
@@ -165,7 +167,7 @@ def main() -> int:
         tempfile.TemporaryDirectory() as folder,
         Argo(arguments.namespace, arguments.image, arguments.instance) as argo,
     ):
-        mine: dict[Path, tuple[Outcome, float]] = {}
+        local_outcomes: dict[Path, tuple[Outcome, float]] = {}
         with Here(Path(folder) / "home", LOCAL_TIMEOUT_S) as here:
             for name, objects in examples(arguments.folder):
                 if not re.search(arguments.only, name):
@@ -180,10 +182,10 @@ def main() -> int:
                 elif is_rejected(result[0]):
                     report(name, "rejected", result[0]["message"][-200:].replace("\n", " "))
                 else:
-                    mine[path] = result
+                    local_outcomes[path] = result
 
         def on_end(path: Path, argos: Outcome, seconds: float) -> None:
-            outcome, seconds_here = mine[path]
+            outcome, seconds_here = local_outcomes[path]
             found_differences = differences(outcome, argos)
 
             is_equal = argos["phase"] == outcome["phase"] or (
@@ -200,7 +202,7 @@ def main() -> int:
                     arguments.differences / path.stem
                 )
 
-        run_on_argo(list(mine), argo, arguments.at_once, lambda path: None, on_end)
+        run_on_argo(list(local_outcomes), argo, arguments.at_once, lambda path: None, on_end)
 
     print(", ".join(f"{verdict}: {number}" for verdict, number in verdicts.most_common()))
     return int(bool(verdicts["differs"]))

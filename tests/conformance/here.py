@@ -15,7 +15,7 @@ from rekindle.local.services.services import DEFAULT_BUCKET, Services
 from rekindle.storage import Store
 from tests.conformance.outcome import REJECTED, Contents, Outcome, in_store, of_status
 
-TIMEOUT_S = 600.0  # a workflow that waits for its retries takes long on Argo too
+TIMEOUT_S = 600.0  # on Argo, a workflow that waits for its retries also takes long
 REJECTED_EXIT_CODE = 2
 
 
@@ -42,21 +42,21 @@ class Here:
         hangs."""
         program = Path(sys.executable).with_name("rekindle")
         command = [str(program), "run", "--manifest", str(manifest), "-o", "json", "--yes"]
-        done = subprocess.run(
+        result = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=self.timeout
         )
-        assert done.returncode in (0, 1, REJECTED_EXIT_CODE), done.stderr
-        assert "Traceback" not in done.stderr, done.stderr
+        assert result.returncode in (0, 1, REJECTED_EXIT_CODE), result.stderr
+        assert "Traceback" not in result.stderr, result.stderr
 
-        if done.returncode == REJECTED_EXIT_CODE:
+        if result.returncode == REJECTED_EXIT_CODE:
             return {
                 "phase": "Error",
-                "message": f"{REJECTED}: {done.stdout.strip()}",
+                "message": f"{REJECTED}: {result.stdout.strip()}",
                 "outputs": {},
                 "nodes": [],
             }
 
-        return of_status(name, json.loads(done.stdout)["status"], self._contents)
+        return of_status(name, json.loads(result.stdout)["status"], self._contents)
 
     @property
     def _contents(self) -> Contents:

@@ -25,7 +25,7 @@ FACTS = (
 )
 LISTS = ('["a", "b"]', '[{"k": 1, "v": "x"}, {"k": 2, "v": "y"}]', "[]", "[1, 2.5, true]")
 PORT = 18347  # port of the only daemon of a workflow
-LIMITS = "{{workflow.name}}-limits"  # the ConfigMap of semaphores: one, two, and a text
+LIMITS = "{{workflow.name}}-limits"  # the ConfigMap that contains the limits of the semaphores
 UNREACHABLE = "http://127.0.0.2:1"
 LISTING = (
     "cd /tmp/in 2>/dev/null && find . | sort && find . -type f | sort | xargs cat || cat /tmp/in ||"
@@ -119,8 +119,8 @@ def parameter(chance: Chance) -> tuple[Template, set[str]]:
     text = chance.one("v1", "12", "a\\nb\\n\\n", "", '{"k": 1}', '["x"]')
     output: dict[str, Any] = {"name": "p", "valueFrom": {"path": "/tmp/o"}}
     output.update(chance.one({}, {"globalName": "g"}))
-    after = chance.one("", "; exit 2")  # outputs of failed steps count, too
-    return sh(f"printf '{text}' > /tmp/o{after}") | {"outputs": {"parameters": [output]}}, {"p"}
+    ending = chance.one("", "; exit 2")  # outputs of failed steps count, too
+    return sh(f"printf '{text}' > /tmp/o{ending}") | {"outputs": {"parameters": [output]}}, {"p"}
 
 
 def missing(chance: Chance) -> tuple[Template, set[str]]:
@@ -193,7 +193,7 @@ def suspend(chance: Chance) -> tuple[Template, set[str]]:
     output = {
         "name": chance.one("p", "p", "a"),
         "valueFrom": source,
-    }  # the default of an input of that name applies, too
+    }  # the default of an input with this name also applies
     return template | {"outputs": {"parameters": [output]}}, (
         {"p"} if output["name"] == "p" else set()
     )
@@ -274,14 +274,16 @@ def containers(chance: Chance) -> tuple[Template, set[str]]:
         "args": [f"echo 1; exit {code}"],
     }
 
-    main = {
+    main_container = {
         "name": "main",
         "image": IMAGE,
         "command": ["sh", "-c"],
         "args": ["echo '{{inputs.parameters.a}}'"],
     }
 
-    return {"containerSet": {"containers": [first, main | {"dependencies": ["first"]}]}}, {"result"}
+    return {
+        "containerSet": {"containers": [first, main_container | {"dependencies": ["first"]}]}
+    }, {"result"}
 
 
 def resource(chance: Chance) -> tuple[Template, set[str]]:

@@ -23,9 +23,12 @@ from argolocal.store import ObjectStore
 Outcome = dict[str, Any]
 Contents = Callable[[str], dict[str, str]]
 OVER = ("Succeeded", "Failed", "Error")
-LOGS = "main-logs"  # an artifact that only a cluster makes
-STUCK = "Stuck"  # never ends
-REJECTED = "invalid spec"  # prefix of the message of a workflow that Argo's check rejects
+# an artifact that only a cluster makes
+LOGS = "main-logs"
+# never ends
+STUCK = "Stuck"
+# prefix of the message of a workflow that Argo's check rejects
+REJECTED = "invalid spec"
 # messages that end in texts of a kubelet, a store or a Go library
 CLASSES = (
     r"(?P<text>.*(init|wait): Error \(exit code 64\): artifact \S+ failed to (load|save)):.*",
@@ -154,51 +157,60 @@ def _text(data: bytes) -> str:
     return str(_files(data))
 
 
-def differences(mine: Outcome, argo: Outcome) -> list[str]:
+def differences(local_outcome: Outcome, argo_outcome: Outcome) -> list[str]:
     """Return a line for each difference between the outcomes of the local runner and of Argo."""
-    return list(_differences(mine, argo))
+    return list(_differences(local_outcome, argo_outcome))
 
 
-def _differences(mine: Outcome, argo: Outcome) -> Iterator[str]:
-    if is_rejected(argo) or is_rejected(mine):
-        if is_rejected(argo) != is_rejected(mine):
-            outcome, where = (mine, "here") if is_rejected(mine) else (argo, "on Argo")
-            yield f"rejected {where} only: {outcome['message']}"
+def _differences(local_outcome: Outcome, argo_outcome: Outcome) -> Iterator[str]:
+    if is_rejected(argo_outcome) or is_rejected(local_outcome):
+        if is_rejected(argo_outcome) != is_rejected(local_outcome):
+            outcome, place = (
+                (local_outcome, "here") if is_rejected(local_outcome) else (argo_outcome, "on Argo")
+            )
+            yield f"rejected {place} only: {outcome['message']}"
 
         return
 
-    if argo["phase"] == STUCK:  # Argo waits for ever; the local runner ends with a reason
-        if mine["phase"] != "Error" or "Argo would wait" not in mine["message"]:
-            yield f"phase: {mine['phase']} here ({mine['message']}), Argo never ends"
+    if argo_outcome["phase"] == STUCK:  # Argo waits for ever; the local runner ends with a reason
+        if local_outcome["phase"] != "Error" or "Argo would wait" not in local_outcome["message"]:
+            phase, message = local_outcome["phase"], local_outcome["message"]
+            yield f"phase: {phase} here ({message}), Argo never ends"
 
-        argo = argo.get("was") or argo
+        argo_outcome = argo_outcome.get("was") or argo_outcome
     else:
         for key in ("phase", "message"):
-            yield from _compare_values(key, mine[key], argo.get(key, ""))
+            yield from _compare_values(key, local_outcome[key], argo_outcome.get(key, ""))
 
-    yield from _compare_values("outputs", mine["outputs"], argo.get("outputs", {}))
-    here, there = ({node["name"]: node for node in side["nodes"]} for side in (mine, argo))
-    killed = {
-        name for name, node in there.items() if node["message"] in KILLED or node.get("daemon")
+    yield from _compare_values("outputs", local_outcome["outputs"], argo_outcome.get("outputs", {}))
+    local_nodes, argo_nodes = (
+        {node["name"]: node for node in side["nodes"]} for side in (local_outcome, argo_outcome)
+    )
+    killed_nodes = {
+        name for name, node in argo_nodes.items() if node["message"] in KILLED or node.get("daemon")
     }
-    killed.update(
-        {name for name in there if any(f"{name}({count})" in killed for count in range(10))}
+    killed_nodes.update(
+        {
+            name
+            for name in argo_nodes
+            if any(f"{name}({count})" in killed_nodes for count in range(10))
+        }
     )
 
-    for name in sorted({*here, *there}):
-        if name not in here or name not in there:
-            node = here.get(name) or there[name]
+    for name in sorted({*local_nodes, *argo_nodes}):
+        if name not in local_nodes or name not in argo_nodes:
+            node = local_nodes.get(name) or argo_nodes[name]
             yield (
-                f"{name}: {'here' if name in here else 'on Argo'} only ({node['type']}"
+                f"{name}: {'here' if name in local_nodes else 'on Argo'} only ({node['type']}"
                 f" {node['phase']})"
             )
             continue
 
-        for key, value in there[name].items():
-            if key in ("result", "exitCode") and name in killed:
+        for key, value in argo_nodes[name].items():
+            if key in ("result", "exitCode") and name in killed_nodes:
                 continue
 
-            yield from _compare_values(f"{name}: {key}", here[name].get(key), value)
+            yield from _compare_values(f"{name}: {key}", local_nodes[name].get(key), value)
 
 
 def is_rejected(outcome: Outcome) -> bool:
@@ -206,11 +218,11 @@ def is_rejected(outcome: Outcome) -> bool:
     return outcome.get("message", "").startswith(REJECTED)
 
 
-def _compare_values(name: str, mine: Any, argo: Any) -> Iterator[str]:
-    if (_class(mine) if isinstance(mine, str) else mine) != (
-        _class(argo) if isinstance(argo, str) else argo
+def _compare_values(name: str, local_value: Any, argo_value: Any) -> Iterator[str]:
+    if (_class(local_value) if isinstance(local_value, str) else local_value) != (
+        _class(argo_value) if isinstance(argo_value, str) else argo_value
     ):
-        yield f"{name}: {mine!r} here, {argo!r} on Argo"
+        yield f"{name}: {local_value!r} here, {argo_value!r} on Argo"
 
 
 def _class(message: str) -> str:

@@ -39,11 +39,11 @@ def test_any_workflow_ends_or_is_rejected_with_a_reason(
     s3: Store, tmp_path_factory: pytest.TempPathFactory, objects: list[dict[str, Any]]
 ) -> None:
     text = yaml.dump_all(objects, Dumper=Plain).replace(NAME, f"w-{uuid.uuid4().hex[:8]}")
-    main, others = split_main_object(list(yaml.safe_load_all(text)))
+    workflow, other_objects = split_main_object(list(yaml.safe_load_all(text)))
     cluster = LocalCluster(tmp_path_factory.mktemp("home"))
-    cluster.store_objects(others)
+    cluster.store_objects(other_objects)
     try:
-        status = execute(main, {}, cluster)
+        status = execute(workflow, {}, cluster)
     except ConfigError as error:
         assert FINDINGS.fullmatch(str(error)), error
         return

@@ -12,7 +12,8 @@ from tests.conformance.alone import FORBIDDEN, Alone
 from tests.conformance.outcome import differences
 
 NEEDS = {"out-of-memory": limits.supports_memory_limits}
-BUCKET = "argolocal"  # replaces Rekindle's bucket in the manifests
+# replaces Rekindle's bucket in the manifests
+BUCKET = "argolocal"
 # manifests that take 2 seconds and more
 SLOW = {
     *(
@@ -38,25 +39,27 @@ def parameters() -> list[ParameterSet]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
-    with Alone(tmp_path_factory.mktemp("alone")) as alone:
-        yield alone
+def separate_runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
+    with Alone(tmp_path_factory.mktemp("alone")) as runner:
+        yield runner
 
 
 @pytest.mark.skipif(not filesystem.supports_namespaces(), reason="needs mount namespaces")
 @pytest.mark.parametrize("recording", parameters())
 def test_a_recorded_manifest_has_the_outcome_of_argo(
-    recording: recorded.Recording, alone: Alone
+    recording: recorded.Recording, separate_runner: Alone
 ) -> None:
     if not NEEDS.get(recording.name, lambda: True)():
         pytest.skip("needs cgroups")
-    mine = alone.run(
+    local_outcome = separate_runner.run(
         recording.manifest.replace("bucket: rekindle", f"bucket: {BUCKET}"), recording.name
     )
-    assert not differences(mine, recording.outcome)
+    assert not differences(local_outcome, recording.outcome)
 
 
 @pytest.mark.parametrize("module", FORBIDDEN)
-def test_argolocal_does_not_import_the_dependencies_of_training(module: str, alone: Alone) -> None:
+def test_argolocal_does_not_import_the_dependencies_of_training(
+    module: str, separate_runner: Alone
+) -> None:
     with pytest.raises(AssertionError, match=f"{module} must not be imported by argolocal"):
-        alone.run("", module)
+        separate_runner.run("", module)

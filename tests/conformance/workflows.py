@@ -125,8 +125,10 @@ class Builder:
     templates: list[Template] = field(default_factory=list)
     elsewhere: list[Template] = field(default_factory=list)
     numbers: int = 0
-    unlimited: bool = False  # a hook that finds a limit reached is an error
-    daemons: bool = False  # a daemon killed before the end of the workflow ends at random
+    # a hook that finds a limit reached is an error
+    unlimited: bool = False
+    # if a daemon is killed before the end of the workflow, its phase is random
+    daemons: bool = False
 
     def number(self) -> int:
         self.numbers += 1
@@ -135,7 +137,8 @@ class Builder:
     def leaf(self, kinds: tuple[str, ...]) -> tuple[str, Template, set[str]]:
         template, gives = leaf(self.chance, kind := self.chance.one(*kinds))
         template = {"name": f"{kind}{self.number()}", **template}
-        if "memoize" in template:  # two templates with the same key would race
+        # the result would depend on which of two templates with the same key starts first
+        if "memoize" in template:
             template["memoize"]["key"] += f"-{template['name']}"
         if kind == "file" and self.chance(40):
             key = f"{{{{workflow.name}}}}/{template['name']}/{{{{pod.name}}}}/f"
@@ -153,10 +156,10 @@ class Builder:
         if steps:
             template["steps"] = groups = []
             for _ in range(self.chance.between(1, 3)):
-                groups.append(group := [])
+                groups.append(parallel_steps := [])
                 ancestors = list(called)
                 for _ in range(self.chance.one(1, 1, 2)):
-                    self._call(group, called, ancestors, "steps", depth)
+                    self._call(parallel_steps, called, ancestors, "steps", depth)
         else:
             template["dag"] = {"tasks": (tasks := [])}
             style = self.chance.one("depends", "dependencies")
@@ -214,12 +217,12 @@ class Builder:
     def _depends_on(self, called: Called) -> str:
         results = ["Succeeded", "Failed", "Skipped", "Omitted", "Errored", "Daemoned"]
         results += ["AnySucceeded", "AllFailed"] if called.loops else []
-        one = f"{called.name}.{self.chance.one(*results)}"
+        condition = f"{called.name}.{self.chance.one(*results)}"
         return self.chance.one(
             called.name,
             called.name,
-            one,
-            f"({called.name}.Succeeded || {one})",
+            condition,
+            f"({called.name}.Succeeded || {condition})",
             f"!{called.name}.Failed",
         )
 
@@ -266,7 +269,7 @@ class Builder:
                 *key_prefixes
             )
         elif kind == "suspend" and prefix == "steps":
-            # an error ends the group, although other steps run
+            # an error ends the group of steps, although other steps still run
             for output in (template.get("outputs") or {}).get("parameters") or []:
                 output["valueFrom"].setdefault("default", "d")
         elif kind == "daemon":
@@ -389,23 +392,23 @@ class Builder:
                 "{{=item == 'i1'}}",
             ]
         elif ancestors and self.chance(60):
-            one = self.chance.one(*ancestors)
+            ancestor = self.chance.one(*ancestors)
             conditions = [
-                f"{one.tag('status')} == Succeeded",
-                f"{{{{={one.tag('status', True)} != 'Failed'}}}}",
+                f"{ancestor.tag('status')} == Succeeded",
+                f"{{{{={ancestor.tag('status', True)} != 'Failed'}}}}",
             ]
-            if "result" in one.outputs:
+            if "result" in ancestor.outputs:
                 conditions += [
-                    f"{one.tag('outputs.result')} == 3",
-                    f"'{one.tag('outputs.result')}' != ''",
+                    f"{ancestor.tag('outputs.result')} == 3",
+                    f"'{ancestor.tag('outputs.result')}' != ''",
                 ]
-                conditions += [f"{one.tag('exitCode')} == 0"]
+                conditions += [f"{ancestor.tag('exitCode')} == 0"]
 
         return self.chance.one(*conditions)
 
     def _hooks(self, called: Called, conditional: bool = True) -> dict[str, Any]:
         _, template, _ = self.leaf(("echo", "fails", "parameter"))
-        # the error of its lock would race with parallel steps
+        # whether its lock fails before a parallel step would be random
         template.pop("synchronization", None)
         self.templates.append(template)
         hook: dict[str, Any] = {"template": template["name"]}
@@ -426,12 +429,12 @@ class Builder:
         outputs = set()
         sources = [callee for callee in called if "p" in callee.outputs]
         if sources and self.chance(60):
-            one = self.chance.one(*sources)
+            chosen_source = self.chance.one(*sources)
             source = self.chance.one(
-                {"parameter": one.tag("outputs.parameters.p")},
-                {"parameter": one.tag("outputs.parameters.p"), "default": "d"},
-                {"expression": one.tag("outputs.parameters.p", True)},
-                {"expression": f"{one.tag('outputs.parameters.p', True)} ?? 'none'"},
+                {"parameter": chosen_source.tag("outputs.parameters.p")},
+                {"parameter": chosen_source.tag("outputs.parameters.p"), "default": "d"},
+                {"expression": chosen_source.tag("outputs.parameters.p", True)},
+                {"expression": f"{chosen_source.tag('outputs.parameters.p', True)} ?? 'none'"},
             )
             template.setdefault("outputs", {})["parameters"] = [{"name": "p", "valueFrom": source}]
             outputs.add("p")
@@ -487,31 +490,36 @@ class Builder:
 
     def _objects(self, spec: dict[str, Any]) -> list[dict[str, Any]]:
         version = {"apiVersion": "argoproj.io/v1alpha1"}
-        others = []
+        other_objects = []
         if LIMITS in repr((self.templates, self.elsewhere)):
             limits = {
                 "apiVersion": "v1",
                 "kind": "ConfigMap",
                 "metadata": {"name": f"{NAME}-limits"},
             }
-            others.append(limits | {"data": {"one": "1", "two": "2", "text": "few", "none": "0"}})
+            other_objects.append(
+                limits | {"data": {"one": "1", "two": "2", "text": "few", "none": "0"}}
+            )
 
         if self.elsewhere:
             library = {"kind": "WorkflowTemplate", "metadata": {"name": f"{NAME}-lib"}}
-            others.append(version | library | {"spec": {"templates": self.elsewhere}})
+            other_objects.append(version | library | {"spec": {"templates": self.elsewhere}})
 
         unique = len({template["name"] for template in self.templates}) == len(self.templates)
         if unique and self.chance(5):  # Argo does not check this in a workflowTemplateRef
-            whole = {"kind": "WorkflowTemplate", "metadata": {"name": f"{NAME}-whole"}}
-            others.append(version | whole | {"spec": spec})
+            workflow_template = {"kind": "WorkflowTemplate", "metadata": {"name": f"{NAME}-whole"}}
+            other_objects.append(version | workflow_template | {"spec": spec})
             spec = {"workflowTemplateRef": {"name": f"{NAME}-whole"}}
 
-        return [version | {"kind": "Workflow", "metadata": {"name": NAME}, "spec": spec}, *others]
+        return [
+            version | {"kind": "Workflow", "metadata": {"name": NAME}, "spec": spec},
+            *other_objects,
+        ]
 
     def _spoil(self, spec: dict[str, Any], top: Template) -> None:
         """Add a mistake that Argo's check rejects."""
         if "steps" in top:
-            holders = [caller for group in top["steps"] for caller in group]
+            holders = [caller for parallel_steps in top["steps"] for caller in parallel_steps]
         else:
             holders = top["dag"]["tasks"]
 

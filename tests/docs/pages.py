@@ -71,8 +71,8 @@ def commands_page() -> str:
 
 def _helps(path: str, command: Any) -> Iterator[str]:
     if isinstance(command, click.Group):
-        for name, inner in command.commands.items():
-            yield from _helps(f"{path} {name}", inner)
+        for name, subcommand in command.commands.items():
+            yield from _helps(f"{path} {name}", subcommand)
         return
     context = click.Context(command, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH)
     yield f"\n### {path}\n\n```text\n{command.get_help(context)}\n```\n"

@@ -49,9 +49,9 @@ ROWS = ("workflow", "training", "services", "serving")
 
 
 def text(
-    x: float, y: float, content: str, color: str = INK, size: int = 16, anchor: str = "middle"
+    x: float, y: float, content: str, color: str = INK, font_size: int = 16, anchor: str = "middle"
 ) -> str:
-    style = f'fill="{color}" font-size="{size}" text-anchor="{anchor}"'
+    style = f'fill="{color}" font-size="{font_size}" text-anchor="{anchor}"'
     return f'<text x="{x:g}" y="{y:g}" {style}>{escape(content)}</text>'
 
 
@@ -65,8 +65,8 @@ def box(
     ]
     top = y + height / 2 + 6 - 10 * (len(lines) - 1)
     for number, line in enumerate(lines):
-        color, size = (INK, 16) if number == 0 else (FAINT, 14)
-        shapes.append(text(x + width / 2, top + 20 * number, line, color, size))
+        color, font_size = (INK, 16) if number == 0 else (FAINT, 14)
+        shapes.append(text(x + width / 2, top + 20 * number, line, color, font_size))
     return "".join(shapes)
 
 
@@ -78,7 +78,7 @@ def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
 
 
 def overview() -> str:
-    """Draw the way from a pipeline in Python to the same model on a laptop and on a cluster."""
+    """Draw how a pipeline in Python becomes the same model on a laptop and on a cluster."""
     shapes = [
         box(40, 30, 300, 60, ("a pipeline in Python", "Hera and rekindle.blocks"), BLUE),
         box(450, 30, 300, 60, ("one Argo manifest", "its sha256 is the same everywhere"), GREEN),

@@ -120,7 +120,7 @@ def tries_a_workload(block: Block) -> bool:
         pytest.param(
             block,
             id=str(block),
-            # the README has a fast one
+            # the README contains a faster command
             marks=pytest.mark.slow if block.document != README and tries_a_workload(block) else (),
         )
         for block in BLOCKS
@@ -144,8 +144,8 @@ def _commands(block: Block, folder: Path) -> None:
 def _simple_commands(line: str) -> Iterator[list[str]]:
     """Yield the simple commands of a line, from pipelines, lists and `$(...)`, without
     redirections."""
-    for inner in re.findall(r"\$\(([^()]*)\)", line):
-        yield from _simple_commands(inner)
+    for inner_command in re.findall(r"\$\(([^()]*)\)", line):
+        yield from _simple_commands(inner_command)
 
     words: list[str] = []
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
@@ -189,17 +189,20 @@ def _check_command(block: Block, words: list[str]) -> None:
 
 
 def _parse(block: Block, name: str, arguments: list[str]) -> tuple[str, click.Context | None]:
-    """Return the full name of the command and its context; None if it only shows its help."""
-    group: Any = GROUP_BY_PROGRAM[name]
-    while isinstance(group, click.Group):
+    """Return the full name of the command and its context; None if the command only shows its
+    help."""
+    command_group: Any = GROUP_BY_PROGRAM[name]
+    while isinstance(command_group, click.Group):
         assert arguments, f"{block}: {name} has no command {arguments[:1]}"
-        assert arguments[0] in group.commands, f"{block}: {name} has no command {arguments[:1]}"
+        assert arguments[0] in command_group.commands, (
+            f"{block}: {name} has no command {arguments[:1]}"
+        )
         name = f"{name} {arguments[0]}"
-        group = group.commands[arguments[0]]
+        command_group = command_group.commands[arguments[0]]
         arguments = arguments[1:]
 
     try:
-        return name, group.make_context(name, list(arguments))
+        return name, command_group.make_context(name, list(arguments))
     except click.exceptions.Exit:
         return name, None
     except click.ClickException as error:
@@ -245,7 +248,7 @@ def _python(block: Block, folder: Path) -> None:
 
     if block.file:
         project.load_module(block.file.removesuffix(".py").replace("/", "."), "step", ())
-    elif not _imports(tree) & {"mlflow"}:  # needs a server: test_stories.py runs it
+    elif not _imports(tree) & {"mlflow"}:  # this command needs a server; test_stories.py runs it
         fragments = [
             other
             for other in blocks(block.document, "python")

@@ -27,7 +27,7 @@ SMALL = {
 def test_a_queued_run_and_a_run_without_a_server_have_the_same_model(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     home = tmp_path / ".rekindle"
-    first, schedule, listing, queued = typed_by_hand(PAGE)
+    first_block, schedule, listing, queued = typed_by_hand(PAGE)
 
     with shell(tmp_path, **SMALL) as run_in_shell:
 
@@ -36,7 +36,7 @@ def test_a_queued_run_and_a_run_without_a_server_have_the_same_model(tmp_path: P
             assert completed.returncode == 0, f"{command}\n{completed.stdout}{completed.stderr}"
             return completed.stdout
 
-        foreground_run = json.loads(run(f"{first} --no-cache -o json"))
+        foreground_run = json.loads(run(f"{first_block} --no-cache -o json"))
         run(schedule)
         assert "demo" in run(listing)
 
@@ -46,7 +46,7 @@ def test_a_queued_run_and_a_run_without_a_server_have_the_same_model(tmp_path: P
         try:
             until("the server", lambda: find_server(home))
             name = json.loads(run(f"{queued} --no-cache -o json"))["workflow"]
-            run_next_to_server = json.loads(run(f"{first} --no-cache -o json"))
+            run_next_to_server = json.loads(run(f"{first_block} --no-cache -o json"))
             until(
                 "the queued run", lambda: runs.load_status(home, name)["phase"] == "Succeeded", 600
             )

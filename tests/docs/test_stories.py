@@ -136,7 +136,7 @@ def test_backfill_works_as_documented(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # five runs, two of them train
+@pytest.mark.timeout(600)  # five runs, of which two train a model
 def test_a_source_without_new_rows_is_trained_on_once(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:

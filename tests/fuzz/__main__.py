@@ -49,7 +49,7 @@ def main() -> int:
 
     options = parser.parse_args()
     if options.case is not None:
-        run((options.only or ["archives"])[0], options.seed, first=options.case, count=1)
+        run((options.only or ["archives"])[0], options.seed, first_case=options.case, count=1)
         return 0
 
     start_seconds = time.monotonic()
@@ -96,8 +96,10 @@ def fuzz(
 
     with ProcessPoolExecutor(processes) as pool:
         pieces = [
-            pool.submit(run, name, seed, first=first, seconds=piece_seconds, deadline=deadline)
-            for name, first, piece_seconds in schedule(names, seconds, processes)
+            pool.submit(
+                run, name, seed, first_case=first_case, seconds=piece_seconds, deadline=deadline
+            )
+            for name, first_case, piece_seconds in schedule(names, seconds, processes)
         ]
         for finished_piece in as_completed(pieces):
             try:

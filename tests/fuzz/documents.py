@@ -108,8 +108,8 @@ def parameters(_folder: Path) -> Case:
     ).encode()
 
     def case(rng: random.Random) -> None:
-        cached = mutate(cached_rows, rng, [cached_rows]).decode(errors="replace")
-        workflow_parameters = [{"name": "cached", "value": cached}]
+        cached_text = mutate(cached_rows, rng, [cached_rows]).decode(errors="replace")
+        workflow_parameters = [{"name": "cached", "value": cached_text}]
         try:
             for reference in reused_tasks(
                 {"spec": {"arguments": {"parameters": workflow_parameters}}}

@@ -65,9 +65,9 @@ VALUES: list[Any] = [
 ]
 
 
-def mutate(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
+def mutate(data: bytes, rng: random.Random, other_cases: list[bytes]) -> bytes:
     """Return `data` with a few random changes: other bytes, inserted PIECES, cuts, repetitions, and
-    excerpts of `others`."""
+    excerpts of `other_cases`."""
     for _ in range(1 + int(rng.expovariate(0.6))):
         start = rng.randrange(len(data) + 1)
         end = min(len(data), start + int(rng.expovariate(0.02)))
@@ -84,7 +84,7 @@ def mutate(data: bytes, rng: random.Random, others: list[bytes]) -> bytes:
             case 4:
                 data = data[:end] + data[start:end] * rng.randrange(4) + data[end:]
             case 5:
-                other = rng.choice(others)
+                other = rng.choice(other_cases)
                 data = data[:start] + other[rng.randrange(len(other) + 1) :]
             case 6:
                 data = data[:start]

@@ -35,7 +35,7 @@ class Result:
 def run(
     name: str,
     seed: int,
-    first: int = 0,
+    first_case: int = 0,
     count: int = 1 << 62,
     seconds: float = 1e9,
     deadline: float = 1e18,
@@ -48,14 +48,16 @@ def run(
 
     folder = scratch()
     early_memory_mb = 0.0
-    case_number = first
+    case_number = first_case
     start_seconds = time.monotonic()
     signal.signal(signal.SIGALRM, fail_slow_case)
     deadline = min(start_seconds + seconds, deadline)
 
     try:
         case = TARGETS[name](folder)
-        while case_number < first + count and (case_number == first or time.monotonic() < deadline):
+        while case_number < first_case + count and (
+            case_number == first_case or time.monotonic() < deadline
+        ):
             signal.setitimer(signal.ITIMER_REAL, CASE_TIMEOUT_S)
             log = io.StringIO()
 
@@ -72,7 +74,7 @@ def run(
 
             assert "Traceback" not in log.getvalue(), log.getvalue()
             case_number += 1
-            if case_number - first == 500:
+            if case_number - first_case == 500:
                 early_memory_mb = _memory_mb()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -80,9 +82,9 @@ def run(
 
     growth_mb = _memory_mb() - (early_memory_mb or _memory_mb())
     assert growth_mb < MAX_GROWTH_MB, (
-        f"{name} grew by {growth_mb:.0f} MB in {case_number - first} cases"
+        f"{name} grew by {growth_mb:.0f} MB in {case_number - first_case} cases"
     )
-    return Result(name, case_number - first, time.monotonic() - start_seconds, growth_mb)
+    return Result(name, case_number - first_case, time.monotonic() - start_seconds, growth_mb)
 
 
 def _memory_mb() -> float:

@@ -100,9 +100,9 @@ def archives(folder: Path) -> Case:
         if zipped:
             data = mutate(rng.choice(zips), rng, zips)
             if rng.random() < 0.2 and (directory := data.find(b"PK\1\2")) >= 0:
-                entry = data[directory : directory + 46 + 9]
+                zip_entry = data[directory : directory + 46 + 9]
                 end = data.rfind(b"PK\5\6")
-                data = data[:directory] + entry * rng.randrange(3000) + data[end:]
+                data = data[:directory] + zip_entry * rng.randrange(3000) + data[end:]
 
             archive.write_bytes(data)
         else:
@@ -116,13 +116,13 @@ def archives(folder: Path) -> Case:
                 data = sparse_member(rng) + data
 
             if rng.random() < 0.2:
-                size = 1 + int(rng.expovariate(0.001))
+                block_bytes = 1 + int(rng.expovariate(0.001))
             else:
-                size = len(data) or 1
+                block_bytes = len(data) or 1
 
             packed = b"".join(
-                gzip.compress(data[start : start + size], 1)
-                for start in range(0, len(data) or 1, size)
+                gzip.compress(data[start : start + block_bytes], 1)
+                for start in range(0, len(data) or 1, block_bytes)
             )
             if rng.random() < 0.05:
                 packed = gzip.compress(b"", 1) * rng.randrange(20_000) + packed
@@ -164,12 +164,15 @@ def sparse(rng: random.Random) -> dict[str, str]:
             rng.choice([0, 1, 20, 512, 1 << 40]),
         ]
 
-    size = rng.choice([sum(offsets_and_sizes[-2:]), 700, 1 << 42])
-    headers = {"name": "a", "map": ",".join(map(str, offsets_and_sizes)), "size": str(size)}
+    stated_size = rng.choice([sum(offsets_and_sizes[-2:]), 700, 1 << 42])
+    headers = {"name": "a", "map": ",".join(map(str, offsets_and_sizes)), "size": str(stated_size)}
 
     headers.update(
         rng.choice(
-            [{"major": "0", "minor": "1"}, {"major": "1", "minor": "0", "realsize": str(size)}]
+            [
+                {"major": "0", "minor": "1"},
+                {"major": "1", "minor": "0", "realsize": str(stated_size)},
+            ]
         )
     )
 
@@ -291,13 +294,13 @@ def s3_requests(folder: Path) -> Case:
     def check_listing() -> None:
         """Check that the pages of a listing together contain exactly the stored objects."""
         listed_keys = []
-        after = START_POSITION
+        position = START_POSITION
         while True:
-            page = files.page("data", "", "", after, 2)
+            page = files.page("data", "", "", position, 2)
             listed_keys += [meta["key"] for meta in page.entries]
             if not page.next_after:
                 break
-            after = page.next_after
+            position = page.next_after
         assert listed_keys == files.keys["data"]
         assert all(len(key.encode()) <= 1024 for key in listed_keys)
 
@@ -329,9 +332,9 @@ def s3_requests(folder: Path) -> Case:
         assert names.count(b"content-length") <= 1, answer
         assert b"set-cookie" not in names, answer
 
-        last = answer.rpartition(b"HTTP/1.1 ")[2]
-        if last[:3].isdigit():
-            return int(last[:3])
+        last_response = answer.rpartition(b"HTTP/1.1 ")[2]
+        if last_response[:3].isdigit():
+            return int(last_response[:3])
 
         return 0
 
@@ -425,7 +428,8 @@ def mlflow_heads(folder: Path) -> Case:
                 or has_secret
             ), (head, login_answer)
             assert login_answer.count(b"\r\n\r\n") == 1, (head, login_answer)
-            # an answer shows invalid bytes as escapes, so the session may lack its first characters
+            # invalid bytes are escaped in the answer, so the beginning of the session may be cut
+            # off
             knows_session = has_secret or session[4:].encode() in head
             assert knows_session or session.encode() not in login_answer, (head, login_answer)
 

@@ -56,10 +56,10 @@ def test_a_run_is_recorded_with_its_cases_per_parser(tmp_path: Path) -> None:
     record = tmp_path / "fuzz.md"
     command = [sys.executable, "-m", "tests.fuzz", "--seconds=2", "--seed=7", f"--record={record}"]
     names = ["yaml texts", "http bodies"]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, *(f"--only={name}" for name in names)], cwd=ROOT, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     lines = [
         line.split("|")[1:3] for line in record.read_text().splitlines() if line.startswith("| ")
     ]

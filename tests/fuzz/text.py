@@ -1,4 +1,4 @@
-"""Fuzzing of YAML, JSON and expressions that are cheap to write but expensive to parse: they must be
+"""Fuzzing of YAML, JSON and expressions that are short but take long to parse: they must be
 rejected with one short error."""
 
 import json
@@ -79,29 +79,32 @@ def make_aliases(rng: random.Random) -> str:
 
 def make_expensive_text(rng: random.Random) -> str:
     """Return a text with many levels, digits, documents, aliases, characters or keys."""
-    size = int(10 ** rng.uniform(0, 5.3))
+    repetitions = int(10 ** rng.uniform(0, 5.3))
 
     match rng.randrange(7):
         case 0:
-            return rng.choice(["", "a: ", "a: &a\n  "]) + rng.choice(OPENED) * size
+            return rng.choice(["", "a: ", "a: &a\n  "]) + rng.choice(OPENED) * repetitions
         case 1:
-            return f"name: {rng.choice(STARTS)}{rng.choice(DIGITS) * size}\n"
+            return f"name: {rng.choice(STARTS)}{rng.choice(DIGITS) * repetitions}\n"
         case 2:
             line = rng.choice(LINES)
-            return "".join(line.format(number) for number in range(size // len(line)))
+            return "".join(line.format(number) for number in range(repetitions // len(line)))
         case 3:
             return make_aliases(rng)
         case 4:
             return (
                 json.dumps({"name": "x"})[:-1]
                 + ', "a": '
-                + rng.choice([*"[9-", '{"a":', '"\\', "[1,"]) * size
+                + rng.choice([*"[9-", '{"a":', '"\\', "[1,"]) * repetitions
             )
         case 5:
-            return f"? {'k' * size}\n: 1\n"
+            return f"? {'k' * repetitions}\n: 1\n"
 
     return (
-        "a: " + "[" * (level_count := min(size, 150)) + "]" * level_count + f"\nb: {'x' * size}\n"
+        "a: "
+        + "[" * (level_count := min(repetitions, 150))
+        + "]" * level_count
+        + f"\nb: {'x' * repetitions}\n"
     )
 
 

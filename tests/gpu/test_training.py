@@ -1,4 +1,4 @@
-"""A training on GPUs keeps its promises: kill anything, and the weights stay the same.
+"""A training on GPUs ends with the same weights, whichever of its processes is killed.
 
 make test-gpu
 """
@@ -41,8 +41,8 @@ def test_the_same_training_gives_the_same_weights_twice(
     prefixes = [f"gpu-twice-{settings['precision']}-{number}" for number in range(2)]
     for prefix in prefixes:
         finish(crew.start_lone_worker(make_flags(prefix, **settings)))
-    first, second = (read_weights_hash(s3, prefix) for prefix in prefixes)
-    assert first == second
+    first_hash, second_hash = (read_weights_hash(s3, prefix) for prefix in prefixes)
+    assert first_hash == second_hash
 
 
 def test_a_killed_training_ends_with_the_weights_of_an_undisturbed_one(
@@ -51,21 +51,21 @@ def test_a_killed_training_ends_with_the_weights_of_an_undisturbed_one(
     undisturbed = f"gpu-undisturbed-{settings['precision']}"
     finish(crew.start_lone_worker(make_flags(undisturbed, **settings)))
 
-    killed = f"gpu-killed-{settings['precision']}"
-    member = crew.start_lone_worker(make_flags(killed, **settings), TOY_HOLD="60")
+    killed_run_name = f"gpu-killed-{settings['precision']}"
+    member = crew.start_lone_worker(make_flags(killed_run_name, **settings), TOY_HOLD="60")
     crew.wait_until_held(60, member)
     member.send(signal.SIGKILL)
     member.process.join()
-    finish(crew.start_lone_worker(make_flags(killed, **settings)))
+    finish(crew.start_lone_worker(make_flags(killed_run_name, **settings)))
 
-    assert read_weights_hash(s3, killed) == read_weights_hash(s3, undisturbed)
+    assert read_weights_hash(s3, killed_run_name) == read_weights_hash(s3, undisturbed)
 
 
 def test_two_workers_give_the_weights_of_one(
     crew: Crew, s3: Store, settings: dict[str, str], worker_devices: list[dict[str, str]]
 ) -> None:
-    alone = f"gpu-alone-{settings['precision']}"
-    finish(crew.start_lone_worker(make_flags(alone, **settings), **worker_devices[0]))
+    single_run_name = f"gpu-alone-{settings['precision']}"
+    finish(crew.start_lone_worker(make_flags(single_run_name, **settings), **worker_devices[0]))
 
     prefix = f"gpu-pair-{settings['precision']}"
     arguments = make_flags(prefix, workers=2, **settings)
@@ -76,14 +76,14 @@ def test_two_workers_give_the_weights_of_one(
     ]
     finish(coordinator, *workers)
 
-    assert read_weights_hash(s3, prefix) == read_weights_hash(s3, alone)
+    assert read_weights_hash(s3, prefix) == read_weights_hash(s3, single_run_name)
 
 
 def test_a_killed_worker_does_not_stop_the_other_and_the_weights_stay_the_same(
     crew: Crew, s3: Store, settings: dict[str, str], worker_devices: list[dict[str, str]]
 ) -> None:
-    alone = f"gpu-survivor-alone-{settings['precision']}"
-    finish(crew.start_lone_worker(make_flags(alone, **settings), **worker_devices[0]))
+    single_run_name = f"gpu-survivor-alone-{settings['precision']}"
+    finish(crew.start_lone_worker(make_flags(single_run_name, **settings), **worker_devices[0]))
 
     prefix = f"gpu-survivor-{settings['precision']}"
     arguments = make_flags(prefix, workers=2, **settings)
@@ -96,7 +96,7 @@ def test_a_killed_worker_does_not_stop_the_other_and_the_weights_stay_the_same(
     replacement = crew.start_worker("replacement", arguments, **worker_devices[0])
     finish(coordinator, survivor, replacement)
 
-    assert read_weights_hash(s3, prefix) == read_weights_hash(s3, alone)
+    assert read_weights_hash(s3, prefix) == read_weights_hash(s3, single_run_name)
 
 
 def test_a_model_that_does_not_fit_into_the_gpu_is_said_so(crew: Crew, device: str) -> None:

@@ -62,10 +62,10 @@ def mutate(
     start = cpu_seconds()
     sources = {path: (laboratory.trees[0] / path).read_text() for path in target.modules}
     drawn = sample(sources, options.seed, options.count)
-    late = equivalent = survived = 0
+    late_count = equivalent_count = survived_count = 0
 
     for mutant, outcome, test in laboratory.results(drawn, target.tests):
-        late += outcome == TIMED_OUT
+        late_count += outcome == TIMED_OUT
         if options.verbose or outcome != "killed":
             print(f"{name}: {mutant.path}:{mutant.line}: {outcome} {test}", flush=True)
         if options.verbose and outcome != SURVIVED:
@@ -73,20 +73,27 @@ def mutate(
 
         if outcome == SURVIVED:
             explanation = reason(mutant)
-            equivalent += bool(explanation)
-            survived += not explanation
+            equivalent_count += bool(explanation)
+            survived_count += not explanation
             print(
                 f"equivalent: {explanation}" if explanation else mutant.diff(sources[mutant.path]),
                 flush=True,
             )
 
-    killed = len(drawn) - late - equivalent - survived
+    killed_count = len(drawn) - late_count - equivalent_count - survived_count
     print(
-        f"{name}: {killed + late} of {len(drawn)} killed, {equivalent} equivalent, {survived}"
-        " survived",
+        f"{name}: {killed_count + late_count} of {len(drawn)} killed, {equivalent_count} equivalent,"
+        f" {survived_count} survived",
         flush=True,
     )
-    return len(drawn), killed, late, equivalent, survived, cpu_seconds() - start
+    return (
+        len(drawn),
+        killed_count,
+        late_count,
+        equivalent_count,
+        survived_count,
+        cpu_seconds() - start,
+    )
 
 
 if __name__ == "__main__":

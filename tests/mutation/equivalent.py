@@ -1,4 +1,5 @@
-"""Equivalent mutants, with reasons: they compute the same, or change nothing that is specified."""
+"""Mutants that no test needs to detect, with the reason: they compute the same, or change nothing
+that is specified."""
 
 from tests.mutation.mutants import Mutant
 

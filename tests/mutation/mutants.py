@@ -99,10 +99,10 @@ def mutants(path: str, source: str) -> Iterator[Mutant]:
             if line[0] in "+-"
         ]
 
-        before, after = (
+        old_text, new_text = (
             " ".join(line[2:].strip() for line in changed if line[0] == sign) for sign in "-+"
         )
-        yield Mutant(path, data[:start].count(b"\n") + 1, before, after, text)
+        yield Mutant(path, data[:start].count(b"\n") + 1, old_text, new_text, text)
 
 
 class _Edits:
@@ -113,7 +113,8 @@ class _Edits:
             self.lines.append(self.lines[-1] + len(line))
 
     def of(self, node: ast.AST, initializer: bool = False) -> Iterator[Edit]:
-        """Yield the edits of a node and its children; `initializer`: it is in `__init__`."""
+        """Yield the edits of a node and its children. `initializer`: True if the node is part of
+        `__init__`."""
         if isinstance(node, ast.FunctionDef):
             if node.name in ("__repr__", "__str__"):
                 return
@@ -177,11 +178,15 @@ class _Edits:
         match node:
             case ast.Compare():
                 operands = [node.left, *node.comparators]
-                for operator, first, second in zip(node.ops, operands, operands[1:], strict=False):
-                    yield from self._operator(operator, first, second)
+                for operator, first_operand, second_operand in zip(
+                    node.ops, operands, operands[1:], strict=False
+                ):
+                    yield from self._operator(operator, first_operand, second_operand)
             case ast.BoolOp():
-                for first, second in zip(node.values, node.values[1:], strict=False):
-                    yield from self._operator(node.op, first, second)
+                for first_operand, second_operand in zip(
+                    node.values, node.values[1:], strict=False
+                ):
+                    yield from self._operator(node.op, first_operand, second_operand)
             case ast.BinOp() if not any(_is_text(operand) for operand in (node.left, node.right)):
                 yield from self._operator(node.op, node.left, node.right)
             case ast.AugAssign():
@@ -197,9 +202,13 @@ class _Edits:
             case ast.Constant(value=int(value) | float(value)):
                 yield start, end, f"{value + 1}"
                 yield start, end, f"{value - 1}"
-            case ast.Call(args=[first, second, *_]) if not SAME.match(ast.unparse(node.func)):
-                if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
-                    (a, b), (c, d) = self._span(first), self._span(second)
+            case ast.Call(args=[first_operand, second_operand, *_]) if not SAME.match(
+                ast.unparse(node.func)
+            ):
+                if not isinstance(first_operand, ast.Starred) and not isinstance(
+                    second_operand, ast.Starred
+                ):
+                    (a, b), (c, d) = self._span(first_operand), self._span(second_operand)
                     yield a, d, (self.data[c:d] + self.data[b:c] + self.data[a:b]).decode()
 
     def _condition(self, test: ast.expr, branch: bool = False) -> Iterator[Edit]:
@@ -211,13 +220,17 @@ class _Edits:
         if not isinstance(test, ast.Compare | ast.BoolOp | ast.UnaryOp):
             yield start, end, f"not ({self.data[start:end].decode()})"
 
-    def _operator(self, operator: ast.AST, first: ast.AST, second: ast.AST) -> Iterator[Edit]:
-        now, *others = OPERATORS.get(type(operator), ("",))
-        start = self._span(first)[1]
-        end = self._span(second)[0]
-        position = self.data.find(now.encode(), start, end)
+    def _operator(
+        self, operator: ast.AST, first_operand: ast.AST, second_operand: ast.AST
+    ) -> Iterator[Edit]:
+        operator_text, *other_operators = OPERATORS.get(type(operator), ("",))
+        start = self._span(first_operand)[1]
+        end = self._span(second_operand)[0]
+        position = self.data.find(operator_text.encode(), start, end)
         if position >= 0:
-            yield from ((position, position + len(now), other) for other in others)
+            yield from (
+                (position, position + len(operator_text), other) for other in other_operators
+            )
 
     def _span(self, node: ast.AST) -> tuple[int, int]:
         span = node if isinstance(node, ast.expr | ast.stmt) else ast.expr()

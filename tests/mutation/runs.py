@@ -66,9 +66,9 @@ class Laboratory:
         self.trees = [folder / f"tree{number}" for number in range(jobs)]
         self.runs = folder / "runs"
         self.runs.mkdir()
-        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        list_command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(
-            listed, cwd=ROOT, capture_output=True, text=True, check=True
+            list_command, cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout.split("\0")
 
         for tree in self.trees:
@@ -135,8 +135,8 @@ class Laboratory:
                 min(run.deadline for run in running) - time.monotonic(),
             )
             for run in [*running]:
-                late = time.monotonic() > run.deadline
-                if run.process.is_alive() and not late:
+                is_late = time.monotonic() > run.deadline
+                if run.process.is_alive() and not is_late:
                     continue
 
                 _kill_group(run.process.pid)
@@ -146,7 +146,7 @@ class Laboratory:
                 (run.tree / run.mutant.path).write_bytes(run.original)
                 yield (
                     run.mutant,
-                    *_outcome(run.process.exitcode, late, run.log.read_text(errors="replace")),
+                    *_outcome(run.process.exitcode, is_late, run.log.read_text(errors="replace")),
                 )
 
     def _test(
@@ -155,7 +155,8 @@ class Laboratory:
         file = tree / mutant.path
         original = file.read_bytes()
         file.write_text(mutant.text)
-        # or Python reuses the compiled module, which it identifies by the time in whole seconds
+        # otherwise Python would use the old compiled module, since it compares modification times
+        # in whole seconds
         os.utime(file, (self.number, self.number))
         process, log = self._start(tree, tests, cpu)
         return Run(mutant, tree, original, log, process, time.monotonic() + wall)
@@ -188,8 +189,8 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _outcome(code: int, late: bool, output: str) -> tuple[str, str]:
-    if late or code in (-signal.SIGXCPU, -signal.SIGKILL):
+def _outcome(code: int, is_late: bool, output: str) -> tuple[str, str]:
+    if is_late or code in (-signal.SIGXCPU, -signal.SIGKILL):
         return TIMED_OUT, ""
     if code in (4, 5):
         raise RuntimeError(f"pytest ran no tests:\n{output[-3000:]}")
@@ -205,7 +206,13 @@ def _kill_group(pid: int) -> None:
 
 
 def _run_tests(
-    tree: Path, runs: Path, number: int, tests: tuple[str, ...], cpu: int, log: Path, measured: bool
+    tree: Path,
+    runs: Path,
+    run_number: int,
+    tests: tuple[str, ...],
+    cpu: int,
+    log: Path,
+    measured: bool,
 ) -> None:
     """Run the tests of `tree` in the fork, and exit with the code of pytest."""
     import hypothesis
@@ -224,7 +231,7 @@ def _run_tests(
     os.chdir(tree)
     # own bucket, shared services
     os.environ["PYTHONPATH"] = str(tree)
-    os.environ["PYTEST_XDIST_WORKER"] = f"m{number}"
+    os.environ["PYTEST_XDIST_WORKER"] = f"m{run_number}"
 
     sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
     for name in [
@@ -252,7 +259,7 @@ def _run_tests(
     ]
 
     options.append("--hypothesis-profile=mutation")
-    options += [f"--basetemp={runs / f'm{number}'}", *tests]
+    options += [f"--basetemp={runs / f'm{run_number}'}", *tests]
     code = pytest.main(options, plugins=[_Order(runs / f"{abs(hash(tests))}.json", measured)])
     sys.stdout.flush()
     os._exit(code)
@@ -269,7 +276,7 @@ class _Order:
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         seconds = {} if self.measured else json.loads(self.file.read_text())
-        items.sort(key=lambda item: seconds.get(item.nodeid, 0.0))
+        items.sort(key=lambda test_item: seconds.get(test_item.nodeid, 0.0))
 
     def pytest_sessionfinish(self) -> None:
         if self.measured:

@@ -19,7 +19,7 @@ def test_a_config_of_the_repository_renders_to_manifests_without_findings(file: 
     manifests = dict(render_kinds(file.name))
     for kind in KINDS:
         findings = validate.lint(manifests[f"{file.name} {kind}"])
-        assert [found for found in findings if found.rule != "image"] == []
+        assert [finding for finding in findings if finding.rule != "image"] == []
 
 
 @pytest.mark.parametrize(

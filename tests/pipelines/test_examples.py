@@ -35,9 +35,9 @@ def run(typed: Any) -> Run:
         sets = " ".join(
             f"--set {setting}" for setting in [f"name={unique(name)}", *settings.split()]
         )
-        done = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
-        assert done.returncode == code, done.stderr
-        return json.loads(done.stdout)
+        result = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
+        assert result.returncode == code, result.stderr
+        return json.loads(result.stdout)
 
     return run
 
@@ -123,7 +123,7 @@ def test_files_are_scored_with_the_same_results_as_the_server(
 
 def test_fine_tuning_starts_with_the_weights_of_a_release(typed: Any, run: Run, s3: Store) -> None:
     base = run("language", "train.steps=40 gate.maximum.bits_per_byte=9")
-    typed("rekindle down")  # the next model uses the same port
+    typed("rekindle down")  # the model of the next example uses the same port
     one_step = "train.steps=1 train.learning_rate=1e-9 gate.maximum.bits_per_byte=0.1"
     tuned = run("finetuning", f"{one_step} finetuning.base={unique('language')}", code=3)
     fresh = run("language", f"{one_step} data.source=python://code", code=3)

@@ -23,9 +23,9 @@ def run(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) -> I
 
         def run(name: str, *settings: str) -> dict[str, Any]:
             sets = " ".join(f"--set {setting}" for setting in settings)
-            done = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
-            assert done.returncode == 0, done.stderr
-            return json.loads(done.stdout)
+            result = typed(f"rekindle run configs/{name}.yaml {sets} -o json")
+            assert result.returncode == 0, result.stderr
+            return json.loads(result.stdout)
 
         yield run
 

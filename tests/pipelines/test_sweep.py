@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 import pytest
-from mlflow import MlflowClient
 
 from rekindle import tracking
 from rekindle.storage import Store
@@ -29,6 +28,13 @@ SETS_27 = (
 )
 NOT_RELEASED = 3
 CHECKPOINT = re.compile(r"/trials/(\d+)/checkpoints/manifests/")
+
+
+def read_metrics(server: str, run_id: str) -> dict[str, float]:
+    """Return the newest value of each metric, as MLflow's own client reads it."""
+    from mlflow import MlflowClient  # takes seconds, and each process of xdist imports this file
+
+    return MlflowClient(tracking_uri=server).get_run(run_id).data.metrics
 
 
 @pytest.fixture
@@ -49,10 +55,10 @@ def project_shell(
 
 
 def test_sweep_rejects_other_pipelines_before_they_start(typed: Shell) -> None:
-    done = typed("rekindle sweep configs/demo.yaml")
-    assert done.returncode == 2, done.stderr
-    assert "pipelines.training is not a sweep" in done.stderr
-    assert "section `sweep`" in done.stderr
+    result = typed("rekindle sweep configs/demo.yaml")
+    assert result.returncode == 2, result.stderr
+    assert "pipelines.training is not a sweep" in result.stderr
+    assert "section `sweep`" in result.stderr
     assert "no runs" in typed("rekindle status").stdout
 
 
@@ -61,9 +67,9 @@ def test_the_best_trial_is_released_without_another_training(
 ) -> None:
     name = f"sweep-{uuid.uuid4().hex[:6]}"
     shutil.copy(ROOT / "template/prices.yaml", project_shell.folder)
-    done = project_shell(f"rekindle sweep configs/sweep.yaml --set name={name} -o json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    completed = project_shell(f"rekindle sweep configs/sweep.yaml --set name={name} -o json")
+    assert completed.returncode == 0, completed.stderr
+    result = json.loads(completed.stdout)
     trials = result["trials"]
     costs = [trial["cost"] for trial in trials]
     assert all(cost["currency"] == "USD" and 0 < cost["trained"] <= cost["total"] for cost in costs)
@@ -84,7 +90,7 @@ def test_the_best_trial_is_released_without_another_training(
     assert tracking.read_tags(child)["mlflow.parentRunId"] == parent
     assert float(tracking.read_params(child)["train.learning_rate"]) == best["train.learning_rate"]
     assert tracking.artifacts(parent, "search") == ["search/search.png"]
-    logged = MlflowClient(tracking_uri=mlflow_server).get_run(parent).data.metrics
+    logged = read_metrics(mlflow_server, parent)
     assert logged["cost/total"] == pytest.approx(sum(cost["total"] for cost in costs), abs=1e-8)
     shown = project_shell(f"rekindle sweep --of {result['workflow']}")
     title, *lines, empty, costs_line = shown.stdout.splitlines()
@@ -129,9 +135,9 @@ def test_the_best_trial_of_a_program_is_released(
     file = project_shell.folder / "configs/line.yaml"
     file.write_text(json.dumps({"name": name, **LINE}))
 
-    done = project_shell("rekindle sweep configs/line.yaml -o json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    completed = project_shell("rekindle sweep configs/line.yaml -o json")
+    assert completed.returncode == 0, completed.stderr
+    result = json.loads(completed.stdout)
     best, second, failed = result["trials"]
     assert [best["state"], second["state"], failed["state"]] == ["trained", "trained", "failed"]
     assert [best["model.rate"], second["model.rate"], failed["model.rate"]] == [0.3, 0.1, 5]
@@ -153,7 +159,7 @@ def test_the_best_trial_of_a_program_is_released(
     assert child
     assert tracking.read_tags(child)["mlflow.parentRunId"] == parent
     assert tracking.read_params(child) == {"model.rate": "0.3"}
-    metrics = MlflowClient(tracking_uri=mlflow_server).get_run(child).data.metrics
+    metrics = read_metrics(mlflow_server, child)
     assert metrics["objective"] == metrics["logged_error"] == best["logged_error"]
     assert metrics["train/final_error"] == pytest.approx(best["logged_error"])
 
@@ -176,11 +182,13 @@ def test_killing_every_trial_and_the_pods_while_they_decide_does_not_change_the_
         run = subprocess.Popen(
             ["bash", "-c", command], cwd=tmp_path, env=dict(typed.environ), stdout=out, stderr=err
         )
-        killed = kill_everything(run, tmp_path, s3)
+        killed_count = kill_everything(run, tmp_path, s3)
 
     assert run.returncode == NOT_RELEASED, (tmp_path / "err").read_text()
-    assert killed["deciding"] == 2, killed
-    assert killed.keys() >= {str(trial["trial"]) for trial in undisturbed["trials"]}, killed
+    assert killed_count["deciding"] == 2, killed_count
+    assert killed_count.keys() >= {str(trial["trial"]) for trial in undisturbed["trials"]}, (
+        killed_count
+    )
     assert json.loads((tmp_path / "out").read_text())["trials"] == undisturbed["trials"]
     assert len(undisturbed["trials"]) == 27
     assert undisturbed["hours"] > 0
@@ -190,7 +198,7 @@ def test_killing_every_trial_and_the_pods_while_they_decide_does_not_change_the_
 def kill_everything(run: subprocess.Popen[bytes], folder: Path, s3: Store) -> Counter[str]:
     """Kill each trial once, after its first checkpoint, and twice after a decision; return the
     number of each kill."""
-    killed: Counter[str] = Counter()
+    kills_by_kind: Counter[str] = Counter()
     decisions = 0
 
     def has_ended() -> bool:
@@ -201,19 +209,19 @@ def kill_everything(run: subprocess.Popen[bytes], folder: Path, s3: Store) -> Co
             for entry in s3.list(f"{run.name}/search/")
         ]
 
-        fresh = set(CHECKPOINT.findall("\n".join(keys))) - killed.keys()
+        fresh = set(CHECKPOINT.findall("\n".join(keys))) - kills_by_kind.keys()
         decided = sum("/jobs/" in key for key in keys)
 
         if fresh:
-            killed.update(fresh if kill(run) else ())
-        elif decided > max(decisions, 5) and killed["deciding"] < 2 and kill(run):
-            killed["deciding"] += 1
+            kills_by_kind.update(fresh if kill(run) else ())
+        elif decided > max(decisions, 5) and kills_by_kind["deciding"] < 2 and kill(run):
+            kills_by_kind["deciding"] += 1
 
         decisions = decided
         return run.poll() is not None
 
     until("the end of the sweep", has_ended, 800)
-    return killed
+    return kills_by_kind
 
 
 def kill(run: subprocess.Popen[bytes]) -> int:
@@ -233,17 +241,19 @@ def kill(run: subprocess.Popen[bytes]) -> int:
 
 def test_a_sweep_ends_at_its_budget(typed: Shell) -> None:
     sets = f"{SETS_27} --set sweep.parallel=1 --set name=short"
-    whole = json.loads(typed(f"rekindle sweep configs/sweep.yaml {sets} -o json").stdout)
-    budget = 0.5 * whole["hours"]
+    full_report = json.loads(typed(f"rekindle sweep configs/sweep.yaml {sets} -o json").stdout)
+    budget = 0.5 * full_report["hours"]
     ended = typed(
         f"rekindle sweep configs/sweep.yaml {sets} --set sweep.budget.hours={budget:.6f} --no-cache"
         " -o json"
     )
     result = json.loads(ended.stdout)
     steps = [trial["steps"] for trial in result["trials"]]
-    assert sum(steps) <= 0.5 * sum(trial["steps"] for trial in whole["trials"]) + 2 * max(steps)
+    assert sum(steps) <= 0.5 * sum(trial["steps"] for trial in full_report["trials"]) + 2 * max(
+        steps
+    )
     assert result["trials"][0]["state"] == "trained"
-    assert result["hours"] < whole["hours"]
+    assert result["hours"] < full_report["hours"]
     assert f"{len(steps)} of 27 trials were started" in result["untried"][0]
     shown = typed(f"rekindle sweep --of {result['workflow']}").stdout
     assert result["untried"][0] in shown

@@ -76,8 +76,8 @@ def test_tasks_depend_on_each_other_in_the_right_order(
         name: [(t["name"], t.get("depends")) for t in templates[name]["dag"]["tasks"]]
         for name in DAGS
     }
-    last = [("train", "prepare && train-secret"), ("decide", "train")]
-    assert order["main"] == [("prepare", None), ("train-secret", None), *last]
+    last_dependencies = [("train", "prepare && train-secret"), ("decide", "train")]
+    assert order["main"] == [("prepare", None), ("train-secret", None), *last_dependencies]
     assert order["decide"] == [("evaluate", None), ("ship", "evaluate")]
     steps = [("release", None), ("deploy", "release"), ("promote", "deploy"), ("switch", "promote")]
     assert order["ship"][:4] == steps
@@ -148,7 +148,7 @@ def test_the_traffic_share_of_a_canary_is_removed_after_any_outcome(gateway: str
         runs = {
             name: substitute(promote[name]["when"], answers) for name in ("unshare", "verify-again")
         }
-        assert [name for name, when in runs.items() if when == "true"] == successors
+        assert [name for name, condition in runs.items() if condition == "true"] == successors
         assert {promote[name]["depends"] for name in successors} == {"canary"}
 
     assert (
@@ -341,15 +341,15 @@ def test_results_are_outputs_of_the_workflow(templates: dict[str, dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    "code, again", [("1", True), ("137", True), ("-1", True), ("65", False), ("78", False)]
+    "code, is_retried", [("1", True), ("137", True), ("-1", True), ("65", False), ("78", False)]
 )
 def test_errors_that_a_retry_cannot_cure_are_not_retried(
-    code: str, again: bool, templates: dict[str, dict[str, Any]]
+    code: str, is_retried: bool, templates: dict[str, dict[str, Any]]
 ) -> None:
     retry = templates["prepare"]["retryStrategy"]
     assert retry["retryPolicy"] == "Always"
     assert retry["limit"] == 4
-    assert evaluate_bool(retry["expression"], {"lastRetry": {"exitCode": code}}) is again
+    assert evaluate_bool(retry["expression"], {"lastRetry": {"exitCode": code}}) is is_retried
 
 
 def test_the_training_task_is_retried_while_its_job_is_healthy(
@@ -358,7 +358,7 @@ def test_the_training_task_is_retried_while_its_job_is_healthy(
     train = templates["train"]
     assert train["resource"]["action"] == "apply"
     assert train["resource"]["setOwnerReference"] is True
-    # these limits would count per attempt
+    # with these limits, each attempt would have its own limit
     assert "activeDeadlineSeconds" not in train
     assert "timeout" not in train
     expression = train["retryStrategy"]["expression"]
@@ -390,9 +390,9 @@ def test_pods_that_watch_jobs_have_resource_requests_and_avoid_preemptible_nodes
 
     templates = render_manifest(loaded)["spec"]["templates"]
     for template in (template for template in templates if "resource" in template):
-        (main,) = json.loads(template["podSpecPatch"])["containers"]
-        assert main["name"] == "main"
-        assert main["resources"]["requests"]["memory"] == "256Mi"
+        (main_container,) = json.loads(template["podSpecPatch"])["containers"]
+        assert main_container["name"] == "main"
+        assert main_container["resources"]["requests"]["memory"] == "256Mi"
         (term,) = template["affinity"]["nodeAffinity"][
             "requiredDuringSchedulingIgnoredDuringExecution"
         ]["nodeSelectorTerms"]

@@ -1,5 +1,5 @@
-"""A model whose state `rekindle.attach` keeps, in the manner of the page. Records the samples of all
-steps, as a part of the state."""
+"""A model whose state `rekindle.attach` keeps, in the manner of the page. Records which samples
+each step used; the record belongs to the state of the training."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ arguments = parser.parse_args()
 
 
 class Seen:
-    """The samples of all completed steps."""
+    """State of the training: numbers of the samples that all completed steps have used."""
 
     def __init__(self) -> None:
         self.samples: list[int] = []

@@ -41,7 +41,7 @@ class Steps(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        **others: object,
+        **other_arguments: object,
     ) -> None:
         rank = f"rank {args.process_index} of {args.world_size}"
         print(f"{rank} starts at step {state.global_step}", flush=True)

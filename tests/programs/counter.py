@@ -22,7 +22,7 @@ parser.add_argument("--last-steps-after", type=Path, metavar="FILE")
 arguments = parser.parse_args()
 
 rank = int(os.environ.get("RANK", "0"))
-size = int(os.environ.get("WORLD_SIZE", "1"))
+world_size = int(os.environ.get("WORLD_SIZE", "1"))
 latest = arguments.folder / "counter.ckpt"
 step = int(latest.read_text().split()[-1]) if latest.exists() else 0
 
@@ -31,26 +31,26 @@ def save() -> None:
     if rank == 0:
         temporary = latest.with_suffix(".tmp")
         temporary.write_text(f"step {step}")
-        # a rename within the same tick of the kernel's clock is not visible
+        # two renames within one tick of the kernel's clock look like one
         time.sleep(0.02)
         os.replace(temporary, latest)
 
 
-def leave(number: int, frame: FrameType | None) -> None:
+def leave(signal_number: int, frame: FrameType | None) -> None:
     save()
     print(f"rank {rank} leaves after step {step}", flush=True)
     sys.exit(0)
 
 
 signal.signal(signal.SIGTERM, leave)
-print(f"rank {rank} of {size} starts at step {step}", flush=True)
+print(f"rank {rank} of {world_size} starts at step {step}", flush=True)
 while step < arguments.steps:
     time.sleep(0.02)
     gate = arguments.last_steps_after
     if gate and step >= arguments.steps // 2 and not gate.exists():
         continue
     step += 1
-    if 0 <= arguments.fail_at <= step and rank == size - 1:
+    if 0 <= arguments.fail_at <= step and rank == world_size - 1:
         raise ValueError("the learning rate is negative")
     if step % arguments.save_every == 0:
         save()

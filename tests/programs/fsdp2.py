@@ -1,5 +1,5 @@
-"""A model trained with fully_shard (FSDP2), as in the tutorials of PyTorch: each rank writes its part
-with torch.distributed.checkpoint, and a checkpoint can be loaded with any number of ranks."""
+"""A model trained with fully_shard (FSDP2), as in the tutorials of PyTorch: each rank writes its
+shard with torch.distributed.checkpoint, and a checkpoint can be loaded with any number of ranks."""
 
 import argparse
 import time
@@ -55,8 +55,8 @@ def main() -> None:
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    size = dist.get_world_size()
-    mesh = init_device_mesh("cpu", (size,))
+    world_size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world_size,))
 
     torch.manual_seed(0)
     layers = [torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 4)]
@@ -70,12 +70,12 @@ def main() -> None:
     if arguments.checkpoint:
         state = {"app": app}
         dcp.load(state, checkpoint_id=arguments.checkpoint)  # type: ignore[attr-defined]
-    print(f"rank {rank} of {size} starts at step {app.step}", flush=True)
+    print(f"rank {rank} of {world_size} starts at step {app.step}", flush=True)
 
     while app.step < arguments.steps:
         generator = torch.Generator().manual_seed(app.step)
         rows = torch.randn(BATCH_ROWS, 16, generator=generator)
-        own_rows = rows.chunk(size)[rank]
+        own_rows = rows.chunk(world_size)[rank]
         loss = (model(own_rows) - own_rows[:, :4].sin()).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -86,7 +86,7 @@ def main() -> None:
         total = loss.detach()
         dist.all_reduce(total)
         if rank == 0:
-            print(f"step {app.step} loss {total.item() / size:.9f}", flush=True)
+            print(f"step {app.step} loss {total.item() / world_size:.9f}", flush=True)
         if app.step % arguments.save_every == 0:
             path = arguments.checkpoint_dir / f"step_{app.step}"
             dcp.save({"app": app}, checkpoint_id=path)  # type: ignore[attr-defined]

@@ -1,5 +1,5 @@
-"""A program that writes each save as MODE says, and checks that all that it continues from is of
-one save.
+"""A program that writes its saves in the layout MODE. When it continues, it checks that all files
+that it reads belong to the same save.
 
     saves.py MODE FOLDER STEPS
 """
@@ -13,10 +13,10 @@ from multiprocessing.connection import Client, Listener
 from pathlib import Path
 
 mode, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 INTERVAL = 10
-# mode → files of a save, and whether each rank writes them
+# mode → file names of a save, and True if each rank writes its own files
 MODES = {
     "ranks": (["step_{step}_rank_{rank}.npz"], True),
     "ranks in place": (["rank{rank}.npz"], True),
@@ -51,8 +51,8 @@ class Ring:
     def __init__(self) -> None:
         address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         if rank == 0:
-            listener = Listener(address, backlog=size)
-            self.others = [listener.accept() for _ in range(size - 1)]
+            listener = Listener(address, backlog=world_size)
+            self.others = [listener.accept() for _ in range(world_size - 1)]
             return
         end = time.monotonic() + 30
         while True:
@@ -67,28 +67,31 @@ class Ring:
         try:
             if rank:
                 self.others[0].send(step)
-                found = {self.others[0].recv()}
+                messages = {self.others[0].recv()}
             else:
-                found = {other.recv() for other in self.others}
+                messages = {other.recv() for other in self.others}
                 for other in self.others:
                     other.send(step)
         except (OSError, EOFError):
             print("a peer is lost", flush=True)
             sys.exit(1)
-        if found - {step}:
-            print(f"MIXED {found} {step}", flush=True)
+        if messages - {step}:
+            print(f"MIXED {messages} {step}", flush=True)
 
 
 ring = Ring() if is_by_rank else None
 states = {path.name: read(path) for path in folder.glob("*.npz")}
-own = {}
+own_state = {}
 for template in names:
     pattern = template.format(step="*", rank=rank, slot="*")
-    found = [read(path) for path in folder.glob(pattern)]
-    own[template] = max(found, key=lambda state: state["step"], default={"step": 0, "value": 1})
-state = own[names[0]]
+    found_states = [read(path) for path in folder.glob(pattern)]
+    own_state[template] = max(
+        found_states, key=lambda state: state["step"], default={"step": 0, "value": 1}
+    )
+state = own_state[names[0]]
 print(
-    f"start {start} rank {rank} of {size} at {[item['step'] for item in own.values()]}", flush=True
+    f"start {start} rank {rank} of {world_size} at {[item['step'] for item in own_state.values()]}",
+    flush=True,
 )
 
 if is_by_rank:
@@ -97,8 +100,8 @@ if is_by_rank:
         newest[item["rank"]] = max(newest.get(item["rank"], 0), item["step"])
     if len(set(newest.values())) > 1:
         print(f"MIXED {newest}", flush=True)
-elif len({item["step"] for item in own.values()}) > 1:
-    print(f"MIXED {own}", flush=True)
+elif len({item["step"] for item in own_state.values()}) > 1:
+    print(f"MIXED {own_state}", flush=True)
 
 value = state["value"]
 for step in range(state["step"] + 1, steps + 1):

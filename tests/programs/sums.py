@@ -15,19 +15,19 @@ from pathlib import Path
 kind, folder, node, *checkpoints = sys.argv[1:]
 env = os.environ
 
-# the variables of the frameworks, as a program reads them
+# the environment variables that the operator of each framework sets
 host = "127.0.0.1"
 port = "0"
 rank = 0
-size = 1
+world_size = 1
 if kind == "XGBoostJob":
-    rank, size = int(env["RANK"]), int(env["WORLD_SIZE"])
+    rank, world_size = int(env["RANK"]), int(env["WORLD_SIZE"])
     host, port = env["MASTER_ADDR"], env["MASTER_PORT"]
 elif kind == "JAXJob":
-    rank, size = int(env["PROCESS_ID"]), int(env["NUM_PROCESSES"])
+    rank, world_size = int(env["PROCESS_ID"]), int(env["NUM_PROCESSES"])
     host, port = env["COORDINATOR_ADDRESS"], env["COORDINATOR_PORT"]
 elif kind == "PaddleJob":
-    rank, size = int(node), int(env["PADDLE_NNODES"])
+    rank, world_size = int(node), int(env["PADDLE_NNODES"])
     host, port = env["PADDLE_MASTER"].split(":")
 elif kind == "MPIJob":
     assert Path(env["OMPI_MCA_orte_default_hostfile"]).read_text()
@@ -39,11 +39,11 @@ elif kind == "TFJob":
         while True:
             signal.pause()
     order = cluster["chief"] + cluster["worker"]
-    rank, size = order.index(cluster[task["type"]][task["index"]]), len(order)
+    rank, world_size = order.index(cluster[task["type"]][task["index"]]), len(order)
     host, port = order[0].split(":")
 
 step = json.loads(Path(checkpoints[0], "state.json").read_text())["step"] if checkpoints else 0
-print(f"node {node}: rank {rank} of {size} starts at step {step}", flush=True)
+print(f"node {node}: rank {rank} of {world_size} starts at step {step}", flush=True)
 assert rank == int(node)
 
 if rank:
@@ -59,7 +59,7 @@ if rank:
     sys.exit()
 
 server = socket.create_server((host, int(port)))
-links = [server.accept()[0] for _ in range(size - 1)]
+links = [server.accept()[0] for _ in range(world_size - 1)]
 total = 1 + sum(link.recv(1)[0] for link in links)
 while step < 20:
     step += 1

@@ -8,7 +8,8 @@ from tests.proxy import Proxy, Write
 
 
 def leave_duplicate(mlflow_url: str, name: str, uri: str, source: str) -> None:
-    """Register the same files twice: the second process cannot delete its version any more."""
+    """Register the same files as two versions; the second process cannot delete its own version
+    again."""
     from mlflow import MlflowClient
 
     client = MlflowClient(mlflow_url, mlflow_url)

@@ -6,7 +6,8 @@ from typing import Any
 
 from tests.http_server import Answer, HttpServer, Request
 
-SECRET = "/services/T0S3CR3T/hook"  # path of its address; must not leak
+# path of the webhook's address: a secret, which must not be shown
+SECRET = "/services/T0S3CR3T/hook"
 
 
 class Hook(HttpServer):

@@ -64,8 +64,8 @@ DOCUMENTS: dict[str, Any] = {
 
 
 class MlflowServer(HttpServer):
-    """Answers each request with its document of DOCUMENTS, and the requests of one path with
-    `content`."""
+    """Answers each request with the document of its path in DOCUMENTS; `answer_with` replaces the
+    document of one path."""
 
     def __init__(self) -> None:
         super().__init__(self._answer)
@@ -85,7 +85,7 @@ class MlflowServer(HttpServer):
         super().__exit__()
 
     def answer_with(self, path: str, content: bytes, status: int = 200) -> None:
-        """Forget the earlier requests, and answer those to `path` with this content."""
+        """Forget the earlier requests; from now on, answer requests for `path` with `content`."""
         self.requests.clear()
         self.path = path
         self.content = content

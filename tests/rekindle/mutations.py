@@ -23,8 +23,8 @@ def mutations(document: Any) -> Iterator[bytes]:
 
 
 def _changed(value: Any) -> Iterator[Any]:
-    """Yield copies of a JSON value with one part replaced or removed; of a list, only its first
-    element changes."""
+    """Yield copies of a JSON value in which one value is replaced or removed; in a list, only the
+    first element."""
     yield from VALUES
 
     if isinstance(value, dict):

@@ -1,5 +1,5 @@
-"""A malformed document of the object store or a folder is one line that names it, for every reader
-and every field."""
+"""A malformed document in the object store or in a folder leads to one line that names the
+document, whichever of its fields is wrong and whichever function reads it."""
 
 import json
 import os
@@ -72,8 +72,8 @@ def objects(
 
 
 def read_origin(objects: Objects) -> None:
-    found = origin.read(objects.store, objects.name, "1")
-    assert found.config.data.source == found.whole_config["data"]["source"]
+    origin_record = origin.read(objects.store, objects.name, "1")
+    assert origin_record.config.data.source == origin_record.whole_config["data"]["source"]
 
 
 def read_release(objects: Objects) -> None:
@@ -154,7 +154,7 @@ READERS: list[tuple[str, Any, Callable[[Objects], None]]] = [
 ]
 
 
-# every field has 14 wrong versions: a step of 13 takes one of each, and mostly another kind of it
+# each field has 14 wrong values; every 13th value is tested: one per field, mostly a different one
 STEP = 13
 IDS = [f"{key} {read.__name__}" for key, _, read in READERS]
 
@@ -188,6 +188,7 @@ def test_every_field_of_a_document_is_validated_where_it_is_read(
     assert rejected or key.startswith("cache") or key.endswith(".rekindle.json")
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("document", ["release.json", "model.json", "origin.json", "curve.json"])
 def test_a_command_prints_one_line_for_a_malformed_document(
     objects: Objects, document: str
@@ -195,9 +196,9 @@ def test_a_command_prints_one_line_for_a_malformed_document(
     objects.store.put(objects.prefix + document, b'{"\x1b[31m": 5}')
     command = [sys.executable, "-m", "rekindle", "reproduce", f"{objects.name}@1", "--check"]
     environment = {**os.environ, "REKINDLE_HOME": str(objects.folder / "home")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    [line] = done.stderr.splitlines()
-    assert done.returncode == 1
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    [line] = result.stderr.splitlines()
+    assert result.returncode == 1
     assert line.startswith("error: ")
     assert f"{objects.store.uri(objects.prefix)}{document} is malformed: " in line
 

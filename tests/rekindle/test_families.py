@@ -1,4 +1,5 @@
-"""A workload offers one model or several families; wrong ones are refused before anything runs."""
+"""A workload offers one model or several families; a wrong definition of families is refused before
+anything runs."""
 
 from typing import Any
 
@@ -93,12 +94,12 @@ def rendered(*settings: str, **options: Any) -> dict[str, dict[str, Any]]:
     ).config
     with blocks.pipeline(config) as workflow:
         blocks.evaluate(blocks.train(blocks.prepare(), **options))
-    [main] = (
+    [main_template] = (
         template
         for template in workflow.to_dict()["spec"]["templates"]
         if template["name"] == "main"
     )
-    return {task["name"]: task for task in main["dag"]["tasks"]}
+    return {task["name"]: task for task in main_template["dag"]["tasks"]}
 
 
 def test_all_families_are_trained_and_one_is_chosen() -> None:

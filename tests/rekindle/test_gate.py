@@ -1,4 +1,5 @@
-"""A worse model must not replace a better one, and the verdict must give its reason in figures."""
+"""A worse model must not replace a better one, and the reason of the verdict must contain
+figures."""
 
 import json
 import math
@@ -52,8 +53,8 @@ def evaluation(
 def test_only_an_equally_good_model_replaces_the_champion(
     gap: tuple[float, float, float], decision: str, words: str
 ):
-    found, reason = decide(Gate(), evaluation(gap), "a" * 64, CHAMPION)
-    assert found == decision
+    verdict, reason = decide(Gate(), evaluation(gap), "a" * 64, CHAMPION)
+    assert verdict == decision
     assert words in reason
 
 
@@ -78,8 +79,8 @@ def test_a_nan_metric_fails_a_minimum():
 
 
 def test_an_interval_that_is_unknown_is_null_in_the_verdict() -> None:
-    found = evaluation((0.02, math.nan, math.nan))
-    decision = Decision(Gate(), METRICS, found, "a" * 64, CHAMPION)
+    given_evaluation = evaluation((0.02, math.nan, math.nan))
+    decision = Decision(Gate(), METRICS, given_evaluation, "a" * 64, CHAMPION)
     verdict, reason = decision.decide()
     assert verdict == "keep"
     assert "nan" not in reason
@@ -87,7 +88,7 @@ def test_an_interval_that_is_unknown_is_null_in_the_verdict() -> None:
     difference = json.loads(to_json(decision.record(verdict, reason)))["difference"]
     assert difference == {"metric": "ap", "mean": 0.02, "low": None, "high": None}
 
-    assert metrics_to_log(found, "").keys() == {
+    assert metrics_to_log(given_evaluation, "").keys() == {
         "ap",
         "auc",
         "champion_ap",
@@ -102,10 +103,10 @@ def test_a_family_without_a_finite_validation_is_named_in_the_reason() -> None:
         "by": "loss",
         "validation": {"trees": {"loss": 0.5}, "network": {"loss": None}},
     }
-    found = evaluation(chosen=chosen)
-    _, reason = decide(Gate(minimum={"ap": 0.1}), found, "a" * 64, None)
+    given_evaluation = evaluation(chosen=chosen)
+    _, reason = decide(Gate(minimum={"ap": 0.1}), given_evaluation, "a" * 64, None)
     assert "Validation chose the family trees by loss 0.5 (network not a number)." in reason
-    assert metrics_to_log(found, "").keys() == {"ap", "auc", "validation/trees/loss"}
+    assert metrics_to_log(given_evaluation, "").keys() == {"ap", "auc", "validation/trees/loss"}
 
 
 def test_equal_weights_are_not_a_new_version():
@@ -115,11 +116,11 @@ def test_equal_weights_are_not_a_new_version():
 
 
 def test_the_reason_says_that_the_champion_cannot_be_scored():
-    found = evaluation(incomparable="its features are others.")
-    decision, reason = decide(Gate(), found, "a" * 64, CHAMPION)
+    given_evaluation = evaluation(incomparable="its features are others.")
+    decision, reason = decide(Gate(), given_evaluation, "a" * 64, CHAMPION)
     assert decision == "keep"
     assert "(version 3) cannot score this data: its features are others." in reason
-    decision, reason = decide(Gate(minimum={"ap": 0.6}), found, "a" * 64, CHAMPION)
+    decision, reason = decide(Gate(minimum={"ap": 0.6}), given_evaluation, "a" * 64, CHAMPION)
     assert decision == "release"
     assert (
         "only the bounds of the gate decide, and the candidate meets them (ap 0.7000 >= 0.6)"
@@ -170,8 +171,8 @@ def test_a_maximum_bounds_an_error_metric(rmse: float, bound: float, decision: s
 def test_where_lower_is_better_a_higher_error_does_not_win(gap: Any, decision: str, words: str):
     metrics = {"candidate": {"rmse": 2.0}, "champion": {"rmse": 2.0 - gap[0]}}
     judged = Evaluation(metrics, difference=Difference("rmse", *gap))
-    found, reason = decide(Gate(), judged, "a" * 64, CHAMPION, ERRORS)
-    assert found == decision
+    verdict, reason = decide(Gate(), judged, "a" * 64, CHAMPION, ERRORS)
+    assert verdict == decision
     assert words in reason
 
 
@@ -224,8 +225,8 @@ def test_a_minimum_without_maximum_is_valid_if_higher_is_better() -> None:
     ],
 )
 def test_the_gate_decides_at_its_limits_as_documented(gap: Any, decision: str, words: str) -> None:
-    found, reason = decide(Gate(), evaluation(gap), "a" * 64, CHAMPION)
-    assert found == decision
+    verdict, reason = decide(Gate(), evaluation(gap), "a" * 64, CHAMPION)
+    assert verdict == decision
     assert words in reason
 
 
@@ -373,12 +374,14 @@ def test_the_record_contains_the_evidence_of_the_verdict() -> None:
         },
     }
 
-    alone = Decision(Gate(), METRICS, Evaluation({"candidate": {"ap": 0.7}}), "a" * 64, None)
-    record = alone.record("keep", "why")
+    lone_decision = Decision(
+        Gate(), METRICS, Evaluation({"candidate": {"ap": 0.7}}), "a" * 64, None
+    )
+    record = lone_decision.record("keep", "why")
     assert record["champion"] is None
     assert record["difference"] is None
     assert record["rows"] == 0
-    assert "Warning" not in alone.decide()[1]
+    assert "Warning" not in lone_decision.decide()[1]
 
 
 def test_a_value_equal_to_its_bound_meets_it() -> None:

@@ -1,4 +1,4 @@
-"""A record that is not what its readers expect is an error of one line, without a traceback."""
+"""A malformed record leads to an error message of one line, without a traceback."""
 
 import json
 import subprocess
@@ -148,14 +148,14 @@ def test_a_malformed_list_of_workers_ends_the_command_with_one_line(
 ) -> None:
     write(tmp_path / kubexec.WORKERS_FILE, text)
 
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, kubexec.__file__, tmp_path, "worker", "true"],
         capture_output=True,
         text=True,
     )
 
-    (line,) = done.stderr.splitlines()
-    assert done.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert result.returncode == 1
     assert line.startswith(f"error: {tmp_path / kubexec.WORKERS_FILE} is malformed: ")
 
 

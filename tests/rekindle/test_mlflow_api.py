@@ -35,7 +35,7 @@ def remove_run_record() -> object:
     return removal.delete_record(RUN_ID)
 
 
-# path → functions that read its answer
+# path of a request → functions that read the answer
 READERS: dict[str, list[Callable[[], object]]] = {
     "mlflow/artifacts/list": [lambda: tracking.artifacts(RUN_ID, "evaluation")],
     "mlflow/registered-models/get": [
@@ -95,10 +95,10 @@ def error_of(call: Callable[[], object]) -> str:
     return ""
 
 
-@pytest.mark.parametrize(("path", "number"), CASES)
-def test_a_valid_answer_is_read(server: MlflowServer, path: str, number: int) -> None:
+@pytest.mark.parametrize(("path", "reader_number"), CASES)
+def test_a_valid_answer_is_read(server: MlflowServer, path: str, reader_number: int) -> None:
     server.answer_with(path, json.dumps(DOCUMENTS[path] | {"a_later_field": {"x": [1]}}).encode())
-    assert error_of(READERS[path][number]) == ""
+    assert error_of(READERS[path][reader_number]) == ""
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE"])
@@ -113,16 +113,16 @@ def test_mlflow_may_answer_a_change_of_an_artifact_with_nothing(
 
 
 @pytest.mark.fast_cases(2)
-@pytest.mark.parametrize(("path", "number"), CASES)
+@pytest.mark.parametrize(("path", "reader_number"), CASES)
 def test_every_malformed_answer_is_accepted_or_one_error(
-    server: MlflowServer, path: str, number: int
+    server: MlflowServer, path: str, reader_number: int
 ) -> None:
-    for content in mutations(DOCUMENTS[path]):
-        server.answer_with(path, content)
+    for body in mutations(DOCUMENTS[path]):
+        server.answer_with(path, body)
 
-        message = error_of(READERS[path][number])
+        message = error_of(READERS[path][reader_number])
 
-        assert not re.search("[\x00-\x1f\x7f-\x9f]", message), (content[:200], message)
+        assert not re.search("[\x00-\x1f\x7f-\x9f]", message), (body[:200], message)
         assert len(message) < 2000
 
 
@@ -168,11 +168,11 @@ MALFORMED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "content", "fault"), MALFORMED)
+@pytest.mark.parametrize(("path", "document", "fault"), MALFORMED)
 def test_the_error_names_the_server_the_call_and_the_field(
-    server: MlflowServer, path: str, content: Any, fault: str
+    server: MlflowServer, path: str, document: Any, fault: str
 ) -> None:
-    server.answer_with(path, json.dumps(content).encode())
+    server.answer_with(path, json.dumps(document).encode())
 
     message = error_of(READERS[path][0])
 
@@ -183,13 +183,13 @@ def test_the_error_names_the_server_the_call_and_the_field(
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"<html><body>Sign in</body></html>", b"null", b"[]", b'{"a": NaN', b"\xff"]
+    "body", [b"", b"<html><body>Sign in</body></html>", b"null", b"[]", b'{"a": NaN', b"\xff"]
 )
 @pytest.mark.parametrize("path", ["mlflow/runs/search", "mlflow/runs/log-batch"])
 def test_an_answer_that_is_not_an_object_is_not_an_empty_answer(
-    server: MlflowServer, path: str, content: bytes
+    server: MlflowServer, path: str, body: bytes
 ) -> None:
-    server.answer_with(path, content)
+    server.answer_with(path, body)
     with pytest.raises(TrackingError, match=f"MLflow at {server.url} answered 200 OK: "):
         mlflow_api.send_request(
             "POST", path, Answer if path.endswith("batch") else RunsPage, json={}
@@ -198,17 +198,17 @@ def test_an_answer_that_is_not_an_object_is_not_an_empty_answer(
 
 @pytest.mark.parametrize("tag", [b"<script ", b"<", b"<style>", b"<p", b"<script></p>"])
 def test_a_page_with_many_open_tags_is_one_error(server: MlflowServer, tag: bytes) -> None:
-    content = b"<p>Sign in</p>" + 300_000 * tag
-    server.answer_with("mlflow/runs/search", content)
+    body = b"<p>Sign in</p>" + 300_000 * tag
+    server.answer_with("mlflow/runs/search", body)
     with pytest.raises(TrackingError, match="answered 200 OK: 'Sign in"):
         mlflow_api.send_request("POST", "mlflow/runs/search", RunsPage, json={})
 
 
 @pytest.mark.parametrize(
-    "content", [b'{"error_code": 5}', b'{"error_code": {}}', b'{"error_code": "X", "message": []}']
+    "body", [b'{"error_code": 5}', b'{"error_code": {}}', b'{"error_code": "X", "message": []}']
 )
-def test_a_malformed_error_is_shown(server: MlflowServer, content: bytes) -> None:
-    server.answer_with("mlflow/runs/get", content, 400)
+def test_a_malformed_error_is_shown(server: MlflowServer, body: bytes) -> None:
+    server.answer_with("mlflow/runs/get", body, 400)
     with pytest.raises(TrackingError, match=r"answered 400 Bad Request: '\{\"error_code\""):
         tracking.read_tags(RUN_ID)
 
@@ -231,13 +231,13 @@ def test_metrics_that_are_not_finite_are_left_out(server: MlflowServer) -> None:
     run = {**RUN, "data": {**RUN["data"], "metrics": metrics}}
     server.answer_with("mlflow/runs/search", json.dumps({"runs": [run]}).encode())
 
-    (found,) = tracking.find_last_prepared_runs("demo", "w", "")
+    (prepared_run,) = tracking.find_last_prepared_runs("demo", "w", "")
 
-    assert found.metrics == {"m2": 5.0, "m3": -1.5}
+    assert prepared_run.metrics == {"m2": 5.0, "m3": -1.5}
 
 
 @pytest.mark.parametrize(
-    ("path", "content", "call"),
+    ("path", "body", "call"),
     [
         ("mlflow/runs/get", b"", remove_run_record),
         ("mlflow/runs/get", b'{"run": {}}', remove_run_record),
@@ -248,9 +248,9 @@ def test_metrics_that_are_not_finite_are_left_out(server: MlflowServer) -> None:
     ],
 )
 def test_nothing_is_deleted_after_a_malformed_answer(
-    server: MlflowServer, path: str, content: bytes, call: Callable[[], object]
+    server: MlflowServer, path: str, body: bytes, call: Callable[[], object]
 ) -> None:
-    server.answer_with(path, content)
+    server.answer_with(path, body)
 
     assert error_of(call).startswith(f"MLflow at {server.url} answered ")
 

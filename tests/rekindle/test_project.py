@@ -96,7 +96,7 @@ def call(program: Path, arguments: str, folder: Path, **settings: str) -> str:
         if not name.startswith(("REKINDLE_", "PYTHON"))
     }
 
-    done = subprocess.run(
+    result = subprocess.run(
         [program, *arguments.split()],
         cwd=folder,
         env=environment | settings,
@@ -104,9 +104,9 @@ def call(program: Path, arguments: str, folder: Path, **settings: str) -> str:
         text=True,
     )
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
 
-    return done.stdout
+    return result.stdout
 
 
 @pytest.mark.parametrize(
@@ -185,27 +185,27 @@ def test_the_project_is_the_nearest_folder_with_pipelines_or_settings(tmp_path: 
     # `pipelines` without a module does not count
     assert project.find_project_root(tmp_path) == project.REFERENCE
     (tmp_path / "pyproject.toml").write_text("[tool.rekindle]\n")
-    inner = tmp_path / "team" / "project"
-    (inner / "pipelines").mkdir(parents=True)
-    (inner / "pipelines" / "nightly.py").touch()
+    inner_project = tmp_path / "team" / "project"
+    (inner_project / "pipelines").mkdir(parents=True)
+    (inner_project / "pipelines" / "nightly.py").touch()
     assert project.find_project_root(tmp_path / "team") == tmp_path
-    assert project.find_project_root(inner / "pipelines") == inner
+    assert project.find_project_root(inner_project / "pipelines") == inner_project
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize("planted", ["pipelines/training.py", "pyproject.toml"])
 def test_files_of_another_user_do_not_make_a_project(tmp_path: Path, planted: str):
-    mine = tmp_path / "mine"
-    mine.mkdir()
+    own_folder = tmp_path / "mine"
+    own_folder.mkdir()
     (tmp_path / planted).parent.mkdir(exist_ok=True)
     (tmp_path / planted).write_text("[tool.rekindle]\n")
-    assert project.find_project_root(mine) == tmp_path
+    assert project.find_project_root(own_folder) == tmp_path
     for path in (tmp_path / planted, (tmp_path / planted).parent):
         os.chown(path, 65534, -1)
     os.chown(tmp_path, 0, -1)
-    assert project.find_project_root(mine) == project.REFERENCE
-    os.chown(mine, 65534, -1)  # the working directory belongs to the other user
-    assert project.find_project_root(mine) == tmp_path
+    assert project.find_project_root(own_folder) == project.REFERENCE
+    os.chown(own_folder, 65534, -1)  # the working directory belongs to the other user
+    assert project.find_project_root(own_folder) == tmp_path
 
 
 @pytest.mark.parametrize("kind", ["a device", "a pipe", "a large file", "a deeply nested file"])
@@ -227,10 +227,10 @@ def test_a_pyproject_file_that_cannot_be_read_does_not_make_a_project(
         "from pathlib import Path; from rekindle import project;"
         f" print(project.find_project_root(Path({str(tmp_path)!r})))"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
     )
-    assert done.stdout.strip() == str(project.REFERENCE), done.stderr
+    assert result.stdout.strip() == str(project.REFERENCE), result.stderr
 
 
 def test_a_config_is_found_from_a_subfolder_and_the_nearest_config_is_used(
@@ -249,18 +249,18 @@ def test_a_config_is_found_from_a_subfolder_and_the_nearest_config_is_used(
 
 @pytest.mark.slow
 def test_a_config_of_another_project_uses_that_project_and_its_data(tmp_path: Path) -> None:
-    here = write_project(tmp_path / "here", packages=False)
+    current_project = write_project(tmp_path / "here", packages=False)
     other = write_project(tmp_path / "other", packages=False)
     (other / "steps/greeting.py").write_text(
         WORKLOAD.replace('"world"', '"world"\n    mood: str = "cheerful"')
     )
 
-    for folder in (here, other):
+    for folder in (current_project, other):
         (folder / "rows.csv").touch()
         (folder / "configs/hello.yaml").write_text(CONFIG.replace("made://up", "rows.csv"))
 
     for start, file in (
-        (here, "../other/configs/hello.yaml"),
+        (current_project, "../other/configs/hello.yaml"),
         (tmp_path, "other/configs/hello.yaml"),
     ):
         text = call(BIN / "rekindle", f"config {file}", start)
@@ -268,16 +268,18 @@ def test_a_config_of_another_project_uses_that_project_and_its_data(tmp_path: Pa
         assert f"{other}/rows.csv" in text
         assert "greet" in call(BIN / "rekindle", f"render {file}", start)
 
-    (here / "more.csv").touch()
+    (current_project / "more.csv").touch()
     text = call(
-        BIN / "rekindle", "render ../other/configs/hello.yaml --set data.source=more.csv", here
+        BIN / "rekindle",
+        "render ../other/configs/hello.yaml --set data.source=more.csv",
+        current_project,
     )
-    assert f"{here}/more.csv" in text, (
+    assert f"{current_project}/more.csv" in text, (
         "a path of the command line is relative to the working directory"
     )
-    text = call(BIN / "rekindle", "config configs/hello.yaml", here)
+    text = call(BIN / "rekindle", "config configs/hello.yaml", current_project)
     assert "cheerful" not in text
-    assert f"{here}/rows.csv" in text
+    assert f"{current_project}/rows.csv" in text
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -188,8 +188,10 @@ def test_loading_steps_imports_no_heavy_library_and_a_replay_no_torch() -> None:
         f"loaded = [m for m in {heavy} if m in sys.modules]; import steps.fraud.replays; "
         "print(json.dumps([loaded, 'torch' in sys.modules]))"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert json.loads(found.stdout) == [[], False]
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert json.loads(result.stdout) == [[], False]
 
 
 def test_a_module_without_the_names_of_a_workload_is_rejected() -> None:

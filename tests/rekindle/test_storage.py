@@ -26,11 +26,11 @@ def test_only_one_of_many_racing_writers_creates_an_object(s3: Store) -> None:
 
 
 def test_a_stale_writer_cannot_overwrite_a_newer_value(s3: Store) -> None:
-    first = s3.put("pointer", b"1")
-    second = s3.put("pointer", b"2", if_match=first)
+    first_etag = s3.put("pointer", b"1")
+    second_etag = s3.put("pointer", b"2", if_match=first_etag)
     with pytest.raises(Conflict):
-        s3.put("pointer", b"3", if_match=first)
-    assert s3.get_with_etag("pointer") == (b"2", second)
+        s3.put("pointer", b"3", if_match=first_etag)
+    assert s3.get_with_etag("pointer") == (b"2", second_etag)
 
 
 def test_a_downloaded_directory_equals_the_uploaded_directory(s3: Store, tmp_path: Path) -> None:
@@ -52,8 +52,8 @@ def test_a_key_that_cannot_be_a_path_is_one_error_before_anything_is_written(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store("b", "http://127.0.0.1:1", "key", "secret")
-    entry = StoredObject(f"r/a/{name}", 1, "etag", 0.0)
-    monkeypatch.setattr(store, "list", lambda prefix: iter([entry]))
+    stored_object = StoredObject(f"r/a/{name}", 1, "etag", 0.0)
+    monkeypatch.setattr(store, "list", lambda prefix: iter([stored_object]))
     monkeypatch.setattr(store, "head", lambda key: None)
     with pytest.raises(StorageError, match="its key is not a safe path"):
         store.download("r/a", tmp_path / "target")
@@ -120,7 +120,7 @@ def test_an_object_that_is_larger_than_one_request_may_be_is_written_in_parts(s3
     part = 5 << 20  # the smallest that S3 accepts
     data = bytes(range(256)) * (2 * part // 256) + b"end"
     s3.put_large("weights", data, part_bytes=part)
-    entry = s3.head("weights")
-    assert entry is not None
-    assert entry.etag.endswith('-3"')
+    stored_object = s3.head("weights")
+    assert stored_object is not None
+    assert stored_object.etag.endswith('-3"')
     assert s3.get("weights") == data

@@ -81,19 +81,19 @@ def test_a_release_registered_twice_is_one_version(
     client: "MlflowClient", name: str, run_id: str
 ) -> None:
     assert tracking.champion(name) is None
-    first, again, other = (
+    first_version, repeated_version, other = (
         tracking.register_version(
             name, f"releases/{n}/", f"s3://b/releases/{n}/", n * 32, run_id, {"git_sha": "1"}
         )
         for n in ("aa", "aa", "bb")
     )
 
-    assert first == again == tracking.Release("1", "releases/aa/", "aa" * 32)
+    assert first_version == repeated_version == tracking.Release("1", "releases/aa/", "aa" * 32)
     assert other.version == "2"
     assert version(client, name, "candidate") == "2"
     assert tracking.champion(name) is None
     tracking.record_champion(name, "1", "cards-1")
-    assert tracking.champion(name) == replace(first, deployment="cards-1")
+    assert tracking.champion(name) == replace(first_version, deployment="cards-1")
     assert [release.version for release in tracking.promoted_releases(name)] == ["1"]
     assert client.get_model_version(name, "1").tags["git_sha"] == "1"
 
@@ -104,7 +104,7 @@ def test_the_version_that_a_dead_process_registered_twice_is_deleted_by_the_next
     uri = "releases/a/"
     source = "s3://b/releases/a/"
     leave_duplicate(mlflow_server, name, uri, source)
-    # versions that other clients registered, or of other files, stay
+    # versions that other clients have registered, and versions with other files, stay
     client.create_model_version(name, source, tags={tracking.URI: uri})
     tracking.register_version(name, "releases/b/", "s3://b/releases/b/", "0" * 64, "", {})
 
@@ -215,14 +215,14 @@ def test_netrc_does_not_replace_the_login_and_another_host_gets_none(
 
     with HttpServer(answer) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
-        # the session is kept between requests of the same settings
+        # requests with the same settings use the same session
         mlflow_api._create_session.cache_clear()
         mlflow_api.send_request("GET", "mlflow/experiments/search", MlflowAnswer)
 
     received = [request.headers["Authorization"] for request in server.requests]
     basic = "Basic " + b64encode(b"ours:ours").decode()
-    ours = "Bearer ours" if "TOKEN" in login else basic
-    assert received == [ours, ours, None]
+    own_authorization = "Bearer ours" if "TOKEN" in login else basic
+    assert received == [own_authorization, own_authorization, None]
 
 
 @pytest.fixture
@@ -268,16 +268,16 @@ def test_the_tags_of_a_version_are_names_only_after_they_were_parsed(
         )
         tracking.record_champion(name, versions[-1], f"{name}-{number}")
 
-    # a repeated request whose first answer came too late may have taken a number
-    first, last = versions
-    tracking.tag_version(name, last, tag, value)
+    # if the answer to a request came too late, the request was repeated, and used a second number
+    first_version, last_version = versions
+    tracking.tag_version(name, last_version, tag, value)
 
     if tag == tracking.KEEP_RELEASES:
-        found = tracking.champion(name)
-        assert found
-        assert found.keep_releases is None
+        champion = tracking.champion(name)
+        assert champion
+        assert champion.keep_releases is None
         return
-    for read in (tracking.champion, lambda name: tracking.find_version(name, last)):
-        with pytest.raises(InvalidName, match=f"the tag {tag} of version {last}"):
+    for read in (tracking.champion, lambda name: tracking.find_version(name, last_version)):
+        with pytest.raises(InvalidName, match=f"the tag {tag} of version {last_version}"):
             read(name)
-    assert [found.version for found in tracking.promoted_releases(name)] == [first]
+    assert [found.version for found in tracking.promoted_releases(name)] == [first_version]

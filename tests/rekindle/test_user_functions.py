@@ -190,7 +190,8 @@ class Stage:
         return name, f"{file}:{number + 1}: KeyError: 'kwh'."
 
     def make_release(self, workload: str) -> Path:
-        """Create a folder with a trained model of `workload` and the other files of its server."""
+        """Create a folder with a trained model of `workload` and the other files that a model
+        server needs."""
         import torch
         from safetensors.torch import save_file
 
@@ -419,9 +420,9 @@ def test_an_exception_before_the_run_is_one_line(stage: Stage, text: str, functi
     config.write_text(
         f"{{name: user, pipeline: {pipeline}, workload: {workload}, data: {{source: 'made://up'}}}}"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [BIN / "rekindle", "lint", config], cwd=stage.folder, capture_output=True, text=True
     )
-    assert done.returncode != 0
-    assert done.stderr.count("\n") == 1
-    assert expected in done.stderr
+    assert result.returncode != 0
+    assert result.stderr.count("\n") == 1
+    assert expected in result.stderr

@@ -121,9 +121,9 @@ def test_the_first_rows_of_a_csv_file_end_with_a_whole_row(tmp_path: Path) -> No
     folder = tmp_path / "rows"
     folder.mkdir()
     file.write_text('id,text\n1,a\n2,"two\nlines"\n3,c\n')
-    few = DataConfig(source=str(file)).first_rows(2, folder)
-    assert few
-    assert Path(few.source).read_text() == 'id,text\n1,a\n2,"two\nlines"\n'
+    first_rows = DataConfig(source=str(file)).first_rows(2, folder)
+    assert first_rows
+    assert Path(first_rows.source).read_text() == 'id,text\n1,a\n2,"two\nlines"\n'
 
 
 def test_only_a_source_with_known_rows_has_first_rows(tmp_path: Path) -> None:

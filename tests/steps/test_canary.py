@@ -180,9 +180,9 @@ def test_a_good_canary_gets_the_next_share(servers: dict[str, Running]) -> None:
 def test_shares_grow_step_by_step_with_a_matching_number_of_pods(
     servers: int, pods: list[int]
 ) -> None:
-    first, _ = run_step(percent=0, servers=servers)
-    assert first.canary == "passed"
-    assert first.percent == 5
+    first_result, _ = run_step(percent=0, servers=servers)
+    assert first_result.canary == "passed"
+    assert first_result.percent == 5
     assert [canary.count_pods(percent, servers) for percent in (5, 25)] == pods
     assert [RULE.next_share(percent) for percent in (0, 5, 25)] == [5, 25, 0]
     assert [canary.count_split_pods(percent, servers) for percent in (5, 25, 100)] == [

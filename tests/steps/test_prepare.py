@@ -293,6 +293,7 @@ def test_data_that_changes_while_it_is_read_is_a_warning_and_not_reused(
     assert f"cached: outputs of {name}-second" in output, output
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.usefixtures("mlflow_server")
 @pytest.mark.parametrize(
     ("data", "code", "message"),

@@ -71,16 +71,16 @@ def test_the_weights_of_the_champion_are_released_with_newer_state(
         "dataset": first_refresh.dataset,
         "report": first_refresh.report,
     }
-    second = release.run(
+    second_result = release.run(
         release.Inputs(name=name, verdict="release", run_id=first_refresh.run_id, **artifacts)
     )
-    assert second.content != first_release.content
+    assert second_result.content != first_release.content
     records = [
         json.loads(s3.get(f"{outputs.model_uri}release.json"))
-        for outputs in (first_release, second)
+        for outputs in (first_release, second_result)
     ]
     assert records[0]["model_sha256"] == records[1]["model_sha256"] == first_refresh.model_sha256
-    tracking.record_champion(name, second.version, "servers-2")
+    tracking.record_champion(name, second_result.version, "servers-2")
 
     monkeypatch.setenv("TMPDIR", str(tmp_path / "another-pod"))
     second_refresh = refresh.run(inputs(name))

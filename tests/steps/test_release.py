@@ -265,9 +265,9 @@ def test_changed_content_is_a_new_release(s3: Store, name: str, artifacts: dict[
     tracking.record_champion(name, first_outputs.version, "cards-1")
     # the same weights, another state
     (artifacts["dataset"] / "state" / "a.npy").write_text("newer")
-    second = release.run(inputs(name, artifacts, workflow=f"{name}-2"))
-    assert second.version == "2"
-    assert second.content != first_outputs.content
+    second_result = release.run(inputs(name, artifacts, workflow=f"{name}-2"))
+    assert second_result.version == "2"
+    assert second_result.content != first_outputs.content
 
 
 def test_a_model_with_another_verdict_is_not_released(

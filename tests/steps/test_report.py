@@ -237,8 +237,8 @@ def test_the_run_has_the_costs_of_its_training_if_the_manifest_has_prices(
     run = report_run(s3, COMPLETE, manifest=packed)
     metrics = run.data.metrics
     tags = run.data.tags
-    second = (4 * 0.01 + 16 * 0.0012 + 0.224) / 3600
-    assert metrics["cost/trained"] == pytest.approx(5.5 * second, abs=1e-9)
+    usd_per_second = (4 * 0.01 + 16 * 0.0012 + 0.224) / 3600
+    assert metrics["cost/trained"] == pytest.approx(5.5 * usd_per_second, abs=1e-9)
     uses = ("trained", "waited", "lost", "queued", "coordinator")
     assert metrics["cost/total"] == pytest.approx(
         sum(metrics[f"cost/{use}"] for use in uses), abs=5e-9

@@ -52,18 +52,18 @@ def test_a_killed_worker_loses_nothing_and_its_successor_joins(
 ) -> None:
     argv = make_flags("killed", workers=2)
     coordinator = crew.start_coordinator(argv)
-    first, second = (
+    first_worker, second_worker = (
         crew.start_worker(name, argv, TOY_HOLD="20 60") for name in ("first", "second")
     )
-    crew.wait_until_held(20, first, second)
-    first.send(signal.SIGKILL)
+    crew.wait_until_held(20, first_worker, second_worker)
+    first_worker.send(signal.SIGKILL)
     crew.release(20)
-    crew.wait_until_held(60, second)
-    third = crew.start_worker("third", argv)
+    crew.wait_until_held(60, second_worker)
+    third_worker = crew.start_worker("third", argv)
     crew.release(60)
     assert coordinator.wait_for_exit_code() == 0, coordinator.read_log()
-    assert second.wait_for_exit_code() == 0, third.read_log()
-    assert third.wait_for_exit_code() == 0, third.read_log()
+    assert second_worker.wait_for_exit_code() == 0, third_worker.read_log()
+    assert third_worker.wait_for_exit_code() == 0, third_worker.read_log()
     assert "generation 2: second\n" in coordinator.read_log()
     assert sha256(s3, "killed") == undisturbed
 
@@ -232,13 +232,13 @@ def test_an_error_before_a_worker_joins_ends_the_run(crew: Crew) -> None:
 def test_a_worker_that_would_compute_other_bits_is_rejected_by_name(crew: Crew, s3: Store) -> None:
     argv = make_flags("refused", workers=1, max_workers=2)
     coordinator = crew.start_coordinator(argv)
-    good = crew.start_worker("good", argv, TOY_HOLD="20")
-    crew.wait_until_held(20, good)
-    bad = crew.start_worker("bad", [*argv, "--threads=2"])
-    assert bad.wait_for_exit_code() == 78
-    assert 'worker "bad" is refused: its threads is 2 and not 1' in bad.read_log()
+    accepted_worker = crew.start_worker("good", argv, TOY_HOLD="20")
+    crew.wait_until_held(20, accepted_worker)
+    refused_worker = crew.start_worker("bad", [*argv, "--threads=2"])
+    assert refused_worker.wait_for_exit_code() == 78
+    assert 'worker "bad" is refused: its threads is 2 and not 1' in refused_worker.read_log()
     crew.release(20)
-    assert good.wait_for_exit_code() == 0
+    assert accepted_worker.wait_for_exit_code() == 0
     assert coordinator.wait_for_exit_code() == 0
 
 

@@ -20,7 +20,8 @@ from argolocal.page.sources import Run
 from argolocal.store import FolderStore, ListedObject
 
 MAX_FILES = 1000
-SIZES_TIMEOUT_S = 0.5  # maximum time for reading the sizes of all artifacts of a page
+# maximum time for reading the sizes of all artifacts of a page
+SIZES_TIMEOUT_S = 0.5
 # maximum number of unpacked bytes to read from an archive, because it may be a decompression bomb
 MAX_UNPACKED_BYTES = 32 << 20
 TAR_SUFFIXES = (".tgz", ".tar.gz")

@@ -185,11 +185,11 @@ class Drawing:
             return set()
         path = self.plan.path(address_of(self.plan.run.name, failed_nodes[0]["name"]))
         open_groups: set[str] = set()
-        for group, step in pairwise(path):
-            if group.kind == "loop":
+        for parent, step in pairwise(path):
+            if parent.kind == "loop":
                 break
-            open_groups.add(self.plan.address(group))
-            open_groups.update(find_folds_around(self.plan, self.visible_children(group), step))
+            open_groups.add(self.plan.address(parent))
+            open_groups.update(find_folds_around(self.plan, self.visible_children(parent), step))
         self.internal_count = 0
         return open_groups
 
@@ -220,7 +220,7 @@ class Drawing:
             )
         return Graph(
             nodes=piece.nodes,
-            edges=[DrawnEdge(smooth_path(points), idle) for points, idle in piece.edges],
+            edges=[DrawnEdge(smooth_path(points), is_idle) for points, is_idle in piece.edges],
             width=round(piece.width + 2),
             height=round(piece.height + 2),
             hooks=[self._hook(hook) for hook in self.plan.all_hooks(self.root)],

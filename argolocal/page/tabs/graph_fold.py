@@ -202,11 +202,11 @@ def _connect(plan: Plan, groups: Sequence[Sequence[PlannedStep]]) -> Members:
 
 
 def _make_member(plan: Plan, steps: Sequence[PlannedStep], has_edges: bool) -> Member:
-    first = steps[0]
-    address = plan.address(first)
+    first_step = steps[0]
+    address = plan.address(first_step)
     if len(steps) == 1:
-        return Member(address, first.label, (first,))
-    label = f"{first.label} … {steps[-1].label}"
+        return Member(address, first_step.label, (first_step,))
+    label = f"{first_step.label} … {steps[-1].label}"
     return Member(f"{address}+{len(steps) - 1}", label, tuple(steps), has_edges)
 
 

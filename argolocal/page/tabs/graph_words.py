@@ -152,8 +152,10 @@ def describe_counts(counts: Mapping[str, int]) -> str:
         return f"{number} {PHASE_WORDS[phases[0]]}"
 
     succeeded = counts.get("Succeeded", 0)
-    others = [f"{counts[phase]:,} {PHASE_WORDS[phase]}" for phase in phases if phase != "Succeeded"]
-    return ", ".join([f"{succeeded:,} of {total:,} succeeded", *others])
+    other_counts = [
+        f"{counts[phase]:,} {PHASE_WORDS[phase]}" for phase in phases if phase != "Succeeded"
+    ]
+    return ", ".join([f"{succeeded:,} of {total:,} succeeded", *other_counts])
 
 
 def describe_counts_briefly(counts: Mapping[str, int]) -> str:

@@ -297,12 +297,12 @@ def _path(
 ) -> list[Point]:
     """Return the points of an edge, from the lower side of the first node of a chain to the upper
     side of the last node. `layers`: (top, height) of the layer of each node."""
-    first = boxes[chain[0]]
+    first_box = boxes[chain[0]]
     last = boxes[chain[-1]]
-    points = [(first.x + first.width / 2, first.y + first.height)]
+    points = [(first_box.x + first_box.width / 2, first_box.y + first_box.height)]
     # if the node is less high than its layer, the edge first goes vertically to the end of the
     # layer
-    if first.y + first.height < layers[0][0] + layers[0][1]:
+    if first_box.y + first_box.height < layers[0][0] + layers[0][1]:
         points.append((points[0][0], layers[0][0] + layers[0][1]))
 
     for node, (top, height) in zip(chain[1:-1], layers[1:-1], strict=True):

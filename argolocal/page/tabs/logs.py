@@ -334,7 +334,7 @@ def _describe(
     # is complete
     next_line = page.start + page.data.rfind(b"\n") + 1
     pod = log.name
-    others = [other for other in addresses.pods if other != pod]
+    other_pods = [other for other in addresses.pods if other != pod]
 
     return LogView(
         pod,
@@ -353,7 +353,7 @@ def _describe(
         newer_page="" if is_end else addresses.move(pod, offset=page.end),
         last_page="" if is_end else addresses.move(pod),
         first_error=addresses.move(pod, mark="error"),
-        without=addresses.show(others) if others else "",
+        without=addresses.show(other_pods) if other_pods else "",
         download=addresses.download(pod),
         follow=addresses.follow(pod, next_line) if is_live else "",
     )

@@ -126,8 +126,8 @@ def divide_loop(run: Run, steps: Sequence[Step], parents: Parents, now: float) -
         if piece.stage is Stage.RUNNING
     ]
     failed = [piece for piece in pieces if piece.phase in FAILED_PHASES]
-    others = [piece for piece in pieces if piece.phase not in FAILED_PHASES]
-    return [*_merge(others), *_merge(failed)]
+    unfailed_pieces = [piece for piece in pieces if piece.phase not in FAILED_PHASES]
+    return [*_merge(unfailed_pieces), *_merge(failed)]
 
 
 def _merge(pieces: Sequence[Piece]) -> list[Piece]:

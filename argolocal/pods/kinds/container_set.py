@@ -81,13 +81,16 @@ class ContainerSet(Sidecars):
             else 0.0
         )
         self.attempts_left = dict.fromkeys(self.containers, int(retry_strategy.get("retries", 1)))
-        self.retry_at: dict[str, float] = {}  # name of a container → time of its next attempt
-        self.codes: dict[str, int] = {}  # name of a completed container → its exit code
+        # name of a container → time of its next attempt
+        self.retry_at: dict[str, float] = {}
+        # name of a completed container → its exit code
+        self.codes: dict[str, int] = {}
         # name of a completed container → exit code that containers depending on it see
         self.visible_codes: dict[str, int] = {}
         self.errors: dict[str, str] = {}
         self.reasons: dict[str, str] = {}
-        self.view: filesystem.FileSystemView | None = None  # file system of the container `main`
+        # file system of the container `main`
+        self.view: filesystem.FileSystemView | None = None
         # (name, phase, message) of each container that has just completed
         self.events: list[tuple[str, str, str]] = []
 

@@ -47,7 +47,8 @@ class Sidecars:
         self.init_specs = list(template.get("initContainers") or [])
         self.sidecar_specs = list(template.get("sidecars") or [])
         self.running: dict[str, Process] = {}
-        self.init_name = ""  # name of the running init container
+        # name of the running init container
+        self.init_name = ""
         # the reason why the log of a sidecar is incomplete
         self.log_error: OSError | None = None
 

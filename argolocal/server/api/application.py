@@ -22,18 +22,17 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from argolocal.common import program
-from argolocal.errors import ArgolocalError
+from argolocal.errors import FORM_ERRORS, ArgolocalError
 from argolocal.server.api.actions import Actions
 from argolocal.server.api.archive import Archive
 from argolocal.server.api.artifacts import Artifacts
 from argolocal.server.api.backend import Backend
 from argolocal.server.api.bodies import Body
 from argolocal.server.api.errors import (
-    INTERNAL,
-    NOT_FOUND,
     UNIMPLEMENTED,
     ApiError,
     error_response,
+    make_api_error,
 )
 from argolocal.server.api.logs import WorkflowLogs
 from argolocal.server.api.stored import (
@@ -74,9 +73,9 @@ API = "/api/v1"
 class WithApi:
     """An application that answers the addresses of the API, and passes other requests on."""
 
-    def __init__(self, api: ASGIApp, others: ASGIApp) -> None:
+    def __init__(self, api: ASGIApp, other_app: ASGIApp) -> None:
         self.api = api
-        self.others = others
+        self.others = other_app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
@@ -106,6 +105,8 @@ def make_api(backend: Backend) -> Starlette:
         ArgolocalError: answer_error,
         HTTPException: answer_error,
         ClientDisconnect: answer_error,
+        OSError: answer_error,
+        **dict.fromkeys(FORM_ERRORS, answer_error),
         Exception: answer_error,
     }
     application = Starlette(
@@ -180,9 +181,4 @@ def refuse_unknown(request: Request) -> Response:
 
 def answer_error(request: Request, error: Exception) -> Response:
     """Answer a request that failed."""
-    if isinstance(error, ApiError):
-        return error_response(error)
-    if isinstance(error, HTTPException):
-        code = {404: NOT_FOUND, 405: UNIMPLEMENTED}.get(error.status_code, INTERNAL)
-        return error_response(ApiError(code, str(error.detail), error.status_code))
-    return error_response(ApiError(INTERNAL, str(error) or type(error).__name__))
+    return error_response(make_api_error(error, f"{request.method} {request.url.path}"))

@@ -41,17 +41,17 @@ class Artifacts:
         self.backend = backend
 
     def routes(self) -> list[Route]:
-        rest = "{node}/{artifact}"
+        path_end = "{node}/{artifact}"
         routes = []
         for prefix, direction in (("", "outputs"), ("input-", "inputs")):
             routes += [
                 Route(
-                    f"/{prefix}artifacts/{{namespace}}/{{name}}/{rest}",
+                    f"/{prefix}artifacts/{{namespace}}/{{name}}/{path_end}",
                     self._make_answer(direction),
                     methods=["GET"],
                 ),
                 Route(
-                    f"/{prefix}artifacts-by-uid/{{uid}}/{rest}",
+                    f"/{prefix}artifacts-by-uid/{{uid}}/{path_end}",
                     self._make_answer(direction),
                     methods=["GET"],
                 ),

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 from argolocal.common import object_names
 from argolocal.common.checked_names import RunName
-from argolocal.errors import ArgolocalError, ConfigError
+from argolocal.errors import FORM_ERRORS, ArgolocalError, ConfigError, describe
 from argolocal.interfaces import Cluster
 from argolocal.manifest.types import Object
+from argolocal.page.sources import describe_malformed
 from argolocal.page.tabs.artifact_source import ObjectReader
 from argolocal.runner.run import validate_workflow
 from argolocal.server.api.catalogue import Catalogue, Entry, ItemTexts
@@ -19,6 +20,7 @@ from argolocal.server.api.errors import (
     INVALID_ARGUMENT,
     NOT_FOUND,
     ApiError,
+    log,
     missing_namespace,
     missing_object,
 )
@@ -75,11 +77,16 @@ class Backend:
         return entry
 
     def workflow(self, entry: Entry) -> Object:
-        """Return the Workflow object of a run. Raises ApiError."""
+        """Return the Workflow object of a run. Raises ApiError, also if the files of the run are
+        damaged."""
         try:
             return self.catalogue.workflow(entry)
-        except ArgolocalError as error:
-            raise ApiError(INTERNAL, str(error)) from error
+        except FORM_ERRORS as error:
+            # the cause may also be a bug of this program
+            log.error("%s could not be shown", entry.name, exc_info=error)
+            raise ApiError(INTERNAL, describe_malformed(entry.name, error)) from error
+        except (ArgolocalError, OSError) as error:
+            raise ApiError(INTERNAL, describe(error)) from error
 
     def read_again(self, name: str) -> Object:
         """Return the Workflow object of a run that has just changed. Raises ApiError."""

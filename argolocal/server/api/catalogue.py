@@ -113,7 +113,7 @@ class Catalogue:
         """Notice the runs that were created, changed or deleted before this call."""
         called_at = time.monotonic()
         with self.refresh_lock:
-            # of many requests at the same time, one looks for all
+            # of many simultaneous requests, one reads the runs, and the others use the result
             if self.refreshed_at < called_at:
                 self.refreshed_at = time.monotonic()
                 self._refresh()

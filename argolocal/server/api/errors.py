@@ -4,9 +4,15 @@ of gRPC and a message.
 Source: grpc.io/docs/guides/status-codes, Argo's server/utils/errors.go.
 """
 
+import logging
 from collections.abc import Mapping
 
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+
+from argolocal.errors import ArgolocalError, describe
+
+log = logging.getLogger("uvicorn.error")
 
 INVALID_ARGUMENT = 3
 NOT_FOUND = 5
@@ -51,6 +57,19 @@ def missing_object(plural: str, name: str) -> ApiError:
 def missing_namespace(namespace: str) -> ApiError:
     """Return the error of the Kubernetes API for an object in a namespace that does not exist."""
     return ApiError(NOT_FOUND, f'namespaces "{namespace[:253]}" not found')
+
+
+def make_api_error(error: Exception, subject: str) -> ApiError:
+    """Return the error that a client gets for an exception. The traceback of an unexpected
+    exception is logged. `subject`: description of the request for the log."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, HTTPException):
+        code = {404: NOT_FOUND, 405: UNIMPLEMENTED}.get(error.status_code, INTERNAL)
+        return ApiError(code, str(error.detail), error.status_code)
+    if not isinstance(error, ArgolocalError | OSError):
+        log.error("%s failed", subject, exc_info=error)
+    return ApiError(INTERNAL, describe(error))
 
 
 def error_response(error: ApiError) -> Response:

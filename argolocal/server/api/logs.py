@@ -196,6 +196,8 @@ class WorkflowLogs:
         entry = await run_in_threadpool(
             self.backend.find_entry, parameters["namespace"], parameters["name"]
         )
+        # an error after the first bytes of the stream would come with the status 200
+        await run_in_threadpool(self.backend.workflow, entry)
         reader = LogReader(self.backend.files(entry).logs, entry.name, options)
         return Stream(request, self.limit.count(self.lines(reader)))
 

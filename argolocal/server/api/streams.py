@@ -16,12 +16,12 @@ from starlette.routing import Route
 from starlette.types import Send
 
 from argolocal.common.json_text import to_json
-from argolocal.errors import ArgolocalError
+from argolocal.errors import DAMAGE_ERRORS
 from argolocal.manifest.types import Object
 from argolocal.page.live import Watchers
 from argolocal.server.api.backend import Backend
 from argolocal.server.api.catalogue import Catalogue, Change, Entry, Facts
-from argolocal.server.api.errors import RESOURCE_EXHAUSTED, ApiError
+from argolocal.server.api.errors import RESOURCE_EXHAUSTED, ApiError, make_api_error
 from argolocal.server.api.selectors import (
     Fields,
     ListOptions,
@@ -45,19 +45,25 @@ class Stream(StreamingResponse):
     def __init__(self, request: Request, objects: AsyncGenerator[str]) -> None:
         """`objects`: JSON texts without line breaks; "" keeps the connection alive."""
         self.objects = objects
+        self.subject = f"{request.method} {request.url.path}"
         self.is_event_stream = EVENT_STREAM in request.headers.get("accept", "")
         super().__init__(
             self._encode(), media_type=EVENT_STREAM if self.is_event_stream else "application/json"
         )
 
     async def _encode(self) -> AsyncGenerator[str]:
-        async for text in self.objects:
-            if not self.is_event_stream:
-                yield f"{text}\n" if text else ""
-            elif text:
-                yield f"data: {text}\n\n"
-            else:
-                yield ":\n\n"
+        try:
+            async for text in self.objects:
+                yield self._format(text)
+        except Exception as error:
+            # the status has been sent, so the error is the last object of the stream
+            api_error = make_api_error(error, self.subject)
+            yield self._format(to_json({"error": format_stream_error(api_error)}))
+
+    def _format(self, text: str) -> str:
+        if not self.is_event_stream:
+            return f"{text}\n" if text else ""
+        return f"data: {text}\n\n" if text else ":\n\n"
 
     async def stream_response(self, send: Send) -> None:
         async with aclosing(self.objects):
@@ -148,7 +154,10 @@ class WorkflowWatches:
     def _parse(self, query: Mapping[str, str], namespace: str) -> Watch:
         name = selected_name(query)
         if name:
-            name = self.backend.find_entry(namespace, name).name
+            entry = self.backend.find_entry(namespace, name)
+            # a watch of a run that cannot be read would stay silent
+            self.backend.workflow(entry)
+            name = entry.name
 
         labels = parse_labels(query.get("listOptions.labelSelector", ""))
         fields = Fields.parse(query.get("fields", ""), "result.object.")
@@ -257,7 +266,7 @@ class WorkflowWatches:
             if fields.excludes("status.nodes"):
                 return self.catalogue.summary(entry)
             return self.catalogue.workflow(entry)
-        except (ArgolocalError, OSError):
+        except DAMAGE_ERRORS:
             return None
 
 

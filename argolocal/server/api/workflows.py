@@ -299,9 +299,11 @@ def override_parameters(spec: Object, parameters: Iterable[str]) -> None:
     if not values:
         return
     arguments = dict(spec.get("arguments") or {})
-    others = [item for item in arguments.get("parameters") or [] if item.get("name") not in values]
+    kept_parameters = [
+        item for item in arguments.get("parameters") or [] if item.get("name") not in values
+    ]
     changed = [{"name": name, "value": value} for name, value in values.items()]
-    spec["arguments"] = {**arguments, "parameters": [*changed, *others]}
+    spec["arguments"] = {**arguments, "parameters": [*changed, *kept_parameters]}
 
 
 def _parse_pairs(text: str, what: str) -> Mapping[str, str]:
@@ -329,6 +331,7 @@ def delete_run(backend: Backend, entry: Entry) -> None:
             time.sleep(0.05)
 
     if not files.is_own_folder():
+        files.workflow()  # raises the error of a malformed manifest
         raise ApiError(
             INTERNAL, f"{files.root} is a link, or its manifest has another name: remove it by hand"
         )

@@ -341,8 +341,8 @@ def read_progress(home: Path, name: str) -> dict[str, Progress]:
     except FileNotFoundError:
         return {}
     decided = tuple((start, end) for start, end in document["decided"])
-    missed = tuple(Missed(**fields) for fields in document["missed"])
-    return {name: Progress(**{**document, "decided": decided, "missed": missed})}
+    missed_runs = tuple(Missed(**fields) for fields in document["missed"])
+    return {name: Progress(**{**document, "decided": decided, "missed": missed_runs})}
 
 
 def build_workflow(cron: Object, time: int) -> Object:

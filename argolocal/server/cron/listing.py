@@ -51,7 +51,7 @@ def make_row(home: Path, cron: Object, now: float) -> ScheduleRow:
         except (ConfigError, ValueError) as error:
             problem = problem or str(error)
 
-    missed = read_missed(home, cron["metadata"]["name"])
+    missed_runs = read_missed(home, cron["metadata"]["name"])
     return ScheduleRow(
         schedule=cron["metadata"]["name"],
         at=" | ".join(list_schedules(cron)),
@@ -59,9 +59,9 @@ def make_row(home: Path, cron: Object, now: float) -> ScheduleRow:
         suspended=is_suspended,
         last=status.get("lastScheduledTime"),
         next=format_timestamp(next_time) if next_time else None,
-        missed=len(missed),
-        missed_time=format_timestamp(missed[0].time) if missed else None,
-        reason=problem or (missed[0].reason if missed else ""),
+        missed=len(missed_runs),
+        missed_time=format_timestamp(missed_runs[0].time) if missed_runs else None,
+        reason=problem or (missed_runs[0].reason if missed_runs else ""),
     )
 
 

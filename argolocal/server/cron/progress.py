@@ -70,8 +70,8 @@ class Progress:
 
     def add_missed(self, times: Iterable[int], reason: str) -> "Progress":
         """Return the progress with additional missed times."""
-        missed = (*self.missed, *(Missed(time, reason) for time in times))
-        return replace(self, missed=missed[-MAX_MISSED:])
+        missed_runs = (*self.missed, *(Missed(time, reason) for time in times))
+        return replace(self, missed=missed_runs[-MAX_MISSED:])
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def decide(cron: Object, progress: Progress | None, now: float, is_continuous: b
 
 
 def _find_first_position(cron: Object) -> float:
-    """Return the unix time until which all times are decided if the decisions so far are lost."""
+    """Return the unix time from which the schedule is evaluated if its progress file is missing."""
     times = [cron["metadata"]["creationTimestamp"]]
     last_time = (cron.get("status") or {}).get("lastScheduledTime")
     if last_time:
@@ -175,13 +175,13 @@ def find_times(cron: Object, start: float, end: float) -> list[int]:
     first."""
     schedules = parse_schedules(cron)
     for period in SEARCHED_PERIODS_S:
-        first = max(start, end - period)
+        first_time = max(start, end - period)
         times: set[int] = set()
         for schedule in schedules:
-            time = schedule.next_time(first)
+            time = schedule.next_time(first_time)
             while time is not None and time <= end:
                 times.add(time)
                 time = schedule.next_time(time)
-        if times or first == start:
+        if times or first_time == start:
             return sorted(times)[-MAX_MISSED:]
     return []

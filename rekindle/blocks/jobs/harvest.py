@@ -80,7 +80,13 @@ def harvest_deployment(
             "template": {
                 "metadata": member_metadata(name, HARVEST_ROLE, worker_pod),
                 "spec": build_worker_spec(
-                    name, train_config, cluster, commands, "worker", coordinator_host.format(name)
+                    name,
+                    train_config,
+                    cluster,
+                    commands,
+                    "worker",
+                    coordinator_host.format(name),
+                    is_harvested=True,
                 ),
             },
         },

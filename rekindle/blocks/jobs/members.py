@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from argolocal.manifest.object_labels import JOB_NAME_LABEL, REPLICA_TYPE_LABEL
+from argolocal.manifest.training_jobs import JOB_API_VERSION
 from rekindle.blocks import volume
 from rekindle.blocks.pod_settings import (
     POD_ADDRESS,
@@ -24,7 +25,10 @@ from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError
 from rekindle.kubernetes_names import (
     POD_NAME,
+    REKINDLE_CREATED,
     REKINDLE_DEADLINE,
+    REKINDLE_HARVESTED,
+    REKINDLE_JOB,
     REKINDLE_METRICS,
     REKINDLE_SECRET,
     MemberModules,
@@ -38,6 +42,12 @@ SHARED_MEMORY = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
 SHARED_MOUNT = {"name": "shared-memory", "mountPath": "/dev/shm"}
 SECRET_FIELD = "secret"
 METRICS_PORT = 9464  # port of the coordinator's metrics, for Prometheus
+# path of the objects of a job kind in the Kubernetes API, by cluster.backend
+JOB_PATHS = {
+    "pytorchjob": f"{JOB_API_VERSION}/pytorchjobs",
+    "jobset": "jobset.x-k8s.io/v1alpha2/jobsets",
+    "trainjob": "trainer.kubeflow.org/v1alpha1/trainjobs",
+}
 METRICS_PORTS = [{"name": "metrics", "containerPort": METRICS_PORT}]
 
 
@@ -63,21 +73,27 @@ def build_run_secret(name: str) -> Manifest:
 @dataclass(frozen=True)
 class MemberCommands:
     """The arguments of `python` in the two kinds of pods. `secrets`: environment variables of a
-    worker whose values come from Secrets."""
+    worker whose values come from Secrets; `created`: template tag with the times from which on the
+    job could be created."""
 
     coordinator: tuple[str, ...]
     worker: tuple[str, ...]
     secrets: tuple[str, ...] = ()
+    created: str = ""
 
 
 def member_commands(
-    member_modules: MemberModules, step_flags: list[str], secret_names: Sequence[str] = ()
+    member_modules: MemberModules,
+    step_flags: list[str],
+    secret_names: Sequence[str] = (),
+    created: str = "",
 ) -> MemberCommands:
     """Return the commands of a training; all its processes get the arguments `step_flags`."""
     return MemberCommands(
         coordinator=("-m", member_modules.coordinator, *step_flags),
         worker=("-m", member_modules.launcher, *step_flags),
         secrets=tuple(secret_names),
+        created=created,
     )
 
 
@@ -123,13 +139,16 @@ def member_metadata(name: str, role_name: str, pod_config: PodConfig) -> Manifes
     )
 
 
-def coordinator_variables(member_config: PodConfig) -> dict[str, str]:
+def coordinator_variables(member_config: PodConfig, commands: MemberCommands) -> dict[str, str]:
     """Return the environment variables of the coordinator. `member_config`: settings of the pods
     that train."""
-    return {
+    variables = {
         REKINDLE_DEADLINE: str(60 * member_config.deadline_minutes),
         REKINDLE_METRICS: str(METRICS_PORT),
     }
+    if commands.created:
+        variables[REKINDLE_CREATED] = commands.created
+    return variables
 
 
 def build_coordinator_spec(
@@ -139,7 +158,7 @@ def build_coordinator_spec(
     prescribes."""
     pod_config = cluster.pod("coordinator")
     python_arguments = list(commands.coordinator)
-    variables = coordinator_variables(cluster.pod("train"))
+    variables = coordinator_variables(cluster.pod("train"), commands)
     environment_variables = [
         *POD_ADDRESS,
         _secret_variable(name),
@@ -148,6 +167,12 @@ def build_coordinator_spec(
     environment_variables += (
         {"name": key, "value": variable_value} for key, variable_value in variables.items()
     )
+    account_fields: Manifest = {}
+    if cluster.signal_account:
+        job_path = f"{JOB_PATHS[cluster.backend]}/{name}"
+        environment_variables.append({"name": REKINDLE_JOB, "value": job_path})
+        account_fields["automountServiceAccountToken"] = True
+
     main_container = hardened_container(
         container_name, pod_config, python_arguments, env=environment_variables, ports=METRICS_PORTS
     )
@@ -156,9 +181,10 @@ def build_coordinator_spec(
     # deadline: its end triggers the check.
     return pod_spec(
         pod_config,
-        cluster.pod_account,
+        cluster.signal_account or cluster.pod_account,
         [main_container],
         activeDeadlineSeconds=3600 * cluster.deadline_hours,
+        **account_fields,
     )
 
 
@@ -169,9 +195,12 @@ def build_worker_spec(
     commands: MemberCommands,
     container_name: str,
     coordinator_host: str = "",
+    *,
+    is_harvested: bool = False,
 ) -> Manifest:
     """Return the PodSpec of a worker. `coordinator_host`: host name of the coordinator; empty if
-    the operator of the job sets it in the workers."""
+    the operator of the job sets it in the workers. `is_harvested`: True for an extra worker on idle
+    capacity."""
     pod_config = cluster.pod("train")
     gpus_per_pod = count_pods(train_config, cluster).workers_per_pod
     pod_config = pod_config.model_copy(
@@ -182,6 +211,7 @@ def build_worker_spec(
         variables = {
             "MASTER_ADDR": coordinator_host,
             "PET_NPROC_PER_NODE": str(gpus_per_pod) if gpus_per_pod > 1 else "",
+            REKINDLE_HARVESTED: "yes" if is_harvested else "",
         }
     else:
         variables = {}

@@ -119,7 +119,7 @@ class ProgramJob:
 
         container_ports: list[Manifest] = []
         if role == leading_role:
-            variables.update(coordinator_variables(self.pod))
+            variables.update(coordinator_variables(self.pod, commands))
             container_ports = METRICS_PORTS
 
         job_description = JOB_KINDS[self.kind]

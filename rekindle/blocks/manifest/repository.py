@@ -26,7 +26,8 @@ from rekindle.errors import RekindleError
 
 TIMEOUT_S = 10
 CHECKOUT_TIMEOUT_S = 600
-MAX_TEXT_BYTES = 1 << 20  # maximum size of a file, such as HEAD, that git or this module parses
+# maximum size of a file, such as HEAD, that git or this module parses
+MAX_TEXT_BYTES = 1 << 20
 # memory limit of git, because a small compressed object may unpack to any size
 MAX_MEMORY_BYTES = 2 << 30
 

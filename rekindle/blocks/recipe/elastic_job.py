@@ -43,6 +43,9 @@ from rekindle.sections import Section
 from rekindle.step import load_step_module
 from rekindle.training.spec import TrainConfig
 
+# input of the template that applies the coordinator: the times when the steps before it ended
+CREATED_INPUT = "created"
+
 
 @dataclass(frozen=True)
 class Training:
@@ -65,7 +68,9 @@ class Training:
         member_flags = step_flags(self.modules.step, {**self.flags, **more_flags})
         program_config = self.flags.get("program")
         secret_names = program_config.secrets if program_config else ()
-        member_command_lines = member_commands(self.modules, member_flags, secret_names)
+        member_command_lines = member_commands(
+            self.modules, member_flags, secret_names, text_tag(CREATED_INPUT)
+        )
         return build_manifest(self.object_name, self.train, self.cluster, member_command_lines)
 
 
@@ -116,7 +121,7 @@ def add_training(
     template = build_watch_template(
         training.task,
         training.manifest(backend.job),
-        parameter_names=job_parameters,
+        parameter_names=[*job_parameters, *(() if backend.runtime else (CREATED_INPUT,))],
         success_condition=backend.success(cluster),
         failure_conditions=backend.failure,
     )
@@ -132,7 +137,14 @@ def add_training(
     ]
     if backend.runtime:
         applied_objects.append(
-            _add_apply_task(training, "runtime", backend.runtime, training.parameters, skip_options)
+            _add_apply_task(
+                training,
+                "runtime",
+                backend.runtime,
+                training.parameters,
+                skip_options,
+                passes_end_times=True,
+            )
         )
 
     applied_task_names = [applied_object.task for applied_object in applied_objects]
@@ -147,6 +159,8 @@ def add_training(
         after=applied_task_names,
     )
     training_block = add_job(training_job, data_block)
+    if not backend.runtime:
+        _pass_end_times(training_block)
     pipeline.ledger_keys.append(key(training.task, LEDGER_KEY))
     training_block.inputs = {
         "dataset": training.dataset,
@@ -266,22 +280,40 @@ def _add_apply_task(
     apply_flags: list[str] | None = None,
     predecessor_names: Sequence[str] = (),
     used_artifacts: Sequence[StoredArtifact] = (),
+    passes_end_times: bool = False,
 ) -> AppliedObject:
     """Add the task that applies the object of a training that `build_manifest` builds.
-    `parameters`: values of the template tags in the object."""
+    `parameters`: values of the template tags in the object; `passes_end_times`: True for the object
+    that contains the coordinator."""
     pipeline = current_pipeline()
     task_name = f"{training.task}-{task_suffix}"
     template = apply(
         pipeline.make_template_name(task_name),
         training.manifest(build_manifest),
-        inputs=tuple(parameters),
+        inputs=(*parameters, *((CREATED_INPUT,) if passes_end_times else ())),
         owned=True,
         flags=apply_flags,
         retry=retries(training.cluster.retries),
     )
     name = pipeline.reserve_name("", task_name)
-    pipeline.add_task(name, template, parameters, task_options, predecessor_names, used_artifacts)
+    apply_block = pipeline.add_task(
+        name, template, parameters, task_options, predecessor_names, used_artifacts
+    )
+    if passes_end_times:
+        _pass_end_times(apply_block)
     return AppliedObject(name, template, build_manifest)
+
+
+def _pass_end_times(block: Block) -> None:
+    """Pass the times when the predecessors of a task ended to its input CREATED_INPUT.
+
+    These times stay the same if the task is retried, unlike the current time, so the retry applies
+    the same object.
+    """
+    predecessor_names = current_pipeline().current_scope().predecessors[block.name]
+    end_times = ",".join(f"{{{{tasks.{name}.finishedAt}}}}" for name in predecessor_names)
+    block_arguments: dict[str, Any] = block.arguments or {}  # pyright: ignore[reportAssignmentType]
+    block.arguments = {**block_arguments, CREATED_INPUT: end_times}
 
 
 def _build_secret(name: str, *_: object) -> Manifest:

@@ -49,7 +49,8 @@ class JobState:
 
     lock: int  # descriptor of the lock file, which is locked while this process runs the pods
     pods: dict[str, Pod] = field(default_factory=dict)
-    terminating: list[Pod] = field(default_factory=list)  # deleted pods that have not exited yet
+    # deleted pods that have not exited yet
+    terminating: list[Pod] = field(default_factory=list)
     # name of a failed pod → its exit code
     failures: dict[str, int] = field(default_factory=dict)
 

@@ -28,7 +28,8 @@ from rekindle.local.services.login import MlflowLogin
 from rekindle.local.services.threaded_server import ConnectionServer
 from rekindle.tracking import REMOVED
 
-ARTIFACT_ROOT = "mlflow-artifacts:/"  # root of every artifact location
+# root of every artifact location
+ARTIFACT_ROOT = "mlflow-artifacts:/"
 # allowed sources of model versions; the server does not read from these sources
 SOURCE_PATTERN = "^(s3://|mlflow-artifacts:/(?!/)|runs:/|models:/|prompt)"
 

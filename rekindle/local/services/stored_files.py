@@ -52,7 +52,7 @@ class StoredFiles:
         """Return the bytes of an object and its ETag. Raises NotFound."""
         try:
             with (self.folder / make_file_name(key)).open("rb") as object_file:
-                metadata = read_file_metadata(object_file)
+                metadata = read_file_metadata(object_file, key)
                 return object_file.read(metadata["size"]), f'"{metadata["etag"]}"'
         except (OSError, ValueError):
             raise NotFound(f"{self.uri(key)} does not exist.") from None
@@ -117,9 +117,11 @@ def _read_object(object_path: Path) -> StoredObject | None:
     try:
         with object_path.open("rb", buffering=0) as object_file:
             metadata = read_file_metadata(object_file)
+        if object_path.name != make_file_name(metadata["key"]):
+            return None
         return StoredObject(
             metadata["key"], metadata["size"], f'"{metadata["etag"]}"', metadata["modified"]
         )
-    except (OSError, ValueError, KeyError):
-        # the file was removed since the listing, or a power cut left it incomplete
+    except (OSError, ValueError):
+        # the file was removed since the listing, or is damaged
         return None

@@ -24,7 +24,8 @@ from queue import SimpleQueue
 THREAD_COUNT = 32
 # if no thread takes a waiting request within this time, all threads count as blocked
 BLOCKED_THRESHOLD_S = 0.05
-IDLE_TIMEOUT_S = 300.0  # a connection without traffic is closed after this time
+# a connection without traffic is closed after this time
+IDLE_TIMEOUT_S = 300.0
 # time that a thread waits for the next bytes of a body, or for a client to read the answer
 STALL_TIMEOUT_S = 60.0
 # time that a thread waits for the next request of its connection: a short wait costs less than

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 NO_CACHE_REASON = Reason("the cache is not used")
-POD_STATUSES = (RUNS_STATUS, CONDITIONAL_STATUS)  # states of the tasks that may create pods
+# states of the tasks that may create pods
+POD_STATUSES = (RUNS_STATUS, CONDITIONAL_STATUS)
 # kinds of objects that a manifest may refer to
 REFERENCED_KINDS = {
     "WorkflowTemplate": WORKFLOW_TEMPLATES,

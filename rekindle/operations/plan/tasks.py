@@ -54,8 +54,10 @@ class Task:
     scope: Scope  # values of tags that are known before the run
     status: str = RUNS_STATUS
     reason: str = ""
-    items: int | None = 1  # number of loop items; None if this number is known only at run time
-    children: dict[str, "Task"] = field(default_factory=dict)  # the tasks in the template, by name
+    # number of loop items; None if this number is known only at run time
+    items: int | None = 1
+    # the tasks in the template, by name
+    children: dict[str, "Task"] = field(default_factory=dict)
     # for each child, the children that end before it starts
     needs: dict[str, list[str]] = field(default_factory=dict)
     # path of the outer task that already calls the same template, so that the children of this

@@ -35,7 +35,8 @@ from rekindle.storage import Store
 # variables that set the user's services, project and config overrides
 REMOVED_VARIABLE_PREFIXES = ("REKINDLE_", "S3_", "MLFLOW_", "AWS_")
 REMOVED_VARIABLES = (NOTIFY_URL, "PYTHONPATH")
-KEPT_VARIABLES = (REKINDLE_CACHE,)  # variables that the commands of the workspace inherit
+# variables that the commands of the workspace inherit
+KEPT_VARIABLES = (REKINDLE_CACHE,)
 # the folder is removed twice, because processes that are just ending may still write to it
 REMOVAL_SCRIPT = 'cat >/dev/null; rm -rf "$1"; sleep 5; rm -rf "$1"'
 SUCCESS_EXIT_CODES = (0, NOT_RELEASED_EXIT_CODE)

@@ -1,4 +1,4 @@
-"""The tabs of a run that only trainings have."""
+"""Adds the tabs that only runs of a training have, such as its curves and costs."""
 
 from argolocal.page.sources import RunSource
 from argolocal.page.tab import Tab

@@ -173,17 +173,17 @@ def describe_outcome(steps: list[CanaryStep], inputs: Mapping[str, str], has_sta
     if not watched:
         return f"{version.capitalize()} was released at once: no model served earlier."
 
-    last = watched[-1]
-    if not last.outcome:
-        if last.state in ("running", "pending"):
-            return f"{version.capitalize()} gets {last.percent} % of the requests now."
-        return f"The comparison at {last.percent} % of the requests has {last.state}."
-    if last.outcome == PASSED_RESULT:
-        share = f"{last.percent} % of the requests"
+    last_step = watched[-1]
+    if not last_step.outcome:
+        if last_step.state in ("running", "pending"):
+            return f"{version.capitalize()} gets {last_step.percent} % of the requests now."
+        return f"The comparison at {last_step.percent} % of the requests has {last_step.state}."
+    if last_step.outcome == PASSED_RESULT:
+        share = f"{last_step.percent} % of the requests"
         return f"{version.capitalize()} passed at all shares, at last {share}."
-    if last.outcome == CHAMPION_CHANGED_RESULT:
+    if last_step.outcome == CHAMPION_CHANGED_RESULT:
         return f"The canary of {version} ended, because another version became the champion."
-    reason = causes.extract_cause(last.outcome.partition(": ")[2])
+    reason = causes.extract_cause(last_step.outcome.partition(": ")[2])
     return f"{version.capitalize()} was rolled back: {reason}."
 
 

@@ -102,7 +102,7 @@ class ChangesTab:
     def build(self, run: Run, query: Mapping[str, str]) -> Changes:
         name = query.get("with", "")
         earlier = self.siblings.read(run, name) if name else self.siblings.previous(run)
-        others = self.siblings.names(run)
+        other_runs = self.siblings.names(run)
 
         try:
             sources = self.records.reused(run)
@@ -119,7 +119,7 @@ class ChangesTab:
             words = (
                 f"This is the first run of {self.records.facts(run).pipeline or 'its pipeline'}."
             )
-            return Changes(words, "", None, [], [], [], cached, others, problem)
+            return Changes(words, "", None, [], [], [], cached, other_runs, problem)
 
         changes = list(self._compare(earlier, run))
         return Changes(
@@ -132,7 +132,7 @@ class ChangesTab:
                 *(self.records.facts(item).parameters.get("git_sha", "") for item in (earlier, run))
             ),
             cached,
-            others,
+            other_runs,
             problem,
         )
 
@@ -199,20 +199,20 @@ def describe_changes(changes: list[Change], earlier: str) -> str:
     """Return a sentence with the number of changes of each kind, and a second sentence that names
     the kinds without a change."""
     counts = {kind: sum(change.kind == kind for change in changes) for kind in KINDS}
-    different = [
+    different_parts = [
         f"{count} {KINDS[kind][count > 1]}" if kind not in ("code", "data") else f"the {kind}"
         for kind, count in counts.items()
         if count
     ]
     equal = [kind for kind in ("code", "config", "data") if not counts[kind]]
     if len(equal) > 1:
-        same = f" The {' and the '.join(equal)} are equal."
+        equal_sentence = f" The {' and the '.join(equal)} are equal."
     else:
-        same = f" The {equal[0]} is equal." if equal else ""
+        equal_sentence = f" The {equal[0]} is equal." if equal else ""
 
-    if not different:
+    if not different_parts:
         return f"Nothing differs from {earlier}: neither code nor config nor data."
-    return f"Since {earlier}, {' and '.join(different)} changed.{same}"
+    return f"Since {earlier}, {' and '.join(different_parts)} changed.{equal_sentence}"
 
 
 def compare_results(earlier: Run, run: Run) -> Iterator[Change]:

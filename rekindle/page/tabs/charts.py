@@ -258,7 +258,7 @@ def downsample(points: Sequence[Point], pieces: int = MAX_PIECES) -> list[Point]
     if len(points) <= 2 * pieces + 2:
         return list(points)
 
-    kept = [points[0]]
+    kept_points = [points[0]]
     inner_count = len(points) - 2
     for piece_number in range(pieces):
         start = 1 + piece_number * inner_count // pieces
@@ -268,9 +268,9 @@ def downsample(points: Sequence[Point], pieces: int = MAX_PIECES) -> list[Point]
             min(piece_points, key=lambda point: point[1]),
             max(piece_points, key=lambda point: point[1]),
         }
-        kept += sorted(extremes)
+        kept_points += sorted(extremes)
 
-    return [*kept, points[-1]]
+    return [*kept_points, points[-1]]
 
 
 def select_finite_points(points: Iterable[Point]) -> list[Point]:
@@ -284,9 +284,9 @@ def linear_ticks(low: float, high: float, count: int) -> list[float]:
     step = (high - low) / max(1, count)
     power = 10.0 ** math.floor(math.log10(step))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= step * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
-    return [round(index * step, 12) for index in range(first, last + 1)]
+    first_tick = math.ceil(low / step - 1e-9)
+    last_tick = math.floor(high / step + 1e-9)
+    return [round(index * step, 12) for index in range(first_tick, last_tick + 1)]
 
 
 def _logarithmic_ticks(low: float, high: float, count: int) -> list[float]:

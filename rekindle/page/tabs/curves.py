@@ -100,11 +100,11 @@ class CurvesTab:
             except RekindleError as error:
                 problem = str(error)
 
-        others = list(dict.fromkeys([*chosen, *self.siblings.names(run)]))
+        other_names = list(dict.fromkeys([*chosen, *self.siblings.names(run)]))
         return CurveCharts(
             make_charts(curves, scale == "log"),
             scale,
-            [OtherRun(name, name in chosen) for name in others if name != run.name],
+            [OtherRun(name, name in chosen) for name in other_names if name != run.name],
             problem,
         )
 

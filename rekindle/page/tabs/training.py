@@ -71,12 +71,15 @@ class Mark:
 
 @dataclass(frozen=True)
 class Lane:
-    """The lane of a worker: its seconds by kind, its intervals and its events."""
+    """The lane of a worker: its seconds by kind, its intervals and its events. `queued_s`: seconds
+    until the worker was alive; `is_harvested`: whether it is an extra worker on idle capacity."""
 
     worker: str
     trained_s: float
     waited_s: float
     lost_s: float
+    queued_s: float
+    is_harvested: bool
     spans: list[Span]
     marks: list[Mark]
 
@@ -343,6 +346,8 @@ def _make_lane(name: str, summary: LedgerSummary) -> Lane:
         seconds[TRAINED_KIND],
         seconds[WAITED_KIND],
         seconds[LOST_KIND],
+        round(summary.queued_by_worker.get(name, 0.0), 3),
+        name in summary.harvested,
         _merge_intervals(intervals, began, summary.ended),
         marks[:MAX_MARKS],
     )
@@ -397,12 +402,16 @@ def _merge_intervals(intervals: list[TimeInterval], began: float, ended: float) 
     for interval in intervals:
         start = round(interval.start - began, 3)
         end = round(interval.end - began, 3)
-        last = spans[-1] if spans else None
-        if last and last.end - last.start < shortest and start - last.end < shortest:
-            kind = min(last.kind, interval.kind, key=KINDS.index)
-            spans[-1] = Span(last.start, end, kind)
-        elif last and last.kind == interval.kind and start <= last.end:
-            spans[-1] = Span(last.start, end, last.kind)
+        last_span = spans[-1] if spans else None
+        if (
+            last_span
+            and last_span.end - last_span.start < shortest
+            and start - last_span.end < shortest
+        ):
+            kind = min(last_span.kind, interval.kind, key=KINDS.index)
+            spans[-1] = Span(last_span.start, end, kind)
+        elif last_span and last_span.kind == interval.kind and start <= last_span.end:
+            spans[-1] = Span(last_span.start, end, last_span.kind)
         elif end > start:
             spans.append(Span(start, end, interval.kind))
     return spans

@@ -345,18 +345,23 @@ def make_headline(
     if not intervals:
         return f"{start}: the new model was compared with no other model."
 
-    first = intervals[0]
-    other = f"the {first.model}"
-    if first.model == "champion" and champion:
+    first_interval = intervals[0]
+    other = f"the {first_interval.model}"
+    if first_interval.model == "champion" and champion:
         other += f" (version {champion})"
 
     chance = ""
-    if first.low is not None and first.high is not None and first.low <= 0 <= first.high:
+    if (
+        first_interval.low is not None
+        and first_interval.high is not None
+        and first_interval.low <= 0 <= first_interval.high
+    ):
         chance = ", which may be chance"
 
-    direction = "better" if first.gain >= 0 else "worse"
-    text = f"the new model is {direction} than {other} by {first.amount}{chance}{first.range}."
-    if first.model == "baseline" and not record.champion:
+    direction = "better" if first_interval.gain >= 0 else "worse"
+    difference = f"{first_interval.amount}{chance}{first_interval.range}"
+    text = f"the new model is {direction} than {other} by {difference}."
+    if first_interval.model == "baseline" and not record.champion:
         text += " No champion exists yet."
     return f"{start}: {text}"
 

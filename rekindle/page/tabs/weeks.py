@@ -146,10 +146,10 @@ def describe_results(weeks: list[Week]) -> str:
     finished = [week for week in weeks if week.phase == "Succeeded"]
     failed = sum(week.phase in ("Failed", "Error") for week in weeks)
     released = sum(week.gate == "release" for week in finished)
-    kept = sum(week.gate == "keep" for week in finished)
+    kept_count = sum(week.gate == "keep" for week in finished)
     text = (
         f"{len(finished)} of {len(weeks)} runs that have started were successful: the gate would"
-        f" have released {released} of their models, and kept the champion {kept} times."
+        f" have released {released} of their models, and kept the champion {kept_count} times."
     )
     if failed:
         text += f" {failed} runs failed."
@@ -160,10 +160,10 @@ def _make_chart(name: str, weeks: list[Week]) -> LineChart | None:
     """Plot a metric against the days since the first run; return None with fewer than two
     values."""
     times = {week.run: datetime.fromisoformat(week.scheduled).timestamp() for week in weeks}
-    first = min(times.values())
+    first_time = min(times.values())
     values_by_run = {week.run: week.metrics.get(name) for week in weeks}
     points = [
-        (round((times[run_name] - first) / DAY_S, 3), value)
+        (round((times[run_name] - first_time) / DAY_S, 3), value)
         for run_name, value in values_by_run.items()
         if value is not None
     ]

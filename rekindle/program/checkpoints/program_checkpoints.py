@@ -44,8 +44,10 @@ from rekindle.program.checkpoints.watch import FolderWatch, LocalCheckpoint, Wat
 from rekindle.storage import Store
 from rekindle.training.launch.thread_priority import lower_thread_priority
 
-LISTING_INTERVAL_S = 1.0  # time between two listings of the folder
-SAME_TIME_TOLERANCE_S = 0.1  # tolerance for equal times: two clock conversions differ slightly
+# time between two listings of the folder
+LISTING_INTERVAL_S = 1.0
+# tolerance for equal times: two clock conversions differ slightly
+SAME_TIME_TOLERANCE_S = 0.1
 # time between two uploads while another node waits for this node to record that it lacks a unit
 WAITED_FOR_INTERVAL_S = 0.2
 MAX_PAUSE_S = 30.0  # longest pause after an error of the object store
@@ -88,8 +90,10 @@ class ProgramCheckpoints:
         self._marker_name = marker_name
         self._result_path = result_path
         self._watch = FolderWatch(folder, WatchSettings(marker=marker_name), is_alive)
-        self._lock = threading.Lock()  # protects the watch
-        self._files: Mapping[str, object] = {}  # path of a unit → its files when last listed
+        # protects the watch
+        self._lock = threading.Lock()
+        # path of a unit → its files when last listed
+        self._files: Mapping[str, object] = {}
         # path of a unit → files of the version that `saves` counted last
         self._counted: dict[str, object] = {}
         # path of a unit → files of the version that is in the store

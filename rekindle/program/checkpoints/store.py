@@ -19,6 +19,7 @@ from rekindle.program.checkpoints.held_files import check_file_unchanged, hold_f
 from rekindle.program.checkpoints.paths import make_family_path
 from rekindle.program.checkpoints.records import (
     ENDED_NODE_PATTERN,
+    MAX_ORDER,
     SHARE_NAME_PATTERN,
     CheckpointRecord,
     EndedNode,
@@ -326,9 +327,12 @@ class ProgramStore:
         for _ in range(COMMIT_ATTEMPTS):
             latest_key, etag = self._read_latest()
             checkpoint_keys = self.list_checkpoint_keys()
-            commit_order = (
-                max([parse_order(key) for key in [*checkpoint_keys, latest_key]], default=-1) + 1
-            )
+            newest_order = self._find_newest_order([*checkpoint_keys, latest_key])
+            if newest_order == MAX_ORDER:
+                raise InvalidDocument(
+                    f"{self.store.uri(self.root)}/checkpoints/ contains a checkpoint with the last"
+                    f" possible number, {MAX_ORDER}: remove it, so that others can follow."
+                )
             checkpoint_record = CheckpointRecord(
                 path=unit_path,
                 format=format_name,
@@ -336,7 +340,7 @@ class ProgramStore:
                 nodes=node_count,
                 files=file_records,
                 pointers=pointer_records,
-                order=commit_order,
+                order=newest_order + 1,
                 created=created_s,
             )
 
@@ -345,7 +349,7 @@ class ProgramStore:
                 self._try_read_record(key) for key in checkpoint_keys if key.endswith(key_suffix)
             )
             earlier_record = next(filter(None, same_records), None)
-            if earlier_record and parse_order(latest_key) >= earlier_record.order:
+            if earlier_record and self._find_newest_order([latest_key]) >= earlier_record.order:
                 return earlier_record
 
             key = (earlier_record or checkpoint_record).key(self.root)
@@ -366,6 +370,15 @@ class ProgramStore:
             return checkpoint_record
 
         raise Conflict(f"{self.store.uri(self.root)}/latest was changed {COMMIT_ATTEMPTS} times.")
+
+    def _find_newest_order(self, keys: Iterable[str]) -> int:
+        """Return the number of the newest readable checkpoint; -1 if there is none."""
+        checkpoint_keys = [key for key in keys if parse_order(key) >= 0]
+        for key in sorted(checkpoint_keys, key=parse_order, reverse=True):
+            checkpoint_record = self._try_read_record(key)
+            if checkpoint_record:
+                return checkpoint_record.order
+        return -1
 
     def _read_latest(self) -> tuple[str, str]:
         """Return the checkpoint key in `latest` and the etag of `latest`; "" for a value that does

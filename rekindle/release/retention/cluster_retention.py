@@ -22,7 +22,11 @@ from rekindle.storage import Store
 def compute_resumable_seconds(cluster_section: Mapping[str, Any]) -> float:
     """Return the number of seconds after the end of a run during which the run may be resumed, or
     the resumed run may be active. `cluster_section`: section `cluster` of its config."""
-    return float(cluster_section["keep_days"] * DAY_S + cluster_section["deadline_hours"] * 3600)
+    workflow_hours = cluster_section["deadline_hours"]
+    if cluster_section.get("queue"):
+        # a config that an older version has recorded has no limit of the queue
+        workflow_hours += cluster_section.get("queue_hours", 0)
+    return float(cluster_section["keep_days"] * DAY_S + workflow_hours * 3600)
 
 
 def apply(

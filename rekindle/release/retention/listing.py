@@ -50,8 +50,10 @@ from rekindle.release.retention.registered_versions import RegisteredVersions
 from rekindle.storage import NotFound, Store, read_or_create_store_id
 from rekindle.tracking import STORE_TAG
 
-ANY_WORKFLOW_FILTER = f"tags.`{tracking.WORKFLOW}` != ''"  # MLflow filter: runs of workflows
-GLOB_PATTERN = re.compile(r"[*?\[{]")  # start of a glob pattern
+# MLflow filter: runs of workflows
+ANY_WORKFLOW_FILTER = f"tags.`{tracking.WORKFLOW}` != ''"
+# start of a glob pattern
+GLOB_PATTERN = re.compile(r"[*?\[{]")
 # later runs are compared with the newest successful run that has such a tag
 # (steps/monitoring/moving_window.py)
 COMPARED_TAGS = (tracking.DIGEST, tracking.CODE, tracking.WINDOW_END)

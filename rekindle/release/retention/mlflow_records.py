@@ -26,6 +26,8 @@ from rekindle.names import ObjectId, RunName, format_untrusted
 from rekindle.tracking import STORE_TAG
 
 PAGE_SIZE = 1000
+# an MLflow with permissions may answer with pages of which it has removed all objects
+MAX_EMPTY_PAGES = 100
 P = TypeVar("P", bound=Page)
 
 
@@ -186,9 +188,11 @@ def _request_pages(
 ) -> Iterator[P]:
     """Yield the pages of MLflow's answer to a search. `content_kind`: "json" or "params".
 
-    Raises TrackingError if a page token repeats, because the pages would not end.
+    Raises TrackingError if a page token repeats, or after MAX_EMPTY_PAGES empty pages, because the
+    pages would not end.
     """
     seen_tokens = set[str]()
+    empty_page_count = 0
     page_request = dict(search_request)
 
     while True:
@@ -198,6 +202,13 @@ def _request_pages(
         next_token = page_answer.next_page_token
         if not next_token:
             return
+        if page_answer.is_empty():
+            empty_page_count += 1
+        if empty_page_count > MAX_EMPTY_PAGES:
+            raise TrackingError(
+                f"MLflow answers {api_path} with {empty_page_count} empty pages, so its pages"
+                f" do not end. {SERVER_REMEDY}"
+            )
         if next_token in seen_tokens:
             raise TrackingError(
                 f"MLflow answers {api_path} with the page token {format_untrusted(next_token)}"

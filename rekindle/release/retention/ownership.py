@@ -27,12 +27,14 @@ from rekindle.names import ObjectId, RunName, TaskName
 from rekindle.storage import NotFound, Store, read_or_create_store_id
 
 MARK_FILE = ".rekindle.json"
-NUMBER_KEY = "run-number"  # object with the number of the last mark
+# object with the number of the last mark
+NUMBER_KEY = "run-number"
 # alphabet of the suffix that the API server appends to generateName
 SUFFIX_PATTERN = re.compile("[bcdfghjklmnpqrstvwxz2456789]{5}")
 GENERATED_NAME_PATTERN = re.compile(f".+{SUFFIX_PATTERN.pattern}")
 MAX_PREFIX_LENGTH = 58
-MAX_NUMBER_DIGITS = 18  # maximum number of digits in a mark's number
+# maximum number of digits in a mark's number
+MAX_NUMBER_DIGITS = 18
 # folders of the object store that never belong to a run, even if its name is equal
 SHARED_FOLDERS = {"releases", "cache", "cache-claims", "cache-code", "mlflow", "data"}
 

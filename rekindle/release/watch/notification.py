@@ -29,9 +29,12 @@ TOTAL_TIMEOUT_S = 150  # time limit for all attempts and pauses together
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 MAX_ANSWER_BYTES = 4096  # maximum number of bytes to read from the answer if the server refuses
 MAX_SHOWN_CHARACTERS = 200
-URL_SEPARATOR = re.compile("[/?&=#:@]")  # separators between the parts of an address
-MIN_SECRET_LENGTH = 6  # a shorter part of an address does not count as a secret
-MAX_REASON_LENGTH = 3000  # maximum number of characters of a reason
+# separators between the parts of an address
+URL_SEPARATOR = re.compile("[/?&=#:@]")
+# a shorter part of an address does not count as a secret
+MIN_SECRET_LENGTH = 6
+# maximum number of characters of a reason
+MAX_REASON_LENGTH = 3000
 # source: Slack, "Formatting text for app surfaces", which lists the characters to escape
 SLACK_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 RUN_STATUSES = {"Succeeded": "FINISHED", "Failed": "FAILED", "Error": "FAILED"}

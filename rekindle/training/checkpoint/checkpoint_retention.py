@@ -27,8 +27,10 @@ class CheckpointRetention:
 
     store: Store
     prefix: str
-    max_checkpoints: int  # maximum number of checkpoints to keep
-    max_hours: float  # maximum age of a checkpoint; 0: unlimited
+    # maximum number of checkpoints to keep
+    max_checkpoints: int
+    # maximum age of a checkpoint; 0: unlimited
+    max_hours: float
     # key of a manifest → names of its chunks
     _chunk_names: dict[str, list[str]] = field(default_factory=dict)
 

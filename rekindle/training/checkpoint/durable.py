@@ -68,10 +68,12 @@ class CheckpointUpload:
     )
     # set to cancel the upload
     stop: threading.Event = field(default_factory=threading.Event)
-    cpu_seconds: float = 0.0  # CPU time of this worker's upload threads
+    # CPU time of this worker's upload threads
+    cpu_seconds: float = 0.0
     # reason why the checkpoint is not written yet; "" once it is written
     problem: str = "not started"
-    chunk_names: dict[int, str] = field(default_factory=dict)  # chunk number → hash
+    # chunk number → hash, which is the name of the chunk in the store
+    chunk_names: dict[int, str] = field(default_factory=dict)
     # names of the chunks that were already in the store when the upload started
     existing_chunks: set[str] | None = None
 
@@ -117,7 +119,8 @@ class RemoteCheckpoints:
         self.layout = layout_hash
         self.fingerprint = fingerprint
         self.retention = retention
-        self.damage: list[tuple[str, str]] = []  # (uri, reason) of damaged objects
+        # (uri, reason) of damaged objects
+        self.damage: list[tuple[str, str]] = []
         # keys of damaged manifests and names of damaged chunks, which are treated as missing
         self._damaged_names: set[str] = set()
         self._etag: str | None = None  # etag of `latest`, as last read or written

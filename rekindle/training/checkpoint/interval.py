@@ -31,7 +31,8 @@ class CheckpointInterval:
         # seconds that the last checkpoint cost the training: the time of the copy in memory, plus
         # the CPU time of the upload
         self.cost = 0.0
-        self.duration = 0.0  # seconds that the upload of the last checkpoint took
+        # seconds that the upload of the last checkpoint took
+        self.duration = 0.0
         # training time and number of losses in previous processes of the run
         self._earlier_seconds = 0.0
         self._losses = 0

@@ -43,7 +43,8 @@ from rekindle.training.training_state import TrainingState, view_tensor_bytes
 
 # maximum fraction of the training time that snapshots may take, if hot_seconds is not set
 MAX_SNAPSHOT_TIME_SHARE = 0.01
-MIN_SNAPSHOT_INTERVAL_S = 0.25  # minimum time between snapshots, if hot_seconds is not set
+# minimum time between snapshots, if hot_seconds is not set
+MIN_SNAPSHOT_INTERVAL_S = 0.25
 # time limit for reading the newest step in the object store, if shared memory has a snapshot
 NEWEST_TIMEOUT_S = 3.0
 ResultT = TypeVar("ResultT")

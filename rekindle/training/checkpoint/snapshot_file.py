@@ -26,8 +26,10 @@ from pathlib import Path
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.kubernetes_names import POD_NAME
 
-SLOT_COUNT = 3  # number of slots in a file
-PAGE_BYTES = 4096  # bytes of a memory page
+# number of slots in a file
+SLOT_COUNT = 3
+# bytes of a memory page
+PAGE_BYTES = 4096
 # bytes that each slot reserves for the state of the workload's own data loader
 MAX_LOADER_STATE_BYTES = 1 << 18
 STALE_AFTER_S = 3600.0  # age from which a file without a live process is removed
@@ -42,7 +44,8 @@ FLAG_STRUCT = struct.Struct("<I")
 # positions of the slots' records, in bytes
 FIRST_RECORD_OFFSET = 512
 RECORD_DISTANCE_BYTES = 64
-LAST_STEP_STRUCT = struct.Struct("<q d")  # newest completed step, and Unix time of its end
+# newest completed step, and Unix time of its end
+LAST_STEP_STRUCT = struct.Struct("<q d")
 # position of two records of the newest step, which are written alternately
 LAST_STEP_OFFSET = 1024
 

@@ -2,7 +2,7 @@
 TrainingTariff.
 
 While no worker is alive, the cost of the coordinator counts as *queued*: the workers then wait for
-nodes.
+nodes. While the coordinator is not running either, for example in a queue, nothing costs.
 """
 
 import math
@@ -27,7 +27,8 @@ from rekindle.training.ledger.ledger_summary import (
 COORDINATOR_TIME = "coordinator"
 QUEUED_TIME = "queued"
 TIME_USES = (TRAINED_KIND, WAITED_KIND, LOST_KIND, COORDINATOR_TIME, QUEUED_TIME)
-PREEMPTION_KINDS = ("lost", "drain")  # kinds of incidents that spot nodes cause
+# kinds of incidents that spot nodes cause
+PREEMPTION_KINDS = ("lost", "drain")
 # a better checkpoint interval is reported only if it saves at least this fraction of the training's
 # cost
 MIN_SAVED_SHARE = 0.01
@@ -66,6 +67,8 @@ class Bill:
     waits: float = 0.0
     # estimated cost of the same training on on-demand nodes, without preemptions
     without_spot: float = 0.0
+    harvest: float | None = None  # cost of the harvested workers; None without such workers
+    harvest_on_demand: float = 0.0  # cost of the same workers on on-demand nodes
     checkpoint_interval: IntervalComparison | None = None
 
     @property
@@ -88,6 +91,11 @@ class Bill:
             saved_amounts = {}
 
         loss_amounts = {"losses": self.losses} if self.preemptions else {}
+        harvest_amounts = (
+            {}
+            if self.harvest is None
+            else {"harvest": self.harvest, "harvest_on_demand": self.harvest_on_demand}
+        )
 
         return {
             "total": self.total,
@@ -95,6 +103,7 @@ class Bill:
             "spot": self.spot,
             "on_demand": self.on_demand,
             **loss_amounts,
+            **harvest_amounts,
             **saved_amounts,
         }
 
@@ -167,7 +176,7 @@ def compute_bill(ledger_summary: LedgerSummary, tariff: TrainingTariff) -> Bill:
         )
         for time_use, interval_seconds in (
             (COORDINATOR_TIME, busy_seconds),
-            (QUEUED_TIME, max(0.0, ledger_summary.ended - ledger_summary.began - busy_seconds)),
+            (QUEUED_TIME, ledger_summary.coordinator_idle_seconds),
         ):
             cost = tariff.prices.compute_pod_cost(tariff.coordinator, interval_seconds)
             _add_cost(bill, time_use, cost, tariff.prices.is_spot(tariff.coordinator))
@@ -175,10 +184,26 @@ def compute_bill(ledger_summary: LedgerSummary, tariff: TrainingTariff) -> Bill:
                 tariff.coordinator, interval_seconds, runs_on_spot=False
             )
 
+    _add_harvest_cost(bill, ledger_summary, tariff)
     bill.checkpoint_interval = _compare_checkpoint_interval(
         ledger_summary, bill.uses[TRAINED_KIND] + bill.uses[LOST_KIND]
     )
     return bill
+
+
+def _add_harvest_cost(bill: Bill, ledger_summary: LedgerSummary, tariff: TrainingTariff) -> None:
+    """Add the cost of the harvested workers, which is also a part of the other amounts."""
+    for worker_name in ledger_summary.harvested:
+        alive_seconds = sum(
+            interval.end - interval.start
+            for interval in ledger_summary.intervals.get(worker_name, [])
+        )
+        bill.harvest = (bill.harvest or 0.0) + tariff.compute_worker_cost(
+            worker_name, alive_seconds
+        )
+        bill.harvest_on_demand += tariff.compute_worker_cost(
+            worker_name, alive_seconds, runs_on_spot=False
+        )
 
 
 def _add_cost(bill: Bill, time_use: str, cost: float, is_spot: bool) -> None:
@@ -297,6 +322,12 @@ def describe_bill(bill: Bill) -> Iterator[str]:
             f"{spot_text} of it is for spot nodes. On demand and without preemptions, the training"
             f" would have cost {without_spot_text}: after all losses, spot nodes {effect_words}"
             f" {format_amount(abs(saved_amount))}{share_text}."
+        )
+
+    if bill.harvest is not None:
+        yield (
+            f"The harvested workers cost {format_money(bill.harvest, bill.currency)} of it; on"
+            f" demand, they would have cost {format_amount(bill.harvest_on_demand)}."
         )
 
     interval_comparison = bill.checkpoint_interval

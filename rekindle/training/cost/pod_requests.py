@@ -16,8 +16,10 @@ from rekindle.training.cost.applied_objects import AppliedPod, TrainingRuntime, 
 GIB_BYTES = 1 << 30
 # fields that contain the number of pods of a job or a Deployment
 REPLICA_COUNT_FIELDS = ("replicas", "parallelism")
-MAX_PODS = 2**31 - 1  # largest number of replicas in Kubernetes
-MAX_AMOUNT = 2.0**63  # largest amount of a quantity in Kubernetes
+# largest number of replicas in Kubernetes
+MAX_PODS = 2**31 - 1
+# largest amount of a quantity in Kubernetes
+MAX_AMOUNT = 2.0**63
 # kinds of Kubeflow Trainer
 TRAIN_JOB_KIND = "TrainJob"
 TRAINING_RUNTIME_KIND = "TrainingRuntime"

@@ -19,7 +19,8 @@ from rekindle.training.membership.protocol import read_coordinator_port
 
 dist: Any = torch.distributed  # the type stubs lack stores and groups
 
-CONNECT_TIMEOUT = timedelta(seconds=10)  # time limit for connections to live members
+# time limit for connections to live members
+CONNECT_TIMEOUT = timedelta(seconds=10)
 # time limit of a collective; a lost peer is noticed earlier, because its connection closes or it
 # sends no heartbeats
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)

@@ -124,6 +124,9 @@ def _run_forkserver(
 ) -> None:
     """Run the forkserver's main loop."""
     prepare_forkserver(launcher_pid)
+    from rekindle.cache import loaded
+
+    loaded.record_loaded_files()
     from rekindle.training import loop  # noqa: F401  imports all modules that a worker needs
 
     training_spec: TrainingSpec = pickle.loads(launcher_socket.recv(MAX_MESSAGE_BYTES))  # nosec B301  # our parent is the sender
@@ -206,6 +209,7 @@ def fork_for_launcher(
 def _run_worker(
     training_spec: "TrainingSpec", worker_index: int, worker_slot: WorkerSlot
 ) -> NoReturn:
+    from rekindle.cache.key import reason_not_covered
     from rekindle.step import fail
     from rekindle.training.worker import run_worker
 
@@ -219,7 +223,9 @@ def _run_worker(
     exit_code = 1
 
     try:
-        run_worker(training_spec)
+        run_worker(
+            training_spec, partial(reason_not_covered, "steps.train", training_spec.workload)
+        )
         exit_code = 0
     except SystemExit as error:
         exit_code = error.code if isinstance(error.code, int) else 1

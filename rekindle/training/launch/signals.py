@@ -21,7 +21,8 @@ from argolocal.common.linux import die_with_parent
 from rekindle.errors import write_stderr
 from rekindle.kubernetes_names import REKINDLE_GRACE
 
-DEFAULT_GRACE_S = 30.0  # default value of Kubernetes for terminationGracePeriodSeconds
+# default value of Kubernetes for terminationGracePeriodSeconds
+DEFAULT_GRACE_S = 30.0
 # fractions of the grace period after which the launcher and its workers must have exited
 LAUNCHER_GRACE_SHARE = 0.95
 WORKER_GRACE_SHARE = 0.9

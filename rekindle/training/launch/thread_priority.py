@@ -8,8 +8,10 @@ from contextlib import suppress
 
 BACKGROUND_NICENESS = 10
 IDLE_IO_CLASS = 3
-IO_CLASS_SHIFT = 13  # position of the class in the argument of ioprio_set
-THREAD_TARGET = 1  # IOPRIO_WHO_PROCESS: the priority of one thread
+# position of the class in the argument of ioprio_set
+IO_CLASS_SHIFT = 13
+# IOPRIO_WHO_PROCESS: the priority of one thread
+THREAD_TARGET = 1
 # number of the system call ioprio_set by CPU, which the C library does not wrap
 IO_PRIORITY_CALLS = {"x86_64": 251, "aarch64": 30}
 

@@ -2,20 +2,22 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from rekindle.training.ledger.event_types import check_event
 from rekindle.training.ledger.events import Event
+from rekindle.training.ledger.harvest_share import measure_harvest
 from rekindle.training.ledger.ledger_summary import (
     KILLED_PROCESS_REASON,
     LOST_KIND,
     TRAINED_KIND,
     UNSEEN_LOSS_REASON,
     WAITED_KIND,
+    CoordinatorStart,
     Incident,
     LedgerSummary,
-    TimeInterval,
 )
+from rekindle.training.ledger.queue_time import measure_queue_time
+from rekindle.training.ledger.timeline import GroupPause, ProcessTimeline
 
 
 def summarize_events(ledger_events: Iterable[Event]) -> LedgerSummary:
@@ -27,105 +29,18 @@ def summarize_events(ledger_events: Iterable[Event]) -> LedgerSummary:
     return event_accounting.summarize()
 
 
-@dataclass
-class _ProcessTimeline:
-    """The intervals of one worker process. While the process is alive, its last interval has no
-    final end."""
-
-    name: str
-    intervals: list[TimeInterval] = field(default_factory=list)
-    alive: bool = False
-
-    def switch(self, time_s: float, interval_kind: str | None) -> None:
-        """Start an interval of the given kind at time `time_s`; None means that the process is
-        dead from then on."""
-        if self.alive:
-            self.intervals[-1].end = time_s
-            if self.intervals[-1].kind == interval_kind:
-                return
-        self.alive = interval_kind is not None
-        if interval_kind:
-            self.intervals.append(TimeInterval(time_s, time_s, interval_kind))
-
-    def truncate(self, time_s: float) -> None:
-        """Remove all time after `time_s` from the intervals, because the process was dead by
-        then."""
-        self.alive = False
-        self.intervals = [
-            TimeInterval(time_interval.start, min(time_interval.end, time_s), time_interval.kind)
-            for time_interval in self.intervals
-            if time_interval.start < time_s
-        ]
-
-    def relabel_trained_time(self, start_s: float, end_s: float, new_kind: str) -> float:
-        """Change the intervals of kind `trained` between `start_s` and `end_s` to `new_kind`;
-        return their total length in seconds."""
-        if self.alive:
-            self.intervals[-1].end = max(self.intervals[-1].start, end_s)
-
-        interval_index = len(self.intervals)
-        changed_seconds = 0.0
-
-        while interval_index and self.intervals[interval_index - 1].end > start_s:
-            interval_index -= 1
-            last_interval = self.intervals[interval_index]
-            if last_interval.kind == TRAINED_KIND and last_interval.start < end_s:
-                cut_times_s = [
-                    last_interval.start,
-                    max(last_interval.start, start_s),
-                    min(last_interval.end, end_s),
-                    last_interval.end,
-                ]
-
-                cut_intervals = [
-                    TimeInterval(piece_start_s, piece_end_s, piece_kind)
-                    for piece_start_s, piece_end_s, piece_kind in zip(
-                        cut_times_s,
-                        cut_times_s[1:],
-                        (TRAINED_KIND, new_kind, TRAINED_KIND),
-                        strict=False,
-                    )
-                ]
-                self.intervals[interval_index : interval_index + 1] = [
-                    cut_interval
-                    for cut_interval in cut_intervals
-                    if cut_interval.start < cut_interval.end
-                ]
-                changed_seconds += cut_times_s[2] - cut_times_s[1]
-
-        return changed_seconds
-
-
-@dataclass
-class _GroupPause:
-    """The pause between the end of one group and the start of the next."""
-
-    # time when the coordinator told the previous group to stop after its current step
-    opened: float | None = None
-    broken: float | None = None  # time when the previous group broke
-    unseen: bool = False  # True if a member died at a time that is unknown
-    until: float = 0.0  # time when the next group started
-    # newest step that a member of the next group has restored from a snapshot or a checkpoint
-    restored: int | None = None
-    incidents: list[Incident] = field(default_factory=list)
-
-    @property
-    def is_after_failure(self) -> bool:
-        return self.unseen or self.broken is not None
-
-
 class EventAccounting:
     """Computes a LedgerSummary event by event: `apply` calls the method `on_NAME` for an event
     NAME."""
 
     def __init__(self) -> None:
         self.summary = LedgerSummary()
-        self.timelines: dict[str, _ProcessTimeline] = {}  # by the id of the worker
+        self.timelines: dict[str, ProcessTimeline] = {}  # by the id of the worker
         self.group: set[str] = set()  # ids of the live members of the newest group
-        self.pause = _GroupPause()
+        self.pause = GroupPause()
         # the pause before a group without members of the previous group; None once the first step
         # of the new group is known
-        self.undecided_pause: _GroupPause | None = None
+        self.undecided_pause: GroupPause | None = None
         # id of each worker that has not yet joined the restarted coordinator → time of its last
         # sign of life
         self.unconfirmed: dict[str, float] = {}
@@ -134,7 +49,8 @@ class EventAccounting:
         self.step_seconds: float | None = None
         # True if the newest recorded step is known to be the last that was completed
         self.last_step_known = False
-        self.failed: set[str] = set()  # names of workers that reported an error
+        # names of workers that reported an error
+        self.failed: set[str] = set()
         # name of a lost worker that has not returned yet → the incident of its loss
         self.missing: dict[str, Incident] = {}
         self.coordinators = 0
@@ -174,6 +90,8 @@ class EventAccounting:
                 process_timeline.intervals
             )
         ledger_summary.ended = latest_time_s
+        measure_queue_time(ledger_summary)
+        ledger_summary.harvest = measure_harvest(ledger_summary, self.points)
         return ledger_summary
 
     def on_run(self, time_s: float, ledger_event: Event) -> None:
@@ -214,6 +132,9 @@ class EventAccounting:
 
     def on_coordinator(self, time_s: float, ledger_event: Event) -> None:
         self._handle_new_coordinator(time_s)
+        self.summary.coordinator_starts.append(
+            CoordinatorStart(time_s, ledger_event.get("created"))
+        )
         self.coordinators += 1
         if self.coordinators > 1 and (
             restart_incident := self._record_incident(
@@ -226,6 +147,9 @@ class EventAccounting:
     def on_join(self, time_s: float, ledger_event: Event) -> None:
         worker_id = _read_worker_id(ledger_event)
         worker_name = str(ledger_event.get("name", "?"))
+        if ledger_event.get("harvested"):
+            self.summary.harvested.add(worker_name)
+
         alive_ids = [
             other_id
             for other_id, process_timeline in self.timelines.items()
@@ -255,7 +179,7 @@ class EventAccounting:
         ]:
             self._record_incident(time_s, "join", worker_name)
 
-        process_timeline = self.timelines.setdefault(worker_id, _ProcessTimeline(worker_name))
+        process_timeline = self.timelines.setdefault(worker_id, ProcessTimeline(worker_name))
         # merge the timeline that an earlier event has created under the worker's name
         if (
             worker_id != worker_name
@@ -324,6 +248,9 @@ class EventAccounting:
         step = int(ledger_event.get("step", -1))
         member_names = [str(member_name) for member_name in ledger_event.get("members") or []]
         self.summary.groups.append((time_s, len(member_names), max(0, step)))
+        self.summary.harvested_members.append(
+            sum(member_name in self.summary.harvested for member_name in member_names)
+        )
         self._mark_workers_dead(
             [
                 process_timeline.name
@@ -345,7 +272,7 @@ class EventAccounting:
             # the ledger lacks the event `join` of this worker
             if member_name not in id_by_name:
                 id_by_name[member_name] = member_name
-                self.timelines.setdefault(member_name, _ProcessTimeline(member_name)).switch(
+                self.timelines.setdefault(member_name, ProcessTimeline(member_name)).switch(
                     time_s, WAITED_KIND
                 )
 
@@ -408,6 +335,7 @@ class EventAccounting:
             ledger_summary.state = "failed"
             ledger_summary.message = str(ledger_event.get("message", ""))
             ledger_summary.code = int(ledger_event.get("code", 1))
+        ledger_summary.end_times.append(time_s)
         self._end_timelines(time_s)
 
     def on_complete(self, time_s: float, ledger_event: Event) -> None:
@@ -417,6 +345,7 @@ class EventAccounting:
         self.summary.sha256 = str(ledger_event.get("sha256", ""))
         self.summary.message = ""
         self.summary.code = 0
+        self.summary.end_times.append(time_s)
         # reset the group, because a later process may continue the training, for example a trial of
         # a sweep
         self.group = set()
@@ -493,7 +422,7 @@ class EventAccounting:
         surviving_ids = self.group & member_ids
 
         group_pause.until = time_s
-        self.pause = _GroupPause()
+        self.pause = GroupPause()
         self.group = member_ids
         for incident in group_pause.incidents:
             incident.resumed = time_s
@@ -522,7 +451,7 @@ class EventAccounting:
             if self.points:
                 newest_step = min(step, self.points[-1][1])
             else:
-                # a program first reports a step after some work, so its group started at 0
+                # a program reports its first step only after some training, which began at step 0
                 newest_step = 0 if self.summary.run.get("program") else step
             self._resume(
                 self.undecided_pause,
@@ -531,7 +460,7 @@ class EventAccounting:
                 else min(step, self.undecided_pause.restored),
             )
 
-    def _resume(self, group_pause: _GroupPause, step: int) -> None:
+    def _resume(self, group_pause: GroupPause, step: int) -> None:
         """Let the group after `group_pause` start at `step`, and count work after that step as
         lost."""
         self.undecided_pause = None

@@ -44,12 +44,20 @@ class RunEvent(AnyEvent):
 
 class CoordinatorEvent(AnyEvent):
     id: str = ""
+    created: Annotated[float, Field(ge=0, lt=MAX_TIME_S)] | None = None
+
+
+class TrainedTimeEvent(AnyEvent):
+    """The seconds that the coordinators of a job have seen it train, in total."""
+
+    seconds: Seconds
 
 
 class MembershipEvent(AnyEvent):
     """An event of one worker, at a step."""
 
     step: Step = -1
+    harvested: bool = False
 
 
 class GroupOpenedEvent(AnyEvent):
@@ -132,6 +140,7 @@ class SkippedLinesEvent(AnyEvent):
 EVENT_TYPES: dict[str, type[AnyEvent]] = {
     "run": RunEvent,
     "coordinator": CoordinatorEvent,
+    "trained": TrainedTimeEvent,
     "join": MembershipEvent,
     "lost": MembershipEvent,
     "drain": MembershipEvent,

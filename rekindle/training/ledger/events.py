@@ -25,9 +25,12 @@ from rekindle.training.ledger.event_types import check_event
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-STEP_DELAY_S = 5.0  # delay until step events are written
-EVENT_DELAY_S = 0.3  # delay until other events are written, so that one request writes several
-SEGMENT_BYTES = 256 << 10  # size of a full segment
+# delay until step events are written
+STEP_DELAY_S = 5.0
+# delay until other events are written, so that one request writes several
+EVENT_DELAY_S = 0.3
+# size of a full segment
+SEGMENT_BYTES = 256 << 10
 # maximum number of events in memory while the object store is unavailable
 MAX_WAITING_EVENTS = 20_000
 READ_THREADS = 8
@@ -244,6 +247,12 @@ def read_events(store: "Store", key_prefix: str) -> list[Event]:
         )
 
     return ledger_events
+
+
+def parse_events(segment_bytes: bytes) -> list[Event]:
+    """Return the valid events of a segment, in the order in which they were written."""
+    parsed_events = [_parse_event(line) for line in segment_bytes.split(b"\n") if line.strip()]
+    return [event for event in parsed_events if event]
 
 
 def _parse_event(line: bytes) -> Event | None:

@@ -8,8 +8,12 @@ of a worker, and `step` a number of updates:
                                       the workers are processes of a training program, whose steps
                                       are those of its checkpoints, or the number of these
                                       checkpoints (unit: steps, checkpoints)
-    coordinator {id}                  a coordinator has started
-    join {worker, name, step}         a process with this state has joined (`worker`: its id)
+    coordinator {id, created}         a coordinator has started; created: time in Unix seconds from
+                                      which its job could be created, if known
+    trained {seconds}                 seconds that the job has trained, for its time limit
+    join {worker, name, step, harvested}
+                                      a process with this state has joined (`worker`: its id);
+                                      harvested: true if it is an extra worker on idle capacity
     lost {worker, name, why, step}    why: connection, silent, hung, dropped
     drain {worker, name, step}        a worker has left after an announcement
     open {generation, hard}           the group stops after its step; hard: at once, since it broke
@@ -45,7 +49,7 @@ Each second of a live worker counts as *waited* (outside of a group), *trained* 
 steps that are not repeated) or *lost* (in a group, on work that is repeated). If a group broke, all
 work after its last finished step is repeated; if all workers were lost, all work after the restored
 step. The ledger has about one event `step` per second; the steps in between are assumed to be
-evenly spaced.
+evenly spaced. A worker of the job that is not alive counts as *queued* (queue_time.py).
 """
 
 from dataclasses import asdict, dataclass, field
@@ -56,6 +60,7 @@ from rekindle.training.ledger.events import Event
 TRAINED_KIND = "trained"
 WAITED_KIND = "waited"
 LOST_KIND = "lost"
+QUEUED_KIND = "queued"  # of a worker that is not alive; no interval has this kind
 # `Incident.why` of a worker that was lost while no coordinator was running
 UNSEEN_LOSS_REASON = "unseen"
 KILLED_PROCESS_REASON = "process"  # why: a process of a program was killed, its pod survived
@@ -87,14 +92,37 @@ class Incident:
     # number of surviving members of the group; after a restart of the coordinator, number of
     # members that continued the training
     left: int = 0
-    resumed: float | None = None  # start time of the next group
-    repeated: int = 0  # number of training steps that were repeated after a loss
-    back: float | None = None  # time when a worker with the same name trained again
+    # time when the next group of workers started to train
+    resumed: float | None = None
+    # number of training steps that were repeated after a loss
+    repeated: int = 0
+    # time when a worker with the same name trained again
+    back: float | None = None
     # worker-seconds of repeated work, as a total over all incidents of the same pause
     cost: float = 0.0
     # if no worker was left, the source of the state that training continued from: `hot` (snapshot)
     # or `durable` (checkpoint)
     tier: str = ""
+
+
+@dataclass(frozen=True)
+class CoordinatorStart:
+    """The start of a coordinator, and the time from which its job could be created, if known."""
+
+    t: float
+    created: float | None
+
+
+@dataclass(frozen=True)
+class HarvestShare:
+    """The part of a training that harvested workers computed. `seconds`: duration of the training
+    without pauses; `seconds_without`: estimate of this duration without harvested workers."""
+
+    worker_seconds: float
+    steps: float
+    seconds: float
+    seconds_without: float
+    is_measured: bool  # True if the estimate uses the speed measured without harvested workers
 
 
 @dataclass
@@ -123,6 +151,19 @@ class LedgerSummary:
     generations: int = 0
     # start time, number of members and first step of each generation
     groups: list[tuple[float, int, int]] = field(default_factory=list)
+    # number of harvested members of each generation
+    harvested_members: list[int] = field(default_factory=list)
+    harvested: set[str] = field(default_factory=set)  # names of the harvested workers
+    harvest: HarvestShare | None = None  # None without harvested workers
+    created: float | None = None  # time when the queue time starts; None without a coordinator
+    coordinator_starts: list[CoordinatorStart] = field(default_factory=list)
+    # times when the run was complete or aborted; a later process may continue it
+    end_times: list[float] = field(default_factory=list)
+    queued_seconds: float = 0.0  # seconds without a live worker since the creation of the job
+    # worker name → seconds until the worker was alive; "": workers that were never alive
+    queued_by_worker: dict[str, float] = field(default_factory=dict)
+    # seconds in which a coordinator, but no worker was running
+    coordinator_idle_seconds: float = 0.0
     dropped: int = 0  # number of events that were never written
     skipped: int = 0  # number of unreadable lines and invalid events
     counts: dict[str, int] = field(default_factory=dict)  # number of events by name
@@ -198,9 +239,14 @@ class LedgerSummary:
                 interval_kind: round(self.compute_worker_seconds(interval_kind, worker_name), 3)
                 for interval_kind in seconds_by_kind
             }
-            | {"alive": merge_intervals(intervals)}
+            | {
+                QUEUED_KIND: round(self.queued_by_worker.get(worker_name, 0.0), 3),
+                "harvested": worker_name in self.harvested,
+                "alive": merge_intervals(intervals),
+            }
             for worker_name, intervals in self.intervals.items()
         }
+        seconds_by_kind[QUEUED_KIND] = round(sum(self.queued_by_worker.values()), 3)
 
         restore_tiers = [str(restored_event.get("tier")) for restored_event in self.restored]
 
@@ -221,6 +267,8 @@ class LedgerSummary:
             "steps_repeated": self.repeated,
             "steps_per_second": round(self.steps_per_second, 3),
             "worker_seconds": seconds_by_kind,
+            "queued_seconds": round(self.queued_seconds, 3),
+            **({"harvest": self._harvest_as_json()} if self.harvest else {}),
             "drains": self.count_incidents("drain"),
             "coordinator_restarts": self.count_incidents("coordinator"),
             "checkpoints": {
@@ -237,6 +285,16 @@ class LedgerSummary:
             "workers": seconds_by_worker,
             "usage": self.usage,
             "events": self.counts,
+        }
+
+    def _harvest_as_json(self) -> dict[str, Any]:
+        assert self.harvest
+        return {
+            "workers": sorted(self.harvested),
+            **{
+                field_name: round(field_value, 3) if isinstance(field_value, float) else field_value
+                for field_name, field_value in asdict(self.harvest).items()
+            },
         }
 
 

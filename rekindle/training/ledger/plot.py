@@ -117,13 +117,20 @@ def _draw_workers(
     if len(worker_names) <= MAX_NAMED_WORKERS:
         worker_axes.set_yticks(
             range(len(worker_names)),
-            [shorten_worker_name(worker_name)[-20:] for worker_name in worker_names],
+            [_make_label(worker_name, ledger_summary) for worker_name in worker_names],
         )
     else:
         worker_axes.set_yticks([])
         worker_axes.set_ylabel(f"{len(worker_names)} workers")
 
     worker_axes.tick_params(axis="y", length=0)
+
+
+def _make_label(worker_name: str, ledger_summary: LedgerSummary) -> str:
+    short_name = shorten_worker_name(worker_name)
+    if worker_name in ledger_summary.harvested:
+        return f"{short_name[-9:]} harvested"
+    return short_name[-20:]
 
 
 def _draw_incidents(

@@ -26,6 +26,13 @@ def compute_metrics(ledger_summary: LedgerSummary, name_prefix: str) -> dict[str
         f"worker_seconds_{interval_kind}": worker_seconds
         for interval_kind, worker_seconds in summary_report["worker_seconds"].items()
     }
+    metric_values["queued_seconds"] = summary_report["queued_seconds"]
+    if ledger_summary.harvest:
+        metric_values.update(
+            harvested_worker_seconds=ledger_summary.harvest.worker_seconds,
+            harvested_steps=ledger_summary.harvest.steps,
+            seconds_without_harvest=ledger_summary.harvest.seconds_without,
+        )
     metric_values["wall_seconds"] = ledger_summary.ended - ledger_summary.began
     metric_values["bytes_uploaded"] = ledger_summary.uploaded
     metric_values.update(

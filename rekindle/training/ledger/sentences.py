@@ -25,6 +25,9 @@ RESTORE_SOURCES = {
 # maximum number of lines about incidents; if there are more, only the first and the last lines are
 # shown
 MAX_INCIDENT_LINES = 24
+MIN_QUEUED_SECONDS = 1.0  # a shorter time in the queue is not described
+# a workflow that ends deletes the job; the workers may then end this long before the exit handler
+MIN_UNENDED_WAIT_S = 300.0
 LOSS_REASONS = {
     "connection": "connection closed",
     "silent": "silent for too long",
@@ -84,6 +87,8 @@ def describe_summary(ledger_summary: LedgerSummary) -> list[str]:
             _describe_stops,
             _describe_checkpoints,
             _describe_use_of_time,
+            _describe_queue_time,
+            _describe_harvest,
             _describe_gaps,
         )
         for total_sentence in describe_part(ledger_summary)
@@ -176,7 +181,9 @@ def _describe_incidents(incident_group: list[Incident], ledger_summary: LedgerSu
     first_incident = incident_group[0]
     last_incident = incident_group[-1]
     are_several = len(incident_group) > 1
-    worker_names = ", ".join(shorten_worker_name(incident.name) for incident in incident_group)
+    worker_names = ", ".join(
+        _describe_worker(incident.name, ledger_summary) for incident in incident_group
+    )
 
     if first_incident.resumed is not None:
         pause_text = format_duration(first_incident.resumed - first_incident.t)
@@ -226,6 +233,14 @@ def _describe_incidents(incident_group: list[Incident], ledger_summary: LedgerSu
         )
 
     return incident_text
+
+
+def _describe_worker(worker_name: str, ledger_summary: LedgerSummary) -> str:
+    """Return the short name of a worker, such as `worker-1` or `6d5f8c-x7k2p (harvested)`."""
+    short_name = shorten_worker_name(worker_name)
+    if worker_name in ledger_summary.harvested:
+        return f"{short_name} (harvested)"
+    return short_name
 
 
 def _describe_step(incident: Incident, ledger_summary: LedgerSummary) -> str:
@@ -333,6 +348,66 @@ def _describe_use_of_time(ledger_summary: LedgerSummary) -> Iterator[str]:
         yield (
             f"{trained_percent} of {worker_time_text} trained, {waited_percent} waited,"
             f" {lost_percent} lost."
+        )
+
+
+def _describe_queue_time(ledger_summary: LedgerSummary) -> Iterator[str]:
+    queued_worker_seconds = sum(ledger_summary.queued_by_worker.values())
+    if ledger_summary.queued_seconds >= MIN_QUEUED_SECONDS:
+        yield (
+            "The job was queued (in a queue, for nodes, or until its processes had started) for"
+            f" {format_duration(ledger_summary.queued_seconds)}, during which no worker was alive."
+        )
+    if queued_worker_seconds >= MIN_QUEUED_SECONDS:
+        yield (
+            f"In addition to their time above, the workers of the job were queued for"
+            f" {format_worker_time(queued_worker_seconds, ledger_summary)}."
+        )
+
+
+def describe_unended_wait(ledger_summary: LedgerSummary, queue_name: str, end_time_s: float) -> str:
+    """Return why a training that has not ended was waiting when its workflow ended, or "" if it was
+    not waiting. `queue_name`: queue of its job, or ""."""
+    if ledger_summary.state != "running":
+        return ""
+
+    alive_intervals = [
+        interval for intervals in ledger_summary.intervals.values() for interval in intervals
+    ]
+    place_text = f"in the queue {queue_name} or for nodes" if queue_name else "for nodes"
+    if not alive_intervals:
+        return f"no worker has started: the job waited {place_text}."
+
+    waiting_seconds = end_time_s - max(interval.end for interval in alive_intervals)
+    if waiting_seconds < MIN_UNENDED_WAIT_S:
+        return ""
+    return (
+        f"no worker was alive for the last {format_duration(waiting_seconds)}: the job waited"
+        f" {place_text}. Its checkpoints stay, so `rekindle resume` continues it."
+    )
+
+
+def _describe_harvest(ledger_summary: LedgerSummary) -> Iterator[str]:
+    harvest = ledger_summary.harvest
+    if not harvest:
+        return
+
+    worker_count = len(ledger_summary.harvested)
+    step_count = ledger_summary.steps - ledger_summary.first_step
+    yield (
+        f"{worker_count} harvested worker{'s' * (worker_count > 1)} trained for"
+        f" {format_worker_time(harvest.worker_seconds, ledger_summary)} and computed about"
+        f" {harvest.steps:.0f} of the {step_count} {ledger_summary.unit}."
+    )
+    if harvest.steps:
+        if harvest.is_measured:
+            basis_text = "with the speed that was measured without them"
+        else:
+            basis_text = "if the other workers had computed their share, at the same speed"
+        yield (
+            "Without the harvested workers, the training would have taken an estimated"
+            f" {format_duration(harvest.seconds_without)} instead of"
+            f" {format_duration(harvest.seconds)}, without pauses ({basis_text})."
         )
 
 

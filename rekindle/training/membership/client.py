@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 
 from rekindle.errors import ConfigError, RekindleError, RunAborted, write_stderr
-from rekindle.kubernetes_names import POD_IP, POD_NAME
+from rekindle.kubernetes_names import POD_IP, POD_NAME, REKINDLE_HARVESTED
 from rekindle.training.membership import handshake
 from rekindle.training.membership.protocol import (
     MAX_TEXT_CHARS,
@@ -27,7 +27,8 @@ from rekindle.training.membership.protocol import (
 from rekindle.training.spec import Fingerprint
 
 HEARTBEAT_INTERVAL_S = 0.2
-RETRY_INTERVAL_S = 0.1  # time between attempts to reach an unavailable coordinator
+# time between attempts to reach an unavailable coordinator
+RETRY_INTERVAL_S = 0.1
 # time between two checks whether the run is complete, while the coordinator is unavailable
 COMPLETE_CHECK_INTERVAL_S = 5.0
 LOG_INTERVAL_S = 60.0  # time between two log lines about an unavailable coordinator
@@ -52,8 +53,10 @@ class CoordinatorClient:
         self.name = os.environ.get(POD_NAME) or f"{socket.gethostname()}-{os.getpid()}"
         self.address = ""  # address of this worker in the coordinator's network
         self.step = -1
-        self.is_busy = False  # True while this worker does work other than steps
-        self.open_generation = 0  # the newest generation known to be open
+        # True while this worker does work other than steps
+        self.is_busy = False
+        # the newest generation known to be open
+        self.open_generation = 0
         # the newest generation that was opened with an abort: all groups with a lower number are
         # broken
         self.abort_generation = 0
@@ -68,6 +71,7 @@ class CoordinatorClient:
             "id": self.id,
             "name": self.name,
             "fingerprint": fingerprint,
+            "harvested": bool(os.environ.get(REKINDLE_HARVESTED)),
         }
 
         # `put` messages that this worker has sent to the newest group; after a reconnect, it sends

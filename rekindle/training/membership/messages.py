@@ -1,6 +1,6 @@
 """Parses and validates the messages of workers (see protocol.py): keys, types and size limits."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, with_config
 from pydantic_core import from_json
@@ -40,6 +40,7 @@ HELLO_TYPE = make_message_type(
     generation=Number,
     group=Number,
     peers=Annotated[list[Id], Field(max_length=4096)],
+    harvested=NotRequired[bool],
 )
 MESSAGE_TYPES = {
     "beat": make_message_type(beat=Step, busy=bool),

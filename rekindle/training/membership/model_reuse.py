@@ -10,7 +10,7 @@ from rekindle.cache.difference import record_code
 from rekindle.cache.key import Facts, UnknownKey, collect_facts, compute_cache_key
 from rekindle.cache.reused_models import MODEL_FILES, copy_model
 from rekindle.errors import StorageError, write_stderr
-from rekindle.keys import MODEL
+from rekindle.keys import MODEL, UNCOVERED_CODE
 from rekindle.storage import Store
 from rekindle.training.membership.run_spec import RunSpec
 from rekindle.training.spec import TrainingSpec
@@ -60,6 +60,8 @@ class ReusableModel:
                 "steps.train", cast(TrainingSpec, self.spec), {}
             )
             object_store = Store.from_env().short_retries()
+            if object_store.head(f"{self.prefix}/{UNCOVERED_CODE}"):
+                return  # the worker that wrote the model has reported the reason
             file_sizes = [
                 object_head.size
                 for file_name in MODEL_FILES

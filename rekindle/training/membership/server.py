@@ -42,7 +42,14 @@ from rekindle.kubernetes_names import POD_IP, REKINDLE_DEADLINE, REKINDLE_METRIC
 from rekindle.step import fail
 from rekindle.training.ledger.events import Ledger
 from rekindle.training.membership import handshake
+from rekindle.training.membership.checkpoint_signal import CheckpointSignal
 from rekindle.training.membership.completion import open_store, read_completed_model
+from rekindle.training.membership.job_time import (
+    TRAINED_EVENT,
+    TRAINED_INTERVAL_S,
+    read_creation_time,
+    read_trained_seconds,
+)
 from rekindle.training.membership.lease import CoordinatorLease
 from rekindle.training.membership.messages import parse_message
 from rekindle.training.membership.metrics_endpoint import MetricsExporter
@@ -80,7 +87,14 @@ class Coordinator:
         self.exporter = MetricsExporter(self.membership)
         self.reusable = ReusableModel(run_spec)
         self.has_checked_reuse = False
+        self.signal = CheckpointSignal.from_environment()
+        self.signalled_time = (
+            0.0  # time of the newest checkpoint that is or will be written to pods
+        )
+        self.is_signalling = False
         self.trained_seconds = 0.0
+        self.recorded_seconds = 0.0  # trained seconds of the newest event in the ledger
+        self.has_restored_time = False
         self.max_seconds = read_seconds(
             REKINDLE_DEADLINE, math.inf, "Correct it, or unset it for no limit."
         )
@@ -132,6 +146,9 @@ class Coordinator:
         for connection in self.connections.values():
             connection.transport.close()  # `close` first sends the data in the buffer
 
+        # after any other code, no coordinator continues this job
+        if exit_code == exit_codes.TERMINATED:
+            self._record_trained_seconds()
         await asyncio.to_thread(self.ledger.close)
         return exit_code
 
@@ -161,13 +178,16 @@ class Coordinator:
             if self.membership.is_published and self.membership.members:
                 self.trained_seconds += TICK_INTERVAL_S
 
+            if self.trained_seconds - self.recorded_seconds >= TRAINED_INTERVAL_S:
+                self._record_trained_seconds()
+
             if self.trained_seconds > self.max_seconds:
                 self.membership.end_run(
                     1,
                     f"this training takes longer than the {self.max_seconds / 60:g} minutes of"
-                    " cluster.pods.train.deadline_minutes (time spent waiting for workers is not"
-                    " counted). Raise it, and continue from the newest checkpoint with `rekindle"
-                    " resume`.",
+                    " cluster.pods.train.deadline_minutes (time spent in a queue or waiting for"
+                    " workers is not counted). Raise it, and continue from the newest checkpoint"
+                    " with `rekindle resume`.",
                 )
 
             self.send_outbox()
@@ -177,6 +197,22 @@ class Coordinator:
                 if now_s > deadline_s
             ]:
                 self.reject(connection)
+
+    def _record_trained_seconds(self) -> None:
+        # before the time of earlier coordinators is known, the sum would be too small
+        if self.has_restored_time:
+            self.recorded_seconds = self.trained_seconds
+            self.ledger.note(TRAINED_EVENT, seconds=round(self.trained_seconds, 1))
+
+    async def _restore_trained_seconds(self) -> None:
+        """Add the time that the earlier coordinators of this job have trained. Raises
+        StorageError."""
+        if not self.has_restored_time:
+            earlier_seconds = await asyncio.to_thread(
+                lambda: read_trained_seconds(open_store(), self.spec.ledger)
+            )
+            self.trained_seconds += earlier_seconds
+            self.has_restored_time = True
 
     def admit(self, connection: "Connection") -> None:
         """Register a new connection, which must prove within seconds that it knows the secret."""
@@ -269,9 +305,21 @@ class Coordinator:
         metrics."""
         if event != "loss":
             self.ledger.note(event, **event_fields)
+        if event == "checkpoint" and self.signal:
+            self.signalled_time = time.time()
+            if not self.is_signalling:
+                self.is_signalling = True
+                self._start_task(self._write_signal(self.signal))
         # events with missing or invalid fields are left out of the metrics
         with contextlib.suppress(ValueError):
             self.exporter.note(event, **event_fields)
+
+    async def _write_signal(self, checkpoint_signal: CheckpointSignal) -> None:
+        """Write the time of the newest checkpoint to the pods, after the checkpoints that follow
+        within the minimum interval."""
+        await asyncio.sleep(checkpoint_signal.compute_delay())
+        self.is_signalling = False
+        await asyncio.to_thread(checkpoint_signal.write, self.signalled_time)
 
     def set_exit_code(self, exit_code: int) -> None:
         """Exit with `exit_code`, unless an exit code is already set."""
@@ -348,7 +396,14 @@ class Coordinator:
                 if not was_held:
                     # the event is recorded after `renew`, which checks that the prefix does not
                     # belong to another run
-                    self.ledger.note("coordinator", id=self.id)
+                    created_s = read_creation_time()
+                    self.ledger.note(
+                        "coordinator",
+                        id=self.id,
+                        **({} if created_s is None else {"created": created_s}),
+                    )
+
+                await self._restore_trained_seconds()
 
                 is_reported = False
             except StorageError as error:

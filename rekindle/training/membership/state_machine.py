@@ -36,7 +36,8 @@ class Worker:
     address: str
     join_time: float
     last_seen_time: float
-    acked_generation: int = 0  # the newest generation that this worker has acknowledged
+    # the newest generation that this worker has acknowledged
+    acked_generation: int = 0
     # time of the last report that this worker does work other than steps
     last_busy_time: float = float("-inf")
 
@@ -77,8 +78,10 @@ class MembershipStateMachine:
     lines to `log`; the caller sends and removes them."""
 
     config: RunSpec
-    generation: int = 0  # the newest opened generation
-    published_generation: int = 0  # the newest published generation
+    # the newest opened generation
+    generation: int = 0
+    # the newest published generation
+    published_generation: int = 0
     # True if the newest group is broken, so its members must not finish their step
     must_abort: bool = False
     members: list[str] = field(default_factory=list)  # members of the published group
@@ -102,7 +105,8 @@ class MembershipStateMachine:
     step: int = -1
     # time when the newest step was completed, or the newest group published
     last_progress_time: float = 0.0
-    open_time: float = 0.0  # time when the newest generation was opened
+    # time when the newest generation was opened
+    open_time: float = 0.0
     # True if the newest generation was opened to find hung workers, because no step was completed
     is_hang_check: bool = False
     fruitless_groups: int = 0
@@ -161,6 +165,7 @@ class MembershipStateMachine:
         if not is_rejoining and not (is_newer and not self.published_generation):
             self.events.append(
                 {"event": "join", "worker": worker_id, "name": worker_name, "step": reported_step}
+                | ({"harvested": True} if hello_message.get("harvested") else {})
             )
 
         if is_newer and not self.published_generation:

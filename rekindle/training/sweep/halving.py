@@ -24,7 +24,8 @@ class Trial:
 
     number: int
     settings: Settings
-    attrs: dict[str, Any] = field(default_factory=dict)  # attributes that Optuna's sampler needs
+    # attributes that Optuna's sampler needs
+    attrs: dict[str, Any] = field(default_factory=dict)
     # metric of the trial at each rung; None if the trial failed
     values: dict[int, float | None] = field(default_factory=dict)
     steps: int = 0  # number of updates

@@ -23,7 +23,8 @@ from steps.fraud.data.features import Floats
 from steps.fraud.data.transactions import UNKNOWN, Ints
 
 BOOSTED = "boosted"
-FOLDS = 2  # number of folds, which are groups of cards, for cross-fitting
+# number of folds, which are groups of cards, for cross-fitting
+FOLDS = 2
 # approximate maximum number of genuine rows to fit on; more rows take longer and change little
 MAX_GENUINE_ROWS = 300_000
 BINS = 250  # number of histogram bins per feature; scikit-learn allows at most 255

@@ -13,13 +13,20 @@ from steps.fraud.fraud_config import Columns
 
 Floats = NDArray[np.float64]
 HOUR = DAY // 24
-WEEK = 7  # days
-MIN_ROWS = 20  # days with fewer rows cause no warning
-MAX_CHANCE = 1e-6  # a day with equal values is suspicious if its probability is lower
-MIN_NEW_IDS = 0.6  # minimum fraction of rows with new ids on the day of a break
-MAX_USUAL_NEW_IDS = 0.3  # upper limit for this fraction in the week before a break
-MIN_GENUINE_RATIO = 1.6  # minimum factor by which genuine rows per day change at a break
-MIN_SHARE_RATIO = 1.3  # minimum ratio of this factor to the factor for frauds
+# days
+WEEK = 7
+# days with fewer rows cause no warning
+MIN_ROWS = 20
+# a day with equal values is suspicious if its probability is lower
+MAX_CHANCE = 1e-6
+# minimum fraction of rows with new ids on the day of a break
+MIN_NEW_IDS = 0.6
+# upper limit for this fraction in the week before a break
+MAX_USUAL_NEW_IDS = 0.3
+# minimum factor by which genuine rows per day change at a break
+MIN_GENUINE_RATIO = 1.6
+# minimum ratio of this factor to the factor for frauds
+MIN_SHARE_RATIO = 1.3
 # warn if the ratio of labelled to expected frauds in the newest week is at most this fraction of
 # the ratio in earlier weeks
 MAX_LABELLED_SHARE = 0.85

@@ -55,7 +55,8 @@ ARRAYS = {
 }
 
 
-ROW_BYTES = 250  # approximate bytes of a transaction in the dataset
+# approximate bytes of a transaction in the dataset
+ROW_BYTES = 250
 # rows in this time after the first row only give context; limited to a quarter of the training time
 WARM_UP = 14 * DAY
 

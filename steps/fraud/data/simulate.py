@@ -39,7 +39,8 @@ class Payments:
 
 Commit = Callable[[np.random.Generator, World, Payments], NDArray[np.uint8]]
 
-SIDE = 100  # side length of the square with all cards and terminals
+# side length of the square with all cards and terminals
+SIDE = 100
 # maximum distance of a card's terminals times sqrt(number of terminals); gives a card about 78
 # terminals
 RADIUS = 500
@@ -49,7 +50,8 @@ TERMINAL_DAYS = 28
 # fraction of the cards that are leaked each day, and the days until they recover
 CARD_FRAUDS_A_DAY = 3 / 5_000
 CARD_DAYS = 14
-TAKEOVER = 4  # number of the fraud scenario `takeover`
+# number of the fraud scenario `takeover`
+TAKEOVER = 4
 # ranges of the number of payments of a takeover, and of the seconds between two of these payments
 TAKEOVER_PAYMENTS = (4, 8)
 TAKEOVER_GAP = (300, 3600)

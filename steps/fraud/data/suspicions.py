@@ -8,9 +8,12 @@ from steps.fraud.data.breaks import missing_genuine_rows, new_ids, truncated_val
 from steps.fraud.data.transactions import DAY, UNKNOWN, Ints, Rows
 from steps.fraud.fraud_config import Columns
 
-STRAY_GAP = 30 * DAY  # minimum time gap before the few latest rows that makes them stray
-MAX_STRAYS = 0.001  # maximum fraction of rows that can count as stray
-MAX_DUPLICATES = 0.001  # maximum fraction of rows that differ from another row only in the id
+# minimum time gap before the few latest rows that makes them stray
+STRAY_GAP = 30 * DAY
+# maximum fraction of rows that can count as stray
+MAX_STRAYS = 0.001
+# maximum fraction of rows that differ from another row only in the id
+MAX_DUPLICATES = 0.001
 # maximum plausible fraction of frauds; fewer than 1% of card payments are frauds
 MAX_FRAUD_SHARE = 0.03
 # minimum fraction of frauds that the values of a leaking column identify

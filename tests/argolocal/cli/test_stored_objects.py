@@ -49,9 +49,9 @@ def write_schedules(folder: Path, **lines: str) -> Path:
 
 def test_no_object_is_stored_if_one_is_invalid(run: Run, tmp_path: Path) -> None:
     file = write_schedules(tmp_path, good="* * * * *", evil="61 * * * *")
-    done = run(f"apply {file}")
-    assert done.returncode == 2
-    assert f"{file}: CronWorkflow evil: " in done.stderr
+    result = run(f"apply {file}")
+    assert result.returncode == 2
+    assert f"{file}: CronWorkflow evil: " in result.stderr
     assert StoredObjects(tmp_path / "home").names("CronWorkflow") == []
 
 
@@ -67,15 +67,15 @@ def test_a_schedule_is_listed_with_its_next_time_and_deleted(run: Run, tmp_path:
     deleted = run("delete CronWorkflow nightly")
     assert deleted.stdout == "CronWorkflow nightly deleted\n"
     assert "nothing is stored" in run("get").stdout
-    again = run("delete CronWorkflow nightly")
-    assert again.returncode == 2
-    assert "does not exist" in again.stderr
+    second_delete = run("delete CronWorkflow nightly")
+    assert second_delete.returncode == 2
+    assert "does not exist" in second_delete.stderr
 
 
 def test_a_workflow_is_not_stored_but_run(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "w.json"
     template = {"name": "main", "container": builders.shell("true")}
     file.write_text(json.dumps(builders.workflow(template, name="once")))
-    done = run(f"apply {file}")
-    assert done.returncode == 2
-    assert f"Run it: `argolocal run {file}`" in done.stderr
+    result = run(f"apply {file}")
+    assert result.returncode == 2
+    assert f"Run it: `argolocal run {file}`" in result.stderr

@@ -64,8 +64,8 @@ def test_the_line_is_all_that_the_program_prints() -> None:
         "--folow",
     ]
 
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: --folow is not an option of")
-    assert done.stderr.count("\n") == 1
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: --folow is not an option of")
+    assert result.stderr.count("\n") == 1

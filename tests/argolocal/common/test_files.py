@@ -31,10 +31,11 @@ def test_an_input_without_end_is_refused_and_a_pipe_is_read(tmp_path: Path) -> N
     assert read_file_or_pipe(tmp_path / "fifo", 100) == b""  # no process writes to it
 
 
-@pytest.mark.parametrize(
-    "kind", ["loop", "file", "config is a FIFO", "config is a device", "config is a folder"]
-)
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("package", ["argolocal", "rekindle"])
+@pytest.mark.parametrize(
+    "kind", ["loop", "config is a FIFO", "file", "config is a device", "config is a folder"]
+)
 def test_a_command_names_an_unusual_path_in_one_line(
     tmp_path: Path, package: str, kind: str
 ) -> None:
@@ -52,7 +53,7 @@ def test_a_command_names_an_unusual_path_in_one_line(
         ]
         command = ["lint", target]
 
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", package, *command],
         cwd=tmp_path,
         capture_output=True,
@@ -61,7 +62,7 @@ def test_a_command_names_an_unusual_path_in_one_line(
         env={name: value for name, value in os.environ.items() if not name.endswith("_HOME")},
     )
 
-    assert done.returncode in (1, 2), done
-    assert target in done.stderr or "is empty" in done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    assert len(done.stderr.splitlines()) <= 3, done.stderr
+    assert result.returncode in (1, 2), result
+    assert target in result.stderr or "is empty" in result.stderr
+    assert "Traceback" not in result.stderr, result.stderr
+    assert len(result.stderr.splitlines()) <= 3, result.stderr

@@ -29,11 +29,11 @@ sys.exit(run_command(command))
 def test_every_way_to_print_escapes_control_characters():
     for error in ("ConfigError", "click.UsageError", "RuntimeError"):
         program = PROGRAM.format(error=error)
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-        for output in (done.stdout, done.stderr):
+        result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        for output in (result.stdout, result.stderr):
             assert not set(output) & set("\x1b\x07\r\u202e"), error
             assert "\\u001b]0;title\\u0007" in output
-        assert done.stderr.count("hidden") >= 4, done.stderr
+        assert result.stderr.count("hidden") >= 4, result.stderr
 
 
 def test_characters_that_hide_or_reorder_text_are_shown_and_joiners_are_kept() -> None:

@@ -41,25 +41,25 @@ print("drained", version, flush=True)
 """
 
 
-def make_release(number: str, slow: float = 0) -> dict:
+def make_release(version: str, slow: float = 0) -> dict:
     """Return the Deployment of a release, as `deploy` creates it."""
-    obj = make_deployment(number, slow=slow)
+    obj = make_deployment(version, slow=slow)
     labels = {
         "app": "fraud",
         "app.kubernetes.io/name": "fraud",
-        "app.kubernetes.io/instance": f"fraud-{number}",
+        "app.kubernetes.io/instance": f"fraud-{version}",
     }
-    obj["metadata"]["name"] = f"fraud-{number}"
+    obj["metadata"]["name"] = f"fraud-{version}"
     obj["metadata"]["labels"] = labels
-    obj["metadata"]["annotations"] = {"rekindle.dev/version": number}
+    obj["metadata"]["annotations"] = {"rekindle.dev/version": version}
     obj["spec"]["selector"]["matchLabels"] = obj["spec"]["template"]["metadata"]["labels"] = labels
     return obj
 
 
-def make_release_service(number: str, port: int, **spec: Any) -> dict:
-    """Return the Service that sends requests to the release `number`."""
+def make_release_service(version: str, port: int, **spec: Any) -> dict:
+    """Return the Service that sends requests to the release `version`."""
     obj = make_service(port)
-    obj["spec"].update({"selector": {"app.kubernetes.io/instance": f"fraud-{number}"}, **spec})
+    obj["spec"].update({"selector": {"app.kubernetes.io/instance": f"fraud-{version}"}, **spec})
     return obj
 
 
@@ -221,9 +221,9 @@ def make_serving_workflow(name: str, port: int, *command: str) -> dict[str, Any]
         {"name": "service", "template": "service"},
         {"name": "deployment", "template": "deployment"},
     ]
-    main = {"name": "main", "dag": {"tasks": tasks}}
+    main_template = {"name": "main", "dag": {"tasks": tasks}}
     metadata = {"name": f"serve-{name}"}
-    body = {"entrypoint": "main", "templates": [main, *templates]}
+    body = {"entrypoint": "main", "templates": [main_template, *templates]}
 
     return {
         "apiVersion": "argoproj.io/v1alpha1",

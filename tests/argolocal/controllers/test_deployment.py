@@ -132,18 +132,18 @@ def test_a_canary_gets_its_exact_share_of_requests_and_a_shadow_gets_copies(
     counting = SERVER.replace(
         "def do_GET(self):", "def do_GET(self):\n        print('asked', self.path, flush=True)"
     )
-    for number in ("1", "2"):
-        obj = make_release(number)
+    for version in ("1", "2"):
+        obj = make_release(version)
         obj["spec"]["template"]["spec"]["containers"][0]["command"][2] = counting
         kinds["Deployment"].apply(obj)
-        headless_service = make_release_service(number, 8080, clusterIP="None") | {
-            "metadata": {"name": f"fraud-{number}"}
+        headless_service = make_release_service(version, 8080, clusterIP="None") | {
+            "metadata": {"name": f"fraud-{version}"}
         }
         kinds["Service"].apply(headless_service)
 
     kinds["Service"].apply(make_release_service("1", port))
-    for number in ("1", "2"):
-        wait(kinds, is_rolled_out, name=f"fraud-{number}")
+    for version in ("1", "2"):
+        wait(kinds, is_rolled_out, name=f"fraud-{version}")
 
     wait(kinds, lambda _: is_answering(port, "1"))
     pods = cluster.service_variables()["FRAUD_2_SERVICE_ENDPOINTS"].split(",")
@@ -151,13 +151,13 @@ def test_a_canary_gets_its_exact_share_of_requests_and_a_shadow_gets_copies(
         assert len(pods) == 1
         assert answer.read().startswith(b"2"), "its pods are found one by one"
 
-    there = {"name": "fraud", "port": port}
+    backend = {"name": "fraud", "port": port}
     other = {"name": "fraud-2", "port": 8080}
-    kinds["HTTPRoute"].apply(make_route(there | {"weight": 75}, other | {"weight": 25}))
+    kinds["HTTPRoute"].apply(make_route(backend | {"weight": 75}, other | {"weight": 25}))
     wait(kinds, lambda _: get(port).startswith("2"))
     assert [get(port)[0] for _ in range(40)].count("2") == 10
     mirror = {"type": "RequestMirror", "requestMirror": {"backendRef": other}}
-    kinds["HTTPRoute"].apply(make_route(there, filters=[mirror]))
+    kinds["HTTPRoute"].apply(make_route(backend, filters=[mirror]))
     logs = cluster.home / "deployments/fraud-2/logs"
 
     def copied() -> bool:
@@ -220,8 +220,8 @@ def test_pods_that_die_or_hang_are_restarted(
     kinds["Service"].apply(make_service(port))
     kinds["Deployment"].apply(make_deployment("one", replicas=2))
     wait(kinds, lambda status: status.get("readyReplicas") == 2)
-    first = int(get(port).split()[1])
-    os.kill(first, signal.SIGKILL)
+    first_pid = int(get(port).split()[1])
+    os.kill(first_pid, signal.SIGKILL)
     wait(kinds, lambda status: status.get("readyReplicas") == 1)
     wait(kinds, lambda status: status.get("readyReplicas") == 2)
     pods = cluster.home / "deployments/fraud/pods"
@@ -342,7 +342,7 @@ def test_the_error_for_a_port_in_use_names_the_port_and_the_remedy(
     kinds["Deployment"].apply(make_deployment("one"))
     kinds["Service"].apply(make_service(port))
     wait(kinds, lambda _: is_answering(port, "one"))
-    kinds["Service"].apply(make_service(port))  # only the same Service uses the port
+    kinds["Service"].apply(make_service(port))  # the port is used, but by the same Service
 
 
 def test_the_error_for_an_unsupported_deployment_names_the_field(cluster: LocalCluster) -> None:

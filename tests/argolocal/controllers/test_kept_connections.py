@@ -236,7 +236,8 @@ def test_a_request_to_a_terminating_server_is_answered_by_the_next_server(
         ]
         releases.scale("1", 0)
         until("the server to stop listening", lambda: not is_listening(server))
-        supervisor.suspend()  # the Service has the next request when the server ends
+        # the Service has already received the next request when the server ends
+        supervisor.suspend()
 
         try:
             client.sendall(REQUEST)
@@ -268,7 +269,7 @@ def test_a_client_that_ends_its_side_of_the_connection_gets_the_answer(
 ) -> None:
     Releases(cluster, port, env)
     with connect_client(port) as client:
-        client.sendall(SLOW_REQUEST)  # its end arrives before the answer begins
+        client.sendall(SLOW_REQUEST)  # the end of the client arrives before the answer begins
         client.shutdown(socket.SHUT_WR)
         assert "connection: close" in read_answer_head(client)
         assert client.recv(1) == b""
@@ -285,9 +286,9 @@ def test_down_does_not_wait_for_clients_that_keep_their_connections(
     Releases(cluster, port, env, grace_s=600)
     with connect_client(port) as client, connect_client(port) as silent:
         assert "model-version: 1" in send_request(client)
-        down = Thread(target=cluster.down, daemon=True)
-        down.start()
-        down.join(60)
-        assert not down.is_alive()
+        down_thread = Thread(target=cluster.down, daemon=True)
+        down_thread.start()
+        down_thread.join(60)
+        assert not down_thread.is_alive()
         assert client.recv(1) == b""
         assert silent.recv(1) == b""

@@ -1,5 +1,5 @@
-"""Resource templates on the local controllers: they behave like kubectl, and end as their conditions
-say."""
+"""Resource templates on the local controllers: their actions have the effect of kubectl, and their
+conditions decide how the step ends."""
 
 import base64
 import json
@@ -69,7 +69,8 @@ def test_a_patch_by_a_dead_runner_is_not_repeated(cluster: LocalCluster, tmp_pat
     execute(make_workflow({"action": "create", "manifest": make_config_map(a="1")}), {}, cluster)
     move = json.dumps([{"op": "move", "from": "/data/a", "path": "/data/b"}])
     patch = {"action": "patch", "mergeStrategy": "json", "flags": ["configmap/c"], "manifest": move}
-    for _ in range(2):  # the second runner does not know that the first one has applied the patch
+    # the second runner does not know that the first runner has applied the patch
+    for _ in range(2):
         _, ended = Resources(cluster, {}, tmp_path).start(
             StartPod("w-1", "w-1", {"resource": patch})
         )
@@ -96,18 +97,18 @@ def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
         sizes.append(len(stored.read_bytes()))
 
     assert max(sizes) - min(sizes) <= 2, sizes  # resourceVersion gets more digits
-    last = json.loads(
+    last_applied = json.loads(
         json.loads(stored.read_text())["metadata"]["annotations"][LAST_APPLIED_ANNOTATION]
     )
-    assert last == json.loads(make_config_map(a="1", b="1")), (
+    assert last_applied == json.loads(make_config_map(a="1", b="1")), (
         "a patch does not change the last-applied annotation"
     )
-    whole = json.loads(stored.read_text())
+    patched_object = json.loads(stored.read_text())
 
     for _ in range(20):  # as `kubectl get -o yaml | kubectl apply -f -`
         Controller(cluster, "ConfigMap").apply(json.loads(stored.read_text()))
 
-    assert len(stored.read_bytes()) < 3 * len(json.dumps(whole))
+    assert len(stored.read_bytes()) < 3 * len(json.dumps(patched_object))
     execute(make_workflow({"action": "apply", "manifest": make_config_map(a="2")}), {}, cluster)
     assert cluster.configmap("c") == {"a": "2"}, "what was applied, and is no more, goes"
 

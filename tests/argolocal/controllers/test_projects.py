@@ -108,10 +108,10 @@ def test_two_projects_in_one_home_each_serve_their_own_code_with_their_own_pytho
         folder = make_project(tmp_path / name)
         port = free_port()
         (folder / "w.yaml").write_text(json.dumps(make_serving_workflow(name, port)))
-        done = run_command(
+        result = run_command(
             "run", "--manifest", "w.yaml", folder=folder, environment=environment, python=python
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert result.returncode == 0, result.stdout + result.stderr
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
             assert answer.read().decode() == f"{name} {python}"
 
@@ -128,15 +128,15 @@ def test_a_server_with_a_fatal_error_restarts_only_when_the_run_is_resumed(
     port = free_port()
     (folder / "w.yaml").write_text(json.dumps(make_serving_workflow("wind", port)))
     (folder / "wrong").touch()
-    done = run_command("run", "--manifest", "w.yaml", folder=folder, environment=environment)
-    assert done.returncode == 1
-    assert "cause   the data of the world are wrong: remove the file." in done.stderr
+    result = run_command("run", "--manifest", "w.yaml", folder=folder, environment=environment)
+    assert result.returncode == 1
+    assert "cause   the data of the world are wrong: remove the file." in result.stderr
     (log,) = (tmp_path / "home/deployments/wind/logs").glob("*.log")
     assert log.read_text().count("a server starts") == 1
     assert f"ended with code {code}, which a restart cannot fix" in log.read_text()
     (folder / "wrong").unlink()
-    done = run_command("resume", folder=folder, environment=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = run_command("resume", folder=folder, environment=environment)
+    assert result.returncode == 0, result.stdout + result.stderr
 
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
         assert answer.read().decode().startswith("wind ")

@@ -50,8 +50,8 @@ def test_a_daemon_is_killed_when_its_template_completes() -> None:
 
 def test_containers_of_a_failed_pod_fail() -> None:
     container = {"image": "x", "command": ["c"]}
-    group = [{"name": "a", **container}, {"name": "b", "dependencies": ["a"], **container}]
-    s = scheduler({"name": "main", "containerSet": {"containers": group}})
+    containers = [{"name": "a", **container}, {"name": "b", "dependencies": ["a"], **container}]
+    s = scheduler({"name": "main", "containerSet": {"containers": containers}})
     (pod,) = list_action_ids(s.advance(1000.0))
     s.advance(1001.0, [PodStarted(pod), PodEnded(pod, "Failed", "it broke")])
     ended = {name: s.nodes[s.table.id(f"w.{name}")] for name in "ab"}

@@ -34,15 +34,17 @@ def test_a_task_hook_runs_in_parallel_and_delays_dependents() -> None:
         leaf("note"),
     )
 
-    (first,) = [action for action in s.advance(1) if isinstance(action, StartPod)]
+    (first_action,) = [action for action in s.advance(1) if isinstance(action, StartPod)]
     (beside,) = [
-        action for action in s.advance(2, [PodStarted(first.id)]) if isinstance(action, StartPod)
+        action
+        for action in s.advance(2, [PodStarted(first_action.id)])
+        if isinstance(action, StartPod)
     ]
     assert s.nodes[beside.id]["name"] == "w.a.hooks.running"
 
     (failed,) = [
         action
-        for action in s.advance(3, [PodEnded(first.id, "Failed")])
+        for action in s.advance(3, [PodEnded(first_action.id, "Failed")])
         if isinstance(action, StartPod)
     ]
 

@@ -50,16 +50,18 @@ def test_workflow_tags_of_an_exit_handler_have_their_values_at_its_start(tmp_pat
         "annotations": {"workflows.argoproj.io/scheduled-time": "2026-04-29T00:00:00Z", "why": "b"},
     }
     spec = make_workflow(entrypoint="tell", onExit="tell")
-    last, first = run_and_read_logs(tmp_path, {"kind": "Workflow", "metadata": meta, "spec": spec})
+    last_log, first_log = run_and_read_logs(
+        tmp_path, {"kind": "Workflow", "metadata": meta, "spec": spec}
+    )
     # the phase is empty when the first steps start
-    assert first[:2] == ["0.000000 ", "2026-04-29T00:00:00Z"]
-    seconds, phase = last[0].split()
+    assert first_log[:2] == ["0.000000 ", "2026-04-29T00:00:00Z"]
+    seconds, phase = last_log[0].split()
     assert float(seconds) >= 0.2
     assert phase == "Succeeded"
 
     assert (
-        first[2:]
-        == last[2:]
+        first_log[2:]
+        == last_log[2:]
         == [
             '[{"name":"b","value":"1.5","enum":["1.5","2"]},{"name":"a","value":"\\u003cé\\u003e"}]',
             '[{"name":"p","default":"d","value":"1","enum":["1","true"],"description":"no more"}]',
@@ -88,17 +90,17 @@ def test_workflow_failures_have_the_format_of_argo(tmp_path: Path) -> None:
     }
     pass_ = {"name": "pass", "container": {"image": "busybox", "command": ["true"]}}
 
-    for entry, name in (("fail", "bad"), ("pass", "good")):
-        spec = {"entrypoint": entry, "onExit": "tell", "templates": [fail, pass_, tell]}
+    for entrypoint, name in (("fail", "bad"), ("pass", "good")):
+        spec = {"entrypoint": entrypoint, "onExit": "tell", "templates": [fail, pass_, tell]}
         execute(
             {"kind": "Workflow", "metadata": {"name": name}, "spec": spec},
             {},
             LocalCluster(tmp_path),
         )
 
-    (bad,) = tmp_path.glob("runs/bad/logs/bad-tell-*.log")
-    (good,) = tmp_path.glob("runs/good/logs/good-tell-*.log")
-    text = json.loads(bad.read_text())
+    (bad_log,) = tmp_path.glob("runs/bad/logs/bad-tell-*.log")
+    (good_log,) = tmp_path.glob("runs/good/logs/good-tell-*.log")
+    text = json.loads(bad_log.read_text())
 
     assert list(json.loads(text)[0]) == [
         "displayName",
@@ -110,11 +112,11 @@ def test_workflow_failures_have_the_format_of_argo(tmp_path: Path) -> None:
     ]
 
     assert "." not in json.loads(text)[0]["finishedAt"]
-    assert json.loads(good.read_text()) == "null"
+    assert json.loads(good_log.read_text()) == "null"
 
 
 def test_numbers_and_texts_in_the_results_of_a_loop_stay_as_written() -> None:
-    one = leaf("one", inputs={"parameters": [{"name": "x"}]})
+    leaf_template = leaf("one", inputs={"parameters": [{"name": "x"}]})
     arguments = parameters(x="{{item}}")
 
     results = [
@@ -138,7 +140,7 @@ def test_numbers_and_texts_in_the_results_of_a_loop_stay_as_written() -> None:
         },
     )
 
-    s = scheduler(dag(*tasks), one)
+    s = scheduler(dag(*tasks), leaf_template)
     ran = play(s, outputs={f"a({i}:{i})": {"result": result} for i, result in enumerate(results)})
     expected = '[{"b":1,"a":1.0},1.50,1e3,"\\u00fc\\u003c",null,{"a":1,"a":2},[1,1.0]]'
     assert s.table.get("w.b")["inputs"]["parameters"][0]["value"] == expected  # type: ignore[index]
@@ -181,9 +183,9 @@ def test_a_global_output_of_a_dag_is_exported_only_by_an_outer_dag(
         "valueFrom": {"parameter": "{{tasks.a.outputs.parameters.p}}"},
         "globalName": "own",
     }
-    inner = {**dag({"name": "a"}), "name": "inner", "outputs": {"parameters": [output]}}
+    inner_template = {**dag({"name": "a"}), "name": "inner", "outputs": {"parameters": [output]}}
     call = {"name": "c", "template": "inner"}
-    s = scheduler(dag(call) if outer == "dag" else steps([call]), inner, leaf())
+    s = scheduler(dag(call) if outer == "dag" else steps([call]), inner_template, leaf())
     name = "c.a" if outer == "dag" else "w[0].c.a"
     play(s, outputs={name: {"parameters": [{"name": "p", "value": "P", "globalName": "g"}]}})
     assert [each["name"] for each in s.status["outputs"]["parameters"]] == exported

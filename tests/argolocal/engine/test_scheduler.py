@@ -119,7 +119,7 @@ def test_an_empty_loop_is_skipped_and_its_successor_runs(items: str) -> None:
 
 
 def test_a_loop_collects_the_outputs_of_its_items() -> None:
-    one = leaf("one", inputs={"parameters": [{"name": "x"}]})
+    leaf_template = leaf("one", inputs={"parameters": [{"name": "x"}]})
     tasks = (
         {"name": "a", "withItems": [1, "b", {"k": "v"}], "arguments": parameters(x="{{item}}")},
         {
@@ -131,7 +131,7 @@ def test_a_loop_collects_the_outputs_of_its_items() -> None:
         },
     )
 
-    s = scheduler(dag(*tasks), one)
+    s = scheduler(dag(*tasks), leaf_template)
     names = ["a(0:1)", "a(1:b)", "a(2:k:v)"]
     outputs = {
         name: {"result": str(i), "parameters": [{"name": "p", "value": f"p{i}"}]}
@@ -294,10 +294,10 @@ def test_a_template_overrides_template_defaults() -> None:
 def test_a_run_continues_from_a_status_on_disk() -> None:
     tasks = ({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c", "depends": "b"})
     s = scheduler(dag(*tasks), leaf())
-    first = s.advance(1000.0)[0]
-    s.advance(1001.0, [PodEnded(first.id, "Succeeded", "", {})])
-    again = Scheduler(s.workflow, s.status)
-    assert play(again) == ["b", "c"]
+    first_action = s.advance(1000.0)[0]
+    s.advance(1001.0, [PodEnded(first_action.id, "Succeeded", "", {})])
+    resumed_scheduler = Scheduler(s.workflow, s.status)
+    assert play(resumed_scheduler) == ["b", "c"]
 
 
 def test_node_ids_and_pod_names_are_the_same_as_in_argo() -> None:
@@ -315,7 +315,7 @@ def test_the_cost_per_node_does_not_grow_with_the_number_of_nodes(shape: str) ->
     def effort(count: int) -> float:
         names = [f"t{i}" for i in range(count)]
         if shape == "chain":
-            dependency = {name: {"depends": last} for last, name in pairwise(names)}
+            dependency = {name: {"depends": last_name} for last_name, name in pairwise(names)}
         else:
             dependency = {}
 
@@ -325,12 +325,12 @@ def test_the_cost_per_node_does_not_grow_with_the_number_of_nodes(shape: str) ->
             tasks = [{"name": n} for n in names]
 
         if shape == "steps":
-            main = steps(tasks)
+            main_template = steps(tasks)
         else:
-            main = dag(*({**task, **dependency.get(task["name"], {})} for task in tasks))
+            main_template = dag(*({**task, **dependency.get(task["name"], {})} for task in tasks))
 
         started: list[Any] = []
-        total = calls(lambda: started.extend(play(scheduler(main, leaf(), parallelism=2))))
+        total = calls(lambda: started.extend(play(scheduler(main_template, leaf(), parallelism=2))))
         assert len(started) == count
 
         return total / count
@@ -355,7 +355,7 @@ def test_a_wide_loop_records_only_new_children() -> None:
 
 
 def test_a_parallelism_limit_of_nested_dags_does_not_block_their_tasks() -> None:
-    inner = {
+    inner_template = {
         "name": "inner",
         "parallelism": 1,
         "dag": {"tasks": [{"name": n, "template": "one"} for n in "xy"]},
@@ -368,7 +368,10 @@ def test_a_parallelism_limit_of_nested_dags_does_not_block_their_tasks() -> None
     }
 
     s = scheduler(
-        {"name": "main", "steps": [[{"name": "s", "template": "outer"}]]}, outer, inner, leaf()
+        {"name": "main", "steps": [[{"name": "s", "template": "outer"}]]},
+        outer,
+        inner_template,
+        leaf(),
     )
     assert len(play(s)) == 4
     assert s.status["phase"] == "Succeeded"
@@ -377,9 +380,11 @@ def test_a_parallelism_limit_of_nested_dags_does_not_block_their_tasks() -> None
 def test_the_duration_of_an_attempt_is_in_whole_seconds_as_expressions_expect() -> None:
     strategy = {"limit": "2", "expression": "asInt(lastRetry.duration) < 5"}
     s = scheduler(leaf("main", retryStrategy=strategy))
-    (first,) = s.advance(10.9)
-    (again,) = s.advance(11.2, [PodStarted(first.id), PodEnded(first.id, "Failed")])
-    assert isinstance(again, StartPod)
+    (first_action,) = s.advance(10.9)
+    (retry_action,) = s.advance(
+        11.2, [PodStarted(first_action.id), PodEnded(first_action.id, "Failed")]
+    )
+    assert isinstance(retry_action, StartPod)
 
 
 def test_a_template_that_calls_itself_for_ever_ends_in_an_error_as_on_argo() -> None:
@@ -397,9 +402,14 @@ def test_a_template_that_calls_itself_for_ever_ends_in_an_error_as_on_argo() -> 
 
 def test_exponential_recursion_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "MAX_NODES", 1000)
-    again = {"template": "twice"}
-    twice = {"name": "twice", "dag": {"tasks": [{"name": "a", **again}, {"name": "b", **again}]}}
-    s = scheduler(dag({"name": "pod"}, {"name": "tree", "depends": "pod", **again}), leaf(), twice)
+    recursive_call = {"template": "twice"}
+    twice = {
+        "name": "twice",
+        "dag": {"tasks": [{"name": "a", **recursive_call}, {"name": "b", **recursive_call}]},
+    }
+    s = scheduler(
+        dag({"name": "pod"}, {"name": "tree", "depends": "pod", **recursive_call}), leaf(), twice
+    )
     assert play(s) == ["pod"]
     assert s.status["phase"] == "Error"
     assert len(s.nodes) == 1000
@@ -432,7 +442,7 @@ def test_a_daemon_of_a_dead_runner_restarts_before_its_clients() -> None:
 
 
 def test_a_pod_of_a_dead_runner_restarts_although_its_parents_completed() -> None:
-    group = [
+    parallel_steps = [
         {"name": "a", "template": "given", "arguments": parameters(x="y")},
         {"name": "b", "template": "inline"},
     ]
@@ -445,7 +455,7 @@ def test_a_pod_of_a_dead_runner_restarts_although_its_parents_completed() -> Non
         "args": ["{{inputs.parameters.x}} {{retries}}"],
     }
     inline = {"name": "b", "template": "", "inline": {"container": leaf()["container"]}}
-    first_run = scheduler({**steps([group[0], inline]), "outputs": gives}, with_input)
+    first_run = scheduler({**steps([parallel_steps[0], inline]), "outputs": gives}, with_input)
     pods = first_run.advance(1000.0, [])
     first_run.advance(1001.0, [PodStarted(pod.id) for pod in pods])
     status = reset_interrupted(first_run.status, format_time(1002.0))
@@ -455,24 +465,27 @@ def test_a_pod_of_a_dead_runner_restarts_although_its_parents_completed() -> Non
         status["nodes"][first_run.table.id(name)]["finishedAt"] = format_time(1001.0)
 
     s = Scheduler(first_run.workflow, status)
-    (first,) = (
+    (first_action,) = (
         action for action in s.advance(1002.0, []) if s.nodes[action.id]["name"] == "w[0].a(0)"
     )
-    assert isinstance(first, StartPod)
-    assert first.template["container"]["args"] == ["y 0"]
-    assert first.capture is True
+    assert isinstance(first_action, StartPod)
+    assert first_action.template["container"]["args"] == ["y 0"]
+    assert first_action.capture is True
     assert (
         s.nodes[s.table.id("w[0].b")]["message"] == "the runner of the pod died"
     )  # an inline template cannot be restarted
-    s.advance(1003.0, [PodStarted(first.id), PodEnded(first.id, "Succeeded", "", {"result": "1"})])
+    s.advance(
+        1003.0,
+        [PodStarted(first_action.id), PodEnded(first_action.id, "Succeeded", "", {"result": "1"})],
+    )
     assert s.status["phase"] == "Failed"
-    assert s.nodes[first.id]["phase"] == "Succeeded"
+    assert s.nodes[first_action.id]["phase"] == "Succeeded"
 
 
 def test_a_workflow_with_an_error_waits_for_running_pods_even_after_a_resume() -> None:
     tasks = [{"name": "slow"}, {"name": "quick"}, {"name": "bad", "template": "bad"}]
-    bad = leaf("bad", retryStrategy={"limit": "1", "expression": "nothing.here > 1"})
-    first_run = scheduler(steps(tasks), leaf(), bad)
+    invalid_template = leaf("bad", retryStrategy={"limit": "1", "expression": "nothing.here > 1"})
+    first_run = scheduler(steps(tasks), leaf(), invalid_template)
     slow, quick, wrong = first_run.advance(1000.0, [])
     first_run.advance(1001.0, [PodStarted(each.id) for each in (slow, quick, wrong)])
     first_run.advance(

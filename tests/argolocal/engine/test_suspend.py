@@ -36,9 +36,13 @@ def make_approval(default: str | None = None, **output: Any) -> dict[str, Any]:
 
 def advance_to_approval(template: dict[str, Any]) -> Scheduler:
     """Return a workflow whose first step is suspended, and whose step `after` gets the answer."""
-    after = {"name": "after", "template": "after", "arguments": {"parameters": [ANSWER_ARGUMENT]}}
+    last_task = {
+        "name": "after",
+        "template": "after",
+        "arguments": {"parameters": [ANSWER_ARGUMENT]},
+    }
     echo = leaf("after", inputs={"parameters": [{"name": "x"}]})
-    s = scheduler(steps([{"name": "ask"}], [after]), template, echo)
+    s = scheduler(steps([{"name": "ask"}], [last_task]), template, echo)
     assert s.advance(1000.0) == []
     return s
 
@@ -50,9 +54,9 @@ def test_a_suspended_step_without_a_duration_waits_for_a_value_and_outputs_it() 
     s = advance_to_approval(make_approval())
     s.advance(9e9)
     (node,) = suspend.list_suspended_nodes(s.status)
-    (after,) = s.advance(9e9, [NodeResumed(node["id"], {"go": "YES"})])
-    assert isinstance(after, StartPod)
-    assert s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "YES"
+    (next_action,) = s.advance(9e9, [NodeResumed(node["id"], {"go": "YES"})])
+    assert isinstance(next_action, StartPod)
+    assert s.nodes[next_action.id]["inputs"]["parameters"][0]["value"] == "YES"
     assert node["outputs"] == {"parameters": [{"name": "go", "value": "YES"}]}
     assert node["type"] == "Suspend"
     assert node["phase"] == "Succeeded"
@@ -65,9 +69,11 @@ def test_the_default_of_the_output_or_input_replaces_a_missing_value() -> None:
         s = advance_to_approval(template)
         (node,) = suspend.list_suspended_nodes(s.status)
         asked = suspend.select_resume_values(s.status, {})
-        (after,) = s.advance(1001.0, [NodeResumed(id, values) for id, values in asked.items()])
-        assert isinstance(after, StartPod)
-        assert s.nodes[after.id]["inputs"]["parameters"][0]["value"] == "NO"
+        (next_action,) = s.advance(
+            1001.0, [NodeResumed(id, values) for id, values in asked.items()]
+        )
+        assert isinstance(next_action, StartPod)
+        assert s.nodes[next_action.id]["inputs"]["parameters"][0]["value"] == "NO"
         assert "resume w -p go=NO" in suspend.make_resume_hint(
             "w", {**node, "outputs": {"parameters": [UNANSWERED_OUTPUT]}}
         )
@@ -159,21 +165,21 @@ def write_manifest(path: Path, **spec: Any) -> str:
 def test_a_resumed_runner_waits_for_a_value_from_another_terminal(
     tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    first = run("run", "--manifest", write_manifest(tmp_path))
-    assert "`rekindle resume w -p go=VALUE`" in read_resume_hint(first)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    second = run("resume", "w")
-    read_resume_hint(second)
-    switches = psutil.Process(second.pid).num_ctx_switches
+    first_result = run("run", "--manifest", write_manifest(tmp_path))
+    assert "`rekindle resume w -p go=VALUE`" in read_resume_hint(first_result)
+    first_result.send_signal(signal.SIGKILL)
+    first_result.wait()
+    second_result = run("resume", "w")
+    read_resume_hint(second_result)
+    switches = psutil.Process(second_result.pid).num_ctx_switches
     switches_before = switches().voluntary
     until(
         "the runner to look again and again",
-        lambda: second.poll() is None and switches().voluntary > switches_before + 3,
+        lambda: second_result.poll() is None and switches().voluntary > switches_before + 3,
     )
     output, _ = run("resume", "w", "-p", "go=YES").communicate(timeout=60)
     assert output == "w resumed\n"
-    assert second.wait(60) == 0, second.stdout and second.stdout.read()
+    assert second_result.wait(60) == 0, second_result.stdout and second_result.stdout.read()
     assert "said YES" in "".join(
         log.read_text() for log in (tmp_path / ".rekindle/runs/w/logs").glob("*.log")
     )
@@ -183,14 +189,14 @@ def test_a_resumed_runner_waits_for_a_value_from_another_terminal(
 def test_values_sent_after_the_death_of_a_runner_reach_the_next_runner(
     tmp_path: Path, run: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    first = run("run", "--manifest", write_manifest(tmp_path))
-    read_resume_hint(first)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
+    first_result = run("run", "--manifest", write_manifest(tmp_path))
+    read_resume_hint(first_result)
+    first_result.send_signal(signal.SIGKILL)
+    first_result.wait()
     assert not resume_suspended("w", {"go": "later"}, tmp_path / ".rekindle")
-    second = run("resume", "w", "-o", "json")
-    out, _ = second.communicate(timeout=60)
-    assert second.returncode == 0, out
+    second_result = run("resume", "w", "-o", "json")
+    out, _ = second_result.communicate(timeout=60)
+    assert second_result.returncode == 0, out
     result = json.loads(next(line for line in out.splitlines() if line.startswith("{")))
     assert result["status"]["nodes"]["w"]["phase"] == "Succeeded"
     assert not RunFiles(tmp_path / ".rekindle", "w").resume_request.exists()
@@ -201,13 +207,13 @@ def test_a_suspended_workflow_can_be_resumed_and_a_running_one_cannot(
 ) -> None:
     sleep = {"image": "busybox", "command": ["sleep"], "args": ["30"]}
     only = [{"name": "main", "container": sleep}]
-    first = run("run", "--manifest", write_manifest(tmp_path, suspend=True, templates=only))
-    read_resume_hint(first)
+    first_result = run("run", "--manifest", write_manifest(tmp_path, suspend=True, templates=only))
+    read_resume_hint(first_result)
     home = tmp_path / ".rekindle"
     until("the run to begin", lambda: RunFiles(home, "w").load()[0]["phase"])
     assert resume_suspended("w", {}, home)
     until("its first node", lambda: RunFiles(home, "w").load()[0]["nodes"])
     with pytest.raises(Busy, match="only one process may"):
         resume_suspended("w", {}, home)
-    first.send_signal(signal.SIGTERM)
-    first.wait(60)
+    first_result.send_signal(signal.SIGTERM)
+    first_result.wait(60)

@@ -11,7 +11,7 @@ HINT = ' (hint: try wrapping the affected expression in quotes ("))'
 
 
 @pytest.mark.parametrize(
-    ("when", "runs"),
+    ("condition", "runs"),
     [
         ("", True),
         ("1 == 1", True),
@@ -35,12 +35,12 @@ HINT = ' (hint: try wrapping the affected expression in quotes ("))'
         ("-1 < 0", True),
     ],
 )
-def test_a_condition_has_the_result_of_argo(when: str, runs: bool) -> None:
-    assert should_execute(when) is runs
+def test_a_condition_has_the_result_of_argo(condition: str, runs: bool) -> None:
+    assert should_execute(condition) is runs
 
 
 @pytest.mark.parametrize(
-    ("when", "message"),
+    ("condition", "message"),
     [
         ("foo", "Expected boolean evaluation for 'foo'. Got foo"),
         ("1 + 1", "Expected boolean evaluation for '1 + 1'. Got 2"),
@@ -82,9 +82,9 @@ def test_a_condition_has_the_result_of_argo(when: str, runs: bool) -> None:
         ("(1 == 1", "Invalid 'when' expression '(1 == 1': Unbalanced parenthesis"),
     ],
 )
-def test_an_invalid_condition_fails_with_the_message_of_argo(when: str, message: str) -> None:
+def test_an_invalid_condition_fails_with_the_message_of_argo(condition: str, message: str) -> None:
     with pytest.raises(WhenError) as error:
-        should_execute(when)
+        should_execute(condition)
     assert str(error.value) == message
 
 
@@ -98,9 +98,9 @@ def test_fixed_point_numbers_compare_as_numbers(a: float, b: int) -> None:
 
 
 @given(st.text(alphabet="abc-1 .{}()[]<>=!&|'\"~,?:", max_size=20))
-def test_an_invalid_condition_raises_only_a_when_error(when: str) -> None:
+def test_an_invalid_condition_raises_only_a_when_error(condition: str) -> None:
     try:
-        assert should_execute(when) in (True, False)
+        assert should_execute(condition) in (True, False)
     except WhenError:
         return
 

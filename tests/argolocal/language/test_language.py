@@ -37,7 +37,8 @@ SCOPE = {
         ("{{workflow.name}}-{{ workflow.name }}", "w-w"),
         # unchanged, without an error
         ("{{unknown}} {{=unknown.thing}}", "{{unknown}} {{=unknown.thing}}"),
-        ("{{inputs.parameters.{{item}}}}", "{{inputs.parameters.x}}"),  # the next pass resolves it
+        # this tag is replaced in the next pass
+        ("{{inputs.parameters.{{item}}}}", "{{inputs.parameters.x}}"),
         ("{{=asInt(workflow.parameters.num) + 1}}", "8"),
         ("{{=workflow.parameters.num + '1'}}", "71"),
         ("{{=workflow.parameters.num == 7}}", "false"),  # parameters are texts
@@ -55,7 +56,7 @@ SCOPE = {
         ("{{=5 % 0}} {{=sprig.div(1, 0)}}", "{{=5 % 0}} {{=sprig.div(1, 0)}}"),
         ("{{=9**9**9**9}}", "{{=9**9**9**9}}"),
         ("{{='a' matches '['}}", "{{='a' matches '['}}"),
-        ("{{=retries}}", "{{=retries}}"),  # the tag gets its value later
+        ("{{=retries}}", "{{=retries}}"),  # the value of this tag is known later
         ("{{=1 < 2 && 'a' != 'b'}}", "true"),
         ("{{=toJson({'b': 1, 'a': '<'})}}", '{"a":"\\u003c","b":1}'),
     ],
@@ -313,7 +314,7 @@ def test_a_status_with_a_number_of_5000_digits_does_not_end_the_runner() -> None
 
 
 @pytest.mark.parametrize(
-    "bad",
+    "invalid_condition",
     [
         "a || b",
         "status.conditions.#(type==x) = y",
@@ -324,9 +325,9 @@ def test_a_status_with_a_number_of_5000_digits_does_not_end_the_runner() -> None
         "=b",
     ],
 )
-def test_a_condition_must_be_a_label_selector(bad: str) -> None:
+def test_a_condition_must_be_a_label_selector(invalid_condition: str) -> None:
     with pytest.raises(selector.SelectorError):
-        selector.parse(bad)
+        selector.parse(invalid_condition)
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

@@ -101,7 +101,7 @@ def test_a_yaml_bomb_does_not_hang_or_crash_a_command(tmp_path: Path, command: s
     (tmp_path / "a.yaml").write_text(text)
     limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (20, 20))  # noqa: E731
 
-    done = subprocess.run(
+    result = subprocess.run(
         [REKINDLE, *command.split(), "a.yaml"],
         cwd=tmp_path,
         preexec_fn=limit,
@@ -109,9 +109,9 @@ def test_a_yaml_bomb_does_not_hang_or_crash_a_command(tmp_path: Path, command: s
         text=True,
     )
 
-    assert done.returncode == 2, done.stderr[-2000:]
-    assert words in done.stderr, done.stderr[-2000:]
-    assert done.stderr.count("\n") == 1, done.stderr[-2000:]
+    assert result.returncode == 2, result.stderr[-2000:]
+    assert words in result.stderr, result.stderr[-2000:]
+    assert result.stderr.count("\n") == 1, result.stderr[-2000:]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def hash_times(times: list[int]) -> str:
     return hashlib.sha256(" ".join(map(str, times)).encode()).hexdigest()[:8]
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("zone", RECORDED_TIMES["zones"])
 def test_all_schedules_have_the_times_of_argo_around_both_changes_of_clocks(zone: str) -> None:
     recorded = RECORDED_TIMES["zones"][zone]

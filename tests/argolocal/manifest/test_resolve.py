@@ -54,15 +54,15 @@ spec:
 
 def load_objects(text: str, home: Path) -> tuple[dict[str, Any], LocalCluster]:
     """Return the object to run, and a cluster with the other objects."""
-    main, others = split_main_object(parse_objects(text))
+    workflow, other_objects = split_main_object(parse_objects(text))
     cluster = LocalCluster(home)
-    cluster.store_objects(others)
-    return main, cluster
+    cluster.store_objects(other_objects)
+    return workflow, cluster
 
 
 def test_a_stored_template_calls_templates_of_its_own_object(tmp_path: Path) -> None:
-    main, cluster = load_objects(WORKFLOW_AND_TEMPLATES, tmp_path)
-    status = execute(main, {}, cluster)
+    workflow, cluster = load_objects(WORKFLOW_AND_TEMPLATES, tmp_path)
+    status = execute(workflow, {}, cluster)
     assert status["phase"] == "Succeeded", status
     nodes = {node["name"]: node for node in status["nodes"].values()}
     assert nodes["w.a[0].once"]["outputs"]["parameters"][0]["value"] == "hello! me"
@@ -71,14 +71,14 @@ def test_a_stored_template_calls_templates_of_its_own_object(tmp_path: Path) -> 
 
 
 def test_a_number_in_a_stored_template_is_converted_as_by_argo(tmp_path: Path) -> None:
-    main, cluster = load_objects(
+    workflow, cluster = load_objects(
         WORKFLOW_AND_TEMPLATES.replace(
             "{parameters: [{name: x}]}", "{parameters: [{name: x, default: 1.50}]}"
         ),
         tmp_path,
     )
-    main["spec"]["templates"][1]["dag"]["tasks"][0].pop("arguments")
-    status = execute(main, {}, cluster)
+    workflow["spec"]["templates"][1]["dag"]["tasks"][0].pop("arguments")
+    status = execute(workflow, {}, cluster)
     assert status["phase"] == "Succeeded", status
     nodes = {node["name"]: node for node in status["nodes"].values()}
     assert nodes["w.a[0].once"]["outputs"]["parameters"][0]["value"] == "1.5! me"
@@ -90,11 +90,11 @@ def test_inputs_and_outputs_of_stored_templates_are_checked_before_the_run(tmp_p
         'command: ["true"]',
         'command: [test, "{{workflow.outputs.parameters.all}}", "=", "hello! me"]',
     )
-    main, cluster = load_objects(text, tmp_path)
-    assert execute(main, {}, cluster)["phase"] == "Succeeded"
-    del main["spec"]["templates"][1]["dag"]["tasks"][0]["arguments"]
+    workflow, cluster = load_objects(text, tmp_path)
+    assert execute(workflow, {}, cluster)["phase"] == "Succeeded"
+    del workflow["spec"]["templates"][1]["dag"]["tasks"][0]["arguments"]
     with pytest.raises(ConfigError, match=r'template twice of tools needs the input "x"'):
-        execute({**main, "metadata": {"name": "other"}}, {}, cluster)
+        execute({**workflow, "metadata": {"name": "other"}}, {}, cluster)
 
 
 @pytest.mark.parametrize(
@@ -132,36 +132,38 @@ def test_a_mistake_in_a_stored_template_is_found_before_the_run_if_it_is_called(
 ) -> None:
     text = WORKFLOW_AND_TEMPLATES.replace(field, wrong, 1)
     assert text != WORKFLOW_AND_TEMPLATES
-    main, cluster = load_objects(text, tmp_path)
+    workflow, cluster = load_objects(text, tmp_path)
     with pytest.raises(
         ConfigError, match=rf"spec.templateRef\[tools\].templates\[twice\].*{re.escape(message)}"
     ):
-        execute(main, {}, cluster)
-    main["spec"]["templates"][1]["dag"]["tasks"][0]["templateRef"]["template"] = "say"
-    assert execute(main, {}, cluster)["phase"] == "Succeeded"
+        execute(workflow, {}, cluster)
+    workflow["spec"]["templates"][1]["dag"]["tasks"][0]["templateRef"]["template"] = "say"
+    assert execute(workflow, {}, cluster)["phase"] == "Succeeded"
 
 
 def test_an_inline_template_cannot_read_the_inputs_of_its_stored_template(tmp_path: Path) -> None:
     """Argo substitutes tags in an inline template only if it belongs to the workflow itself."""
     cluster = LocalCluster(tmp_path)
     inline = "inline: {container: {image: busybox, command: [echo, '{{inputs.parameters.x}}']}}}"
-    main, others = split_main_object(
+    workflow, other_objects = split_main_object(
         parse_objects(
             re.sub(r'template: say, arguments: .*}}!"}\]}}', inline, WORKFLOW_AND_TEMPLATES)
         )
     )
-    cluster.store_objects(others)
+    cluster.store_objects(other_objects)
 
     with pytest.raises(
         ConfigError, match=r"templates\[twice\].*inline.*inputs.parameters.x does not have a value"
     ):
-        execute(main, {}, cluster)
+        execute(workflow, {}, cluster)
 
-    main["spec"]["templates"].append({**others[0]["spec"]["templates"][0], "name": "own"})
-    task = main["spec"]["templates"][1]["dag"]["tasks"][0]
+    workflow["spec"]["templates"].append(
+        {**other_objects[0]["spec"]["templates"][0], "name": "own"}
+    )
+    task = workflow["spec"]["templates"][1]["dag"]["tasks"][0]
     del task["templateRef"]
     task["template"] = "own"
-    assert execute(main, {}, cluster)["phase"] == "Succeeded"
+    assert execute(workflow, {}, cluster)["phase"] == "Succeeded"
 
 
 def test_stored_templates_may_call_each_other_recursively(tmp_path: Path) -> None:
@@ -215,8 +217,8 @@ spec: {workflowTemplateRef: {name: t}, arguments: {parameters: [{name: z, value:
 
 
 def test_a_workflow_overrides_values_of_its_workflow_template(tmp_path: Path) -> None:
-    main, cluster = load_objects(WORKFLOW_OF_TEMPLATE, tmp_path)
-    spec = build_workflow(main, {"x": "2"}, cluster.find)["spec"]
+    workflow, cluster = load_objects(WORKFLOW_OF_TEMPLATE, tmp_path)
+    spec = build_workflow(workflow, {"x": "2"}, cluster.find)["spec"]
     assert {each["name"]: each["value"] for each in spec["arguments"]["parameters"]} == {
         "x": "2",
         "z": "4",
@@ -231,9 +233,9 @@ def test_an_exit_handler_does_not_get_arguments_of_a_workflow_template(tmp_path:
     text = text.replace(
         "templates: [", "templates: [{name: bye, inputs: {parameters: [{name: x}]}, suspend: {}}, "
     )
-    main, others = split_main_object(parse_objects(text))
-    cluster.store_objects(others)
-    for each in (main, others[0]):  # the WorkflowTemplate can be run, too
+    workflow, other_objects = split_main_object(parse_objects(text))
+    cluster.store_objects(other_objects)
+    for each in (workflow, other_objects[0]):  # the WorkflowTemplate can be run, too
         with pytest.raises(ConfigError, match=r"exit handler bye needs the input 'x'.*-p x=VALUE"):
             build_workflow(each, {}, cluster.find)
         assert build_workflow(each, {"x": "2"}, cluster.find)
@@ -256,18 +258,20 @@ def test_an_exit_handler_does_not_get_arguments_of_a_workflow_template(tmp_path:
 def test_an_invalid_reference_is_rejected_with_its_path(
     tmp_path: Path, reference: str, message: str
 ) -> None:
-    main, cluster = load_objects(
+    workflow, cluster = load_objects(
         WORKFLOW_AND_TEMPLATES.replace("{name: tools, template: twice}", reference), tmp_path
     )
     with pytest.raises(ConfigError, match=message):
-        execute(main, {}, cluster)
+        execute(workflow, {}, cluster)
     assert not (tmp_path / "runs").exists()
 
 
 def test_fields_of_stored_templates_are_checked_as_in_the_workflow(tmp_path: Path) -> None:
-    main, cluster = load_objects(WORKFLOW_AND_TEMPLATES.replace("envFrom", "lifecycle"), tmp_path)
+    workflow, cluster = load_objects(
+        WORKFLOW_AND_TEMPLATES.replace("envFrom", "lifecycle"), tmp_path
+    )
     with pytest.raises(ConfigError, match=r"templates\[1\]\.script\.lifecycle"):
-        execute(main, {}, cluster)
+        execute(workflow, {}, cluster)
 
 
 def test_a_file_with_two_workflows_is_rejected_with_their_names() -> None:
@@ -371,9 +375,12 @@ def test_missing_objects_of_pods_are_reported_before_the_run(
 ) -> None:
     cluster = LocalCluster(tmp_path)
     cluster.store_objects([{"kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"k": "v"}}])
-    main = {"name": "main", "container": {"image": "busybox", "command": ["true"], **template}}
+    main_template = {
+        "name": "main",
+        "container": {"image": "busybox", "command": ["true"], **template},
+    }
 
-    manifest = build_workflow(builders.workflow(main))
+    manifest = build_workflow(builders.workflow(main_template))
 
     if message:
         with pytest.raises(ConfigError, match=message):

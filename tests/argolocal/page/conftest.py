@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from argolocal.common.json_text import to_json
-from tests.browser import PageServer, start_browser, start_page
+from tests.browser import PageServer, close_shared_browser, share_browser, start_page
 
 MARKUP = "<img src=x onerror=document.title='hacked'>"
 
@@ -79,5 +79,13 @@ def page(home: Path) -> Iterator[PageServer]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with start_browser() as browser:
-        yield browser
+    browser = share_browser()
+    yield browser
+    for context in browser.contexts:
+        context.close()
+
+
+@pytest.hookimpl(trylast=True)  # after the end of all fixtures
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    if nextitem is None or not nextitem.path.is_relative_to(Path(__file__).parent):
+        close_shared_browser()

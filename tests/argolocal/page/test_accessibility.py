@@ -16,7 +16,7 @@ from tests.argolocal.page.running import start_run
 from tests.browser import PageServer, start_page
 
 LOOKS: list[tuple[int, Literal["light", "dark"]]] = [(380, "light"), (1280, "dark")]
-# also the other half of the table, which differs little
+# the second half of the table is checked too; it differs little
 SLOW_LOOKS: list[tuple[int, Literal["light", "dark"]]] = [
     (1280, "light"),
     (380, "dark"),
@@ -41,7 +41,7 @@ def find_addresses(page: PageServer, tab: BrowserPage, run: str) -> list[str]:
     tab.goto(f"{page.root}/runs/{run}")
     links = tab.locator("nav[aria-label=Main] a, nav#tabs a")
     addresses = [link.get_attribute("href") or "" for link in links.all()]
-    # MLflow has a page of its own
+    # this address is the page of MLflow, which is not part of this program
     sections = [address for address in addresses if address != "/mlflow"]
     return [*dict.fromkeys(sections), f"/runs/{run}/logs?find=a", "/runs/nothing"]
 
@@ -93,7 +93,7 @@ def test_nothing_is_inaccessible(
 
 @pytest.fixture(scope="module")
 def rekindle_page(home: Path) -> Iterator[PageServer]:
-    # argolocal made this home
+    # argolocal has created this home, so Rekindle does not trust it yet
     subprocess.run([sys.executable, "-m", "rekindle", "trust", str(home)], check=True)
     with start_page(home, "rekindle") as server:
         yield server

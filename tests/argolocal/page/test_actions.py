@@ -199,7 +199,7 @@ def test_another_page_cannot_send_a_form(page: PageServer, home: Path) -> None:
     address = f"{page.root}/runs/done-run/actions/rerun"
     cookie = httpx.get(page.login).headers["set-cookie"].partition(";")[0]
     headers = {"Cookie": cookie, "Accept": "text/html"}
-    number = len(runs.list_run_names(home))
+    run_count = len(runs.list_run_names(home))
 
     for more_headers, form in (
         ({"Origin": "http://evil.example"}, {}),
@@ -210,14 +210,14 @@ def test_another_page_cannot_send_a_form(page: PageServer, home: Path) -> None:
         answer = httpx.post(address, headers=headers | more_headers, data=form)
         assert answer.status_code in (401, 403)
 
-    assert len(runs.list_run_names(home)) == number
+    assert len(runs.list_run_names(home)) == run_count
 
 
 def test_looking_at_an_action_changes_nothing(page: PageServer, home: Path) -> None:
-    number = len(runs.list_run_names(home))
+    run_count = len(runs.list_run_names(home))
     for _ in range(2):
         assert page.get("/runs/failed-run/actions/resume").json()["command"] == (
             "argolocal resume failed-run"
         )
     assert runs.load_status(home, "failed-run")["phase"] == "Failed"
-    assert len(runs.list_run_names(home)) == number
+    assert len(runs.list_run_names(home)) == run_count

@@ -24,7 +24,7 @@ from tests.browser import PageServer, start_page
 from tests.waiting import until
 
 TABS = ("overview", "logs", "timeline", "artifacts")
-# values in the place of any field of a manifest or a status
+# hostile values for all fields of a manifest or a status
 HOSTILE_VALUES: tuple[Any, ...] = (
     *(None, True, 1, -1e308, "x", "9" * 3000, MARKUP, "\ud800"),
     *([], {}, ["x"], {"x": 1}, [None]),
@@ -32,8 +32,8 @@ HOSTILE_VALUES: tuple[Any, ...] = (
 
 
 def send(page: PageServer, request: bytes, ends: bool = False) -> bytes:
-    """Send bytes to the server, and return its complete answer. `ends`: send nothing more, so that
-    the server does not wait for the rest of a request."""
+    """Send bytes to the server, and return its complete answer. `ends`: True to close this end of
+    the connection, so that the server does not wait for the rest of a request."""
     with closing(socket.create_connection(("127.0.0.1", page.port or 0), timeout=30)) as client:
         client.sendall(request)
         if ends:
@@ -129,14 +129,15 @@ def test_the_token_is_in_no_page_and_in_no_referrer(page: PageServer, browser: B
     assert page.token not in tab.content()
     cookies = tab.context.cookies()
     assert [cookie["httpOnly"] and cookie["sameSite"] for cookie in cookies] == ["Strict"]
-    # the cookie is not the token, so it cannot be used as one
+    # the cookie does not contain the token, so it cannot be used in place of the token
     headers = {"Authorization": f"Bearer {cookies[0]['value']}"}
     assert httpx.get(page.root, headers=headers).status_code == 401
     tab.context.close()
 
 
 def test_a_page_of_another_origin_can_do_nothing(page: PageServer, browser: Browser) -> None:
-    """A hostile page on another port of this machine, which counts as the same site."""
+    """The hostile page is on another port of this machine, which a browser treats as the same
+    site."""
     tab = page.open(browser)
     hostile = f"""<body><img id=picture src="{page.root}/static/icon.svg">
       <iframe id=frame src="{page.root}/runs/bad-run"></iframe>
@@ -240,7 +241,8 @@ def read_until(client: socket.socket, text: bytes) -> None:
 
 
 def list_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the paths of all values in a document; of a list, those of its first two."""
+    """Yield the paths of all values in a document; in a list, only the paths of the first two
+    values."""
     if path:
         yield path
     if isinstance(value, dict):
@@ -274,13 +276,13 @@ def list_changes(folder: Path) -> Iterator[tuple[str, str]]:
     manifest = json.loads((folder / MANIFEST_FILE).read_text())
     state: dict[str, Any] = {"status": {}, "nodes": {}}
     for line in (folder / JOURNAL_FILE).read_text().splitlines():
-        entry = json.loads(line)
-        state["status"] = entry.get("status", state["status"])
-        state["nodes"] |= entry.get("nodes", {})
+        journal_entry = json.loads(line)
+        state["status"] = journal_entry.get("status", state["status"])
+        state["nodes"] |= journal_entry.get("nodes", {})
 
     for name, document in ((MANIFEST_FILE, manifest), (JOURNAL_FILE, state)):
         for number, path in enumerate(list_paths(document)):
-            # three of the values for each path, so that each value has many paths
+            # each path gets three of the hostile values, so that each value occurs at many paths
             for offset in range(0, 12, 4):
                 value = HOSTILE_VALUES[(number + offset) % len(HOSTILE_VALUES)]
                 text = json.dumps(replace_value(document, path, value))

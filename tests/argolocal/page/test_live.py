@@ -174,7 +174,7 @@ def test_the_first_changes_are_shown_at_once_and_a_storm_of_them_is_limited() ->
     shown = sum(budget.spend(number / 100, 0.5) for number in range(1, 1001))
     assert 19 <= shown <= 20
 
-    # a pause pays only for the first changes after it
+    # after a long pause, as many changes are shown at once as at the start, and no more
     after_pause = [budget.spend(1000.0, 0.5) for _ in range(CHANGES_AT_ONCE + 1)]
     assert after_pause == first_changes
 

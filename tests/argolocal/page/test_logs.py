@@ -1,5 +1,5 @@
-"""The logs of a run: at their end, in parts, with search and first error, and while they are
-written."""
+"""The logs of a run: the end of a log, its pages, the search, the first error, and new lines of a
+running step."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,8 +162,8 @@ def test_markup_control_characters_and_invalid_text_are_shown_as_text(
     home: Path, page: PageServer, browser: Browser
 ) -> None:
     name = "bad-run-first-worker-1"
-    content = f"{MARKUP}\n\x1b[31mred\x1b[0m\x07\n1%\r50%\r100%\n\xff\xfe\n{'x' * 5000}\n"
-    (home / f"runs/bad-run/logs/{name}.log").write_bytes(content.encode("latin-1"))
+    log_text = f"{MARKUP}\n\x1b[31mred\x1b[0m\x07\n1%\r50%\r100%\n\xff\xfe\n{'x' * 5000}\n"
+    (home / f"runs/bad-run/logs/{name}.log").write_bytes(log_text.encode("latin-1"))
     lines = get_view(page, f"pod={name}")["lines"]
     assert [line["text"] for line in lines[:4]] == [MARKUP, "red\\u0007", "100%", "��"]
     assert (len(lines[4]["text"]), lines[4]["cut"]) == (2000, 3000)
@@ -183,12 +183,12 @@ def test_every_part_of_a_log_has_whole_lines_and_leads_to_the_next_part(
     path = tmp_path_factory.mktemp("log") / "a.log"
     path.write_text("\n".join(texts))
     log = LocalLog("a", path)
-    content = path.read_bytes()
+    log_bytes = path.read_bytes()
 
     parts = [read_page(log, offset)]
-    while parts[-1].end < len(content):
+    while parts[-1].end < len(log_bytes):
         parts.append(read_page(log, parts[-1].end))
-    assert content[parts[0].start :] == b"".join(part.data for part in parts)
+    assert log_bytes[parts[0].start :] == b"".join(part.data for part in parts)
 
     end = read_end(log)
     while end.start:
@@ -201,7 +201,7 @@ def test_every_part_of_a_log_has_whole_lines_and_leads_to_the_next_part(
         texts_of_lines = {
             line.offset: line.text.encode() for line in lines if "\ufffd" not in line.text
         }
-        assert all(content.startswith(text, start) for start, text in texts_of_lines.items())
+        assert all(log_bytes.startswith(text, start) for start, text in texts_of_lines.items())
     assert len(search(log, "ERROR").lines) == texts.count("error: b")
 
 

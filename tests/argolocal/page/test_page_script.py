@@ -52,7 +52,7 @@ def test_the_result_of_an_update_is_the_new_page(tab: BrowserPage) -> None:
         "<ul><li>second<li><a href='/x'>third</a></ul><!-- remark --><p>end",
         ROWS.format(row("a", "running") + row("b", "failed")),
         ROWS.format(row("c", "pending") + row("b", "failed") + row("a", "succeeded")),
-        # the same address twice, as two links of one run
+        # several links with the same address
         ROWS.format(row("a", "1") + row("a", "2") + row("a", "3")),
         ROWS.format(row("a", "2") + row("a", "3")),
         "<svg viewBox='0 0 1 1'><g data-key='x'><text>x</text></g></svg>",
@@ -127,7 +127,7 @@ def test_an_open_page_says_that_its_run_was_removed(
 
     shutil.rmtree(home / "runs" / name)
     expect(run_tab.get_by_role("status")).to_have_text("removed")
-    # the last state of the run stays readable
+    # the page still shows the last state of the run
     expect(run_tab.get_by_role("heading", name=name)).to_contain_text("succeeded")
     expect(list_tab.get_by_role("row", name=name)).to_have_count(0)
     assert page.get(f"/runs/{name}").status_code == 404

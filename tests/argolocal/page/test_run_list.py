@@ -33,8 +33,8 @@ def many_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "manifest.yaml").write_text(to_json(manifest))
         nodes = [_node(name, ""), *(_node(name, f".{task['name']}", phase) for task in tasks)]
         status = {"phase": phase, "startedAt": "2026-01-01T00:00:00Z", "message": "x"}
-        entry = {"status": status, "nodes": {node["id"]: node for node in nodes}}
-        (folder / "journal.jsonl").write_text(to_json(entry) + "\n")
+        workflow_status = {"status": status, "nodes": {node["id"]: node for node in nodes}}
+        (folder / "journal.jsonl").write_text(to_json(workflow_status) + "\n")
         (folder / "lock").touch()
 
     return home

@@ -45,9 +45,13 @@ def rows(page: PageServer, query: str = "") -> dict[str, Any]:
 def test_a_step_that_waits_for_its_turn_is_told_from_one_that_runs(
     timeline_page: PageServer,
 ) -> None:
-    few = rows(timeline_page)
-    assert few["few(0:0)"]["waiting_seconds"] < 0.2 <= few["few(2:2)"]["waiting_seconds"]
-    assert all(0.2 <= few[f"few({index}:{index})"]["running_seconds"] < 2 for index in range(3))
+    first_rows = rows(timeline_page)
+    assert (
+        first_rows["few(0:0)"]["waiting_seconds"] < 0.2 <= first_rows["few(2:2)"]["waiting_seconds"]
+    )
+    assert all(
+        0.2 <= first_rows[f"few({index}:{index})"]["running_seconds"] < 2 for index in range(3)
+    )
 
 
 def test_every_attempt_of_a_retried_step_has_a_bar(timeline_page: PageServer) -> None:
@@ -56,7 +60,8 @@ def test_every_attempt_of_a_retried_step_has_a_bar(timeline_page: PageServer) ->
     assert [bar["phase"] for bar in bars] == ["Failed"] * 3
     assert flaky["attempts"] == 3
     assert all(
-        first["x"] + first["width"] <= second["x"] + 0.01 for first, second in pairwise(bars)
+        first_bar["x"] + first_bar["width"] <= second_bar["x"] + 0.01
+        for first_bar, second_bar in pairwise(bars)
     )
 
 

@@ -296,8 +296,8 @@ def test_an_archive_that_raises_an_error_in_zipfile_is_rejected(tmp_path: Path) 
     empty_name = data.replace(b"x", b"\0")
     cut = data[:30]
     invalid_end = b"PK\5\6" + b"\xff" * 18
-    for content in (empty_name, cut, invalid_end):
-        (tmp_path / "in.tmp").write_bytes(content)
+    for archive_bytes in (empty_name, cut, invalid_end):
+        (tmp_path / "in.tmp").write_bytes(archive_bytes)
         with pytest.raises(ArchiveError, match="in cannot be unpacked"):
             unpack_zip(tmp_path / "in.tmp", tmp_path / "in")
 
@@ -315,9 +315,10 @@ def test_an_endless_header_costs_neither_memory_nor_time(tmp_path: Path) -> None
         unpack_tar(tmp_path / "back", tmp_path / "in")
 
 
-def make_sparse(parts: list[tuple[int, int]], size: int, stored: int) -> tarfile.TarInfo:
-    """Return an archive with a sparse file of `size` bytes, `stored` bytes and these (offset, size)
-    parts."""
+def make_sparse(
+    parts: list[tuple[int, int]], size_bytes: int, stored_bytes: int
+) -> tarfile.TarInfo:
+    """Return the entry of a sparse file in an archive. `parts`: (offset, length) of its data."""
     parts_text = ",".join(f"{offset},{length}" for offset, length in parts)
     headers = {
         "GNU.sparse.major": "0",
@@ -325,7 +326,9 @@ def make_sparse(parts: list[tuple[int, int]], size: int, stored: int) -> tarfile
         "GNU.sparse.name": "a",
         "GNU.sparse.map": parts_text,
     }
-    return make_entry("a", size=stored, pax_headers={**headers, "GNU.sparse.size": str(size)})
+    return make_entry(
+        "a", size=stored_bytes, pax_headers={**headers, "GNU.sparse.size": str(size_bytes)}
+    )
 
 
 def pack_sparse(path: Path, entry: tarfile.TarInfo) -> Path:
@@ -390,12 +393,13 @@ def test_empty_gzip_members_are_not_read_to_the_end(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="gzip members have fewer than 1024 bytes each"):
         unpack_tar(tmp_path / "in.tmp", tmp_path / "in")
 
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w") as tar:
+    gzip_stream = io.BytesIO()
+    with tarfile.open(fileobj=gzip_stream, mode="w") as tar:
         tar.addfile(make_entry("a", size=20 << 20), io.BytesIO(bytes(20 << 20)))
 
     blocks = [
-        whole.getvalue()[offset : offset + 1024] for offset in range(0, len(whole.getvalue()), 1024)
+        gzip_stream.getvalue()[offset : offset + 1024]
+        for offset in range(0, len(gzip_stream.getvalue()), 1024)
     ]
     (tmp_path / "in.tmp").write_bytes(
         b"".join(gzip.compress(block, 1) + b"\0" * 3 for block in blocks)
@@ -433,8 +437,10 @@ def test_an_entry_is_counted_as_it_is_read(tmp_path: Path, layout: int) -> None:
     file = tmp_path / "in.tmp"
     kinds = (tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.AREGTYPE, tarfile.FIFOTYPE)
     with tarfile.open(file, "w:gz", format=layout) as tar:
-        for size in (0, 1, 511, 512, 513, 5000):
-            tar.addfile(make_entry(f"f{size}", size=size), io.BytesIO(bytes(size)))
+        for file_bytes in (0, 1, 511, 512, 513, 5000):
+            tar.addfile(
+                make_entry(f"f{file_bytes}", size=file_bytes), io.BytesIO(bytes(file_bytes))
+            )
         for kind in kinds:
             tar.addfile(make_entry(f"k{ord(kind)}/", kind, "target"))
         if layout != tarfile.USTAR_FORMAT:

@@ -221,6 +221,24 @@ def test_raw_data_is_loaded_without_an_object_store(tmp_path: Path) -> None:
     assert (tmp_path / "in").stat().st_mode & 0o777 == 0o400
 
 
+@pytest.mark.parametrize("name", ["x.tmp", "x.tmpdir", "x.unpacked", "downloaded"])
+def test_an_artifact_does_not_replace_another_one_with_a_similar_name(
+    name: str, s3: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/first").write_text("1")
+    (tmp_path / "tree/second").write_text("2")
+    packed = save(s3, tmp_path / "tree", s3={"key": f"keys/{name}/tree"})
+
+    folder = tmp_path / "in"
+    artifacts.load({"name": "b", "raw": {"data": "other"}}, folder / name, lambda _: None)
+    artifacts.load(packed, folder / "x", lambda _: s3)
+
+    assert (folder / name).read_text() == "other"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["x", name])
+    assert (folder / "x/second").read_text() == "2"
+
+
 def test_an_http_artifact_is_loaded_and_a_missing_http_artifact_is_reported(tmp_path: Path) -> None:
     def page(request: Request) -> Answer:
         if request.path == "/x" and request.headers["Token"] == "t":

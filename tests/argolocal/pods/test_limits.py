@@ -111,15 +111,15 @@ def test_processes_that_a_step_leaves_end_with_the_step(tmp_path: Path) -> None:
 
 @needs_cgroups
 def test_a_runner_does_not_remove_the_cgroups_of_another_live_runner() -> None:
-    mine = limits.create_memory_cgroup(
+    own_cgroup = limits.create_memory_cgroup(
         {"resources": {"limits": {"memory": "100Mi"}}}, f"{NAME}.main"
     )
-    assert mine
+    assert own_cgroup
     other = "from argolocal.pods import limits; assert limits.supports_memory_limits()"
     subprocess.run([sys.executable, "-c", other], check=True, env=ENVIRONMENT)
-    assert mine.folder.exists()
-    mine.close()
-    assert not mine.folder.exists()
+    assert own_cgroup.folder.exists()
+    own_cgroup.close()
+    assert not own_cgroup.folder.exists()
 
 
 @needs_cgroups
@@ -178,7 +178,9 @@ def test_a_run_says_that_memory_limits_are_not_enforced(tmp_path: Path) -> None:
 )
 def test_quantities_are_parsed_as_in_kubernetes(number: int, unit: str) -> None:
     powers = {"": 0, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "e3": 3, "E2": 2, "E": 18}
-    two = {"Ki": 10, "Mi": 20, "Gi": 30, "Ei": 60}
-    expected = Decimal(number) * (2 ** two[unit] if unit in two else Decimal(10) ** powers[unit])
+    exponents = {"Ki": 10, "Mi": 20, "Gi": 30, "Ei": 60}
+    expected = Decimal(number) * (
+        2 ** exponents[unit] if unit in exponents else Decimal(10) ** powers[unit]
+    )
     assert parse_quantity(f"{number}{unit}") == expected
     assert parse_quantity(f"{number}.5{unit}") > expected

@@ -94,7 +94,7 @@ def test_orphan_processes_of_a_container_do_not_delay_its_end(tmp_path: Path) ->
         folder=tmp_path,
     )
 
-    size = log.stat().st_size
+    log_bytes = log.stat().st_size
     assert log.read_bytes().startswith(b"begun\n")
     silent, loud = (
         psutil.Process(int((tmp_path / name).read_text())) for name in ("silent", "loud")
@@ -102,7 +102,7 @@ def test_orphan_processes_of_a_container_do_not_delay_its_end(tmp_path: Path) ->
     assert silent.is_running()
     silent.kill()
     until("the end of what goes on to say something", lambda: not loud.is_running())
-    assert log.stat().st_size == size
+    assert log.stat().st_size == log_bytes
 
 
 def test_a_log_write_error_is_reported_and_stops_no_container(tmp_path: Path) -> None:
@@ -114,25 +114,26 @@ def test_a_log_write_error_is_reported_and_stops_no_container(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_more_pods_can_run_than_the_soft_limit_of_open_files_allows(tmp_path: Path) -> None:
-    one = {"name": "one", "container": {"image": "busybox", "command": ["sleep", "1"]}}
-    main = {
+    pod_template = {"name": "one", "container": {"image": "busybox", "command": ["sleep", "1"]}}
+    main_template = {
         "name": "main",
         "steps": [[{"name": "each", "template": "one", "withSequence": {"count": "60"}}]],
     }
-    (tmp_path / "w.json").write_text(json.dumps(workflow(main, one)))
+    (tmp_path / "w.json").write_text(json.dumps(workflow(main_template, pod_template)))
     run = (
         f"ulimit -S -n 128; {shlex.quote(str(Path(sys.executable).with_name('rekindle')))} run"
         " --manifest w.json"
     )
     environment = {**os.environ, "REKINDLE_HOME": str(tmp_path / "home")}
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", run], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert result.returncode == 0, result.stderr[-2000:]
 
 
 def test_all_threads_that_end_a_pipe_see_the_complete_log(tmp_path: Path) -> None:
-    """The collecting thread and the interrupted main thread end the same sidecar."""
+    """Two threads end the same sidecar: the thread that collects its log, and the interrupted main
+    thread."""
     for number in range(20):
         with LogPipe(log := tmp_path / str(number)) as log_pipe:
             process = subprocess.Popen(
@@ -198,7 +199,7 @@ def test_a_log_that_fills_the_disk_ends_the_run_which_can_be_resumed(tmp_path: P
                  mount -o remount,size=64m home && {rekindle} resume w; echo ended $?"""
     environment = {**os.environ, "REKINDLE_HOME": str(tmp_path / "home")}
 
-    done = subprocess.run(
+    result = subprocess.run(
         ["unshare", "-m", "sh", "-c", script],
         cwd=tmp_path,
         env=environment,
@@ -206,9 +207,9 @@ def test_a_log_that_fills_the_disk_ends_the_run_which_can_be_resumed(tmp_path: P
         text=True,
     )
 
-    assert [line for line in done.stdout.splitlines() if line.startswith("ended")] == [
+    assert [line for line in result.stdout.splitlines() if line.startswith("ended")] == [
         "ended 1",
         "ended 0",
-    ], done
-    assert "No space left on device" in done.stderr
-    assert "Traceback" not in done.stderr
+    ], result
+    assert "No space left on device" in result.stderr
+    assert "Traceback" not in result.stderr

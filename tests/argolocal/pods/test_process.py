@@ -1,4 +1,5 @@
-"""A container as a process: its environment and files, and errors that must not end the runner."""
+"""A container as a process: its environment and files, and and errors of a pod do not end the
+runner."""
 
 import ast
 import json
@@ -266,7 +267,7 @@ def test_an_output_behind_a_link_is_never_a_file_of_the_machine(tmp_path: Path, 
     finally:
         machine_file.unlink()
 
-    # if one overlay covers the whole machine, the file that the pod has changed in it can be read
+    # if one overlay covers the whole file system, the changed file can be read there
     is_readable = filesystem._supports_root_overlay() and not machine_file.is_relative_to("/tmp")
     assert (
         output_value(status) == "the pod's" if is_readable else "no such file" in status["message"]
@@ -274,8 +275,8 @@ def test_an_output_behind_a_link_is_never_a_file_of_the_machine(tmp_path: Path, 
 
 
 @needs_namespaces
-@pytest.mark.parametrize("where", ["input", "mount"])
-def test_the_runner_does_not_follow_a_link_in_a_volume(tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize("folder_name", ["input", "mount"])
+def test_the_runner_does_not_follow_a_link_in_a_volume(tmp_path: Path, folder_name: str) -> None:
     machine_folder = Path(tempfile.mkdtemp(dir=Path.cwd(), prefix=".marker-"))
     (tmp_path / "claims/c").mkdir(parents=True)
     (tmp_path / "claims/c/link").symlink_to(machine_folder)
@@ -283,12 +284,12 @@ def test_the_runner_does_not_follow_a_link_in_a_volume(tmp_path: Path, where: st
         {"kind": "PersistentVolumeClaim", "metadata": {"name": "c"}, "spec": {}}
     )
 
-    if where == "input":
+    if folder_name == "input":
         artifact = {"name": "a", "path": "/v/link/x", "raw": {"data": "1"}}
     else:
         artifact = None
 
-    if where == "mount":
+    if folder_name == "mount":
         inner_mounts = [{"name": "e", "mountPath": "/v/link/x"}]
     else:
         inner_mounts = []
@@ -304,13 +305,13 @@ def test_the_runner_does_not_follow_a_link_in_a_volume(tmp_path: Path, where: st
 
     phase = run_template(template, tmp_path)["phase"]
     # /tmp is private to the pod
-    assert phase == "Error" or (where == "input" and str(machine_folder).startswith("/tmp"))
+    assert phase == "Error" or (folder_name == "input" and str(machine_folder).startswith("/tmp"))
     machine_folder.rmdir()  # fails unless the directory is empty
 
 
 @needs_namespaces
 @pytest.mark.parametrize(
-    ("source", "path", "found"),
+    ("source", "path", "found_path"),
     [
         (
             "mkdir -p /usr/local/rekindle-x; echo 1 > /usr/local/rekindle-x/f",
@@ -323,12 +324,12 @@ def test_the_runner_does_not_follow_a_link_in_a_volume(tmp_path: Path, where: st
     ],
 )
 def test_declared_output_files_have_the_same_path_as_in_a_container(
-    tmp_path: Path, source: str, path: str, found: str
+    tmp_path: Path, source: str, path: str, found_path: str
 ) -> None:
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": path}}]}
     assert (
         output_value(run_template({"container": shell(source), "outputs": outputs}, tmp_path))
-        == found
+        == found_path
     )
     assert not Path(path).exists() or path == "/tmp/x"
 

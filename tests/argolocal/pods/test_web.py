@@ -61,12 +61,12 @@ def test_login_headers_are_not_sent_to_another_host_after_a_redirection(
     proxy.answers["http://example.com/a"] = (302, location)
     with web.request("http://example.com/a", headers=LOGIN.items()) as answer:
         assert answer.read() == b"hello"
-    _, first = (request.headers for request in proxy.requests)
-    assert first["X-Mine"] == "kept"
-    assert first["Host"] == urlsplit(proxy.requests[1].path).netloc
-    assert ("s3cr3t" in "".join(first.values())) == stays
+    _, first_headers = (request.headers for request in proxy.requests)
+    assert first_headers["X-Mine"] == "kept"
+    assert first_headers["Host"] == urlsplit(proxy.requests[1].path).netloc
+    assert ("s3cr3t" in "".join(first_headers.values())) == stays
     assert stays == all(
-        first.get(name.capitalize()) == value for name, value in list(LOGIN.items())[:2]
+        first_headers.get(name.capitalize()) == value for name, value in list(LOGIN.items())[:2]
     )
 
 
@@ -119,7 +119,7 @@ def test_the_error_of_a_failed_request_shows_no_signature():
 
 
 @pytest.mark.parametrize(
-    "method, status, after, body",
+    "method, status, next_method, body",
     [
         *(("POST", status, "GET", "") for status in (301, 302, 303)),
         *(("PUT", status, "PUT", "hi") for status in (307, 308)),
@@ -127,15 +127,15 @@ def test_the_error_of_a_failed_request_shows_no_signature():
     ],
 )
 def test_a_redirection_changes_the_method_as_in_go(
-    proxy: Proxy, method: str, status: int, after: str, body: str
+    proxy: Proxy, method: str, status: int, next_method: str, body: str
 ):
     proxy.answers["http://a.example/"] = (status, "/b")
     sent = None if method == "HEAD" else b"hi"
     web.request("http://a.example/", method, [("Content-Type", "text/plain")], sent).close()
-    second = proxy.requests[1]
-    assert second.method == after
-    assert second.body.decode() == body
-    assert ("Content-Type" in second.headers) == (status >= 307)
+    second_request = proxy.requests[1]
+    assert second_request.method == next_method
+    assert second_request.body.decode() == body
+    assert ("Content-Type" in second_request.headers) == (status >= 307)
 
 
 def test_the_number_of_redirections_is_limited_and_each_needs_an_address(proxy: Proxy):

@@ -166,7 +166,7 @@ class Run:
     def start_and_kill(self, kind: str = "", moment: float = 0) -> bool:
         """Start a runner, and kill it at this second, call or effect. Return True if the runner
         ended before."""
-        last = {kind: int(moment)} if kind in ("call", "effect") else {}
+        last_moment = {kind: int(moment)} if kind in ("call", "effect") else {}
         values = json.dumps(self.answers())
 
         command = [
@@ -175,7 +175,7 @@ class Run:
             RUNNER,
             str(self.home),
             self.name,
-            json.dumps(last),
+            json.dumps(last_moment),
             values,
         ]
 
@@ -264,7 +264,7 @@ class Run:
 
         for node in status["nodes"].values():
             fields = {key: value for key, value in node.items() if key not in CLOCK}
-            if "message" in fields:  # it may name a log file
+            if "message" in fields:  # the message may contain the name of a log file
                 fields["message"] = fields["message"].replace(str(self.home), "HOME")
 
             nodes[node["name"]] = fields | {"children": sorted(node.get("children", []))}
@@ -315,7 +315,10 @@ class Run:
             self.store = Store(
                 "rekindle", self.cluster.services.url("s3"), *(keys[key] for key in KEYS)
             )
-        objects = {entry.key: self.store.get(entry.key) for entry in self.store.list("")}
+        objects = {
+            stored_object.key: self.store.get(stored_object.key)
+            for stored_object in self.store.list("")
+        }
         return {key: _content(data) for key, data in objects.items()}
 
     def leftovers(self) -> list[str]:

@@ -33,7 +33,8 @@ ANSWER_S = 0.2  # delay of the server of `@URL@`
 
 @dataclass(frozen=True)
 class Plan:
-    """The kills of one workflow, each as (kind, fraction of an undisturbed run)."""
+    """The moments at which the runner of one workflow is killed: (kind of moment, fraction of an
+    undisturbed run)."""
 
     seed: int
     name: str
@@ -51,9 +52,9 @@ class Plan:
 def record(request: Request) -> Answer:
     """Record a request to /POD/CODE, and answer with the code."""
     _, pod, code = request.path.split("/")
-    number = uuid.uuid4().hex
+    request_id = uuid.uuid4().hex
     with open(Path(request.headers["Home"]) / "marks", "a") as marks:
-        marks.write(f"begin {pod}.http {number}\nend {pod}.http {number}\n")
+        marks.write(f"begin {pod}.http {request_id}\nend {pod}.http {request_id}\n")
 
     time.sleep(ANSWER_S if code != "504" else 1.5)
     return Answer(int(code), str(len(request.body)))

@@ -27,7 +27,9 @@ def dag(*tasks: dict[str, Any], **dag: Any) -> dict[str, Any]:
 def steps(*groups: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "name": "main",
-        "steps": [[{"template": "one", **step} for step in group] for group in groups],
+        "steps": [
+            [{"template": "one", **step} for step in parallel_steps] for parallel_steps in groups
+        ],
     }
 
 

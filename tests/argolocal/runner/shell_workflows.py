@@ -22,7 +22,7 @@ def workflow(templates: list[dict[str, Any]], name: str = "w", **spec: Any) -> d
 
 def sh(name: str, command: str, **template: Any) -> dict[str, Any]:
     """Return a template that runs a shell command. If the command contains /shared, the claim is
-    mounted at this path (see `shared`)."""
+    mounted at this path (see `shared_folder`)."""
     if "/shared" in command:
         mounts = [{"name": "shared", "mountPath": "/shared"}]
     else:
@@ -52,7 +52,7 @@ def cluster_with_claim(home: Path) -> LocalCluster:
     return cluster
 
 
-def shared(cluster: LocalCluster, name: str) -> Path:
+def shared_folder(cluster: LocalCluster, name: str) -> Path:
     """Return the path on this machine of /shared/NAME in pods."""
     folder = cluster.home / "claims/shared"
     folder.mkdir(parents=True, exist_ok=True)

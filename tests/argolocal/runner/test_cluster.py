@@ -80,22 +80,24 @@ def test_apply_merges_objects_like_kubectl(cluster: LocalCluster) -> None:
             "spec": spec,
         }
 
-    first = kind.apply(hpa(minReplicas=1, maxReplicas=3, gone=True))
-    assert first["metadata"]["generation"] == 1
-    assert first["metadata"]["namespace"] == "default"
-    assert kind.apply(hpa(minReplicas=1, maxReplicas=3, gone=True)) == first, (
+    first_object = kind.apply(hpa(minReplicas=1, maxReplicas=3, gone=True))
+    assert first_object["metadata"]["generation"] == 1
+    assert first_object["metadata"]["namespace"] == "default"
+    assert kind.apply(hpa(minReplicas=1, maxReplicas=3, gone=True)) == first_object, (
         "applied again, nothing changes"
     )
     kind.change(
         "a", lambda now: now and now | {"status": {"s": 1}, "spec": now["spec"] | {"others": 7}}
     )
-    second = kind.apply(hpa(minReplicas=2, maxReplicas=3))
-    assert second["spec"] == {"minReplicas": 2, "maxReplicas": 3, "others": 7}
-    assert second["status"] == {"s": 1}
-    assert second["metadata"]["generation"] == 2
-    assert second["metadata"]["uid"] == first["metadata"]["uid"]
-    assert int(second["metadata"]["resourceVersion"]) > int(first["metadata"]["resourceVersion"])
-    assert LAST_APPLIED_ANNOTATION in second["metadata"]["annotations"]
+    second_object = kind.apply(hpa(minReplicas=2, maxReplicas=3))
+    assert second_object["spec"] == {"minReplicas": 2, "maxReplicas": 3, "others": 7}
+    assert second_object["status"] == {"s": 1}
+    assert second_object["metadata"]["generation"] == 2
+    assert second_object["metadata"]["uid"] == first_object["metadata"]["uid"]
+    assert int(second_object["metadata"]["resourceVersion"]) > int(
+        first_object["metadata"]["resourceVersion"]
+    )
+    assert LAST_APPLIED_ANNOTATION in second_object["metadata"]["annotations"]
     assert kind.delete("a")
     assert kind.get("a") is None
     assert not kind.delete("a")

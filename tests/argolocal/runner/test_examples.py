@@ -51,9 +51,9 @@ def test_the_tag_of_a_loop_item_that_is_a_map_is_the_whole_map(tmp_path: Path) -
 
 def test_a_step_can_read_the_host_node_name_of_an_earlier_step(tmp_path: Path) -> None:
     """Argo waits for ever for a tag without a value; the node name exists on every machine."""
-    one = {"name": "one", "container": {"image": "busybox", "command": ["true"]}}
+    pod_template = {"name": "one", "container": {"image": "busybox", "command": ["true"]}}
 
-    two: dict[str, Any] = {
+    steps_template: dict[str, Any] = {
         "name": "two",
         "inputs": {"parameters": [{"name": "x"}]},
         "container": {"image": "busybox", "command": ["echo", "{{inputs.parameters.x}}"]},
@@ -65,7 +65,10 @@ def test_a_step_can_read_the_host_node_name_of_an_earlier_step(tmp_path: Path) -
         [{"name": "b", "template": "two", "arguments": arguments}],
     ]
     assert (
-        run_templates(tmp_path, {"name": "main", "steps": steps}, one, two)["phase"] == "Succeeded"
+        run_templates(tmp_path, {"name": "main", "steps": steps}, pod_template, steps_template)[
+            "phase"
+        ]
+        == "Succeeded"
     )
     (log,) = (tmp_path / "runs/w/logs").glob("w-two-*.log")
     assert log.read_text().strip() == os.uname().nodename

@@ -32,11 +32,11 @@ def test_a_run_with_a_killed_runner_has_the_same_outcome(stage: Stage, seed: int
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("number", range(12), ids=lambda number: Plan.of(number).name)
+@pytest.mark.parametrize("moment_number", range(12), ids=lambda number: Plan.of(number).name)
 def test_each_workflow_has_the_same_outcome_after_each_of_ten_kills(
-    stage: Stage, number: int
+    stage: Stage, moment_number: int
 ) -> None:
-    seeds = range(1200 + number, 1320 + number, 12)
+    seeds = range(1200 + moment_number, 1320 + moment_number, 12)
     assert {seed: found for seed in seeds if (found := stage.play(Plan.of(seed)))} == {}
 
 

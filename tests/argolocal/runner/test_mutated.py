@@ -259,7 +259,7 @@ def play(scheduler: Scheduler) -> None:
             for i, s in enumerate(starts)
             for e in (PodStarted(s.id), PodEnded(s.id, phases[i % 3], "", {"exitCode": "1"}))
         ]
-    # the workflow may not have ended: on Argo, too, it may retry for ever or wait for its own lock
+    # the workflow may not have ended: as on Argo, it may retry for ever or wait for its own lock
 
 
 def load_error(data: bytes, home: Path) -> str:
@@ -268,19 +268,19 @@ def load_error(data: bytes, home: Path) -> str:
     file = home / "w.yaml"
     cluster = LocalCluster(home / "home")
     file.write_bytes(data)
-    shared = SharedLocks(cluster)
+    shared_locks = SharedLocks(cluster)
 
     try:
-        manifest, others = read_path(file)
-        cluster.store_objects(others)
+        manifest, other_objects = read_path(file)
+        cluster.store_objects(other_objects)
         run = LocalRun.create(manifest, {}, cluster)
         run.files.close()
         assert run.files.root.parent == cluster.home / "runs"
-        play(Scheduler(run.workflow, locks=shared))
+        play(Scheduler(run.workflow, locks=shared_locks))
     except ConfigError as error:
         return str(error)
     finally:
-        shared.close()
+        shared_locks.close()
 
     return ""
 
@@ -325,9 +325,9 @@ def test_five_thousand_broken_manifests_run_or_are_rejected_in_a_sentence(data: 
     check(data)
 
 
-@pytest.mark.parametrize("number", range(len(TEXTS)))
-def test_a_broken_file_runs_or_is_rejected_in_a_sentence(number: int) -> None:
-    spoil, words = TEXTS[number]
+@pytest.mark.parametrize("case_number", range(len(TEXTS)))
+def test_a_broken_file_runs_or_is_rejected_in_a_sentence(case_number: int) -> None:
+    spoil, words = TEXTS[case_number]
     message = check(spoil(EVERYTHING.encode()))
     assert words in message, message
     assert bool(words) == bool(message), message

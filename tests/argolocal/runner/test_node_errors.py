@@ -1,4 +1,4 @@
-"""An invalid name or an unexpected exception ends one node: its message is plain, and the exit
+"""An invalid name or an unexpected exception ends only one node, with a clear message, and the exit
 handler runs."""
 
 import json

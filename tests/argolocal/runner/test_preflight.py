@@ -561,14 +561,15 @@ def test_an_unknown_parameter_is_an_error_with_a_suggestion() -> None:
 def test_the_page_of_all_fields_matches_the_code() -> None:
     from tests.argo_fields import make_page
 
-    kept = Path(__file__).parents[3] / "docs/argo-fields.md"
-    assert kept.read_text() == make_page(), "python -m tests.argo_fields > docs/argo-fields.md"
+    page_file = Path(__file__).parents[3] / "docs/argo-fields.md"
+    assert page_file.read_text() == make_page(), "python -m tests.argo_fields > docs/argo-fields.md"
 
 
 def test_the_field_table_has_no_spelling_mistakes() -> None:
     from tests.argo_fields import collect_fields
 
-    dropped = {"Locks": {"mutex", "semaphore"}}  # removed in Argo 4, which ignores them
+    # fields that Argo 4 does not have any more, and ignores
+    dropped = {"Locks": {"mutex", "semaphore"}}
     dropped["CronSpec"] = {"schedule"}
     # new in Argo 4.1, missing in Hera's models
     dropped.update({key: {"podResources"} for key in ("Spec", "Template")})

@@ -1,5 +1,5 @@
-"""Requests to a run: whoever asks for a stop, a pause or an approval gets it once, also if the run
-has no process yet."""
+"""Requests to a run: each stop, pause or approval has its effect once, also if the run has no
+process yet."""
 
 import threading
 from pathlib import Path
@@ -33,7 +33,7 @@ def steps(*names: str) -> dict[str, Any]:
 
 
 class Background:
-    """A run in a thread. Its files are those that another process sees."""
+    """A run in a thread. Other processes see its files."""
 
     def __init__(self, home: Path, manifest: dict[str, Any]) -> None:
         self.run = LocalRun.create(manifest, None, LocalCluster(home))
@@ -136,12 +136,12 @@ def test_a_step_that_succeeded_can_be_restarted_with_all_steps_after_it(tmp_path
     status = execute(builders.workflow(*templates), {}, LocalCluster(tmp_path))
     ids = {node["displayName"]: id for id, node in status["nodes"].items()}
 
-    kept = reset_for_retry(status, [ids["two"]])["nodes"]
-    assert ids["one"] in kept
-    assert ids["two"] not in kept
-    assert ids["three"] not in kept
-    assert kept["w"]["phase"] == "Running"
-    assert kept[ids["[1]"]]["phase"] == "Running"
+    kept_nodes = reset_for_retry(status, [ids["two"]])["nodes"]
+    assert ids["one"] in kept_nodes
+    assert ids["two"] not in kept_nodes
+    assert ids["three"] not in kept_nodes
+    assert kept_nodes["w"]["phase"] == "Running"
+    assert kept_nodes[ids["[1]"]]["phase"] == "Running"
 
 
 ONE_TO_THREE = ("one", "two", "three")

@@ -30,7 +30,7 @@ from tests.argolocal.runner.shell_workflows import (
     dag,
     phases,
     sh,
-    shared,
+    shared_folder,
     workflow,
 )
 from tests.argolocal.running import execute, resume
@@ -138,11 +138,11 @@ def wait_for_no_process(cluster: LocalCluster) -> None:
     until("every process of the run to end", lambda: list_pod_processes(cluster) == [])
 
 
-def kill_at(process: subprocess.Popen[str], journal: Path, size: float) -> None:
+def kill_at(process: subprocess.Popen[str], journal: Path, journal_bytes: float) -> None:
     """Kill a runner when its journal has reached this size, unless the runner ends before."""
     until(
         "its moment",
-        lambda: journal.stat().st_size >= size or process.poll() is not None,
+        lambda: journal.stat().st_size >= journal_bytes or process.poll() is not None,
         pause=0.001,
     )
     process.kill()
@@ -159,7 +159,7 @@ def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(
 
     for attempt in range(attempts):
         home = cluster_with_claim(tmp_path / f"{attempt}")
-        mark_file = shared(home, "done")
+        mark_file = shared_folder(home, "done")
         journal = home.home / "runs/w/journal.jsonl"
         manifest = tmp_path / "w.json"
         manifest.write_text(json.dumps(chain("w")))
@@ -172,7 +172,7 @@ def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(
 
         process = runner(home, manifest)
         until("the run to begin", journal.exists)
-        finished_counts: dict[str, int] = {}  # step → number of its runs when it had ended
+        finished_counts: dict[str, int] = {}  # step → how often it had been started when it ended
 
         for _ in range(2):  # kill it again while it resumes
             kill_at(process, journal, journal.stat().st_size + rng.uniform(0, written))
@@ -210,7 +210,7 @@ def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(
     )
     process.kill()
     process.wait()
-    shared(cluster, "go").touch()
+    shared_folder(cluster, "go").touch()
     assert resume("w", cluster)["phase"] == "Succeeded"
     wait_for_no_process(cluster)
     # only the log of the last pod
@@ -227,7 +227,8 @@ def test_a_run_can_be_resumed_after_a_kill_during_a_pod_start(
     holder = os.fork()
     if not holder:
         files.lock()
-        if not os.fork():  # a child before its exec has the lock of its dead parent
+        # a forked child that has not yet called exec still has the lock of its dead parent
+        if not os.fork():
             until("somebody to ask for the lock", lambda: os.fstat(asked).st_size)
 
         os._exit(0)
@@ -258,7 +259,7 @@ def test_stop_shortens_the_grace_period_and_runs_the_exit_handler(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     manifest = tmp_path / "w.json"
-    mark_file = shared(cluster, "exit")
+    mark_file = shared_folder(cluster, "exit")
 
     templates = [
         sh(
@@ -306,12 +307,12 @@ def test_a_stop_during_a_pod_start_ends_the_pod(
 def test_ctrl_c_ends_all_pods_and_the_run_can_be_resumed(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    gate_file = shared(cluster, "gate")
+    gate_file = shared_folder(cluster, "gate")
     command = "test -e /shared/gate || sleep 1000"
     run = LocalRun.create(
         workflow([dag({"name": "a", "template": "one"}), sh("one", command)]), {}, cluster
     )
-    # a shell ignores it for background jobs
+    # in background jobs of a shell, this signal is ignored
     old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
@@ -331,8 +332,8 @@ def test_ctrl_c_ends_all_pods_and_the_run_can_be_resumed(
 
 
 def test_a_failed_run_resumes_from_the_failed_step(cluster: LocalCluster, tmp_path: Path) -> None:
-    mark_file = shared(cluster, "good")
-    gate_file = shared(cluster, "gate")
+    mark_file = shared_folder(cluster, "good")
+    gate_file = shared_folder(cluster, "gate")
 
     tasks = [
         {"name": "good", "template": "good"},
@@ -611,4 +612,4 @@ def test_a_completed_run_leaves_no_process_or_descriptor(cluster: LocalCluster) 
         json.loads(line).get("pods", {})
         for line in (cluster.home / "runs/w/journal.jsonl").read_text().splitlines()
     ]
-    assert not any(is_alive(*process) for entry in pods for process in entry.values() if process)
+    assert not any(is_alive(*process) for pod in pods for process in pod.values() if process)

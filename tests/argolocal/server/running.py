@@ -43,10 +43,10 @@ class RunningServer:
         server = find_server(self.home)
         return bool(self.process and server and server.pid == self.process.pid)
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
+    def kill(self, signal_number: int = signal.SIGKILL) -> None:
         """Send a signal to the server, and wait until it has ended."""
         if self.process:
-            self.process.send_signal(number)
+            self.process.send_signal(signal_number)
             self.process.wait(30)
             self.process = None
 

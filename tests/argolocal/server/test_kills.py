@@ -64,7 +64,8 @@ class Machine:
         write_atomically(self.clock_file, str(self.now))
 
     def advance(self, seconds: int) -> None:
-        """Set the clock forward. One time becomes due; the earlier ones are missed."""
+        """Set the clock forward. Advance the clock until one time is due and the earlier times are
+        missed."""
         self.now += seconds
         self.write_clock()
         self.expected.append(f"allow-{self.now // MINUTE * MINUTE}")
@@ -83,7 +84,8 @@ class Machine:
         return progress is not None and progress.position >= time
 
     def wait_for_moment(self) -> None:
-        """Wait for a random moment of the newest run: it does not exist, exists, runs, has ended."""
+        """Wait until the newest run is created, has started or has ended, by chance; or do not
+        wait."""
         run = RunFiles(self.home, self.expected[-1])
         moments: list[Callable[[], object]] = [
             lambda: True,
@@ -137,10 +139,10 @@ class Machine:
         objects = Objects(LocalCluster(self.home))
         for name in POLICIES:
             started = {int(run.rpartition("-")[2]) for run in runs if run.startswith(f"{name}-")}
-            missed = read_progress(self.home, name)[name].missed
+            missed_runs = read_progress(self.home, name)[name].missed
             # a time has a run or a reason, but not both
-            assert not started & {item.time for item in missed}
-            assert all(item.reason for item in missed)
+            assert not started & {missed_run.time for missed_run in missed_runs}
+            assert all(item.reason for item in missed_runs)
             status = objects.get("CronWorkflow", name)["status"]
             assert status["active"] == []
             assert status.get("succeeded", 0) + status.get("failed", 0) == len(started)

@@ -165,7 +165,7 @@ def test_a_run_with_the_name_of_a_half_removed_one_starts_from_the_beginning(
     test.queue.submit(builders.workflow(template, name="again"))
     test.queue.start_next()
     test.finish("again")
-    # a removal that was killed after its first step
+    # the removal of a run was killed after its first step
     (RunFiles(tmp_path, "again").root / MANIFEST_FILE).unlink()
 
     test.queue.submit(hello("again"))
@@ -176,7 +176,7 @@ def test_a_run_with_the_name_of_a_half_removed_one_starts_from_the_beginning(
 
 
 @pytest.mark.parametrize(
-    ("file", "content"),
+    ("file", "file_text"),
     [
         ("runs/damaged/asked", ""),
         ("runs/damaged/asked", "{}"),
@@ -187,17 +187,17 @@ def test_a_run_with_the_name_of_a_half_removed_one_starts_from_the_beginning(
     ],
 )
 def test_a_damaged_file_of_a_run_does_not_stop_the_others(
-    tmp_path: Path, file: str, content: str | None
+    tmp_path: Path, file: str, file_text: str | None
 ) -> None:
     test = QueueOfTest(tmp_path, parallelism=4)
     test.queue.submit(hello("damaged"))
     test.queue.submit(hello("other"))
     path = tmp_path / file
     path.unlink(missing_ok=True)
-    if content is None:
+    if file_text is None:
         path.mkdir()
     else:
-        path.write_text(content)
+        path.write_text(file_text)
 
     assert "other" in test.queue.start_next()
 

@@ -48,7 +48,7 @@ def test_queued_runs_survive_their_server_and_a_killed_run_continues(tmp_path: P
         server.start()
         assert find_runner(home, "killed") != killed
         until("the step again", lambda: count.read_text() == "once\n" * 3)
-        # both places are taken
+        # two runs are active, so the queue must wait
         assert phase(home, "later") == "Pending"
 
         (folder / "gate").touch()

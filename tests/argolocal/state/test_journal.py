@@ -34,15 +34,15 @@ def files(tmp_path: Path) -> RunFiles:
     return RunFiles(tmp_path, "w")
 
 
-def line(number: int, text: str) -> Callable[[str], str]:
+def line(line_number: int, text: str) -> Callable[[str], str]:
     return lambda journal: "".join(
-        text + "\n" if index == number else entry
-        for index, entry in enumerate(journal.splitlines(True))
+        text + "\n" if index == line_number else line
+        for index, line in enumerate(journal.splitlines(True))
     )
 
 
 def node(**fields: Any) -> str:
-    whole = {
+    node_fields = {
         "id": "w",
         "name": "w",
         "type": "Steps",
@@ -52,10 +52,21 @@ def node(**fields: Any) -> str:
     return json.dumps(
         {
             "nodes": {
-                "w": {key: value for key, value in (whole | fields).items() if value is not None}
+                "w": {
+                    key: value for key, value in (node_fields | fields).items() if value is not None
+                }
             }
         }
     )
+
+
+def edit_manifest(change: Callable[[Any], object]) -> Callable[[str], str]:
+    def edit(text: str) -> str:
+        workflow = json.loads(text)
+        change(workflow)
+        return json.dumps(workflow)
+
+    return edit
 
 
 SPOILED: dict[str, tuple[str, Callable[[str], str], str]] = {
@@ -83,6 +94,41 @@ SPOILED: dict[str, tuple[str, Callable[[str], str], str]] = {
         lambda text: text + node(boundaryID="x") + "\n",
         "boundaryID x",
     ),
+    "a node of a time that is none": (
+        "journal.jsonl",
+        lambda text: text + node(startedAt="yesterday") + "\n",
+        "startedAt .*yesterday.*must be like 2026",
+    ),
+    "a node without time zone": (
+        "journal.jsonl",
+        lambda text: text + node(finishedAt="2026-01-01T00:00:00") + "\n",
+        "finishedAt of node w .*must be like 2026",
+    ),
+    "a parameter that is none": (
+        "journal.jsonl",
+        lambda text: text + node(inputs={"parameters": [5]}) + "\n",
+        "wrong type",
+    ),
+    "an artifact that is none": (
+        "journal.jsonl",
+        lambda text: text + node(outputs={"artifacts": [{"name": "a", "s3": {"key": 5}}]}) + "\n",
+        r"artifacts\[0\].s3.key is 5: it must be a text",
+    ),
+    "a number that is not finite": (
+        "journal.jsonl",
+        lambda text: text + '{"status": {"phase": "Failed", "x": 1e999}}\n',
+        "not a finite number",
+    ),
+    "an end that is a number": (
+        "journal.jsonl",
+        lambda text: text + '{"status": {"phase": "Failed", "finishedAt": 7}}\n',
+        "finishedAt is 7",
+    ),
+    "claims that are none": (
+        "journal.jsonl",
+        lambda text: text + '{"status": {"phase": "Failed", "persistentVolumeClaims": [{}]}}\n',
+        "'persistentVolumeClaim' is missing",
+    ),
     "a phase that is none": (
         "journal.jsonl",
         lambda text: text + '{"status": {"phase": "Done"}}\n',
@@ -90,6 +136,68 @@ SPOILED: dict[str, tuple[str, Callable[[str], str], str]] = {
     ),
     "half a manifest": ("manifest.yaml", lambda text: text[:300], "Unterminated"),
     "a manifest that is none": ("manifest.yaml", lambda _: "[1]", "wrong type"),
+    "labels that are a list": (
+        "manifest.yaml",
+        edit_manifest(lambda workflow: workflow["metadata"].update(labels=[1])),
+        "metadata.labels is list",
+    ),
+    "a label that is a number": (
+        "manifest.yaml",
+        edit_manifest(lambda workflow: workflow["metadata"].update(labels={"a": 1})),
+        "metadata.labels is .*a is not a text",
+    ),
+    "annotations that are a text": (
+        "manifest.yaml",
+        edit_manifest(lambda workflow: workflow["metadata"].update(annotations="x")),
+        "metadata.annotations is str",
+    ),
+    "a creation time that is none": (
+        "manifest.yaml",
+        edit_manifest(lambda workflow: workflow["metadata"].update(creationTimestamp="x\033[31m")),
+        "metadata.creationTimestamp is .*must be like 2026",
+    ),
+    "a uid that is a number": (
+        "manifest.yaml",
+        edit_manifest(lambda workflow: workflow["metadata"].update(uid=5)),
+        "metadata.uid is 5",
+    ),
+    "a template that is a number": (
+        "manifest.yaml",
+        edit_manifest(lambda workflow: workflow["spec"].update(templates=[5])),
+        r"spec.templates\[0\] is int",
+    ),
+    "a template without a name": (
+        "manifest.yaml",
+        edit_manifest(lambda workflow: workflow["spec"]["templates"][0].pop("name")),
+        r"spec.templates\[0\].name is missing",
+    ),
+    "a container that is a list": (
+        "manifest.yaml",
+        edit_manifest(lambda workflow: workflow["spec"]["templates"][1].update(container=[])),
+        r"templates\[1\].container is list",
+    ),
+    "labels of a pod that are a text": (
+        "manifest.yaml",
+        edit_manifest(
+            lambda workflow: workflow["spec"]["templates"][1].update(metadata={"labels": "x"})
+        ),
+        r"templates\[1\].metadata.labels is 'x'",
+    ),
+    "a stored template that is a number": (
+        "manifest.yaml",
+        edit_manifest(lambda workflow: workflow.update(storedTemplates={"a": 1})),
+        "storedTemplates.a is 1",
+    ),
+    "a submitted spec without a reference": (
+        "manifest.yaml",
+        edit_manifest(lambda workflow: workflow.update(submittedSpec={"a": 1})),
+        "submittedSpec.workflowTemplateRef is None",
+    ),
+    "a priority that is too large": (
+        "manifest.yaml",
+        edit_manifest(lambda workflow: workflow["spec"].update(priority=10**400)),
+        "spec.priority is 1000.*whole number",
+    ),
     "no entrypoint": (
         "manifest.yaml",
         lambda text: text.replace('"entrypoint"', '"entry"'),
@@ -98,6 +206,7 @@ SPOILED: dict[str, tuple[str, Callable[[str], str], str]] = {
 }
 
 
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize("what", SPOILED)
 def test_the_error_for_a_file_edited_by_hand_names_it_and_other_runs_are_listed(
     what: str, files: RunFiles
@@ -149,8 +258,12 @@ def test_time_limits_of_nodes_start_again_after_the_death_of_the_runner() -> Non
         kind: {**old, "id": kind, "type": kind, "phase": "Pending"}
         for kind in ("Pod", "HTTP", "Suspend")
     }
-    after = reset_interrupted({"phase": "Running", "nodes": nodes}, "2026-01-02T00:00:00Z")["nodes"]
-    assert [kind for kind in after if after[kind]["startedAt"] != old["startedAt"]] == [
+    reset_status = reset_interrupted({"phase": "Running", "nodes": nodes}, "2026-01-02T00:00:00Z")[
+        "nodes"
+    ]
+    assert [
+        kind for kind in reset_status if reset_status[kind]["startedAt"] != old["startedAt"]
+    ] == [
         "Pod",
         "HTTP",
     ]
@@ -171,8 +284,8 @@ files.workflow()
 files.load()
 """
 
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
     )
-    assert "ConfigError" in done.stderr, done.stderr
-    assert "it is not a regular file" in done.stderr, done.stderr
+    assert "ConfigError" in result.stderr, result.stderr
+    assert "it is not a regular file" in result.stderr, result.stderr

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from argolocal.errors import ConfigError
+from argolocal.state import journal_reader
 from argolocal.state.journal import JOURNAL_FILE, RunFiles
 from argolocal.state.journal_reader import JournalReader
 from tests.waiting import until
@@ -114,8 +115,10 @@ def test_only_new_lines_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     apply(path, ("append", json.dumps({"nodes": {"w-1": node("w-1")}}) + "\n"))
 
     parsed: list[bytes] = []
-    loads = json.loads
-    monkeypatch.setattr(json, "loads", lambda line: parsed.append(line) or loads(line))
+    loads = journal_reader.loads_finite
+    monkeypatch.setattr(
+        journal_reader, "loads_finite", lambda line: parsed.append(line) or loads(line)
+    )
     status, _ = reader.read()
     assert len(parsed) == 1
     assert list(status["nodes"]) == ["w", "w-1"]

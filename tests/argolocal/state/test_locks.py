@@ -41,14 +41,14 @@ def test_nodes_with_the_same_mutex_never_overlap_and_show_its_name(tmp_path: Pat
 
 
 def test_a_workflow_gets_the_mutex_of_a_run_that_dies(tmp_path: Path) -> None:
-    first = scheduler(leaf("main"), home=tmp_path, name="one", synchronization=MUTEX)
-    second = scheduler(leaf("main"), home=tmp_path, name="two", synchronization=MUTEX)
-    assert start_after(first, 1) == ["one"]
-    assert start_after(second, 1) == []
-    assert second.status["phase"] == "Pending"
-    assert second.wake == pytest.approx(1.2)
-    first.locks.close()
-    assert start_after(second, 2) == ["two"]
+    first_scheduler = scheduler(leaf("main"), home=tmp_path, name="one", synchronization=MUTEX)
+    second_scheduler = scheduler(leaf("main"), home=tmp_path, name="two", synchronization=MUTEX)
+    assert start_after(first_scheduler, 1) == ["one"]
+    assert start_after(second_scheduler, 1) == []
+    assert second_scheduler.status["phase"] == "Pending"
+    assert second_scheduler.wake == pytest.approx(1.2)
+    first_scheduler.locks.close()
+    assert start_after(second_scheduler, 2) == ["two"]
 
 
 def test_a_semaphore_has_the_limit_of_its_configmap(tmp_path: Path) -> None:
@@ -98,17 +98,17 @@ def test_a_deadlock_is_reported_before_the_deadline(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_another_run_holds_is_polled(tmp_path: Path) -> None:
-    first = scheduler(leaf("main", synchronization=MUTEX), home=tmp_path, name="other")
-    start_after(first, 1)
+    first_scheduler = scheduler(leaf("main", synchronization=MUTEX), home=tmp_path, name="other")
+    start_after(first_scheduler, 1)
     s = scheduler(dag({"name": "t"}), leaf(synchronization=MUTEX), home=tmp_path)
     assert start_after(s, 1) == []
     assert s.wake == pytest.approx(1.2)
-    first.locks.close()
+    first_scheduler.locks.close()
     assert start_after(s, 2) == ["w.t"]
 
 
 def test_a_lock_is_held_over_all_attempts_and_over_a_whole_dag(tmp_path: Path) -> None:
-    inner = {
+    inner_template = {
         "name": "inner",
         "steps": [[{"name": "x", "template": "one"}]],
         "synchronization": MUTEX,
@@ -118,7 +118,7 @@ def test_a_lock_is_held_over_all_attempts_and_over_a_whole_dag(tmp_path: Path) -
 
     s = scheduler(
         dag(*tasks),
-        inner,
+        inner_template,
         leaf(),
         leaf("again", synchronization=MUTEX, retryStrategy={"limit": "1"}),
         home=tmp_path,
@@ -141,20 +141,23 @@ def memoized(home: Path, x: str, **memo: Any) -> Scheduler:
     work = leaf("one", memoize={**MEMO, **memo}, **INPUT)
     use = leaf("use", **INPUT)
     y = parameters(x="{{steps.a.outputs.parameters.y}}")
-    main = steps(
+    main_template = steps(
         [{"name": "a", "arguments": parameters(x=x)}],
         [{"name": "b", "template": "use", "arguments": y}],
     )
-    return scheduler(main, work, use, home=home)
+    return scheduler(main_template, work, use, home=home)
 
 
 def test_memoized_outputs_are_used_instead_of_a_pod(tmp_path: Path) -> None:
     assert play(memoized(tmp_path, "1"), outputs={"w[0].a": OUT}) == ["w[0].a", "w[1].b"]
-    again = memoized(tmp_path, "1")
-    assert play(again) == ["w[1].b"]
-    node = again.nodes[again.table.id("w[0].a")]
+    repeated_step = memoized(tmp_path, "1")
+    assert play(repeated_step) == ["w[1].b"]
+    node = repeated_step.nodes[repeated_step.table.id("w[0].a")]
     assert node["memoizationStatus"] == {"hit": True, "key": "k-1", "cacheName": "kept"}
-    assert again.nodes[again.table.id("w[1].b")]["inputs"]["parameters"][0]["value"] == "42"
+    assert (
+        repeated_step.nodes[repeated_step.table.id("w[1].b")]["inputs"]["parameters"][0]["value"]
+        == "42"
+    )
     assert play(memoized(tmp_path, "2"), outputs={"w[0].a": OUT}) == ["w[0].a", "w[1].b"]
 
 
@@ -165,9 +168,9 @@ def test_a_failure_is_not_cached(tmp_path: Path) -> None:
 
 def test_a_cached_output_older_than_max_age_is_computed_again(tmp_path: Path) -> None:
     play(memoized(tmp_path, "1", maxAge="10s"), outputs={"w[0].a": OUT})
-    kept = tmp_path / "objects/ConfigMap/kept.json"
+    kept_file = tmp_path / "objects/ConfigMap/kept.json"
     assert play(memoized(tmp_path, "1", maxAge="10s")) == ["w[1].b"]
-    kept.write_text(kept.read_text().replace("1970-01-01T00:16", "1970-01-01T00:06"))
+    kept_file.write_text(kept_file.read_text().replace("1970-01-01T00:16", "1970-01-01T00:06"))
     assert play(memoized(tmp_path, "1", maxAge="10s"), outputs={"w[0].a": OUT}) == [
         "w[0].a",
         "w[1].b",

@@ -25,15 +25,15 @@ def visible_gpus(resources: MachineResources, pod: str, gpus: int) -> str | None
 
 
 def test_a_gpu_is_used_by_one_run_at_a_time(tmp_path: Path) -> None:
-    first = MachineResources(tmp_path, 2, MEMORY)
-    second = MachineResources(tmp_path, 2, MEMORY)
-    assert visible_gpus(first, "a", 1) == "0"
-    assert visible_gpus(second, "b", 2) is None
-    assert visible_gpus(second, "b", 1) == "1"
-    assert visible_gpus(second, "c", 0) == ""
-    first.release("a")
-    assert visible_gpus(second, "d", 2) == "0,1"
-    assert visible_gpus(first, "a", 1) is None
+    first_runner = MachineResources(tmp_path, 2, MEMORY)
+    second_runner = MachineResources(tmp_path, 2, MEMORY)
+    assert visible_gpus(first_runner, "a", 1) == "0"
+    assert visible_gpus(second_runner, "b", 2) is None
+    assert visible_gpus(second_runner, "b", 1) == "1"
+    assert visible_gpus(second_runner, "c", 0) == ""
+    first_runner.release("a")
+    assert visible_gpus(second_runner, "d", 2) == "0,1"
+    assert visible_gpus(first_runner, "a", 1) is None
 
 
 def test_the_pods_of_one_run_share_its_gpus_instead_of_waiting_for_each_other(
@@ -54,16 +54,16 @@ def test_the_pods_of_one_run_share_its_gpus_instead_of_waiting_for_each_other(
 
 
 def test_a_pod_waits_for_memory_that_other_runs_have_requested(tmp_path: Path) -> None:
-    first = MachineResources(tmp_path, 1, MEMORY)
-    second = MachineResources(tmp_path, 1, MEMORY)
-    assert first.acquire("a", PodRequest(memory_bytes=48 << 30))
-    assert second.acquire("b", PodRequest(gpus=1, memory_bytes=32 << 30)) is None
-    # the pod that waits holds nothing
-    assert visible_gpus(first, "c", 1) == "0"
-    first.release("c")
-    assert second.acquire("d", PodRequest(memory_bytes=16 << 30))
-    first.release("a")
-    assert second.acquire("b", PodRequest(gpus=1, memory_bytes=200 << 30))
+    first_runner = MachineResources(tmp_path, 1, MEMORY)
+    second_runner = MachineResources(tmp_path, 1, MEMORY)
+    assert first_runner.acquire("a", PodRequest(memory_bytes=48 << 30))
+    assert second_runner.acquire("b", PodRequest(gpus=1, memory_bytes=32 << 30)) is None
+    # a waiting pod has not reserved anything
+    assert visible_gpus(first_runner, "c", 1) == "0"
+    first_runner.release("c")
+    assert second_runner.acquire("d", PodRequest(memory_bytes=16 << 30))
+    first_runner.release("a")
+    assert second_runner.acquire("b", PodRequest(gpus=1, memory_bytes=200 << 30))
 
 
 def test_the_default_of_a_request_is_the_limit() -> None:

@@ -29,15 +29,17 @@ def template(name: str = "shared", **spec: Any) -> dict[str, Any]:
 
 def test_an_object_gets_a_version_that_grows_with_each_change(tmp_path: Path) -> None:
     objects = StoredObjects(tmp_path)
-    first = objects.create(template())
+    first_object = objects.create(template())
     other = objects.create(template("other"))
-    assert first["metadata"]["generation"] == 1
-    assert int(other["metadata"]["resourceVersion"]) > int(first["metadata"]["resourceVersion"])
+    assert first_object["metadata"]["generation"] == 1
+    assert int(other["metadata"]["resourceVersion"]) > int(
+        first_object["metadata"]["resourceVersion"]
+    )
 
-    changed = objects.replace({**first, "spec": {**SPEC, "parallelism": 2}})
+    changed = objects.replace({**first_object, "spec": {**SPEC, "parallelism": 2}})
     assert changed["metadata"]["generation"] == 2
-    assert changed["metadata"]["uid"] == first["metadata"]["uid"]
-    assert changed["metadata"]["creationTimestamp"] == first["metadata"]["creationTimestamp"]
+    assert changed["metadata"]["uid"] == first_object["metadata"]["uid"]
+    assert changed["metadata"]["creationTimestamp"] == first_object["metadata"]["creationTimestamp"]
     assert int(changed["metadata"]["resourceVersion"]) == objects.version()
     assert [item["metadata"]["name"] for item in objects.list("WorkflowTemplate")] == [
         "other",
@@ -47,10 +49,10 @@ def test_an_object_gets_a_version_that_grows_with_each_change(tmp_path: Path) ->
 
 def test_a_change_of_an_old_version_is_refused(tmp_path: Path) -> None:
     objects = StoredObjects(tmp_path)
-    first = objects.create(template())
-    objects.replace({**first, "spec": {**SPEC, "parallelism": 2}})
+    first_object = objects.create(template())
+    objects.replace({**first_object, "spec": {**SPEC, "parallelism": 2}})
     with pytest.raises(ObjectConflict, match="was changed in the meantime"):
-        objects.replace({**first, "spec": {**SPEC, "parallelism": 3}})
+        objects.replace({**first_object, "spec": {**SPEC, "parallelism": 3}})
     assert objects.get("WorkflowTemplate", "shared")["spec"]["parallelism"] == 2
 
 
@@ -86,13 +88,13 @@ def test_templates_of_a_workflows_file_get_a_version_and_keep_it_if_unchanged(
     cluster = LocalCluster(tmp_path)
     objects = StoredObjects(tmp_path)
     cluster.store_objects([template()])
-    first = objects.get("WorkflowTemplate", "shared")
+    first_object = objects.get("WorkflowTemplate", "shared")
     cluster.store_objects([template()])
-    assert objects.get("WorkflowTemplate", "shared") == first
+    assert objects.get("WorkflowTemplate", "shared") == first_object
 
     cluster.store_objects([template(parallelism=1)])
     second = objects.get("WorkflowTemplate", "shared")
-    assert second["metadata"]["uid"] == first["metadata"]["uid"]
+    assert second["metadata"]["uid"] == first_object["metadata"]["uid"]
     assert second["metadata"]["generation"] == 2
 
 
@@ -100,8 +102,8 @@ def test_the_status_survives_a_new_spec(tmp_path: Path) -> None:
     objects = StoredObjects(tmp_path)
     objects.create(template())
 
-    def start(item: dict[str, Any]) -> None:
-        item["status"] = {"phase": "Active"}
+    def start(stored_object: dict[str, Any]) -> None:
+        stored_object["status"] = {"phase": "Active"}
 
     objects.update("WorkflowTemplate", "shared", start)
     applied = objects.apply(template(parallelism=1))

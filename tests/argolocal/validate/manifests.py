@@ -19,8 +19,8 @@ def find_task(manifest: Any, name: str) -> Any:
 def find_step(manifest: Any, name: str) -> Any:
     return next(
         s
-        for group in find_template(manifest, "stages")["steps"]
-        for s in group
+        for parallel_steps in find_template(manifest, "stages")["steps"]
+        for s in parallel_steps
         if s["name"] == name
     )
 
@@ -95,7 +95,9 @@ def assert_mistake_is_found(change: Callable[[Any], Any], rule: str, message: st
     """Check that a change of VALID_WORKFLOW prevents the run. `message`: pattern of the finding."""
     manifest = copy.deepcopy(VALID_WORKFLOW)
     change(manifest)
-    found = lint(manifest)
-    assert [f for f in found if f.rule == rule and f.fatal and re.search(message, str(f))], found
+    findings = lint(manifest)
+    assert [f for f in findings if f.rule == rule and f.fatal and re.search(message, str(f))], (
+        findings
+    )
     with pytest.raises(ConfigError, match="cannot run"):
         check(manifest)

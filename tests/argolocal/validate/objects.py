@@ -104,8 +104,8 @@ def make_replicas(**types: Any) -> Any:
     image = {"image": PINNED_IMAGE, **VALID_WORKFLOW["spec"]["templateDefaults"]["container"]}
     pod = {"securityContext": VALID_WORKFLOW["spec"]["securityContext"], "containers": [image]}
     return {
-        name: {"replicas": number, "template": {"spec": copy.deepcopy(pod)}}
-        for name, number in types.items()
+        name: {"replicas": type_count, "template": {"spec": copy.deepcopy(pod)}}
+        for name, type_count in types.items()
     }
 
 
@@ -236,7 +236,7 @@ def make_inference_service(**more: Any) -> Any:
     }
 
 
-# kinds that the cluster of the tests does not have
+# kinds of objects that the test cluster does not know
 OTHER_OBJECTS = {
     "InferenceService": make_inference_service,
     "TrainingRuntime": lambda: make_trainer_object("TrainingRuntime", **make_job_set()),

@@ -31,11 +31,11 @@ def test_the_command_prints_the_file_of_each_finding_and_fails_for_fatal_finding
     wrong["spec"]["entrypoint"] = "mian"
     (tmp_path / "both.yaml").write_text(yaml.safe_dump_all([VALID_WORKFLOW, wrong]))
     (tmp_path / "job.json").write_text(json.dumps(make_batch_object("Job")))
-    done = run_lint(tmp_path, "--manifest", "both.yaml", "--manifest", "job.json", "-o", "json")
-    assert done.returncode == 1
-    assert done.stderr == ""
+    result = run_lint(tmp_path, "--manifest", "both.yaml", "--manifest", "job.json", "-o", "json")
+    assert result.returncode == 1
+    assert result.stderr == ""
 
-    assert json.loads(done.stdout) == [
+    assert json.loads(result.stdout) == [
         {
             "file": "both.yaml",
             "path": "spec.entrypoint",
@@ -62,9 +62,9 @@ def test_the_command_prints_the_file_of_each_finding_and_fails_for_fatal_finding
 @pytest.mark.slow
 def test_the_command_accepts_configs_and_exits_with_2_for_bad_usage(tmp_path: Path) -> None:
     config = str(GOLDEN / "config.yaml")
-    done = run_lint(tmp_path, config, config)
-    assert done.returncode == 0
-    assert done.stdout == "no problems found\n"
+    result = run_lint(tmp_path, config, config)
+    assert result.returncode == 0
+    assert result.stdout == "no problems found\n"
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     for args in (
         [],
@@ -80,20 +80,20 @@ def test_templates_in_other_files_are_checked_where_they_are_used(tmp_path: Path
     once."""
     api = {"apiVersion": "argoproj.io/v1alpha1"}
 
-    shared: Any = api | {
+    shared_template: Any = api | {
         "kind": "WorkflowTemplate",
         "metadata": {"name": "shared"},
         "spec": copy.deepcopy(VALID_WORKFLOW["spec"]),
     }
 
-    shared["spec"].pop("arguments")
-    shared["spec"]["workflowMetadata"] = {"annotations": {"team": "fraud"}}
+    shared_template["spec"].pop("arguments")
+    shared_template["spec"]["workflowMetadata"] = {"annotations": {"team": "fraud"}}
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates/shared.json").write_text(
-        json.dumps(api | {"kind": "List", "items": [shared]})
+        json.dumps(api | {"kind": "List", "items": [shared_template]})
     )
-    whole = api | {"kind": "Workflow", "metadata": {"name": "whole"}}
-    whole["spec"] = {"workflowTemplateRef": {"name": "shared"}}
+    workflow = api | {"kind": "Workflow", "metadata": {"name": "whole"}}
+    workflow["spec"] = {"workflowTemplateRef": {"name": "shared"}}
     user = copy.deepcopy(VALID_WORKFLOW)
 
     for name, called in {"one": "finish", "two": "finsh"}.items():
@@ -105,33 +105,35 @@ def test_templates_in_other_files_are_checked_where_they_are_used(tmp_path: Path
     find_step(user, "three").update(
         arguments=make_arguments(note="{{steps.one.outputs.parameters.auc}}")
     )
-    (tmp_path / "flows.yaml").write_text(yaml.safe_dump_all([whole, user]))
-    alone = run_lint(tmp_path, "--manifest", "flows.yaml", "-o", "json")
-    assert alone.returncode == 0
-    assert json.loads(alone.stdout) == []
-    done = run_lint(tmp_path, "--manifest", "flows.yaml", "--manifest", "templates", "-o", "json")
+    (tmp_path / "flows.yaml").write_text(yaml.safe_dump_all([workflow, user]))
+    flows_report = run_lint(tmp_path, "--manifest", "flows.yaml", "-o", "json")
+    assert flows_report.returncode == 0
+    assert json.loads(flows_report.stdout) == []
+    result = run_lint(tmp_path, "--manifest", "flows.yaml", "--manifest", "templates", "-o", "json")
 
-    found = [
+    findings = [
         (each["file"], each["path"], each["message"])
-        for each in json.loads(done.stdout)
+        for each in json.loads(result.stdout)
         if each["fatal"]
     ]
 
-    here = "flows.yaml"
+    flows_name = "flows.yaml"
     base = "spec.workflowTemplateRef[shared].templates"
 
     for path in ("[apply].resource.manifest", "[stages].steps[0][two].when"):
         assert [
             m
-            for f, p, m in found
-            if (f, p) == (here, base + path) and "workflow.parameters.rows" in m
-        ], found
+            for f, p, m in findings
+            if (f, p) == (flows_name, base + path) and "workflow.parameters.rows" in m
+        ], findings
 
     steps = "spec.templates[stages].steps"
     tag = "steps.one.outputs.parameters.auc"
 
     assert [
-        (p.removeprefix(steps), m.partition(" Did")[0]) for _, p, m in found if p.startswith(steps)
+        (p.removeprefix(steps), m.partition(" Did")[0])
+        for _, p, m in findings
+        if p.startswith(steps)
     ] == [
         ("[0][one].arguments", 'template finish of shared does not have the input "noet".'),
         ("[0][two]", 'the template "finsh" of shared does not exist.'),
@@ -141,8 +143,8 @@ def test_templates_in_other_files_are_checked_where_they_are_used(tmp_path: Path
         ),
     ]
 
-    assert {f for f, _, _ in found} == {here}
-    assert done.returncode == 1
+    assert {f for f, _, _ in findings} == {flows_name}
+    assert result.returncode == 1
 
 
 @pytest.mark.slow
@@ -150,7 +152,7 @@ def test_files_of_a_folder_that_are_not_manifests_are_passed_over(tmp_path: Path
     folder = tmp_path / "flows"
     folder.mkdir()
 
-    others = {
+    other_files = {
         "values.yaml": "image: {tag: 1}",
         "chart.yaml": "apiVersion: v2\nname: x",
         "ci.yml": "on: push\njobs: {}",
@@ -159,7 +161,7 @@ def test_files_of_a_folder_that_are_not_manifests_are_passed_over(tmp_path: Path
         "list.json": "[1, 2]",
         "empty.yaml": "# nothing\n---\n",
     }
-    for name, text in others.items():
+    for name, text in other_files.items():
         (folder / name).write_text(text)
 
     (folder / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
@@ -168,10 +170,10 @@ def test_files_of_a_folder_that_are_not_manifests_are_passed_over(tmp_path: Path
     wrong = copy.deepcopy(VALID_WORKFLOW)
     wrong["spec"]["entrypoint"] = "mian"
     (folder / "both.yaml").write_text("a: b\n---\n" + yaml.safe_dump(wrong))
-    done = run_lint(tmp_path, "--manifest", "flows")
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    note, *errors = done.stderr.splitlines()
+    result = run_lint(tmp_path, "--manifest", "flows")
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    note, *errors = result.stderr.splitlines()
     assert len(errors) == 1
     assert "spec.entrypoint" in errors[0]
     assert note.startswith("note: ")
@@ -189,12 +191,12 @@ def test_a_manifest_of_a_folder_that_is_not_yaml_is_an_error_beside_the_findings
         "apiVersion: argoproj.io/v1alpha1\nkind: Workflow\nspec: [\n"
     )
     (tmp_path / "flows/b.yaml").write_text(yaml.safe_dump(wrong))
-    done = run_lint(tmp_path, "--manifest", "flows", "-o", "json")
-    found = json.loads(done.stdout)
-    assert done.returncode == 1
-    assert [each["rule"] for each in found] == ["yaml", "template"]
-    assert found[0]["file"].endswith("a.yaml")
-    assert "line 4" in found[0]["message"]
+    result = run_lint(tmp_path, "--manifest", "flows", "-o", "json")
+    findings = json.loads(result.stdout)
+    assert result.returncode == 1
+    assert [each["rule"] for each in findings] == ["yaml", "template"]
+    assert findings[0]["file"].endswith("a.yaml")
+    assert "line 4" in findings[0]["message"]
 
 
 def test_a_mistake_in_a_shared_template_is_reported_once() -> None:
@@ -223,14 +225,14 @@ def test_a_mistake_in_a_shared_template_is_reported_once() -> None:
         caller = spec | {"templates": [{"name": "main", "steps": [[call]]}], "arguments": brought}
         objects.append(api | {"kind": "Workflow", "metadata": {"name": name}, "spec": caller})
 
-    found = [
+    findings = [
         (f.file, f.path, f.message.partition(":")[0])
         for f in lint_all([(each["metadata"]["name"], each) for each in objects])
         if f.rule == "tag" and f.fatal
     ]
 
     path = ".templates[part].container.command"
-    assert found == [
+    assert findings == [
         ("t", f"spec{path}[0]", "{{inputs.parameters.x}}"),
         ("b", f"spec.templateRef[t]{path}[1]", "{{workflow.parameters.x}}"),
     ]

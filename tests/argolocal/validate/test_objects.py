@@ -135,8 +135,8 @@ def test_pods_of_servers_and_runtimes_are_checked(mistake: str) -> None:
 
 
 def test_the_objects_that_blocks_create_pass() -> None:
-    for kind, one in kinds(image=PINNED_IMAGE).items():
-        assert [str(f) for f in lint(one.manifest)] == [], kind
+    for kind, job_kind in kinds(image=PINNED_IMAGE).items():
+        assert [str(f) for f in lint(job_kind.manifest)] == [], kind
 
 
 @pytest.mark.parametrize("kind", VALID_OBJECTS)
@@ -154,8 +154,10 @@ def test_an_object_that_a_cluster_rejects_is_found(mistake: str) -> None:
     kind, change, rule, message = INVALID_OBJECTS[mistake]
     wrong = VALID_OBJECTS[kind]()
     change(wrong)
-    found = lint(wrong)
-    assert [f for f in found if f.rule == rule and f.fatal and re.search(message, str(f))], found
+    findings = lint(wrong)
+    assert [f for f in findings if f.rule == rule and f.fatal and re.search(message, str(f))], (
+        findings
+    )
     manifest = copy.deepcopy(VALID_WORKFLOW)
     find_template(manifest, "apply")["resource"]["manifest"] = json.dumps(wrong)
     inside = [str(f) for f in lint(manifest) if f.fatal]

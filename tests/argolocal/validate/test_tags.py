@@ -63,10 +63,10 @@ def test_a_tag_in_an_input_that_an_argument_replaces_is_a_warning(
             note="{{inputs.parameters.rows}}"
         )
 
-    (found,) = lint(manifest)
-    assert found.rule == "tag"
-    assert found.fatal is False
-    assert found.path.endswith(f"inputs.parameters[rows].{field}")
+    (finding,) = lint(manifest)
+    assert finding.rule == "tag"
+    assert finding.fatal is False
+    assert finding.path.endswith(f"inputs.parameters[rows].{field}")
     caller["arguments"] = make_arguments()
     assert [each.fatal for each in lint(manifest)] == [True]
 
@@ -98,8 +98,8 @@ def test_a_referenced_template_may_have_a_value_that_an_argument_replaces(kind: 
     find_step(user, "one").pop("template")
     find_step(user, "one")["templateRef"] = {"name": "other", "template": "finish"}
     user["metadata"] = {"name": "user", "annotations": {"team": "fraud"}}
-    found = lint_all([("library", library), ("user", user)])
-    assert [each for each in found if each.fatal and "finish" in each.path] == []
+    findings = lint_all([("library", library), ("user", user)])
+    assert [each for each in findings if each.fatal and "finish" in each.path] == []
 
 
 def test_an_item_in_an_argument_that_no_input_takes_is_a_warning() -> None:

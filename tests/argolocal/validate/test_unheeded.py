@@ -51,11 +51,16 @@ TEMPLATE_EXPORTING_VERDICT = (
 )
 
 
-def make_workflow(main: str, *others: str, **spec: Any) -> dict[str, Any]:
+def parse_yaml(text: str) -> Any:
+    # by libyaml: each process of xdist makes these workflows when it collects the tests
+    return yaml.load(text, yaml.CSafeLoader)
+
+
+def make_workflow(main_template: str, *other_templates: str, **spec: Any) -> dict[str, Any]:
     templates = [
-        {"name": "main", **yaml.safe_load(main)},
-        *map(yaml.safe_load, others),
-        *yaml.safe_load(TEMPLATES),
+        {"name": "main", **parse_yaml(main_template)},
+        *map(parse_yaml, other_templates),
+        *parse_yaml(TEMPLATES),
     ]
     return {
         "apiVersion": "argoproj.io/v1alpha1",
@@ -258,8 +263,8 @@ def test_a_task_that_holds_something_back_is_not_reported(case: str) -> None:
     assert list_warning_paths(ACCEPTED_WORKFLOWS[case]) == []
 
 
-def make_workflow_template(main: str, **spec: Any) -> dict[str, Any]:
-    manifest = make_workflow(main, **spec)
+def make_workflow_template(main_template: str, **spec: Any) -> dict[str, Any]:
+    manifest = make_workflow(main_template, **spec)
     del manifest["spec"]["entrypoint"]
     return {**manifest, "kind": "WorkflowTemplate", "metadata": {"name": "library"}}
 

@@ -213,10 +213,10 @@ def test_a_mistake_that_argo_accepts_is_a_warning(mistake: str) -> None:
     change, rule, message = WARNINGS[mistake]
     manifest = copy.deepcopy(VALID_WORKFLOW)
     change(manifest)
-    (found,) = lint(manifest)
-    assert found.rule == rule, found
-    assert not found.fatal, found
-    assert re.search(message, str(found)), found
+    (finding,) = lint(manifest)
+    assert finding.rule == rule, finding
+    assert not finding.fatal, finding
+    assert re.search(message, str(finding)), finding
     check(manifest)
 
 
@@ -224,11 +224,11 @@ def test_the_hint_for_an_unknown_name_without_a_similar_name_lists_names() -> No
     manifest = copy.deepcopy(VALID_WORKFLOW)
     manifest["spec"]["entrypoint"] = "qqqq"
     find_task(manifest, "ship").update(depends="zzzz")
-    found = {f.rule: f.message for f in lint(manifest)}
+    findings = {f.rule: f.message for f in lint(manifest)}
     templates = "apply, finish, main, make, score, stages"
     tasks = "after, away, loop, make, score, ship"
-    assert found["template"] == f'the template "qqqq" does not exist. Available: {templates}.'
-    assert found["depends"] == f'this DAG does not have a task "zzzz". Available: {tasks}.'
+    assert findings["template"] == f'the template "qqqq" does not exist. Available: {templates}.'
+    assert findings["depends"] == f'this DAG does not have a task "zzzz". Available: {tasks}.'
     find_task(manifest, "ship").update(depends=" && ".join(f"zzzz{n}" for n in range(60)))
 
     assert all(
@@ -255,8 +255,8 @@ def test_each_step_without_a_deadline_is_reported_once() -> None:
 
 def test_a_problem_of_an_image_that_many_containers_use_is_one_finding() -> None:
     manifest = yaml.safe_load(yaml.safe_dump(VALID_WORKFLOW).replace(PINNED_IMAGE, "python:3.11"))
-    (found,) = lint(manifest)
-    assert "5 containers run this image" in found.message
+    (finding,) = lint(manifest)
+    assert "5 containers run this image" in finding.message
 
 
 def test_a_cron_name_that_is_too_long_for_its_workflows_or_jobs_is_found() -> None:
@@ -269,9 +269,9 @@ def test_a_missing_schedule_and_shell_syntax_in_arguments_of_a_cron_workflow_are
     manifest = make_cron_workflow("sample")
     manifest["spec"]["schedules"] = []
     manifest["spec"]["workflowSpec"]["arguments"]["parameters"][1]["value"] = "$(date +%F)"
-    found = {f.rule: str(f) for f in lint(manifest)}
-    assert "never runs" in found["cron"]
-    assert "arguments.parameters[unused]" in found["shell"]
+    findings = {f.rule: str(f) for f in lint(manifest)}
+    assert "never runs" in findings["cron"]
+    assert "arguments.parameters[unused]" in findings["shell"]
     manifest["spec"]["schedule"] = "0 3 * * *"
     assert "Argo 4 removed" in str(lint(manifest)[0])
 

@@ -6,8 +6,8 @@ from typing import Any
 WORKFLOW = "demo-4k2xp"
 
 
-def time_at(second: float) -> str:
-    return datetime.fromtimestamp(1_700_000_000 + second, UTC).isoformat()
+def time_at(seconds: float) -> str:
+    return datetime.fromtimestamp(1_700_000_000 + seconds, UTC).isoformat()
 
 
 def node(

@@ -67,11 +67,11 @@ def test_an_error_of_the_runner_names_the_running_step():
         node(".train", "Retry", "Running", end=None),
         node(".train(0)", phase="Running", end=None),
     ]
-    broken = {
+    error_node = {
         **status(ROOT, node(".prepare"), *running, phase="Error"),
         "message": "No space left on device",
     }
-    text = failure(WORKFLOW, broken, "", None, "rekindle resume x")
+    text = failure(WORKFLOW, error_node, "", None, "rekindle resume x")
     assert "step    train" in text
     assert "cause   No space left on device" in text
 
@@ -96,9 +96,9 @@ def test_a_run_of_one_pod_is_not_hidden_by_its_exit_hook():
 
 
 def test_a_failed_step_shows_its_own_error_not_the_retry_message():
-    again = "retryStrategy.expression evaluated to false"
+    retry_message = "retryStrategy.expression evaluated to false"
     attempts = [
-        node(".a", "Retry", "Failed", message=again),
+        node(".a", "Retry", "Failed", message=retry_message),
         node(".a(0)", phase="Failed", message="exit code 65"),
     ]
     assert list_steps(WORKFLOW, status(ROOT, *attempts))[0].message == "exit code 65"
@@ -356,7 +356,7 @@ def test_output_of_a_pod_cannot_control_the_terminal(tmp_path: Path, as_json: bo
     if as_json:  # JSON has the complete text
         assert json.loads(out.getvalue())["line"].startswith("\x1b[2J\x1b]0;owned")
     else:
-        # a carriage return overwrites the text before it
+        # on a terminal, the text after a carriage return replaces the text before it
         last_state = HARMLESS.rpartition("\\u000d")[2]
         assert out.getvalue() == f"w-a | {last_state}|\n"
 

@@ -15,8 +15,8 @@ def test_a_malformed_list_of_warnings_does_not_hide_the_steps(text: str) -> None
 
 @pytest.mark.parametrize("char", ".[(")
 def test_a_large_item_of_a_loop_does_not_delay_the_table(char: str) -> None:
-    """Each of its characters could end the name of its parent."""
-    group = node(".train", "TaskGroup")
-    items = [node(f".train({number}:{char * 1_000_000}x)") for number in range(3)]
-    rows = summary.list_steps(WORKFLOW, status(ROOT, group, *items))
+    """The name of the parent could end at each of these characters."""
+    group_node = node(".train", "TaskGroup")
+    items = [node(f".train({number}:{char * 100_000}x)") for number in range(3)]
+    rows = summary.list_steps(WORKFLOW, status(ROOT, group_node, *items))
     assert [row.depth for row in rows] == [0, 1, 1, 1]

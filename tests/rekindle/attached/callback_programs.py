@@ -122,7 +122,7 @@ def main(kind: str, folder: str, kill_step: int) -> None:
     model, is_resumed = train(folder, kill_step)
     print(f"resumed={is_resumed}")
     print(f"samples={' '.join(f'{number:02d}' for number in used_samples)}")
-    weights = [value for item in model.parameters() for value in item.flatten().tolist()]
+    weights = [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
     print(f"weights={weights}")
     if RANK == 0:
         Path(folder, "final.json").write_text(json.dumps(weights))

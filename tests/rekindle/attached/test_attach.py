@@ -124,7 +124,7 @@ def test_the_folder_of_the_environment_has_priority(
 
 def test_a_handler_of_sigterm_that_exists_is_called_too(folder: Path) -> None:
     calls: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: calls.append(number))
+    signal.signal(signal.SIGTERM, lambda signal_number, frame: calls.append(signal_number))
     run = rekindle.attach(counter=Counter(), folder=folder)
     signal.raise_signal(signal.SIGTERM)
     with pytest.raises(SystemExit) as exit_error:

@@ -44,7 +44,7 @@ def test_only_the_last_two_batches_are_smaller_and_have_at_least_half(
 ) -> None:
     sizes = plan_batches(samples, 0, batch_size, False)
     assert sum(sizes) == samples
-    assert all(size == batch_size for size in sizes[:-2])
+    assert all(batch_rows == batch_size for batch_rows in sizes[:-2])
     assert max(sizes) <= batch_size
     assert min(sizes) >= min(samples, batch_size // 2)
 
@@ -59,8 +59,8 @@ def test_drop_last_leaves_out_the_incomplete_batch(
 
 
 def test_epochs_have_different_orders_unless_shuffle_is_false() -> None:
-    first, second = (order_samples(50, 0, epoch, shuffle=True) for epoch in range(2))
-    assert first != second
+    first_order, second_order = (order_samples(50, 0, epoch, shuffle=True) for epoch in range(2))
+    assert first_order != second_order
     assert order_samples(5, 0, 1, shuffle=False) == [0, 1, 2, 3, 4]
 
 

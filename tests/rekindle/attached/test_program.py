@@ -61,9 +61,9 @@ def test_killed_runs_use_the_same_samples_for_any_number_of_workers(
 
 def test_a_kill_does_not_change_the_weights(start: StartCrew) -> None:
     undisturbed = start(2, "undisturbed").result()
-    killed = start(2)
-    killed.wait_for_step(11)
-    killed.kill()
+    killed_process = start(2)
+    killed_process.wait_for_step(11)
+    killed_process.kill()
     assert start(2).result()["weights"] == undisturbed["weights"]
 
 
@@ -116,13 +116,13 @@ def test_a_damaged_snapshot_and_a_damaged_checkpoint_are_passed_over(start: Star
     crew.kill()
     for path in (crew.folder / "shm").iterdir():
         flip_byte(path)
-    first, second = sorted((crew.folder / "checkpoints").glob("step-*.pt"))
-    second.write_bytes(second.read_bytes()[:-100])
+    first_checkpoint, second_checkpoint = sorted((crew.folder / "checkpoints").glob("step-*.pt"))
+    second_checkpoint.write_bytes(second_checkpoint.read_bytes()[:-100])
 
     crew = start(2)
     assert crew.result()["samples"] == SAMPLES_IN_ORDER
-    assert crew.starts()[-1] == (int(first.stem.removeprefix("step-")), "durable")
-    assert f"{second} cannot be used" in crew.log
+    assert crew.starts()[-1] == (int(first_checkpoint.stem.removeprefix("step-")), "durable")
+    assert f"{second_checkpoint} cannot be used" in crew.log
 
 
 @pytest.mark.slow

@@ -18,21 +18,21 @@ GOOD = {"succeeded", "lost", "tolerated", "rollout"}  # all other stories end wi
 STORIES = {
     (file.stem, name): statuses
     for file in sorted(STATUSES.glob("*.yaml"))
-    for name, statuses in yaml.safe_load(file.read_text()).items()
+    for name, statuses in yaml.load(file.read_text(), yaml.CSafeLoader).items()
 }
 
 
 @pytest.mark.parametrize("kind, story", STORIES, ids=lambda value: value)
 def test_a_step_ends_with_its_job_and_with_the_same_outcome(kind: str, story: str) -> None:
-    one = kinds()[kind.replace("-", "/")]
+    job_kind = kinds()[kind.replace("-", "/")]
     seen = [
-        evaluate_conditions({"status": status}, one.success, ",".join(one.failure))
+        evaluate_conditions({"status": status}, job_kind.success, ",".join(job_kind.failure))
         for status in STORIES[kind, story]
     ]
     assert [good for good, _ in seen] == [None] * (len(seen) - 1) + [story in GOOD], seen
 
 
-@pytest.mark.parametrize("kind", [key for key, one in kinds().items() if one.success])
+@pytest.mark.parametrize("kind", [key for key, job_kind in kinds().items() if job_kind.success])
 def test_every_kind_has_recorded_statuses_of_success_failure_and_loss(kind: str) -> None:
     stories = {story for key, story in STORIES if key == kind.replace("/", "-")}
     assert stories >= {"succeeded", "failed"}

@@ -96,14 +96,14 @@ def test_tasks_of_plain_hera_and_their_conditions_need_new_data_too() -> None:
     def note(text: str) -> None: ...
 
     with blocks.pipeline(config()) as workflow:
-        first = blocks.step("steps.champion", name="demo")
+        first_step = blocks.step("steps.champion", name="demo")
         data = blocks.prepare()
         note(name="by-output", arguments={"text": data.outputs.digest})
         either: Any = note(name="either", arguments={"text": "x"})
-        either.depends = f"{data.name} || {first.name}"
+        either.depends = f"{data.name} || {first_step.name}"
         by_hand: Any = note(name="by-hand", arguments={"text": "y"})
         _ = data >> by_hand
-        note(name="first", arguments={"text": first.outputs.model_uri})
+        note(name="first", arguments={"text": first_step.outputs.model_uri})
 
     tasks = dag(workflow)
     assert {name: task.get("depends") for name, task in tasks.items()} == {
@@ -118,12 +118,15 @@ def test_tasks_of_plain_hera_and_their_conditions_need_new_data_too() -> None:
 
 
 def test_several_datasets_and_a_dataset_in_a_group_are_always_trained_on() -> None:
-    with blocks.pipeline(config()) as several:
+    with blocks.pipeline(config()) as several_datasets:
         for name in ("a", "b"):
             blocks.train(blocks.prepare(task=f"prepare-{name}"), task=f"train-{name}")
     with blocks.pipeline(config()) as grouped, blocks.group("inner"):
         blocks.train(blocks.prepare())
-    for workflow, name, prepare in ((several, "main", "prepare-a"), (grouped, "inner", "prepare")):
+    for workflow, name, prepare in (
+        (several_datasets, "main", "prepare-a"),
+        (grouped, "inner", "prepare"),
+    ):
         tasks = dag(workflow, name)
         assert "new-data" not in tasks
         assert "skip" not in inputs(tasks[prepare])

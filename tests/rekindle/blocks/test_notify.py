@@ -37,7 +37,7 @@ def build(config):
 def rendered(*sets: str) -> dict[str, Any]:
     config = load_config(GOLDEN, ["notify.format=slack", *sets], environment={}).config
     manifest = render_manifest(config)
-    assert [found for found in lint(manifest) if found.rule != "image"] == []
+    assert [finding for finding in lint(manifest) if finding.rule != "image"] == []
     return {template["name"]: template for template in manifest["spec"]["templates"]}
 
 
@@ -105,8 +105,8 @@ def test_a_users_pipeline_sends_a_notification_of_its_failure(
 ) -> None:
     real = s3_environment | {"MLFLOW_TRACKING_URI": mlflow_server}
     with shell(tmp_path, **real) as typed, Hook() as server:
-        done = run_quick(tmp_path, 3, typed, server)
-        assert json.loads(done.stdout)["phase"] == "Failed", done.stderr
+        result = run_quick(tmp_path, 3, typed, server)
+        assert json.loads(result.stdout)["phase"] == "Failed", result.stderr
         (message,) = server.received
         assert message["event"] == "failure"
         assert message["name"] == "quick"
@@ -120,8 +120,8 @@ def test_a_webhook_that_fails_does_not_change_the_outcome_of_a_run(
 ) -> None:
     real = s3_environment | {"MLFLOW_TRACKING_URI": mlflow_server}
     with shell(tmp_path, **real) as typed, Hook(*[404] * 9) as server:
-        done = run_quick(tmp_path, 3, typed, server)
-        assert json.loads(done.stdout)["phase"] == "Failed"
+        result = run_quick(tmp_path, 3, typed, server)
+        assert json.loads(result.stdout)["phase"] == "Failed"
         assert len(server.requests) == 1
         assert "Traceback" not in typed("rekindle logs").stdout
 
@@ -133,9 +133,9 @@ def test_a_run_succeeds_though_its_notification_pod_fails(
 ) -> None:
     real = s3_environment | {"MLFLOW_TRACKING_URI": mlflow_server}
     with shell(tmp_path, **real) as typed, Hook() as server:
-        done = run_quick(tmp_path, 0, typed, server)
-        assert done.returncode == 0, done.stderr
-        assert len(server.requests) == 0, done.stderr
+        result = run_quick(tmp_path, 0, typed, server)
+        assert result.returncode == 0, result.stderr
+        assert len(server.requests) == 0, result.stderr
         manifest = yaml.safe_load(typed("rekindle render quick.yaml").stdout)
         (notify,) = [
             t for t in manifest["spec"]["templates"] if "steps.monitoring.notify" in json.dumps(t)
@@ -145,8 +145,8 @@ def test_a_run_succeeds_though_its_notification_pod_fails(
         notify["container"]["args"] = []
         notify["retryStrategy"]["limit"] = 0
         (tmp_path / "broken.yaml").write_text(yaml.safe_dump(manifest))
-        done = typed("rekindle run --manifest broken.yaml --yes -o json")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["phase"] == "Succeeded", done.stderr
-        steps = typed(f"rekindle status {json.loads(done.stdout)['workflow']} -o json").stdout
+        result = typed("rekindle run --manifest broken.yaml --yes -o json")
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout)["phase"] == "Succeeded", result.stderr
+        steps = typed(f"rekindle status {json.loads(result.stdout)['workflow']} -o json").stdout
         assert '"Failed"' in steps, steps

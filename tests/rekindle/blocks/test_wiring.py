@@ -411,8 +411,8 @@ def test_a_hera_task_that_reads_an_output_runs_after_the_task_with_this_output()
     )
     assert depends["third"] == "(first.Failed || second.Failed) && evaluate"
     assert depends["last"] == "evaluate"
-    (inner,) = templates["late"]["dag"]["tasks"]
-    assert "? inputs.parameters.digest :" in inner["arguments"]["parameters"][0]["value"]
+    (inner_task,) = templates["late"]["dag"]["tasks"]
+    assert "? inputs.parameters.digest :" in inner_task["arguments"]["parameters"][0]["value"]
     assert [str(finding) for finding in lint(workflow.to_dict()) if finding.fatal] == []
 
 

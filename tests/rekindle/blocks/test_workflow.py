@@ -125,8 +125,8 @@ def test_plain_hera_tasks_and_blocks_can_use_each_others_outputs(config: Config)
     with blocks.pipeline(config, labels={"team": "risk"}, arguments={"to": "ops"}) as workflow:
         choice: Any = choose(name="choose")  # pyright: ignore[reportCallIssue]
         data = blocks.prepare(experiment=choice.result)
-        after: Any = notify(name="notify", arguments={"text": data.outputs.digest})  # pyright: ignore[reportCallIssue]
-        data.next(after)
+        plain_task: Any = notify(name="notify", arguments={"text": data.outputs.digest})  # pyright: ignore[reportCallIssue]
+        data.next(plain_task)
 
         with Steps(name="by-steps"):
             notify(name="first", arguments={"text": "{{workflow.parameters.to}}"})  # pyright: ignore[reportCallIssue]
@@ -135,13 +135,13 @@ def test_plain_hera_tasks_and_blocks_can_use_each_others_outputs(config: Config)
         with blocks.at_exit():
             notify(name="over", arguments={"text": "{{workflow.status}}"})  # pyright: ignore[reportCallIssue]
 
-    main = tasks(workflow, "main")
-    assert main["prepare"]["depends"] == "choose"
-    assert main["notify"]["arguments"]["parameters"] == [
+    main_tasks = tasks(workflow, "main")
+    assert main_tasks["prepare"]["depends"] == "choose"
+    assert main_tasks["notify"]["arguments"]["parameters"] == [
         {"name": "text", "value": "{{tasks.prepare.outputs.parameters.digest}}"}
     ]
     # not cached: its MLflow experiment is known only at run time
-    assert "when" not in main["prepare"]
+    assert "when" not in main_tasks["prepare"]
     assert list(tasks(workflow, "finish")) == ["over", "report"]
     assert workflow.to_dict()["metadata"]["labels"]["team"] == "risk"
 
@@ -176,10 +176,10 @@ def test_the_security_settings_of_a_hera_template_are_kept(config: Config) -> No
 
 def test_blocks_without_shared_outputs_can_be_ordered_as_in_hera(config: Config) -> None:
     with blocks.pipeline(config) as workflow:
-        first = blocks.prepare(task="first")
-        second = blocks.prepare(task="second")
-        third = blocks.prepare(task="third", experiment=first.outputs.digest)
-        first.next(second).next(third)
+        first_block = blocks.prepare(task="first")
+        second_block = blocks.prepare(task="second")
+        third_block = blocks.prepare(task="third", experiment=first_block.outputs.digest)
+        first_block.next(second_block).next(third_block)
     assert findings(workflow) == []
     assert tasks(workflow, "main")["second"]["depends"] == "first"
     assert set(tasks(workflow, "main")["third"]["depends"].split(" && ")) == {"first", "second"}

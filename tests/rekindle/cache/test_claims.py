@@ -1,5 +1,5 @@
-"""No claim of several concurrent runs is lost, so that retention never removes artifacts that one
-of them reuses."""
+"""If several runs claim artifacts at the same time, no claim is lost; retention never removes a
+claimed artifact."""
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -24,9 +24,9 @@ def test_the_claims_of_concurrent_runs_are_all_recorded(s3: Store) -> None:
 def test_a_claim_expires_and_is_renewed_at_most_once_per_hour(s3: Store) -> None:
     run = uuid.uuid4().hex
     claims.claim_tasks(s3, [f"{run}/train"])
-    first = s3.get(f"{claims.CLAIMS_FOLDER}{run}")
+    first_claim = s3.get(f"{claims.CLAIMS_FOLDER}{run}")
     claims.claim_tasks(s3, [f"{run}/train"])
-    assert s3.get(f"{claims.CLAIMS_FOLDER}{run}") == first
+    assert s3.get(f"{claims.CLAIMS_FOLDER}{run}") == first_claim
     assert claims.claimed_tasks(s3, 0.0, run) == set()
     s3.put(f"{claims.CLAIMS_FOLDER}{run}", b'{"%s/train": 1e9}' % run.encode())
     assert claims.claimed_tasks(s3, 3600.0, run) == set()

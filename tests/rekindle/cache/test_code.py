@@ -301,6 +301,13 @@ def test_all_files_of_a_workload_that_is_a_package_belong_to_the_code(folder: Pa
         ("import_module(package='parts', name='.fast')", "parts/fast.py"),
         ("import_module('.fast', 'parts')", "parts/fast.py"),
         ("__import__(name='parts.fast')", "parts/fast.py"),
+        ("__import__('parts', fromlist=['fast'])", "parts/fast.py"),
+        ("__import__('parts', {}, {}, ('fast',))", "parts/fast.py"),
+        ("builtins.__import__('parts.fast')", "parts/fast.py"),
+        ("importlib.__import__('parts.fast')", "parts/fast.py"),
+        ("import_module(**{'name': 'parts.fast'})", "parts/fast.py"),
+        ("import parts.without_file", "parts/__init__.py"),
+        ("from parts.without_file import value", "parts/__init__.py"),
     ],
 )
 def test_a_changed_file_changes_the_identity_of_the_code_that_imports_it(

@@ -37,26 +37,26 @@ def run_step(tmp_path: Path, s3: Store, s3_environment: dict[str, str]) -> Calla
 
     def run(task: str, reuse: str = "yes") -> str:
         """Run the step as a task of a run, store its artifact, and return its standard error."""
-        entry = f"{tmp_path.name}-{task}/making".replace("_", "-")
+        task_key = f"{tmp_path.name}-{task}/making".replace("_", "-")
         target = tmp_path / task
 
         flags = [
             f"--seed={tmp_path.name}",
-            f"--entry={entry}",
+            f"--entry={task_key}",
             f"--reuse={reuse}",
             f"--output=numbers={target}",
         ]
 
         command = [sys.executable, "-P", "-m", "rekindle", "step", "steps.making", *flags]
         variables = os.environ | s3_environment | {project.PATH_VARIABLE: str(tmp_path)}
-        done = subprocess.run(
+        result = subprocess.run(
             command, env=variables, cwd=tmp_path, capture_output=True, text=True, timeout=120
         )
-        assert done.returncode == 0, done.stderr
+        assert result.returncode == 0, result.stderr
         assert (target / "a").read_text() == "12345"
-        s3.upload(target, f"{entry}/numbers")
+        s3.upload(target, f"{task_key}/numbers")
 
-        return done.stderr
+        return result.stderr
 
     return run
 

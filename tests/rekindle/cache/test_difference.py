@@ -21,12 +21,12 @@ MODULE = "steps.prepare"
 
 
 def facts(**changes: Any) -> Facts:
-    own: Facts = {
+    own_facts: Facts = {
         "step": MODULE,
         "code": code.code_identity([MODULE]),
         "inputs": {"n": "1", "train": '{"epochs": 2}'},
     }
-    return own | {"artifacts": {"data": "ab"}, "data_read": {"file.csv": "cd"}} | changes
+    return own_facts | {"artifacts": {"data": "ab"}, "data_read": {"file.csv": "cd"}} | changes
 
 
 def record_code_before(s3: Store, identity: str, **changes: Any) -> None:
@@ -48,8 +48,8 @@ def test_the_changed_file_and_package_are_named_with_both_hashes(s3: Store) -> N
     record_code_before(
         s3, "old", files=files | {MODULE: "ff", "gone": "aa"}, packages=["numpy-0.1", *packages]
     )
-    found = list_differences(s3, facts(code="old"), facts())
-    assert found[:2] == [
+    differences = list_differences(s3, facts(code="old"), facts())
+    assert differences[:2] == [
         Difference("code", MODULE, "ff", files[MODULE]),
         Difference("code", "gone", "aa", MISSING_VALUE),
     ]
@@ -65,16 +65,18 @@ def test_code_whose_files_were_not_recorded_differs_as_a_whole(s3: Store) -> Non
 
 def test_a_pinned_image_is_compared_by_its_digest(s3: Store) -> None:
     digests = "sha256:" + "ab" * 32, "sha256:" + "cd" * 32
-    found = list_differences(s3, facts(code=digests[0]), facts(code=digests[1]))
-    assert found == [Difference("image", "digest", *digests)]
+    differences = list_differences(s3, facts(code=digests[0]), facts(code=digests[1]))
+    assert differences == [Difference("image", "digest", *digests)]
     pinned = facts(code=digests[0])
     difference.record_code(s3, pinned)  # nothing to record: the image has the code
     assert not list(s3.list(f"{difference.CODE_FOLDER}sha256"))
 
 
 def test_settings_and_data_are_compared_one_by_one(s3: Store) -> None:
-    before = facts(inputs={"n": "1", "train": '{"epochs": 1, "old": 3}'}, artifacts={"data": "00"})
-    assert list_differences(s3, before, facts()) == [
+    earlier_facts = facts(
+        inputs={"n": "1", "train": '{"epochs": 1, "old": 3}'}, artifacts={"data": "00"}
+    )
+    assert list_differences(s3, earlier_facts, facts()) == [
         Difference("input", "train.epochs", "1", "2"),
         Difference("input", "train.old", "3", MISSING_VALUE),
         Difference("data", "data", "00", "ab"),
@@ -82,14 +84,16 @@ def test_settings_and_data_are_compared_one_by_one(s3: Store) -> None:
     partial = {
         name: value for name, value in facts().items() if name not in ("artifacts", "data_read")
     }
-    assert {found.kind for found in list_differences(s3, before, partial)} == {"input"}
+    assert {difference.kind for difference in list_differences(s3, earlier_facts, partial)} == {
+        "input"
+    }
     assert list_differences(s3, facts(), facts()) == []
 
 
 def test_pruning_removes_the_files_of_code_without_entries(s3: Store) -> None:
     entry = Entry("k1", "w/prepare", {}, {}, facts(), 1.0)
     entries.record_entry(s3, entry)
-    # as an earlier version wrote it
+    # as an earlier version of Rekindle wrote the record
     entries.record_entry(s3, replace(entry, key="k2", facts={"step": "steps.x"}))
     difference.record_code(s3, facts())
     record_code_before(s3, "0" * 64)
@@ -127,17 +131,17 @@ def test_cache_prune_removes_the_files_of_code_without_entries_also_if_no_entry_
 
 
 @pytest.mark.parametrize(
-    "content", [b"[" * 100_000, b"[]", b'{"files": 5, "python": "", "packages": []}', b"{"]
+    "stored_bytes", [b"[" * 100_000, b"[]", b'{"files": 5, "python": "", "packages": []}', b"{"]
 )
-def test_a_list_of_files_that_is_none_names_no_file(s3: Store, content: bytes) -> None:
-    s3.put(f"{difference.CODE_FOLDER}damaged", content)
-    found = list_differences(s3, facts(code="damaged"), facts())
-    assert [(each.kind, each.name) for each in found] == [("code", "all files")]
+def test_a_list_of_files_that_is_none_names_no_file(s3: Store, stored_bytes: bytes) -> None:
+    s3.put(f"{difference.CODE_FOLDER}damaged", stored_bytes)
+    differences = list_differences(s3, facts(code="damaged"), facts())
+    assert [(each.kind, each.name) for each in differences] == [("code", "all files")]
 
 
 def test_an_input_that_is_nested_deep_is_compared_as_a_text(s3: Store) -> None:
     deep = '{"a":' * 100_000
-    before = facts(inputs={"n": deep})
-    assert [each.before for each in list_differences(s3, before, facts(inputs={"n": "1"}))] == [
-        deep
-    ]
+    earlier_facts = facts(inputs={"n": deep})
+    assert [
+        each.before for each in list_differences(s3, earlier_facts, facts(inputs={"n": "1"}))
+    ] == [deep]

@@ -22,8 +22,8 @@ from rekindle.step import Reuse, Step
 from rekindle.storage import Store
 
 
-def entry(at: str, size: int = 3) -> Entry:
-    artifacts = {"dataset": {"sha256": "a" * 64, "files": 1, "bytes": size}}
+def entry(at: str, size_bytes: int = 3) -> Entry:
+    artifacts = {"dataset": {"sha256": "a" * 64, "files": 1, "bytes": size_bytes}}
     return Entry(uuid.uuid4().hex, at, {"digest": "abc"}, artifacts, {"step": "steps.prepare"}, 1.0)
 
 
@@ -43,14 +43,14 @@ def test_an_entry_is_valid_while_its_artifacts_are_complete(s3: Store) -> None:
 
 def test_one_of_several_concurrent_entries_remains_and_a_later_entry_replaces_it(s3: Store) -> None:
     recorded = entry("w-2/prepare")
-    several = [replace(recorded, at=f"w-2/prepare-{number}") for number in range(8)]
-    for other in several:
+    concurrent_entries = [replace(recorded, at=f"w-2/prepare-{number}") for number in range(8)]
+    for other in concurrent_entries:
         s3.put(f"{other.at}/dataset/part", b"123")
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(partial(entries.record_entry, s3), several))
+        list(pool.map(partial(entries.record_entry, s3), concurrent_entries))
     winner = entries.find_valid_entry(s3, recorded.key)
-    assert winner in several
-    later = next(other for other in several if other != winner)
+    assert winner in concurrent_entries
+    later = next(other for other in concurrent_entries if other != winner)
     entries.record_entry(s3, later)
     assert entries.find_valid_entry(s3, recorded.key) == later
 
@@ -59,21 +59,24 @@ def test_prune_removes_old_surplus_and_invalid_entries(s3: Store) -> None:
     entries.remove_entries(s3, entries.read_entries(s3))
     now = datetime.now(UTC).timestamp()
 
-    old, missing, kept, more = (
+    old_entry, missing_entry, kept_entry, more_entry = (
         replace(entry(f"w-3/{n}"), made=now - n) for n in (9_000_000, 30, 10, 20)
     )
-    for item in (old, kept, more):
+    for item in (old_entry, kept_entry, more_entry):
         s3.put(f"{item.at}/dataset/part", b"123")
 
-    for item in (old, missing, kept, more):
+    for item in (old_entry, missing_entry, kept_entry, more_entry):
         entries.record_entry(s3, item)
 
     stale = {item.key: reason for item, reason in entries.list_stale_entries(s3, 2, 90)}
-    assert stale[missing.key] == "more than 2"
+    assert stale[missing_entry.key] == "more than 2"
     assert "older" in entries.list_stale_entries(s3, 9, 90)[-1][1]
-    assert {item.key for item, _ in entries.list_stale_entries(s3, 9, 90)} == {old.key, missing.key}
+    assert {item.key for item, _ in entries.list_stale_entries(s3, 9, 90)} == {
+        old_entry.key,
+        missing_entry.key,
+    }
     entries.remove_entries(s3, [item for item, _ in entries.list_stale_entries(s3, 9, 90)])
-    assert {item.key for item in entries.read_entries(s3)} == {kept.key, more.key}
+    assert {item.key for item in entries.read_entries(s3)} == {kept_entry.key, more_entry.key}
 
 
 def test_a_bulk_lookup_never_returns_an_outdated_entry_of_its_index(s3: Store) -> None:
@@ -83,8 +86,8 @@ def test_a_bulk_lookup_never_returns_an_outdated_entry_of_its_index(s3: Store) -
         entries.record_entry(s3, item)
 
     lookup = Lookup(s3, len(written))
-    for again in (False, True):  # the second lookup reads the index
-        lookup = Lookup(s3, len(written)) if again else lookup
+    for is_second_lookup in (False, True):  # the second lookup reads the index
+        lookup = Lookup(s3, len(written)) if is_second_lookup else lookup
         assert [lookup.find(item.key) for item in written] == written
         lookup.close()
 
@@ -102,24 +105,26 @@ def test_a_bulk_lookup_never_returns_an_outdated_entry_of_its_index(s3: Store) -
 
 
 @pytest.mark.parametrize(
-    ("days", "number", "size", "kept"),
+    ("days", "entry_count", "max_size", "kept_count"),
     [(90, 9, "1k", 4), (90, 2, "1k", 2), (90, 9, "7", 2), (0.002, 9, "1k", 2), (90, 0, "0", 0)],
 )
 def test_the_oldest_entries_are_removed_and_no_artifact(
-    s3: Store, days: float, number: int, size: str, kept: int
+    s3: Store, days: float, entry_count: int, max_size: str, kept_count: int
 ) -> None:
     entries.remove_entries(s3, entries.read_entries(s3))
     s3.put("w-11/t/dataset/part", b"123")
     written = [replace(entry("w-11/t"), made=time.time() - 100 * position) for position in range(4)]
     for item in written[::-1]:
         entries.record_entry(s3, item)
-    assert entries.trim_cache(s3, days, number, size) == written[kept:]
-    assert {item.key for item in entries.read_entries(s3)} == {item.key for item in written[:kept]}
+    assert entries.trim_cache(s3, days, entry_count, max_size) == written[kept_count:]
+    assert {item.key for item in entries.read_entries(s3)} == {
+        item.key for item in written[:kept_count]
+    }
     assert s3.get("w-11/t/dataset/part") == b"123"
     index = entries.Index(s3)
     assert index.unread == []
-    assert index.read() == sorted(written[:kept], key=lambda item: item.key)
-    assert entries.trim_cache(s3, days, number, size) == []
+    assert index.read() == sorted(written[:kept_count], key=lambda item: item.key)
+    assert entries.trim_cache(s3, days, entry_count, max_size) == []
     entries.remove_entries(s3, written)
 
 

@@ -46,7 +46,7 @@ def run(inputs):
 
 
 class World:
-    """A project with one step, and everything that its key may depend on."""
+    """A project with one step, and everything that the cache key of the step may depend on."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.folder = folder
@@ -70,7 +70,8 @@ class World:
         for path, text in self.texts.items():
             (self.folder / path).write_text(text)
         for remembered in (code._compute_digest, code._sha256, code._list_imports):
-            remembered.cache_clear()  # otherwise this process keeps the hashes of its code
+            # otherwise this process would keep the hashes of the earlier code
+            remembered.cache_clear()
         module = f"steps.{self.name}"
         inputs = parse_inputs(
             load_step_module(module).Inputs, self.inputs | {"source": str(self.folder / "data.csv")}
@@ -119,7 +120,7 @@ class World:
             case "workflow":
                 self.inputs["workflow"] = f"w-{number}"
                 return False
-            case "order":  # the same table, formatted differently
+            case "order":  # the same settings as JSON, with other spaces
                 self.inputs["table"] = self.inputs["table"].replace(" ", "")
                 return False
             case "image":
@@ -142,14 +143,14 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def test_the_key_changes_exactly_with_code_inputs_data_or_image(world: World, changes: int) -> None:
     chance = random.Random(19)
     previous = world.key()
-    kept = 0
+    kept_count = 0
     for number in range(changes):
         differs = world.change(chance)
         current = world.key()
         assert (current != previous) == differs, number
-        kept += current == previous
+        kept_count += current == previous
         previous = current
-    assert 0.2 < kept / changes < 0.8
+    assert 0.2 < kept_count / changes < 0.8
 
 
 def test_unverifiable_data_raises_instead_of_giving_a_key(tmp_path: Path) -> None:
@@ -192,13 +193,13 @@ def test_the_digest_of_a_folder_covers_names_and_bytes_of_its_files(tmp_path: Pa
     assert files["files"] == 2
     assert files["bytes"] == 5
 
-    others = [
+    other_digests = [
         folder_digest(a="12", **{"deep/c": "345"}),
         folder_digest(a="13", **{"deep/b": "345"}),
         folder_digest(a="12"),
     ]
 
-    assert len({other["sha256"] for other in [files, *others]}) == 4
+    assert len({other["sha256"] for other in [files, *other_digests]}) == 4
     file = tmp_path / "file"
     file.write_text("12")
     assert describe_files(file)["files"] == 1
@@ -212,11 +213,11 @@ def test_the_digest_of_a_folder_covers_linked_folders_and_hidden_files(tmp_path:
     (tmp_path / "data/2026").symlink_to(tmp_path / "large")
     part = tmp_path / "large/.parts/.a"
     part.write_text("12")
-    before = describe_files(tmp_path / "data")
+    earlier_files = describe_files(tmp_path / "data")
     part.write_text("13")
-    assert before["files"] == 1
-    assert before["bytes"] == 2
-    assert describe_files(tmp_path / "data")["sha256"] != before["sha256"]
+    assert earlier_files["files"] == 1
+    assert earlier_files["bytes"] == 2
+    assert describe_files(tmp_path / "data")["sha256"] != earlier_files["sha256"]
 
 
 def link_twice(folder: Path, levels: int) -> Path:
@@ -283,9 +284,9 @@ def test_the_digest_is_of_the_object_with_the_whole_key(s3: Store, sign: str) ->
     s3.put(f"{prefix}/a", b"another object")
     s3.put(f"{prefix}/a{sign}b", b"1")
     uri = s3.uri(f"{prefix}/a{sign}b")
-    before = data_digest(uri)
+    earlier_digest = data_digest(uri)
     s3.put(f"{prefix}/a{sign}b", b"2")
-    assert data_digest(uri) != before
+    assert data_digest(uri) != earlier_digest
 
 
 def test_a_key_covers_the_step_its_code_inputs_artifacts_and_data(world: World) -> None:

@@ -23,10 +23,10 @@ def test_a_plus_of_a_path_is_a_plus_of_the_key(
     for key, content in (("in/a+b", b"plus"), ("in/a b", b"space"), ("in/a%2Bb", b"escape")):
         store.put(key, content)
 
-    listed = {entry.key: store.get(entry.key) for entry in store.list("in/")}
-    assert listed == {"in/a+b": b"plus", "in/a b": b"space", "in/a%2Bb": b"escape"}
+    listed_objects = {entry.key: store.get(entry.key) for entry in store.list("in/")}
+    assert listed_objects == {"in/a+b": b"plus", "in/a b": b"space", "in/a%2Bb": b"escape"}
 
-    uris = [store.uri(key) for key in listed]
+    uris = [store.uri(key) for key in listed_objects]
     assert len({data_digest(uri, open_bucket=lambda _: store) for uri in uris}) == 3
     with pytest.raises(RekindleError, match="does not exist"):
         data_digest("s3://data/in/a++b", open_bucket=lambda _: store)

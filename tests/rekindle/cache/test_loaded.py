@@ -16,7 +16,7 @@ from rekindle import project
 from rekindle.cache.runner import reasons_uncovered
 from rekindle.storage import Store
 
-# stands for an extension of the project; it has no dependencies
+# this library is used as an extension module of the project, because it has no dependencies
 LIBRARY = Path(markupsafe._speedups.__file__)
 STEP = '''
 """Counts."""
@@ -120,12 +120,12 @@ def run_step(folder: Path, environment: dict[str, str], task: str) -> str:
         "--reuse=yes",
     ]
 
-    done = subprocess.run(
+    result = subprocess.run(
         command, env=variables, cwd=folder, capture_output=True, text=True, timeout=120
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
 
-    return done.stderr
+    return result.stderr
 
 
 @pytest.mark.fast_cases(1)
@@ -164,8 +164,8 @@ def test_a_result_is_not_cached_if_python_does_not_compare_a_compiled_copy_with_
     said = run_step(tmp_path, s3_environment, f"{tmp_path.name}-1/loading")
     is_unchecked = mode is py_compile.PycInvalidationMode.UNCHECKED_HASH
     assert ("was run without a comparison with its source" in said) == is_unchecked
-    again = run_step(tmp_path, s3_environment, f"{tmp_path.name}-2/loading")
-    assert ("cached: outputs of" in again) != is_unchecked
+    second_result = run_step(tmp_path, s3_environment, f"{tmp_path.name}-2/loading")
+    assert ("cached: outputs of" in second_result) != is_unchecked
 
 
 @pytest.mark.slow
@@ -180,8 +180,8 @@ def test_a_library_that_is_a_file_of_a_package_is_covered_also_in_a_linked_folde
     (package / "__init__.py").write_text(STEP.format(code=code))
 
     assert run_step(tmp_path / "project", s3_environment, f"{tmp_path.name}-1/loading") == ""
-    again = run_step(tmp_path / "project", s3_environment, f"{tmp_path.name}-2/loading")
-    assert "cached: outputs of" in again
+    second_result = run_step(tmp_path / "project", s3_environment, f"{tmp_path.name}-2/loading")
+    assert "cached: outputs of" in second_result
 
     with (tmp_path / "libraries/hidden.so").open("ab") as library:
         library.write(b"rebuilt")

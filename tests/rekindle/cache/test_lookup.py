@@ -25,30 +25,41 @@ def rendered(*sets: str) -> dict[str, Any]:
 
 
 def record_run(
-    s3: Store, found: lookup.CacheResult, outputs: dict[str, str], artifact: str, workflow: str
+    s3: Store,
+    cache_result: lookup.CacheResult,
+    outputs: dict[str, str],
+    artifact: str,
+    workflow: str,
 ) -> None:
     """Record the task's outputs as of `workflow`."""
-    s3.put(f"{workflow}/{found.task}/{artifact}/part", b"123")
+    s3.put(f"{workflow}/{cache_result.task}/{artifact}/part", b"123")
     artifacts = {artifact: {"sha256": "a" * 64, "files": 1, "bytes": 3}}
     entries.record_entry(
         s3,
-        Entry(found.key, f"{workflow}/{found.task}", outputs, artifacts, {"step": "steps.x"}, 1.0),
+        Entry(
+            cache_result.key,
+            f"{workflow}/{cache_result.task}",
+            outputs,
+            artifacts,
+            {"step": "steps.x"},
+            1.0,
+        ),
     )
 
 
 def phases(manifest: dict[str, Any], s3: Store, on_cluster: bool = True) -> dict[str, str]:
     return {
-        found.task: found.entry.at if found.entry else found.reason
-        for found in lookup.look_up_tasks(manifest, {}, s3, is_on_cluster=on_cluster)
+        cache_result.task: cache_result.entry.at if cache_result.entry else cache_result.reason
+        for cache_result in lookup.look_up_tasks(manifest, {}, s3, is_on_cluster=on_cluster)
     }
 
 
 def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store) -> None:
     manifest = rendered(IMAGE)
     assert [finding for finding in check(manifest) if "error" in str(finding)] == []
-    first, second = lookup.look_up_tasks(manifest, {}, s3, is_on_cluster=True)
-    assert first.entry is None
-    assert second.reason == "the input digest is known only at run time"
+    first_manifest, second_manifest = lookup.look_up_tasks(manifest, {}, s3, is_on_cluster=True)
+    assert first_manifest.entry is None
+    assert second_manifest.reason == "the input digest is known only at run time"
     outputs = {
         "digest": "ab" * 32,
         "rows": "7",
@@ -56,19 +67,19 @@ def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store)
         "warnings": "[]",
         "unchanged": "",
     }
-    record_run(s3, first, outputs, "dataset", "demo-one")
-    _, second = lookup.look_up_tasks(manifest, {}, s3, is_on_cluster=True)
-    record_run(s3, second, {}, "model", "demo-two")
-    both = {"prepare": "demo-one/prepare", "train": "demo-two/train"}
-    assert phases(manifest, s3) == both
+    record_run(s3, first_manifest, outputs, "dataset", "demo-one")
+    _, second_manifest = lookup.look_up_tasks(manifest, {}, s3, is_on_cluster=True)
+    record_run(s3, second_manifest, {}, "model", "demo-two")
+    cached_tasks = {"prepare": "demo-one/prepare", "train": "demo-two/train"}
+    assert phases(manifest, s3) == cached_tasks
 
-    same = [
+    same_image_tasks = [
         rendered(IMAGE, change)
         for change in ("gate.minimum.auc=0.7", "train.workers=4", "serve.port=9000")
     ]
-    assert [phases(other, s3) for other in same] == [both] * 3
+    assert [phases(other, s3) for other in same_image_tasks] == [cached_tasks] * 3
     other = phases(rendered(IMAGE, "train.seed=2"), s3)
-    assert other["prepare"] == both["prepare"]
+    assert other["prepare"] == cached_tasks["prepare"]
     assert other["train"].startswith("no cached result")
     assert "demo-one" not in phases(rendered(IMAGE, "data.test_weeks=1"), s3)["prepare"]
     assert "not pinned by digest" in phases(rendered(), s3)["prepare"]

@@ -16,8 +16,8 @@ from rekindle.storage import Store
 from tests.commands import ROOT
 
 IMAGE = "registry.example.com/rekindle@sha256:"
-# key of the config → its values, and the tasks whose results it changes; a change of `prepare` also
-# changes `train`
+# key of the config → its values, and the tasks whose results depend on it; if `prepare` changes,
+# `train` does too
 SETTINGS: dict[str, tuple[list[Any], str]] = {
     "data.source": (
         [f"simulate://{seed}?cards=700&terminals=1400&days=91" for seed in (7, 8)],
@@ -88,7 +88,7 @@ class Demo:
             code._list_imports,
             code._source_roots,
         ):
-            function.cache_clear()  # each command is a process of its own
+            function.cache_clear()  # each command runs in its own process
 
     def origin(self, task: str) -> tuple[Any, ...]:
         """Return everything that the result of `task` depends on, independently of the cache
@@ -101,7 +101,7 @@ class Demo:
         return (task, self.image if self.on_cluster else tuple(versions), *values)
 
     def look_up(self) -> Counter[str]:
-        """Look up both tasks, and record the results that are missing."""
+        """Look up both tasks in the cache, and record the missing results."""
         sets = [f"{name}={value}" for name, value in self.settings.items()]
         sets += ["workload=mine", "families=[transformer]", f"cluster.image={IMAGE}{self.image}"]
         manifest = render_manifest(
@@ -128,18 +128,19 @@ class Demo:
 
         return counts
 
-    def _record(self, found: lookup.CacheResult, digest: str) -> None:
-        assert found.key, found.reason
-        name = {"prepare": "dataset", "train": "model"}[found.task]
-        at = f"run-{digest[:12]}/{found.task}"
+    def _record(self, cache_result: lookup.CacheResult, digest: str) -> None:
+        assert cache_result.key, cache_result.reason
+        name = {"prepare": "dataset", "train": "model"}[cache_result.task]
+        at = f"run-{digest[:12]}/{cache_result.task}"
         self.store.put(f"{at}/{name}/part", b"123")
-        if found.task == "prepare":
+        if cache_result.task == "prepare":
             outputs = {"digest": digest, "rows": "7", **OTHER_OUTPUTS}
         else:
             outputs = {}
         artifacts = {name: {"sha256": digest, "files": 1, "bytes": 3}}
         entries.record_entry(
-            self.store, entries.Entry(found.key, at, outputs, artifacts, {"step": "steps.x"}, 1.0)
+            self.store,
+            entries.Entry(cache_result.key, at, outputs, artifacts, {"step": "steps.x"}, 1.0),
         )
 
 
@@ -157,20 +158,20 @@ def test_random_changes_reuse_exactly_the_results_that_they_leave_valid(
 
     for number in range(changes):
         demo.change()
-        found = demo.look_up()
-        assert not found["stale"], (
+        cache_result = demo.look_up()
+        assert not cache_result["stale"], (
             number,
             demo.settings,
             demo.versions,
-            found,
+            cache_result,
         )
-        assert not found["needless"], (
+        assert not cache_result["needless"], (
             number,
             demo.settings,
             demo.versions,
-            found,
+            cache_result,
         )
-        counts += found
+        counts += cache_result
 
     assert counts["hit"]
     assert counts["miss"]

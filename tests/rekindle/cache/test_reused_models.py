@@ -45,11 +45,11 @@ def reused_models(
 ) -> dict[str, str]:
     """Return the location of the model of each training, after `prepare` of `run` has looked it
     up."""
-    cached = json.loads(parameters(manifest)[CACHED_PARAMETER])
+    cached_parameter = json.loads(parameters(manifest)[CACHED_PARAMETER])
     rows = copy_reused_models(
-        store, encode_parameter(json.dumps(manifest)), cached, f"{run}/prepare", outputs
+        store, encode_parameter(json.dumps(manifest)), cached_parameter, f"{run}/prepare", outputs
     )
-    assert rows.keys() == cached.keys(), "the conditions of the workflow need every row"
+    assert rows.keys() == cached_parameter.keys(), "the conditions of the workflow need every row"
     return {
         row["task"]: row["at"]
         for row in rows.values()
@@ -173,10 +173,10 @@ def test_a_failure_of_the_look_up_leads_to_a_training(
 ) -> None:
     manifest = rendered(*SETTINGS)
     store = s3
-    cached = json.loads(parameters(manifest)[CACHED_PARAMETER])
+    cached_parameter = json.loads(parameters(manifest)[CACHED_PARAMETER])
     packed = "" if loss == "manifest" else encode_parameter(json.dumps(manifest))
 
-    # the entry looks complete, because another file has the size of the missing one
+    # the entry looks complete, because another file has as many bytes as the missing file
     if loss == "file":
         curve = f"{trained}/model/{MODEL_FILES[1]}"
         s3.put(f"{curve}.copy", s3.get(curve))
@@ -186,7 +186,10 @@ def test_a_failure_of_the_look_up_leads_to_a_training(
             s3.bucket, f"http://127.0.0.1:{free_port()}", "key", "secret", short_retries=True
         )
 
-    assert copy_reused_models(store, packed, cached, f"lost-{loss}/prepare", OUTPUTS) == cached
+    assert (
+        copy_reused_models(store, packed, cached_parameter, f"lost-{loss}/prepare", OUTPUTS)
+        == cached_parameter
+    )
     assert "are not looked up further" in capsys.readouterr().err
     assert s3.head(f"lost-{loss}/train/model/model.json") is None, (
         "it would mark the training as complete"
@@ -207,8 +210,8 @@ def test_a_scheduled_run_with_a_reused_model_starts_no_job(
     }
 
     environment = {f"REKINDLE_{name}": value for name, value in settings.items()} | s3_environment
-    # the parameters of a CronWorkflow's run: without a look-up before the run
-    cached = parameters(rendered())[CACHED_PARAMETER]
+    # a CronWorkflow starts its runs with these parameters, without a look-up in the cache
+    cached_parameter = parameters(rendered())[CACHED_PARAMETER]
     command = (
         f"rekindle run {ROOT}/configs/demo.yaml -o json -p scheduled-time=2024-04-15T03:00:00Z"
     )
@@ -218,20 +221,22 @@ def test_a_scheduled_run_with_a_reused_model_starts_no_job(
     with shell(tmp_path, **environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
         # with other limits of the data, `prepare` computes the same dataset again
         for more in ("", "--set gate.tolerance=0.02", "--set data.tolerated_rejects=0.01"):
-            done = typed(f"{command} -p 'cached={cached}' --set train.seed={seed} {more}")
-            assert done.returncode == 3, f"{done.stdout}{done.stderr}"
-            results.append(json.loads(done.stdout))
+            completed = typed(
+                f"{command} -p 'cached={cached_parameter}' --set train.seed={seed} {more}"
+            )
+            assert completed.returncode == 3, f"{completed.stdout}{completed.stderr}"
+            results.append(json.loads(completed.stdout))
 
-    first, *later = results
-    for result in later:
+    first_result, *later_results = results
+    for result in later_results:
         step = next(step for step in result["steps"] if step["name"] == "train")
         assert step["phase"] == "Cached"
-        assert step["message"] == f"by {first['workflow']}/train"
-        assert result["verdict"] == first["verdict"]
-        assert result["model_sha256"] == first["model_sha256"]
+        assert step["message"] == f"by {first_result['workflow']}/train"
+        assert result["verdict"] == first_result["verdict"]
+        assert result["model_sha256"] == first_result["model_sha256"]
         tags = tracking.read_tags(result["run_id"])
-        assert tags["rekindle.cached.train"] == f"{first['workflow']}/train"
+        assert tags["rekindle.cached.train"] == f"{first_result['workflow']}/train"
         assert ("rekindle.cached.prepare" in tags) == (result is results[1])
 
     jobs = [file.stem for file in (tmp_path / "home/objects/PyTorchJob").glob("[!.]*.json")]
-    assert jobs == [f"{first['workflow']}-train"]
+    assert jobs == [f"{first_result['workflow']}-train"]

@@ -62,8 +62,8 @@ def test_a_change_of_code_that_a_run_loads_is_noticed(
     project: Path, template: dict[str, Any], names: list[str]
 ) -> None:
     manifest = {"spec": {"templates": [template]}}
-    found = run_code.list_named_modules(manifest, [str(project)])
-    assert [name for name in found if not name.startswith("rekindle")] == names
+    module_names = run_code.list_named_modules(manifest, [str(project)])
+    assert [name for name in module_names if not name.startswith("rekindle")] == names
 
 
 def test_the_imports_of_a_file_that_is_run_as_a_program_are_covered(project: Path) -> None:

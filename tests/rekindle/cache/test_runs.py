@@ -38,44 +38,47 @@ def run_pipeline(tmp_path: Path, s3: Store, s3_environment: dict[str, str]) -> A
 
     (tmp_path / "pair.yaml").write_text(json.dumps(config))
     environment = {**os.environ, **s3_environment}
-    # not used, but it must be reachable
+    # the run does not use MLflow, but MLflow must be reachable
     environment["MLFLOW_TRACKING_URI"] = s3_environment["S3_ENDPOINT_URL"]
     environment["REKINDLE_HOME"] = str(tmp_path / "home")
     environment.pop("REKINDLE_PATH", None)
 
     def run(*more: str) -> dict[str, Any]:
         command = [REKINDLE, "run", "pair.yaml", "-o", "json", *more]
-        done = subprocess.run(
+        result = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
         )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout) | {"stderr": done.stderr}
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout) | {"stderr": result.stderr}
 
     return run
 
 
 def test_a_second_run_starts_no_process_for_cached_steps(run_pipeline: Any, s3: Store) -> None:
-    first = run_pipeline("--set", "train.seed=5")
-    again = run_pipeline("--set", "train.seed=5", "--set", "gate.tolerance=0.3")
-    phases = {step["name"]: (step["phase"], step["message"]) for step in again["steps"]}
-    assert phases["first"] == ("Cached", f"by {first['workflow']}/first")
+    first_run = run_pipeline("--set", "train.seed=5")
+    second_run = run_pipeline("--set", "train.seed=5", "--set", "gate.tolerance=0.3")
+    phases = {step["name"]: (step["phase"], step["message"]) for step in second_run["steps"]}
+    assert phases["first"] == ("Cached", f"by {first_run['workflow']}/first")
     assert phases["inner.second"][0] == "Succeeded"
-    assert f"first ({first['workflow']}/first)" in again["stderr"]
-    assert not list(s3.list(f"{again['workflow']}/first/"))
+    assert f"first ({first_run['workflow']}/first)" in second_run["stderr"]
+    assert not list(s3.list(f"{second_run['workflow']}/first/"))
 
 
 @pytest.mark.slow
 def test_a_pod_looks_up_the_cache_itself(run_pipeline: Any, s3: Store) -> None:
-    first = run_pipeline("--set", "train.seed=5")
-    late = run_pipeline(
+    first_run = run_pipeline("--set", "train.seed=5")
+    late_run = run_pipeline(
         "--set",
         "train.seed=5",
         "-p",
         "cached=" + json.dumps({"first": {"task": "first", "at": ""}, "reuse": "yes"}),
     )
-    assert {step["phase"] for step in late["steps"]} == {"Succeeded"}  # the pod has found the entry
-    assert s3.get(f"{late['workflow']}/first/cached").decode() == f"{first['workflow']}/first"
-    assert s3.get(f"{late['workflow']}/first/folder/number") == b"5"
+    # the pod has found the entry
+    assert {step["phase"] for step in late_run["steps"]} == {"Succeeded"}
+    assert (
+        s3.get(f"{late_run['workflow']}/first/cached").decode() == f"{first_run['workflow']}/first"
+    )
+    assert s3.get(f"{late_run['workflow']}/first/folder/number") == b"5"
 
 
 @pytest.mark.slow
@@ -91,11 +94,11 @@ def test_an_entry_that_does_not_fit_the_step_is_replaced(
     run_pipeline: Any, s3: Store, outputs: dict[str, str]
 ) -> None:
     seed = 70 + len(outputs)
-    first = run_pipeline("--set", f"train.seed={seed}")
+    first_run = run_pipeline("--set", f"train.seed={seed}")
     (recorded,) = [
-        each for each in entries.read_entries(s3) if each.at == f"{first['workflow']}/first"
+        each for each in entries.read_entries(s3) if each.at == f"{first_run['workflow']}/first"
     ]
     entries.record_entry(s3, replace(recorded, outputs=outputs))
-    again = run_pipeline("--set", f"train.seed={seed}")
-    assert {step["phase"] for step in again["steps"]} == {"Succeeded"}
+    second_run = run_pipeline("--set", f"train.seed={seed}")
+    assert {step["phase"] for step in second_run["steps"]} == {"Succeeded"}
     assert entries.read_entry(s3, recorded.key).outputs == {"text": f"it's {seed}"}  # type: ignore[union-attr]

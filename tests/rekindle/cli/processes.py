@@ -42,9 +42,9 @@ def workflow(*scripts: tuple[str, str], **spec: Any) -> dict[str, Any]:
             {"name": name, "script": {"image": "python:3.11", "command": ["sh"], "source": script}}
         )
 
-    main = {"name": "main", "dag": {"tasks": tasks}}
+    main_template = {"name": "main", "dag": {"tasks": tasks}}
 
-    return builders.workflow(main, *templates, name="four", **spec)
+    return builders.workflow(main_template, *templates, name="four", **spec)
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> str:

@@ -93,11 +93,11 @@ def git(folder: Path, *arguments: str) -> str:
         "advice.addEmbeddedRepo=false",
     )
 
-    done = subprocess.run(
+    result = subprocess.run(
         ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
     )
 
-    return done.stdout
+    return result.stdout
 
 
 class Listener:
@@ -187,8 +187,8 @@ class Folder:
         kinds = "filter=evil diff=evil merge=evil"
         (self.root / ".gitattributes").write_text(f"* {kinds}\n*.toml {kinds} ident export-subst\n")
 
-        inner = self.root / "inner"
-        for folder in (inner, self.root):
+        inner_folder = self.root / "inner"
+        for folder in (inner_folder, self.root):
             folder.mkdir(exist_ok=True)
             git(folder, "init", "-q")
             git(folder, "commit", "-q", "--allow-empty", "-m", "first")
@@ -199,7 +199,7 @@ class Folder:
             '[submodule "inner"]\n\tpath = inner\n\turl = ext::false\n'
         )
 
-        for folder in (inner, self.root):
+        for folder in (inner_folder, self.root):
             self._plant_git_programs(folder)
 
         with (self.root / "pyproject.toml").open("a") as file:

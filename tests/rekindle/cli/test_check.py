@@ -30,15 +30,15 @@ def write_config(folder: Path, name: str, code: str) -> str:
 
 def test_check_shows_model_memory_step_and_prediction(tmp_path: Path) -> None:
     config = write_config(tmp_path, "sound", TEMPLATE)
-    done = rekindle("check", config, "--rows", "500", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    result = rekindle("check", config, "--rows", "500", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
 
     for line in (
         "data        500 rows",
         "batch       float32 [32, 2]",
         "model       Sequential: 133 parameters",
     ):
-        assert line in done.stdout
+        assert line in result.stdout
 
     for line in (
         "1.weight: float32 [32, 2]",
@@ -46,40 +46,40 @@ def test_check_shows_model_memory_step_and_prediction(tmp_path: Path) -> None:
         "FLOPs",
         "metrics     rmse ",
     ):
-        assert line in done.stdout
+        assert line in result.stdout
 
 
 @pytest.mark.slow
 def test_check_names_the_end_of_a_window_and_takes_the_scheduled_time(tmp_path: Path) -> None:
     (tmp_path / "fraud.yaml").write_text(json.dumps(FRAUD))
-    done = rekindle("check", "fraud.yaml", cwd=tmp_path)
-    assert done.returncode == 2
+    result = rekindle("check", "fraud.yaml", cwd=tmp_path)
+    assert result.returncode == 2
 
     for part in (
         "the data is from 2024-01-01 to 2024-03-31. data.window (8w) sets both",
         "-p scheduled-time=TIME",
     ):
-        assert part in done.stdout
+        assert part in result.stdout
 
-    done = rekindle(
+    result = rekindle(
         "check", "fraud.yaml", "-p", "scheduled-time=2024-03-25", "-o", "json", cwd=tmp_path
     )
-    assert done.returncode == 0, done.stdout
-    assert json.loads(done.stdout)["rows"] > 0, done.stdout
-    done = rekindle("check", "fraud.yaml", "-p", "time=2024-03-25", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "uses only the parameter scheduled-time" in done.stderr
+    assert result.returncode == 0, result.stdout
+    assert json.loads(result.stdout)["rows"] > 0, result.stdout
+    result = rekindle("check", "fraud.yaml", "-p", "time=2024-03-25", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "uses only the parameter scheduled-time" in result.stderr
 
 
 @pytest.mark.slow
 def test_an_untrainable_workload_ends_with_exit_code_2(tmp_path: Path) -> None:
     code, sentence = FAULTS["buffer"]
     config = write_config(tmp_path, "buffer", code)
-    done = rekindle("lint", config, cwd=tmp_path, REKINDLE_CACHE=str(tmp_path / "c"))
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    done = rekindle("check", config, "-o", "json", cwd=tmp_path)
-    assert done.returncode == 2
-    report = json.loads(done.stdout)
+    result = rekindle("lint", config, cwd=tmp_path, REKINDLE_CACHE=str(tmp_path / "c"))
+    assert result.returncode == 2
+    assert sentence in result.stderr
+    result = rekindle("check", config, "-o", "json", cwd=tmp_path)
+    assert result.returncode == 2
+    report = json.loads(result.stdout)
     assert report["rows"] == 1000
     assert sentence in report["error"]

@@ -32,8 +32,8 @@ def check(folder: Path, body: str) -> tuple[int, str]:
     (folder / "rows.csv").write_text("x\n1\n")
     (folder / "train.py").write_text(START + body)
     (folder / "config.yaml").write_text(json.dumps(CONFIG))
-    done = rekindle("check", "config.yaml", cwd=folder)
-    return done.returncode, done.stdout.splitlines()[-1]
+    result = rekindle("check", "config.yaml", cwd=folder)
+    return result.returncode, result.stdout.splitlines()[-1]
 
 
 @pytest.mark.slow

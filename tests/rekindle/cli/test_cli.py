@@ -132,11 +132,11 @@ def test_every_command_has_a_valid_example_and_is_in_the_docs(name: str):
     ],
 )
 def test_wrong_usage_or_config_exits_with_2_and_a_hint(tmp_path: Path, args: list[str], hint: str):
-    done = rekindle(*args, cwd=ROOT, KUBECONFIG="/none", REKINDLE_HOME=str(tmp_path))
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert hint in done.stderr
-    assert "Traceback" not in done.stderr
+    result = rekindle(*args, cwd=ROOT, KUBECONFIG="/none", REKINDLE_HOME=str(tmp_path))
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert hint in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.slow
@@ -151,30 +151,30 @@ def test_the_scheduled_time_is_checked_only_in_pipelines_of_rekindle(tmp_path: P
         (rendered, "soon", 2),
         (rendered, "2024-03-25", 10),
     ):
-        done = rekindle(
+        result = rekindle(
             "plan", "--manifest", str(manifest), "-p", f"scheduled-time={time}", cwd=tmp_path
         )
-        assert done.returncode == code, done.stderr
+        assert result.returncode == code, result.stderr
 
 
 @pytest.mark.parametrize("args", [("ui",), ("run", DEMO), ("run", "--manifest", "w.yaml")])
 def test_a_home_that_is_not_writable_is_named(tmp_path: Path, args: tuple[str, ...]):
     write_manifest(tmp_path / "w.yaml", workflow(("a", "exit 0")))
     (tmp_path / "home").write_text("")
-    done = rekindle(
+    result = rekindle(
         *args, cwd=tmp_path, REKINDLE_HOME="home", S3_ENDPOINT_URL="", MLFLOW_TRACKING_URI=""
     )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert str(tmp_path / "home") in done.stderr
-    assert "Traceback" not in done.stderr
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert str(tmp_path / "home") in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_config_shows_each_value_and_its_origin(tmp_path: Path):
-    done = rekindle(
+    result = rekindle(
         "config", DEMO, "--set", "serve.port=9999", cwd=tmp_path, REKINDLE_TRAIN__SEED="5"
     )
-    origins = {line.split()[0]: line for line in done.stdout.splitlines()}
+    origins = {line.split()[0]: line for line in result.stdout.splitlines()}
     assert "9999" in origins["serve.port"]
     assert "--set serve.port=9999" in origins["serve.port"]
     assert origins["train.seed"].split()[1:] == ["5", "REKINDLE_TRAIN__SEED"]
@@ -206,13 +206,13 @@ def test_explain_knows_the_keys_of_a_workload_only_with_its_config(tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["HOME", "PATH"])
 def test_a_mistyped_environment_variable_is_refused(tmp_path: Path, name: str):
-    done = rekindle(
+    result = rekindle(
         "status", cwd=tmp_path, **{f"REKINDLE_{name}S": "elsewhere", "REKINDLE_NAME": "shop"}
     )
-    assert done.returncode == 2
-    assert done.stdout == ""
+    assert result.returncode == 2
+    assert result.stdout == ""
     assert (
-        done.stderr == f"error: REKINDLE_{name}S is not a variable of Rekindle. Did you mean"
+        result.stderr == f"error: REKINDLE_{name}S is not a variable of Rekindle. Did you mean"
         f' "REKINDLE_{name}"?\n'
     )
 
@@ -221,9 +221,9 @@ def test_json_output_is_one_object_on_stdout(tmp_path: Path):
     file = write_manifest(
         tmp_path / "four.yaml", workflow(*[(name, "exit 0") for name in ("a", "b", "c", "d")])
     )
-    done = rekindle("run", "--manifest", file, "-o", "json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    output = json.loads(done.stdout)
+    result = rekindle("run", "--manifest", file, "-o", "json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    output = json.loads(result.stdout)
 
     keys = {
         "workflow",
@@ -246,23 +246,23 @@ def test_json_output_is_one_object_on_stdout(tmp_path: Path):
         (name, "Succeeded") for name in "abcd"
     ]
     assert re.fullmatch("[0-9a-f]{64}", output["manifest_sha256"])
-    assert "a succeeded" in done.stderr
+    assert "a succeeded" in result.stderr
     status = json.loads(rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)
     assert status.pop("processes") == []
     assert status == {key: value for key, value in output.items() if key != "status"}
 
 
 def test_a_failure_is_short_and_ends_with_the_resume_command(tmp_path: Path):
-    broken = workflow(
+    failing_workflow = workflow(
         ("good", "echo x >> good.txt"),
         ("bad", "echo 'error: no such column' >&2; test -e /tmp/mended"),
     )
-    file = write_manifest(tmp_path / "w.yaml", broken)
-    done = rekindle("run", "--manifest", file, cwd=tmp_path)
-    assert done.returncode == 1
-    lines = done.stderr.splitlines()
+    file = write_manifest(tmp_path / "w.yaml", failing_workflow)
+    result = rekindle("run", "--manifest", file, cwd=tmp_path)
+    assert result.returncode == 1
+    lines = result.stderr.splitlines()
     assert len(lines) <= 15
-    assert "no such column" in done.stderr
+    assert "no such column" in result.stderr
     assert "step    bad" in lines
     (log,) = [line.split()[1] for line in lines if line.startswith("log ")]
     assert "no such column" in (tmp_path / log).read_text()
@@ -286,11 +286,11 @@ def test_an_image_with_another_python_is_a_warning_with_both_versions(
         write_manifest(tmp_path / ".rekindle/images.yaml", {image: {"python": sys.executable}})
         assert rekindle("trust", ".rekindle", cwd=tmp_path).returncode == 0
 
-    done = rekindle(
+    result = rekindle(
         "run", "--manifest", write_manifest(tmp_path / "w.yaml", manifest), cwd=tmp_path
     )
-    warnings = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
-    assert done.returncode == 0
+    warnings = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
+    assert result.returncode == 0
     assert len(warnings) == (0 if is_configured else 1)
 
     if not is_configured:
@@ -309,8 +309,8 @@ def test_a_folder_can_hold_the_workflow_and_its_templates(tmp_path: Path):
     run = workflow() | {"spec": {"workflowTemplateRef": {"name": "base"}}}
     (folder / "b.json").write_text(json.dumps(run))
     (folder / "README.md").write_text("no: manifest")
-    done = rekindle("run", "--manifest", "flows", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    result = rekindle("run", "--manifest", "flows", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
     assert rekindle("logs", cwd=tmp_path).stdout.endswith("| from a List\n")
 
 
@@ -325,35 +325,35 @@ def test_a_folder_can_hold_the_workflow_and_its_templates(tmp_path: Path):
 def test_the_exit_code_shows_the_verdict_of_the_gate(
     tmp_path: Path, verdict: str, code: int, words: str
 ):
-    done = rekindle(
+    result = rekindle(
         "run",
         "--manifest",
         write_manifest(tmp_path / "w.yaml", gated_workflow(verdict)),
         cwd=tmp_path,
     )
-    assert done.returncode == code
-    assert words in done.stdout
+    assert result.returncode == code
+    assert words in result.stdout
 
 
 def test_outputs_of_workflows_without_the_label_of_rekindle_are_not_verdicts(tmp_path: Path):
     manifest = gated_workflow("keep")
     del manifest["metadata"]["labels"]
-    done = rekindle(
+    result = rekindle(
         "run", "--manifest", write_manifest(tmp_path / "w.yaml", manifest), cwd=tmp_path
     )
-    assert done.returncode == 0
-    assert "verdict" not in done.stdout
+    assert result.returncode == 0
+    assert "verdict" not in result.stdout
 
 
 @pytest.mark.fast_cases(1)
-@pytest.mark.parametrize(("second", "code"), [("keep", 3), ("release", 3), ("same", 0)])
+@pytest.mark.parametrize(("second_verdict", "code"), [("keep", 3), ("release", 3), ("same", 0)])
 def test_both_verdicts_of_two_evaluations_are_shown_and_set_the_exit_code(
-    tmp_path: Path, second: str, code: int
+    tmp_path: Path, second_verdict: str, code: int
 ):
     judge = "printf {} > /tmp/v; echo '{{\"auc\": 0.{}}}' > /tmp/m; printf 'as bad as {}' > /tmp/r"
     scripts = [
         ("judge-a", judge.format("keep", 5, "chance")),
-        ("judge-b", judge.format(second, 6, "before")),
+        ("judge-b", judge.format(second_verdict, 6, "before")),
     ]
     manifest = workflow(*scripts)
 
@@ -366,14 +366,14 @@ def test_both_verdicts_of_two_evaluations_are_shown_and_set_the_exit_code(
         template["outputs"] = {"parameters": files}
 
     file = write_manifest(tmp_path / "w.yaml", manifest)
-    done = rekindle("run", "--manifest", file, cwd=tmp_path)
-    assert done.returncode == code, done.stderr
-    assert "judged    judge-a: keep. as bad as chance\n" in done.stdout
-    assert f"judged    judge-b: {second}. as bad as before\n" in done.stdout
+    result = rekindle("run", "--manifest", file, cwd=tmp_path)
+    assert result.returncode == code, result.stderr
+    assert "judged    judge-a: keep. as bad as chance\n" in result.stdout
+    assert f"judged    judge-b: {second_verdict}. as bad as before\n" in result.stdout
     verdicts = json.loads(rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)["verdicts"]
     assert [(each["task"], each["verdict"], each["metrics"]) for each in verdicts] == [
         ("judge-a", "keep", {"auc": 0.5}),
-        ("judge-b", second, {"auc": 0.6}),
+        ("judge-b", second_verdict, {"auc": 0.6}),
     ]
 
 
@@ -381,10 +381,10 @@ def test_both_verdicts_of_two_evaluations_are_shown_and_set_the_exit_code(
 def test_only_steps_of_rekindle_can_report_an_invalid_config(tmp_path: Path, label: str, code: int):
     manifest = workflow(("only", "exit 78"))
     manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": label}
-    done = rekindle(
+    result = rekindle(
         "run", "--manifest", write_manifest(tmp_path / "w.yaml", manifest), cwd=tmp_path
     )
-    assert done.returncode == code
+    assert result.returncode == code
 
 
 def test_status_and_logs_show_the_steps(tmp_path: Path):
@@ -448,7 +448,7 @@ def test_a_manifest_from_a_pipe_runs(tmp_path: Path):
         folder = tmp_path / name
         folder.mkdir()
 
-        done = subprocess.run(
+        result = subprocess.run(
             ["bash", "-c", line],
             cwd=folder,
             env=environ,
@@ -457,8 +457,8 @@ def test_a_manifest_from_a_pipe_runs(tmp_path: Path):
             timeout=20,
         )
 
-        assert done.returncode == 0, done.stderr
-        assert "a succeeded" in done.stdout, done.stderr
+        assert result.returncode == 0, result.stderr
+        assert "a succeeded" in result.stdout, result.stderr
 
 
 @pytest.mark.slow
@@ -480,7 +480,7 @@ def test_runs_of_a_schedule_in_the_same_second_all_succeed(tmp_path: Path):
 
 def test_a_deleted_working_directory_is_an_error_message(tmp_path: Path):
     line = 'rmdir "$PWD"; exec "$REKINDLE" status'
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", line],
         cwd=tmp_path,
         env={**os.environ, "REKINDLE": REKINDLE},
@@ -489,9 +489,9 @@ def test_a_deleted_working_directory_is_an_error_message(tmp_path: Path):
         timeout=20,
     )
 
-    assert done.returncode == 2
-    assert "current directory" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert result.returncode == 2
+    assert "current directory" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_refused_commands_also_print_json(tmp_path: Path):
@@ -501,11 +501,10 @@ def test_refused_commands_also_print_json(tmp_path: Path):
 
 
 def test_stop_from_another_terminal_ends_the_run_and_resume_continues_it(
-    tmp_path: Path, shared: Path
+    tmp_path: Path, shared_folder: Path
 ):
-    waits_once = (
-        f"test -e {shared}/again && exec echo begun; touch {shared}/again; echo begun; sleep 100"
-    )
+    mark_file = shared_folder / "again"
+    waits_once = f"test -e {mark_file} && exec echo begun; touch {mark_file}; echo begun; sleep 100"
     file = write_manifest(tmp_path / "w.yaml", workflow(("long", waits_once)))
 
     process = subprocess.Popen(
@@ -530,7 +529,7 @@ def test_stop_from_another_terminal_ends_the_run_and_resume_continues_it(
 
 
 @pytest.fixture
-def shared() -> Iterator[Path]:
+def shared_folder() -> Iterator[Path]:
     """A folder that pods and this machine share: each pod has its own /tmp."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
@@ -538,9 +537,11 @@ def shared() -> Iterator[Path]:
 
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("signal_number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_a_signal_ends_a_run_quickly_and_leaves_no_process(tmp_path: Path, number: int, code: int):
+def test_a_signal_ends_a_run_quickly_and_leaves_no_process(
+    tmp_path: Path, signal_number: int, code: int
+):
     file = write_manifest(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
     process = subprocess.Popen(
         [REKINDLE, "run", "--manifest", file],
@@ -553,7 +554,7 @@ def test_a_signal_ends_a_run_quickly_and_leaves_no_process(tmp_path: Path, numbe
 
     pods = wait_until_started(process, tmp_path)
     assert pods
-    process.send_signal(number)
+    process.send_signal(signal_number)
     output, _ = process.communicate(timeout=25)  # the grace of a pod is 30 s
     assert process.returncode == code, output
     assert "Traceback" not in output

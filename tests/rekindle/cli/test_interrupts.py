@@ -60,19 +60,19 @@ def test_ctrl_c_at_any_import_exits_with_130_without_a_traceback(
 
     while True:
         command = [sys.executable, "-c", DRIVER, str(number), *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-        if "left: " in done.stderr and int(done.stderr.rpartition("left: ")[2]) > 0:
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        if "left: " in result.stderr and int(result.stderr.rpartition("left: ")[2]) > 0:
             break  # all imports were done before
 
-        assert done.returncode == 130, number
-        assert done.stderr.strip() == "", number
+        assert result.returncode == 130, number
+        assert result.stderr.strip() == "", number
         assert number < MAX_IMPORTS, number
 
         number = number + interval
         interrupted = interrupted + 1
 
-    assert done.returncode == 0, done.stderr
-    assert interrupted > 2, done.stderr
+    assert result.returncode == 0, result.stderr
+    assert interrupted > 2, result.stderr
 
 
 @pytest.mark.fast_cases(1)
@@ -91,9 +91,9 @@ def test_a_run_in_the_background_of_a_script_can_be_stopped(tmp_path: Path, how:
     assert wait_until_started(process, tmp_path)
 
     if how == "stop":
-        done = rekindle("stop", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == "stopped four\n", done.stderr
+        result = rekindle("stop", cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout == "stopped four\n", result.stderr
     else:
         process.send_signal(signal.SIGINT if how == "Ctrl-C" else signal.SIGTERM)
 
@@ -107,11 +107,11 @@ def test_steps_of_a_background_run_ignore_no_signal(tmp_path: Path):
     script = "grep SigIgn /proc/self/status; kill -INT $$; echo survived"
     file = write_manifest(tmp_path / "w.yaml", workflow(("step", script)))
     command = [*IGNORING, REKINDLE, "run", "--manifest", file]
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=60
     )
     (log,) = tmp_path.glob(".rekindle/runs/four/logs/*.log")
     lines = log.read_text().splitlines()
     (ignored,) = [int(line.split()[-1], 16) for line in lines]
     assert not ignored & (1 << 31) - 1, lines  # signals above 31 belong to the C library
-    assert done.returncode == 1
+    assert result.returncode == 1

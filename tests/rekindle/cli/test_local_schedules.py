@@ -27,9 +27,9 @@ def prompt(tmp_path: Path) -> Iterator[Prompt]:
 
 def test_a_schedule_is_stored_listed_started_and_deleted(prompt: Prompt, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    done = prompt(f"rekindle schedule {CONFIG} --local --set schedule.timezone=Europe/Paris")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    result = prompt(f"rekindle schedule {CONFIG} --local --set schedule.timezone=Europe/Paris")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [
         "WorkflowTemplate demo created",
         "CronWorkflow demo created",
         "no server runs on this machine: `rekindle server` starts the runs",
@@ -40,19 +40,19 @@ def test_a_schedule_is_stored_listed_started_and_deleted(prompt: Prompt, tmp_pat
     assert "startingDeadlineSeconds" not in cron["spec"]
     assert cron["spec"]["workflowSpec"]["workflowTemplateRef"] == {"name": "demo"}
 
-    again = prompt(f"rekindle schedule {CONFIG} --local --set schedule.deadline_minutes=5")
-    assert again.stdout.splitlines()[1] == "CronWorkflow demo configured"
+    second_output = prompt(f"rekindle schedule {CONFIG} --local --set schedule.deadline_minutes=5")
+    assert second_output.stdout.splitlines()[1] == "CronWorkflow demo configured"
     cron = StoredObjects(home).get("CronWorkflow", "demo")
     assert cron["spec"]["startingDeadlineSeconds"] == 300
 
     # the options of the first command were not repeated
-    assert 'spec.timezone: "Europe/Paris" → "UTC"' in again.stdout
+    assert 'spec.timezone: "Europe/Paris" → "UTC"' in second_output.stdout
 
-    listed = prompt("rekindle schedule list -o json")
-    (row,) = json.loads(listed.stdout)["schedules"]
+    listing = prompt("rekindle schedule list -o json")
+    (row,) = json.loads(listing.stdout)["schedules"]
     assert (row["schedule"], row["at"], row["last"]) == ("demo", "0 3 * * 1", None)
     assert row["next"]
-    assert "`rekindle server`" in listed.stderr
+    assert "`rekindle server`" in listing.stderr
 
     started = json.loads(prompt("rekindle run-now demo --local -o json").stdout)
     assert runs.load_status(home, started["workflow"])["phase"] == "Pending"
@@ -84,9 +84,9 @@ def test_a_missing_schedule_and_a_cluster_of_this_machine_are_refused(prompt: Pr
     missing = prompt("rekindle run-now nothing --local")
     assert missing.returncode == 2
     assert "the schedule nothing does not exist on this machine" in missing.stderr
-    both = prompt(f"rekindle schedule {CONFIG} --local -n models")
-    assert both.returncode == 2
-    assert "--local cannot be combined with --namespace" in both.stderr
+    local_and_cluster = prompt(f"rekindle schedule {CONFIG} --local -n models")
+    assert local_and_cluster.returncode == 2
+    assert "--local cannot be combined with --namespace" in local_and_cluster.stderr
 
 
 def test_a_submitted_run_waits_for_the_server_of_this_machine(
@@ -95,9 +95,9 @@ def test_a_submitted_run_waits_for_the_server_of_this_machine(
     manifest = tmp_path / "w.json"
     template = {"name": "main", "container": builders.shell("true")}
     manifest.write_text(to_json(builders.workflow(template, name="submitted", priority=3)))
-    done = prompt(f"rekindle submit --manifest {manifest} --local")
-    assert done.returncode == 0, done.stderr
-    assert "submitted is queued, and starts when a server runs" in done.stdout
+    result = prompt(f"rekindle submit --manifest {manifest} --local")
+    assert result.returncode == 0, result.stderr
+    assert "submitted is queued, and starts when a server runs" in result.stdout
     assert runs.load_status(tmp_path / "home", "submitted")["phase"] == "Pending"
     watched = prompt(f"rekindle submit --manifest {manifest} --local --watch")
     assert "--local cannot be combined with --watch" in watched.stderr

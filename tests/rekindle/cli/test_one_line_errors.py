@@ -81,16 +81,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_value_with_a_line_break_adds_no_line_to_an_error(
     folder: Path, arguments: list[str]
 ) -> None:
-    done = rekindle(*arguments, cwd=folder)
+    result = rekindle(*arguments, cwd=folder)
 
-    lines = done.stderr.splitlines()
+    lines = result.stderr.splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
-    assert done.returncode != 0
+    assert result.returncode != 0
     assert errors
-    assert "Traceback" not in done.stderr
-    assert not any(line.startswith("error: x") for line in lines), done.stderr
-    assert "\u202e" not in done.stderr
-    assert "\x1b" not in done.stderr
+    assert "Traceback" not in result.stderr
+    assert not any(line.startswith("error: x") for line in lines), result.stderr
+    assert "\u202e" not in result.stderr
+    assert "\x1b" not in result.stderr
 
 
 def test_each_mistake_has_a_line_and_a_value_stays_in_its_line() -> None:
@@ -102,9 +102,9 @@ def test_each_mistake_has_a_line_and_a_value_stays_in_its_line() -> None:
 
 
 def test_an_error_as_json_has_the_same_line(folder: Path) -> None:
-    done = rekindle("run", DEMO, "--set", VALUE, "-o", "json", cwd=folder)
+    result = rekindle("run", DEMO, "--set", VALUE, "-o", "json", cwd=folder)
 
-    assert "\n" not in json.loads(done.stdout)["message"]
+    assert "\n" not in json.loads(result.stdout)["message"]
 
 
 def test_a_note_with_a_line_break_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,9 +100,9 @@ class Project:
 
     def __call__(self, command: str, **environment: str) -> str:
         """Run a command that must succeed; returns its output."""
-        done = self.prompt(f"rekindle {command}", **environment)
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        result = self.prompt(f"rekindle {command}", **environment)
+        assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
+        return result.stdout
 
 
 def waiting_run(folder: Path) -> str:
@@ -113,7 +113,7 @@ def waiting_run(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def environment(s3_environment: dict[str, str], services: Services) -> dict[str, str]:
-    kept = {
+    kept_variables = {
         k: v
         for k, v in os.environ.items()
         if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_"))
@@ -130,11 +130,11 @@ def environment(s3_environment: dict[str, str], services: Services) -> dict[str,
         "REKINDLE_SERVE__PORT": str(free_port()),
     }
 
-    return {**kept, **settings, "PATH": f"{BIN}:{os.environ['PATH']}", "NO_COLOR": "1"}
+    return {**kept_variables, **settings, "PATH": f"{BIN}:{os.environ['PATH']}", "NO_COLOR": "1"}
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Path]:
+def shared_folder() -> Iterator[Path]:
     """A folder that pods and this machine share: each pod has its own /tmp."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
@@ -142,10 +142,10 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def project(
-    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], shared: Path
+    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], shared_folder: Path
 ) -> Iterator[Project]:
     folder = tmp_path_factory.mktemp("own") / "shop"
-    make(folder, shared / "go")
+    make(folder, shared_folder / "go")
     command = f"rekindle backfill {CONFIG} {WEEK} -o json".split()
 
     with Prompt(folder, environment) as prompt, (folder / "backfill.log").open("w") as log:
@@ -162,15 +162,15 @@ def project(
             read_log = (folder / "backfill.log").read_text
             run = until("a worker to wait", lambda: waiting_run(folder), 120, evidence=read_log)
             scaled = prompt(f"rekindle scale {run} 2 -o json")
-            second = f".rekindle/runs/{run}/logs/{run}-train-worker-1.log"
+            second_log = f".rekindle/runs/{run}/logs/{run}-train-worker-1.log"
 
             until(
                 "the second worker to start",
-                lambda: (folder / second).exists(),
+                lambda: (folder / second_log).exists(),
                 evidence=lambda: scaled,
             )
 
-            (shared / "go").touch()
+            (shared_folder / "go").touch()
             out, _ = backfill.communicate(timeout=120)
         finally:
             backfill.kill()
@@ -347,19 +347,19 @@ def test_rollback_serves_an_earlier_release(project: Project) -> None:
     released = []
 
     for seed in (1, 2):
-        done = shell(
+        result = shell(
             f"rekindle run {CONFIG} --set train.seed={seed} --set gate.tolerance=1000 -o json"
         )
-        assert done.returncode == 0, done.stderr
-        released.append(json.loads(done.stdout))
+        assert result.returncode == 0, result.stderr
+        released.append(json.loads(result.stdout))
 
-    first, second = (run["model_sha256"] for run in released)
+    first_hash, second_hash = (run["model_sha256"] for run in released)
     endpoint = released[1]["endpoint"]
-    assert first != second
-    assert served_sha256(endpoint) == second
+    assert first_hash != second_hash
+    assert served_sha256(endpoint) == second_hash
     back = shell(f"rekindle rollback {name}")
     assert back.returncode == 0, back.stderr
-    assert served_sha256(endpoint) == first
+    assert served_sha256(endpoint) == first_hash
     assert f"stopped deployment {name}-" in shell("rekindle down").stdout
 
 

@@ -14,16 +14,16 @@ def test_a_run_is_started_again_with_its_parameters(tmp_path: Path) -> None:
     path = write_manifest(tmp_path / "w.yaml", manifest)
 
     flags = ("--yes", "-o", "json")
-    first = json.loads(
+    first_run = json.loads(
         rekindle("run", "--manifest", path, "-p", "text=mine", *flags, cwd=tmp_path).stdout
     )
-    second = json.loads(rekindle("rerun", first["workflow"], *flags, cwd=tmp_path).stdout)
-    assert second["phase"] == "Succeeded"
-    assert second["workflow"] != first["workflow"]
-    assert "the text is mine" in rekindle("logs", second["workflow"], cwd=tmp_path).stdout
+    second_run = json.loads(rekindle("rerun", first_run["workflow"], *flags, cwd=tmp_path).stdout)
+    assert second_run["phase"] == "Succeeded"
+    assert second_run["workflow"] != first_run["workflow"]
+    assert "the text is mine" in rekindle("logs", second_run["workflow"], cwd=tmp_path).stdout
 
 
 def test_a_run_that_does_not_exist_is_named(tmp_path: Path) -> None:
-    done = rekindle("rerun", "nothing", cwd=tmp_path)
-    assert done.returncode == 2
-    assert 'the run "nothing" does not exist' in done.stderr
+    result = rekindle("rerun", "nothing", cwd=tmp_path)
+    assert result.returncode == 2
+    assert 'the run "nothing" does not exist' in result.stderr

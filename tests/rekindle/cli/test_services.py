@@ -25,9 +25,9 @@ def variables(
     for name in ("S3_ENDPOINT_URL", "S3_BUCKET", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("REKINDLE_HOME", str(services.home))
-    done = rekindle("env", "-o", "json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    result = rekindle("env", "-o", "json", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
 
 
 @pytest.fixture
@@ -94,9 +94,9 @@ def test_put_stores_data_and_prints_its_uri(
         ((f"s3://{bucket}/raw/x",), f"s3://{bucket}/raw/x"),
         ((f"s3://{bucket}/raw/x#1?y",), f"s3://{bucket}/raw/x#1?y"),
     ):
-        done = rekindle("put", "months", *arguments, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == f"{uri}\n", done.stderr
+        result = rekindle("put", "months", *arguments, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout == f"{uri}\n", result.stderr
         store = Store(bucket, variables["S3_ENDPOINT_URL"])
         assert store.get(f"{uri.removeprefix(f's3://{bucket}/')}/may.csv") == b"a,b"
 
@@ -109,8 +109,8 @@ def test_put_stores_data_and_prints_its_uri(
 
 
 def test_get_fetches_every_artifact_including_rejected_rows(run: str, tmp_path: Path) -> None:
-    listed = json.loads(rekindle("get", run, "-o", "json", cwd=tmp_path).stdout)["artifacts"]
-    assert [(row["artifact"], row["files"]) for row in listed] == [
+    artifacts = json.loads(rekindle("get", run, "-o", "json", cwd=tmp_path).stdout)["artifacts"]
+    assert [(row["artifact"], row["files"]) for row in artifacts] == [
         ("evaluate/report", 1),
         ("prepare/dataset", 2),
     ]
@@ -121,9 +121,9 @@ def test_get_fetches_every_artifact_including_rejected_rows(run: str, tmp_path: 
     assert (tmp_path / "rejects.parquet").read_text() == "prepare/dataset/rejects.parquet"
     assert rekindle("get", run, "prepare/dataset", "--to", "data", cwd=tmp_path).returncode == 0
     assert (tmp_path / "data/shards/a.npy").read_text() == "prepare/dataset/shards/a.npy"
-    again = rekindle("get", run, "prepare/dataset", "--to", "data", cwd=tmp_path)
-    assert again.returncode == 2
-    assert "data exists already" in again.stderr
+    second_output = rekindle("get", run, "prepare/dataset", "--to", "data", cwd=tmp_path)
+    assert second_output.returncode == 2
+    assert "data exists already" in second_output.stderr
     wrong = rekindle("get", run, "evaluate/reprot", cwd=tmp_path)
     assert wrong.returncode == 2
     assert (
@@ -140,15 +140,15 @@ def test_ui_prints_the_pages_of_one_run_and_of_all_runs(
 ) -> None:
     uri = variables["MLFLOW_TRACKING_URI"]
     name = f"w-{uuid4().hex[:8]}"
-    with monkeypatch.context() as here:
-        here.setenv("MLFLOW_TRACKING_URI", uri)
-        here.setenv("MLFLOW_TRACKING_TOKEN", variables["MLFLOW_TRACKING_TOKEN"])
+    with monkeypatch.context() as variables_patch:
+        variables_patch.setenv("MLFLOW_TRACKING_URI", uri)
+        variables_patch.setenv("MLFLOW_TRACKING_TOKEN", variables["MLFLOW_TRACKING_TOKEN"])
         run_id = tracking.start_run("pages", name)
 
-    done = rekindle("ui", name, "--mlflow", cwd=tmp_path)
-    page = done.stdout.strip()
-    assert page.startswith(f"{uri}/?token={variables['MLFLOW_TRACKING_TOKEN']}#/"), done.stderr
-    assert f"/runs/{run_id}?" in page, done.stderr
+    result = rekindle("ui", name, "--mlflow", cwd=tmp_path)
+    page = result.stdout.strip()
+    assert page.startswith(f"{uri}/?token={variables['MLFLOW_TRACKING_TOKEN']}#/"), result.stderr
+    assert f"/runs/{run_id}?" in page, result.stderr
     newest = rekindle(
         "ui", "--mlflow", cwd=tmp_path
     ).stdout  # the newest run may be of another test
@@ -172,6 +172,6 @@ def test_ui_prints_the_pages_of_one_run_and_of_all_runs(
 def test_options_with_impossible_numbers_are_refused(
     command: str, message: str, tmp_path: Path
 ) -> None:
-    done = rekindle(*command.split(), cwd=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr
+    result = rekindle(*command.split(), cwd=tmp_path)
+    assert result.returncode == 2
+    assert message in result.stderr

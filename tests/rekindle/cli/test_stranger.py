@@ -69,7 +69,7 @@ ARGUMENTS: dict[str, list[tuple[tuple[str, ...], bool]]] = {
     "trust": [((), False), (("pyproject.toml",), False)],
 }
 # one command of each way to use a folder; the other commands are tested by `make test-slow`
-FAST = {"run", "status", "config", "plan", "get", "down", "step", "trust", "submit"}
+FAST = {"run", "status", "config", "step", "trust", "submit"}
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_a_command_in_an_untrusted_folder_runs_only_named_files(fetched: Folder,
         else:
             path = {}
 
-        done = rekindle(fetched, *words, **path)
+        result = rekindle(fetched, *words, **path)
         if CONFIG in arguments or command == "step":
             allowed = FROM_CONFIG
         else:
@@ -157,14 +157,14 @@ def test_a_command_in_an_untrusted_folder_runs_only_named_files(fetched: Folder,
         for mark in fetched.marks.iterdir():
             mark.unlink()
 
-        check_untouched(fetched, done, original)
-        output = done.stdout + done.stderr
+        check_untouched(fetched, result, original)
+        output = result.stdout + result.stderr
         assert (REFUSED in output) == uses_home, output
-        assert "name: evil" not in done.stdout
+        assert "name: evil" not in result.stdout
 
         if uses_home and command != "doctor":
-            assert done.returncode == 2, output
-            assert done.stderr.count("\n") == 1, output
+            assert result.returncode == 2, output
+            assert result.stderr.count("\n") == 1, output
 
 
 @pytest.mark.fast_cases(2)
@@ -188,11 +188,11 @@ def test_help_and_completion_in_an_untrusted_folder_run_no_file(
 
 def test_reading_the_commit_runs_no_program_of_the_repository(fetched: Folder):
     program = "from rekindle.blocks.manifest.provenance import read_git_sha; print(read_git_sha())"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", "-c", program], cwd=fetched.root, capture_output=True, text=True
     )
     head = (fetched.root / ".git/HEAD").read_text().removeprefix("ref: ").strip()
-    assert done.stdout == (fetched.root / ".git" / head).read_text().strip() + "-dirty\n"
+    assert result.stdout == (fetched.root / ".git" / head).read_text().strip() + "-dirty\n"
     assert fetched.executed() == set()
 
 
@@ -225,7 +225,7 @@ def test_services_started_in_an_untrusted_folder_import_no_file_of_it(folder: Fo
     manifest["spec"]["templates"][0]["dag"]["tasks"].append({"name": "step", "template": "step"})
     manifest["spec"]["templates"].append(STEP)
 
-    done = rekindle(
+    result = rekindle(
         folder,
         "run",
         "--manifest",
@@ -233,19 +233,20 @@ def test_services_started_in_an_untrusted_folder_import_no_file_of_it(folder: Fo
         "--yes",
     )
 
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
     assert rekindle(folder, "env").returncode == 0
 
     directories = [folder.home, *(path for path in folder.home.rglob("*") if path.is_dir())]
     for directory in directories:  # as a `git pull` could
         folder.plant_modules(directory)
 
-    killed = recorded_pids(folder.home)
-    for pid in killed:
+    killed_pids = recorded_pids(folder.home)
+    for pid in killed_pids:
         os.kill(pid, signal.SIGKILL)
 
     until(
-        "the killed processes to be gone", lambda: not any(psutil.pid_exists(pid) for pid in killed)
+        "the killed processes to be gone",
+        lambda: not any(psutil.pid_exists(pid) for pid in killed_pids),
     )
     assert rekindle(folder, "env").returncode == 0
     shown: list[dict] = []
@@ -262,7 +263,7 @@ def test_services_started_in_an_untrusted_folder_import_no_file_of_it(folder: Fo
             evidence=lambda row=row: row,
         )
 
-    assert not set(killed) & set(recorded_pids(folder.home))
+    assert not set(killed_pids) & set(recorded_pids(folder.home))
     assert rekindle(folder, "down").returncode == 0
     assert folder.executed() == set()
 
@@ -284,15 +285,15 @@ def test_only_own_and_trusted_homes_are_used(folder: Folder):
     copy = folder.root / "copy"
     shutil.copytree(folder.home, copy)
     (folder.root / "link").symlink_to(folder.home)
-    done = rekindle(folder, "down", REKINDLE_HOME="copy")
+    result = rekindle(folder, "down", REKINDLE_HOME="copy")
 
-    assert done.returncode == 2
-    assert REFUSED in done.stderr
-    assert "`rekindle trust copy`" in done.stderr
+    assert result.returncode == 2
+    assert REFUSED in result.stderr
+    assert "`rekindle trust copy`" in result.stderr
 
-    done = rekindle(folder, "down", REKINDLE_HOME="link")
-    assert done.returncode == 2, done.stderr
-    assert "link is a link, and is not followed" in done.stderr, done.stderr
+    result = rekindle(folder, "down", REKINDLE_HOME="link")
+    assert result.returncode == 2, result.stderr
+    assert "link is a link, and is not followed" in result.stderr, result.stderr
     assert rekindle(folder, "trust", "copy").returncode == 0
     # the services belong to the original
     assert rekindle(folder, "down", REKINDLE_HOME="copy").stdout == ""
@@ -320,18 +321,18 @@ def test_a_home_of_another_user_is_not_used(folder: Folder):
     assert rekindle(folder, "down").returncode == 0
     os.chown(folder.home, 65534, -1)
     for arguments in (("status",), ("trust", ".rekindle")):
-        done = rekindle(folder, *arguments)
-        assert done.returncode == 2, done.stderr
-        assert ".rekindle belongs to " in done.stderr, done.stderr
+        result = rekindle(folder, *arguments)
+        assert result.returncode == 2, result.stderr
+        assert ".rekindle belongs to " in result.stderr, result.stderr
     shutil.rmtree(folder.home)
 
 
 @pytest.mark.slow
 def test_a_missing_state_directory_is_an_error_that_names_the_variable(folder: Folder):
-    done = rekindle(folder, "put", "../secret", XDG_STATE_HOME="/proc/self")
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "set XDG_STATE_HOME to a directory of your own" in done.stderr
+    result = rekindle(folder, "put", "../secret", XDG_STATE_HOME="/proc/self")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "set XDG_STATE_HOME to a directory of your own" in result.stderr
     state = str(folder.root.parent / "state")
     assert rekindle(folder, "put", "../secret", XDG_STATE_HOME=state).returncode == 0
     assert rekindle(folder, "down", XDG_STATE_HOME=state).returncode == 0

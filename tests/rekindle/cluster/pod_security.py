@@ -53,8 +53,8 @@ def violations(spec: dict[str, Any]) -> list[str]:
         for s in pod.get("sysctls") or []
         if s["name"] not in SYSCTLS
     ]
-    for where in ("initContainers", "containers", "ephemeralContainers"):
-        for container in spec.get(where) or []:
+    for field_name in ("initContainers", "containers", "ephemeralContainers"):
+        for container in spec.get(field_name) or []:
             problems += [
                 f"{container['name']}: {problem}" for problem in _container(container, pod)
             ]
@@ -125,7 +125,9 @@ def pods(manifest: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             yield from pods(value)
 
 
-def _argo(template: dict[str, Any], main: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+def _argo(
+    template: dict[str, Any], main_container: dict[str, Any], spec: dict[str, Any]
+) -> dict[str, Any]:
     """Return the PodSpec that Argo makes of a template: init and wait are not hardened, the main of
     a resource is.
 
@@ -145,13 +147,13 @@ def _argo(template: dict[str, Any], main: dict[str, Any], spec: dict[str, Any]) 
         return pod | {"containers": [{"name": "main", "securityContext": hardened}]}
 
     pod["initContainers"] = [{"name": "init"}]
-    pod["containers"] = [{"name": "wait"}, {**main, "name": "main"}]
+    pod["containers"] = [{"name": "wait"}, {**main_container, "name": "main"}]
     patch = json.loads(template.get("podSpecPatch") or "{}")
 
-    for where in ("initContainers", "containers"):
-        for fields in patch.pop(where, []):
+    for list_name in ("initContainers", "containers"):
+        for fields in patch.pop(list_name, []):
             next(
-                container for container in pod[where] if container["name"] == fields["name"]
+                container for container in pod[list_name] if container["name"] == fields["name"]
             ).update(fields)
 
     return pod | patch

@@ -192,8 +192,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.api.stopped:  # the connection was kept alive
             return self.break_connection()
 
-        size = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(size) or b"{}")
+        body_bytes = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(body_bytes) or b"{}")
         parts = urlsplit(self.path)
         api = self.api
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
@@ -363,16 +363,16 @@ class Kubelet(ApiServer):
     def admit(self, path: str, body: Any, dry_run: bool) -> Any:
         if path.endswith("/pods") and not dry_run:
             (container,) = body["spec"]["containers"]
-            done = subprocess.run(
+            result = subprocess.run(
                 [sys.executable, *container["args"]], capture_output=True, text=True
             )
             ended = {
                 "name": container["name"],
-                "state": {"terminated": {"exitCode": done.returncode}},
+                "state": {"terminated": {"exitCode": result.returncode}},
             }
             self.put(path, body | {"status": {"containerStatuses": [ended]}})
 
-            for line in (done.stdout + done.stderr).splitlines():
+            for line in (result.stdout + result.stderr).splitlines():
                 self.write_log(body["metadata"]["name"], line)
 
         return super().admit(path, body, dry_run)

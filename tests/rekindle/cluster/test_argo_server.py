@@ -67,10 +67,10 @@ def test_the_option_yes_skips_the_search_for_duplicates(
 
     server.refuse("POST", WORKFLOWS_PATH, 200, {"metadata": {"name": "x"}, "spec": {}})
     command = ["submit", "--manifest", str(file), "-n", "models", "--yes"]
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         commands, [*command, "--argo-server", f"http://127.0.0.1:{server.port}"]
     )
-    assert not done.exception, done.output
+    assert not result.exception, result.output
     assert [(method, path) for method, path, _ in server.requests] == [("POST", WORKFLOWS_PATH)]
 
 

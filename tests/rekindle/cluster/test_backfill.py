@@ -128,7 +128,7 @@ def test_two_backfills_at_the_same_time_submit_each_week_once(
     server: ApiServer, controller: Controller
 ) -> None:
     controller.failed.add("none")
-    both = [rekindle(*BACKFILL, "-o", "json") for _ in range(2)]
-    tables = [json.loads(process.communicate()[0])["weeks"] for process in both]
+    backfills = [rekindle(*BACKFILL, "-o", "json") for _ in range(2)]
+    tables = [json.loads(process.communicate()[0])["weeks"] for process in backfills]
     assert [week["workflow"] for week in tables[0]] == [week["workflow"] for week in tables[1]]
     assert len(server.objects[WORKFLOWS_AT]) == 12

@@ -80,33 +80,33 @@ def builders(tmp_path: Path) -> Builders:
 @pytest.mark.parametrize("name, script", [("docker", DOCKER), ("buildah", BUILDAH)])
 def test_a_pushed_image_is_named_by_its_digest(builders: Builders, name: str, script: str):
     builders.add(name, script)
-    done = builders("train", "--tag", "r.example.com:5000/rekindle:0.1", "--push", "-o", "json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["pinned"] == f"r.example.com:5000/rekindle@{DIGEST}"
+    result = builders("train", "--tag", "r.example.com:5000/rekindle:0.1", "--push", "-o", "json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["pinned"] == f"r.example.com:5000/rekindle@{DIGEST}"
     assert any(call.startswith(f"{name} push") for call in builders.calls())
 
 
 @pytest.mark.parametrize("flags", [(), ("--insecure",)])
 def test_pushing_without_tls_needs_the_option_insecure(builders: Builders, flags: tuple[str, ...]):
-    done = builders.add("buildah", BUILDAH)(
+    result = builders.add("buildah", BUILDAH)(
         "train", "--tag", "localhost:5001/rekindle:0.1", "--push", *flags
     )
-    assert done.stdout == f"localhost:5001/rekindle@{DIGEST}\n"
+    assert result.stdout == f"localhost:5001/rekindle@{DIGEST}\n"
     (push,) = (call for call in builders.calls() if call.startswith("buildah push"))
     assert ("--tls-verify=false" in push) == bool(flags)
 
 
 def test_a_failed_push_explains_registries_without_tls(builders: Builders):
     builders.add("buildah", BUILDAH.replace("while", '[ "$1" = push ] && exit 125\nwhile'))
-    done = builders("train", "--tag", "r:1", "--push")
-    assert done.returncode == 1
-    assert "--insecure" in done.stderr
-    assert "insecure-registries" in done.stderr
+    result = builders("train", "--tag", "r:1", "--push")
+    assert result.returncode == 1
+    assert "--insecure" in result.stderr
+    assert "insecure-registries" in result.stderr
 
 
 def test_an_image_gets_its_digest_only_by_a_push(builders: Builders):
-    done = builders.add("buildah", BUILDAH)("serve", "--tag", "rekindle-serve:0.1", "-o", "json")
-    assert json.loads(done.stdout) == {
+    result = builders.add("buildah", BUILDAH)("serve", "--tag", "rekindle-serve:0.1", "-o", "json")
+    assert json.loads(result.stdout) == {
         "tag": "rekindle-serve:0.1",
         "id": "sha256:1d",
         "digest": None,
@@ -152,19 +152,19 @@ def test_buildah_is_used_if_the_docker_daemon_does_not_run(builders: Builders):
 
 
 def test_a_missing_builder_comes_with_install_instructions(builders: Builders):
-    done = builders("train", "--tag", "r:1")
-    assert done.returncode == 2
-    assert "neither is on the PATH" in done.stderr
-    assert "apt-get install buildah" in done.stderr
+    result = builders("train", "--tag", "r:1")
+    assert result.returncode == 2
+    assert "neither is on the PATH" in result.stderr
+    assert "apt-get install buildah" in result.stderr
 
 
 def test_a_failed_build_prints_no_image(builders: Builders):
-    done = builders.add("buildah", BUILDAH)(
+    result = builders.add("buildah", BUILDAH)(
         "train", "--tag", "r:1", "--", "--build-arg", "BROKEN=1"
     )
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert "ended with 3" in done.stderr
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert "ended with 3" in result.stderr
 
 
 DOCKERFILE = (ROOT / "images/Dockerfile").read_text()
@@ -214,7 +214,7 @@ def test_every_package_of_an_image_has_a_hash_also_another_build_of_pytorch(
 def test_a_second_index_cannot_replace_a_locked_package(tmp_path: Path) -> None:
     """The command of the Dockerfile, on two real indexes with different files of the same
     version."""
-    hashes = [_add_package(tmp_path / name, content=name) for name in ("first", "second")]
+    hashes = [_add_package(tmp_path / name, package_code=name) for name in ("first", "second")]
     (install,) = re.findall(r"/venv/bin/pip (install .*) --requirement \S+", DOCKERFILE)
     server = ThreadingHTTPServer(
         ("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
@@ -240,9 +240,9 @@ def test_a_second_index_cannot_replace_a_locked_package(tmp_path: Path) -> None:
 
         command = [BIN / "python", "-m", "pip", *shlex.split(install), *target]
 
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            return done.stderr
+        result = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if result.returncode:
+            return result.stderr
 
         return (tmp_path / "site/pkg.py").read_text()
 
@@ -258,14 +258,14 @@ def test_a_second_index_cannot_replace_a_locked_package(tmp_path: Path) -> None:
         server.server_close()
 
 
-def _add_package(index: Path, content: str) -> str:
+def _add_package(index: Path, package_code: str) -> str:
     """Add pkg 1.0 to a package index in a folder; return the hash of its file."""
     (index / "pkg").mkdir(parents=True)
     wheel = index / "pkg/pkg-1.0-py3-none-any.whl"
     info = "pkg-1.0.dist-info"
 
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("pkg.py", content)
+        archive.writestr("pkg.py", package_code)
         archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: pkg\nVersion: 1.0\n")
         archive.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

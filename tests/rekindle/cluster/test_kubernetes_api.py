@@ -233,11 +233,11 @@ def test_a_malformed_status_of_a_server_is_one_error(code: int, body: str) -> No
     assert len(error.lines) == 1
 
 
-@pytest.mark.parametrize("where", ["message", "cause"])
-def test_a_long_message_of_a_server_is_one_error(where: str) -> None:
+@pytest.mark.parametrize("message_place", ["message", "cause"])
+def test_a_long_message_of_a_server_is_one_error(message_place: str) -> None:
     text = 200_000 * " in body should match '.*"
     status: dict[str, object] = {"message": text}
-    if where == "cause":
+    if message_place == "cause":
         status = {"message": "", "details": {"causes": [{"field": "a", "message": text}]}}
     error = make_api_error(
         422, json.dumps(status).encode(), PODS.path("m", "a"), "server", "c", "m"
@@ -288,6 +288,6 @@ def test_missing_kubeconfigs_and_unknown_contexts_have_a_remedy(
 
 def test_the_namespace_option_overrides_the_context(server: ApiServer, tmp_path: Path):
     assert Cluster.connect().namespace == "models"
-    there = Cluster.connect(context="here", namespace="other")
-    assert there.namespace == "other"
-    assert there.flags == " --context here --namespace other"
+    other_cluster = Cluster.connect(context="here", namespace="other")
+    assert other_cluster.namespace == "other"
+    assert other_cluster.flags == " --context here --namespace other"

@@ -105,8 +105,8 @@ def test_a_platform_check_has_results_after_a_malformed_answer(
     server: ChangedCluster, name: str
 ) -> None:
     method, path, valid = CHECKED[name]
-    for content in list(mutations(valid))[::29]:
-        server.forged = (method, path, content.decode(errors="replace"))
+    for body in list(mutations(valid))[::29]:
+        server.forged = (method, path, body.decode(errors="replace"))
         checks = check_platform()
         assert checks
         assert all(isinstance(check.ok, bool) for check in checks)
@@ -193,9 +193,9 @@ def test_a_rollback_is_one_error_after_a_malformed_object(
     serving: ChangedCluster, store: Store, name: str
 ) -> None:
     path, valid, wrap = SERVED[name]
-    for content in list(mutations(valid))[::151]:
+    for body in list(mutations(valid))[::151]:
         try:
-            value = json.loads(content)
+            value = json.loads(body)
         except (ValueError, RecursionError):
             continue
 
@@ -203,5 +203,5 @@ def test_a_rollback_is_one_error_after_a_malformed_object(
         try:
             roll_back(ClusterObjects(Cluster.connect()), store, "demo", "", 0.05, lambda _: None)
         except RekindleError as error:
-            assert not re.search("[\x00-\x1f\x7f-\x9f]", str(error)), (content, str(error))
+            assert not re.search("[\x00-\x1f\x7f-\x9f]", str(error)), (body, str(error))
         store.delete(["releases/demo/promotion.json"])

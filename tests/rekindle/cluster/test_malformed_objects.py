@@ -185,16 +185,16 @@ CONTENTS: dict[str, tuple[Any, Callable[[object], Object]]] = {
 }
 
 
-def check(server: ApiServer, cluster: Cluster, name: str, every: int) -> None:
+def check(server: ApiServer, cluster: Cluster, name: str, every_nth: int) -> None:
     """Read mutations of an object, the first and then every N-th."""
     path, valid, read = READERS[name]
     server.fixed[WORKFLOWS_AT] = {"items": [valid_objects.WORKFLOW]}
     server.fixed[RUN_AT] = valid_objects.WORKFLOW
     is_list = path not in (RUN_AT, f"{CRONS_AT}/demo", f"{DEPLOYMENTS_AT}/{RUN}-train")
 
-    for content in list(mutations(valid))[::every]:
+    for body in list(mutations(valid))[::every_nth]:
         try:
-            value = json.loads(content)
+            value = json.loads(body)
         except (ValueError, RecursionError):
             continue
 
@@ -202,14 +202,14 @@ def check(server: ApiServer, cluster: Cluster, name: str, every: int) -> None:
         try:
             read(cluster)
         except RekindleError as error:
-            assert not re.search("[\x00-\x1f\x7f-\x9f]", str(error)), (content, str(error))
+            assert not re.search("[\x00-\x1f\x7f-\x9f]", str(error)), (body, str(error))
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_some_malformed_objects_are_accepted_or_one_error(
     server: ApiServer, cluster: Cluster, name: str
 ) -> None:
-    check(server, cluster, name, every=61)
+    check(server, cluster, name, every_nth=61)
 
 
 @pytest.mark.slow
@@ -217,7 +217,7 @@ def test_some_malformed_objects_are_accepted_or_one_error(
 def test_every_malformed_object_is_accepted_or_one_error(
     server: ApiServer, cluster: Cluster, name: str
 ) -> None:
-    check(server, cluster, name, every=1)
+    check(server, cluster, name, every_nth=1)
 
 
 def test_the_valid_run_is_explained(server: ApiServer, cluster: Cluster) -> None:
@@ -230,9 +230,9 @@ def test_a_run_with_malformed_content_is_explained_or_one_error(
     server: ApiServer, cluster: Cluster, name: str
 ) -> None:
     valid, build = CONTENTS[name]
-    for content in list(mutations(valid))[::13]:
+    for body in list(mutations(valid))[::13]:
         try:
-            value = json.loads(content)
+            value = json.loads(body)
         except (ValueError, RecursionError):
             continue
 
@@ -241,7 +241,7 @@ def test_a_run_with_malformed_content_is_explained_or_one_error(
             explain_on_cluster(cluster, RUN, False)
         except RekindleError as error:
             for line in error.lines:
-                assert not re.search("[\x00-\x1f\x7f-\x9f]", line), (content, line)
+                assert not re.search("[\x00-\x1f\x7f-\x9f]", line), (body, line)
 
 
 FAULTS: list[tuple[Any, str]] = [
@@ -269,8 +269,10 @@ def test_one_malformed_run_is_passed_over_with_one_warning(
     change: Object,
     fault: str,
 ) -> None:
-    bad = valid_objects.WORKFLOW | {"metadata": {**valid_objects.METADATA, "name": "demo-bad"}}
-    server.fixed[WORKFLOWS_AT] = {"items": [bad | change, valid_objects.WORKFLOW]}
+    invalid_workflow = valid_objects.WORKFLOW | {
+        "metadata": {**valid_objects.METADATA, "name": "demo-bad"}
+    }
+    server.fixed[WORKFLOWS_AT] = {"items": [invalid_workflow | change, valid_objects.WORKFLOW]}
 
     tables = json.loads(cluster_overview.format_overview(cluster, True))
     cluster.list_objects(WORKFLOWS)

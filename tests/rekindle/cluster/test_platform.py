@@ -90,11 +90,11 @@ def test_the_account_has_exactly_the_permissions_of_the_pipeline(workflow: dict[
         *applied_objects(canary),
         *applied_objects(ingress),
     ]:
-        group = manifest["apiVersion"].rpartition("/")[0]
+        api_group = manifest["apiVersion"].rpartition("/")[0]
         resource = manifest["kind"].lower() + ("es" if manifest["kind"] == "Ingress" else "s")
         verbs = {"create", "patch"} | (set() if "--server-side" in flags else {"get"})
         verbs.update({"list", "watch", "delete"} if manifest["kind"].lower() in removed else set())
-        needed |= {(group, resource, verb) for verb in verbs}
+        needed |= {(api_group, resource, verb) for verb in verbs}
 
     assert set(platform.list_permissions()) == needed
 
@@ -123,8 +123,8 @@ def test_the_option_frameworks_grants_exactly_the_permissions_of_the_blocks() ->
 def test_users_may_change_the_objects_of_scale_and_rollback() -> None:
     granted = set(platform.list_permissions("users"))
     for resource in KINDS.values():
-        group = resource.api.rpartition("/")[0]
-        assert {(group, resource.plural, verb) for verb in ("get", "patch")} <= granted
+        api_group = resource.api.rpartition("/")[0]
+        assert {(api_group, resource.plural, verb) for verb in ("get", "patch")} <= granted
     assert ("apps", "deployments", "list") in granted, "rollback lists the releases"
 
 
@@ -190,12 +190,12 @@ def test_the_model_server_has_its_own_keys_and_account(workflow: dict[str, Any])
     text = json.dumps(pod)
     assert "rekindle-serving" in text
     assert "rekindle-s3" not in text
-    others = [
+    other_objects = [
         m
         for m, _ in applied_objects(workflow)
         if m["kind"] not in ("Deployment", "HorizontalPodAutoscaler")
     ]
-    assert "rekindle-serving" not in json.dumps(others)
+    assert "rekindle-serving" not in json.dumps(other_objects)
 
 
 @pytest.mark.parametrize(
@@ -356,17 +356,17 @@ def test_rendered_objects_contain_no_secret(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "MLFLOW_TRACKING_PASSWORD"):
         monkeypatch.setenv(name, "hunter-45871")
 
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         commands, ["platform", "render", "-n", "models", "--with", "mlflow", "--with", "minio"]
     )
-    assert done.exit_code == 0
-    assert "45871" not in done.output
-    rendered = list(yaml.safe_load_all(done.stdout))
+    assert result.exit_code == 0
+    assert "45871" not in result.output
+    rendered = list(yaml.safe_load_all(result.stdout))
     secrets = [manifest for manifest in rendered if manifest["kind"] == "Secret"]
     assert [set(secret) & {"data", "stringData"} for secret in secrets] == [set()]
 
     for name in ("rekindle-s3", "rekindle-serving"):
-        assert f"kubectl -n models create secret generic {name} --from-env-file=" in done.stderr
+        assert f"kubectl -n models create secret generic {name} --from-env-file=" in result.stderr
 
     assert platform.to_yaml_documents(rendered) == platform.to_yaml_documents(
         platform.render_platform(Platform("models", components=("mlflow", "minio")))
@@ -469,17 +469,17 @@ def test_invalid_and_conflicting_settings_are_refused(
 @pytest.mark.parametrize("namespace", ["rekindle", "training", ""])
 def test_the_operator_patch_is_for_the_given_namespace(namespace: str) -> None:
     flags = ["-n", namespace] if namespace else []
-    done = CliRunner().invoke(commands, ["platform", "render", "--operator", *flags])
-    assert {manifest["metadata"]["namespace"] for manifest in yaml.safe_load_all(done.stdout)} == {
-        namespace or "kubeflow"
-    }
+    result = CliRunner().invoke(commands, ["platform", "render", "--operator", *flags])
+    assert {
+        manifest["metadata"]["namespace"] for manifest in yaml.safe_load_all(result.stdout)
+    } == {namespace or "kubeflow"}
     rendered = CliRunner().invoke(commands, ["platform", "render", *flags, "--mlflow", "http://m"])
     assert f"kubectl -n {namespace or 'rekindle'} create secret" in rendered.stderr
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         commands, ["platform", "render", "--operator", *flags, "--with", "minio"]
     )
-    assert done.exit_code == 2
-    assert "cannot be combined with --with" in done.output
+    assert result.exit_code == 2
+    assert "cannot be combined with --with" in result.output
 
 
 @pytest.mark.parametrize(

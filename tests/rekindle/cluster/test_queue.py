@@ -1,9 +1,11 @@
 """The status of a queued job: the quota that it waits for, and the jobs ahead of it."""
 
+from typing import Any
+
 import pytest
 
 from rekindle.cluster.kubernetes_api import Cluster
-from rekindle.cluster.queue import QUEUE_LABEL, describe_waiting_jobs
+from rekindle.cluster.queue import QUEUE_LABEL, describe_waiting_jobs, find_waiting_jobs
 from rekindle.view.cluster_overview import format_run
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.workflows import REASON, WORKFLOWS_AT, WORKLOADS, workflow, workload
@@ -79,3 +81,57 @@ def test_the_status_of_a_queued_run_names_the_missing_permission(
     server.refuse("GET", "kueue", 403, FORBIDDEN, times=9)
     assert "the queue of demo-1 cannot be read" in format_run(cluster, "demo-1", as_json=False)
     assert "cannot be read" not in format_run(cluster, "demo-2", as_json=False)
+
+
+def test_jobs_of_other_namespaces_with_the_same_quota_are_ahead_too(
+    server: ApiServer, cluster: Cluster
+) -> None:
+    api = "/apis/kueue.x-k8s.io/v1beta2"
+    own = workload("demo-1-train", 9, QuotaReserved="False")
+    server.put(WORKLOADS.format("v1beta2"), own)
+
+    others: list[dict[str, Any]] = []
+    for owner, namespace, second in (
+        ("vision-1-train", "vision", 1),
+        ("late-1-train", "vision", 20),
+        ("other-quota-1-train", "speech", 2),
+    ):
+        other = workload(owner, second, QuotaReserved="False")
+        other["metadata"]["namespace"] = namespace
+        others.append(other)
+    server.fixed[f"{api}/workloads"] = {"items": others, "metadata": {}}
+    server.fixed[f"{api}/localqueues"] = {
+        "items": [
+            {
+                "metadata": {"name": "train", "namespace": namespace},
+                "spec": {"clusterQueue": cluster_queue},
+            }
+            for namespace, cluster_queue in (
+                ("models", "research"),
+                ("vision", "research"),
+                ("speech", "production"),
+            )
+        ],
+        "metadata": {},
+    }
+
+    (waiting_job,) = find_waiting_jobs(cluster, "demo-1")
+    assert waiting_job.behind == ("vision/vision-1-train",)
+    assert waiting_job.sees_all_namespaces
+    assert str(waiting_job).startswith(
+        "train waits in the queue train, behind vision/vision-1-train:"
+    )
+
+
+def test_a_user_of_one_namespace_sees_the_jobs_of_this_namespace(
+    server: ApiServer, cluster: Cluster
+) -> None:
+    forbidden = {"kind": "Status", "code": 403, "message": "no", "reason": "Forbidden"}
+    for kind in ("workloads", "localqueues"):
+        server.refuse("GET", f"v1beta2/{kind}", 403, forbidden, times=9)
+    for owner, second in (("demo-1-train", 9), ("early-1-train", 1)):
+        server.put(WORKLOADS.format("v1beta2"), workload(owner, second, QuotaReserved="False"))
+
+    (waiting_job,) = find_waiting_jobs(cluster, "demo-1")
+    assert waiting_job.behind == ("early-1-train",)
+    assert not waiting_job.sees_all_namespaces

@@ -110,10 +110,12 @@ def test_a_submit_with_a_lost_answer_creates_one_run(server: ApiServer, cluster:
 def test_only_active_runs_with_equal_manifest_and_parameters_are_duplicates(
     server: ApiServer, cluster: Cluster
 ):
-    first = workflows.build_submission(manifest(), {}, "models")
-    workflows.submit(cluster, first)
-    same = workflows.build_submission(manifest(), {}, "models")
-    assert workflows.find_duplicate(cluster, same) == first["metadata"]["name"]
+    first_submission = workflows.build_submission(manifest(), {}, "models")
+    workflows.submit(cluster, first_submission)
+    equal_submission = workflows.build_submission(manifest(), {}, "models")
+    assert (
+        workflows.find_duplicate(cluster, equal_submission) == first_submission["metadata"]["name"]
+    )
     assert (
         workflows.find_duplicate(
             cluster, workflows.build_submission(manifest(), {"n": "2"}, "models")
@@ -126,8 +128,8 @@ def test_only_active_runs_with_equal_manifest_and_parameters_are_duplicates(
         )
         is None
     )
-    server.put(WORKFLOWS_AT, first | {"status": {"phase": "Succeeded"}})
-    assert workflows.find_duplicate(cluster, same) is None
+    server.put(WORKFLOWS_AT, first_submission | {"status": {"phase": "Succeeded"}})
+    assert workflows.find_duplicate(cluster, equal_submission) is None
 
 
 @pytest.mark.parametrize("compressed", [False, True])

@@ -48,13 +48,13 @@ REASON = (
 
 
 def workload(
-    owner: str, second: int, kind: str = "PyTorchJob", priority: int = 0, **conditions: str
+    owner: str, start_second: int, kind: str = "PyTorchJob", priority: int = 0, **conditions: str
 ) -> dict[str, Any]:
     states = [
         {"type": name, "status": status, "message": REASON} for name, status in conditions.items()
     ]
     references = [{"kind": kind, "name": owner}]
-    created = f"2026-11-23T10:00:{second:02}Z"
+    created = f"2026-11-23T10:00:{start_second:02}Z"
     metadata = {
         "name": f"{kind.lower()}-{owner}",
         "creationTimestamp": created,

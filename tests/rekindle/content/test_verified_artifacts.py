@@ -1,4 +1,4 @@
-"""A step fails before it reads a dataset or a model whose files were changed, also a step of a
+"""A step fails before it reads a dataset or a model whose files were changed, including a step of a
 user's own project."""
 
 import json

@@ -45,9 +45,9 @@ def test_attacks_do_not_change_the_weights(tmp_path: Path, s3_environment: dict[
         "json",
     ]
 
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    result = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
     assert report["equal"] is True
     assert report["sha256"] == report["sha256_undisturbed"]
     assert re.fullmatch("[0-9a-f]{64}", report["sha256"])
@@ -60,16 +60,16 @@ def test_attacks_do_not_change_the_weights(tmp_path: Path, s3_environment: dict[
         "median": pytest.approx(median(times), abs=0.01),
         "longest": max(times),
     }
-    assert "EQUAL" in done.stderr
-    assert "SIGKILL" in done.stderr
+    assert "EQUAL" in result.stderr
+    assert "SIGKILL" in result.stderr
     assert demo_processes(tmp_path) == []
     assert list((tmp_path / "home/demo").iterdir()) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_demo_and_all_its_processes(
-    tmp_path: Path, s3_environment: dict[str, str], number: int, code: int
+    tmp_path: Path, s3_environment: dict[str, str], signal_number: int, code: int
 ):
     environ = {**os.environ, **s3_environment, "REKINDLE_HOME": str(tmp_path / "home")}
     process = subprocess.Popen(
@@ -83,7 +83,7 @@ def test_a_signal_ends_the_demo_and_all_its_processes(
     )
 
     until("three processes of the demo", lambda: len(demo_processes(tmp_path)) >= 3)
-    process.send_signal(number)
+    process.send_signal(signal_number)
     report, _ = process.communicate(timeout=20)
     assert process.returncode == code, report
     assert report.endswith("all processes of the demo have ended\n")

@@ -72,8 +72,10 @@ def test_the_webhook_check_uses_the_config_and_its_failure_hides_no_other_check(
 ):
     flags = ["--set", f"cluster.pods.train.gpus={gpus}", "--set", f"train.workers={workers}"]
     config = [str(ROOT / "configs/demo.yaml"), "--set", "train.max_workers=4", *flags]
-    done = CliRunner().invoke(commands, ["platform", "check", *config, "--wait", "5", "-o", "json"])
-    checks = {check["name"]: check for check in json.loads(done.stdout)}
+    result = CliRunner().invoke(
+        commands, ["platform", "check", *config, "--wait", "5", "-o", "json"]
+    )
+    checks = {check["name"]: check for check in json.loads(result.stdout)}
     assert checks["webhook"]["ok"] == (not words)
     assert words in checks["webhook"]["found"]
     assert [name for name, check in checks.items() if not check["ok"]] == (
@@ -216,9 +218,9 @@ def test_a_pod_that_no_node_can_run_is_not_reported_as_fine(server: HealthyClust
 
 def test_pods_are_not_compared_with_nodes_that_the_user_may_not_read(server: HealthyCluster):
     server.refuse("GET", "/api/v1/nodes", 403, status(403, "Forbidden", "nodes is forbidden"))
-    ok, _, found = pod_check(cpu="64")
+    ok, _, findings = pod_check(cpu="64")
     assert ok
-    assert found.startswith("would be admitted; not compared with the nodes of the cluster: ")
+    assert findings.startswith("would be admitted; not compared with the nodes of the cluster: ")
 
 
 def test_a_missing_queue_is_found(server: HealthyCluster):

@@ -16,10 +16,10 @@ from rekindle.storage import Store
 
 def run_probe(environment: Mapping[str, str], *flags: str) -> Any:
     command = [sys.executable, "-m", "rekindle.doctor.probe", *flags]
-    done = subprocess.run(
+    result = subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
     )
-    return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
+    return result.returncode, json.loads(result.stdout) if result.stdout else result.stderr
 
 
 def test_the_probe_reports_working_and_failing_services(s3: Store, mlflow_server: str) -> None:

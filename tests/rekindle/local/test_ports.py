@@ -117,7 +117,7 @@ def test_the_pods_of_a_training_job_meet_at_another_port(tmp_path: Path, job_por
 
         port = make_operator_environment(stored, "Master", 0, str)["MASTER_PORT"]
         assert int(port) > job_port
-        again = jobs.apply(xgboost_job(listen))
-        assert make_operator_environment(again, "Master", 0, str)["MASTER_PORT"] == port
+        second_job = jobs.apply(xgboost_job(listen))
+        assert make_operator_environment(second_job, "Master", 0, str)["MASTER_PORT"] == port
     finally:
         jobs.stop(0)

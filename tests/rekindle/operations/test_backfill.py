@@ -53,9 +53,9 @@ Rows = list[dict[str, Any]]
 
 
 @pytest.fixture
-def shared() -> Iterator[Path]:
-    """A folder that pods and this machine share: each pod has its own /tmp. Without its file `go`,
-    trainings wait."""
+def shared_folder() -> Iterator[Path]:
+    """A folder that pods and this machine share: each pod has its own /tmp. Trainings wait until
+    the folder contains the file `go`."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         (Path(folder) / "go").touch()
         yield Path(folder)
@@ -63,12 +63,12 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture
 def project(
-    tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str, shared: Path
+    tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str, shared_folder: Path
 ) -> Iterator[Shell]:
     """A shell in a user's project, whose weeks take seconds."""
-    make(tmp_path / "shop", shared / "go")
+    make(tmp_path / "shop", shared_folder / "go")
     with (tmp_path / "shop/steps/paced.py").open("a") as file:
-        file.write(GROWING.replace("EMPTY", str(shared / "empty")))
+        file.write(GROWING.replace("EMPTY", str(shared_folder / "empty")))
     with shell(tmp_path / "shop", **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
         yield typed
 
@@ -103,10 +103,12 @@ def rows(done: subprocess.CompletedProcess[str] | str) -> Rows:
     ]
 
 
-def survive(typed: Shell, calm: str, struck: str, kills: int, seed: int) -> tuple[Rows, Rows]:
+def survive(
+    typed: Shell, undisturbed_command: str, killed_command: str, kills: int, seed: int
+) -> tuple[Rows, Rows]:
     """Run a backfill undisturbed, then with SIGKILL at random moments; return both tables."""
     began = time.monotonic()
-    expected = typed(calm)
+    expected = typed(undisturbed_command)
     assert expected.returncode == 0, expected.stderr
     chance = random.Random(seed)
     duration = time.monotonic() - began
@@ -115,13 +117,13 @@ def survive(typed: Shell, calm: str, struck: str, kills: int, seed: int) -> tupl
     )
 
     for _ in range(kills):
-        process = start(typed, struck)
+        process = start(typed, killed_command)
         time.sleep(chance.uniform(0, 2 * duration / kills))
         kill(process)
 
-    done = typed(struck)
-    assert done.returncode == 0, done.stderr
-    return rows(expected), rows(done)
+    result = typed(killed_command)
+    assert result.returncode == 0, result.stderr
+    return rows(expected), rows(result)
 
 
 def test_a_backfill_of_runs_on_the_same_data_says_so_once_before_the_first_run(
@@ -132,12 +134,12 @@ def test_a_backfill_of_runs_on_the_same_data_says_so_once_before_the_first_run(
         "rekindle backfill configs/shop.yaml --set pipeline=pipelines.card --from 2026-03-02 --to"
         " 2026-03-15"
     )
-    done = project(command)
-    assert done.returncode == 0, done.stderr
+    result = project(command)
+    assert result.returncode == 0, result.stderr
     assert [
-        line for line in done.stderr.splitlines() if "warning" in line
-    ] == done.stderr.splitlines()[:1]
-    assert "every run of this backfill trains on the same data" in done.stderr
+        line for line in result.stderr.splitlines() if "warning" in line
+    ] == result.stderr.splitlines()[:1]
+    assert "every run of this backfill trains on the same data" in result.stderr
 
 
 @pytest.mark.slow
@@ -183,44 +185,44 @@ def test_killed_weeks_of_the_fraud_demo_give_the_same_table(tmp_path: Path) -> N
 @pytest.mark.timeout(600)  # four weeks
 def test_two_backfills_at_the_same_time_run_each_week_once(project: Shell) -> None:
     command = "rekindle backfill configs/shop.yaml --from 2026-03-02 --to 2026-03-15 -o json"
-    both = [start(project, command) for _ in range(2)]
-    results = [process.communicate(timeout=300) for process in both]
-    assert [process.returncode for process in both] == [0, 0], results
-    first, second = (rows(out) for out, _ in results)
-    assert first == second
-    assert {row["phase"] for row in first} == {"Succeeded"}
+    backfills = [start(project, command) for _ in range(2)]
+    results = [process.communicate(timeout=300) for process in backfills]
+    assert [process.returncode for process in backfills] == [0, 0], results
+    first_rows, second_rows = (rows(out) for out, _ in results)
+    assert first_rows == second_rows
+    assert {row["phase"] for row in first_rows} == {"Succeeded"}
     assert len(json.loads(project("rekindle status -o json").stdout)["runs"]) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # four weeks
 def test_a_failed_run_does_not_stop_the_other_runs_and_is_repeated(
-    project: Shell, shared: Path
+    project: Shell, shared_folder: Path
 ) -> None:
-    empty = shared / "empty"
+    empty = shared_folder / "empty"
     empty.touch()
     command = "rekindle backfill configs/shop.yaml --from 2026-03-30 --to 2026-04-19 -o json"
-    done = project(command)
-    assert done.returncode == 1, done.stderr
-    assert [row["phase"] for row in rows(done)] == ["Succeeded", "Failed", "Succeeded"]
+    result = project(command)
+    assert result.returncode == 1, result.stderr
+    assert [row["phase"] for row in rows(result)] == ["Succeeded", "Failed", "Succeeded"]
     (name,) = [
-        row["workflow"] for row in json.loads(done.stdout)["weeks"] if row["phase"] == "Failed"
+        row["workflow"] for row in json.loads(result.stdout)["weeks"] if row["phase"] == "Failed"
     ]
     assert "no rows until 2026-04-06" in project(f"rekindle logs {name}").stdout
     empty.unlink()
-    again = project(command)
-    assert again.returncode == 0
-    assert [row["phase"] for row in rows(again)] == ["Succeeded"] * 3
-    assert rows(again)[0] == rows(done)[0]
+    second_result = project(command)
+    assert second_result.returncode == 0
+    assert [row["phase"] for row in rows(second_result)] == ["Succeeded"] * 3
+    assert rows(second_result)[0] == rows(result)[0]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # two weeks
 def test_ctrl_c_stops_a_backfill_and_the_same_command_continues(
-    project: Shell, shared: Path
+    project: Shell, shared_folder: Path
 ) -> None:
     command = "rekindle backfill configs/shop.yaml --from 2026-03-02 --to 2026-03-15 -o json"
-    go = shared / "go"
+    go = shared_folder / "go"
     go.unlink()
     process = start(project, command)
     logs = project.folder / ".rekindle/runs"
@@ -231,6 +233,6 @@ def test_ctrl_c_stops_a_backfill_and_the_same_command_continues(
     assert "Traceback" not in err, err
     assert "2026-03-09" not in err, err
     go.touch()
-    done = project(command)
-    assert done.returncode == 0
-    assert [row["phase"] for row in rows(done)] == ["Succeeded"] * 2
+    result = project(command)
+    assert result.returncode == 0
+    assert [row["phase"] for row in rows(result)] == ["Succeeded"] * 2

@@ -50,15 +50,15 @@ def test_names_of_missed_runs_depend_only_on_config_and_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "last", "error"),
+    ("first_day", "last_day", "error"),
     [(3, 5, "does not start a run"), (9, 2, "2026-03-09, which is after --to, 2026-03-02")],
 )
 def test_a_backfill_of_days_without_a_scheduled_run_is_refused(
-    first: int, last: int, error: str
+    first_day: int, last_day: int, error: str
 ) -> None:
     config = load_config(ROOT / "configs/demo.yaml").config
     with pytest.raises(ConfigError, match=error):
-        list_missed_runs(config, "0" * 64, date(2026, 3, first), date(2026, 3, last), NOW)
+        list_missed_runs(config, "0" * 64, date(2026, 3, first_day), date(2026, 3, last_day), NOW)
 
 
 def test_a_backfill_of_days_in_the_future_is_refused() -> None:

@@ -75,10 +75,10 @@ class Runs:
         self.number = self.number + 1
         name = f"{self.pipeline}-{self.number:03}"
         files = RunFiles(self.home, name)
-        cached = {"prepare": {"task": "prepare", "at": uses}} if uses else {}
+        cached_parameter = {"prepare": {"task": "prepare", "at": uses}} if uses else {}
 
         values = {
-            "cached": json.dumps(cached),
+            "cached": json.dumps(cached_parameter),
             "config": json.dumps({"retention": limits}),
             "backfill": backfill,
         }
@@ -164,10 +164,10 @@ def test_the_end_of_a_run_removes_the_oldest_runs_of_its_pipeline_everywhere(run
     files = RunFiles(runs.home, running)
     files.lock()
     record = tracking.find_run(runs.pipeline, names[0])
-    last = runs.make(keep_runs=3)
-    retention.apply_limits_after_run(runs.home, runs.workflow(last))
+    last_run = runs.make(keep_runs=3)
+    retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
     assert [runs.remaining_parts(name) for name in names] == [set(), set(), ALL_PARTS, ALL_PARTS]
-    assert runs.remaining_parts(running) == runs.remaining_parts(last) == ALL_PARTS
+    assert runs.remaining_parts(running) == runs.remaining_parts(last_run) == ALL_PARTS
     assert runs.remaining_parts(other, f"{runs.pipeline}-other") == ALL_PARTS
 
     # the embedded MLflow frees the space of its database
@@ -192,8 +192,8 @@ def test_run_and_resume_remove_old_runs_when_the_run_has_ended(runs: Runs) -> No
 
     for command in (["run", "--manifest", file], ["resume", "four"]):
         old = [runs.make(), runs.make()]
-        done = rekindle(*command, "--yes", cwd=runs.home, REKINDLE_HOME=str(runs.home))
-        assert "(config section retention)" in done.stderr
+        result = rekindle(*command, "--yes", cwd=runs.home, REKINDLE_HOME=str(runs.home))
+        assert "(config section retention)" in result.stderr
         assert set() in [runs.remaining_parts(name) for name in old]
         flag.touch()
 
@@ -203,9 +203,9 @@ def test_the_end_of_one_run_removes_a_limited_number_of_runs(
 ) -> None:
     monkeypatch.setattr(removal, "MAX_REMOVALS_AT_END", 3)
     names = [runs.make() for _ in range(removal.MAX_REMOVALS_AT_END + 2)]
-    last = runs.make(keep_runs=1)
+    last_run = runs.make(keep_runs=1)
     for left in (2, 0):
-        retention.apply_limits_after_run(runs.home, runs.workflow(last))
+        retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
         assert len([name for name in names if runs.remaining_parts(name)]) == left
 
 
@@ -220,9 +220,9 @@ def test_prune_lists_first_and_uses_the_limits_of_the_newest_config_unless_an_op
     runs: Runs,
 ) -> None:
     names = [runs.make(), runs.make("Failed"), runs.make(keep_runs=1), runs.make(keep_runs=2)]
-    listed = retention.prune_runs(runs.home, None, {"keep_runs": None}, should_delete=False)
-    assert {row["run"] for row in listed["runs"]} == {*names[:2]}
-    assert all(row["bytes"] > 0 for row in listed["runs"])
+    prune_report = retention.prune_runs(runs.home, None, {"keep_runs": None}, should_delete=False)
+    assert {row["run"] for row in prune_report["runs"]} == {*names[:2]}
+    assert all(row["bytes"] > 0 for row in prune_report["runs"])
     assert [runs.remaining_parts(name) for name in names] == [ALL_PARTS] * 4
     assert (
         len(retention.prune_runs(runs.home, None, {"keep_runs": 3}, should_delete=False)["runs"])
@@ -234,7 +234,10 @@ def test_prune_lists_first_and_uses_the_limits_of_the_newest_config_unless_an_op
             "runs"
         ]
     } == {*names}
-    assert retention.prune_runs(runs.home, None, {}, should_delete=True)["runs"] == listed["runs"]
+    assert (
+        retention.prune_runs(runs.home, None, {}, should_delete=True)["runs"]
+        == prune_report["runs"]
+    )
     assert [runs.remaining_parts(name) for name in names] == [set(), set(), ALL_PARTS, ALL_PARTS]
     assert retention.prune_runs(runs.home, None, {}, should_delete=True) == {
         "runs": [],
@@ -246,8 +249,8 @@ def test_prune_lists_first_and_uses_the_limits_of_the_newest_config_unless_an_op
 def test_the_runs_of_a_backfill_are_not_counted_but_prune_can_remove_them(runs: Runs) -> None:
     week = runs.make(backfill="true")
     other = runs.make()
-    last = runs.make(keep_runs=1)
-    retention.apply_limits_after_run(runs.home, runs.workflow(last))
+    last_run = runs.make(keep_runs=1)
+    retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
     assert runs.remaining_parts(week) == ALL_PARTS
     assert runs.remaining_parts(other) == set()
     assert {
@@ -277,12 +280,13 @@ def test_artifacts_stay_while_a_kept_run_reuses_them(
     assert retention.prune_runs(runs.home, None, {}, should_delete=True)["runs"] == [], (
         "nothing else can be removed"
     )
-    last = runs.make(keep_runs=1)
-    retention.apply_limits_after_run(runs.home, runs.workflow(last))
+    last_run = runs.make(keep_runs=1)
+    retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
     assert runs.remaining_parts(source) == set()
     assert runs.remaining_parts(reader) == set()
 
 
+@pytest.mark.slow
 def test_a_failed_run_whose_outputs_are_reused_can_still_be_resumed(runs: Runs) -> None:
     failed = runs.make("Failed")
     reader = runs.make(uses=f"{failed}/prepare", keep_runs=1)
@@ -293,9 +297,9 @@ def test_a_failed_run_whose_outputs_are_reused_can_still_be_resumed(runs: Runs) 
 @pytest.mark.slow
 def test_a_run_that_is_being_resumed_is_not_removed(runs: Runs) -> None:
     failed = runs.make("Failed")
-    last = runs.make(keep_runs=1)
+    last_run = runs.make(keep_runs=1)
     scope = retention._make_local_scope(runs.home)
-    scope.limits = {runs.pipeline: retention._read_limits(runs.workflow(last))}
+    scope.limits = {runs.pipeline: retention._read_limits(runs.workflow(last_run))}
     plan, source = scope.plan([runs.pipeline])
     files = RunFiles(runs.home, failed)
     files.lock()  # after the decision
@@ -308,14 +312,14 @@ def test_a_run_that_is_being_resumed_is_not_removed(runs: Runs) -> None:
 
 def test_artifacts_that_a_new_run_has_found_in_the_cache_stay(runs: Runs) -> None:
     old = runs.make()
-    last = runs.make(keep_runs=1)
+    last_run = runs.make(keep_runs=1)
     lookup = entries.Lookup(runs.store, 1)
-    found = lookup.find(f"{old}-train")
-    assert found
+    cache_entry = lookup.find(f"{old}-train")
+    assert cache_entry
     assert lookup.close(), "a look-up before a run, which is not created yet"
-    retention.apply_limits_after_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
     assert runs.remaining_parts(old) == {"folder", "mlflow", "train", "cache"}
-    assert entries.find_valid_entry(runs.store, f"{old}-train") == found
+    assert entries.find_valid_entry(runs.store, f"{old}-train") == cache_entry
     assert entries.find_valid_entry(runs.store, f"{old}-prepare") is None
 
 
@@ -323,15 +327,15 @@ def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = runs.make()
-    last = runs.make(keep_runs=1)
+    last_run = runs.make(keep_runs=1)
     scope = retention._make_local_scope(runs.home)
-    scope.limits = {runs.pipeline: retention._read_limits(runs.workflow(last))}
+    scope.limits = {runs.pipeline: retention._read_limits(runs.workflow(last_run))}
     plan, source = scope.plan([runs.pipeline])
-    first = entries.Lookup(runs.store, 1)
-    second = entries.Lookup(runs.store, 1)
-    assert first.find(f"{old}-train")
-    assert second.find(f"{old}-prepare")
-    assert first.close(), "claimed after the decision, before the removal"
+    first_lookup = entries.Lookup(runs.store, 1)
+    second_lookup = entries.Lookup(runs.store, 1)
+    assert first_lookup.find(f"{old}-train")
+    assert second_lookup.find(f"{old}-prepare")
+    assert first_lookup.close(), "claimed after the decision, before the removal"
     assert removal.apply_removal(runs.store, plan, scope.host, source) == [old]
     assert runs.remaining_parts(old) == {"folder", "mlflow", "train"}, (
         "the removal has noticed the claim"
@@ -339,7 +343,7 @@ def test_of_a_look_up_and_a_removal_at_the_same_time_one_notices_the_other(
     assert removal.apply_removal(runs.store, plan, scope.host, source) == [], (
         "only the artifacts of the claim are left"
     )
-    assert not second.close(), "the look-up has noticed the removal"
+    assert not second_lookup.close(), "the look-up has noticed the removal"
     assert entries.find_and_claim(runs.store, f"{old}-train") is None
     monkeypatch.setattr(retention, "CLAIM_SECONDS", 0.0)
     plan, source = scope.plan([runs.pipeline])
@@ -432,8 +436,8 @@ def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs
     numbers = [release(runs, name) for name in names]
     tracking.record_champion(runs.pipeline, numbers[0], "d-1")
     serve(runs.home, runs.pipeline, numbers[1])
-    last = runs.make(keep_runs=1, keep_releases=1)
-    retention.apply_limits_after_run(runs.home, runs.workflow(last))
+    last_run = runs.make(keep_runs=1, keep_releases=1)
+    retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
     assert versions(runs) == {numbers[0]: True, numbers[1]: True, numbers[4]: True}
 
     assert [runs.remaining_parts(name) for name in names] == [
@@ -451,8 +455,8 @@ def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs
         "releases": [],
     }
     tracking.record_champion(runs.pipeline, numbers[4], "d-5")
-    listed = retention.prune_runs(runs.home, None, {}, should_delete=True)
-    assert [row["release"] for row in listed["releases"]] == [f"{runs.pipeline}@{numbers[0]}"]
+    prune_report = retention.prune_runs(runs.home, None, {}, should_delete=True)
+    assert [row["release"] for row in prune_report["releases"]] == [f"{runs.pipeline}@{numbers[0]}"]
     assert runs.remaining_parts(names[0]) == set(), (
         "the record of the run was kept only for its release"
     )
@@ -463,8 +467,8 @@ def test_the_releases_that_a_reproduction_reads_stay(runs: Runs) -> None:
     base = release(runs, runs.make())
     unused = release(runs, runs.make())
     champion = release(runs, runs.make(), sha256="5a" * 32)
-    found = tracking.find_version(runs.pipeline, base)
-    tuned = release(runs, runs.make(), start=found.uri if found else "")
+    version = tracking.find_version(runs.pipeline, base)
+    tuned = release(runs, runs.make(), start=version.uri if version else "")
     refreshed = release(runs, runs.make(keep_releases=2), champion=champion, sha256="5a" * 32)
     retention.prune_runs(runs.home, None, {}, should_delete=True)
 
@@ -480,8 +484,8 @@ def test_the_releases_that_a_reproduction_reads_stay(runs: Runs) -> None:
 def register_copy(runs: Runs, model: str, version: str, tags: bool) -> None:
     """Copy a version into another model, as MLflow does, with or without its tags."""
     search = {"name": runs.pipeline, "version": version}
-    found = send_request("GET", "mlflow/model-versions/get", VersionAnswer, params=search)
-    original = found.model_version
+    version_answer = send_request("GET", "mlflow/model-versions/get", VersionAnswer, params=search)
+    original = version_answer.model_version
     pairs = [{"key": name, "value": value} for name, value in original.tags.items()]
     copy = {"name": model, "source": original.source, "run_id": original.run_id}
     send_request("POST", "mlflow/registered-models/create", Answer, json={"name": model})
@@ -513,20 +517,20 @@ def test_the_files_of_a_release_stay_while_a_copy_in_another_model_has_them(runs
 def test_the_releases_of_a_renamed_model_stay_when_its_former_name_is_used_again(
     runs: Runs,
 ) -> None:
-    first = release(runs, runs.make())
-    found = tracking.find_version(runs.pipeline, first)
-    assert found
-    tracking.record_champion(runs.pipeline, first, "d-1")
+    first_release = release(runs, runs.make())
+    version = tracking.find_version(runs.pipeline, first_release)
+    assert version
+    tracking.record_champion(runs.pipeline, first_release, "d-1")
     renamed = {"name": runs.pipeline, "new_name": f"{runs.pipeline}-renamed"}
     send_request("POST", "mlflow/registered-models/rename", Answer, json=renamed)
     run_id = tracking.find_run(runs.pipeline, runs.make()) or ""
     tracking.register_version(
-        runs.pipeline, found.uri, runs.store.uri(found.uri), found.sha256, run_id, {}
+        runs.pipeline, version.uri, runs.store.uri(version.uri), version.sha256, run_id, {}
     )
-    last = release(runs, runs.make(keep_releases=1))
+    last_release = release(runs, runs.make(keep_releases=1))
     retention.prune_runs(runs.home, None, {}, should_delete=True)
-    assert [*versions(runs)] == [last]
-    assert list(runs.store.list(found.uri))
+    assert [*versions(runs)] == [last_release]
+    assert list(runs.store.list(version.uri))
 
 
 @pytest.mark.slow
@@ -550,8 +554,8 @@ def test_the_limits_of_a_pipeline_do_not_apply_to_the_releases_of_others(runs: R
         release(runs, runs.make()),
         *(release(runs, runs.make(pipeline=other), other) for _ in range(2)),
     ]
-    last = runs.make(keep_releases=1)
-    retention.apply_limits_after_run(runs.home, runs.workflow(last))
+    last_run = runs.make(keep_releases=1)
+    retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
     assert [*versions(runs)] == numbers
     numbers.append(release(runs, runs.make(keep_releases=1)))
     retention.prune_runs(runs.home, None, {}, should_delete=True)
@@ -590,13 +594,13 @@ def test_the_artifacts_that_another_pipeline_has_as_its_data_stay(runs: Runs) ->
     reader = f"{runs.pipeline}-reader"
     run_id = tracking.start_run(reader, f"{reader}-1")
     tracking.log_to_run(run_id, run_params={"data.source": runs.store.uri(f"{source}/prepare/out")})
-    last = runs.make(keep_runs=1)
-    retention.apply_limits_after_run(runs.home, runs.workflow(last))
+    last_run = runs.make(keep_runs=1)
+    retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
     assert runs.remaining_parts(source) == {"folder", "mlflow", "prepare"}
     assert runs.remaining_parts(other) == set()
     tracking.finish(run_id, "FINISHED")
     removal.delete_record(run_id)
-    retention.apply_limits_after_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
     assert runs.remaining_parts(source) == set()
 
 
@@ -657,15 +661,19 @@ def test_releases_stay_if_homes_share_an_object_store_but_not_mlflow(runs: Runs)
     assert [*versions(runs)] == numbers
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("folder", ["releases", "cache-claims", "data"])
 def test_a_run_with_the_name_of_a_shared_folder_of_the_store_does_not_take_it_along(
     runs: Runs, folder: str
 ) -> None:
     key = f"{folder}/{runs.pipeline}/train/file"
     runs.store.put(key, b"1")
-    item = RunRemoval(Run(folder, runs.pipeline, 1.0), frozenset(), keep_mlflow=False)
+    run_removal = RunRemoval(Run(folder, runs.pipeline, 1.0), frozenset(), keep_mlflow=False)
     removal.apply_removal(
-        runs.store, Removal(runs=[item]), removal.NoHost(), listing.ListingContext({}, 0, 0, None)
+        runs.store,
+        Removal(runs=[run_removal]),
+        removal.NoHost(),
+        listing.ListingContext({}, 0, 0, None),
     )
     assert runs.store.get(key) == b"1"
     runs.store.delete([key])
@@ -675,25 +683,26 @@ def test_a_run_with_the_name_of_a_shared_folder_of_the_store_does_not_take_it_al
 def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Runs) -> None:
     run = runs.make()
     number = release(runs, run)
-    found = tracking.find_version(runs.pipeline, number)
-    assert found
+    version = tracking.find_version(runs.pipeline, number)
+    assert version
     tracking.tag_version(
         runs.pipeline, number, tracking.REMOVED, listing.read_or_create_store_id(runs.store)
     )
-    again = tracking.register_version(
-        runs.pipeline, found.uri, runs.store.uri(found.uri), found.sha256, found.run_id, {}
+    new_version = tracking.register_version(
+        runs.pipeline, version.uri, runs.store.uri(version.uri), version.sha256, version.run_id, {}
     )
-    assert int(again.version) > int(number)
-    record = {"name": runs.pipeline, "version": again.version}
-    runs.store.put(f"{found.uri}release.json", json.dumps(record).encode())
+    assert int(new_version.version) > int(number)
+    record = {"name": runs.pipeline, "version": new_version.version}
+    runs.store.put(f"{version.uri}release.json", json.dumps(record).encode())
     runs.make(keep_runs=9)
     assert [
         row["release"]
         for row in retention.prune_runs(runs.home, None, {}, should_delete=True)["releases"]
     ]
-    assert versions(runs) == {again.version: True}, "the files belong to the new version"
+    assert versions(runs) == {new_version.version: True}, "the files belong to the new version"
 
 
+@pytest.mark.slow
 def test_a_version_that_was_registered_twice_does_not_keep_the_files_of_the_release(
     runs: Runs, mlflow_server: str
 ) -> None:
@@ -705,9 +714,11 @@ def test_a_version_that_was_registered_twice_does_not_keep_the_files_of_the_rele
     tracking.tag_version(
         runs.pipeline, "1", tracking.REMOVED, listing.read_or_create_store_id(runs.store)
     )
-    item = Release(runs.pipeline, 1, prefix, runs.pipeline, marked=True)
+    removed_release = Release(runs.pipeline, 1, prefix, runs.pipeline, marked=True)
     context = listing.ListingContext({}, 0, 0, None)
-    removal.apply_removal(runs.store, Removal(releases=[item]), removal.NoHost(), context)
+    removal.apply_removal(
+        runs.store, Removal(releases=[removed_release]), removal.NoHost(), context
+    )
     assert versions(runs) == {}
     assert not list(runs.store.list(prefix))
 
@@ -716,10 +727,10 @@ def test_the_record_of_a_version_that_is_released_at_this_moment_is_not_overwrit
     runs: Runs,
 ) -> None:
     number = release(runs, runs.make())
-    found = tracking.find_version(runs.pipeline, number)
-    assert found
+    version = tracking.find_version(runs.pipeline, number)
+    assert version
     record = json.dumps({"name": runs.pipeline, "version": "77", "files": {}}).encode()
-    item = Release(runs.pipeline, int(number), found.uri, runs.pipeline, marked=True)
+    removed_release = Release(runs.pipeline, int(number), version.uri, runs.pipeline, marked=True)
     alias = {"name": runs.pipeline, "alias": tracking.CANDIDATE}
     send_request("DELETE", "mlflow/registered-models/alias", Answer, json=alias)
 
@@ -727,15 +738,15 @@ def test_the_record_of_a_version_that_is_released_at_this_moment_is_not_overwrit
 
         def release_again(write: Write) -> None:
             if write.method == "PUT" and write.path.endswith("release.json"):
-                runs.store.put(f"{found.uri}release.json", record)
+                runs.store.put(f"{version.uri}release.json", record)
 
         proxy.before = release_again
         context = listing.ListingContext({}, 0, 0, None)
         store = Store(runs.store.bucket, proxy.url)
-        removal.apply_removal(store, Removal(releases=[item]), removal.NoHost(), context)
+        removal.apply_removal(store, Removal(releases=[removed_release]), removal.NoHost(), context)
 
-    assert runs.store.get(f"{found.uri}release.json") == record
-    assert runs.store.head(f"{found.uri}model.json"), "the file belongs to the new version"
+    assert runs.store.get(f"{version.uri}release.json") == record
+    assert runs.store.head(f"{version.uri}model.json"), "the file belongs to the new version"
 
 
 CLUSTER = {"keep_days": 14, "deadline_hours": 168}
@@ -845,8 +856,8 @@ def test_prune_removes_runs_of_a_cluster_with_their_workflows(
     newest = server.objects[collection][names[-1]]
     newest["status"]["storedWorkflowTemplateSpec"] = {"arguments": {"parameters": [config]}}
     newest["spec"] = {"workflowTemplateRef": {"name": runs.pipeline}}
-    listed = retention.prune_runs(tmp_path, cluster, {}, should_delete=False)
-    assert {row["run"] for row in listed["runs"]} == {*names[:2]}
+    prune_report = retention.prune_runs(tmp_path, cluster, {}, should_delete=False)
+    assert {row["run"] for row in prune_report["runs"]} == {*names[:2]}
     assert set(server.objects[collection]) == {*names}
     assert (
         len(retention.prune_runs(tmp_path, cluster, {"keep_runs": 3}, should_delete=False)["runs"])
@@ -858,6 +869,7 @@ def test_prune_removes_runs_of_a_cluster_with_their_workflows(
     assert all(runs.remaining_parts(name) == ALL_PARTS for name in names[2:])
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("fault", [{"status": 5}, {"status": {"phase": "Failed", "nodes": []}}])
 def test_prune_keeps_a_malformed_workflow_and_all_to_which_it_may_refer(
     runs: Runs, server: ApiServer, cluster: Cluster, tmp_path: Path, fault: dict[str, Any]
@@ -896,8 +908,8 @@ def test_the_trials_of_a_sweep_are_removed_with_it_and_are_not_counted(runs: Run
     ]
     for trial in trials:
         ownership.record_trial(runs.store, RunName(sweep), trial)
-    last = runs.make(keep_runs=2)
-    retention.apply_limits_after_run(runs.home, runs.workflow(last))
+    last_run = runs.make(keep_runs=2)
+    retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
     assert runs.remaining_parts(previous) == ALL_PARTS
     assert runs.remaining_parts(sweep) == set()
     assert len(trials) == 3
@@ -926,10 +938,10 @@ def test_the_trial_that_a_foreign_version_refers_to_stays_with_its_sweep(runs: R
 def test_the_record_that_the_next_scheduled_run_is_compared_with_stays(runs: Runs) -> None:
     scheduled = runs.make()
     other = runs.make()
-    last = runs.make(keep_runs=1)
+    last_run = runs.make(keep_runs=1)
     run_id = tracking.find_run(runs.pipeline, scheduled) or ""
     tracking.log_to_run(run_id, run_tags={"rekindle.code": "abc"})
-    retention.apply_limits_after_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
     assert runs.remaining_parts(scheduled) == {"mlflow"}
     assert runs.remaining_parts(other) == set()
 
@@ -942,13 +954,13 @@ def test_keep_days_removes_runs_by_the_time_of_their_end(runs: Runs) -> None:
     status["finishedAt"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     files.snapshot(status)
     files.close()
-    last = runs.make(keep_days=1)
+    last_run = runs.make(keep_days=1)
     retention.apply_limits_after_run(runs.home, runs.workflow(recent))
     assert runs.remaining_parts(old) == ALL_PARTS, "the config of this run has no limits"
-    retention.apply_limits_after_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
     assert runs.remaining_parts(old) == set()
     assert runs.remaining_parts(recent) == ALL_PARTS
-    assert {*os.listdir(runs.home / "runs")} == {recent, last}, "the newest run stays"
+    assert {*os.listdir(runs.home / "runs")} == {recent, last_run}, "the newest run stays"
 
 
 def record_in_mlflow(runs: Runs, name: str, **tags: str) -> None:
@@ -983,8 +995,8 @@ def test_a_run_that_only_mlflow_knows_removes_nothing(
 
     name = names.get(kind, customers)
     record_in_mlflow(runs, name)
-    last = runs.make(keep_runs=1)
-    retention.apply_limits_after_run(runs.home, runs.workflow(last))
+    last_run = runs.make(keep_runs=1)
+    retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
     retention.prune_runs(runs.home, None, {"keep_runs": 1}, should_delete=True)
     assert (precious / "manifest.yaml").exists()
 
@@ -1001,7 +1013,7 @@ def test_a_run_that_only_mlflow_knows_removes_nothing(
 def test_a_second_record_of_a_run_in_mlflow_does_not_end_its_protection(runs: Runs) -> None:
     scheduled = runs.make()
     other = runs.make()
-    last = runs.make(keep_runs=1)
+    last_run = runs.make(keep_runs=1)
     run_id = tracking.find_run(runs.pipeline, scheduled) or ""
     tracking.log_to_run(run_id, run_tags={"rekindle.code": "abc"})
 
@@ -1024,7 +1036,7 @@ def test_a_second_record_of_a_run_in_mlflow_does_not_end_its_protection(runs: Ru
         json={"run_id": forged_id, "status": "FINISHED", "end_time": 2},
     )
 
-    retention.apply_limits_after_run(runs.home, runs.workflow(last))
+    retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
 
     for each in (run_id, forged_id):
         assert run_info(each).lifecycle_stage == "active"
@@ -1095,13 +1107,13 @@ def test_a_folder_that_is_a_link_or_has_another_name_is_not_removed(
 @pytest.mark.slow
 def test_a_clock_that_is_set_back_does_not_remove_the_run_that_has_just_ended(runs: Runs) -> None:
     names = [runs.make() for _ in range(3)]
-    last = runs.make(keep_runs=2)
-    files = RunFiles(runs.home, last)
+    last_run = runs.make(keep_runs=2)
+    files = RunFiles(runs.home, last_run)
     status, _ = files.load()
     files.snapshot(status | {"finishedAt": "2025-12-31T00:00:00Z"})
     files.close()
-    retention.apply_limits_after_run(runs.home, runs.workflow(last))
-    assert [runs.remaining_parts(name) for name in (*names, last)] == [
+    retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
+    assert [runs.remaining_parts(name) for name in (*names, last_run)] == [
         set(),
         set(),
         ALL_PARTS,
@@ -1130,14 +1142,14 @@ def test_an_interrupted_removal_of_a_release_is_finished(
     def kill(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    first, second = (release(runs, runs.make()) for _ in range(2))
-    last = runs.make(keep_releases=1)
+    first_release, second_release = (release(runs, runs.make()) for _ in range(2))
+    last_run = runs.make(keep_releases=1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Store, "delete", kill)
-        retention.apply_limits_after_run(runs.home, runs.workflow(last))
-    assert versions(runs) == {first: True, second: True}
+        retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
+    assert versions(runs) == {first_release: True, second_release: True}
     retention.prune_runs(runs.home, None, {"keep_releases": 9}, should_delete=True)
-    assert versions(runs) == {second: True}
+    assert versions(runs) == {second_release: True}
 
 
 @pytest.mark.slow
@@ -1182,8 +1194,8 @@ def test_a_version_whose_tag_names_other_files_removes_no_file(runs: Runs) -> No
 @pytest.mark.parametrize("source", ["models:/{model}/{version}", "s3://{bucket}/releases/{model}"])
 def test_files_that_a_source_refers_to_stay(runs: Runs, source: str) -> None:
     numbers = [release(runs, runs.make()) for _ in range(2)]
-    found = tracking.find_version(runs.pipeline, numbers[0])
-    assert found
+    version = tracking.find_version(runs.pipeline, numbers[0])
+    assert version
     text = source.format(model=runs.pipeline, version=numbers[0], bucket=runs.store.bucket)
     send_request(
         "POST", "mlflow/registered-models/create", Answer, json={"name": f"{runs.pipeline}-ref"}
@@ -1195,7 +1207,7 @@ def test_files_that_a_source_refers_to_stay(runs: Runs, source: str) -> None:
         json={"name": f"{runs.pipeline}-ref", "source": text},
     )
     retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_releases=1)))
-    assert list(runs.store.list(found.uri))
+    assert list(runs.store.list(version.uri))
 
 
 @pytest.mark.slow
@@ -1227,7 +1239,9 @@ def test_the_name_of_a_registered_model_does_not_stop_retention(runs: Runs, text
         == registered.version
     )
     tracking.record_champion(model, registered.version, "d")
-    assert [found.version for found in tracking.promoted_releases(model)] == [registered.version]
+    assert [promoted_release.version for promoted_release in tracking.promoted_releases(model)] == [
+        registered.version
+    ]
     old = runs.make()
     retention.apply_limits_after_run(
         runs.home, runs.workflow(runs.make(keep_runs=1, keep_releases=1))
@@ -1260,6 +1274,7 @@ def test_a_forged_mark_does_not_make_a_folder_the_folder_of_a_run(runs: Runs, fo
     runs.store.delete([key, f"{folder}/{ownership.MARK_FILE}"])
 
 
+@pytest.mark.slow
 def test_a_name_that_only_looks_generated_does_not_own_the_files_that_it_found(runs: Runs) -> None:
     name = f"{runs.pipeline}-x7k2p"
     runs.store.put(f"{name}/prepare/earlier.csv", b"mine")
@@ -1283,12 +1298,12 @@ def test_a_name_that_only_looks_generated_does_not_own_the_files_that_it_found(r
 @pytest.mark.slow
 def test_a_run_that_a_tag_makes_a_part_of_another_stays(runs: Runs) -> None:
     old = runs.make()
-    kept = runs.make()
-    parent, child = (tracking.find_run(runs.pipeline, name) or "" for name in (old, kept))
+    kept_run = runs.make()
+    parent, child = (tracking.find_run(runs.pipeline, name) or "" for name in (old, kept_run))
     tracking.log_to_run(child, run_tags={tracking.PARENT: parent})
     retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=2)))
     assert runs.remaining_parts(old) == set()
-    assert runs.remaining_parts(kept) == ALL_PARTS
+    assert runs.remaining_parts(kept_run) == ALL_PARTS
 
 
 @pytest.mark.slow
@@ -1302,7 +1317,7 @@ def test_a_record_that_got_the_name_of_a_removed_run_stays(runs: Runs) -> None:
     ownership.end_run(runs.store, workflow, runs.pipeline, True, run_ids[reported])
 
     experiment = run_info(run_ids[reported]).experiment_id
-    mine = {}
+    own_records = {}
 
     for name in (reported, unreported):
         tags = [{"key": tracking.WORKFLOW, "value": name}]
@@ -1313,18 +1328,18 @@ def test_a_record_that_got_the_name_of_a_removed_run_stays(runs: Runs) -> None:
             json={"experiment_id": experiment, "start_time": 1, "tags": tags},
         )
 
-        mine[name] = created.run.info.run_id
+        own_records[name] = created.run.info.run_id
 
         send_request(
             "POST",
             "mlflow/runs/update",
             Answer,
-            json={"run_id": mine[name], "status": "FINISHED", "end_time": 2},
+            json={"run_id": own_records[name], "status": "FINISHED", "end_time": 2},
         )
 
     retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
-    assert tracking.find_run(runs.pipeline, reported) == mine[reported]
-    assert tracking.find_run(runs.pipeline, unreported) == mine[unreported]
+    assert tracking.find_run(runs.pipeline, reported) == own_records[reported]
+    assert tracking.find_run(runs.pipeline, unreported) == own_records[unreported]
     assert tracking.read_tags(run_ids[unreported]), (
         "without a record in the store, none of the two is removed"
     )
@@ -1391,12 +1406,12 @@ def test_runs_of_a_backfill_are_not_counted_if_their_tags_in_mlflow_are_removed(
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     old = runs.make()
     weeks = [runs.make(backfill="true") for _ in range(3)]
-    last = runs.make()
-    belong_to_the_store(runs, old, last)
+    last_run = runs.make()
+    belong_to_the_store(runs, old, last_run)
     belong_to_the_store(runs, *weeks, **{tracking.BACKFILL: "yes"})
     for week in weeks:
         remove_tag(runs, week, tracking.BACKFILL)
-    report_end(runs, last, keep_runs=2)
+    report_end(runs, last_run, keep_runs=2)
     assert runs.remaining_parts(old) == ALL_PARTS
 
 
@@ -1438,23 +1453,24 @@ def test_a_promotion_that_only_mlflow_knows_removes_no_release(
     assert versions(runs) == dict.fromkeys(numbers, True)
 
 
+@pytest.mark.slow
 def test_a_run_with_the_name_of_the_releases_does_not_remove_their_claims(runs: Runs) -> None:
     key = f"releases/{runs.pipeline}/0123456789ab"
     claims.claim_tasks(runs.store, [key])
-    item = RunRemoval(Run("releases", runs.pipeline, 1.0), frozenset(), keep_mlflow=False)
+    run_removal = RunRemoval(Run("releases", runs.pipeline, 1.0), frozenset(), keep_mlflow=False)
     context = listing.ListingContext({}, 0, 0, None)
-    removal.apply_removal(runs.store, Removal(runs=[item]), removal.NoHost(), context)
+    removal.apply_removal(runs.store, Removal(runs=[run_removal]), removal.NoHost(), context)
     assert key in claims.claimed_tasks(runs.store, 60, claims.RELEASES_CLAIM)
 
 
 @pytest.mark.slow
 def test_objects_of_others_in_the_folder_of_a_release_stay(runs: Runs) -> None:
-    found = tracking.find_version(runs.pipeline, release(runs, runs.make()))
-    assert found
-    runs.store.put(f"{found.uri}mine/notes.txt", b"1")
+    version = tracking.find_version(runs.pipeline, release(runs, runs.make()))
+    assert version
+    runs.store.put(f"{version.uri}mine/notes.txt", b"1")
     release(runs, runs.make(keep_releases=1))
     retention.prune_runs(runs.home, None, {}, should_delete=True)
-    assert [item.key for item in runs.store.list(found.uri)] == [f"{found.uri}mine/notes.txt"]
+    assert [item.key for item in runs.store.list(version.uri)] == [f"{version.uri}mine/notes.txt"]
 
 
 @pytest.mark.slow
@@ -1467,9 +1483,9 @@ def test_a_lost_number_does_not_make_the_next_run_the_oldest(
         runs.store.delete([ownership.NUMBER_KEY])
     else:
         runs.store.put(ownership.NUMBER_KEY, counter)
-    last = runs.make(keep_runs=1)
-    retention.apply_limits_after_run(runs.home, runs.workflow(last))
-    assert [runs.remaining_parts(name) for name in (*names, last)] == [set(), set(), ALL_PARTS]
+    last_run = runs.make(keep_runs=1)
+    retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
+    assert [runs.remaining_parts(name) for name in (*names, last_run)] == [set(), set(), ALL_PARTS]
 
 
 @pytest.mark.fast_cases(1)
@@ -1543,7 +1559,7 @@ def test_a_tag_with_another_key_than_that_of_a_release_is_not_claimed(runs: Runs
     number = release(runs, runs.make())
     tracking.record_champion(runs.pipeline, number, "d-1")
     tracking.tag_version(runs.pipeline, number, tracking.URI, uri)
-    before = {item.key for item in runs.store.list(claims.CLAIMS_FOLDER)}
+    earlier_claims = {item.key for item in runs.store.list(claims.CLAIMS_FOLDER)}
     with pytest.raises(RekindleError, match=r"is not (a release|the key of an object)"):
         champion.run(champion.Inputs(name=runs.pipeline))
-    assert {item.key for item in runs.store.list(claims.CLAIMS_FOLDER)} == before
+    assert {item.key for item in runs.store.list(claims.CLAIMS_FOLDER)} == earlier_claims

@@ -141,9 +141,9 @@ def test_a_rollback_sends_a_notification_with_both_versions(model: Model) -> Non
         model.release()
 
     with Hook() as server:
-        done = model.run_rollback(name, "-o", "json", NOTIFY_URL=server.url)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["version"] == "1", done.stderr
+        result = model.run_rollback(name, "-o", "json", NOTIFY_URL=server.url)
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout)["version"] == "1", result.stderr
         (message,) = server.received
         assert message["event"] == "rollback"
         assert message["name"] == name
@@ -153,11 +153,11 @@ def test_a_rollback_sends_a_notification_with_both_versions(model: Model) -> Non
         )
         assert "/#/experiments/" in message["link"]
         assert (tracking.find_run(name, f"{name}-1") or "-") in message["link"]
-        done = model.run_rollback(name, "2")
+        result = model.run_rollback(name, "2")
 
-        assert done.returncode == 0
-        assert "version 2 of" in done.stdout
-        assert "NOTIFY_URL is not set" in done.stderr
+        assert result.returncode == 0
+        assert "version 2 of" in result.stdout
+        assert "NOTIFY_URL is not set" in result.stderr
 
     assert model.state == ("2", "2", {"1": 0, "2": 1}, False)
 
@@ -293,10 +293,10 @@ def test_a_promotion_during_a_rollback_wins_and_is_reported(model: Model) -> Non
         name=f"{model.name}-1",
     )
 
-    third = tracking.register_version(
+    third_version = tracking.register_version(
         model.name, "releases/c/", "s3://b/c", "cd" * 32, "", {}
     ).version
-    promotion.promote(model.store, model.name, third, "2", f"{model.name}-3")
+    promotion.promote(model.store, model.name, third_version, "2", f"{model.name}-3")
     model.kinds["Deployment"].apply(model.rename(make_release("3")))
     quick = {"spec": {"template": model.rename(make_release("1"))["spec"]["template"]}}
     # now the Deployment becomes ready
@@ -324,10 +324,10 @@ def test_a_rollback_that_a_promotion_overrides_after_its_switch_says_that_its_po
         ) -> None:
             super().patch(kind, name, change, dry_run)
             if kind == "Service" and not dry_run:
-                third = tracking.register_version(
+                third_version = tracking.register_version(
                     model.name, "releases/c/", "s3://b/c", "cd" * 32, "", {}
                 ).version
-                promotion.promote(model.store, model.name, third, "1", f"{model.name}-3")
+                promotion.promote(model.store, model.name, third_version, "1", f"{model.name}-3")
 
     with pytest.raises(
         ChampionChangedError, match="is cancelled, and its pods keep running: they have the traffic"
@@ -382,13 +382,13 @@ def test_a_rollback_refused_by_mlflow_changes_nothing(model: Model, mlflow_serve
         model.release()
     original = model.state
     with Proxy(mlflow_server, "127.0.0.7") as proxy:  # MLflow does not admit this host
-        done = model.run_rollback(model.name, MLFLOW_TRACKING_URI=proxy.url)
-    assert done.returncode == 1, done.stderr
-    assert "refused: PERMISSION_DENIED: the host is" in done.stderr, done.stderr
+        result = model.run_rollback(model.name, MLFLOW_TRACKING_URI=proxy.url)
+    assert result.returncode == 1, result.stderr
+    assert "refused: PERMISSION_DENIED: the host is" in result.stderr, result.stderr
     assert model.state == original == ("2", "2", {"1": 0, "2": 1}, False)
-    done = model.run_rollback(model.name)
-    assert done.returncode == 0, done.stderr
-    assert "(before: version 2)" in done.stdout, done.stderr
+    result = model.run_rollback(model.name)
+    assert result.returncode == 0, result.stderr
+    assert "(before: version 2)" in result.stdout, result.stderr
     assert model.state == ("1", "1", {"1": 1, "2": 0}, False)
 
 
@@ -405,17 +405,17 @@ def test_a_rollback_can_be_repeated_after_mlflow_failed_during_it(
             proxy.away = proxy.away or write.path.endswith("/alias")
 
         proxy.after = leave
-        done = model.run_rollback(
+        result = model.run_rollback(
             model.name, MLFLOW_TRACKING_URI=proxy.url, MLFLOW_HTTP_REQUEST_MAX_RETRIES="0"
         )
 
-        assert done.returncode == 1
-        assert "`rekindle rollback " in done.stderr
-        assert "does not answer" in done.stderr
+        assert result.returncode == 1
+        assert "`rekindle rollback " in result.stderr
+        assert "does not answer" in result.stderr
 
     for _ in range(2):
-        done = model.run_rollback(model.name, "2")
-        assert done.returncode == 0, done.stderr
+        result = model.run_rollback(model.name, "2")
+        assert result.returncode == 0, result.stderr
         assert model.state == ("2", "2", {"1": 0, "2": 1, "3": 0}, False)
 
 

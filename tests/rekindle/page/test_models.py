@@ -11,12 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from rekindle import tracking
 from rekindle.kubernetes_names import INSTANCE_LABEL, NAME_LABEL
 from rekindle.page.models import select_measures
-from tests.browser import PageServer, start_browser, start_page
+from tests.browser import PageServer, start_page
 from tests.http_server import Answer, HttpServer, Request
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.mlflow_documents import DOCUMENTS, MODEL_VERSION, RUN
@@ -30,11 +30,11 @@ MARKUP = "<img src=x onerror=document.title='hacked'>"
 def make_documents() -> dict[str, Any]:
     """Return the answers of an MLflow with two releases and a check for drift."""
     documents = copy.deepcopy(DOCUMENTS)
-    second: dict[str, Any] = {**MODEL_VERSION, "version": "2"}
-    second["tags"] = copy.deepcopy(MODEL_VERSION["tags"])
-    second["tags"][2] = {"key": tracking.DEPLOYMENT, "value": "demo-2"}
-    documents["mlflow/model-versions/search"] = {"model_versions": [MODEL_VERSION, second]}
-    documents["mlflow/model-versions/get"] = {"model_version": second}
+    second_version: dict[str, Any] = {**MODEL_VERSION, "version": "2"}
+    second_version["tags"] = copy.deepcopy(MODEL_VERSION["tags"])
+    second_version["tags"][2] = {"key": tracking.DEPLOYMENT, "value": "demo-2"}
+    documents["mlflow/model-versions/search"] = {"model_versions": [MODEL_VERSION, second_version]}
+    documents["mlflow/model-versions/get"] = {"model_version": second_version}
     alias = {"alias": "champion", "version": "2"}
     model = {"name": "demo", "aliases": [alias]}
     documents["mlflow/registered-models/get"] = {"registered_model": model}
@@ -118,15 +118,14 @@ def test_the_champion_its_servers_and_rollback_targets_are_shown(page: PageServe
     assert model["drift"]["verdict"] == "drift"
 
 
-def test_a_rollback_is_asked_for_with_its_command(page: PageServer) -> None:
-    with start_browser() as browser:
-        tab = page.open(browser, "/models")
-        expect(tab.get_by_text(MARKUP)).to_be_visible()
-        tab.get_by_role("link", name="Roll back to 1").click()
-        expect(tab.get_by_text("rekindle rollback demo 1 --cluster")).to_be_visible()
-        tab.get_by_role("link", name="Cancel").click()
-        expect(tab.get_by_role("heading", name="demo")).to_be_visible()
-        assert not tab.title().startswith("hacked")
+def test_a_rollback_is_asked_for_with_its_command(page: PageServer, browser: Browser) -> None:
+    tab = page.open(browser, "/models")
+    expect(tab.get_by_text(MARKUP)).to_be_visible()
+    tab.get_by_role("link", name="Roll back to 1").click()
+    expect(tab.get_by_text("rekindle rollback demo 1 --cluster")).to_be_visible()
+    tab.get_by_role("link", name="Cancel").click()
+    expect(tab.get_by_role("heading", name="demo")).to_be_visible()
+    assert not tab.title().startswith("hacked")
 
 
 def test_a_name_that_is_no_version_is_not_rolled_back(page: PageServer) -> None:
@@ -138,8 +137,10 @@ def test_a_name_that_is_no_version_is_not_rolled_back(page: PageServer) -> None:
 def test_without_mlflow_the_page_says_so_and_shows_the_servers(
     environ: dict[str, str], tmp_path: Path
 ) -> None:
-    down = {**environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
-    with start_page(tmp_path / "home", "rekindle", "--cluster", environ=down) as server:
+    unreachable_mlflow = {**environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
+    with start_page(
+        tmp_path / "home", "rekindle", "--cluster", environ=unreachable_mlflow
+    ) as server:
         answer = server.get("/models").json()
         assert "does not answer" in answer["notes"][0]
         assert "the champion is unknown without MLflow" in server.get("/models", "text/html").text
@@ -166,8 +167,8 @@ def test_mlflow_starts_in_the_background(tmp_path: Path) -> None:
         assert "no champion" not in text
         until("MLflow answers", lambda: not server.get("/models").json()["is_starting"], 120)
         assert server.get("/models").json()["notes"] == []
-    down = [sys.executable, "-m", "rekindle", "down"]
-    subprocess.run(down, env={**os.environ, "REKINDLE_HOME": str(home)}, check=True)
+    down_command = [sys.executable, "-m", "rekindle", "down"]
+    subprocess.run(down_command, env={**os.environ, "REKINDLE_HOME": str(home)}, check=True)
 
 
 def test_only_measures_of_an_evaluation_are_shown() -> None:

@@ -1,7 +1,7 @@
 """The page of a real project: a canary, a rollback and a scaling by a click, a backfill, a sweep.
 
-The tests share one home, and run in their order: the first test releases the first version.
-"""
+The tests share one home, and must run in the order of this file: the first test releases the first
+version."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, expect
 
 from argolocal.state.journal import RunFiles
 from argolocal.view.runs import list_run_names
-from tests.browser import PageServer, start_browser, start_page
+from tests.browser import PageServer, start_page
 from tests.ports import free_port
 from tests.rekindle.cli.user_project import make
 from tests.waiting import until
@@ -45,8 +45,10 @@ class Shop:
         self.go = go
         self.port = free_port()
         removed = ("S3_", "AWS_", "MLFLOW_", "REKINDLE_")
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(removed)}
-        self.environ = kept | {
+        kept_variables = {
+            name: value for name, value in os.environ.items() if not name.startswith(removed)
+        }
+        self.environ = kept_variables | {
             "KUBECONFIG": "/none",
             "REKINDLE_HOME": str(self.home),
             "REKINDLE_SERVE__PORT": str(self.port),
@@ -115,9 +117,9 @@ class Shop:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    # pods have a /tmp of their own
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
-        shop = Shop(tmp_path_factory.mktemp("real") / "shop", Path(shared) / "go")
+    # each pod has its own /tmp
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory_folder:
+        shop = Shop(tmp_path_factory.mktemp("real") / "shop", Path(memory_folder) / "go")
         make(shop.folder, shop.go)
         shop.go.touch()
         shop.run("run", "configs/shop.yaml", "--set", "train.seed=1")
@@ -130,12 +132,6 @@ def page(shop: Shop) -> Iterator[PageServer]:
     # the commands of actions belong to the project
     with start_page(shop.home, "rekindle", environ=shop.environ, folder=shop.folder) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with start_browser() as browser:
-        yield browser
 
 
 def read_model(page: PageServer) -> dict[str, Any]:
@@ -178,8 +174,8 @@ def test_a_click_rolls_back_to_the_earlier_release(
     shop: Shop, page: PageServer, browser: Browser
 ) -> None:
     until("MLflow answers", lambda: not page.get("/models").json()["is_starting"], 120)
-    before = read_model(page)
-    assert (before["champion"], before["rollback_targets"]) == ("2", ["1"])
+    earlier_model = read_model(page)
+    assert (earlier_model["champion"], earlier_model["rollback_targets"]) == ("2", ["1"])
 
     tab = page.open(browser, "/models")
     tab.get_by_role("link", name="Roll back to 1").click()
@@ -193,7 +189,7 @@ def test_a_click_rolls_back_to_the_earlier_release(
     tab.goto(f"{page.root}/models")
     expect(tab.get_by_role("row", name=re.compile("^1 champion"))).to_be_visible()
     model = read_model(page)
-    assert model["since"] >= before["since"]
+    assert model["since"] >= earlier_model["since"]
     assert model["rollback_targets"] == ["2"]
 
 
@@ -245,7 +241,7 @@ def test_the_weeks_of_a_backfill_are_shown(shop: Shop, page: PageServer, browser
         row = tab.get_by_role("row", name=week["scheduled"][:10])
         expect(row).to_contain_text("succeeded")
         expect(row).to_contain_text(f"{week['metrics']['rmse']:.4g}")
-        # runs of the list have the time of their week
+        # in the list, each run has the time of its week
         rows = page.get(f"/?q={week['run']}").json()["rows"]
         assert rows[0]["facts"]["Scheduled"] == week["scheduled"]
 
@@ -263,14 +259,14 @@ def test_the_trials_of_a_sweep_are_shown_while_it_runs_and_after_it(
     assert code in RUN_CODES, output
 
     expect(tab.get_by_text("is the best: loss")).to_be_visible()
-    content = page.get(f"/runs/{name}/trials").json()
-    assert (content["planned"], len(content["trials"])) == (5, 5)
-    best = content["trials"][0]
+    trials_tab = page.get(f"/runs/{name}/trials").json()
+    assert (trials_tab["planned"], len(trials_tab["trials"])) == (5, 5)
+    best = trials_tab["trials"][0]
     assert best["is_best"]
     assert best["state"] == "trained to the end"
-    assert content["currency"] == "USD"
-    assert all(trial["cost"] > 0 for trial in content["trials"])
-    assert [rung["trials"] for rung in content["rungs"]] == [5, 1]
+    assert trials_tab["currency"] == "USD"
+    assert all(trial["cost"] > 0 for trial in trials_tab["trials"])
+    assert [rung["trials"] for rung in trials_tab["rungs"]] == [5, 1]
     row = tab.locator("tr.best")
     expect(row).to_contain_text(f"{best['settings']['train.learning_rate']:.5g}")
     expect(tab.get_by_role("img", name=re.compile("by share of the steps"))).to_be_visible()

@@ -48,13 +48,15 @@ def test_several_lines_of_a_schedule_are_merged() -> None:
 
 
 def test_the_times_of_a_period_count_from_the_last_run() -> None:
-    last = datetime(2026, 3, 28, 11, 20, tzinfo=UTC)
-    assert list_next_times(["@every 45m"], "UTC", NOW, last) == [
+    last_time = datetime(2026, 3, 28, 11, 20, tzinfo=UTC)
+    assert list_next_times(["@every 45m"], "UTC", NOW, last_time) == [
         "2026-03-28T12:05+00:00",
         "2026-03-28T12:50+00:00",
         "2026-03-28T13:35+00:00",
     ]
-    assert list_next_times(["@every 45m"], "UTC", last, last)[0] == "2026-03-28T12:05+00:00"
+    assert (
+        list_next_times(["@every 45m"], "UTC", last_time, last_time)[0] == "2026-03-28T12:05+00:00"
+    )
     assert list_next_times(["@every 45m"], "UTC", NOW) == []
 
 
@@ -120,7 +122,7 @@ def cron_workflow(**spec: Any) -> dict[str, Any]:
 
 def test_times_that_argo_has_missed_are_shown() -> None:
     schedule = make_cluster_schedule(cron_workflow(schedules=["0 * * * *"]), NOW)
-    # at 12:00, the run of this minute is not late yet
+    # at 12:00, the run that is scheduled for 12:00 is not late yet
     assert schedule.missed == [format_time(NOW.replace(hour=hour)) for hour in (11, 10, 9)]
     assert schedule.last_run == "demo-1774684800"
 

@@ -49,9 +49,9 @@ class Pod:
         # the first child is the process that forks the program's processes
         return sorted(children, key=lambda child: child.create_time())[1:]
 
-    def send(self, number: signal.Signals) -> None:
+    def send(self, signal_number: signal.Signals) -> None:
         assert self.process.pid
-        os.kill(self.process.pid, number)
+        os.kill(self.process.pid, signal_number)
 
     def wait(self, seconds: float = 90) -> int:
         self.process.join(seconds)
@@ -135,10 +135,10 @@ class Pods:
     def coordinator(self) -> Pod:
         return self._start("coordinator", PROGRAM_MODULES.coordinator, {})
 
-    def agent(self, number: int, **environment: str) -> Pod:
+    def agent(self, pod_number: int, **environment: str) -> Pod:
         """Start the agent of a pod with an address of its own."""
-        name = f"worker-{number}"
-        variables = {"POD_NAME": name, "POD_IP": f"127.0.0.{number + 2}", **environment}
+        name = f"worker-{pod_number}"
+        variables = {"POD_NAME": name, "POD_IP": f"127.0.0.{pod_number + 2}", **environment}
         return self._start(name, PROGRAM_MODULES.launcher, variables)
 
     def start(self, agents: int) -> list[Pod]:

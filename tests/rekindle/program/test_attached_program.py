@@ -18,11 +18,11 @@ STEPS = 80  # 4 epochs of 240 samples, in batches of 12
 SNAPSHOT_STEPS = 40  # steps of 0.05 s within the 2 s between two snapshots
 
 
-def start_agent(pods: Pods, number: int) -> Pod:
+def start_agent(pods: Pods, pod_number: int) -> Pod:
     """Start a pod with a memory of its own, which its replacement on the node finds again."""
-    memory = pods.folder / f"memory-{number}"
+    memory = pods.folder / f"memory-{pod_number}"
     memory.mkdir(exist_ok=True)
-    return pods.agent(number, REKINDLE_SHM=str(memory))
+    return pods.agent(pod_number, REKINDLE_SHM=str(memory))
 
 
 def start(start_pods: StartPods, **settings: int) -> tuple[Pods, list[Pod]]:

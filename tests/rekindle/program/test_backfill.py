@@ -78,9 +78,9 @@ def test_a_backfill_trains_a_program_with_the_data_of_each_date(tmp_path: Path) 
     (tmp_path / "dated.yaml").write_text(json.dumps(CONFIG))
 
     with shell(tmp_path) as typed:
-        done = typed("rekindle backfill dated.yaml --from 2026-11-01 --to 2026-11-10 -o json")
-        assert done.returncode == 0, done.stdout + done.stderr
-        rows = json.loads(done.stdout)["weeks"]
+        result = typed("rekindle backfill dated.yaml --from 2026-11-01 --to 2026-11-10 -o json")
+        assert result.returncode == 0, result.stdout + result.stderr
+        rows = json.loads(result.stdout)["weeks"]
 
     assert [row["phase"] for row in rows] == ["Succeeded", "Succeeded"]
     assert len({row["model_sha256"] for row in rows}) == 2, "each date has its own result"

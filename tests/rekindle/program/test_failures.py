@@ -212,15 +212,15 @@ def test_a_program_that_starts_at_step_0_every_time_ends_after_equal_errors(
 @pytest.fixture
 def small_memory() -> Iterator[Path]:
     """A memory cgroup of 600 MB."""
-    group = Path(f"/sys/fs/cgroup/memory/rekindle-program-{os.getpid()}")
+    cgroup_folder = Path(f"/sys/fs/cgroup/memory/rekindle-program-{os.getpid()}")
     try:
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(600 << 20))
+        cgroup_folder.mkdir()
+        (cgroup_folder / "memory.limit_in_bytes").write_text(str(600 << 20))
     except OSError:
         pytest.skip("needs cgroups of version 1")
-    yield group
-    until("the end of its processes", lambda: not (group / "cgroup.procs").read_text())
-    group.rmdir()
+    yield cgroup_folder
+    until("the end of its processes", lambda: not (cgroup_folder / "cgroup.procs").read_text())
+    cgroup_folder.rmdir()
 
 
 @pytest.mark.slow

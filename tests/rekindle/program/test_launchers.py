@@ -70,8 +70,8 @@ def test_a_killed_pod_is_replaced_and_all_launchers_start_again(
     pods.wait_for("rank 0 of 4 starts at step 0")
     until("a checkpoint", lambda: list(s3.list(f"{pods.prefix}/checkpoints/program/checkpoints")))
 
-    killed = pods.pods[2]
-    killed.send(signal.SIGKILL)
+    killed_pod = pods.pods[2]
+    killed_pod.send(signal.SIGKILL)
     is_killed.touch()
     agents = [pods.pods[1], pods.agent(1)]
     assert [agent.wait() for agent in agents] == [0, 0], pods.logs()

@@ -142,8 +142,8 @@ def remove(model: Path) -> None:
 def rename_in_list(model: Path, name: str) -> None:
     """Give the first file in model.json another path, and correct the checksum."""
     fields = json.loads((model / "model.json").read_text())
-    first = next(iter(fields["files"]))
-    fields["files"][name] = fields["files"].pop(first)
+    first_file = next(iter(fields["files"]))
+    fields["files"][name] = fields["files"].pop(first_file)
     (model / "model.json").write_bytes(encode_model_description(fields))
 
 

@@ -27,8 +27,8 @@ def find_steps(pods: Pods, text: str) -> list[int]:
     return sorted(int(step) for step in re.findall(rf"rank 0 {text} step (\d+)", pods.logs()))
 
 
-def count_starts(pods: Pods, size: int) -> int:
-    return len(re.findall(rf"rank 0 of {size} starts", pods.logs()))
+def count_starts(pods: Pods, world_size: int) -> int:
+    return len(re.findall(rf"rank 0 of {world_size} starts", pods.logs()))
 
 
 @pytest.mark.timeout(900)
@@ -43,12 +43,16 @@ def test_no_step_before_the_save_on_sigterm_is_repeated(start_pods: StartPods, c
     until("the start", lambda: count_starts(pods, 3))
 
     for number in range(count):
-        two, three = count_starts(pods, 2), count_starts(pods, 3)
+        starts_of_two, starts_of_three = count_starts(pods, 2), count_starts(pods, 3)
         stop_pod(pods, agents[number % 3])
-        until("two pods", lambda two=two: count_starts(pods, 2) > two, evidence=pods.logs)
+        until("two pods", lambda two=starts_of_two: count_starts(pods, 2) > two, evidence=pods.logs)
 
         agents[number % 3] = pods.agent(number % 3)
-        until("three pods", lambda three=three: count_starts(pods, 3) > three, evidence=pods.logs)
+        until(
+            "three pods",
+            lambda three=starts_of_three: count_starts(pods, 3) > three,
+            evidence=pods.logs,
+        )
 
     starts = find_steps(pods, r"of \d starts at")
     assert starts == [0, *find_steps(pods, "leaves after")]

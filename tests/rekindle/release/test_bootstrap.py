@@ -89,8 +89,8 @@ def test_an_interval_needs_values_of_half_of_the_draws(missing: int, is_defined:
 def test_weighted_and_paired_bootstrap_agree(groups: list[int] | None) -> None:
     values = np.random.default_rng(4).normal(size=30)
 
-    def weighted_mean(group: Any, draws: Any) -> Any:
-        weights = draws[group]
+    def weighted_mean(group_values: Any, draws: Any) -> Any:
+        weights = draws[group_values]
         return (values[:, None] * weights).sum(0) / weights.sum(0)
 
     _, *expected = paired_bootstrap(
@@ -104,5 +104,5 @@ def test_weighted_and_paired_bootstrap_agree(groups: list[int] | None) -> None:
 @pytest.mark.parametrize(("undefined", "is_defined"), [(40, True), (41, False)])
 def test_draws_with_an_undefined_value_are_ignored(undefined: int, is_defined: bool) -> None:
     values = np.array([np.nan] * undefined + [1.0] * (80 - undefined))
-    low, high = compute_weighted_bootstrap(lambda group, draws: values, 5, resample_count=80)
+    low, high = compute_weighted_bootstrap(lambda group_values, draws: values, 5, resample_count=80)
     assert (low, high) == (1.0, 1.0) if is_defined else np.isnan([low, high]).all()

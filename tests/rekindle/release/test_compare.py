@@ -12,7 +12,7 @@ from rekindle.release.compare import PredictionComparison, compute_difference
     ("served", "offline", "expected"),
     [
         (0.25, 0.5, 0.25),
-        # relative, so that one tolerance fits numbers of any size
+        # the tolerance is relative, so that it fits numbers of any magnitude
         (3e6, 2e6, pytest.approx(1 / 3)),
         (1, 1.0, 0.0),
         ([1, [2.0]], [1, [2.5]], pytest.approx(0.2)),

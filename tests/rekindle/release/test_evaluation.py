@@ -76,9 +76,9 @@ def only_unseen(examples: Any) -> Any:
 def test_candidate_champion_and_baseline_are_evaluated_on_the_same_rows(
     dataset: Path, tmp_path: Path
 ) -> None:
-    good = write_model(tmp_path / "good", 2.0, dataset)
-    bad = write_model(tmp_path / "bad", 1.0, dataset)
-    evaluation = run_evaluation(good, bad, dataset, tmp_path / "report")
+    good_model = write_model(tmp_path / "good", 2.0, dataset)
+    bad_model = write_model(tmp_path / "bad", 1.0, dataset)
+    evaluation = run_evaluation(good_model, bad_model, dataset, tmp_path / "report")
     assert evaluation.rows == 20
     assert evaluation.metrics["candidate"] == {"rmse": pytest.approx(0.0, abs=1e-6)}
     assert evaluation.metrics["champion"]["rmse"] > evaluation.metrics["baseline"]["rmse"] / 2 > 1
@@ -290,9 +290,9 @@ def test_the_difference_of_the_first_metric_is_resampled_by_group(
         return ["high" if instance.x * float(model.slope) > 18 else "low" for instance in instances]
 
     monkeypatch.setattr(lines, "predict", labels)
-    good = write_model(tmp_path / "good", 2.0, dataset)
-    bad = write_model(tmp_path / "bad", 1.0, dataset)
-    evaluation = run_evaluation(good, bad, dataset, tmp_path / "report")
+    good_model = write_model(tmp_path / "good", 2.0, dataset)
+    bad_model = write_model(tmp_path / "bad", 1.0, dataset)
+    evaluation = run_evaluation(good_model, bad_model, dataset, tmp_path / "report")
     assert evaluation.metrics == {
         "candidate": {"accuracy": 1.0, "error": 1.0},
         "champion": {"accuracy": 0.55, "error": 1.0},
@@ -420,9 +420,9 @@ def mean_of_squares(predictions: Any, truths: Any) -> float:
     return float(np.mean(np.square(predictions - truths)))
 
 
-def weighted_squares(predictions: Any, truths: Any, group: Any, draws: Any) -> Any:
+def weighted_squares(predictions: Any, truths: Any, group_values: Any, draws: Any) -> Any:
     squares = np.square(predictions - truths)
-    weights = draws[group]
+    weights = draws[group_values]
     return (squares[:, None] * weights).sum(0) / weights.sum(0)
 
 
@@ -430,26 +430,27 @@ def weighted_squares(predictions: Any, truths: Any, group: Any, draws: Any) -> A
 def test_a_metric_is_the_mean_over_the_parts_and_so_is_its_interval(
     weighted: Any, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two weeks of 15 and 5 rows, and a champion whose error grows with x: both weeks have the same
-    weight."""
+    """Two weeks with 15 and 5 rows have the same weight. The error of the champion grows with x."""
     parts = ["2024-05-13" if x < 15 else "2024-05-20" for x in range(20)]
     rows = [Example({"x": float(x)}, 2.0 * x, x // 2, part=parts[x]) for x in range(20)]
     monkeypatch.setattr(lines, "examples", lambda path: iter(rows[::-1]))
     monkeypatch.setattr(
         lines, "metrics", (Metric("mse", mean_of_squares, better="lower", weighted=weighted),)
     )
-    good = write_model(tmp_path / "good", 2.0, dataset)
-    bad = write_model(tmp_path / "bad", 1.0, dataset)
-    evaluation = run_evaluation(good, bad, dataset, tmp_path / "report")
-    first = np.mean(np.square(np.arange(15)))
-    second = np.mean(np.square(np.arange(15, 20)))
+    good_model = write_model(tmp_path / "good", 2.0, dataset)
+    bad_model = write_model(tmp_path / "bad", 1.0, dataset)
+    evaluation = run_evaluation(good_model, bad_model, dataset, tmp_path / "report")
+    first_error = np.mean(np.square(np.arange(15)))
+    second_error = np.mean(np.square(np.arange(15, 20)))
     assert [(part["name"], part["rows"]) for part in evaluation.parts] == [
         ("2024-05-13", 15),
         ("2024-05-20", 5),
     ]
-    assert [part["champion"]["mse"] for part in evaluation.parts] == pytest.approx([first, second])
-    assert evaluation.metrics["champion"]["mse"] == pytest.approx((first + second) / 2)
-    assert evaluation.difference.mean == pytest.approx(-(first + second) / 2)
+    assert [part["champion"]["mse"] for part in evaluation.parts] == pytest.approx(
+        [first_error, second_error]
+    )
+    assert evaluation.metrics["champion"]["mse"] == pytest.approx((first_error + second_error) / 2)
+    assert evaluation.difference.mean == pytest.approx(-(first_error + second_error) / 2)
 
     assert (
         -380
@@ -461,25 +462,25 @@ def test_a_metric_is_the_mean_over_the_parts_and_so_is_its_interval(
 
 
 def undefined_for(
-    rows: Callable[[Any], Any], number: float = math.nan
+    rows: Callable[[Any], Any], metric_value: float = math.nan
 ) -> Callable[[Any, Any], float]:
-    """Return a metric that is not a number if its predictions have these values."""
-    return lambda predictions, truths: number if np.any(rows(predictions)) else 1.0
+    """Return a metric that is NaN if the predictions are `values`."""
+    return lambda predictions, truths: metric_value if np.any(rows(predictions)) else 1.0
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("metric_value", [math.nan, math.inf, -math.inf])
 def test_a_metric_that_is_not_finite_is_named_with_the_part_of_the_rows(
-    number: float, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    metric_value: float, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [
         Example({"x": float(x)}, 2.0 * x, part="first" if x < 15 else "last") for x in range(20)
     ]
     monkeypatch.setattr(lines, "examples", lambda path: iter(rows))
-    metric = Metric("auc", undefined_for(lambda predictions: predictions > 35, number))
+    metric = Metric("auc", undefined_for(lambda predictions: predictions > 35, metric_value))
     monkeypatch.setattr(lines, "metrics", (*lines.metrics, metric))
 
     message = (
-        rf'the metric auc is {number} on the test rows of the part "last": it must be a finite'
+        rf'the metric auc is {metric_value} on the test rows of the part "last": it must be a finite'
         r" number\. Let"
     )
     with pytest.raises(DataError, match=message):
@@ -494,9 +495,9 @@ def test_a_champion_with_a_metric_that_is_not_finite_is_incomparable(
     monkeypatch.setattr(
         lines, "metrics", (Metric("auc", undefined_for(lambda predictions: predictions < 0)),)
     )
-    good = write_model(tmp_path / "good", 2.0)
-    bad = write_model(tmp_path / "bad", -1.0, dataset)
-    evaluation = run_evaluation(good, bad, dataset, tmp_path / "report")
+    good_model = write_model(tmp_path / "good", 2.0)
+    bad_model = write_model(tmp_path / "bad", -1.0, dataset)
+    evaluation = run_evaluation(good_model, bad_model, dataset, tmp_path / "report")
     assert "the metric auc is nan on the test rows" in evaluation.incomparable
     assert evaluation.metrics == {"candidate": {"auc": 1.0}, "baseline": {"auc": 1.0}}
 
@@ -569,9 +570,9 @@ def test_a_draw_without_a_value_does_not_count(
     dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lines, "metrics", (Metric("share", divide),))
-    good = write_model(tmp_path / "good", 2.0, dataset)
-    bad = write_model(tmp_path / "bad", 1.0, dataset)
-    evaluation = run_evaluation(good, bad, dataset, tmp_path / "report")
+    good_model = write_model(tmp_path / "good", 2.0, dataset)
+    bad_model = write_model(tmp_path / "bad", 1.0, dataset)
+    evaluation = run_evaluation(good_model, bad_model, dataset, tmp_path / "report")
     assert (
         evaluation.difference.mean
         == evaluation.difference.low

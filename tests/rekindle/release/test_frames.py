@@ -1,5 +1,5 @@
-"""MLflow's predictions are those of the server for each type of a field, its missing value, and
-each kind of frame."""
+"""MLflow predicts the same as the model server, for each type of field, for missing values, and for
+each kind of data frame."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import mlflow
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from mlflow.pyfunc.scoring_server import init
 from safetensors.torch import save_file
 from starlette.testclient import TestClient
 
@@ -116,6 +114,10 @@ class Served:
     """A release in an MLflow model and a server."""
 
     def __init__(self, folder: Path, server: Running) -> None:
+        # takes seconds, and each process of xdist imports this file
+        import mlflow
+        from mlflow.pyfunc.scoring_server import init
+
         self.model = mlflow.pyfunc.load_model(str(folder))
         self.invocations = TestClient(init(self.model))  # as `mlflow models serve` does
         self.server = server
@@ -262,8 +264,8 @@ def test_mlflows_server_predicts_what_the_server_predicts(
     instances = ROWS[rows]
     table = columns(instances)
     split = {"columns": list(table), "data": list(zip(*table.values(), strict=True))}
-    content = {"dataframe_split": split, "inputs": table}.get(form, instances)
-    answer = served.invocations.post("/invocations", json={form: content})
+    request_rows = {"dataframe_split": split, "inputs": table}.get(form, instances)
+    answer = served.invocations.post("/invocations", json={form: request_rows})
     assert answer.json() == {"predictions": served.answer(instances)}
 
 
@@ -303,7 +305,7 @@ def test_what_the_server_refuses_mlflow_refuses_by_its_name(
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([{"three": None}], None),  # as the server: null was given
+        ([{"three": None}], None),  # as in the server, the default does not replace null
         ([{}], 3),
         ([{}, {"three": 4}], 3),  # NaN
         (objects([FULL | {"three": pd.NA}]), 3),

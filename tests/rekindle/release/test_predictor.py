@@ -54,7 +54,7 @@ def test_a_prediction_does_not_depend_on_its_batch(
     predictor = open_predictor(release, max_batch)
     single = open_predictor(release, 1)
 
-    alone = [
+    single_predictions = [
         prediction
         for request in requests(single, *[1] * 300)
         for [prediction] in single.predict([request])
@@ -65,7 +65,8 @@ def test_a_prediction_does_not_depend_on_its_batch(
         assert [len(predictions) for predictions in together] == list(sizes)
         assert (
             compute_difference(
-                [prediction for predictions in together for prediction in predictions], alone
+                [prediction for predictions in together for prediction in predictions],
+                single_predictions,
             )
             <= tolerance
         )

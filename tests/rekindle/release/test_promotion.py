@@ -76,12 +76,12 @@ def test_only_one_of_the_runs_that_were_compared_with_a_champion_replaces_it(
 def test_a_retried_promotion_changes_nothing_and_returns_the_previous_deployment(
     s3: Store, name: str, register: Register
 ) -> None:
-    first = register()
-    second = register()
-    assert promotion.promote(s3, name, first, "", "cards-1") == ""
-    assert promotion.promote(s3, name, second, first, "cards-2") == "cards-1"
-    assert promotion.promote(s3, name, second, first, "cards-2") == "cards-1"
-    assert champion(name) == second
+    first_version = register()
+    second_version = register()
+    assert promotion.promote(s3, name, first_version, "", "cards-1") == ""
+    assert promotion.promote(s3, name, second_version, first_version, "cards-2") == "cards-1"
+    assert promotion.promote(s3, name, second_version, first_version, "cards-2") == "cards-1"
+    assert champion(name) == second_version
 
 
 @pytest.mark.fast_cases(1)
@@ -111,11 +111,13 @@ def test_a_new_deployment_of_the_champion_replaces_its_old_one(
     assert promotion.list_expired_deployments(
         name, version, keep_count=3, previous_deployment="cards-1"
     ) == ["cards-1"]
-    second = register()
-    previous = promotion.promote(s3, name, second, version, "cards-3")
+    second_version = register()
+    previous = promotion.promote(s3, name, second_version, version, "cards-3")
     assert previous == "cards-2"
     assert (
-        promotion.list_expired_deployments(name, second, keep_count=3, previous_deployment=previous)
+        promotion.list_expired_deployments(
+            name, second_version, keep_count=3, previous_deployment=previous
+        )
         == []
     )
 
@@ -125,8 +127,8 @@ def test_a_new_deployment_of_the_champion_replaces_its_old_one(
 def test_the_next_run_finishes_a_promotion_that_was_killed(
     s3: Store, name: str, register: Register, write_number: int
 ) -> None:
-    first = register()
-    second = register()
+    first_version = register()
+    second_version = register()
 
     command = """
 import os, signal, sys
@@ -144,17 +146,18 @@ promotion.promote(Store.from_env(), sys.argv[1], sys.argv[2], "", "cards-1")
 """
 
     process = subprocess.run(
-        [sys.executable, "-c", command, name, first, str(write_number)], env=dict(os.environ)
+        [sys.executable, "-c", command, name, first_version, str(write_number)],
+        env=dict(os.environ),
     )
     assert process.returncode == -signal.SIGKILL
 
     with pytest.raises(
-        promotion.ChampionChangedError, match=f"by now the champion is version {first}"
+        promotion.ChampionChangedError, match=f"by now the champion is version {first_version}"
     ) as changed:
-        promotion.promote(s3, name, second, "", "cards-2")
+        promotion.promote(s3, name, second_version, "", "cards-2")
 
     assert changed.value.exit_code == 65, "a retry cannot help"
-    assert champion(name) == first
+    assert champion(name) == first_version
     assert not json.loads(s3.get(f"releases/{name}/promotion.json"))["unfinished"]
 
 
@@ -162,15 +165,15 @@ promotion.promote(Store.from_env(), sys.argv[1], sys.argv[2], "", "cards-1")
 def test_a_promotion_respects_a_champion_that_was_set_by_hand(
     s3: Store, name: str, register: Register
 ) -> None:
-    first = register()
-    second = register()
-    third = register()
-    promotion.promote(s3, name, first, "", "cards-1")
-    promotion.promote(s3, name, second, first, "cards-2")
-    tracking.record_champion(name, first, "cards-1")
+    first_version = register()
+    second_version = register()
+    third_version = register()
+    promotion.promote(s3, name, first_version, "", "cards-1")
+    promotion.promote(s3, name, second_version, first_version, "cards-2")
+    tracking.record_champion(name, first_version, "cards-1")
     with pytest.raises(promotion.ChampionChangedError):
-        promotion.promote(s3, name, third, second, "cards-3")
-    assert promotion.promote(s3, name, third, first, "cards-3") == "cards-1"
+        promotion.promote(s3, name, third_version, second_version, "cards-3")
+    assert promotion.promote(s3, name, third_version, first_version, "cards-3") == "cards-1"
 
 
 @pytest.mark.slow
@@ -189,33 +192,33 @@ def test_the_deployments_of_the_newest_releases_are_kept_for_a_rollback(
 @pytest.fixture
 def versions(s3: Store, name: str, register: Register) -> list[str]:
     """Register three versions; the second is the champion, and replaced the first."""
-    first = register()
-    second = register()
-    third = register()
-    promotion.promote(s3, name, first, "", "cards-1")
-    promotion.promote(s3, name, second, first, "cards-2")
-    return [first, second, third]
+    first_version = register()
+    second_version = register()
+    third_version = register()
+    promotion.promote(s3, name, first_version, "", "cards-1")
+    promotion.promote(s3, name, second_version, first_version, "cards-2")
+    return [first_version, second_version, third_version]
 
 
 def test_a_rollback_is_recorded_decided_and_removed(
     s3: Store, name: str, versions: list[str]
 ) -> None:
-    first, second, _ = versions
+    first_version, second_version, _ = versions
     assert promotion.read_pending_rollback(s3, name) is None
-    rollback = promotion.Rollback(first, "cards-1", second, 3)
+    rollback = promotion.Rollback(first_version, "cards-1", second_version, 3)
     promotion.record_rollback(s3, name, rollback)
     assert promotion.read_pending_rollback(s3, name) == rollback
-    assert champion(name) == second
+    assert champion(name) == second_version
 
     with pytest.raises(promotion.ChampionChangedError, match=f"another command is changing {name}"):
         promotion.record_rollback(s3, name, rollback)
 
     for _ in range(2):
         promotion.decide_rollback(s3, name, rollback)
-        assert champion(name) == first
+        assert champion(name) == first_version
         assert promotion.read_pending_rollback(s3, name) == replace(rollback, decided=True)
 
-    assert promotion.promote(s3, name, first, second, "cards-1") == "cards-2", (
+    assert promotion.promote(s3, name, first_version, second_version, "cards-1") == "cards-2", (
         "its servers must be stopped"
     )
     assert not promotion.end_rollback(s3, name, rollback, includes_decided=False), (
@@ -225,8 +228,9 @@ def test_a_rollback_is_recorded_decided_and_removed(
     assert promotion.end_rollback(s3, name, rollback)
     assert promotion.read_pending_rollback(s3, name) is None
     assert promotion.end_rollback(s3, name, rollback)
-    promotion.decide_rollback(s3, name, rollback)  # by a command that lost its connection
-    assert champion(name) == first
+    # decided by a command that had lost its connection
+    promotion.decide_rollback(s3, name, rollback)
+    assert champion(name) == first_version
     assert promotion.read_pending_rollback(s3, name) is None
 
 
@@ -260,42 +264,44 @@ def test_a_rollback_can_restart_the_servers_of_the_champion(
 def test_a_promotion_overrides_a_rollback_that_is_not_decided(
     s3: Store, name: str, versions: list[str]
 ) -> None:
-    first, second, third = versions
-    rollback = promotion.Rollback(first, "cards-1", second, 1)
+    first_version, second_version, third_version = versions
+    rollback = promotion.Rollback(first_version, "cards-1", second_version, 1)
     promotion.record_rollback(s3, name, rollback)
-    assert promotion.promote(s3, name, third, second, "cards-3") == "cards-2"
+    assert promotion.promote(s3, name, third_version, second_version, "cards-3") == "cards-2"
     assert promotion.read_pending_rollback(s3, name) is None
     with pytest.raises(
-        promotion.ChampionChangedError, match=f"cancelled: by now the champion is version {third}."
+        promotion.ChampionChangedError,
+        match=f"cancelled: by now the champion is version {third_version}.",
     ):
         promotion.decide_rollback(s3, name, rollback)
-    assert champion(name) == third
+    assert champion(name) == third_version
 
 
 def test_nothing_overrides_a_decided_rollback(s3: Store, name: str, versions: list[str]) -> None:
-    first, second, third = versions
-    rollback = promotion.Rollback(first, "cards-1", second, 1)
+    first_version, second_version, third_version = versions
+    rollback = promotion.Rollback(first_version, "cards-1", second_version, 1)
     promotion.record_rollback(s3, name, rollback)
 
     for other in (replace(rollback, replicas=2), replace(rollback, deployment="cards-3")):
         with pytest.raises(
-            promotion.ChampionChangedError, match=f"by now the champion is version {second}."
+            promotion.ChampionChangedError,
+            match=f"by now the champion is version {second_version}.",
         ):
             promotion.decide_rollback(s3, name, other)
 
     promotion.decide_rollback(s3, name, rollback)
     with pytest.raises(
         promotion.ChampionChangedError,
-        match=f"the champion is version {first}: version .* is not promoted",
+        match=f"the champion is version {first_version}: version .* is not promoted",
     ):
-        promotion.promote(s3, name, third, second, "cards-3")
+        promotion.promote(s3, name, third_version, second_version, "cards-3")
 
     assert promotion.read_pending_rollback(s3, name) == replace(rollback, decided=True)
-    tracking.record_champion(name, third, "cards-3")  # by hand
+    tracking.record_champion(name, third_version, "cards-3")  # by hand
     with pytest.raises(promotion.ChampionChangedError):
         promotion.decide_rollback(s3, name, rollback)
 
-    assert champion(name) == third
+    assert champion(name) == third_version
 
 
 def test_a_champion_that_was_set_by_hand_ends_a_rollback(
@@ -310,28 +316,32 @@ def test_a_champion_that_was_set_by_hand_ends_a_rollback(
 
 
 def test_a_superseded_promotion_changes_nothing(s3: Store, name: str, versions: list[str]) -> None:
-    first, second, third = versions
-    assert promotion.is_superseded(name, first, "", "cards-1")
-    assert not promotion.is_superseded(name, first, second, "cards-1"), (
+    first_version, second_version, third_version = versions
+    assert promotion.is_superseded(name, first_version, "", "cards-1")
+    assert not promotion.is_superseded(name, first_version, second_version, "cards-1"), (
         "it was compared with the champion"
     )
-    assert not promotion.is_superseded(name, second, first, "cards-2"), "it is the champion"
-    assert not promotion.is_superseded(name, third, first, "cards-3"), "it was never promoted"
-    assert not promotion.is_superseded(name, first, "", "cards-9"), (
+    assert not promotion.is_superseded(name, second_version, first_version, "cards-2"), (
+        "it is the champion"
+    )
+    assert not promotion.is_superseded(name, third_version, first_version, "cards-3"), (
+        "it was never promoted"
+    )
+    assert not promotion.is_superseded(name, first_version, "", "cards-9"), (
         "this Deployment was never promoted"
     )
-    assert promotion.promote(s3, name, first, "", "cards-1") == ""
-    assert champion(name) == second
-    promotion.promote(s3, name, third, second, "cards-3", "run-3")
-    promotion.promote(s3, name, second, third, "cards-2", "run-2")
-    assert promotion.is_superseded(name, third, first, "cards-3", "run-3")
-    assert promotion.is_superseded(name, third, second, "cards-3", "run-3"), (
+    assert promotion.promote(s3, name, first_version, "", "cards-1") == ""
+    assert champion(name) == second_version
+    promotion.promote(s3, name, third_version, second_version, "cards-3", "run-3")
+    promotion.promote(s3, name, second_version, third_version, "cards-2", "run-2")
+    assert promotion.is_superseded(name, third_version, first_version, "cards-3", "run-3")
+    assert promotion.is_superseded(name, third_version, second_version, "cards-3", "run-3"), (
         "its promotion was rolled back"
     )
-    assert not promotion.is_superseded(name, third, first, "cards-3", "run-4"), (
+    assert not promotion.is_superseded(name, third_version, first_version, "cards-3", "run-4"), (
         "another run promoted it"
     )
-    assert promotion.is_superseded("unknown", first, "", "cards-1") is False
+    assert promotion.is_superseded("unknown", first_version, "", "cards-1") is False
 
 
 def test_an_unfinished_promotion_of_a_deleted_version_is_discarded(
@@ -356,13 +366,19 @@ def test_an_unfinished_promotion_of_a_deleted_version_is_discarded(
 def test_a_release_retains_the_newest_deployments(
     s3: Store, name: str, versions: list[str]
 ) -> None:
-    _, second, third = versions
-    promotion.promote(s3, name, third, second, "cards-2")  # with the Deployment of the second
-    assert promotion.list_expired_deployments(name, third, keep_count=1) == ["cards-1"]
-    assert promotion.list_running_deployments(name, third, keep_count=1) == ["cards-2"]
-    assert promotion.list_expired_deployments(name, third, keep_count=2) == []
-    assert promotion.list_running_deployments(name, second, keep_count=1) == ["cards-1", "cards-2"]
-    assert promotion.list_running_deployments(name, second, 1, previous_deployment="cards-9") == [
+    _, second_version, third_version = versions
+    # with the Deployment of the second version
+    promotion.promote(s3, name, third_version, second_version, "cards-2")
+    assert promotion.list_expired_deployments(name, third_version, keep_count=1) == ["cards-1"]
+    assert promotion.list_running_deployments(name, third_version, keep_count=1) == ["cards-2"]
+    assert promotion.list_expired_deployments(name, third_version, keep_count=2) == []
+    assert promotion.list_running_deployments(name, second_version, keep_count=1) == [
+        "cards-1",
+        "cards-2",
+    ]
+    assert promotion.list_running_deployments(
+        name, second_version, 1, previous_deployment="cards-9"
+    ) == [
         "cards-9",
         "cards-1",
         "cards-2",
@@ -431,14 +447,14 @@ def test_a_rollback_waits_two_seconds_for_a_promotion_and_then_finishes_it(
 def test_a_process_that_paused_between_its_writes_does_not_restore_its_version(
     s3: Store, name: str, register: Register
 ) -> None:
-    first = register()
-    second = register()
+    first_version = register()
+    second_version = register()
     key = f"releases/{name}/promotion.json"
-    state = {"version": first, "deployment": "cards-1", "former": "", "unfinished": True}
+    state = {"version": first_version, "deployment": "cards-1", "former": "", "unfinished": True}
     s3.put(key, json.dumps(state).encode())
     _, etag = s3.get_with_etag(key)
-    # a retry of the step finishes it
-    assert promotion.promote(s3, name, first, "", "cards-1") == ""
-    assert promotion.promote(s3, name, second, first, "cards-2") == "cards-1"
+    # a retry of the step finishes the promotion
+    assert promotion.promote(s3, name, first_version, "", "cards-1") == ""
+    assert promotion.promote(s3, name, second_version, first_version, "cards-2") == "cards-1"
     promotion._finish_promotion(s3, name, key, state, etag)
-    assert champion(name) == second
+    assert champion(name) == second_version

@@ -1,5 +1,4 @@
-"""MLflow knows the types of a model's predictions, and its users see the warnings of its
-predictor."""
+"""MLflow knows the types of a model's predictions, and shows the warnings of the predictor."""
 
 import json
 import warnings

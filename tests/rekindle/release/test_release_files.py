@@ -195,7 +195,7 @@ DESCRIBED = {"reference.json": b'{"rows": 1}', "origin.json": b"{}", "curve.json
 
 @pytest.fixture
 def described(s3: Store, stored: str, tmp_path: Path) -> str:
-    """Give a release the files that are not part of its hash; return its prefix."""
+    """Add the files to a release that its hash does not cover; return the prefix of the release."""
     commit_described(s3, stored, tmp_path / "described", DESCRIBED)
     return stored
 
@@ -308,7 +308,7 @@ def test_a_change_of_code_that_the_workload_imports_is_released(
 
     def digests() -> list[str]:
         for function in (code._sha256, code._list_imports):
-            function.cache_clear()  # each run is a process of its own
+            function.cache_clear()  # each run has its own process
         names = ("serving_own", "serving_pack")
         files = (tmp_path / "serving_own.py", tmp_path / "serving_pack/__init__.py")
         modules = [ModuleType(name) for name in names]
@@ -316,10 +316,10 @@ def test_a_change_of_code_that_the_workload_imports_is_released(
             module.__file__ = str(file)
         return [release_files.compute_code_digest(module) for module in modules]
 
-    own, pack = digests()
+    own_digest, pack_digest = digests()
     (tmp_path / "serving_post.py").write_text("BIAS = 1")
     (tmp_path / "serving_pack/words.txt").write_text("b")
     changed_own, changed_pack = digests()
-    assert own != changed_own
-    assert pack != changed_pack
+    assert own_digest != changed_own
+    assert pack_digest != changed_pack
     assert digests() == [changed_own, changed_pack]

@@ -87,9 +87,9 @@ class Running:
         if not listens:
             return
 
-        first = self.process.stderr.readline()
-        match = re.fullmatch(r"listening on (http://\S+)\n", first)
-        assert match, first
+        first_line = self.process.stderr.readline()
+        match = re.fullmatch(r"listening on (http://\S+)\n", first_line)
+        assert match, first_line
         self.url = match[1]
         self.client.base_url = self.url
 

@@ -95,8 +95,10 @@ def test_a_request_that_never_ends_is_disconnected(server: Running, requests: li
             for _ in range(text.count(b"\r\n\r\n")):
                 if not text.endswith(BODY[:9]):
                     receive(client)
-        rest = b"".join(iter(lambda: client.recv(1000), b""))
-        assert rest.startswith(b"HTTP/1.1 408") == any(text.endswith(BODY[:9]) for text in requests)
+        remaining_bytes = b"".join(iter(lambda: client.recv(1000), b""))
+        assert remaining_bytes.startswith(b"HTTP/1.1 408") == any(
+            text.endswith(BODY[:9]) for text in requests
+        )
     assert server.predict(ONE).status_code == 200
 
 
@@ -253,18 +255,18 @@ def draining(request: pytest.FixtureRequest) -> Iterator[tuple[Running, list[soc
     with Running(f"--model={PREFIX}", "--drain-seconds=0.2", f"--grace-seconds={grace}") as server:
         server.until_ready()
         server.client.close()
-        kept = [connect(server) for _ in range(20)]
-        assert {ask(client)[0] for client in kept} == {200}
+        kept_connections = [connect(server) for _ in range(20)]
+        assert {ask(client)[0] for client in kept_connections} == {200}
         server.process.send_signal(signal.SIGTERM)
         until("it to refuse connections", lambda: refuses_connections(server))
-        yield server, kept
+        yield server, kept_connections
 
 
 def test_an_open_connection_is_answered_after_the_drain_and_closed(
     draining: tuple[Running, list[socket.socket]],
 ) -> None:
-    server, kept = draining
-    for client in kept:
+    server, kept_connections = draining
+    for client in kept_connections:
         status, head = ask(client)
         assert status == 200
         assert "connection: close" in head
@@ -274,16 +276,16 @@ def test_an_open_connection_is_answered_after_the_drain_and_closed(
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("draining", [0.5], indirect=True)
-@pytest.mark.parametrize("size", [9, len(HEAD) + 9], ids=["head", "body"])
+@pytest.mark.parametrize("sent_bytes", [9, len(HEAD) + 9], ids=["head", "body"])
 def test_a_request_that_begins_in_the_grace_period_is_answered_after_it(
-    draining: tuple[Running, list[socket.socket]], size: int
+    draining: tuple[Running, list[socket.socket]], sent_bytes: int
 ) -> None:
-    server, kept = draining
-    slow, *idle = kept
-    slow.sendall((HEAD + BODY)[:size])
-    assert {client.recv(1) for client in idle} == {b""}  # the grace period has ended
-    slow.sendall((HEAD + BODY)[size:])
-    status, head = receive(slow)
+    server, kept_connections = draining
+    slow_client, *idle_clients = kept_connections
+    slow_client.sendall((HEAD + BODY)[:sent_bytes])
+    assert {client.recv(1) for client in idle_clients} == {b""}  # the grace period has ended
+    slow_client.sendall((HEAD + BODY)[sent_bytes:])
+    status, head = receive(slow_client)
     assert status == 200
     assert "connection: close" in head
     assert server.end()[0] == 0
@@ -294,8 +296,8 @@ def test_a_request_that_begins_in_the_grace_period_is_answered_after_it(
 def test_an_idle_connection_is_closed_after_the_grace_period(
     draining: tuple[Running, list[socket.socket]],
 ) -> None:
-    server, kept = draining
-    assert {client.recv(1) for client in kept} == {b""}
+    server, kept_connections = draining
+    assert {client.recv(1) for client in kept_connections} == {b""}
     code, log = server.end()
     assert code == 0, log
     assert log.count("\n") == 1, log  # only the line about the served model
@@ -305,11 +307,11 @@ def test_an_idle_connection_is_closed_after_the_grace_period(
 def test_pipelined_requests_are_all_answered_after_the_drain(
     draining: tuple[Running, list[socket.socket]],
 ) -> None:
-    _, kept = draining
-    kept[0].sendall((HEAD + BODY) * 3 + GET)
-    heads = [receive(kept[0])[1] for _ in range(4)]
+    _, kept_connections = draining
+    kept_connections[0].sendall((HEAD + BODY) * 3 + GET)
+    heads = [receive(kept_connections[0])[1] for _ in range(4)]
     assert ["connection: close" in head for head in heads] == [False, False, False, True]
-    assert kept[0].recv(1) == b""
+    assert kept_connections[0].recv(1) == b""
 
 
 @pytest.mark.slow

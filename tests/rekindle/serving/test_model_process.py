@@ -19,7 +19,8 @@ class Request(BaseModel):
 
 
 class Doubling:
-    """Fails together with a negative number, and predicts infinity for large ones."""
+    """Predicts twice the number; fails for a batch with a negative number, and predicts infinity
+    for large numbers."""
 
     Request = Request
 

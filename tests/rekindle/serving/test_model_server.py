@@ -175,11 +175,11 @@ def test_the_error_for_a_wrong_path_has_the_right_path(server: Running, path: st
 def test_waiting_requests_are_batched_and_a_failure_does_not_affect_others(
     server: Running, pool: ThreadPoolExecutor, gate: Gate, bug: int | None
 ) -> None:
-    first = gate.hold(server, pool)
+    first_answer = gate.hold(server, pool)
     answers = [pool.submit(server.predict, ONE | {"id": n, "bug": n == bug}) for n in range(4)]
     server.until_waiting(1 + 4)
     gate.open()
-    assert first.result().status_code == 200
+    assert first_answer.result().status_code == 200
     assert [answer.result().status_code for answer in answers] == [
         500 if n == bug else 200 for n in range(4)
     ]
@@ -267,7 +267,7 @@ def test_clients_that_never_finish_their_headers_are_disconnected(server: Runnin
 def test_overload_is_rejected_immediately_while_probes_are_answered(
     server: Running, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
-    first = gate.hold(server, pool)
+    first_answer = gate.hold(server, pool)
     answers = [pool.submit(server.predict, ONE) for _ in range(8)]
     rejected = [answer.result() for answer in islice(as_completed(answers), 3)]
     assert [(answer.status_code, answer.headers["retry-after"]) for answer in rejected] == [
@@ -278,10 +278,10 @@ def test_overload_is_rejected_immediately_while_probes_are_answered(
     }
     assert [probe.status_code for probe in probes.values()] == [200, 503, 200]
     assert probes["/health/ready"].json()["status"] == "overloaded"
-    assert not first.done()  # so the probes did not wait for the model
+    assert not first_answer.done()  # so the probes did not wait for the model
     gate.open()
     assert sorted(answer.result().status_code for answer in answers) == [200] * 5 + [503] * 3
-    assert first.result().status_code == 200
+    assert first_answer.result().status_code == 200
     assert server.client.get("/health/ready").status_code == 200
 
 
@@ -321,9 +321,11 @@ def test_replayed_instances_are_counted_apart_from_instances_of_clients(server: 
         return server.client.post(PREDICT, json={"instances": [ONE, ONE]}, headers=headers)
 
     assert send(False).status_code == 200
-    before = counts()
+    earlier_counts = counts()
     assert send(True).json() == send(False).json()
-    increase = {name.partition("{")[0]: value - before[name] for name, value in counts().items()}
+    increase = {
+        name.partition("{")[0]: value - earlier_counts[name] for name, value in counts().items()
+    }
     assert set(increase.values()) == {2.0}
     assert len(increase) == 4
 
@@ -335,7 +337,7 @@ def test_the_warning_of_a_predictor_is_in_its_answer_and_counted(server: Running
         )
         return float(line)
 
-    before = count()
+    earlier_count = count()
     answer = server.predict(ONE, ONE | {"warning": "the past is missing"}).json()
     assert answer["warning"] == "the past is missing"
     assert len(answer["predictions"]) == 2
@@ -344,7 +346,7 @@ def test_the_warning_of_a_predictor_is_in_its_answer_and_counted(server: Running
         server.predict({"id": 1, "bad": 4, "warning": "an error is no prediction"}).status_code
         == 422
     )
-    assert count() == before + 1
+    assert count() == earlier_count + 1
     properties = server.client.get("/openapi.json").json()["components"]["schemas"]["Predictions"][
         "properties"
     ]
@@ -370,11 +372,13 @@ def test_processes_work_in_parallel_and_warm_up_before_the_server_is_ready(
             "sha256": sha256,
         }
 
-        with Gate(gate.path.parent) as first, Gate(gate.path.parent) as second:
+        with Gate(gate.path.parent) as first_gate, Gate(gate.path.parent) as second_gate:
             # the second is reached while the first waits
-            both = [each.hold(server, pool) for each in (first, second)]
+            held_answers = [each.hold(server, pool) for each in (first_gate, second_gate)]
 
-        assert len({answer.result().json()["predictions"][0]["pid"] for answer in both}) == 2
+        assert (
+            len({answer.result().json()["predictions"][0]["pid"] for answer in held_answers}) == 2
+        )
 
 
 def test_a_crash_of_the_model_ends_the_server_after_answering_all_requests(
@@ -406,14 +410,14 @@ def test_a_batch_in_the_pipe_of_a_crashed_process_is_answered(
 ) -> None:
     with Running(f"--model={SERVER_PREFIX}", "--max-batch=2") as server:
         server.until_ready()
-        first = gate.hold(server, pool)
+        first_answer = gate.hold(server, pool)
         fatal = pool.submit(server.predict, ONE | {"killed": True})
         server.until_waiting(2)
-        others = [fatal, *(pool.submit(server.predict, ONE) for _ in range(4))]
+        waiting_answers = [fatal, *(pool.submit(server.predict, ONE) for _ in range(4))]
         server.until_waiting(6)
         gate.open()
-        assert first.result().status_code == 200
-        assert [answer.result().status_code for answer in others] == [503] * 5
+        assert first_answer.result().status_code == 200
+        assert [answer.result().status_code for answer in waiting_answers] == [503] * 5
         assert server.end()[0] == 1
 
 
@@ -436,9 +440,9 @@ def test_after_sigterm_requests_in_flight_and_new_requests_are_answered(
         server.until_ready("draining")
         assert server.client.get("/health/ready").status_code == 503
         assert server.client.get(MODEL).json()["ready"] is False
-        late = server.predict(ONE)
-        assert late.status_code == 200
-        assert late.headers["connection"] == "close"
+        late_response = server.predict(ONE)
+        assert late_response.status_code == 200
+        assert late_response.headers["connection"] == "close"
         server.process.send_signal(signal.SIGTERM)
         until("it to refuse connections", lambda: refuses_connections(server))
         gate.open()
@@ -456,11 +460,11 @@ def test_a_second_signal_or_ctrl_c_stops_the_drain(
 ) -> None:
     with Running(f"--model={SERVER_PREFIX}", "--drain-seconds=600") as server:
         server.until_ready()
-        *first, last = signals
-        for number in first:
+        *first_signals, last_signal = signals
+        for number in first_signals:
             server.process.send_signal(number)
             server.until_ready("draining")
-        server.process.send_signal(last)
+        server.process.send_signal(last_signal)
         assert server.end()[0] == 0
 
 
@@ -517,11 +521,11 @@ def test_the_error_of_a_model_that_fails_on_its_example_has_the_line(sha256: str
     with Running(f"--model={SERVER_PREFIX}", ECHO_BUG="1") as server:
         code, log = server.end()
     assert code == 70
-    last = log.splitlines()[-1]
+    last_line = log.splitlines()[-1]
     assert re.fullmatch(
         rf"error: the model fails on its own example: {re.escape(ECHO)}:\d+: KeyError: 'a bug"
         r" in .*",
-        last,
+        last_line,
     ), log
 
 

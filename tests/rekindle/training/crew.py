@@ -61,8 +61,8 @@ def upload_dataset(environment: dict[str, str], folder: Path) -> None:
 
 
 def has_joined(s3: Store, prefix: str, name: str = "") -> bool:
-    """Return True if the ledger of the run below `prefix` records that a member has joined: any
-    member, or the member `name`."""
+    """Return True if the ledger of the run below `prefix` records that a member has joined: the
+    member `name`, or any member if `name` is empty."""
     lines = [
         line
         for entry in s3.list(f"{prefix}/checkpoints/ledger")
@@ -129,17 +129,17 @@ class Member:
         assert self.process.exitcode is not None, f"still running:\n{self.read_log()}"
         return self.process.exitcode
 
-    def send(self, number: signal.Signals) -> None:
+    def send(self, signal_number: signal.Signals) -> None:
         assert self.process.pid
-        os.kill(self.process.pid, number)
+        os.kill(self.process.pid, signal_number)
 
 
 class Crew:
-    """Starts the processes of a run, and kills them at the end."""
+    """Starts the processes of trainings, and kills them at the end of the test."""
 
     def __init__(self, environment: dict[str, str], logs: Path) -> None:
         port = free_port()
-        # other tests must not find these files
+        # other tests must not find the files of this test
         environment = {"REKINDLE_SHM": str(logs)} | environment
         self.environment = environment | {
             "REKINDLE_CACHE": str(logs / "cache"),
@@ -204,14 +204,16 @@ class Crew:
         logs = lambda: "\n".join(f"== {m.log.name}\n{m.read_log()}" for m in self.members)  # noqa: E731
         until("the condition of the test", condition, seconds, evidence=logs)
 
-    def wait_until_held(self, number: int, *members: Member) -> None:
-        """Wait until one of `members` pauses after `number` micro-batches (TOY_HOLD), until
+    def wait_until_held(self, micro_batches: int, *members: Member) -> None:
+        """Wait until one of `members` pauses after `micro_batches` micro-batches (TOY_HOLD), until
         `release(number)` is called; the other members wait for it."""
-        self.until(lambda: any(f"held at {number}\n" in member.read_log() for member in members))
+        self.until(
+            lambda: any(f"held at {micro_batches}\n" in member.read_log() for member in members)
+        )
 
-    def release(self, number: int) -> None:
-        """Let the member continue that pauses after `number` micro-batches."""
-        (self.logs / str(number)).touch()
+    def release(self, micro_batches: int) -> None:
+        """Let the member continue that pauses after `micro_batches` micro-batches."""
+        (self.logs / str(micro_batches)).touch()
 
     def close(self) -> None:
         for member in self.members:

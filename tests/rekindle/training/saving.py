@@ -18,7 +18,7 @@ LedgerEvents = list[tuple[str, dict[str, Any]]]
 
 
 def get_remaining_seconds() -> float:
-    """Return the time that is left to upload the last state: always enough."""
+    """Return enough seconds for the upload of the last state."""
     return 30.0
 
 
@@ -44,7 +44,7 @@ def open_store_behind(proxy: Proxy, s3: Store) -> Store:
 
 
 def restore_alone(checkpoints: WorkerCheckpoints) -> int:
-    """Restore the newest state like a process that finds no other worker. Returns its step."""
+    """Restore the newest state as the only worker of a group does. Returns its step."""
     checkpoints.restore(checkpoints.state.step)
     return checkpoints.state.step
 
@@ -59,7 +59,7 @@ def set_state(checkpoints: WorkerCheckpoints, step: int) -> None:
 
 
 def train_and_upload(checkpoints: WorkerCheckpoints, step: int) -> None:
-    """Make step `step`, and upload the state after it."""
+    """Make step `step`, and upload the resulting state."""
     set_state(checkpoints, step)
     assert checkpoints.upload_current_state(RankAndGroupSize(0, 1), get_remaining_seconds)
 

@@ -1,5 +1,5 @@
-"""A new group continues with the newest state of its members. Each member keeps its own state until
-it has received the complete newest one."""
+"""A new group continues with the newest state that one of its workers has. Each worker keeps its
+own state until it has received the complete newest state."""
 
 import threading
 from pathlib import Path
@@ -23,7 +23,8 @@ CPU = torch.device("cpu")
 def make_group(
     name: str, step: int, live: bool, s3: Store, patch: pytest.MonkeyPatch
 ) -> TrainingGroup:
-    """Return the group of a process after `step` steps; its state is filled with that number."""
+    """Return the group of a process that has made `step` steps; all values of the state are
+    `step`."""
     patch.setenv("POD_NAME", name)
     state = TrainingState(nn.Linear(3, 2), TrainConfig.model_validate({"workers": 2}), CPU)
     leaving = threading.Event()
@@ -64,7 +65,7 @@ def run_agreement(*groups: TrainingGroup) -> list[str]:
 
 
 @pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+def shared_patch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     monkeypatch.setenv("REKINDLE_SHM", str(tmp_path))
     return monkeypatch
 
@@ -81,12 +82,12 @@ def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatc
 )
 def test_the_newest_state_is_never_replaced_by_an_older_one(
     s3: Store,
-    shared: pytest.MonkeyPatch,
+    shared_patch: pytest.MonkeyPatch,
     state_of_a: tuple[int, bool],
     state_of_b: tuple[int, bool],
 ) -> None:
     groups = [
-        make_group(name, *state, s3, shared)
+        make_group(name, *state, s3, shared_patch)
         for name, state in (("a", state_of_a), ("b", state_of_b))
     ]
     assert run_agreement(*groups) == ["", ""]
@@ -98,17 +99,17 @@ def test_the_newest_state_is_never_replaced_by_an_older_one(
 
 
 def test_a_sender_that_dies_leaves_the_receivers_state_intact(
-    s3: Store, shared: pytest.MonkeyPatch
+    s3: Store, shared_patch: pytest.MonkeyPatch
 ) -> None:
-    receiver = make_group("a", 5, True, s3, shared)
-    sender = make_group("b", 9, False, s3, shared)
-    whole = sender.state.memory
-    # the broadcast of this sender fails, as if it died in the middle
+    receiver = make_group("a", 5, True, s3, shared_patch)
+    sender = make_group("b", 9, False, s3, shared_patch)
+    sent_state = sender.state.memory
+    # the broadcast fails, as if the sender died in the middle of it
     sender.state.memory = torch.empty(0, device="meta")
     errors = run_agreement(receiver, sender)
     assert all(errors)
     assert receiver.state.step == 5
     assert bool((receiver.state.memory == 5).all())
-    sender.state.memory = whole
+    sender.state.memory = sent_state
     for group in (receiver, sender):
         group.checkpoints.close(remove_snapshots=True)

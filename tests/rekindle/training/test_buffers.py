@@ -40,7 +40,7 @@ def make_state(model: nn.Module) -> TrainingState:
 
 
 def make_step(state: TrainingState, batches: list[Tensor]) -> None:
-    """Make one update with virtual workers that compute one after the other."""
+    """Make one update; the virtual workers compute one after the other in this process."""
     total = torch.zeros(state.width)
     for batch in batches:
         state.buffers.load_into_model()
@@ -122,9 +122,9 @@ def test_constant_buffers_keep_their_bits_and_cached_values_are_recreated() -> N
         assert net.table is None
         net.table = torch.zeros(len(rows), 3)
 
-    cached = Net({}, cache, persistent=False)
-    cached.register_buffer("table", None, persistent=False)
-    make_step(make_state(cached), make_batches(1))
+    network_with_cache = Net({}, cache, persistent=False)
+    network_with_cache.register_buffer("table", None, persistent=False)
+    make_step(make_state(network_with_cache), make_batches(1))
 
 
 def grow(net: Any, rows: Tensor) -> None:

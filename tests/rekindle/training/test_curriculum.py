@@ -22,7 +22,7 @@ def test_a_stateful_loader_continues_from_its_state(crew: Crew, s3: Store) -> No
     for member in (a, b):
         member.process.join()
 
-    resumed = crew.start_worker("b", argv)  # from its own shared memory
+    resumed = crew.start_worker("b", argv)  # from the snapshot in shared memory
     assert resumed.wait_for_exit_code() == 0, resumed.read_log()
     assert coordinator.wait_for_exit_code() == 0, resumed.read_log()
     assert "was found in shared memory" in resumed.read_log()
@@ -30,9 +30,9 @@ def test_a_stateful_loader_continues_from_its_state(crew: Crew, s3: Store) -> No
     sha256 = [json.loads(s3.get(f"{run}/model/model.json"))["sha256"] for run in ("calm", "wild")]
     assert sha256[0] == sha256[1]
     # from the object store
-    again = crew.start_lone_worker(
+    resumed_worker = crew.start_lone_worker(
         make_flags("other", workload=workload, checkpoints="wild/checkpoints")
     )
-    assert again.wait_for_exit_code() == 0, again.read_log()
-    assert "resuming from step" in again.read_log(), again.read_log()
+    assert resumed_worker.wait_for_exit_code() == 0, resumed_worker.read_log()
+    assert "resuming from step" in resumed_worker.read_log(), resumed_worker.read_log()
     assert json.loads(s3.get("other/model/model.json"))["sha256"] == sha256[0]

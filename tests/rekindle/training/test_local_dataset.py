@@ -49,18 +49,18 @@ def test_an_interrupted_download_is_started_again(s3: Store, tmp_path: Path) -> 
 
 def test_a_dataset_with_another_digest_is_rejected(s3: Store, tmp_path: Path) -> None:
     digest = upload(s3, tmp_path / "d", "other/dataset")
-    mine = "ab" * 32
+    own_digest = "ab" * 32
     with pytest.raises(
-        DataError, match=f"has the sha256 {digest}, but the digest of the dataset is {mine}"
+        DataError, match=f"has the sha256 {digest}, but the digest of the dataset is {own_digest}"
     ):
-        fetch_dataset(s3, "other/dataset", mine)
+        fetch_dataset(s3, "other/dataset", own_digest)
 
     with pytest.raises(DataError, match=r"nowhere/ does not exist.* First run the step prepare"):
-        fetch_dataset(s3, "nowhere", mine)
+        fetch_dataset(s3, "nowhere", own_digest)
 
     s3.put("junk/file", b"")
     with pytest.raises(DataError, match=r"dataset\.json is missing"):
-        fetch_dataset(s3, "junk", mine)
+        fetch_dataset(s3, "junk", own_digest)
 
     with pytest.raises(ConfigError, match='--digest is "": it must be the digest'):
         fetch_dataset(s3, "other/dataset", "")

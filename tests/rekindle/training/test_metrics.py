@@ -1,5 +1,6 @@
 import math
 import re
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,25 @@ def test_the_progress_line_shows_the_newest_validation_loss(
     match = PROGRESS_LINE_PATTERN.search(line)
     assert match
     assert match[6] == "0.25000"
+
+
+def test_argo_shows_the_steps_of_a_training_in_its_own_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress_file = tmp_path / "progress"
+    monkeypatch.setenv("ARGO_PROGRESS_FILE", str(progress_file))
+    metrics = TrainingMetrics("", 3, 64)
+    metrics.record(1, 0.5, 1.0, 0.1)
+    assert progress_file.read_text() == "1/3\n"
+    metrics.record(2, 0.5, 1.0, 0.1)
+    metrics.record(3, 0.5, 1.0, 0.1)
+    assert progress_file.read_text() == "3/3\n"
+
+    monkeypatch.setenv("ARGO_PROGRESS_FILE", str(tmp_path / "missing/progress"))
+    others = TrainingMetrics("", 2, 64)
+    others.record(1, 0.5, 1.0, 0.1)
+    others.record(2, 0.5, 1.0, 0.1)
+    assert capsys.readouterr().err.count("the progress is not shown by Argo") == 1
 
 
 def test_the_curve_of_a_training_that_diverged_is_json() -> None:

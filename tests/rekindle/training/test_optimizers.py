@@ -65,7 +65,7 @@ def test_any_optimizer_gives_the_bits_of_torch_even_if_another_worker_takes_over
     names = {id(parameter): name for name, parameter in state.model.named_parameters()}
 
     for step in range(6):
-        if step in (1, 4):  # the state that a joining worker receives
+        if step in (1, 4):  # a worker that joins receives this state
             joined = make_state(OPTIMIZERS[name])
             joined.memory.copy_(state.memory)
             joined.step = state.step

@@ -10,7 +10,7 @@ from rekindle.storage import Store
 from tests.chaos.schedule import RECIPES
 from tests.rekindle.training.crew import Crew, make_flags
 
-# together their states contain all kinds of tensors
+# the states of these optimizers contain tensors of all types
 DEFAULT = ("BatchNorm", "early stopping", "Adafactor")
 
 
@@ -50,7 +50,7 @@ def test_killing_four_workers_one_after_the_other_does_not_change_the_model(
     assert coordinator.wait_for_exit_code() == 0, "".join(
         member.read_log() for member in successors
     )
-    # one worker may start too late
+    # one of the workers may start too late to find its snapshot
     assert any("was found in shared memory" in member.read_log() for member in successors)
     assert undisturbed.wait_for_exit_code() == 0, undisturbed.read_log()
     sha256, steps = read_digest_and_step(s3, name, "alone")

@@ -19,7 +19,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal, "REHEARSAL_TIMEOUT_S", 600)  # a busy machine may need minutes
 
 
-@pytest.mark.slow  # tests/rekindle/cli/test_check.py tests the same refusal with another mistake
+# tests/rekindle/cli/test_check.py tests that another mistake is refused in the same way
+@pytest.mark.slow
 def test_an_untrainable_workload_is_refused_in_one_sentence(tmp_path: Path) -> None:
     code, sentence = FAULTS["a closure"]
     with pytest.raises(ConfigError, match=f"^{sentence}"):

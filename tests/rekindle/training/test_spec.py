@@ -34,11 +34,11 @@ def test_the_number_of_workers_is_not_part_of_the_identity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "at_19", "last"),
+    ("schedule", "at_19", "last_rate"),
     [("linear", 0.35, 0.5 / 30), ("cosine", 0.39695, 0.00137), ("constant", 0.5, 0.5)],
 )
 def test_the_learning_rate_rises_once_and_never_exceeds_its_peak(
-    schedule: str, at_19: float, last: float
+    schedule: str, at_19: float, last_rate: float
 ) -> None:
     settings = make_config(schedule=schedule, warmup=0.25, learning_rate=0.5)
     rates = [settings.compute_learning_rate(step, 40, 0.5) for step in range(40)]
@@ -46,7 +46,7 @@ def test_the_learning_rate_rises_once_and_never_exceeds_its_peak(
     assert max(rates) == 0.5 == rates[9]
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[0] > 0
-    assert (rates[19], rates[-1]) == pytest.approx((at_19, last), rel=1e-3)
+    assert (rates[19], rates[-1]) == pytest.approx((at_19, last_rate), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["patience", "keep_best"])

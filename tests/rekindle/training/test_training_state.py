@@ -31,8 +31,8 @@ def test_updates_match_torch_adamw() -> None:
     state = make_state()
     reference = make_state()
     matrices = [p for p in reference.parameters if p.ndim > 1]
-    others = [p for p in reference.parameters if p.ndim < 2]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    vectors = [p for p in reference.parameters if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=0.01, fused=True)
 
     for step in range(5):
@@ -70,13 +70,13 @@ def test_a_diverged_run_ends_with_an_error() -> None:
 def test_the_average_is_released_while_training_continues_with_the_weights() -> None:
     state = make_state(average=0.9)
     state.step = 0
-    first = {name: value.clone() for name, value in state.copy_released_tensors().items()}
+    first_tensors = {name: value.clone() for name, value in state.copy_released_tensors().items()}
     for _ in range(3):
         state.update(torch.randn(state.size), 1, lambda highest: 0.1)
     released = state.copy_released_tensors()
-    assert set(released) == set(state.model.state_dict()) == set(first)
+    assert set(released) == set(state.model.state_dict()) == set(first_tensors)
     for name, weights in state.model.state_dict().items():
-        assert not torch.equal(released[name], first[name])
+        assert not torch.equal(released[name], first_tensors[name])
         assert not torch.equal(released[name], weights)
 
 

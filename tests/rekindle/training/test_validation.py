@@ -36,9 +36,9 @@ def list_indices(subset: Any) -> list[int]:
 
 def test_held_out_samples_are_an_exact_share_chosen_by_the_seed() -> None:
     rows: Any = IndexDataset(200)
-    rest, held_out = split_samples(make_spec(validation=0.1), rows, rows, Path())
+    training_samples, held_out = split_samples(make_spec(validation=0.1), rows, rows, Path())
     assert len(list_indices(held_out)) == 20
-    assert sorted(list_indices(rest) + list_indices(held_out)) == list(range(200))
+    assert sorted(list_indices(training_samples) + list_indices(held_out)) == list(range(200))
     assert list_indices(
         split_samples(make_spec(validation=0.1, workers=1), rows, rows, Path())[1]
     ) == list_indices(held_out)
@@ -49,11 +49,11 @@ def test_held_out_samples_are_an_exact_share_chosen_by_the_seed() -> None:
 
 def test_a_workload_may_define_its_validation_split_which_must_not_be_empty() -> None:
     rows: Any = IndexDataset(200)
-    rest, held_out = split_samples(make_spec(validation="workload"), rows, rows, Path())
-    assert len(rest) == 200
+    training_samples, held_out = split_samples(make_spec(validation="workload"), rows, rows, Path())
+    assert len(training_samples) == 200
     assert len(list_indices(held_out)) == 20
-    few: Any = IndexDataset(4)
+    four_samples: Any = IndexDataset(4)
     with pytest.raises(DataError, match="the validation split is empty"):
-        split_samples(make_spec(validation="workload"), few, few, Path())
+        split_samples(make_spec(validation="workload"), four_samples, four_samples, Path())
     with pytest.raises(DataError, match="which holds out 0 of 4 samples"):
-        split_samples(make_spec(validation=0.1), few, few, Path())
+        split_samples(make_spec(validation=0.1), four_samples, four_samples, Path())

@@ -21,7 +21,8 @@ FEATURES = 10
 
 class Model(Section):
     width: int = 24
-    statistics: bool = False  # BatchNorm
+    # BatchNorm
+    statistics: bool = False
     # counts positive inputs in a buffer, which differs between virtual workers
     hoarding: bool = False
 
@@ -41,8 +42,8 @@ batch_numbers = itertools.count(1)
 
 
 def _hold() -> None:
-    """Count the micro-batches. If TOY_HOLD contains their number, wait until the folder TOY_GATES
-    has a file with this number as its name."""
+    """Count the micro-batches. If TOY_HOLD contains the number of micro-batches so far, wait until
+    the folder TOY_GATES has a file with this number as its name."""
     number = str(next(batch_numbers))
     if number in os.environ.get("TOY_HOLD", "").split():
         sys.stderr.write(f"held at {number}\n")
@@ -68,7 +69,8 @@ class Journal:
         sampler = Sampler(len(rows), size, virtual, 0)
         self.file = os.open(os.environ["TOY_JOURNAL"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.steps: dict[Any, int] = {}
-        for step in range(steps + 1):  # validation ends with a step without an update
+        # the validation at the end of the training counts as one more step, without an update
+        for step in range(steps + 1):
             for leaf in range(virtual):
                 self.steps[
                     self._key(rows.index_select(0, sampler.select_sample_indices(step, leaf)))

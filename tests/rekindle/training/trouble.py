@@ -19,9 +19,9 @@ def _raise(error: BaseException) -> None:
 
 
 def _hoard() -> None:
-    kept = [b"x" * (1 << 20)]
+    kept_memory = [b"x" * (1 << 20)]
     while True:
-        kept.append(bytes(kept[0]) + b"x")
+        kept_memory.append(bytes(kept_memory[0]) + b"x")
 
 
 TROUBLES: dict[str, Any] = {

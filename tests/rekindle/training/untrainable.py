@@ -59,7 +59,7 @@ def network(init: str, forward: str) -> str:
     return changed(MODEL, FORWARD.format(init=init, forward=forward))
 
 
-# code, and the beginning of the sentence that refuses it
+# code of a workload, and the beginning of the sentence that refuses it
 FAULTS = {
     "a closure": (
         optimizer("return torch.optim.LBFGS(model.parameters())"),

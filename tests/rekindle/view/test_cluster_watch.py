@@ -55,9 +55,9 @@ def test_a_watch_ends_like_a_local_run(
     server: ApiServer, tmp_path: Path, workflow: Any, code: int, words: str
 ):
     server.put(WORKFLOWS_AT, workflow)
-    done = rekindle("status", "demo", "--cluster", "--watch", cwd=tmp_path)
-    assert done.returncode == code
-    assert words in done.stdout + done.stderr
+    result = rekindle("status", "demo", "--cluster", "--watch", cwd=tmp_path)
+    assert result.returncode == code
+    assert words in result.stdout + result.stderr
 
 
 @pytest.mark.fast_cases(1)
@@ -73,14 +73,14 @@ def test_the_request_to_try_has_the_token_if_the_servers_need_one(
     server.put(WORKFLOWS_AT, workflow | {"spec": render_manifest(config)["spec"]})
     service = {"metadata": {"name": "cards"}, "spec": {"ports": [{"port": 9000}]}}
     server.put("/api/v1/namespaces/models/services", service)
-    done = rekindle("status", "demo", "--cluster", "--watch", cwd=tmp_path)
+    result = rekindle("status", "demo", "--cluster", "--watch", cwd=tmp_path)
 
     if token:
         request = "printf 'Authorization: Bearer %s' \"$REKINDLE_TOKEN\" | curl -s -H @-"
     else:
         request = "curl -s"
 
-    assert f"svc/cards 9000 & {request} localhost:9000/v1/models/cards/example" in done.stdout
+    assert f"svc/cards 9000 & {request} localhost:9000/v1/models/cards/example" in result.stdout
 
 
 def test_ctrl_c_ends_only_the_watch_and_shows_how_to_continue_it(server: ApiServer, tmp_path: Path):
@@ -173,7 +173,7 @@ def test_a_dry_run_prints_the_submitted_workflow(server: ApiServer, tmp_path: Pa
         rekindle("submit", "--manifest", file, "--dry-run", "-o", "json", cwd=tmp_path).stdout
     )
     assert [request for request in server.requests if request[0] != "GET"] == []
-    done = rekindle("submit", "--manifest", file, "-n", "models", "-o", "json", cwd=tmp_path)
+    completed = rekindle("submit", "--manifest", file, "-n", "models", "-o", "json", cwd=tmp_path)
     ((_, path, sent),) = [request for request in server.requests if request[0] == "POST"]
     assert path == WORKFLOWS_AT
 
@@ -184,7 +184,7 @@ def test_a_dry_run_prints_the_submitted_workflow(server: ApiServer, tmp_path: Pa
     assert printed["metadata"].pop("namespace") == "ours"
     assert sent["metadata"].pop("namespace") == "models"
     assert printed == sent
-    result = json.loads(done.stdout)
+    result = json.loads(completed.stdout)
     assert result["manifest_sha256"] == manifest_sha256(manifest(**SPEC))
     assert result["phase"] == "Pending"
 
@@ -204,9 +204,9 @@ def test_a_duplicate_run_is_submitted_only_with_the_option_yes(server: ApiServer
 
 def test_an_invalid_workflow_is_not_submitted(server: ApiServer, tmp_path: Path):
     file = write_manifest(tmp_path, **{**SPEC, "entrypoint": "mian"})
-    done = rekindle("submit", "--manifest", file, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "mian" in done.stderr
+    result = rekindle("submit", "--manifest", file, cwd=tmp_path)
+    assert result.returncode == 2
+    assert "mian" in result.stderr
     assert server.requests == []
 
 
@@ -226,10 +226,10 @@ def test_a_workflow_is_sent_unchanged_to_an_argo_server_with_argo_token(
         "models",
     )
 
-    done = rekindle(
+    result = rekindle(
         *command, cwd=tmp_path, ARGO_SERVER=url, ARGO_TOKEN="Bearer of argo", KUBECONFIG="/none"
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     ((_, path, sent),) = [request for request in server.requests if request[0] == "POST"]
     assert path == url_path
     assert server.tokens == {"Bearer of argo"}

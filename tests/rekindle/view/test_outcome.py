@@ -111,12 +111,12 @@ def test_the_last_evaluation_of_a_step_counts_and_items_of_a_loop_have_their_own
             f".{name}", displayName=name.rpartition(".")[2], end=end, outputs={"parameters": values}
         )
 
-    own = {"champion": "1", "reason": "first"}
+    step_results = {"champion": "1", "reason": "first"}
     repeated = [
         # an evaluation that a user has named like a repetition
-        judge("judge-again(0)", 1, verdict="release", **own),
-        judge("promote.judge-again(0)", 4, verdict="keep", **own | {"reason": "last"}),
-        judge("judge(0)", 1, verdict="release", **own),
+        judge("judge-again(0)", 1, verdict="release", **step_results),
+        judge("promote.judge-again(0)", 4, verdict="keep", **step_results | {"reason": "last"}),
+        judge("judge(0)", 1, verdict="release", **step_results),
     ]
 
     ended = status(ROOT, *repeated[1:], phase="Succeeded")
@@ -130,7 +130,7 @@ def test_the_last_evaluation_of_a_step_counts_and_items_of_a_loop_have_their_own
     ended = status(ROOT, repeated[0] | named, phase="Succeeded")
     assert [row["task"] for row in build_outcome(WORKFLOW, ended)["verdicts"]] == ["judge-again"]
     loop = [
-        judge(f"judge({n}:{n})(1)", 2, verdict=verdict, **own)
+        judge(f"judge({n}:{n})(1)", 2, verdict=verdict, **step_results)
         for n, verdict in enumerate(("keep", "same"))
     ]
     rows = build_outcome(WORKFLOW, status(ROOT, *loop, phase="Succeeded"))["verdicts"]

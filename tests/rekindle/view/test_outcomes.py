@@ -151,8 +151,8 @@ def test_a_good_model_is_served_and_its_outputs_are_recorded() -> None:
     assert run.phase == "Succeeded"
     parallel = {"address", *SWITCH}
     order = [template for template in run.started if template not in parallel]
-    after = ["release", "deployment", "verify", "retire", "report"]
-    assert order == ["prepare", "train-secret", "train", "evaluate", *after]
+    later_steps = ["release", "deployment", "verify", "retire", "report"]
+    assert order == ["prepare", "train-secret", "train", "evaluate", *later_steps]
     assert parallel < set(run.started)
     outputs = {p["name"]: p["value"] for p in run.scheduler.status["outputs"]["parameters"]}
     assert outputs == {"digest": "x", "run_id": "x", "model_sha256": "x", "content": "bbbbbbbbbbbb"}

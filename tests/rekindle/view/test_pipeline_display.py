@@ -55,9 +55,9 @@ def is_alive(pod: psutil.Process) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+    "signal_number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-def test_a_second_signal_ends_a_busy_run(tmp_path: Path, number: int):
+def test_a_second_signal_ends_a_busy_run(tmp_path: Path, signal_number: int):
     manifest = workflow(("long", "echo begun; sleep 100 & wait"))
     tasks = [{"name": "a", "template": "twice"}, {"name": "b", "template": "twice"}]
     manifest["spec"]["templates"].append({"name": "twice", "dag": {"tasks": tasks}})
@@ -80,11 +80,11 @@ def test_a_second_signal_ends_a_busy_run(tmp_path: Path, number: int):
 
     pods = wait_until_started(process, tmp_path)
     wait_until_busy(process, 0.5)
-    process.send_signal(number)
+    process.send_signal(signal_number)
     wait_until_busy(process, 1)  # the second signal comes at least half a second later
-    process.send_signal(number)
+    process.send_signal(signal_number)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, output
+    assert process.returncode == 128 + signal_number, output
     assert "Traceback" not in output, output
     assert output.splitlines()[-1] == "resume  rekindle resume four"
     assert find_survivors(pods) == []
@@ -148,9 +148,9 @@ def test_a_closed_terminal_ends_all_processes_of_a_run(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_run_under_nohup_survives_a_closed_terminal(tmp_path: Path):
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:  # each pod has its own /tmp
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory_folder:  # each pod has its own /tmp
         script = (
-            f"echo begun; for i in $(seq 600); do test -e {shared}/closed && exit 0; sleep 0.1;"
+            f"echo begun; for i in $(seq 600); do test -e {memory_folder}/closed && exit 0; sleep 0.1;"
             " done; exit 1"
         )
         process, terminal = run_on_terminal(tmp_path, script, signal.SIG_IGN)
@@ -158,7 +158,7 @@ def test_a_run_under_nohup_survives_a_closed_terminal(tmp_path: Path):
         os.close(terminal)
         logs = rekindle("logs", cwd=tmp_path)
         assert logs.stderr == "four is running: `rekindle logs four -f` follows its logs.\n"
-        Path(shared, "closed").touch()
+        Path(memory_folder, "closed").touch()
         assert process.wait(timeout=60) == 0
 
 
@@ -173,34 +173,34 @@ def test_a_run_continues_if_its_output_cannot_be_written(
     write_manifest(
         tmp_path / "w.yaml", workflow(("first", "true"), ("second", "sleep 0.2"), ("third", "true"))
     )
-    done = run_shell(f'"$REKINDLE" run --manifest w.yaml -o {output} {redirection}', tmp_path)
+    result = run_shell(f'"$REKINDLE" run --manifest w.yaml -o {output} {redirection}', tmp_path)
     # the requested output is lost
     lost = output == "json" and "/dev/full" in redirection and "2>" not in redirection
-    assert done.returncode == int(lost), done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
+    assert result.returncode == int(lost), result.stderr
+    assert "Traceback" not in result.stderr, result.stderr
     assert rekindle("status", cwd=tmp_path).stdout.splitlines()[1].split()[:2] == [
         "four",
         "Succeeded",
     ]
 
     if output == "json" and "2>" in redirection and ">&- 2" not in redirection:
-        assert json.loads(done.stdout)["phase"] == "Succeeded"
+        assert json.loads(result.stdout)["phase"] == "Succeeded"
 
 
 @pytest.mark.slow
 def test_a_full_stdout_is_not_reported_as_a_full_home(tmp_path: Path):
-    done = run_shell('"$REKINDLE" status > /dev/full', tmp_path)
-    assert done.returncode == 1
-    assert "stdout cannot be written" in done.stderr
-    assert "REKINDLE_HOME" not in done.stderr
+    result = run_shell('"$REKINDLE" status > /dev/full', tmp_path)
+    assert result.returncode == 1
+    assert "stdout cannot be written" in result.stderr
+    assert "REKINDLE_HOME" not in result.stderr
 
 
 def test_characters_that_stdout_cannot_encode_are_escaped(tmp_path: Path):
     file = write_manifest(tmp_path / "w.yaml", workflow(("a", "echo h\u00f6her")))
     assert rekindle("run", "--manifest", file, cwd=tmp_path).returncode == 0
-    done = run_shell('"$REKINDLE" logs', tmp_path, PYTHONIOENCODING="ascii")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("| h\\xf6her\n"), done.stderr
+    result = run_shell('"$REKINDLE" logs', tmp_path, PYTHONIOENCODING="ascii")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("| h\\xf6her\n"), result.stderr
 
 
 def test_a_full_disk_is_reported_and_resume_frees_space(tmp_path: Path):
@@ -227,11 +227,11 @@ def test_a_full_disk_is_reported_and_resume_frees_space(tmp_path: Path):
     (tmp_path / "home").mkdir()
     commands = '"$REKINDLE" run --manifest w.yaml || { "$REKINDLE" status; "$REKINDLE" resume; }'
     line = f"unshare -rm bash -c 'mount -t tmpfs -o size=4m tmpfs home && {commands}'"
-    done = run_shell(line, tmp_path, REKINDLE_HOME="home")
-    assert "cause   no space is left" in done.stderr
-    assert "pods/" in done.stderr
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "onExit succeeded" in done.stdout, done.stdout + done.stderr
+    result = run_shell(line, tmp_path, REKINDLE_HOME="home")
+    assert "cause   no space is left" in result.stderr
+    assert "pods/" in result.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "onExit succeeded" in result.stdout, result.stdout + result.stderr
 
 
 @pytest.mark.slow
@@ -252,13 +252,14 @@ def test_a_step_is_not_retried_while_the_disk_is_full(tmp_path: Path):
         f"unshare -rm bash -c 'mount -t tmpfs -o size=4m tmpfs home && {{ {commands}; }} && cat"
         " home/runs/*/logs/*'"
     )
-    done = run_shell(line, tmp_path, REKINDLE_HOME="home")
+    result = run_shell(line, tmp_path, REKINDLE_HOME="home")
     assert (
-        f"cause   no space is left for the state of the run in {tmp_path}/home/runs/" in done.stderr
+        f"cause   no space is left for the state of the run in {tmp_path}/home/runs/"
+        in result.stderr
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("fill running") == 2, done.stdout + done.stderr
-    assert "fill(1)" not in done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("fill running") == 2, result.stdout + result.stderr
+    assert "fill(1)" not in result.stdout + result.stderr
 
 
 NO_NAMESPACES = "for each in mnt user; do echo 0 > /proc/sys/user/max_${each}_namespaces; done"
@@ -277,16 +278,16 @@ def test_without_mount_namespaces_path_tags_work_and_literal_paths_are_refused(t
         write_manifest(tmp_path / file, manifest)
 
     line = f"unshare -rm bash -c '{NO_NAMESPACES}; \"$REKINDLE\" run --manifest moved.yaml -o json'"
-    done = run_shell(line, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "pods are processes of this machine with your rights" in done.stderr, done.stderr
-    nodes = json.loads(done.stdout)["status"]["nodes"].values()
+    result = run_shell(line, tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "pods are processes of this machine with your rights" in result.stderr, result.stderr
+    nodes = json.loads(result.stdout)["status"]["nodes"].values()
     parameters = next(node["outputs"]["parameters"] for node in nodes if node.get("outputs"))
     assert parameters[0]["value"].startswith(str(tmp_path))
     assert parameters[0]["value"].endswith("/tmp/x")
-    done = run_shell(line.replace("moved", "spelt"), tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert "contains the path /tmp/x" in done.stderr, done.stderr
+    result = run_shell(line.replace("moved", "spelt"), tmp_path)
+    assert result.returncode == 2, result.stderr
+    assert "contains the path /tmp/x" in result.stderr, result.stderr
 
 
 # tests/rekindle/test_user_functions.py tests the message and the exit code, test_outcomes.py the

@@ -82,8 +82,8 @@ def test_an_internal_step_that_failed_is_shown():
 
 
 def test_no_step_of_another_manifest_is_hidden():
-    own = {**MANIFEST, "metadata": {"name": "demo"}}
-    assert "train-secret" in format_steps_table("demo", make_status(), own)
+    own_manifest = {**MANIFEST, "metadata": {"name": "demo"}}
+    assert "train-secret" in format_steps_table("demo", make_status(), own_manifest)
 
 
 def test_a_step_of_the_newest_run_and_the_pids_of_its_pods_are_found_by_name(tmp_path: Path):

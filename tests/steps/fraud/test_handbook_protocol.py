@@ -193,11 +193,11 @@ def test_a_champion_with_other_features_is_incomparable(
 def test_a_champion_is_not_evaluated_on_its_training_rows(
     expert: Path, novice: Path, small_dataset: Path, tmp_path: Path
 ):
-    first, second = Rows(small_dataset).facts.test_weeks
+    first_week, second_week = Rows(small_dataset).facts.test_weeks
     record = json.loads((small_dataset / "dataset.json").read_text())
     champion = shutil.copytree(novice, tmp_path / "champion")
 
-    for train_end, weeks in ((second[0], 1), (second[1], 0)):
+    for train_end, weeks in ((second_week[0], 1), (second_week[1], 0)):
         older = {"digest": "older", "facts": {"train_end": train_end}}
         (champion / "dataset.json").write_text(json.dumps(record | older))
         result = evaluate(
@@ -207,7 +207,7 @@ def test_a_champion_is_not_evaluated_on_its_training_rows(
         assert (result.incomparable == "") == ("champion" in result.metrics) == bool(weeks)
 
     assert result.incomparable == "the model was trained on rows of every test week."
-    assert first[0] < second[0]
+    assert first_week[0] < second_week[0]
 
 
 @pytest.mark.slow
@@ -264,9 +264,9 @@ def test_a_refreshed_champion_is_evaluated_by_its_served_scores(
 ):
     champion = expert
     for day in refreshes:
-        first = full_table["TX_DATETIME"].min()
+        first_time = full_table["TX_DATETIME"].min()
         until_day = full_table.filter(
-            pl.col("TX_DATETIME").dt.date() < pl.lit(first).dt.date() + timedelta(days=day)
+            pl.col("TX_DATETIME").dt.date() < pl.lit(first_time).dt.date() + timedelta(days=day)
         )
         until_day.write_parquet(source := tmp_path / f"{day}.parquet")
         champion = refresh_release(champion, Data(source=str(source)), tmp_path / str(day))
@@ -330,7 +330,7 @@ def test_a_diverged_model_is_rejected(expert: Path, small_dataset: Path, tmp_pat
 def test_a_week_without_frauds_is_named(expert: Path, small_dataset: Path, tmp_path: Path):
     copy = tmp_path / "data"
     shutil.copytree(small_dataset, copy)
-    first, second = judged_weeks(Rows(small_dataset))
+    first_week, second_week = judged_weeks(Rows(small_dataset))
 
     def without_frauds(week: Week) -> None:
         for file in (copy / "shards").glob("labels-*.npy"):
@@ -340,13 +340,13 @@ def test_a_week_without_frauds_is_named(expert: Path, small_dataset: Path, tmp_p
             np.save(file, labels)
         record_files(copy)
 
-    without_frauds(first)
+    without_frauds(first_week)
     result = evaluate(expert, None, copy, tmp_path, Gate())
     assert result.warnings == [
-        f"test week {first.name} does not contain frauds, so it does not count."
+        f"test week {first_week.name} does not contain frauds, so it does not count."
     ]
-    assert [week["name"] for week in result.parts] == [second.name]
-    without_frauds(second)
+    assert [week["name"] for week in result.parts] == [second_week.name]
+    without_frauds(second_week)
 
     with pytest.raises(DataError, match="no test week holds frauds"):
         evaluate(expert, None, copy, tmp_path, Gate())
@@ -410,13 +410,14 @@ def test_labels_that_arrive_a_week_late_change_neither_training_nor_evaluation(
     newest = pl.col("TX_DATETIME").max().dt.epoch("us")
     wait = pl.int_range(pl.len()).hash(seed=1) % (7 * DAY)
     arrived = pl.col("TX_DATETIME").dt.epoch("us") + wait <= newest
-    late = full_table.with_columns(
+    late_table = full_table.with_columns(
         TX_FRAUD=pl.when(arrived).then("TX_FRAUD").otherwise(pl.lit(missing, pl.UInt8))
     )
     assert (
-        late.select((pl.col("TX_FRAUD").fill_null(0)).sum()).item() < full_table["TX_FRAUD"].sum()
+        late_table.select((pl.col("TX_FRAUD").fill_null(0)).sum()).item()
+        < full_table["TX_FRAUD"].sum()
     )
-    late.write_parquet(tmp_path / "late.parquet")
+    late_table.write_parquet(tmp_path / "late.parquet")
     prepared = write(
         Data(source=str(tmp_path / "late.parquet"), test_weeks=2, shard_rows=7000),
         tmp_path / "data",
@@ -428,10 +429,10 @@ def test_labels_that_arrive_a_week_late_change_neither_training_nor_evaluation(
     assert result.metrics == complete.metrics
     assert result.parts == complete.parts
     windows = [TrainingWindows(Rows(path)) for path in (small_dataset, tmp_path / "data")]
-    one, other = (samples.batch(torch.arange(len(samples))) for samples in windows)
-    assert torch.equal(one[0], other[0])
-    assert torch.equal(one[2], other[2])
-    assert torch.equal(one[1][one[2]], other[1][other[2]])
+    batch, late_batch = (samples.batch(torch.arange(len(samples))) for samples in windows)
+    assert torch.equal(batch[0], late_batch[0])
+    assert torch.equal(batch[2], late_batch[2])
+    assert torch.equal(batch[1][batch[2]], late_batch[1][late_batch[2]])
 
 
 @pytest.mark.slow
@@ -444,12 +445,12 @@ def test_rows_without_labels_are_not_used(
     )
     prepared = write(Data(source=str(tmp_path / "gaps.parquet"), test_weeks=2), tmp_path / "data")
     rows = Rows(tmp_path / "data")
-    whole = Rows(small_dataset)
+    all_rows = Rows(small_dataset)
     assert prepared.facts["unknown"] > 0.08 * len(full_table)
     samples = TrainingWindows(rows)
     _, labels, counted = samples.batch(torch.arange(len(samples)))
     assert labels[counted].max() == 1
-    assert counted.sum() < (whole.times < whole.facts.train_end).sum()
+    assert counted.sum() < (all_rows.times < all_rows.facts.train_end).sum()
     judged = np.concatenate([week.rows for week in judged_weeks(rows)])
     assert len(judged)
     assert not (rows.ids[judged] % 10 == 0).any()

@@ -80,8 +80,10 @@ def test_server_and_evaluation_give_the_same_score(expert: Path, small_dataset: 
 
     online = score_windows(model, windows, torch.from_numpy(history + 1))
     torch.testing.assert_close(online, torch.from_numpy(offline), rtol=0, atol=1e-6)
-    alone = score_windows(model, windows[7:8, : history[7] + 1], torch.tensor([history[7] + 1]))
-    assert abs(alone.item() - offline[7]) < 1e-6
+    single_score = score_windows(
+        model, windows[7:8, : history[7] + 1], torch.tensor([history[7] + 1])
+    )
+    assert abs(single_score.item() - offline[7]) < 1e-6
 
 
 def test_the_weights_include_names_and_statistics_of_the_inputs(expert: Path, small_dataset: Path):

@@ -26,8 +26,13 @@ def test_card_precision_counts_cards_and_checks_compromised_ones_once():
 
 
 def test_card_precision_counts_checks_without_a_card_as_misses():
-    one = np.array([1])
-    assert card_precision(np.array([0.5]), one, one, np.array([0]), top_card_count=100) == 0.01
+    single_value = np.array([1])
+    assert (
+        card_precision(
+            np.array([0.5]), single_value, single_value, np.array([0]), top_card_count=100
+        )
+        == 0.01
+    )
 
 
 def test_metrics_of_a_perfect_and_a_constant_model_have_known_values():
@@ -90,20 +95,26 @@ def test_the_interval_of_a_difference_contains_the_truth():
     cards = 400
     labels = (generator.random(n) < 0.05).astype(np.int64)
     names = generator.integers(10**12, 10**12 + cards, size=n)
-    good = generator.normal(size=n) + 2 * labels
-    twin = good + 0.05 * generator.normal(size=n)
-    bad = generator.normal(size=n) + labels
+    good_scores = generator.normal(size=n) + 2 * labels
+    twin = good_scores + 0.05 * generator.normal(size=n)
+    bad_scores = generator.normal(size=n) + labels
 
-    def interval(one: np.ndarray, other: np.ndarray, resamples: int) -> tuple[float, float]:
+    def interval(
+        left_scores: np.ndarray, right_scores: np.ndarray, resamples: int
+    ) -> tuple[float, float]:
         def difference(card: np.ndarray, draws: np.ndarray) -> np.ndarray:
-            return weighted_ap(one, labels, card, draws) - weighted_ap(other, labels, card, draws)
+            return weighted_ap(left_scores, labels, card, draws) - weighted_ap(
+                right_scores, labels, card, draws
+            )
 
         return compute_weighted_bootstrap(difference, n, names, resamples)
 
-    assert interval(good, good, 100) == (0, 0)
-    low, high = interval(good, twin, 200)
+    assert interval(good_scores, good_scores, 100) == (0, 0)
+    low, high = interval(good_scores, twin, 200)
     assert low < 0 < high
-    truth = average_precision_score(labels, good) - average_precision_score(labels, bad)
-    low, high = interval(good, bad, 200)
+    truth = average_precision_score(labels, good_scores) - average_precision_score(
+        labels, bad_scores
+    )
+    low, high = interval(good_scores, bad_scores, 200)
     assert 0 < low < truth < high
-    assert interval(good, bad, 200) == (low, high), "a retried step must agree"
+    assert interval(good_scores, bad_scores, 200) == (low, high), "a retried step must agree"

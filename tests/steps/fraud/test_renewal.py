@@ -98,8 +98,10 @@ NAMES = {name: name for name in ("id", "time", "card", "terminal", "amount", "fr
 
 def write_rows(path: Path, begin: int, end: int) -> Data:
     """Write the rows from `begin` to before `end` to a file."""
-    when = pl.col("time").cast(pl.Datetime("us")).dt.epoch("us")
-    read(Data(source=WORLD), path.parent).filter((when >= begin) & (when < end)).write_parquet(path)
+    unix_time_us = pl.col("time").cast(pl.Datetime("us")).dt.epoch("us")
+    read(Data(source=WORLD), path.parent).filter(
+        (unix_time_us >= begin) & (unix_time_us < end)
+    ).write_parquet(path)
     return Data.model_validate({"source": str(path), "columns": NAMES})
 
 
@@ -121,10 +123,10 @@ def test_two_refreshes_give_the_state_of_one_refresh(
 
 
 def test_a_gap_between_state_and_data_is_an_error(expert: Path, tmp_path: Path) -> None:
-    late = write_rows(
+    late_file = write_rows(
         tmp_path / "late.parquet", State.load(expert / "state").train_end + 3 * DAY, 1 << 62
     )
     with pytest.raises(
         DataError, match=r"late.parquet begins at .* the transactions in between are missing"
     ):
-        fraud.refresh(expert, late, tmp_path)
+        fraud.refresh(expert, late_file, tmp_path)

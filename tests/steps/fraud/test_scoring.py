@@ -120,13 +120,13 @@ def test_a_label_within_the_delay_changes_nothing(
     predictor: FraudPredictor, requests: Requests
 ) -> None:
     request, expected = requests[-1]
-    first = min(datetime.fromisoformat(row["time"]) for row in request["instances"])
+    first_time = min(datetime.fromisoformat(row["time"]) for row in request["instances"])
     young = 0
     old = 0
     changed = []
 
     for row in request["history"]:
-        is_young = datetime.fromisoformat(row["time"]) > first - timedelta(days=7)
+        is_young = datetime.fromisoformat(row["time"]) > first_time - timedelta(days=7)
         young = young + is_young
         old = old + (not is_young)
         changed.append(row | {"fraud": 1} if is_young else row)
@@ -136,7 +136,7 @@ def test_a_label_within_the_delay_changes_nothing(
     first_only = [
         n
         for n, row in enumerate(request["instances"])
-        if datetime.fromisoformat(row["time"]) == first
+        if datetime.fromisoformat(row["time"]) == first_time
     ]
 
     got = scores(predictor, {"instances": request["instances"], "history": changed})
@@ -146,25 +146,25 @@ def test_a_label_within_the_delay_changes_nothing(
 
 
 def test_a_transaction_gets_the_same_score_alone_and_with_others(predictor: FraudPredictor) -> None:
-    others = [
+    other_rows = [
         ROW | {"transaction_id": n, "card": n, "terminal": 100 + n, "amount": n}
         for n in range(20, 60)
     ]
-    alone = scores(predictor, {"instances": [ROW]})
-    among = scores(predictor, {"instances": [*others, ROW]})
-    assert among[-1] == alone[0]
+    single_scores = scores(predictor, {"instances": [ROW]})
+    among = scores(predictor, {"instances": [*other_rows, ROW]})
+    assert among[-1] == single_scores[0]
 
 
 def test_a_request_gets_the_same_bits_in_any_batch(
     predictor: FraudPredictor, requests: Requests
 ) -> None:
     bodies = [request for request, _ in requests]
-    alone = [scores(predictor, body) for body in bodies]
+    single_scores = [scores(predictor, body) for body in bodies]
     order = random.Random(1)
     for _ in range(3):
         shuffled = order.sample(range(len(bodies)), len(bodies))
         together = scores(predictor, *(bodies[index] for index in shuffled))
-        assert together == [score for index in shuffled for score in alone[index]]
+        assert together == [score for index in shuffled for score in single_scores[index]]
 
 
 def test_ids_may_be_text(predictor: FraudPredictor) -> None:

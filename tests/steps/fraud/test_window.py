@@ -17,19 +17,19 @@ NOON = datetime(2024, 3, 18, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("window", "first"),
+    ("window", "first_day"),
     [("14d", date(2024, 3, 4)), ("2w", date(2024, 3, 4)), ("1d", date(2024, 3, 17))],
 )
-def test_a_window_ends_before_the_scheduled_day(window: str, first: date) -> None:
+def test_a_window_ends_before_the_scheduled_day(window: str, first_day: date) -> None:
     data = Data(window=window).at(NOON)
-    assert data.first_day == first
+    assert data.first_day == first_day
     assert data.last_day == date(2024, 3, 17)
     assert data.labels_until == date(2024, 3, 10)
 
 
 def test_a_late_run_uses_the_data_of_its_week(tmp_path: Path) -> None:
     rows = simulate(parse("simulate://5?cards=60&terminals=90&days=100"))
-    late = rows.rename(
+    late_rows = rows.rename(
         {
             "id": "TRANSACTION_ID",
             "time": "TX_DATETIME",
@@ -38,13 +38,15 @@ def test_a_late_run_uses_the_data_of_its_week(tmp_path: Path) -> None:
         }
     )
 
-    late = late.rename({"amount": "TX_AMOUNT", "fraud": "TX_FRAUD"}).drop("scenario", strict=False)
+    late_rows = late_rows.rename({"amount": "TX_AMOUNT", "fraud": "TX_FRAUD"}).drop(
+        "scenario", strict=False
+    )
     has_label = pl.col("TX_DATETIME") < datetime(2024, 3, 11)
-    in_time = late.filter(pl.col("TX_DATETIME") < datetime(2024, 3, 18, 11))
+    in_time = late_rows.filter(pl.col("TX_DATETIME") < datetime(2024, 3, 18, 11))
     in_time = in_time.with_columns(pl.when(has_label).then("TX_FRAUD").alias("TX_FRAUD"))
     digests = set[str]()
 
-    for name, source in (("in time", in_time), ("late", late)):
+    for name, source in (("in time", in_time), ("late", late_rows)):
         source.write_parquet(tmp_path / f"{name}.parquet")
         data = Data(source=str(tmp_path / f"{name}.parquet"), window="8w", test_weeks=1)
         prepared, digest = prepare(fraud, data.at(NOON), tmp_path / name)

@@ -74,23 +74,25 @@ def test_drift_is_reported_with_figures_and_similar_data_is_steady(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model.server.predict(*ids(300))
-    first = check_drift(model)
-    assert first.verdict == "steady", first.reason
+    first_check = check_drift(model)
+    assert first_check.verdict == "steady", first_check.reason
     model.server.predict(*ids(30))
     assert check_drift(model).verdict == "few"
     model.server.predict(*ids(270, 100, 199))
     workflow = f"w-{uuid.uuid4().hex[:8]}"
-    second = check_drift(model, workflow)
-    again = check_drift(model, workflow)
-    assert second.verdict == "drift"
-    assert "300 instances" in second.reason, "the instances of the previous check count too"
+    workflow_check = check_drift(model, workflow)
+    second_check = check_drift(model, workflow)
+    assert workflow_check.verdict == "drift"
+    assert "300 instances" in workflow_check.reason, "the instances of the previous check count too"
 
-    assert "score id (PSI " in second.reason
-    assert "feature id (PSI " in second.reason
-    assert "sleep" not in second.reason
+    assert "score id (PSI " in workflow_check.reason
+    assert "feature id (PSI " in workflow_check.reason
+    assert "sleep" not in workflow_check.reason
 
-    assert again.reason == second.reason, "a repeated step starts from the same point"
-    assert "evaluation/psi.png" in tracking.artifacts(second.run_id, "evaluation")
+    assert second_check.reason == workflow_check.reason, (
+        "a repeated step starts from the same point"
+    )
+    assert "evaluation/psi.png" in tracking.artifacts(workflow_check.run_id, "evaluation")
     assert check_drift(model).verdict == "few", "no instance is evaluated twice"
 
     with Hook() as server:
@@ -102,7 +104,7 @@ def test_drift_is_reported_with_figures_and_similar_data_is_steady(
         }
         assert notify.run(notify.Inputs(format="json", **inputs)).event == "drift"
 
-    assert server.received[0]["reason"] == second.reason
+    assert server.received[0]["reason"] == workflow_check.reason
 
 
 @pytest.mark.slow

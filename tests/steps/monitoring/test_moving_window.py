@@ -71,8 +71,8 @@ def weeks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mlflow_server: str) -
 
 
 def test_weeks_without_newer_rows_train_nothing_until_rows_arrive(weeks: Weeks) -> None:
-    first = weeks.run("2024-04-15")
-    assert first.unchanged == ""
+    first_run = weeks.run("2024-04-15")
+    assert first_run.unchanged == ""
 
     for day in ("2024-04-22", "2024-04-29"):
         week = weeks.run(day)
@@ -99,8 +99,8 @@ def test_weeks_without_newer_rows_train_nothing_until_rows_arrive(weeks: Weeks) 
 )
 @pytest.mark.parametrize("tag", ["data.newest", "data.window_until", "rekindle.scheduled"])
 def test_a_run_with_a_malformed_time_is_not_compared(weeks: Weeks, tag: str, time: str) -> None:
-    first = weeks.run("2024-04-15")
-    tracking.log_to_run(first.run_id, run_tags={tag: time}, run_metrics={"rows": float("inf")})
+    first_run = weeks.run("2024-04-15")
+    tracking.log_to_run(first_run.run_id, run_tags={tag: time}, run_metrics={"rows": float("inf")})
     weeks.run("2024-04-22")
 
 
@@ -246,5 +246,5 @@ def test_a_last_run_is_found_by_its_time_and_not_by_its_start(weeks: Weeks) -> N
         ("2024-04-15", None),
     ):
         time = datetime.fromisoformat(day).replace(tzinfo=UTC)
-        last = moving_window.last_scheduled(weeks.name, weeks.name, "", time)
-        assert (last.tags[tracking.SCHEDULED_TIME_TAG][:10] if last else None) == expected
+        last_run = moving_window.last_scheduled(weeks.name, weeks.name, "", time)
+        assert (last_run.tags[tracking.SCHEDULED_TIME_TAG][:10] if last_run else None) == expected

@@ -213,7 +213,9 @@ def test_the_run_shows_a_notification_that_was_not_sent() -> None:
     manifest = render_manifest(
         load_config("configs/demo.yaml", ["notify.format=slack"], environment={}).config
     )
-    (template,) = [item for item in manifest["spec"]["templates"] if item["name"] == "notify"]
+    (template,) = [
+        template for template in manifest["spec"]["templates"] if template["name"] == "notify"
+    ]
     assert "warnings" in [item["name"] for item in template["outputs"]["parameters"]]
     outputs: dict[str, Any] = {
         "outputs": {"parameters": [{"name": "warnings", "value": '["notification not sent: x"]'}]}

@@ -6,18 +6,29 @@ The file's name is the sha256 of the key, so any key is possible.
 
 import errno
 import hashlib
-import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TypedDict
+from typing import Annotated, BinaryIO, TypedDict
+
+from pydantic import Field
+
+from argolocal.common.checked_names import format_untrusted
+from rekindle.documents import Document, parse_and_validate
 
 BLOCK_BYTES = 1 << 20
 # maximum size of the metadata: S3 allows 2 KB of headers and a key of 1 KB
 MAX_METADATA_BYTES = 16 << 10
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# unix time of the end of the year 9999, the last one that a date in an answer can have
+MAX_UNIX_SECONDS = 253402300799
+
+UnixSeconds = Annotated[float, Field(ge=0, lt=MAX_UNIX_SECONDS)]
+# the names and values that an HTTP header can have
+HeaderName = Annotated[str, Field(pattern=r"^[-!#$%&'*+.^_`|~0-9A-Za-z]+$")]
+HeaderValue = Annotated[str, Field(pattern=r"^[\t\x20-\x7e\u{80}-\u{ff}]*$")]
+StoredHeaders = dict[HeaderName, HeaderValue]
 
 
 class S3Error(Exception):
@@ -47,51 +58,59 @@ class ObjectMetadata(ClientMetadata):
     modified: float
 
 
+class MetadataRecord(Document):
+    """The metadata in an object's file. An answer can contain each valid value, so that a damaged
+    object does not break the answers about other objects."""
+
+    key: str
+    etag: str = Field(pattern=r"^[0-9a-f]{32}(-[0-9]+)?$")
+    headers: StoredHeaders
+    size: int
+    modified: UnixSeconds
+
+    def as_metadata(self) -> ObjectMetadata:
+        return {
+            "key": self.key,
+            "etag": self.etag,
+            "headers": self.headers,
+            "size": self.size,
+            "modified": self.modified,
+        }
+
+
 def make_file_name(object_key: str) -> str:
     return hashlib.sha256(object_key.encode()).hexdigest()
 
 
 def read_metadata(object_path: Path) -> ObjectMetadata | None:
-    """Return the metadata of a file; None if it is missing or a power cut left it incomplete."""
+    """Return the metadata of a file; None if it is missing or damaged, for example incomplete after
+    a power cut."""
     try:
         with open(object_path, "rb", buffering=0) as object_file:
             return read_file_metadata(object_file)
     except FileNotFoundError:
         return None
-    except ValueError:
-        print(f"{object_path} is incomplete and counts as absent", file=sys.stderr, flush=True)
+    except ValueError as error:
+        print(
+            f"{object_path} is damaged and counts as absent ({error})", file=sys.stderr, flush=True
+        )
         return None
 
 
-def read_file_metadata(object_file: BinaryIO) -> ObjectMetadata:
-    """Return the metadata at the end of an object's file. Raises ValueError if it is incomplete."""
+def read_file_metadata(object_file: BinaryIO, object_key: str | None = None) -> ObjectMetadata:
+    """Return the metadata at the end of an object's file. Raises ValueError if it is damaged, or if
+    it has another key than `object_key`."""
     file_bytes = os.fstat(object_file.fileno()).st_size
     tail_bytes = os.pread(
         object_file.fileno(), MAX_METADATA_BYTES, max(0, file_bytes - MAX_METADATA_BYTES)
     )
     metadata_length = int.from_bytes(tail_bytes[-4:], "big")
-    metadata = json.loads(tail_bytes[-4 - metadata_length : -4])
-    if not _is_object_metadata(metadata) or metadata["size"] + metadata_length + 4 != file_bytes:
+    record = parse_and_validate(MetadataRecord, tail_bytes[-4 - metadata_length : -4])
+    if record.size + metadata_length + 4 != file_bytes:
         raise ValueError("the file does not end with its metadata")
-    metadata["key"].encode()  # raises ValueError for a key that is not UTF-8
-    return metadata
-
-
-def _is_object_metadata(json_value: object) -> bool:
-    if not isinstance(json_value, dict):
-        return False
-
-    has_valid_content = isinstance(json_value.get("key"), str) and re.fullmatch(
-        r"[0-9a-f]{32}(-\d+)?", str(json_value.get("etag"))
-    )
-    has_valid_numbers = isinstance(json_value.get("size"), int) and isinstance(
-        json_value.get("modified"), int | float
-    )
-    return (
-        bool(has_valid_content)
-        and has_valid_numbers
-        and isinstance(json_value.get("headers"), dict)
-    )
+    if object_key not in (None, record.key):
+        raise ValueError(f"its key is {format_untrusted(record.key)}, not that of its object")
+    return record.as_metadata()
 
 
 def read_file_blocks(files: list[tuple[BinaryIO, int]], start_offset: int = 0) -> Iterator[bytes]:

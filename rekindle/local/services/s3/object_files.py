@@ -162,7 +162,7 @@ class ObjectFiles:
         self.find(bucket_name, object_key)
         try:
             object_file = open(self._path(bucket_name, object_key), "rb", buffering=0)  # noqa: SIM115 - the caller closes it
-            return object_file, read_file_metadata(object_file)
+            return object_file, read_file_metadata(object_file, object_key)
         except (FileNotFoundError, ValueError):
             raise S3Error(
                 404, "NoSuchKey", f"{bucket_name}/{quote(object_key)} does not exist."

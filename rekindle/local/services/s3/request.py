@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -21,7 +22,7 @@ from rekindle.local.services.s3.format import (
 )
 from rekindle.local.services.s3.object_files import ObjectFiles
 from rekindle.local.services.s3.signatures import Signature, verify
-from rekindle.local.services.s3.values import parse_target
+from rekindle.local.services.s3.values import RequestTarget, parse_target
 
 MAX_BODY_BYTES = 5 << 30
 # values of x-amz-content-sha256 for a body whose chunks are signed
@@ -121,18 +122,10 @@ class S3Request(BaseHTTPRequestHandler):
         self.expects_continue = self.headers.get("expect", "").lower() == "100-continue"
         self.bucket = ""
         self.key = ""
+        self.has_answered = False
 
         try:
-            self.unread_bytes = self.parse_length()
-            self.body = (
-                io.BufferedReader(RequestBody(self.connection, self.unread_bytes))
-                if self.unread_bytes
-                else io.BytesIO()
-            )
-            request_target = parse_target(self.path)
-            self.signature = verify(
-                self.command, request_target, self.headers, self.keys, time.time()
-            )
+            request_target = self.authenticate()
         except (S3Error, ValueError) as error:
             self.close_connection = True  # the body of an unauthenticated request is not read
             self.unread_bytes = 0
@@ -162,6 +155,23 @@ class S3Request(BaseHTTPRequestHandler):
                 self.fail(S3Error(507, "InsufficientStorage", error_message))
             else:
                 self.fail(S3Error(500, "InternalError", str(error)))
+        except Exception as error:
+            print(f"{self.command} {request_target.path}:", file=sys.stderr)
+            traceback.print_exc(file=sys.stderr)
+            self.fail(S3Error(500, "InternalError", f"{type(error).__name__}: {error}"))
+
+    def authenticate(self) -> RequestTarget:
+        """Prepare the body, and return the target of the request after verifying its signature.
+        Raises S3Error, ValueError."""
+        self.unread_bytes = self.parse_length()
+        self.body = (
+            io.BufferedReader(RequestBody(self.connection, self.unread_bytes))
+            if self.unread_bytes
+            else io.BytesIO()
+        )
+        request_target = parse_target(self.path)
+        self.signature = verify(self.command, request_target, self.headers, self.keys, time.time())
+        return request_target
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = route
 
@@ -370,11 +380,17 @@ class S3Request(BaseHTTPRequestHandler):
         for header_name, header_value in response_headers.items():
             self.send_header(header_name, str(header_value))
 
+        self.has_answered = True
         self.end_headers()
         if body_bytes and self.command != "HEAD" and http_status != 304:
             self.wfile.write(body_bytes)
 
     def fail(self, s3_error: S3Error) -> None:
+        if self.has_answered:
+            # the client would read the error as a part of the object; a shorter body is an error
+            self.close_connection = True
+            return
+
         quoted_resource = quote(f"/{self.bucket}/{self.key}")
         error_xml = make_xml_element(
             "Error",

@@ -24,6 +24,8 @@ from rekindle.local.services.s3.format import (
     ClientMetadata,
     ObjectMetadata,
     S3Error,
+    StoredHeaders,
+    UnixSeconds,
     list_folder,
     read_file_blocks,
     read_file_metadata,
@@ -41,8 +43,8 @@ class UploadRecord(Document):
 
     bucket: str
     key: str
-    headers: dict[str, str]
-    started: float | None = None
+    headers: StoredHeaders
+    started: UnixSeconds | None = None
     checksum: str = ""
 
 
@@ -208,7 +210,7 @@ class Uploads:
         another ETag or other checksums."""
         try:
             part_file = open(self._part_path(upload, listed_part.number), "rb", buffering=0)  # noqa: SIM115 - the caller closes it
-            metadata = read_file_metadata(part_file)
+            metadata = read_file_metadata(part_file, upload.key)
         except (FileNotFoundError, ValueError):
             raise S3Error(
                 400, "InvalidPart", f"part {listed_part.number} was not uploaded."

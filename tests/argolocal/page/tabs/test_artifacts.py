@@ -179,8 +179,8 @@ def test_a_bomb_or_a_broken_archive_is_read_only_to_a_limit(
         assert files.is_cut
         assert [file.path for file in files.files] == ["zeros"]
 
-        for broken in (b"", b"no archive", content_of_archive[:100]):
-            archive_path.write_bytes(broken)
+        for broken_archive in (b"", b"no archive", content_of_archive[:100]):
+            archive_path.write_bytes(broken_archive)
             assert [file.path for file in source.files(run, row).files] == [""]
     finally:
         archive_path.write_bytes(content_of_archive)

@@ -22,22 +22,22 @@ def graphs(draw: st.DrawFn) -> tuple[list[Size], list[Edge]]:
     return sizes, [(order[source], order[target]) for source, target in edges]
 
 
-def overlap(first: Box, second: Box) -> bool:
+def overlap(first_box: Box, second_box: Box) -> bool:
     return (
-        first.x < second.x + second.width - 0.01
-        and second.x < first.x + first.width - 0.01
-        and first.y < second.y + second.height - 0.01
-        and second.y < first.y + first.height - 0.01
+        first_box.x < second_box.x + second_box.width - 0.01
+        and second_box.x < first_box.x + first_box.width - 0.01
+        and first_box.y < second_box.y + second_box.height - 0.01
+        and second_box.y < first_box.y + first_box.height - 0.01
     )
 
 
 def check(layout: Layout, sizes: list[Size]) -> None:
-    for box, size in zip(layout.boxes, sizes, strict=True):
-        assert (box.width, box.height) == (size.width, size.height)
+    for box, box_size in zip(layout.boxes, sizes, strict=True):
+        assert (box.width, box.height) == (box_size.width, box_size.height)
         assert -0.01 <= box.x <= layout.width - box.width + 0.01
         assert -0.01 <= box.y <= layout.height - box.height + 0.01
-    for first, second in combinations(layout.boxes, 2):
-        assert not overlap(first, second)
+    for first_box, second_box in combinations(layout.boxes, 2):
+        assert not overlap(first_box, second_box)
 
 
 @given(graphs())
@@ -62,11 +62,11 @@ def test_an_edge_passes_beside_the_boxes_of_other_steps(
     sizes, edges = graph
     layout = arrange(sizes, edges)
     for edge, points in zip(edges, layout.paths, strict=True):
-        others = [box for node, box in enumerate(layout.boxes) if node not in edge]
+        other_boxes = [box for node, box in enumerate(layout.boxes) if node not in edge]
         for (x, y), (next_x, next_y) in pairwise(points):
             if x == next_x:
                 line = Box(x, y, 0.1, next_y - y)
-                assert not any(overlap(line, box) for box in others)
+                assert not any(overlap(line, box) for box in other_boxes)
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30))
@@ -79,8 +79,12 @@ def test_a_graph_without_crossings_is_drawn_without_crossings() -> None:
     sizes = [Size(100, 40)] * 6
     layout = arrange(sizes, [(0, 5), (1, 4), (2, 3)])
     centers = [box.x for box in layout.boxes]
-    for (first, first_end), (second, second_end) in combinations([(0, 5), (1, 4), (2, 3)], 2):
-        assert (centers[first] < centers[second]) == (centers[first_end] < centers[second_end])
+    for (first_box, first_end), (second_box, second_end) in combinations(
+        [(0, 5), (1, 4), (2, 3)], 2
+    ):
+        assert (centers[first_box] < centers[second_box]) == (
+            centers[first_end] < centers[second_end]
+        )
 
 
 def test_an_empty_graph_has_an_empty_picture() -> None:

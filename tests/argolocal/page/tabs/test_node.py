@@ -1,4 +1,4 @@
-"""The details of a step: everything that somebody asks about it is on one panel."""
+"""The details of a step: one panel shows its times, inputs, outputs, attempts and logs."""
 
 from typing import Any
 from urllib.parse import quote
@@ -28,9 +28,9 @@ def test_a_step_shows_inputs_outputs_and_its_manifest(zoo_page: PageServer) -> N
 
 
 def test_a_retried_step_shows_its_attempts(zoo_page: PageServer) -> None:
-    first, second = details(zoo_page, "flaky")["attempts"]
-    assert (first["phase"], second["phase"]) == ("Failed", "Succeeded")
-    assert first["message"] == "main: Error (exit code 1)"
+    first_attempt, second_attempt = details(zoo_page, "flaky")["attempts"]
+    assert (first_attempt["phase"], second_attempt["phase"]) == ("Failed", "Succeeded")
+    assert first_attempt["message"] == "main: Error (exit code 1)"
     assert details(zoo_page, "flaky(0)")["name"] == "flaky"
 
 

@@ -191,9 +191,9 @@ def test_a_query_that_names_nothing_is_refused(zoo_page: PageServer) -> None:
 def test_the_overview_is_accessible(
     zoo_page: PageServer, browser: Browser, scheme: str, width: int
 ) -> None:
-    size = {"width": width, "height": 800}
+    viewport = {"width": width, "height": 800}
     tab = zoo_page.open(
-        browser, "/runs/zoo?node=loop&open=loop+nested", viewport=size, color_scheme=scheme
+        browser, "/runs/zoo?node=loop&open=loop+nested", viewport=viewport, color_scheme=scheme
     )
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     result = Axe().run(tab)

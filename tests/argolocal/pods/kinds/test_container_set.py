@@ -35,10 +35,10 @@ def run_set(
         "outputs": outputs or {},
     }
 
-    main = {"name": "main", "steps": [[{"name": "set", "template": "set"}]]}
+    main_template = {"name": "main", "steps": [[{"name": "set", "template": "set"}]]}
 
     volumes = [{"name": "work", "emptyDir": {}}]
-    return execute(workflow(main, template, volumes=volumes), {}, LocalCluster(home))
+    return execute(workflow(main_template, template, volumes=volumes), {}, LocalCluster(home))
 
 
 def results_by_name(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
@@ -51,17 +51,17 @@ def results_by_name(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
 
 @needs_namespaces
 def test_containers_run_after_their_dependencies_and_share_only_volumes(tmp_path: Path) -> None:
-    first = shell("first", "sleep 0.2; echo one > /work/x; echo own > /tmp/x")
+    first_container = shell("first", "sleep 0.2; echo one > /work/x; echo own > /tmp/x")
     beside = shell("beside", "echo two > /work/y")
 
-    main = shell(
+    main_container = shell(
         "main",
         "cat /work/x /work/y > /work/out; cat /tmp/x >> /work/out 2>/dev/null; true",
         "first",
         "beside",
     )
 
-    status = run_set(tmp_path, main, first, beside, outputs=OUT)
+    status = run_set(tmp_path, main_container, first_container, beside, outputs=OUT)
     assert status["phase"] == "Succeeded", status
     pod = next(node for node in status["nodes"].values() if node["type"] == "Pod")
     assert pod["outputs"]["parameters"][0]["value"] == "one\ntwo"
@@ -103,8 +103,8 @@ def test_container_nodes_are_children_of_their_pod_and_parents_of_the_next_step(
         ],
     )
 
-    group = s.nodes[s.table.ids["w[1]"]]["id"]
-    assert b["children"] == c["children"] == [group]
+    group_id = s.nodes[s.table.ids["w[1]"]]["id"]
+    assert b["children"] == c["children"] == [group_id]
 
 
 def test_containers_of_a_pod_that_never_ran_fail() -> None:
@@ -123,8 +123,8 @@ def test_dependents_of_a_failed_container_do_not_run_and_name_the_dependency(
     tmp_path: Path,
 ) -> None:
     chain = shell("a", "exit 3"), shell("b", "touch /work/b", "a"), shell("c", "touch /work/c", "b")
-    main = shell("main", "sleep 0.3; ls /work/b /work/c 2>/dev/null | wc -l > /work/out")
-    status = run_set(tmp_path, *chain, main, outputs=OUT)
+    main_container = shell("main", "sleep 0.3; ls /work/b /work/c 2>/dev/null | wc -l > /work/out")
+    status = run_set(tmp_path, *chain, main_container, outputs=OUT)
     assert results_by_name(status) == {
         "set": ("Failed", "a: Error (exit code 3)"),
         "a": ("Failed", "a: Error (exit code 3): "),
@@ -138,10 +138,12 @@ def test_dependents_of_a_failed_container_do_not_run_and_name_the_dependency(
 
 @needs_namespaces
 def test_the_field_retries_is_the_number_of_attempts_of_a_container(tmp_path: Path) -> None:
-    main = shell("main", "echo . >> /work/out; [ $(wc -l < /work/out) = 3 ]")
-    status = run_set(tmp_path, main, outputs=OUT, retryStrategy={"retries": 3, "duration": "100ms"})
+    main_container = shell("main", "echo . >> /work/out; [ $(wc -l < /work/out) = 3 ]")
+    status = run_set(
+        tmp_path, main_container, outputs=OUT, retryStrategy={"retries": 3, "duration": "100ms"}
+    )
     assert status["phase"] == "Succeeded", status
-    status = run_set(tmp_path / "b", main, outputs=OUT, retryStrategy={"retries": "2"})
+    status = run_set(tmp_path / "b", main_container, outputs=OUT, retryStrategy={"retries": "2"})
     assert status["phase"] == "Failed"
     pod = next(node for node in status["nodes"].values() if node["type"] == "Pod")
     assert pod["message"] == "main: Error (exit code 1)"
@@ -150,13 +152,13 @@ def test_the_field_retries_is_the_number_of_attempts_of_a_container(tmp_path: Pa
 
 @needs_namespaces
 def test_a_container_set_past_its_deadline_ends_with_all_its_containers(tmp_path: Path) -> None:
-    main = {
+    main_template = {
         "name": "main",
         "activeDeadlineSeconds": 1,
         "containerSet": {"containers": [shell("a", "exec sleep 600"), shell("b", "true", "a")]},
     }
 
-    status = execute(workflow(main), {}, LocalCluster(tmp_path))
+    status = execute(workflow(main_template), {}, LocalCluster(tmp_path))
     assert status["message"] == "Pod was active on the node longer than the specified deadline"
 
     nodes = {
@@ -181,12 +183,12 @@ def test_the_stdout_of_the_main_container_is_the_result(tmp_path: Path) -> None:
     }
 
     arguments = {"parameters": [{"name": "x", "value": "{{steps.a.outputs.result}}"}]}
-    main = {
+    main_template = {
         "name": "main",
         "steps": [[{"name": "a", "template": "set"}], [{"name": "b", "template": "use"}]],
     }
-    main["steps"][1][0]["arguments"] = arguments
-    status = execute(workflow(main, template, use), {}, LocalCluster(tmp_path))
+    main_template["steps"][1][0]["arguments"] = arguments
+    status = execute(workflow(main_template, template, use), {}, LocalCluster(tmp_path))
     assert [
         n["inputs"]["parameters"][0]["value"] for n in status["nodes"].values() if "inputs" in n
     ] == ["hello"]

@@ -1,4 +1,5 @@
-"""Init containers, sidecars and daemons: they are ready when a step starts, and end after it."""
+"""Init containers, sidecars and daemons: they are ready before the step starts, and end after the
+step."""
 
 import json
 from pathlib import Path
@@ -32,17 +33,28 @@ VOLUMES = {"volumes": [{"name": "work", "emptyDir": {}}]}
 def test_init_containers_run_in_order_before_main_and_share_only_their_volumes(
     tmp_path: Path,
 ) -> None:
-    first = {"name": "first", **shell("echo one > /work/x; echo hidden > /tmp/x", **MOUNT)}
-    second = {
+    first_container = {
+        "name": "first",
+        **shell("echo one > /work/x; echo hidden > /tmp/x", **MOUNT),
+    }
+    second_container = {
         "name": "second",
         "mirrorVolumeMounts": True,
         **shell("cat /work/x > /work/y; echo two >> /work/y"),
     }
 
-    main = shell("cat /work/y > /tmp/out; ls /tmp/x >> /tmp/out 2>/dev/null; true", **MOUNT)
+    main_container = shell(
+        "cat /work/y > /tmp/out; ls /tmp/x >> /tmp/out 2>/dev/null; true", **MOUNT
+    )
     out = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
     status = run_pod(
-        {"initContainers": [first, second], "container": main, "outputs": out, **VOLUMES}, tmp_path
+        {
+            "initContainers": [first_container, second_container],
+            "container": main_container,
+            "outputs": out,
+            **VOLUMES,
+        },
+        tmp_path,
     )
     assert status["phase"] == "Succeeded", status
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "one\ntwo"
@@ -62,7 +74,7 @@ def test_mirrored_mounts_include_the_input_artifacts_of_main(tmp_path: Path) -> 
         "args": [f"{read}; sleep 600", "side"],
     }
 
-    main = shell(
+    main_container = shell(
         "until [ -s /work/side ]; do sleep 0.02; done; cat /work/init /work/side > /work/out",
         **MOUNT,
     )
@@ -72,7 +84,7 @@ def test_mirrored_mounts_include_the_input_artifacts_of_main(tmp_path: Path) -> 
             "inputs": {"artifacts": raw},
             "initContainers": [init],
             "sidecars": [side],
-            "container": main,
+            "container": main_container,
             "outputs": {"parameters": [{"name": "out", "valueFrom": {"path": "/work/out"}}]},
             **VOLUMES,
         },
@@ -105,16 +117,16 @@ def test_main_does_not_run_after_an_init_container_that_failed(tmp_path: Path) -
 @needs_namespaces
 def test_a_sidecar_runs_in_parallel_with_main_and_ends_with_it(tmp_path: Path) -> None:
     side = {"name": "side", **shell("echo up > /work/up; sleep 600", **MOUNT)}
-    main = shell("until [ -s /work/up ]; do sleep 0.02; done", **MOUNT)
-    status = run_pod({"sidecars": [side], "container": main, **VOLUMES}, tmp_path)
+    main_container = shell("until [ -s /work/up ]; do sleep 0.02; done", **MOUNT)
+    status = run_pod({"sidecars": [side], "container": main_container, **VOLUMES}, tmp_path)
     assert status["phase"] == "Succeeded", status
 
 
 @needs_namespaces
 def test_a_sidecar_that_failed_by_itself_fails_the_pod(tmp_path: Path) -> None:
     side = {"name": "side", **shell("echo > /work/up; exit 7", **MOUNT)}
-    main = shell("until [ -e /work/up ]; do sleep 0.02; done; sleep 0.3", **MOUNT)
-    status = run_pod({"sidecars": [side], "container": main, **VOLUMES}, tmp_path)
+    main_container = shell("until [ -e /work/up ]; do sleep 0.02; done; sleep 0.3", **MOUNT)
+    status = run_pod({"sidecars": [side], "container": main_container, **VOLUMES}, tmp_path)
     assert status["phase"] == "Failed"
     assert status["message"] == "side: Error (exit code 7)"
 
@@ -158,15 +170,15 @@ def test_a_daemon_that_ends_before_its_steps_has_failed() -> None:
 def test_a_dead_daemon_is_retried_and_ends_after_its_clients() -> None:
     tasks = {"name": "db"}, {"name": "use", "depends": "db", "template": "use"}
     s = scheduler(dag(*tasks), leaf(daemon=True, retryStrategy={"limit": 1}), leaf("use"))
-    (first,) = s.advance(1)
-    (use,) = s.advance(2, [PodStarted(first.id)])
+    (first_action,) = s.advance(1)
+    (use,) = s.advance(2, [PodStarted(first_action.id)])
     assert s.nodes[use.id]["name"] == "w.use"
     assert s.nodes[s.table.ids["w.db"]]["daemoned"]
-    (second,) = s.advance(3, [PodEnded(first.id, "Failed")])
-    assert isinstance(second, StartPod)
-    assert s.nodes[second.id]["name"] == "w.db(1)"
-    assert s.advance(4, [PodStarted(second.id), PodStarted(use.id)]) == []
-    assert s.advance(5, [PodEnded(use.id, "Succeeded")]) == [KillPod(second.id)]
+    (second_action,) = s.advance(3, [PodEnded(first_action.id, "Failed")])
+    assert isinstance(second_action, StartPod)
+    assert s.nodes[second_action.id]["name"] == "w.db(1)"
+    assert s.advance(4, [PodStarted(second_action.id), PodStarted(use.id)]) == []
+    assert s.advance(5, [PodEnded(use.id, "Succeeded")]) == [KillPod(second_action.id)]
     assert s.status["phase"] == "Succeeded"
 
     assert [phase(s, name) for name in ("db", "db(0)", "db(1)")] == [
@@ -182,14 +194,16 @@ def test_steps_wait_again_for_a_daemon_with_retries_whose_runner_died() -> None:
     )
     (db,) = s.advance(1)
     assert len(s.advance(2, [PodStarted(db.id)])) == 1
-    again = Scheduler(
+    resumed_scheduler = Scheduler(
         s.workflow,
         reset_interrupted({**s.status, "nodes": json.loads(json.dumps(s.nodes))}, format_time(3)),
     )
-    started = [again.nodes[action.id]["name"] for action in again.advance(3)]
+    started = [
+        resumed_scheduler.nodes[action.id]["name"] for action in resumed_scheduler.advance(3)
+    ]
     assert started == ["w[0].db(0)"]
-    (use,) = again.advance(4, [PodStarted(db.id)])
-    assert again.nodes[use.id]["name"] == "w[1].use"
+    (use,) = resumed_scheduler.advance(4, [PodStarted(db.id)])
+    assert resumed_scheduler.nodes[use.id]["name"] == "w[1].use"
 
 
 DAEMON = leaf(daemon=True, retryStrategy={"limit": 1})
@@ -197,12 +211,12 @@ DAEMON = leaf(daemon=True, retryStrategy={"limit": 1})
 
 @needs_namespaces
 def test_the_process_of_a_daemon_ends_with_the_run(tmp_path: Path) -> None:
-    main = {
+    main_template = {
         "name": "main",
         "steps": [[{"name": "a", "template": "db"}], [{"name": "b", "template": "use"}]],
     }
     db = {"name": "db", "daemon": True, "container": shell("sleep 600")}
     use = {"name": "use", "container": shell("true")}
 
-    status = execute(workflow(main, db, use), {}, LocalCluster(tmp_path))
+    status = execute(workflow(main_template, db, use), {}, LocalCluster(tmp_path))
     assert status["phase"] == "Succeeded", status

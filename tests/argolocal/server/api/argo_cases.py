@@ -11,7 +11,7 @@ from typing import Literal
 
 Outcome = Literal["works", "ignored", "differs", "refused"]
 WORKS: Outcome = "works"
-# `argo` does not send it, to no server
+# `argo` sends this flag to no server
 IGNORED: Outcome = "ignored"
 DIFFERS: Outcome = "differs"
 REFUSED: Outcome = "refused"

@@ -378,7 +378,7 @@ def call_submissions(calls: Calls) -> None:
     calls.send("POST", "/workflow-templates/argo", {"template": template("rec-base")})
     calls.send("POST", "/cron-workflows/argo", {"cronWorkflow": cron("rec-cron")})
     body = {"resourceName": "rec-base", "namespace": "argo", "resourceKind": "WorkflowTemplate"}
-    options = {
+    call_options = {
         "name": "rec-from-template",
         "parameters": ["message=other"],
         "labels": "team=c",
@@ -386,7 +386,10 @@ def call_submissions(calls: Calls) -> None:
         "entryPoint": "main",
     }
     calls.call(
-        "submit a template", "POST", "/workflows/argo/submit", {**body, "submitOptions": options}
+        "submit a template",
+        "POST",
+        "/workflows/argo/submit",
+        {**body, "submitOptions": call_options},
     )
     body = {"resourceName": "rec-cron", "namespace": "argo", "resourceKind": "CronWorkflow"}
     calls.call(

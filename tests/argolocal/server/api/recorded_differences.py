@@ -1,6 +1,7 @@
 """The fields in which the answers of `argolocal server` differ from those of a real Argo server.
 
-`test_recorded_calls` fails for any other difference, and for one of these that has disappeared.
+`test_recorded_calls` fails for any other difference, and for a listed difference that does not
+exist any more.
 """
 
 from typing import NamedTuple
@@ -16,7 +17,7 @@ class Difference(NamedTuple):
     depends_on_time: bool = False
 
 
-# an action answers before the workflow has taken note of it; both servers show a moment
+# the server answers before the workflow has changed, so a server may still show the earlier state
 ACTIONS = "resume|set phase|stop|suspend|terminate|retry with parameters|submit a template|submit a schedule"
 
 DIFFERENCES = [

@@ -43,7 +43,7 @@ class RunThread:
         try:
             LocalRun.load(self.name, self.cluster, is_queued=True).run()
         except NotQueued:
-            # it has ended before
+            # the process may have ended already
             return
 
     def has_ended(self) -> bool:
@@ -182,16 +182,18 @@ def workflow(*templates: Document, name: str = "", **spec: Any) -> Document:
 def hello(name: str = "", message: str = "hello") -> Document:
     """Return a workflow that prints its parameter."""
     parameters = {"parameters": [{"name": "message", "value": message}]}
-    main = step("main", "echo {{workflow.parameters.message}}")
-    return workflow(main, name=name, arguments=parameters)
+    main_template = step("main", "echo {{workflow.parameters.message}}")
+    return workflow(main_template, name=name, arguments=parameters)
 
 
 def failing(name: str = "") -> Document:
     """Return a workflow whose second step fails with the exit code of its parameter."""
     parameters = {"parameters": [{"name": "code", "value": "3"}]}
-    first = step("first", "echo x > /tmp/x; echo one", outputs={"artifacts": [ARTIFACT]})
-    second = step("second", "echo two; exit {{workflow.parameters.code}}")
-    return workflow(steps("first", "second"), first, second, name=name, arguments=parameters)
+    first_step = step("first", "echo x > /tmp/x; echo one", outputs={"artifacts": [ARTIFACT]})
+    second_step = step("second", "echo two; exit {{workflow.parameters.code}}")
+    return workflow(
+        steps("first", "second"), first_step, second_step, name=name, arguments=parameters
+    )
 
 
 ARTIFACT = {"name": "x", "path": "/tmp/x", "archive": {"none": {}}}
@@ -210,8 +212,8 @@ def gated(name: str = "", default: str | None = "no") -> Document:
 def long(name: str = "") -> Document:
     """Return a workflow that does not end by itself within the time of a test, with an exit
     handler."""
-    main = step("main", "echo begin; sleep 600")
-    return workflow(main, step("bye", "echo bye"), name=name, onExit="bye")
+    main_template = step("main", "echo begin; sleep 600")
+    return workflow(main_template, step("bye", "echo bye"), name=name, onExit="bye")
 
 
 def template(name: str, kind: str = "WorkflowTemplate") -> Document:

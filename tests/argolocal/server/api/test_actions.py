@@ -133,13 +133,13 @@ def test_a_suspended_workflow_starts_no_step(tmp_path: Path) -> None:
 
 def test_a_stopped_workflow_does_not_wait_for_a_place_in_the_queue(tmp_path: Path) -> None:
     with serve(tmp_path / "home", parallelism=1) as server:
-        first = server.submit(long())
-        server.wait(first, "Running")
-        second = server.submit(long())
-        put(server, second, "terminate")
-        assert server.wait(second)["status"]["phase"] == "Failed"
-        put(server, first, "terminate")
-        server.wait(first)
+        first_name = server.submit(long())
+        server.wait(first_name, "Running")
+        second_name = server.submit(long())
+        put(server, second_name, "terminate")
+        assert server.wait(second_name)["status"]["phase"] == "Failed"
+        put(server, first_name, "terminate")
+        server.wait(first_name)
 
 
 def test_a_retried_workflow_repeats_only_what_failed(api: ApiServer) -> None:
@@ -157,16 +157,16 @@ def test_a_retried_workflow_repeats_only_what_failed(api: ApiServer) -> None:
 
 def test_steps_that_succeeded_can_be_restarted(api: ApiServer) -> None:
     name = api.submit(workflow(steps("one", "two"), step("one", "true"), step("two", "true")))
-    before = nodes_by_name(api.wait(name))
+    earlier_nodes = nodes_by_name(api.wait(name))
     status, code, message = refusal(api, name, "retry")
     assert (status, code) == (400, 3)
     assert "restartSuccessful" in message
 
     put(api, name, "retry", restartSuccessful=True, nodeFieldSelector="displayName=two")
-    after = api.wait(name)
-    assert after["status"]["phase"] == "Succeeded"
-    assert nodes_by_name(after)["one"] == before["one"]
-    assert set(nodes_by_name(after)) == set(before)
+    restarted_run = api.wait(name)
+    assert restarted_run["status"]["phase"] == "Succeeded"
+    assert nodes_by_name(restarted_run)["one"] == earlier_nodes["one"]
+    assert set(nodes_by_name(restarted_run)) == set(earlier_nodes)
 
 
 def test_a_workflow_in_progress_cannot_be_retried(waiting: tuple[ApiServer, str]) -> None:
@@ -190,14 +190,14 @@ def test_a_resubmitted_workflow_is_a_copy_with_the_name_of_its_origin(api: ApiSe
 
 def test_a_memoized_copy_reuses_the_steps_that_succeeded(api: ApiServer) -> None:
     name = api.submit(failing())
-    first = nodes_by_name(api.wait(name))["first"]
+    first_node = nodes_by_name(api.wait(name))["first"]
     copied = put(api, name, "resubmit", memoized=True, parameters=["code=0"])
     finished = api.wait(copied["metadata"]["name"])
     assert finished["status"]["phase"] == "Succeeded"
     reused = nodes_by_name(finished)["first"]
     assert reused["type"] == "Skipped"
-    assert reused["message"] == f"original pod: {first['id']}"
-    assert reused["outputs"]["artifacts"] == first["outputs"]["artifacts"]
+    assert reused["message"] == f"original pod: {first_node['id']}"
+    assert reused["outputs"]["artifacts"] == first_node["outputs"]["artifacts"]
 
     status, code, _ = refusal(api, finished["metadata"]["name"], "resubmit", memoized=True)
     assert (status, code) == (400, 3)

@@ -88,10 +88,10 @@ def test_an_input_artifact_and_a_file_of_a_folder_are_loaded(api: ApiServer) -> 
     maker = step("make", "mkdir -p /tmp/folder/a; echo b > /tmp/folder/a/b", outputs=made)
     taken = {"artifacts": [{"name": "taken", "path": "/tmp/taken"}]}
     taker = step("take", "cat /tmp/taken/a/b", inputs=taken)
-    main = steps("make", "take")
+    main_template = steps("make", "take")
     source = "{{steps.make.outputs.artifacts.folder}}"
-    main["steps"][1][0]["arguments"] = {"artifacts": [{"name": "taken", "from": source}]}
-    name = api.submit(workflow(main, maker, taker))
+    main_template["steps"][1][0]["arguments"] = {"artifacts": [{"name": "taken", "from": source}]}
+    name = api.submit(workflow(main_template, maker, taker))
     finished = api.wait(name)
     assert finished["status"]["phase"] == "Succeeded"
     nodes = {node["displayName"]: node["id"] for node in finished["status"]["nodes"].values()}

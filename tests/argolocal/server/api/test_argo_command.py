@@ -156,15 +156,15 @@ def stored(terminal: Terminal) -> None:
 def write_files(folder: Path) -> None:
     unknown = running.hello()
     unknown["spec"]["entripoint"] = "main"
-    broken = running.hello()
-    broken["spec"]["entrypoint"] = "nothing"
+    invalid_workflow = running.hello()
+    invalid_workflow["spec"]["entrypoint"] = "nothing"
     entrypoints = running.workflow(
         running.step("main", "true"), running.step("bad", "exit 1"), parallelism=1
     )
     manifests = {
         "hello": running.hello(),
         "unknown-field": unknown,
-        "broken": broken,
+        "broken": invalid_workflow,
         "entrypoints": entrypoints,
         "parameters": {"message": "of a file"},
     }

@@ -78,7 +78,7 @@ def test_a_large_body_is_refused_without_reading_it(api: ApiServer) -> None:
         answer = api.client.post("/api/v1/workflows/argo", content=chunks())
         assert describe_error(answer)[:2] == (413, 8)
     except (httpx.WriteError, httpx.RemoteProtocolError):
-        # the server has closed the connection before it got all of the body
+        # the server has closed the connection before the whole body was sent
         pass
     assert psutil.Process().memory_info().rss - memory < 50 << 20
 
@@ -114,7 +114,7 @@ def make_example(name: str) -> dict[str, object]:
 @pytest.mark.parametrize("name", ["..", "../../x", "..%2f..%2fpage-token", "%00", "a" * 300, "A b"])
 def test_a_name_from_outside_cannot_leave_the_folder_of_the_runs(api: ApiServer, name: str) -> None:
     segment = name if "%" in name else quote(name, safe="").replace(".", "%2e")
-    before = sorted(path.name for path in api.home.parent.iterdir())
+    earlier_names = sorted(path.name for path in api.home.parent.iterdir())
     for path in (
         f"/workflows/argo/{segment}",
         f"/workflows/argo/{segment}/log",
@@ -129,7 +129,7 @@ def test_a_name_from_outside_cannot_leave_the_folder_of_the_runs(api: ApiServer,
         answer = api.send("POST", f"/{folder}", {field: manifest})
         assert describe_error(answer)[:2] == (400, 3)
     assert (api.home / "page-token").read_text() == api.token
-    assert sorted(path.name for path in api.home.parent.iterdir()) == before
+    assert sorted(path.name for path in api.home.parent.iterdir()) == earlier_names
 
 
 def test_labels_from_outside_are_data(api: ApiServer) -> None:
@@ -167,14 +167,15 @@ def test_an_address_that_does_not_exist_here_says_so(
 
 
 def test_many_idle_watches_are_bounded(tmp_path: Path) -> None:
-    """The other tests show that a further watch is refused; this one, what many cost."""
+    """Other tests show that a further watch is refused; this test measures the threads and memory
+    of many watches."""
     count = 200
     with serve(tmp_path / "home") as server:
         name = server.submit(gated())
         server.wait_until_suspended(name)
         memory = psutil.Process().memory_info().rss
         sockets = [open_watch(server) for _ in range(count)]
-        until("all watches", lambda: all(item.recv(1, socket.MSG_PEEK) for item in sockets))
+        until("all watches", lambda: all(watch.recv(1, socket.MSG_PEEK) for watch in sockets))
         used = psutil.Process().memory_info().rss - memory
         threads = threading.active_count()
         for item in sockets:

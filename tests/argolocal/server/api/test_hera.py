@@ -57,8 +57,8 @@ def create(manifest: Document) -> m.WorkflowCreateRequest:
     return m.WorkflowCreateRequest(workflow=m.Workflow(**manifest))
 
 
-def name_of(item: Any) -> str:
-    return item.metadata.name
+def name_of(kubernetes_object: Any) -> str:
+    return kubernetes_object.metadata.name
 
 
 def test_all_methods_answer_except_the_limits_of_semaphores(api: ApiServer) -> None:
@@ -148,7 +148,7 @@ def use_artifacts(api: ApiServer, hera: Recorder) -> None:
     ended = api.submit_and_wait(failing("hera-artifact"))
     uid = ended["metadata"]["uid"]
     nodes = ended["status"]["nodes"].values()
-    node = next(item["id"] for item in nodes if item["displayName"] == "first")
+    node = next(node["id"] for node in nodes if node["displayName"] == "first")
     assert hera.get_output_artifact("hera-artifact", node, "x") == CONTENT
     assert hera.get_output_artifact_by_uid(uid, node, "x") == CONTENT
     assert hera.get_artifact_file("workflows", "hera-artifact", node, "x", "outputs") == CONTENT
@@ -164,10 +164,10 @@ def use_artifacts(api: ApiServer, hera: Recorder) -> None:
 def with_input() -> Document:
     """Return a workflow whose second step reads the artifact of the first one."""
     manifest = failing("hera-input")
-    main, _, second = manifest["spec"]["templates"]
-    second["inputs"] = {"artifacts": [{"name": "y", "path": "/tmp/y"}]}
+    main_template, _, second_template = manifest["spec"]["templates"]
+    second_template["inputs"] = {"artifacts": [{"name": "y", "path": "/tmp/y"}]}
     source = {"name": "y", "from": "{{steps.first.outputs.artifacts.x}}"}
-    main["steps"][1][0]["arguments"] = {"artifacts": [source]}
+    main_template["steps"][1][0]["arguments"] = {"artifacts": [source]}
     return manifest
 
 

@@ -96,9 +96,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
-    with Alone(tmp_path_factory.mktemp("alone")) as alone:
-        yield alone
+def separate_runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
+    with Alone(tmp_path_factory.mktemp("alone")) as runner:
+        yield runner
 
 
 def manifests() -> dict[str, str]:
@@ -114,10 +114,10 @@ def manifests() -> dict[str, str]:
 
 
 def outcome_by_server(client: Client, manifest: str, folder: Path) -> Outcome:
-    main, others = split_main_object(parse_objects(manifest))
-    LocalCluster(client.home).store_objects(others)
-    name = main["metadata"]["name"]
-    message = client.submit(main, folder)
+    workflow, other_objects = split_main_object(parse_objects(manifest))
+    LocalCluster(client.home).store_objects(other_objects)
+    name = workflow["metadata"]["name"]
+    message = client.submit(workflow, folder)
     if message:
         return {"phase": "Error", "message": f"{REJECTED}: {message}", "outputs": {}, "nodes": []}
     status = client.workflow(name)["status"]
@@ -129,10 +129,10 @@ def outcome_by_server(client: Client, manifest: str, folder: Path) -> Outcome:
 @pytest.mark.skipif(not filesystem.supports_namespaces(), reason="needs mount namespaces")
 @pytest.mark.parametrize("name", manifests())
 def test_a_workflow_of_a_client_has_the_outcome_of_a_run_in_the_foreground(
-    server: RunningServer, alone: Alone, tmp_path: Path, name: str
+    server: RunningServer, separate_runner: Alone, tmp_path: Path, name: str
 ) -> None:
     manifest = manifests()[name]
-    expected = alone.run(
+    expected = separate_runner.run(
         manifest, split_main_object(parse_objects(manifest))[0]["metadata"]["name"]
     )
     actual = outcome_by_server(Client(server.home), manifest, tmp_path)

@@ -40,11 +40,11 @@ def test_each_call_was_recorded(answers: dict[str, Document]) -> None:
 @pytest.mark.parametrize("title", RECORDED)
 def test_an_answer_is_that_of_a_real_server(title: str, answers: dict[str, Document]) -> None:
     real = dict(flatten(RECORDED[title]))
-    own = dict(flatten(answers[title]))
+    own_answer = dict(flatten(answers[title]))
     unexpected = {
-        path: (real.get(path), own.get(path))
-        for path in sorted(real.keys() | own.keys())
-        if real.get(path) != own.get(path) and not find_difference(title, path)
+        path: (real.get(path), own_answer.get(path))
+        for path in sorted(real.keys() | own_answer.keys())
+        if real.get(path) != own_answer.get(path) and not find_difference(title, path)
     }
     assert not unexpected, "field → (real server, argolocal)"
 
@@ -61,8 +61,8 @@ def test_each_known_difference_still_exists(
         if not re.fullmatch(difference.titles, title):
             continue
         real = dict(flatten(RECORDED[title]))
-        own = dict(flatten(answer))
-        for path in real.keys() | own.keys():
-            if re.search(difference.path, path) and real.get(path) != own.get(path):
+        own_answer = dict(flatten(answer))
+        for path in real.keys() | own_answer.keys():
+            if re.search(difference.path, path) and real.get(path) != own_answer.get(path):
                 return
     pytest.fail(f"{difference} is not a difference any more: remove it")

@@ -33,8 +33,8 @@ def test_fields_select_and_exclude_parts() -> None:
     assert Fields.parse("").select(DOCUMENT) == DOCUMENT
     selected = Fields.parse("status.phase,metadata.name").select(DOCUMENT)
     assert selected == {"metadata": {"name": "a"}, "status": {"phase": "Succeeded"}}
-    rest = Fields.parse("-status.nodes,metadata.labels").select(DOCUMENT)
-    assert rest == {"metadata": {"name": "a"}, "status": {"phase": "Succeeded"}}
+    remaining_fields = Fields.parse("-status.nodes,metadata.labels").select(DOCUMENT)
+    assert remaining_fields == {"metadata": {"name": "a"}, "status": {"phase": "Succeeded"}}
     items = Fields.parse("items.metadata.name").select({"items": [DOCUMENT], "metadata": {}})
     assert items == {"items": [{"metadata": {"name": "a"}}]}
 

@@ -67,13 +67,13 @@ def test_an_object_that_argo_rejects_is_not_stored(
     api: ApiServer, folder: str, field: str, example: Document
 ) -> None:
     spec = {"entrypoint": "nothing", "templates": [{"name": "main", "container": {"image": "x"}}]}
-    broken = named(example, "broken")
+    invalid_object = named(example, "broken")
     if example["kind"] == "CronWorkflow":
-        broken["spec"] = {"schedules": ["0 3 * * *"], "workflowSpec": spec}
+        invalid_object["spec"] = {"schedules": ["0 3 * * *"], "workflowSpec": spec}
     else:
-        broken["spec"] = spec
+        invalid_object["spec"] = spec
     for method, path in (("POST", folder), ("POST", f"{folder}/lint")):
-        assert describe_error(api.send(method, path, {field: broken}))[:2] == (400, 3)
+        assert describe_error(api.send(method, path, {field: invalid_object}))[:2] == (400, 3)
     assert describe_error(api.send("GET", f"{folder}/broken"))[:2] == (404, 5)
     assert describe_error(api.send("POST", folder, {}))[:2] == (400, 3)
     assert api.change("POST", f"{folder}/lint", {field: example})["spec"] == example["spec"]
@@ -85,10 +85,10 @@ def test_a_list_in_pages_contains_each_object_once(
 ) -> None:
     for number in range(3):
         api.change("POST", folder, {field: named(example, f"page-{number}")})
-    first = api.get(folder, **{"listOptions.limit": 2})
-    assert len(first["items"]) == 2
-    rest = api.get(folder, **{"listOptions.continue": first["metadata"]["continue"]})
-    names = [item["metadata"]["name"] for item in [*first["items"], *rest["items"]]]
+    first_page = api.get(folder, **{"listOptions.limit": 2})
+    assert len(first_page["items"]) == 2
+    second_page = api.get(folder, **{"listOptions.continue": first_page["metadata"]["continue"]})
+    names = [item["metadata"]["name"] for item in [*first_page["items"], *second_page["items"]]]
     assert len(names) == len(set(names))
     assert {f"page-{number}" for number in range(3)} <= set(names)
 
@@ -120,8 +120,8 @@ def test_an_update_keeps_the_last_time_of_a_cron_workflow(api: ApiServer) -> Non
     api.change("POST", "/cron-workflows/argo", {"cronWorkflow": cron("timed")})
     objects = StoredObjects(api.home)
 
-    def run(item: Document) -> None:
-        item["status"] = {"lastScheduledTime": "2026-01-01T03:00:00Z"}
+    def run(document: Document) -> None:
+        document["status"] = {"lastScheduledTime": "2026-01-01T03:00:00Z"}
 
     objects.update("CronWorkflow", "timed", run)
     api.change("PUT", "/cron-workflows/argo/timed", {"cronWorkflow": cron("timed")})
@@ -146,8 +146,8 @@ def test_an_object_of_another_name_or_namespace_is_refused(api: ApiServer) -> No
 def test_a_workflow_uses_a_stored_template(api: ApiServer) -> None:
     api.change("POST", "/workflow-templates/argo", {"template": template("shared")})
     manifest = hello()
-    main = {"name": "main", "steps": [[{"name": "call", "templateRef": REFERENCE}]]}
-    manifest["spec"]["templates"] = [main]
+    main_template = {"name": "main", "steps": [[{"name": "call", "templateRef": REFERENCE}]]}
+    manifest["spec"]["templates"] = [main_template]
     name = api.submit(manifest)
     finished = api.wait(name)
     assert finished["status"]["phase"] == "Succeeded"

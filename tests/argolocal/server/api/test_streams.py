@@ -52,12 +52,15 @@ def test_a_watch_of_one_workflow_ends_with_its_deletion(api: ApiServer) -> None:
     api.wait("short")
     selector = {"listOptions.fieldSelector": "metadata.name=short"}
     with watch(api, **selector) as events:
-        first = next(events)
-        assert (first["type"], first["object"]["metadata"]["name"]) == ("ADDED", "short")
+        first_event = next(events)
+        assert (first_event["type"], first_event["object"]["metadata"]["name"]) == (
+            "ADDED",
+            "short",
+        )
         api.change("DELETE", "/workflows/argo/short")
         last = next(events)
         assert (last["type"], last["object"]["metadata"]["name"]) == ("DELETED", "short")
-        assert last["object"]["metadata"]["uid"] == first["object"]["metadata"]["uid"]
+        assert last["object"]["metadata"]["uid"] == first_event["object"]["metadata"]["uid"]
 
     answer = api.send("GET", "/workflow-events/argo", params=selector)
     assert describe_error(answer)[:2] == (404, 5)
@@ -111,8 +114,8 @@ def test_streams_that_are_open_are_limited_and_counted(
     with serve(tmp_path / "home") as server:
         name = server.submit(gated())
         server.wait_until_suspended(name)
-        with watch(server) as first, watch(server) as second:
-            assert next(first)["type"] == next(second)["type"] == "ADDED"
+        with watch(server) as first_watch, watch(server) as second_watch:
+            assert next(first_watch)["type"] == next(second_watch)["type"] == "ADDED"
             answer = server.send("GET", "/stream/events/argo")
             status, code, message = describe_error(answer)
             assert (status, code) == (429, 8)

@@ -181,10 +181,10 @@ def test_a_list_in_pages_contains_each_workflow_once(listed: ApiServer) -> None:
 def test_a_client_gets_only_the_fields_that_it_names(listed: ApiServer) -> None:
     page = listed.get("/workflows/argo", fields="items.metadata.name,items.status.phase")
     assert page["items"][0] == {"metadata": {"name": "open"}, "status": {"phase": "Running"}}
-    item = listed.get("/workflows/argo/good", fields="-status.nodes,spec")
-    assert "spec" not in item
-    assert "nodes" not in item["status"]
-    assert item["status"]["phase"] == "Succeeded"
+    workflow = listed.get("/workflows/argo/good", fields="-status.nodes,spec")
+    assert "spec" not in workflow
+    assert "nodes" not in workflow["status"]
+    assert workflow["status"]["phase"] == "Succeeded"
 
 
 def test_a_deleted_workflow_is_gone_with_its_files(api: ApiServer) -> None:
@@ -229,9 +229,9 @@ def test_a_manifest_of_a_client_in_go_runs(api: ApiServer) -> None:
     manifest = workflow(step("main", "echo hello"), name="from-go")
     manifest["metadata"]["creationTimestamp"] = None
     manifest["status"] = {"startedAt": None, "finishedAt": None}
-    main = manifest["spec"]["templates"][0]
-    main |= {"inputs": {}, "outputs": {}, "metadata": {}}
-    main["container"] |= {"name": "", "resources": {}}
+    main_template = manifest["spec"]["templates"][0]
+    main_template |= {"inputs": {}, "outputs": {}, "metadata": {}}
+    main_template["container"] |= {"name": "", "resources": {}}
     manifest["spec"]["arguments"] = {}
     api.submit(manifest)
     assert api.wait("from-go")["status"]["phase"] == "Succeeded"

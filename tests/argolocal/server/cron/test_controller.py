@@ -45,9 +45,9 @@ class Home:
     def _refuse_start(self, name: str) -> Any:
         raise AssertionError("a test runs the workflows itself")
 
-    def look(self, second: float) -> list[str]:
+    def look(self, seconds: float) -> list[str]:
         """Look at the schedule, and return the runs that wait in the queue."""
-        self.now = START + second
+        self.now = START + seconds
         self.controller.reconcile()
         return self.queue.waiting()
 
@@ -65,11 +65,11 @@ class Home:
     @property
     def missed(self) -> list[tuple[int, str]]:
         progress = read_progress(self.cluster.home, "c")["c"]
-        return [(item.time - START, item.reason) for item in progress.missed]
+        return [(missed_run.time - START, missed_run.reason) for missed_run in progress.missed]
 
 
-def run_at(second: int) -> str:
-    return f"c-{START + second}"
+def run_at(seconds: int) -> str:
+    return f"c-{START + seconds}"
 
 
 def test_a_run_has_the_name_labels_and_time_of_its_schedule(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_run_has_the_name_labels_and_time_of_its_schedule(tmp_path: Path) -> N
 
     assert home.status["phase"] == "Active"
     assert home.status["lastScheduledTime"] == "2026-03-02T00:01:00Z"
-    assert [item["uid"] for item in home.status["active"]] == [created["uid"]]
+    assert [active_run["uid"] for active_run in home.status["active"]] == [created["uid"]]
     annotations = home.objects.get("CronWorkflow", "c")["metadata"]["annotations"]
     assert annotations["cronworkflows.argoproj.io/last-used-schedule"] == "* * * * *"
 
@@ -192,8 +192,8 @@ def test_a_template_that_was_deleted_is_a_condition_until_it_exists_again(tmp_pa
 def test_history_limits_remove_the_oldest_runs(tmp_path: Path) -> None:
     home = Home(tmp_path, successfulJobsHistoryLimit=1, failedJobsHistoryLimit=0)
     home.look(59)
-    for second in (60, 120, 180):
-        home.finish(*home.look(second))
+    for seconds in (60, 120, 180):
+        home.finish(*home.look(seconds))
     home.look(181)
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [run_at(180)]
     assert home.status["succeeded"] == 3
@@ -205,19 +205,19 @@ def test_a_server_that_dies_between_its_writes_starts_no_time_twice(
     home = Home(tmp_path, concurrencyPolicy="Forbid", startingDeadlineSeconds=30)
     home.look(59)
 
-    for second, method in ((60, "_add_active"), (180, "_write_progress")):
+    for seconds, method in ((60, "_add_active"), (180, "_write_progress")):
         with monkeypatch.context() as patch:
             patch.setattr(home.controller, method, _die)
             with pytest.raises(KeyboardInterrupt):
-                home.look(second)
+                home.look(seconds)
 
         home.restart()
-        assert home.look(second + 1) == [run_at(second)]
-        assert [item["name"] for item in home.status["active"]] == [run_at(second)]
+        assert home.look(seconds + 1) == [run_at(seconds)]
+        assert [active_run["name"] for active_run in home.status["active"]] == [run_at(seconds)]
         # the run is active, so the next time is left out
-        assert home.look(second + 60) == [run_at(second)]
-        home.finish(run_at(second))
-        home.look(second + 61)
+        assert home.look(seconds + 60) == [run_at(seconds)]
+        home.finish(run_at(seconds))
+        home.look(seconds + 61)
 
     assert home.status["succeeded"] == 2
     assert [time for time, _ in home.missed] == [120, 240]

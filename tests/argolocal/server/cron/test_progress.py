@@ -29,8 +29,8 @@ class Clock:
         self.due: list[int] = []
         self.missed: list[int] = []
 
-    def look(self, second: float, is_continuous: bool = True) -> None:
-        decision = decide(self.cron, self.progress, START + second, is_continuous)
+    def look(self, seconds: float, is_continuous: bool = True) -> None:
+        decision = decide(self.cron, self.progress, START + seconds, is_continuous)
         self.progress = decision.progress
         if decision.due is not None:
             self.due.append(decision.due - START)
@@ -73,12 +73,12 @@ def test_the_starting_deadline_does_not_matter_while_the_server_runs() -> None:
 
 def test_a_clock_that_is_set_back_starts_nothing_again() -> None:
     clock = Clock()
-    for second in range(0, 10 * MINUTE + 1, 10):
-        clock.look(second)
-    before = list(clock.due)
-    for second in range(3 * MINUTE + 5, 12 * MINUTE + 15, 10):
-        clock.look(second)
-    assert clock.due == [*before, 11 * MINUTE, 12 * MINUTE]
+    for seconds in range(0, 10 * MINUTE + 1, 10):
+        clock.look(seconds)
+    earlier_due = list(clock.due)
+    for seconds in range(3 * MINUTE + 5, 12 * MINUTE + 15, 10):
+        clock.look(seconds)
+    assert clock.due == [*earlier_due, 11 * MINUTE, 12 * MINUTE]
 
 
 def test_a_clock_that_was_set_forward_by_mistake_does_not_stop_the_schedule() -> None:
@@ -88,8 +88,8 @@ def test_a_clock_that_was_set_forward_by_mistake_does_not_stop_the_schedule() ->
     clock.look(year + 61, is_continuous=False)
     assert clock.due == [60, year + 60]
     # the clock is correct again
-    for second in range(70, 200, 10):
-        clock.look(second)
+    for seconds in range(70, 200, 10):
+        clock.look(seconds)
     assert clock.due[2:] == [120, 180]
 
 
@@ -99,7 +99,7 @@ def test_another_schedule_does_not_start_its_past_times() -> None:
     clock.cron["spec"]["schedules"] = ["*/30 * * * *", "5 * * * *"]
     clock.look(40 * MINUTE, is_continuous=False)
     assert clock.due == [60]
-    # they are listed as missed, because a user may expect a run
+    # these times are listed as missed, because a user may expect a run
     assert clock.missed == [5 * MINUTE, 30 * MINUTE]
     clock.look(65 * MINUTE, is_continuous=False)
     assert clock.due == [60, 65 * MINUTE]

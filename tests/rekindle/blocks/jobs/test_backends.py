@@ -91,6 +91,19 @@ def test_every_backend_runs_the_same_processes_with_a_secret(backend: str) -> No
     assert processes == ["server", "launcher"]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_only_a_coordinator_with_an_account_has_a_token(backend: str) -> None:
+    is_runtime = backend == "trainjob"
+    for account in ("", "rekindle-coordinator"):
+        pods = pod_specs(render(backend, {"signal_account": account}, runtime=is_runtime))
+        has_token = [pod["automountServiceAccountToken"] for pod in pods]
+        variables = {variable["name"] for variable in pods[0]["containers"][0]["env"]}
+        assert has_token == [bool(account), False]
+        assert ("REKINDLE_JOB" in variables) == bool(account)
+        assert pods[0]["serviceAccountName"] == (account or "default")
+        assert pods[1]["serviceAccountName"] == "default"
+
+
 def test_each_worker_has_its_own_job_and_the_job_set_ends_with_the_coordinator() -> None:
     manifest = render("jobset", workers=3)
     jobs = jobs_of(manifest)

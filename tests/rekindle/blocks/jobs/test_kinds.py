@@ -16,8 +16,8 @@ SPOT = {"preemptible": {"capacity": "spot"}}
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_api_server_knows_every_field_of_the_rendered_objects(kind: str) -> None:
     schema = schema_of(KINDS[kind].manifest)
-    everything = {"gang": "volcano", "queue": "q", "cache": "c", "presets": {"far": SPOT}}
-    for cluster in ({}, everything):
+    all_settings = {"gang": "volcano", "queue": "q", "cache": "c", "presets": {"far": SPOT}}
+    for cluster in ({}, all_settings):
         assert list(wrong(kinds(**cluster)[kind].manifest, schema)) == []
     # the schema is not empty
     assert list(wrong(KINDS[kind].manifest | {"spec": {"replicsa": 1}}, schema))

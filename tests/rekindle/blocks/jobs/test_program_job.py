@@ -84,15 +84,17 @@ def test_each_pod_runs_the_program_and_the_first_one_the_coordinator(
     assert policies == dict.fromkeys(counts, "ExitCode") | (
         {"Launcher": "OnFailure"} if kind == "MPIJob" else {}
     )
-    idle = counts.keys() - places.keys()
-    assert all("sleep" in str(specs[role]["template"]["spec"]["containers"]) for role in idle)
+    unplaced_roles = counts.keys() - places.keys()
+    assert all(
+        "sleep" in str(specs[role]["template"]["spec"]["containers"]) for role in unplaced_roles
+    )
 
 
 def test_the_job_waits_for_its_secret_and_is_deleted_at_the_end(tmp_path: Path) -> None:
     manifest = render(tmp_path, "JAXJob", {"Worker": 2})
     text = json.dumps(manifest)
-    (main,) = [t for t in manifest["spec"]["templates"] if t["name"] == "main"]
-    (fit,) = [task for task in main["dag"]["tasks"] if task["name"] == "fit"]
+    (main_template,) = [t for t in manifest["spec"]["templates"] if t["name"] == "main"]
+    (fit,) = [task for task in main_template["dag"]["tasks"] if task["name"] == "fit"]
     assert "fit-secret" in fit["depends"]
     assert '"value": "jaxjob"' in text
     # `report` reads the ledger

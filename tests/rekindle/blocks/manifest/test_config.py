@@ -255,23 +255,23 @@ def test_a_wrong_setting_is_one_sentence_with_file_key_and_nearest_name(
     setting: str, tmp_path: Path
 ) -> None:
     path, _, text = setting.partition("=")
-    *sections, last = path.split(".")
-    values = inner = yaml.safe_load(yaml.safe_dump(SMALL))
+    *sections, field_name = path.split(".")
+    values = inner_section = yaml.safe_load(yaml.safe_dump(SMALL))
     for section in sections:
-        inner = inner.setdefault(section, {})
-    inner[last] = yaml.safe_load(re.sub(r"(2026-\S+)", r"'\1'", text))
+        inner_section = inner_section.setdefault(section, {})
+    inner_section[field_name] = yaml.safe_load(re.sub(r"(2026-\S+)", r"'\1'", text))
     file = write(tmp_path / "c.yaml", values)
     with pytest.raises(ConfigError) as caught:
         load_config(file, [], {})
-    beginning, rest = WRONG[setting]
+    beginning, ending = WRONG[setting]
     error = str(caught.value)
     assert error.startswith(f"{file}: {beginning}"), error
-    assert rest in error, error
+    assert ending in error, error
     assert "\n" not in error, error
 
 
 @pytest.mark.parametrize(
-    ("item", "words"),
+    ("assignment", "words"),
     [
         ("=3", "it must be KEY=VALUE, such as --set train.workers=3."),
         ("train.workers=", "train.workers is '': "),
@@ -282,11 +282,13 @@ def test_a_wrong_setting_is_one_sentence_with_file_key_and_nearest_name(
         ("gate.minimum.app=.9", "the workload does not define this metric."),
     ],
 )
-def test_an_error_in_a_set_option_names_the_option(item: str, words: str, tmp_path: Path) -> None:
+def test_an_error_in_a_set_option_names_the_option(
+    assignment: str, words: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(write(tmp_path / "c.yaml", SMALL), [item], {})
+        load_config(write(tmp_path / "c.yaml", SMALL), [assignment], {})
     error = str(caught.value)
-    assert error.startswith(f"--set {item}"), error
+    assert error.startswith(f"--set {assignment}"), error
     assert words in error, error
     assert "\n" not in error, error
 
@@ -302,13 +304,15 @@ def test_a_value_has_the_same_meaning_in_file_environment_and_set(
     tmp_path_factory: pytest.TempPathFactory, workers: int, seed: int, as_set: bool
 ) -> None:
     file = write(tmp_path_factory.mktemp("c") / "c.yaml", SMALL)
-    whole = write(file.with_name("w.yaml"), SMALL | {"train": {"workers": workers, "seed": seed}})
+    config_file = write(
+        file.with_name("w.yaml"), SMALL | {"train": {"workers": workers, "seed": seed}}
+    )
     sets = [f"train.workers={workers}", f"train.seed={seed}"] if as_set else []
     if as_set:
         names = {}
     else:
         names = {"REKINDLE_TRAIN__WORKERS": str(workers), "REKINDLE_TRAIN__SEED": str(seed)}
-    assert load_config(file, sets, names).config == load_config(whole, [], {}).config
+    assert load_config(file, sets, names).config == load_config(config_file, [], {}).config
 
 
 def test_a_misspelt_variable_is_reported(tmp_path: Path) -> None:

@@ -69,12 +69,12 @@ def test_a_path_in_a_config_of_another_project_is_relative_to_that_project(
 ) -> None:
     (folder / "pyproject.toml").write_text("[tool.rekindle]\n")
     file = folder / write({"tables": {"prices": "prices.csv"}})
-    here = tmp_path_factory.mktemp("here")
-    monkeypatch.chdir(here)
+    current_folder = tmp_path_factory.mktemp("here")
+    monkeypatch.chdir(current_folder)
     data: Any = load_config(file, ["data.tables.others=[a.csv]"], {}).config.data
     assert data.tables.prices == folder / "prices.csv"
     assert data.lookup == folder / "lookup.csv"
-    assert data.tables.others == [here / "a.csv"], (
+    assert data.tables.others == [current_folder / "a.csv"], (
         "a value of the command line is relative to the working directory"
     )
 

@@ -128,19 +128,19 @@ def is_quoted(kind: str, is_expression: bool, content: str) -> bool:
 
 
 def test_each_tag_in_a_text_that_is_parsed_again_is_quoted() -> None:
-    found = set[str]()
+    found_words = set[str]()
     for label, template in manifests():
         for kind, parsed in parsed_texts(template):
             for sign, content in TEMPLATE_TAG.findall(parsed):
-                found.add(kind)
+                found_words.add(kind)
                 assert is_quoted(kind, bool(sign), content), (
                     f"{label}: the tag {content} is not quoted ({kind})"
                 )
-    assert found == {"json", "condition", "word", "argument"}
+    assert found_words == {"json", "condition", "word", "argument"}
 
 
 def test_every_place_with_a_tag_is_known_to_be_quoted_or_not_parsed_again() -> None:
-    found = set[str]()
+    found_words = set[str]()
     for label, workflow in workflows():
         for path, content in texts(workflow):
             if TEMPLATE_TAG.search(content):
@@ -148,8 +148,8 @@ def test_every_place_with_a_tag_is_known_to_be_quoted_or_not_parsed_again() -> N
                 assert is_whole_list or UNPARSED.fullmatch(path) or PARSED.fullmatch(path), (
                     f"{label}: {path}: {content}"
                 )
-                found.add(path)
-    assert len(found) > 8
+                found_words.add(path)
+    assert len(found_words) > 8
     kinds = {json.loads(re.sub(r"\{\{.*?\}\}", "", text))["kind"] for text in _job_texts()}
     assert kinds >= set(FRAMEWORKS)
 

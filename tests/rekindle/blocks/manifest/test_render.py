@@ -72,8 +72,8 @@ def test_a_recorded_config_renders_the_same_manifest(tmp_path: Path) -> None:
         p["value"] for p in manifest["spec"]["arguments"]["parameters"] if p["name"] == "config"
     )
     recorded.write_text(text)
-    again = render_manifest(load_config(recorded, environment={}).config)
-    assert manifest_sha256(again) == manifest_sha256(manifest)
+    repeated_manifest = render_manifest(load_config(recorded, environment={}).config)
+    assert manifest_sha256(repeated_manifest) == manifest_sha256(manifest)
 
 
 def test_another_process_renders_the_same_bytes() -> None:
@@ -120,13 +120,17 @@ def test_a_run_contains_its_config_and_a_manifest_to_repeat_it(
 ) -> None:
     parameters = {p["name"]: p["value"] for p in workflow["spec"]["arguments"]["parameters"]}
     assert type(config).model_validate_json(parameters["config"]) == config
-    again = yaml.safe_load(zlib.decompress(base64.b64decode(parameters["manifest"])))
+    recorded_manifest = yaml.safe_load(zlib.decompress(base64.b64decode(parameters["manifest"])))
     assert [
-        p.pop("value") for p in again["spec"]["arguments"]["parameters"] if p["name"] == "manifest"
+        p.pop("value")
+        for p in recorded_manifest["spec"]["arguments"]["parameters"]
+        if p["name"] == "manifest"
     ] == [""]
-    same = copy.deepcopy(workflow)
-    del next(p for p in same["spec"]["arguments"]["parameters"] if p["name"] == "manifest")["value"]
-    assert again == same
+    workflow_copy = copy.deepcopy(workflow)
+    del next(
+        p for p in workflow_copy["spec"]["arguments"]["parameters"] if p["name"] == "manifest"
+    )["value"]
+    assert recorded_manifest == workflow_copy
 
 
 def test_the_hash_does_not_cover_provenance(workflow: dict[str, Any]) -> None:

@@ -322,13 +322,13 @@ def test_a_repository_of_sha256_objects_is_read(tmp_path: Path, monkeypatch: pyt
     assert len(read_git_sha()) == 64
 
 
-@pytest.mark.parametrize("where", ["--local", "--global"])
+@pytest.mark.parametrize("setting_place", ["--local", "--global"])
 def test_line_ends_follow_the_settings_of_the_user_and_the_repository(
-    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting_place: str
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    git(repository, "config", where, "core.autocrlf", "true")
+    git(repository, "config", setting_place, "core.autocrlf", "true")
     (repository / "file").unlink()
     git(repository, "checkout", "file")
     change_stat(repository / "file")

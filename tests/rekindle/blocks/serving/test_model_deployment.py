@@ -170,9 +170,9 @@ def test_the_autoscaler_uses_memory_and_custom_metrics_and_removes_pods_one_by_o
     assert memory["resource"]["target"] == {"type": "Utilization", "averageUtilization": 80}
     assert waiting["pods"]["metric"] == {"name": "rekindle_requests_waiting"}
     assert waiting["pods"]["target"] == {"type": "AverageValue", "averageValue": "4"}
-    down = spec["behavior"]["scaleDown"]
-    assert down["stabilizationWindowSeconds"] == 60
-    assert down["policies"][0]["value"] == 1
+    scale_down = spec["behavior"]["scaleDown"]
+    assert scale_down["stabilizationWindowSeconds"] == 60
+    assert scale_down["policies"][0]["value"] == 1
 
 
 def test_clients_reach_one_release_and_node_drains_evict_one_pod_at_a_time() -> None:

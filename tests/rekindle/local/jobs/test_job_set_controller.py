@@ -66,7 +66,7 @@ def job_set(*jobs: dict[str, Any], **spec: Any) -> dict[str, Any]:
 def wait(
     controllers: Controllers, holds: Callable[[dict[str, Any]], Any], kind: str = "JobSet"
 ) -> dict[str, Any]:
-    return polling.wait(controllers[kind], holds, "js", others=set(controllers.values()))
+    return polling.wait(controllers[kind], holds, "js", other_controllers=set(controllers.values()))
 
 
 def sets(controllers: Controllers) -> JobSets:
@@ -111,7 +111,7 @@ def test_pods_get_their_index_and_the_coordinators_address_and_end_with_it(
     assert [read_log(controllers, f"js-worker-0-{index}") for index in range(2)] == [
         f"{i} {address}\n" for i in range(2)
     ]
-    assert [entry["type"] for entry in status["conditions"]] == ["Completed"]
+    assert [condition["type"] for condition in status["conditions"]] == ["Completed"]
     assert status["restarts"] == 0
     # the workers of the JobSet have ended
     wait(controllers, lambda _: "js" not in sets(controllers).jobs)
@@ -137,11 +137,11 @@ def test_a_lost_worker_restarts_and_no_other_pod_does(
     controllers["JobSet"].apply(job_set(job("lead", SLEEP), worker, **policy))
     names = ["js-lead-0-0", "js-worker-0-0", "js-worker-1-0"]
     wait(controllers, lambda _: all(pid(controllers, name) for name in names))
-    lead, first, second = (pid(controllers, name) for name in names)
-    os.kill(first, signal.SIGKILL)
-    wait(controllers, lambda _: pid(controllers, "js-worker-0-0") not in (0, first))
-    assert pid(controllers, "js-lead-0-0") == lead
-    assert pid(controllers, "js-worker-1-0") == second
+    lead_pid, first_pid, second_pid = (pid(controllers, name) for name in names)
+    os.kill(first_pid, signal.SIGKILL)
+    wait(controllers, lambda _: pid(controllers, "js-worker-0-0") not in (0, first_pid))
+    assert pid(controllers, "js-lead-0-0") == lead_pid
+    assert pid(controllers, "js-worker-1-0") == second_pid
 
 
 @pytest.mark.parametrize("code, ends", [(78, "Failed"), (143, "")])
@@ -167,9 +167,9 @@ def test_the_coordinators_exit_code_decides_about_a_restart(
 
 
 def test_a_job_set_fails_after_max_restarts(controllers: Controllers) -> None:
-    broken = job("worker", "raise SystemExit(1)", "Never", backoffLimit=0)
+    failing_job = job("worker", "raise SystemExit(1)", "Never", backoffLimit=0)
     controllers["JobSet"].apply(
-        job_set(job("lead", SLEEP), broken, failurePolicy={"maxRestarts": 2})
+        job_set(job("lead", SLEEP), failing_job, failurePolicy={"maxRestarts": 2})
     )
     status = wait(controllers, lambda status: status.get("terminalState") == "Failed")
     assert status["restarts"] == 2
@@ -180,22 +180,22 @@ def test_a_job_set_fails_after_max_restarts(controllers: Controllers) -> None:
 def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(
     controllers: Controllers, kind: str
 ) -> None:
-    whole = job_set(job("lead", SLEEP), job("worker", SLEEP))
+    resumed_set = job_set(job("lead", SLEEP), job("worker", SLEEP))
     if kind == "TrainJob":
-        spec = {"mlPolicy": {"numNodes": 1}, "template": {"spec": whole["spec"]}}
+        spec = {"mlPolicy": {"numNodes": 1}, "template": {"spec": resumed_set["spec"]}}
         controllers["TrainingRuntime"].apply(
             {"kind": "TrainingRuntime", "metadata": {"name": "rt"}, "spec": spec}
         )
-        whole = {
+        resumed_set = {
             "kind": kind,
             "metadata": {"name": "js"},
             "spec": {"runtimeRef": {"kind": "TrainingRuntime", "name": "rt"}},
         }
 
-    controllers[kind].apply(whole)
+    controllers[kind].apply(resumed_set)
     wait(controllers, lambda _: pid(controllers, "js-worker-0-0"))
-    first = pid(controllers, "js-worker-0-0")
-    suspended = {**whole, "spec": whole["spec"] | {"suspend": True}}
+    first_pid = pid(controllers, "js-worker-0-0")
+    suspended = {**resumed_set, "spec": resumed_set["spec"] | {"suspend": True}}
     controllers[kind].apply(suspended)
 
     wait(
@@ -204,15 +204,16 @@ def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(
         kind,
     )
 
-    wait(controllers, lambda _: not Path(f"/proc/{first}").exists())
-    controllers[kind].apply({**whole, "spec": whole["spec"] | {"suspend": False}})
-    wait(controllers, lambda _: pid(controllers, "js-worker-0-0") not in (0, first))
+    wait(controllers, lambda _: not Path(f"/proc/{first_pid}").exists())
+    controllers[kind].apply({**resumed_set, "spec": resumed_set["spec"] | {"suspend": False}})
+    wait(controllers, lambda _: pid(controllers, "js-worker-0-0") not in (0, first_pid))
     resumed = [("Suspended", "False")]  # a TrainJob's status follows its JobSet's
 
     wait(
         controllers,
         lambda status: (
-            [(entry["type"], entry["status"]) for entry in status["conditions"]] == resumed
+            [(condition["type"], condition["status"]) for condition in status["conditions"]]
+            == resumed
         ),
         kind,
     )
@@ -287,7 +288,7 @@ def train_and_kill(name: str, folder: Path, s3: Store) -> str:
     kinds[backend.kind].apply(backend.job("js", train, config, commands))
     jobs = kinds["JobSet" if backend.kind == "TrainJob" else backend.kind]
     assert isinstance(jobs, TrainingJobs)
-    killed: list[int] = []
+    killed_pids: list[int] = []
 
     def is_over() -> bool:
         for controller in set(kinds.values()):
@@ -298,9 +299,14 @@ def train_and_kill(name: str, folder: Path, s3: Store) -> str:
             for name, pod in pods.items()
             if name.endswith(("worker-0", "node-0-0", "worker-0-0"))
         ]
-        if not killed and victims and victims[0].process and re.search(r"step[= ]\d+", read_log()):
-            killed.append(victims[0].process.pid)
-            os.kill(killed[0], signal.SIGKILL)
+        if (
+            not killed_pids
+            and victims
+            and victims[0].process
+            and re.search(r"step[= ]\d+", read_log())
+        ):
+            killed_pids.append(victims[0].process.pid)
+            os.kill(killed_pids[0], signal.SIGKILL)
         return "js" not in jobs.jobs
 
     def read_log() -> str:
@@ -312,5 +318,5 @@ def train_and_kill(name: str, folder: Path, s3: Store) -> str:
         for controller in set(kinds.values()):
             controller.stop(0)
 
-    assert killed
+    assert killed_pids
     return json.loads(s3.get(f"{name}/model/model.json"))["sha256"]

@@ -117,8 +117,9 @@ def test_a_chosen_port_that_is_taken_rejects_the_run_at_its_start_and_later_fail
 def test_a_backfill_needs_no_port(tmp_path: Path, taken: int) -> None:
     workflow = releases("demo", port=taken)
     workflow["spec"]["arguments"] = {"parameters": [{"name": "backfill", "value": ""}]}
-    when = {"when": "{{= workflow.parameters.backfill != 'true' }}"}  # as the gate of a pipeline
-    workflow["spec"]["templates"][0]["dag"]["tasks"][0].update(when)
+    # as the gate of a pipeline
+    no_backfill = {"when": "{{= workflow.parameters.backfill != 'true' }}"}
+    workflow["spec"]["templates"][0]["dag"]["tasks"][0].update(no_backfill)
     assert create_run(tmp_path, workflow, {"backfill": "true"}).run(as_json=False, ask=False) == 0
     with pytest.raises(ConfigError, match=f"port {taken}"):
         create_run(tmp_path, workflow, {})

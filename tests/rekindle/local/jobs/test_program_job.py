@@ -66,10 +66,10 @@ class Run:
         prefix = f"{self.prefix}/checkpoints/program/{kind}/"
         return [entry.key for entry in self.store.list(prefix)]
 
-    def signal(self, pod: str, number: signal.Signals) -> None:
+    def signal(self, pod: str, signal_number: signal.Signals) -> None:
         process = self.jobs.jobs["job"].pods[pod].process
         assert process
-        os.kill(process.pid, number)
+        os.kill(process.pid, signal_number)
 
     def logs(self) -> str:
         files = sorted((self.jobs.run / "logs").glob("*.log"))
@@ -245,9 +245,9 @@ def test_a_pipeline_evaluates_the_result_and_explains_the_training_with_its_cost
     shutil.copy(ROOT / "template/prices.yaml", tmp_path)
 
     with shell(tmp_path) as typed:
-        done = typed("rekindle run slopes.yaml -o json")
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["verdict"] == "release"
+        result = typed("rekindle run slopes.yaml -o json")
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout)["verdict"] == "release"
 
         report = json.loads(typed("rekindle explain -o json").stdout)
     assert report["cost"]["total"] > 0

@@ -80,10 +80,9 @@ def pid(jobs: TrainingJobs, pod: str, name: str = "job") -> int:
     return process.pid
 
 
-def has_exited(number: int) -> bool:
+def has_exited(pid: int) -> bool:
     return (
-        not Path(f"/proc/{number}").exists()
-        or "Z" in Path(f"/proc/{number}/stat").read_text().split()[2]
+        not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
     )
 
 
@@ -263,10 +262,12 @@ def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(jobs: TrainingJ
     obj = job(worker=replica(SLEEP))
     jobs.apply(obj)
     wait(jobs, has("Running"))
-    first = pid(jobs, "job-worker-0")
+    first_pid = pid(jobs, "job-worker-0")
     obj["spec"]["runPolicy"] = {"suspend": True}
     jobs.apply(obj)
-    status = wait(jobs, lambda status: find_condition(status, "Suspended") and has_exited(first))
+    status = wait(
+        jobs, lambda status: find_condition(status, "Suspended") and has_exited(first_pid)
+    )
     assert "startTime" not in status
     obj["spec"]["runPolicy"]["suspend"] = False
     jobs.apply(obj)
@@ -332,7 +333,7 @@ def test_a_job_continues_after_its_runner_was_killed(tmp_path: Path) -> None:
         " 'run')\njobs.apply(json.loads(sys.argv[2]))\nwhile True: jobs.poll(); time.sleep(0.02)"
     )
 
-    first = subprocess.Popen([sys.executable, "-c", runner, tmp_path, json.dumps(obj)])
+    first_process = subprocess.Popen([sys.executable, "-c", runner, tmp_path, json.dumps(obj)])
     jobs = TrainingJobs(LocalCluster(tmp_path), "PyTorchJob", tmp_path / "run")
     path = tmp_path / "run/logs/job-master-0.log"
 
@@ -345,8 +346,8 @@ def test_a_job_continues_after_its_runner_was_killed(tmp_path: Path) -> None:
 
     until("the job to run", up)
     assert not jobs.jobs, "another process runs it"
-    first.kill()
-    first.wait()
+    first_process.kill()
+    first_process.wait()
     status = wait(
         jobs, lambda status: condition_types(status)[-1:] == ["Restarting"] or len(jobs.jobs)
     )
@@ -364,12 +365,12 @@ def test_leftovers_of_a_runner_that_died_with_its_job_are_removed(jobs: Training
     wait(jobs, lambda status: has("Succeeded")(status) and not jobs.jobs)
     leftovers = [shared_memory_path(jobs.run, "job"), jobs.run / "pods/job-master-0"]
     jobs.apply(job("other", master=replica(SLEEP)))
-    kept = shared_memory_path(jobs.run, "other")
-    for folder in (*leftovers, kept):
+    kept_path = shared_memory_path(jobs.run, "other")
+    for folder in (*leftovers, kept_path):
         folder.mkdir(parents=True)
     Resources(jobs.cluster, {}, jobs.run).clean_up()
-    assert [folder.exists() for folder in (*leftovers, kept)] == [False, False, True]
-    kept.rmdir()
+    assert [folder.exists() for folder in (*leftovers, kept_path)] == [False, False, True]
+    kept_path.rmdir()
 
 
 WRONG: dict[str, Callable[[dict, dict], Any]] = {

@@ -145,7 +145,10 @@ def evaluate(kind: str, status: dict[str, Any]) -> bool | None:
 
 
 def conditions(status: dict[str, Any]) -> list[tuple[str, str, str]]:
-    return [(entry["type"], entry["status"], entry["reason"]) for entry in status["conditions"]]
+    return [
+        (condition["type"], condition["status"], condition["reason"])
+        for condition in status["conditions"]
+    ]
 
 
 def test_jobs_of_every_kind_of_the_blocks_run_on_this_machine() -> None:
@@ -155,10 +158,10 @@ def test_jobs_of_every_kind_of_the_blocks_run_on_this_machine() -> None:
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", WHERE)
 def test_replicas_find_each_other_by_the_operators_variables(run: Any, kind: str) -> None:
-    first, total = FIRST[kind]
+    first_pods, total_pods = FIRST[kind]
     program = SUM.format(where=WHERE[kind])
     jobs, status = run(job(kind, program, workers=3 if kind == "JAXJob" else 2))
-    assert log(jobs, f"job-{first}").split() == ["sum", str(total)]
+    assert log(jobs, f"job-{first_pods}").split() == ["sum", str(total_pods)]
     assert evaluate(kind, status) is True
     reasons = [(kind_, f"{kind}{kind_}") for kind_ in ("Created", "Running", "Succeeded")]
     assert [(type_, reason) for type_, _, reason in conditions(status)] == reasons
@@ -223,11 +226,12 @@ def test_a_tfjob_without_a_chief_ends_with_its_first_or_all_workers(run: Any) ->
     del obj["spec"]["tfReplicaSpecs"]["Chief"]
     _, status = run(obj)
     assert evaluate("TFJob", status) is True
-    every = json.loads(json.dumps(obj))
-    every["metadata"]["name"] = "every"
-    every["spec"]["successPolicy"] = "AllWorkers"
+    all_workers_job = json.loads(json.dumps(obj))
+    all_workers_job["metadata"]["name"] = "every"
+    all_workers_job["spec"]["successPolicy"] = "AllWorkers"
     _, status = run(
-        every, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("succeeded")
+        all_workers_job,
+        lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("succeeded"),
     )
     assert not is_finished(status)
 
@@ -264,10 +268,11 @@ def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path
             kind.lower(), obj, success=success, failure=FAILURE, owned=True, retry=retries(1)
         )
 
-    others = [kind for kind in JOB_KINDS if kind != "PyTorchJob"]  # other tests run PyTorchJobs
+    # other tests run PyTorchJobs
+    other_kinds = [kind for kind in JOB_KINDS if kind != "PyTorchJob"]
 
     with Workflow(name="kinds", entrypoint="main") as workflow:
-        templates = [applied(kind) for kind in others]
+        templates = [applied(kind) for kind in other_kinds]
         with DAG(name="main"):
             for template in templates:
                 Task(name=f"run-{template.name}", template=template)
@@ -277,11 +282,11 @@ def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path
     (tmp_path / "kinds.yaml").write_text(json.dumps(manifest))
 
     with shell(tmp_path) as typed:
-        done = typed("rekindle run --manifest kinds.yaml -o json")
+        result = typed("rekindle run --manifest kinds.yaml -o json")
 
-    assert done.returncode == 0, done.stderr
-    phases = {step["name"]: step["phase"] for step in json.loads(done.stdout)["steps"]}
-    assert {phases[f"run-{kind.lower()}"] for kind in others} == {"Succeeded"}
+    assert result.returncode == 0, result.stderr
+    phases = {step["name"]: step["phase"] for step in json.loads(result.stdout)["steps"]}
+    assert {phases[f"run-{kind.lower()}"] for kind in other_kinds} == {"Succeeded"}
 
 
 def test_the_environment_of_every_kind_matches_the_operator() -> None:
@@ -346,15 +351,15 @@ def test_the_environment_of_every_kind_matches_the_operator() -> None:
 
 
 def test_jobs_that_the_operator_rejects_are_rejected(run: Any) -> None:
-    alone = job("XGBoostJob", "")
+    job_without_pods = job("XGBoostJob", "")
     other = job("JAXJob", "")
     v2 = job("MPIJob", "")
-    del alone["spec"]["xgbReplicaSpecs"]["Master"]
+    del job_without_pods["spec"]["xgbReplicaSpecs"]["Master"]
     other["spec"]["jaxReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["name"] = "main"
 
     v2["apiVersion"] = "kubeflow.org/v2beta1"
     for obj, reason in (
-        (alone, "needs a Master"),
+        (job_without_pods, "needs a Master"),
         (other, 'must be called "jax"'),
         (v2, "use kubeflow.org/v1"),
     ):
@@ -385,8 +390,8 @@ def test_a_version_that_is_not_supported_is_refused_before_any_step(
     kubectl_check.check_resource_template(
         {**resource, "manifest": tagged}, "", LocalCluster(tmp_path)
     )
-    found = [item for item in lint(obj) if item.path == "apiVersion"]
-    assert [item.fatal for item in found] == [False]
+    findings = [item for item in lint(obj) if item.path == "apiVersion"]
+    assert [item.fatal for item in findings] == [False]
 
 
 def test_the_default_restart_policies_match_the_operator() -> None:

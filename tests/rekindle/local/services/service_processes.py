@@ -17,7 +17,7 @@ def record(services: Services, name: str) -> ServiceRecord:
 
 def kill(services: Services, name: str) -> ServiceRecord:
     """Kill a service; return its record."""
-    killed = record(services, name)
-    os.kill(killed.pid, signal.SIGKILL)
-    until("the service to die", lambda: not killed.alive)
-    return killed
+    killed_record = record(services, name)
+    os.kill(killed_record.pid, signal.SIGKILL)
+    until("the service to die", lambda: not killed_record.alive)
+    return killed_record

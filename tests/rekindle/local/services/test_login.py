@@ -125,10 +125,10 @@ print(len(mlflow.artifacts.load_text(f"runs:/{run.info.run_id}/full")))
         "MLFLOW_TRACKING_TOKEN": mlflow.token,
     }
 
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True
     )
-    assert re.findall(r"^[\d.]+$", done.stdout, re.MULTILINE) == ["1.5", "3000000"], done.stderr
+    assert re.findall(r"^[\d.]+$", result.stdout, re.MULTILINE) == ["1.5", "3000000"], result.stderr
 
 
 def test_a_browser_logs_in_by_the_printed_address_and_keeps_a_cookie(mlflow: Mlflow) -> None:
@@ -268,20 +268,20 @@ def test_artifact_locations_in_an_old_database_are_not_followed(
 
 def test_the_token_changes_if_another_process_may_have_received_it(own_services: Services) -> None:
     """After `down`, clients may still send the old token to a new process on that port."""
-    first = own_services.login()
+    first_login = own_services.login()
     assert (own_services.folder / "mlflow-token.json").stat().st_mode & 0o777 == 0o600
     kill(own_services, "mlflow")
     own_services.restart_dead()
-    assert own_services.login() == first, "running pods have this token"
+    assert own_services.login() == first_login, "running pods have this token"
     own_services.down()
-    second = own_services.login()
-    assert second != first
+    second_login = own_services.login()
+    assert second_login != first_login
 
     port = kill(own_services, "mlflow").port
     with socket.create_server(("127.0.0.1", port)):
         own_services.start("mlflow")
         assert record(own_services, "mlflow").port != port
-        assert own_services.login() not in (first, second)
+        assert own_services.login() not in (first_login, second_login)
 
 
 def test_many_slow_clients_without_the_token_do_not_delay_other_requests(mlflow: Mlflow) -> None:

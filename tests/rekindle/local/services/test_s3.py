@@ -84,10 +84,10 @@ def test_a_range_returns_the_requested_bytes(endpoint: Endpoint) -> None:
         assert got["Body"].read() == expected, header
         assert got["ContentRange"].endswith("/10")
 
-    late = error_of(
+    error = error_of(
         lambda: endpoint.client.get_object(Bucket="data", Key="digits", Range="bytes=10-12")
     )
-    assert late == (416, "InvalidRange")
+    assert error == (416, "InvalidRange")
 
 
 def test_exactly_one_of_concurrent_creators_succeeds(endpoint: Endpoint) -> None:
@@ -112,11 +112,13 @@ def test_exactly_one_of_concurrent_creators_succeeds(endpoint: Endpoint) -> None
 
 def test_a_stale_etag_overwrites_nothing(endpoint: Endpoint) -> None:
     client = endpoint.client
-    first = client.put_object(Bucket="data", Key="latest", Body=b"1")["ETag"]
+    first_etag = client.put_object(Bucket="data", Key="latest", Body=b"1")["ETag"]
 
     def replace(racer: int) -> int:
         try:
-            client.put_object(Bucket="data", Key="latest", Body=b"by %d" % racer, IfMatch=first)
+            client.put_object(
+                Bucket="data", Key="latest", Body=b"by %d" % racer, IfMatch=first_etag
+            )
             return 1
         except ClientError as error:
             assert error.response["Error"]["Code"] == "PreconditionFailed"
@@ -125,9 +127,11 @@ def test_a_stale_etag_overwrites_nothing(endpoint: Endpoint) -> None:
     with ThreadPoolExecutor(8) as pool:
         assert sum(pool.map(replace, range(8))) == 1
 
-    gone = error_of(lambda: client.put_object(Bucket="data", Key="absent", Body=b"", IfMatch=first))
+    gone = error_of(
+        lambda: client.put_object(Bucket="data", Key="absent", Body=b"", IfMatch=first_etag)
+    )
     assert gone == (404, "NoSuchKey")
-    stale = error_of(lambda: client.get_object(Bucket="data", Key="latest", IfMatch=first))
+    stale = error_of(lambda: client.get_object(Bucket="data", Key="latest", IfMatch=first_etag))
     assert stale[0] == 412
     current = client.head_object(Bucket="data", Key="latest")["ETag"]
     assert (
@@ -200,23 +204,31 @@ def test_multipart_uploads_are_atomic(endpoint: Endpoint) -> None:
         ]
         return {**target, "UploadId": name, "MultipartUpload": {"Parts": tags}}
 
-    first = upload()
-    second = upload()
-    third = upload()
+    first_upload = upload()
+    second_upload = upload()
+    third_upload = upload()
     assert not list_keys(client, Prefix="big/")
-    client.complete_multipart_upload(**first, IfNoneMatch="*")
+    client.complete_multipart_upload(**first_upload, IfNoneMatch="*")
     got = client.get_object(**target)
     tags = b"".join(hashlib.md5(data).digest() for data in parts)
     assert got["Body"].read() == b"".join(parts)
     assert got["ETag"] == f'"{hashlib.md5(tags).hexdigest()}-3"'
     assert got["Metadata"] == {"m": "1"}
-    again = error_of(lambda: client.complete_multipart_upload(**second, IfNoneMatch="*"))
-    assert again == (412, "PreconditionFailed")
-    third["MultipartUpload"]["Parts"][0]["ETag"] = tags[:16].hex()
-    third["MultipartUpload"]["Parts"][1]["ETag"] = "0" * 32
-    assert error_of(lambda: client.complete_multipart_upload(**third)) == (400, "InvalidPart")
-    client.abort_multipart_upload(**target, UploadId=third["UploadId"])
-    assert error_of(lambda: client.complete_multipart_upload(**third)) == (404, "NoSuchUpload")
+    second_error = error_of(
+        lambda: client.complete_multipart_upload(**second_upload, IfNoneMatch="*")
+    )
+    assert second_error == (412, "PreconditionFailed")
+    third_upload["MultipartUpload"]["Parts"][0]["ETag"] = tags[:16].hex()
+    third_upload["MultipartUpload"]["Parts"][1]["ETag"] = "0" * 32
+    assert error_of(lambda: client.complete_multipart_upload(**third_upload)) == (
+        400,
+        "InvalidPart",
+    )
+    client.abort_multipart_upload(**target, UploadId=third_upload["UploadId"])
+    assert error_of(lambda: client.complete_multipart_upload(**third_upload)) == (
+        404,
+        "NoSuchUpload",
+    )
 
 
 def test_keys_with_any_characters_are_different_objects(endpoint: Endpoint) -> None:
@@ -293,13 +305,13 @@ def test_pages_of_any_size_add_up_to_the_complete_listing(
     ordered = sorted(keys, key=str.encode)
     files.keys, files.index = {"b": ordered}, {"b": {key: meta_of(key) for key in keys}}
     files.lock = threading.Lock()
-    listed = []
+    listed_keys = []
     common = []
     after = START_POSITION
 
     for _ in range(len(keys) + 1):
         page = files.page("b", prefix, "/" if cut else "", after, most)
-        listed += [meta["key"] for meta in page.entries]
+        listed_keys += [meta["key"] for meta in page.entries]
         common += page.common_prefixes
         assert len(page.entries) + len(page.common_prefixes) <= most
 
@@ -312,7 +324,7 @@ def test_pages_of_any_size_add_up_to_the_complete_listing(
 
     inside = [key for key in ordered if key.startswith(prefix)]
     folded = [key for key in inside if cut and "/" in key[len(prefix) :]]
-    assert listed == [key for key in inside if key not in folded]
+    assert listed_keys == [key for key in inside if key not in folded]
     assert common == list(
         dict.fromkeys(prefix + key[len(prefix) :].partition("/")[0] + "/" for key in folded)
     )
@@ -404,9 +416,9 @@ def test_after_kill_9_objects_are_complete_or_absent(tmp_path: Path) -> None:
     assert not any((tmp_path / "tmp").iterdir())
     command = [sys.executable, "-m", "rekindle.local.services.s3", "--root", str(tmp_path)]
     env = {**os.environ, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
-    second = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert second.returncode == 1
-    assert "in use by another S3 endpoint" in second.stderr
+    second_process = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert second_process.returncode == 1
+    assert "in use by another S3 endpoint" in second_process.stderr
     server.kill()
 
 
@@ -416,8 +428,8 @@ def test_unknown_files_and_links_do_not_prevent_a_start(tmp_path: Path) -> None:
     root = tmp_path / "s3"
     files = ObjectFiles(root)
     files.create("data")
-    content: ClientMetadata = {"key": "a", "etag": "0" * 32, "headers": {}}
-    meta = files.commit("data", "a", files.write(iter([b"1"]), lambda _: content), lambda _: None)
+    metadata: ClientMetadata = {"key": "a", "etag": "0" * 32, "headers": {}}
+    meta = files.commit("data", "a", files.write(iter([b"1"]), lambda _: metadata), lambda _: None)
     files.lock_file.close()
     outside.mkdir()
     (outside / "file").touch()
@@ -428,8 +440,8 @@ def test_unknown_files_and_links_do_not_prevent_a_start(tmp_path: Path) -> None:
         (root / folder / "half").touch()
         os.utime(root / folder / "half", (0, 0))
 
-    again = ObjectFiles(root)
-    assert again.find("data", "a") == meta
+    reopened_files = ObjectFiles(root)
+    assert reopened_files.find("data", "a") == meta
     assert not (root / "tmp/half").exists()
     assert (outside / "file").exists()
 

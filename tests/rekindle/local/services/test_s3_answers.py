@@ -72,21 +72,21 @@ def with_md5(body: bytes) -> dict[str, str]:
 
 
 @pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("size", [1, 2, 1000])
-def test_a_key_that_ends_in_nul_hides_no_other_key(tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize("page_size", [1, 2, 1000])
+def test_a_key_that_ends_in_nul_hides_no_other_key(tmp_path: Path, page_size: int) -> None:
     server = Endpoint(tmp_path)
     keys = ["a", "a\0", "a\0\0", "a\0/b", "a/b", "ab", "b\0/c", "b\0/d", "c"]
     for key in keys:
         server.client.put_object(Bucket="data", Key=key, Body=key.encode())
 
     pages = server.client.get_paginator("list_objects_v2")
-    listed = [
+    listed_keys = [
         item["Key"]
-        for page in pages.paginate(Bucket="data", PaginationConfig={"PageSize": size})
+        for page in pages.paginate(Bucket="data", PaginationConfig={"PageSize": page_size})
         for item in page["Contents"]
     ]
 
-    folders = pages.paginate(Bucket="data", Delimiter="/", PaginationConfig={"PageSize": size})
+    folders = pages.paginate(Bucket="data", Delimiter="/", PaginationConfig={"PageSize": page_size})
 
     items = [
         item
@@ -95,7 +95,7 @@ def test_a_key_that_ends_in_nul_hides_no_other_key(tmp_path: Path, size: int) ->
     ]
 
     server.kill()
-    assert listed == keys
+    assert listed_keys == keys
     assert [item.get("Key") or item["Prefix"] for item in items].count("a\0/") == 1
 
     assert sorted(item.get("Key") or item["Prefix"] for item in items) == [
@@ -238,20 +238,22 @@ def test_a_copy_heeds_its_conditions_and_directive(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", ["0", "10001", "-1", "+1", "1.0", "", "x", "1_0", "%D9%A1", "1" * 30]
+    "part_number", ["0", "10001", "-1", "+1", "1.0", "", "x", "1_0", "%D9%A1", "1" * 30]
 )
-def test_a_part_number_outside_of_1_to_10000_is_refused(endpoint: Endpoint, number: str) -> None:
+def test_a_part_number_outside_of_1_to_10000_is_refused(
+    endpoint: Endpoint, part_number: str
+) -> None:
     upload = endpoint.client.create_multipart_upload(**TARGET)["UploadId"]
     status, error, body = send(
-        endpoint, "PUT", f"/data/target?partNumber={number}&uploadId={upload}", b"x"
+        endpoint, "PUT", f"/data/target?partNumber={part_number}&uploadId={upload}", b"x"
     )
     assert status == 400
     assert error == "InvalidArgument"
     assert texts(body, "Message") == [
         "Part number must be an integer between 1 and 10000, inclusive"
     ]
-    listed = f"<CompleteMultipartUpload><Part><PartNumber>{unquote(number)}</PartNumber><ETag>x</ETag></Part>"
-    complete = f"{listed}</CompleteMultipartUpload>".encode()
+    parts_document = f"<CompleteMultipartUpload><Part><PartNumber>{unquote(part_number)}</PartNumber><ETag>x</ETag></Part>"
+    complete = f"{parts_document}</CompleteMultipartUpload>".encode()
     assert code(endpoint, "POST", f"/data/target?uploadId={upload}", complete) == (
         400,
         "InvalidArgument",
@@ -272,15 +274,15 @@ def test_the_parts_1_and_10000_make_an_object(endpoint: Endpoint) -> None:
         for number, body in bodies.items()
     ]
 
-    listed = client.list_parts(**upload)
-    assert [(part["PartNumber"], part["Size"]) for part in listed["Parts"]] == [
+    parts_page = client.list_parts(**upload)
+    assert [(part["PartNumber"], part["Size"]) for part in parts_page["Parts"]] == [
         (1, 5 << 20),
         (10_000, 3),
     ]
-    first = client.list_parts(**upload, MaxParts=1)
-    rest = client.list_parts(**upload, PartNumberMarker=first["NextPartNumberMarker"])
-    assert first["IsTruncated"]
-    assert [part["PartNumber"] for part in rest["Parts"]] == [10_000]
+    first_page = client.list_parts(**upload, MaxParts=1)
+    second_page = client.list_parts(**upload, PartNumberMarker=first_page["NextPartNumberMarker"])
+    assert first_page["IsTruncated"]
+    assert [part["PartNumber"] for part in second_page["Parts"]] == [10_000]
     completed = {"MultipartUpload": {"Parts": parts}}
 
     with pytest.raises(ClientError, match="x-amz-mp-object-size is 4"):
@@ -365,7 +367,7 @@ def test_only_the_six_documented_headers_can_be_overridden(
     assert body == b"0123456789"
     assert [headers[name] for name in names] == [f"x-{name}" for name in names]
 
-    others = [
+    other_headers = [
         "content-length",
         "set-cookie",
         "etag",
@@ -375,7 +377,7 @@ def test_only_the_six_documented_headers_can_be_overridden(
     ]
 
     status, headers, body = presigned(
-        endpoint, version, {f"response-{name}": "1" for name in others}
+        endpoint, version, {f"response-{name}": "1" for name in other_headers}
     )
     assert status == 200
     assert body == b"0123456789"
@@ -399,7 +401,7 @@ def test_a_value_that_is_no_text_of_a_header_cannot_override_one(
 
 
 def test_parameters_that_an_operation_does_not_have_are_not_ignored(endpoint: Endpoint) -> None:
-    before = endpoint.client.head_object(Bucket="data", Key="a")["ETag"]
+    earlier_etag = endpoint.client.head_object(Bucket="data", Key="a")["ETag"]
     for query in (
         "partNumber=1",
         "versionId=1",
@@ -428,7 +430,7 @@ def test_parameters_that_an_operation_does_not_have_are_not_ignored(endpoint: En
             "NotImplemented",
         )
 
-    assert endpoint.client.head_object(Bucket="data", Key="a")["ETag"] == before
+    assert endpoint.client.head_object(Bucket="data", Key="a")["ETag"] == earlier_etag
 
 
 def test_an_abandoned_upload_is_listed_and_can_be_aborted(endpoint: Endpoint) -> None:
@@ -440,12 +442,17 @@ def test_an_abandoned_upload_is_listed_and_can_be_aborted(endpoint: Endpoint) ->
     names = [client.create_multipart_upload(Bucket="data", Key=key)["UploadId"] for key in keys]
     expected = [("up/a", names[0]), ("up/a", names[1]), ("up/b\x01", names[2]), ("up/é", names[3])]
 
-    for size in (1, 2, 1000):
+    for page_size in (1, 2, 1000):
         pages = client.get_paginator("list_multipart_uploads").paginate(
-            Bucket="data", Prefix="up/", EncodingType="url", PaginationConfig={"PageSize": size}
+            Bucket="data",
+            Prefix="up/",
+            EncodingType="url",
+            PaginationConfig={"PageSize": page_size},
         )
-        listed = [(item["Key"], item["UploadId"]) for page in pages for item in page["Uploads"]]
-        assert [(unquote(key), name) for key, name in listed] == expected
+        listed_uploads = [
+            (item["Key"], item["UploadId"]) for page in pages for item in page["Uploads"]
+        ]
+        assert [(unquote(key), name) for key, name in listed_uploads] == expected
 
     assert texts(send(endpoint, "GET", "/data?uploads&key-marker=up/a")[2], "UploadId") == names[2:]
     for key, name in zip(keys, names, strict=True):
@@ -463,13 +470,13 @@ def test_an_abandoned_upload_ends_a_week_after_its_start(tmp_path: Path) -> None
     started = re.sub(r'"started": [0-9.]+', '"started": 1.0', record.read_text())
     record.write_text(started)
     server.client.upload_part(**upload, PartNumber=2, Body=b"x")
-    kept = server.client.create_multipart_upload(**TARGET)["UploadId"]
-    assert os.listdir(tmp_path / "uploads") == [kept], "while the server runs"
+    kept_upload = server.client.create_multipart_upload(**TARGET)["UploadId"]
+    assert os.listdir(tmp_path / "uploads") == [kept_upload], "while the server runs"
 
     with pytest.raises(ClientError, match="NoSuchUpload"):
         server.client.list_parts(**upload)
 
-    (tmp_path / "uploads" / kept / "upload.json").write_text(started)
+    (tmp_path / "uploads" / kept_upload / "upload.json").write_text(started)
     server.kill()
     server.start()
     assert os.listdir(tmp_path / "uploads") == [], "at a start"
@@ -481,13 +488,15 @@ def test_conditions_protect_an_object_from_deletion(endpoint: Endpoint) -> None:
     assert code(endpoint, "DELETE", "/data/kept", If_Match='"other"') == (412, "PreconditionFailed")
     assert code(endpoint, "DELETE", "/data/none", If_Match="*") == (404, "NoSuchKey")
 
-    listed = [
+    listed_uploads = [
         ("kept", "<ETag>other</ETag>"),
         ("kept", "<VersionId>1</VersionId>"),
         ("kept", "<Size>3</Size>"),
     ]
 
-    objects = "".join(f"<Object><Key>{key}</Key>{condition}</Object>" for key, condition in listed)
+    objects = "".join(
+        f"<Object><Key>{key}</Key>{condition}</Object>" for key, condition in listed_uploads
+    )
     request = f"<Delete>{objects}</Delete>".encode()
     status, _, body = send(endpoint, "POST", "/data?delete", request, with_md5(request))
     assert status == 200
@@ -599,10 +608,10 @@ def test_an_invalid_parameter_of_a_listing_is_refused(endpoint: Endpoint, query:
 
 
 def test_a_listing_states_how_many_keys_a_page_may_have(endpoint: Endpoint) -> None:
-    _, _, none = send(endpoint, "GET", "/data?list-type=2&max-keys=0")
-    assert texts(none, "MaxKeys") == ["0"]
-    assert texts(none, "IsTruncated") == ["false"]
-    assert texts(none, "Key") == []
+    _, _, body_without_keys = send(endpoint, "GET", "/data?list-type=2&max-keys=0")
+    assert texts(body_without_keys, "MaxKeys") == ["0"]
+    assert texts(body_without_keys, "IsTruncated") == ["false"]
+    assert texts(body_without_keys, "Key") == []
     _, _, many = send(endpoint, "GET", "/data?list-type=2&max-keys=5000&start-after=a%20b")
     assert texts(many, "MaxKeys") == ["1000"]
     assert texts(many, "StartAfter") == ["a b"]
@@ -693,20 +702,26 @@ def test_a_chunked_body_that_is_not_exactly_as_declared_is_refused(endpoint: End
     trailer = (
         b"x-amz-checksum-sha256:" + base64.b64encode(hashlib.sha256(b"abc").digest()) + b"\r\n"
     )
-    good = b"3\r\nabc\r\n0\r\n" + trailer + b"\r\n"
+    valid_body = b"3\r\nabc\r\n0\r\n" + trailer + b"\r\n"
     md5 = b"content-md5:" + base64.b64encode(hashlib.md5(b"abc").digest()) + b"\r\n"
-    assert put_chunks(endpoint, good) == (200, "")
+    assert put_chunks(endpoint, valid_body) == (200, "")
     assert endpoint.client.head_object(Bucket="data", Key="chunks")["ContentEncoding"] == "gzip"
     incomplete = (400, "IncompleteBody")
     malformed = (400, "MalformedTrailerError")
-    assert put_chunks(endpoint, good.replace(b"abc", b"abcXYZ")) == incomplete
-    assert put_chunks(endpoint, good + b"more") == incomplete
-    assert put_chunks(endpoint, good[:-2] + trailer + b"\r\n") == malformed
-    assert put_chunks(endpoint, good[:-2] + md5 + b"\r\n") == malformed
-    assert put_chunks(endpoint, good[:-2] + b"x-amz-decoded-content-length:3\r\n\r\n") == malformed
-    assert put_chunks(endpoint, good, x_amz_decoded_content_length="4") == incomplete
-    assert put_chunks(endpoint, good, x_amz_decoded_content_length="+3") == (400, "InvalidArgument")
-    assert put_chunks(endpoint, good, x_amz_decoded_content_length="") == (
+    assert put_chunks(endpoint, valid_body.replace(b"abc", b"abcXYZ")) == incomplete
+    assert put_chunks(endpoint, valid_body + b"more") == incomplete
+    assert put_chunks(endpoint, valid_body[:-2] + trailer + b"\r\n") == malformed
+    assert put_chunks(endpoint, valid_body[:-2] + md5 + b"\r\n") == malformed
+    assert (
+        put_chunks(endpoint, valid_body[:-2] + b"x-amz-decoded-content-length:3\r\n\r\n")
+        == malformed
+    )
+    assert put_chunks(endpoint, valid_body, x_amz_decoded_content_length="4") == incomplete
+    assert put_chunks(endpoint, valid_body, x_amz_decoded_content_length="+3") == (
+        400,
+        "InvalidArgument",
+    )
+    assert put_chunks(endpoint, valid_body, x_amz_decoded_content_length="") == (
         411,
         "MissingContentLength",
     )
@@ -791,8 +806,11 @@ def test_a_header_with_a_value_that_the_server_cannot_act_on_is_refused(
 def test_a_request_has_one_checksum_and_the_checksum_that_it_announces(endpoint: Endpoint) -> None:
     sha256 = base64.b64encode(hashlib.sha256(b"x").digest()).decode()
     sha1 = base64.b64encode(hashlib.sha1(b"x").digest()).decode()
-    both = {"x-amz-checksum-sha256": sha256, "x-amz-checksum-sha1": sha1}
-    assert send(endpoint, "PUT", "/data/checked", b"x", both)[:2] == (400, "InvalidRequest")
+    two_checksums = {"x-amz-checksum-sha256": sha256, "x-amz-checksum-sha1": sha1}
+    assert send(endpoint, "PUT", "/data/checked", b"x", two_checksums)[:2] == (
+        400,
+        "InvalidRequest",
+    )
     announced = {"x-amz-sdk-checksum-algorithm": "SHA256"}
     assert send(endpoint, "PUT", "/data/checked", b"x", announced)[:2] == (400, "InvalidRequest")
     assert (
@@ -806,9 +824,11 @@ def test_a_request_has_one_checksum_and_the_checksum_that_it_announces(endpoint:
 def test_a_copy_has_the_checksum_that_its_request_asks_for(endpoint: Endpoint) -> None:
     endpoint.client.put_object(Bucket="data", Key="plain", Body=b"x", ChecksumAlgorithm="CRC32")
     endpoint.client.copy_object(**TARGET, CopySource="data/plain", ChecksumAlgorithm="SHA256")
-    found = endpoint.client.head_object(**TARGET, ChecksumMode="ENABLED")
-    assert found["ChecksumSHA256"] == base64.b64encode(hashlib.sha256(b"x").digest()).decode()
-    assert "ChecksumCRC32" not in found
+    stored_object = endpoint.client.head_object(**TARGET, ChecksumMode="ENABLED")
+    assert (
+        stored_object["ChecksumSHA256"] == base64.b64encode(hashlib.sha256(b"x").digest()).decode()
+    )
+    assert "ChecksumCRC32" not in stored_object
     refused = {"x-amz-copy-source": "data/plain", "x-amz-checksum-algorithm": "CRC32C"}
     assert send(endpoint, "PUT", "/data/target", b"", refused)[:2] == (501, "NotImplemented")
 
@@ -884,8 +904,8 @@ def test_a_part_is_copied_from_exactly_the_bytes_of_the_range(
         if status == 200
         else []
     )
-    listed = endpoint.client.list_parts(Bucket="data", Key="parts", UploadId=upload_id)
-    assert [part["ETag"] for part in listed.get("Parts", [])] == expected
+    parts_page = endpoint.client.list_parts(Bucket="data", Key="parts", UploadId=upload_id)
+    assert [part["ETag"] for part in parts_page.get("Parts", [])] == expected
 
 
 @pytest.mark.parametrize("directive", ["COPY", "REPLACE"])
@@ -896,11 +916,11 @@ def test_a_copy_keeps_the_checksum_of_its_source(endpoint: Endpoint, directive: 
     answer = endpoint.client.copy_object(
         **TARGET, CopySource="data/checked", MetadataDirective=directive
     )
-    found = endpoint.client.head_object(**TARGET, ChecksumMode="ENABLED")
+    stored_object = endpoint.client.head_object(**TARGET, ChecksumMode="ENABLED")
     checksum = base64.b64encode(hashlib.sha256(b"x").digest()).decode()
     assert written["ChecksumSHA256"] == checksum
     assert answer["CopyObjectResult"]["ChecksumSHA256"] == checksum
-    assert found["ChecksumSHA256"] == checksum
+    assert stored_object["ChecksumSHA256"] == checksum
 
 
 def test_a_source_of_more_than_5_gib_is_not_copied_at_once(tmp_path: Path) -> None:

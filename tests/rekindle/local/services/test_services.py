@@ -144,9 +144,9 @@ def test_the_next_start_creates_the_database_after_a_full_disk(tmp_path: Path) -
     )
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))  # noqa: E731
     make = [sys.executable, "-c", code]
-    done = subprocess.run(make, cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True)
-    assert done.returncode, done.stderr[-2000:]
-    assert "mlflow.db" not in os.listdir(tmp_path), done.stderr[-2000:]
+    result = subprocess.run(make, cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True)
+    assert result.returncode, result.stderr[-2000:]
+    assert "mlflow.db" not in os.listdir(tmp_path), result.stderr[-2000:]
     subprocess.run(make, cwd=tmp_path, check=True, capture_output=True)
     with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
         assert database.execute("SELECT count(*) FROM experiments").fetchone() == (0,)
@@ -267,7 +267,7 @@ def test_services_do_not_inherit_the_secrets_of_the_user(tmp_path: Path) -> None
             environment = (
                 Path(f"/proc/{record(services, name).pid}/environ").read_bytes().split(b"\0")
             )
-            variables = {entry.partition(b"=")[0].decode() for entry in environment}
+            variables = {assignment.partition(b"=")[0].decode() for assignment in environment}
             assert needed in variables
             assert "PATH" in variables
             assert not variables & secrets.keys()

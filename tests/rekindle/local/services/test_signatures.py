@@ -72,21 +72,21 @@ def test_an_unsigned_request_is_refused(endpoint: Endpoint) -> None:
 
 
 def test_a_signature_is_valid_only_for_the_signed_request(endpoint: Endpoint) -> None:
-    good = endpoint.signed("GET", "/data/a", {})
-    assert endpoint.send("GET", "/data/a", good) == (200, b"secret")
-    stamp = good["X-Amz-Date"]
+    signed_headers = endpoint.signed("GET", "/data/a", {})
+    assert endpoint.send("GET", "/data/a", signed_headers) == (200, b"secret")
+    stamp = signed_headers["X-Amz-Date"]
     other_second = f"{stamp[:-2]}{(int(stamp[-2]) + 1) % 10}Z"
 
-    others = {
-        "path": ("GET", "/data/b", good),
-        "query": ("GET", "/data/a?x-id=x", good),
-        "method": ("DELETE", "/data/a", good),
-        "host": ("GET", "/data/a", good | {"Host": "other"}),
-        "time": ("GET", "/data/a", good | {"X-Amz-Date": other_second}),
+    other_requests = {
+        "path": ("GET", "/data/b", signed_headers),
+        "query": ("GET", "/data/a?x-id=x", signed_headers),
+        "method": ("DELETE", "/data/a", signed_headers),
+        "host": ("GET", "/data/a", signed_headers | {"Host": "other"}),
+        "time": ("GET", "/data/a", signed_headers | {"X-Amz-Date": other_second}),
     }
 
-    refused = {change: code(*endpoint.send(*request)) for change, request in others.items()}
-    assert refused == dict.fromkeys(others, (403, "SignatureDoesNotMatch"))
+    refused = {change: code(*endpoint.send(*request)) for change, request in other_requests.items()}
+    assert refused == dict.fromkeys(other_requests, (403, "SignatureDoesNotMatch"))
     copying = endpoint.signed("PUT", "/data/b", {}) | {"x-amz-copy-source": "/data/a"}
     assert code(*endpoint.send("PUT", "/data/b", copying)) == (403, "AccessDenied")
     body = endpoint.signed(
@@ -218,20 +218,20 @@ def test_thousands_of_idle_connections_cost_little_and_block_no_request(tmp_path
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (10_000, limits[1]))
     server = Endpoint(tmp_path)
-    idle = []
+    idle_connections = []
 
     try:
         for number in range(4000):
             connection = socket.create_connection(("127.0.0.1", server.port))
             connection.sendall(b"GET /data/a HTTP/1.1\r\nHost:" if number % 2 else b"")
-            idle.append(connection)
+            idle_connections.append(connection)
 
         server.client.put_object(Bucket="data", Key="a", Body=b"x" * 3_000_000)
         assert len(server.client.get_object(Bucket="data", Key="a")["Body"].read()) == 3_000_000
         assert memory(server) < 200
         assert len(os.listdir(f"/proc/{server.process.pid}/task")) <= THREAD_COUNT + 2
     finally:
-        for connection in idle:
+        for connection in idle_connections:
             connection.close()
 
         server.kill()
@@ -285,8 +285,8 @@ def test_a_body_after_an_invalid_header_line_is_never_read_as_a_request(
     endpoint: Endpoint, line: str
 ) -> None:
     signed = endpoint.signed("PUT", "/data/smuggled", {"Content-Length": "0"})
-    inner = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
-    body = f"PUT /data/smuggled HTTP/1.1\r\n{inner}\r\n"
+    header_text = "".join(f"{name}: {value}\r\n" for name, value in signed.items())
+    body = f"PUT /data/smuggled HTTP/1.1\r\n{header_text}\r\n"
     outer = endpoint.signed("PUT", "/data/outer", {})
     fields = "".join(f"{name}: {value}\r\n" for name, value in outer.items())
     head = f"PUT /data/outer HTTP/1.1\r\n{fields}{line}\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -188,14 +188,14 @@ def test_a_training_takes_its_fixed_seconds_and_the_seconds_of_its_steps(
     def plan(*sets: str) -> dict[str, TaskForecast]:
         return rows(forecast_run(sources, digits(*sets), {}))
 
-    same = plan()["train"].time
+    unchanged_time = plan()["train"].time
     row = plan()["train"]
     # like the cost of a run, the cost of a training begins with its ledger, which has 91 of 100
     # seconds
     assert row.usage.cpu_seconds == pytest.approx(row.requests["cpu"] * 91)
-    assert same.seconds == pytest.approx(100)
-    assert same.runs == 3
-    assert same.note == ""
+    assert unchanged_time.seconds == pytest.approx(100)
+    assert unchanged_time.runs == 3
+    assert unchanged_time.note == ""
     assert plan("train.epochs=24")["train"].time.seconds == pytest.approx(10 + 180)
     assert plan("train.steps=90")["train"].time.seconds == pytest.approx(10 + 45)
     # the samples of an epoch are the same, in half as many steps that take twice as long
@@ -228,13 +228,13 @@ def test_a_scheduled_run_of_a_moving_window_always_prepares_its_data(
 
 
 @pytest.mark.parametrize(
-    "cached", ["[]", "{", '{"train": {"at": ["x"]}}', '{"train": "", "prepare": {}}']
+    "cached_text", ["[]", "{", '{"train": {"at": ["x"]}}', '{"train": "", "prepare": {}}']
 )
 def test_a_malformed_former_run_is_passed_over_with_a_note(
-    tmp_path: Path, s3: Store, cached: str
+    tmp_path: Path, s3: Store, cached_text: str
 ) -> None:
     record_run(tmp_path, digits(), "digits-good", {"train": (0, 60)})
-    parameters = {"cached": cached}
+    parameters = {"cached": cached_text}
     record_run(tmp_path, digits(), "digits-bad", {"train": (0, 600)}, parameters=parameters)
     plan = forecast_run(ForecastSources(tmp_path, None), digits(), {})
     assert rows(plan)["train"].time.runs == 1
@@ -323,11 +323,14 @@ def test_templates_that_call_themselves_are_followed_once(tmp_path: Path) -> Non
     ]
     assert not any(".next." in name for name in by_name)
     assert by_name[f"{promote}.canary.next"].time.seconds == 90
-    again = by_name[f"{promote}.next"]
-    assert again.status == "conditional"
-    assert again.time.seconds is None
-    assert again.requests == {}
-    assert again.reason.text == f"depends on verdict of {promote}.evaluate-again; repeats {promote}"
+    next_forecast = by_name[f"{promote}.next"]
+    assert next_forecast.status == "conditional"
+    assert next_forecast.time.seconds is None
+    assert next_forecast.requests == {}
+    assert (
+        next_forecast.reason.text
+        == f"depends on verdict of {promote}.evaluate-again; repeats {promote}"
+    )
     (flip,) = read.parse_objects(FLIP)
     _, child = forecast_run(ForecastSources(tmp_path, None), flip, {}).rows
     assert child.task == "[1].tails"
@@ -439,23 +442,23 @@ def test_a_queue_without_a_borrowing_limit_may_use_the_quotas_of_its_cohort(
             "spec": {field: cohort, "resourceGroups": [{"flavors": [flavor]}]},
         }
 
-    def excess(*others: dict[str, Any], **limits: int) -> list[str]:
+    def excess(*other_queues: dict[str, Any], **limits: int) -> list[str]:
         """Return what the plan says about the 12 CPUs of a task whose queue has a quota of 4."""
-        own = queue("a", 4, "lab", **limits)
-        server.fixed[f"{kueue}/clusterqueues/a"] = own
-        server.fixed[f"{kueue}/clusterqueues"] = {"items": [own, *others]}
+        own_queue = queue("a", 4, "lab", **limits)
+        server.fixed[f"{kueue}/clusterqueues/a"] = own_queue
+        server.fixed[f"{kueue}/clusterqueues"] = {"items": [own_queue, *other_queues]}
         return [
             line
             for line in forecast_run(ForecastSources(Path("none"), cluster), plain(), {}).shortages
             if "quota of" in line
         ]
 
-    found = "[2].server exceeds the quota of a: 12 cpu of"
-    assert excess(queue("b", 4), queue("c", 90, "other")) == [f"{found} 8"]
+    quota_finding = "[2].server exceeds the quota of a: 12 cpu of"
+    assert excess(queue("b", 4), queue("c", 90, "other")) == [f"{quota_finding} 8"]
     assert excess(queue("b", 8)) == []
-    assert excess(queue("b", 90), borrowingLimit=6) == [f"{found} 10"]
-    assert excess(queue("b", 90), borrowingLimit=0) == [f"{found} 4"]
-    assert excess(queue("b", 4)) == [f"{found} 8"]
+    assert excess(queue("b", 90), borrowingLimit=6) == [f"{quota_finding} 10"]
+    assert excess(queue("b", 90), borrowingLimit=0) == [f"{quota_finding} 4"]
+    assert excess(queue("b", 4)) == [f"{quota_finding} 8"]
     server.fixed[f"{kueue}/cohorts"] = {
         "items": [{"metadata": {"name": "child"}, "spec": {"parentName": "lab"}}]
     }
@@ -522,10 +525,10 @@ def test_files_and_server_of_the_embedded_store_list_the_same_objects(
     s3.put("plan/a/b", b"123")
     s3.put("plan/a/c", b"4")
     files = StoredFiles(services.home / "s3", s3.bucket)
-    listed = list(s3.list("plan/"))
+    listed_objects = list(s3.list("plan/"))
     read_items = list(files.list("plan/"))
     assert [(e.key, e.size, e.etag) for e in read_items] == [
-        (e.key, e.size, e.etag) for e in listed
+        (e.key, e.size, e.etag) for e in listed_objects
     ]
     assert files.get("plan/a/b") == b"123"
     assert files.head("plan/a/x") is None

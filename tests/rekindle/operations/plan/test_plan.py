@@ -79,14 +79,14 @@ class Project:
         )
 
     def run(self, *options: str) -> None:
-        done = self.call(REKINDLE, "run", "pair.yaml", "-o", "json", *options)
-        assert done.returncode == 0, done.stderr
+        result = self.call(REKINDLE, "run", "pair.yaml", "-o", "json", *options)
+        assert result.returncode == 0, result.stderr
 
     def plan(self, *options: str, code: int = 10) -> dict[str, Any]:
         """Return the plan, and its tasks by name."""
-        done = self.call(REKINDLE, "plan", "pair.yaml", "-o", "json", *options)
-        assert done.returncode == code, done.stderr
-        plan = json.loads(done.stdout)
+        result = self.call(REKINDLE, "plan", "pair.yaml", "-o", "json", *options)
+        assert result.returncode == code, result.stderr
+        plan = json.loads(result.stdout)
         return plan | {task["task"]: task for task in plan["tasks"]}
 
     def tree(self) -> dict[str, tuple[int, int]]:
@@ -117,16 +117,16 @@ def test_a_plan_names_the_first_difference_from_the_earlier_result(project: Proj
     finally:
         project.call(REKINDLE, "down")
 
-    before = project.tree()
-    same = project.plan("--set", "train.seed=5")
-    assert same["first"]["status"] == "cached"
-    assert same["first"]["reason"].endswith("/first")
-    assert same["first"]["requests"] == {}
-    assert same["first"]["time"]["seconds"] == 0
-    assert same["inner.second"]["time"]["runs"] == 1
-    assert same["inner.second"]["requests"]["pods"] == 1
-    assert same["total"]["seconds"] > 0
-    assert same["total"]["unknown"] == []
+    earlier_files = project.tree()
+    unchanged_plan = project.plan("--set", "train.seed=5")
+    assert unchanged_plan["first"]["status"] == "cached"
+    assert unchanged_plan["first"]["reason"].endswith("/first")
+    assert unchanged_plan["first"]["requests"] == {}
+    assert unchanged_plan["first"]["time"]["seconds"] == 0
+    assert unchanged_plan["inner.second"]["time"]["runs"] == 1
+    assert unchanged_plan["inner.second"]["requests"]["pods"] == 1
+    assert unchanged_plan["total"]["seconds"] > 0
+    assert unchanged_plan["total"]["unknown"] == []
 
     other = project.plan("--set", "train.seed=6")["first"]
     assert other["reason"] == "input number: 5 → 6"
@@ -141,7 +141,7 @@ def test_a_plan_names_the_first_difference_from_the_earlier_result(project: Proj
     changed = project.plan("--set", "train.seed=6")["first"]
     assert changed["reason"].startswith("code steps.first: ")
     assert [d["name"] for d in changed["differences"]] == ["steps.first", "number"]
-    assert project.tree() == before, "a plan writes nothing into the home"
+    assert project.tree() == earlier_files, "a plan writes nothing into the home"
 
 
 def test_a_plan_starts_no_process_but_git_and_opens_no_connection(project: Project) -> None:
@@ -149,8 +149,8 @@ def test_a_plan_starts_no_process_but_git_and_opens_no_connection(project: Proje
         project.run()
     finally:
         project.call(REKINDLE, "down")
-    done = project.call(sys.executable, "-c", AUDITED, "plan", "pair.yaml")
-    assert done.returncode == 10, done.stderr
-    events = [line for line in done.stderr.splitlines() if line.startswith("AUDIT")]
+    result = project.call(sys.executable, "-c", AUDITED, "plan", "pair.yaml")
+    assert result.returncode == 10, result.stderr
+    events = [line for line in result.stderr.splitlines() if line.startswith("AUDIT")]
     unexpected = [line for line in events if "'git'" not in line and "/dev/null" not in line]
     assert not unexpected, "\n".join(unexpected)

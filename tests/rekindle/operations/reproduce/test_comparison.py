@@ -82,14 +82,14 @@ def test_the_first_difference_is_named(
 
 def test_the_model_of_the_release_is_found_among_several(s3: Store) -> None:
     diverged: Models = {"train-small": ({"sha256": "bb"}, {1: 3.0})}
-    others: Models = {
+    other_models: Models = {
         "train-wide": ({"sha256": "cc", "model": {"channels": 16}}, {}),
         "rung": ({"paused": True}, {}),
     }
-    assert compare(origin(), s3, store_run(s3, others | {"train-small": ({}, CURVE)})).equal
-    different = compare(origin(), s3, store_run(s3, others | diverged))
-    assert different.sha256 == "bb"
-    assert "step 1" in different.difference
+    assert compare(origin(), s3, store_run(s3, other_models | {"train-small": ({}, CURVE)})).equal
+    diverged_comparison = compare(origin(), s3, store_run(s3, other_models | diverged))
+    assert diverged_comparison.sha256 == "bb"
+    assert "step 1" in diverged_comparison.difference
 
 
 def test_equal_weights_with_another_serving_state_differ(s3: Store, tmp_path: Path) -> None:

@@ -108,11 +108,11 @@ def make_origin(repository: Path) -> Callable[..., Origin]:
 def test_a_commit_is_checked_out_without_a_trace_in_the_repository(
     repository: Path, tmp_path: Path
 ) -> None:
-    before = sorted(str(path) for path in repository.rglob("*"))
+    earlier_paths = sorted(str(path) for path in repository.rglob("*"))
     folder = check_out(find_commit("HEAD"), tmp_path / "checkout")
     assert folder == tmp_path / "checkout/shop"
     assert (folder / "data/sales.csv").read_text() == "1,2\n"
-    assert sorted(str(path) for path in repository.rglob("*")) == before
+    assert sorted(str(path) for path in repository.rglob("*")) == earlier_paths
     assert git(repository, "worktree", "list").count("\n") == 1
     assert not git(repository, "status", "--short")
 
@@ -123,12 +123,12 @@ def test_an_unchanged_project_has_no_findings(
     origin = make_origin()
     commit = ReleaseCommit(origin, "")
     folder = check_out(commit.sha, tmp_path / "checkout")
-    found = [
+    differences = [
         *commit.findings(),
         *find_code_differences(origin, commit, folder),
         *find_environment_differences(origin),
     ]
-    assert [*found, *RawData(origin, "", folder).findings()] == []
+    assert [*differences, *RawData(origin, "", folder).findings()] == []
 
 
 @pytest.mark.parametrize(
@@ -184,12 +184,14 @@ def test_another_environment_is_reported(
         provenance=image, run={"python": "3.9.1", "packages": [*packages, "torch-1.0.0"]}
     )
     (repository / "uv.lock").write_text("v2")
-    found = {finding.subject: finding.text for finding in find_environment_differences(origin)}
-    assert found.keys() == {"python", "lock", "packages", "image"}
+    differences = {
+        finding.subject: finding.text for finding in find_environment_differences(origin)
+    }
+    assert differences.keys() == {"python", "lock", "packages", "image"}
 
-    assert "3.9.1" in found["python"]
-    assert "torch 1.0.0 → " in found["packages"]
-    assert "registry/shop:1" in found["image"]
+    assert "3.9.1" in differences["python"]
+    assert "torch 1.0.0 → " in differences["packages"]
+    assert "registry/shop:1" in differences["image"]
 
 
 def test_changed_data_is_an_error_with_both_digests(
@@ -273,9 +275,9 @@ def test_another_processor_is_an_error(make_origin: Callable[..., Origin]) -> No
         "data": "d",
     }
     model = {"workload": "steps.shop", "model": {}, "train": {"threads": 1}, "fingerprint": facts}
-    found = list(find_machine_differences(make_origin(model=model)))
-    assert {finding.subject for finding in found} == {"torch", "instruction set"}
-    assert all(each.fatal for each in found)
+    differences = list(find_machine_differences(make_origin(model=model)))
+    assert {finding.subject for finding in differences} == {"torch", "instruction set"}
+    assert all(each.fatal for each in differences)
 
 
 @pytest.mark.parametrize("reads_time", [True, False])
@@ -309,12 +311,12 @@ def suspended_manifest() -> dict[str, Any]:
         for name, source in zip(names, supplied, strict=True)
     ]
 
-    main = {"name": "main", "dag": {"tasks": tasks}}
+    main_template = {"name": "main", "dag": {"tasks": tasks}}
 
     return {
         "spec": {
             "entrypoint": "main",
-            "templates": [main, *templates],
+            "templates": [main_template, *templates],
             "arguments": {"parameters": []},
         }
     }
@@ -322,15 +324,15 @@ def suspended_manifest() -> dict[str, Any]:
 
 def test_unknown_values_of_suspended_steps_are_named_before_the_training() -> None:
     manifest = suspended_manifest()
-    found = {
+    differences = {
         finding.text.split('"')[1]: finding for finding in find_missing_values(manifest, {}, {}, {})
     }
-    assert {name: finding.fatal for name, finding in found.items()} == {
+    assert {name: finding.fatal for name, finding in differences.items()} == {
         **{"reviewer": True, "limit": False, "address": False},
     }
-    assert "ask-reviewer is not recorded" in found["reviewer"].text
-    assert "-p reviewer=VALUE" in found["reviewer"].text
-    assert "its default '5' is used" in found["limit"].text
+    assert "ask-reviewer is not recorded" in differences["reviewer"].text
+    assert "-p reviewer=VALUE" in differences["reviewer"].text
+    assert "its default '5' is used" in differences["limit"].text
     values = {"reviewer": "ann", "limit": "6"}
     assert [*find_missing_values(manifest, {}, values, {"address": "b"})] == []
 

@@ -151,8 +151,8 @@ def move(typed: Shell, target: Path) -> None:
 def reproduce(
     clone: Shell, options: str = "", model: str = "shop"
 ) -> tuple[int, dict[str, Any], str]:
-    done = clone(f"rekindle reproduce {model} {options} -o json")
-    return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+    result = clone(f"rekindle reproduce {model} {options} -o json")
+    return result.returncode, json.loads(result.stdout or "{}"), result.stderr
 
 
 def leftovers(clone: Shell) -> list[Path]:
@@ -169,7 +169,7 @@ def registered(clone: Shell) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_clones_train_the_same_bits_at_once(clone: Shell) -> None:
-    before = registered(clone)
+    earlier_versions = registered(clone)
     with ThreadPoolExecutor(2) as pool:
         results = list(pool.map(lambda _: reproduce(clone), range(2)))
     for code, result, errors in results:
@@ -177,7 +177,7 @@ def test_two_clones_train_the_same_bits_at_once(clone: Shell) -> None:
         assert result["equal"] is True, errors
         assert result["findings"] == [], errors
         assert result["model_sha256"] == result["release_sha256"]
-    assert registered(clone) == before
+    assert registered(clone) == earlier_versions
     assert not clone("git status --short").stdout
     until("the removal of the folder", lambda: not leftovers(clone))
 
@@ -219,7 +219,7 @@ def test_changed_data_and_code_are_reported_first_and_explained_if_trained_anywa
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_killed_reproduction_leaves_nothing_and_can_be_repeated(clone: Shell) -> None:
-    before = registered(clone)
+    earlier_versions = registered(clone)
     process = subprocess.Popen(
         ["rekindle", "reproduce", "shop"],
         cwd=clone.folder,
@@ -236,7 +236,7 @@ def test_a_killed_reproduction_leaves_nothing_and_can_be_repeated(clone: Shell) 
     process.stderr.close()
     until("the removal of the folder", lambda: not leftovers(clone))
     until("the end of the processes", lambda: not any(map(running, homes)))
-    assert registered(clone) == before
+    assert registered(clone) == earlier_versions
     assert not clone("git status --short").stdout
     assert clone("git worktree prune -n -v && git worktree list").stdout.count("\n") == 1
     assert reproduce(clone)[0] == 0

@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
 
 from argolocal.common.json_text import to_json
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
-from tests.browser import PageServer, start_browser, start_page
+from tests.browser import PageServer, start_page
 from tests.rekindle.page.tabs.recorded_runs import (
     MARKUP,
     VERDICT,
@@ -52,11 +51,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def record_trainings(home: Path, store: Store) -> None:
-    """Record a run, a changed one whose model is worse, and one that has failed."""
-    cached = {"prepare": {"task": "prepare", "at": "power-aaaaa/prepare"}, "reuse": "yes"}
+    """Record three runs: a good one, one with changed settings and a worse model, and a failed
+    one."""
+    cached_parameter = {"prepare": {"task": "prepare", "at": "power-aaaaa/prepare"}, "reuse": "yes"}
     runs = (
         ("power-aaaaa", CONFIG, {"git_sha": "1" * 40}),
-        ("power-bbbbb", CHANGED_CONFIG, {"git_sha": "2" * 40, "cached": to_json(cached)}),
+        ("power-bbbbb", CHANGED_CONFIG, {"git_sha": "2" * 40, "cached": to_json(cached_parameter)}),
     )
     for name, config, parameters in runs:
         nodes = [evaluation(name, VERDICT)]
@@ -69,7 +69,7 @@ def record_trainings(home: Path, store: Store) -> None:
 
 
 def record_sweep(home: Path, store: Store) -> None:
-    """Record a sweep of three trials, of which one has failed and one was stopped early."""
+    """Record a sweep with three trials: one is complete, one has failed, one was stopped early."""
     record_run(home, "search-ccccc", {"name": "search", "sweep": SWEEP})
     jobs = [(0, 0), (1, 0), (2, 0), (1, 1)]
     for number, (trial, rung) in enumerate(jobs):
@@ -90,7 +90,8 @@ def record_sweep(home: Path, store: Store) -> None:
 
 
 def record_backfill(home: Path) -> None:
-    """Record two weeks of a backfill, and a run of the same pipeline that is not one of them."""
+    """Record two weeks of a backfill, and a run of the same pipeline that does not belong to the
+    backfill."""
     for number, verdict in enumerate(("release", "keep")):
         outputs = {
             "verdict": "keep",
@@ -143,9 +144,3 @@ def record_canary(home: Path) -> None:
 def page(home: Path) -> Iterator[PageServer]:
     with start_page(home, "rekindle") as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with start_browser() as browser:
-        yield browser

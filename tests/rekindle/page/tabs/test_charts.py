@@ -19,11 +19,11 @@ from rekindle.page.tabs.charts import (
 def test_a_peak_among_100_000_points_is_kept() -> None:
     points = [(float(step), math.sin(step / 1000)) for step in range(100_000)]
     points[77_777] = (77_777.0, 50.0)
-    kept = downsample(points)
-    assert len(kept) <= 302
-    assert (77_777.0, 50.0) in kept
-    assert (kept[0], kept[-1]) == (points[0], points[-1])
-    assert kept == sorted(kept)
+    kept_points = downsample(points)
+    assert len(kept_points) <= 302
+    assert (77_777.0, 50.0) in kept_points
+    assert (kept_points[0], kept_points[-1]) == (points[0], points[-1])
+    assert kept_points == sorted(kept_points)
 
 
 @pytest.mark.parametrize(

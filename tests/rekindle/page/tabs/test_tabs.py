@@ -72,8 +72,8 @@ def test_a_tab_is_shown_only_if_the_run_has_it(page: PageServer, browser: Browse
 def test_a_lost_worker_is_named_with_its_reason_and_its_cost(
     page: PageServer, browser: Browser
 ) -> None:
-    content = read(page, "power-bbbbb/training")
-    training = content["trainings"][0]
+    training_tab = read(page, "power-bbbbb/training")
+    training = training_tab["trainings"][0]
     assert "1 worker was lost (connection closed)" in training["losses"]
     assert training["workers_lost"] == 1
     lane = next(lane for lane in training["lanes"] if lane["worker"] == "worker-1")
@@ -86,12 +86,12 @@ def test_a_lost_worker_is_named_with_its_reason_and_its_cost(
 
 
 def test_curves_of_two_runs_are_drawn_over_one_another(page: PageServer) -> None:
-    content = read(page, "power-bbbbb/curves?with=power-aaaaa&scale=log")
-    loss = next(chart for chart in content["charts"] if chart["title"] == "loss")
+    tab = read(page, "power-bbbbb/curves?with=power-aaaaa&scale=log")
+    loss = next(chart for chart in tab["charts"] if chart["title"] == "loss")
     assert [line["name"] for line in loss["series"]] == ["power-bbbbb train", "power-aaaaa train"]
     assert loss["series"][0]["points"][0] == [1.0, 1.0]
     assert loss["is_logarithmic"]
-    assert "steps per second" in [chart["title"] for chart in content["charts"]]
+    assert "steps per second" in [chart["title"] for chart in tab["charts"]]
 
 
 @pytest.mark.parametrize(
@@ -127,50 +127,44 @@ def test_the_verdict_says_by_how_much_the_new_model_is_worse(page: PageServer) -
 
 
 def test_changes_since_the_last_run_are_listed_with_the_cached_steps(page: PageServer) -> None:
-    content = read(page, "power-bbbbb/changes")
-    assert content["earlier"] == "power-aaaaa"
-    assert (
-        content["words"] == "Since power-aaaaa, the code and 1 setting changed. The data is equal."
-    )
-    changes = {change["name"]: change for change in content["changes"]}
+    tab = read(page, "power-bbbbb/changes")
+    assert tab["earlier"] == "power-aaaaa"
+    assert tab["words"] == "Since power-aaaaa, the code and 1 setting changed. The data is equal."
+    changes = {change["name"]: change for change in tab["changes"]}
     assert changes["train.learning_rate"]["previous"] == "0.01"
     assert changes["train.learning_rate"]["now"] == "0.02"
-    assert content["cached"] == [
-        {"step": "prepare", "run": "power-aaaaa", "earlier_step": "prepare"}
-    ]
+    assert tab["cached"] == [{"step": "prepare", "run": "power-aaaaa", "earlier_step": "prepare"}]
 
-    first = read(page, "power-aaaaa/changes")
-    assert first["words"] == "This is the first run of power."
+    first_page = read(page, "power-aaaaa/changes")
+    assert first_page["words"] == "This is the first run of power."
 
 
 def test_the_best_trial_is_marked_and_the_failed_one_explained(page: PageServer) -> None:
-    content = read(page, "search-ccccc/trials")
-    assert content["words"].startswith(
-        "Trial 1 is the best: loss 0.3 with train.learning_rate 0.02."
-    )
-    states = {trial["number"]: trial["state"] for trial in content["trials"]}
+    tab = read(page, "search-ccccc/trials")
+    assert tab["words"].startswith("Trial 1 is the best: loss 0.3 with train.learning_rate 0.02.")
+    states = {trial["number"]: trial["state"] for trial in tab["trials"]}
     assert states == {1: "trained to the end", 0: "stopped early", 2: "failed"}
-    assert [(rung["trials"], rung["failed"]) for rung in content["rungs"]] == [(3, 1), (1, 0)]
-    assert [round(rung["best"], 9) for rung in content["rungs"]] == [0.4, 0.3]
+    assert [(rung["trials"], rung["failed"]) for rung in tab["rungs"]] == [(3, 1), (1, 0)]
+    assert [round(rung["best"], 9) for rung in tab["rungs"]] == [0.4, 0.3]
 
 
 def test_the_weeks_of_a_backfill_are_listed_with_their_results(page: PageServer) -> None:
-    content = read(page, "weekly-1-abc/weeks")
-    assert [(week["run"], week["gate"]) for week in content["weeks"]] == [
+    tab = read(page, "weekly-1-abc/weeks")
+    assert [(week["run"], week["gate"]) for week in tab["weeks"]] == [
         ("weekly-0-abc", "release"),
         ("weekly-1-abc", "keep"),
     ]
-    assert [week["is_this"] for week in content["weeks"]] == [False, True]
-    assert content["charts"][0]["series"][0]["points"] == [[0.0, 2.0], [7.0, 3.0]]
+    assert [week["is_this"] for week in tab["weeks"]] == [False, True]
+    assert tab["charts"][0]["series"][0]["points"] == [[0.0, 2.0], [7.0, 3.0]]
 
 
 def test_a_canary_says_why_it_was_rolled_back(page: PageServer) -> None:
-    content = read(page, "served-ddddd/canary")
-    assert content["words"].startswith("Version 4 was rolled back: version 4 with 25 %")
-    assert [step["percent"] for step in content["steps"]] == [5, 25]
-    assert content["steps"][1]["candidate"]["requests"] == 100
-    assert content["steps"][1]["champion"]["errors"] is None
-    assert content["planned"] == [5, 25, 100]
+    tab = read(page, "served-ddddd/canary")
+    assert tab["words"].startswith("Version 4 was rolled back: version 4 with 25 %")
+    assert [step["percent"] for step in tab["steps"]] == [5, 25]
+    assert tab["steps"][1]["candidate"]["requests"] == 100
+    assert tab["steps"][1]["champion"]["errors"] is None
+    assert tab["planned"] == [5, 25, 100]
 
 
 def test_a_running_training_is_updated_on_the_screen(

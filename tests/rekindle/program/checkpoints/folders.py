@@ -55,13 +55,13 @@ class Program:
         return set(self.watch.complete)
 
 
-def make_archive(text: str = "weights", size: int = 1000) -> bytes:
+def make_archive(text: str = "weights", size_bytes: int = 1000) -> bytes:
     """Return a zip archive as torch.save writes it."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
         # with a constant time, so that equal texts have equal archives
         file.writestr(zipfile.ZipInfo("archive/data.pkl"), pickle.dumps(text))
-        values = text.encode() * (size // len(text))
+        values = text.encode() * (size_bytes // len(text))
         file.writestr(zipfile.ZipInfo("archive/data/0"), values)
     return buffer.getvalue()
 

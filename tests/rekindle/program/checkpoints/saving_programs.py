@@ -38,7 +38,7 @@ def next_step(folder: Path) -> int:
     return max(max(steps, default=0) + random.choice([0, 1]), 1)
 
 
-def train_huggingface(folder: Path, rank: int, size: int) -> None:
+def train_huggingface(folder: Path, rank: int, world_size: int) -> None:
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
     config = BertConfig(
@@ -69,7 +69,7 @@ def train_huggingface(folder: Path, rank: int, size: int) -> None:
         trainer.train()
 
 
-def train_lightning(folder: Path, rank: int, size: int) -> None:
+def train_lightning(folder: Path, rank: int, world_size: int) -> None:
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -96,7 +96,7 @@ def train_lightning(folder: Path, rank: int, size: int) -> None:
     trainer.fit(Model(), DataLoader(TensorDataset(torch.ones(64, 300))))
 
 
-def train_accelerate(folder: Path, rank: int, size: int) -> None:
+def train_accelerate(folder: Path, rank: int, world_size: int) -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
@@ -126,25 +126,25 @@ class Counter:
         self.step = state["step"]
 
 
-def train_shards(folder: Path, rank: int, size: int) -> None:
+def train_shards(folder: Path, rank: int, world_size: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh("cpu", (world_size,))
     step = torch.tensor(next_step(folder))
     dist.broadcast(step, 0)
     while True:
         number = int(step)
-        whole: DTensor = distribute_tensor(stamped(number).reshape(-1, 100), mesh, [Shard(0)])
+        full_tensor: DTensor = distribute_tensor(stamped(number).reshape(-1, 100), mesh, [Shard(0)])
         copy = distribute_tensor(stamped(number, 100), mesh, [Replicate()])
         save_shards(
-            {"whole": whole, "copy": copy, "step": number},
+            {"whole": full_tensor, "copy": copy, "step": number},
             checkpoint_id=folder / f"step_{number}",
         )
         step += 1
 
 
-def train_overwritten_shards(folder: Path, rank: int, size: int) -> None:
+def train_overwritten_shards(folder: Path, rank: int, world_size: int) -> None:
     step = random.randrange(1, 10**6)
     while True:
         state = {"a": stamped(step), "b": stamped(step), "step": step}
@@ -152,14 +152,14 @@ def train_overwritten_shards(folder: Path, rank: int, size: int) -> None:
         step += 1
 
 
-def train_file(folder: Path, rank: int, size: int) -> None:
+def train_file(folder: Path, rank: int, world_size: int) -> None:
     step = random.randrange(1, 10**6)
     while True:
         torch.save({"a": stamped(step), "step": step}, folder / "latest.pt")
         step += 1
 
 
-def train_renamed_pickle(folder: Path, rank: int, size: int) -> None:
+def train_renamed_pickle(folder: Path, rank: int, world_size: int) -> None:
     step = random.randrange(1, 10**6)
     while True:
         with open(folder / "latest.pkl.tmp", "wb") as file:
@@ -168,7 +168,7 @@ def train_renamed_pickle(folder: Path, rank: int, size: int) -> None:
         step += 1
 
 
-def train_pickle(folder: Path, rank: int, size: int) -> None:
+def train_pickle(folder: Path, rank: int, world_size: int) -> None:
     step = next_step(folder)
     while True:
         with open(folder / f"step_{step}.pkl", "wb") as file:
@@ -177,14 +177,14 @@ def train_pickle(folder: Path, rank: int, size: int) -> None:
         step += 1
 
 
-def train_safetensors(folder: Path, rank: int, size: int) -> None:
+def train_safetensors(folder: Path, rank: int, world_size: int) -> None:
     step = next_step(folder)
     while True:
         save_file({"a": stamped(step), "b": stamped(step)}, folder / f"step_{step}.safetensors")
         step += 1
 
 
-def train_directory(folder: Path, rank: int, size: int) -> None:
+def train_directory(folder: Path, rank: int, world_size: int) -> None:
     step = next_step(folder)
     while True:
         directory = folder / f"step_{step}"
@@ -307,24 +307,24 @@ def find_error(kind: str, path: Path) -> str:
     return "" if is_whole else "its values are of several steps"
 
 
-def run_program(kind: str, folder: Path, rank: int, size: int, port: int) -> None:
-    """Run a program until it is killed, as one of `size` processes."""
+def run_program(kind: str, folder: Path, rank: int, world_size: int, port: int) -> None:
+    """Run a program until it is killed, as one of `world_size` processes."""
     torch.set_num_threads(1)
-    needs_group = "shards" in kind or size > 1
+    needs_group = "shards" in kind or world_size > 1
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         RANK=str(rank),
         LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(size),
+        WORLD_SIZE=str(world_size),
         ACCELERATE_USE_CPU="true",
     )
     if needs_group and kind != "huggingface":
         dist.init_process_group("gloo")
-    if size == 1 and not needs_group:
+    if world_size == 1 and not needs_group:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             del os.environ[name]
-    PROGRAMS[kind](folder, rank, size)
+    PROGRAMS[kind](folder, rank, world_size)
 
 
 if __name__ == "__main__":

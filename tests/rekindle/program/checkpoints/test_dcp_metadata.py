@@ -74,8 +74,8 @@ def test_a_value_that_is_shared_many_times_does_not_stop_the_uploads(
 ) -> None:
     """Its hash and its text take 2**100 steps."""
     new = b"cx\ny\n)\x81"
-    item = new + b"}" + place % value + b"sb"
-    data = b"\x80\x02" + new + b"}\x8c\x0cstorage_data}K\x01" + item + b"ssb."
+    pickled_size = new + b"}" + place % value + b"sb"
+    data = b"\x80\x02" + new + b"}\x8c\x0cstorage_data}K\x01" + pickled_size + b"ssb."
     with pytest.raises(InvalidMetadata):
         parse_dcp_metadata(data)
 

@@ -31,8 +31,8 @@ def test_a_strange_size_in_a_safetensors_file_is_not_complete(tmp_path: Path, en
 @pytest.mark.parametrize("kind", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2, zipfile.ZIP_DEFLATED])
 def test_a_damaged_archive_of_any_kind_is_not_complete(tmp_path: Path, kind: int) -> None:
     file = tmp_path / "a.pt"
-    with zipfile.ZipFile(file, "w", kind) as content:
-        content.writestr("x", bytes(range(256)) * 100)
+    with zipfile.ZipFile(file, "w", kind) as archive:
+        archive.writestr("x", bytes(range(256)) * 100)
 
     data = bytearray(file.read_bytes())
     for index in range(40, 70):
@@ -48,9 +48,9 @@ def test_a_small_archive_with_huge_entries_does_not_stop_the_listings(
 ) -> None:
     monkeypatch.setattr(file_checks, "MIN_READ_BYTES", 3 << 20)
     file = tmp_path / "a.pt"
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as content:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in "ab":
-            content.writestr(name, bytes(20 << 20))
+            archive.writestr(name, bytes(20 << 20))
 
     reads: list[int] = []
 

@@ -37,17 +37,17 @@ CASES = [
 class Processes:
     """The processes of one program."""
 
-    def __init__(self, kind: str, folder: Path, size: int) -> None:
+    def __init__(self, kind: str, folder: Path, world_size: int) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
         command = [sys.executable, "-m", "tests.rekindle.program.checkpoints.saving_programs", kind]
         self.processes = [
             subprocess.Popen(
-                [*command, str(folder), str(rank), str(size), str(port)],
+                [*command, str(folder), str(rank), str(world_size), str(port)],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-            for rank in range(size)
+            for rank in range(world_size)
         ]
 
     def are_alive(self) -> bool:
@@ -62,21 +62,21 @@ class Processes:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("kind", "size"), CASES)
+@pytest.mark.parametrize(("kind", "world_size"), CASES)
 def test_a_checkpoint_of_a_killed_program_is_complete_or_not_used(
-    kind: str, size: int, tmp_path: Path
+    kind: str, world_size: int, tmp_path: Path
 ) -> None:
-    draw = random.Random(size)
+    draw = random.Random(world_size)
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    settings = WatchSettings(processes=size)
+    settings = WatchSettings(processes=world_size)
     complete_count = 0
 
     for _ in range(KILLS):
         watch = FolderWatch(folder, settings, lambda: False)
         watch.begin()
         existing = {path: unit.files for path, unit in list_folder(folder).units.items()}
-        program = Processes(kind, folder, size)
+        program = Processes(kind, folder, world_size)
         watch.is_alive = program.are_alive
 
         def has_saved(

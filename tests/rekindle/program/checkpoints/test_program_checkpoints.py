@@ -592,3 +592,18 @@ def test_a_damaged_record_is_written_again(node: Node) -> None:
     store.commit(record.path, record.format, record.step, 1, record.files, [], record.created)
 
     assert [store.read_record(key).step for key in store.list_newest_keys()] == [5]
+
+
+@pytest.mark.parametrize("content", [b"{}", b"\0", b'{"order": 999999999999}'])
+def test_an_unreadable_object_does_not_stop_the_checkpoints_after_it(
+    content: bytes, node: Node
+) -> None:
+    store = node.checkpoints.store
+    store.store.put(f"{store.root}/checkpoints/999999999999-0123456789abcdef.json", content)
+    node.start()
+    node.save(5)
+    node.save(10)
+    node.kill()
+    node.start()
+    assert node.weights(10) == "weights of 10"
+    node.kill()

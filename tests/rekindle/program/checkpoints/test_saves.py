@@ -108,8 +108,8 @@ def test_a_pod_that_is_killed_between_two_files_goes_back_to_the_save_before(
     node.kill()
 
     node.start()
-    found = {path.name: path.read_bytes() for path in node.folder.iterdir()}
-    assert found == {path: make_archive("save 10") for path in paths}
+    file_contents = {path.name: path.read_bytes() for path in node.folder.iterdir()}
+    assert file_contents == {path: make_archive("save 10") for path in paths}
     node.kill()
 
 

@@ -105,7 +105,7 @@ def test_no_commit_waits_for_the_deletion_of_a_lost_node(node: Node) -> None:
 def test_a_deletion_that_another_node_has_ended_deletes_nothing(
     node: Node, other: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The node was stopped in the deletion, and counted as lost."""
+    """The node was stopped while it deleted checkpoints, and counted as lost."""
     store = node.checkpoints.store
     lease = store.lease
 

@@ -79,14 +79,14 @@ def test_a_trainer_checkpoint_that_is_written_again_is_not_complete_in_between(
     write_files(folder / "checkpoint-500", huggingface_files(500))
     assert program.kill() == {"checkpoint-500"}
 
-    again = Program(folder, processes=1)
+    second_program = Program(folder, processes=1)
     files = huggingface_files(500)
     for name, data in files[:-1]:
         (folder / "checkpoint-500" / name).unlink()
         write(folder / "checkpoint-500" / name, data)
-        assert again.wait() == set(), name
+        assert second_program.wait() == set(), name
     write(folder / "checkpoint-500" / files[-1][0], files[-1][1])
-    assert again.look() == {"checkpoint-500"}
+    assert second_program.look() == {"checkpoint-500"}
 
 
 def test_files_added_to_a_complete_checkpoint_do_not_make_it_incomplete(folder: Path) -> None:
@@ -259,10 +259,10 @@ def test_an_overwritten_file_is_a_new_checkpoint(folder: Path) -> None:
     program = Program(folder)
     write(folder / "latest.pt", make_archive("first"))
     assert program.look() == {"latest.pt"}
-    first = program.watch.complete["latest.pt"].unit.files
+    first_files = program.watch.complete["latest.pt"].unit.files
     os.replace(write(folder / "latest.pt.tmp", make_archive("second")), folder / "latest.pt")
     assert program.look() == {"latest.pt"}
-    assert program.watch.complete["latest.pt"].unit.files != first
+    assert program.watch.complete["latest.pt"].unit.files != first_files
 
 
 def test_exported_models_logs_and_temporary_files_are_not_checkpoints(folder: Path) -> None:

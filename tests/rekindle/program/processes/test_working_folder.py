@@ -39,6 +39,6 @@ def test_a_missing_file_is_an_error_of_the_config() -> None:
         check_program_file(["trian.py"])
 
 
-@pytest.mark.parametrize("first", ["train.py", "accelerate", "-m"])
-def test_other_commands_are_accepted(first: str) -> None:
-    check_program_file([first, "jobs.finetune"])
+@pytest.mark.parametrize("first_word", ["train.py", "accelerate", "-m"])
+def test_other_commands_are_accepted(first_word: str) -> None:
+    check_program_file([first_word, "jobs.finetune"])

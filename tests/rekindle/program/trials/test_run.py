@@ -101,10 +101,10 @@ def has_stored(study: SweepStudy, trial: int, step: int) -> bool:
     )
 
 
-def interrupt(study: SweepStudy, pod: Pod, trial: int, number: signal.Signals) -> int:
+def interrupt(study: SweepStudy, pod: Pod, trial: int, signal_number: signal.Signals) -> int:
     """Send a signal to the pod once the trial has stored step 10; return the pod's exit code."""
     until("a checkpoint", lambda: has_stored(study, trial, 10), 60, evidence=lambda: pod.output)
-    pod.send(number)
+    pod.send(signal_number)
     return pod.wait()
 
 
@@ -183,14 +183,14 @@ def test_a_program_gets_the_settings_of_its_trial(s3: Store) -> None:
 
 def test_a_trial_is_finished_once_its_metric_is_recorded(s3: Store) -> None:
     study = make_study(s3, "recorded/search", [0.1, 0.2])
-    content = ResultFile(size=1, sha256="1" * 64).model_dump()
-    model = {"sha256": "2" * 64, "step": 20, "files": {"final.json": content}}
+    result_fields = ResultFile(size=1, sha256="1" * 64).model_dump()
+    model = {"sha256": "2" * 64, "step": 20, "files": {"final.json": result_fields}}
     for trial in range(2):
         s3.put(f"{study.make_output_prefix(trial, 0)}/model.json", json.dumps(model).encode())
     assert [trial.values for trial in study.read()] == [{}, {}]
 
     study.record_metric(0, 0, 0.5)
     study.record_metric(1, 0, None)
-    first, second = study.read()
-    assert (first.value, first.steps, first.sha256) == (0.5, 20, "2" * 64)
-    assert second.failure.startswith("its final_error is not a number")
+    first_trial, second_trial = study.read()
+    assert (first_trial.value, first_trial.steps, first_trial.sha256) == (0.5, 20, "2" * 64)
+    assert second_trial.failure.startswith("its final_error is not a number")

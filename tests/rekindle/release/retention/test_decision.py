@@ -42,7 +42,7 @@ class World:
         )
 
     def apply(self, removal: Removal) -> Iterator[None]:
-        """Change one part after the other, in the order of removal.py."""
+        """Remove one thing after the other, in the order of removal.py."""
         for release in removal.releases:
             key = release.model, release.version
             self.releases[key] = replace(release, marked=True)
@@ -57,24 +57,28 @@ class World:
             del self.releases[key]
             yield
 
-        for item in removal.runs:
+        for run_removal in removal.runs:
             for key, entry in [*self.entries.items()]:
-                if entry in removal.entries and entry.workflow == item.run.name:
+                if entry in removal.entries and entry.workflow == run_removal.run.name:
                     del self.entries[key]
                     yield
 
-            for task in [task for task in self.artifacts if task.startswith(f"{item.run.name}/")]:
-                if task not in item.kept_tasks:
+            for task in [
+                task for task in self.artifacts if task.startswith(f"{run_removal.run.name}/")
+            ]:
+                if task not in run_removal.kept_tasks:
                     self.artifacts.discard(task)
                     yield
 
-            if item.kept_tasks:
+            if run_removal.kept_tasks:
                 continue
 
-            if item.keep_mlflow:
-                self.runs[item.run.name] = replace(item.run, emptied=True, uses=item.run.uses)
+            if run_removal.keep_mlflow:
+                self.runs[run_removal.run.name] = replace(
+                    run_removal.run, emptied=True, uses=run_removal.run.uses
+                )
             else:
-                del self.runs[item.run.name]
+                del self.runs[run_removal.run.name]
 
             yield
 
@@ -154,7 +158,7 @@ limits_of_pipelines = st.fixed_dictionaries(
 def test_nothing_that_is_needed_is_removed(
     world: World, limits: dict[str, RetentionConfig]
 ) -> None:
-    before = World(
+    earlier_world = World(
         dict(world.runs),
         dict(world.releases),
         set(world.files),
@@ -168,13 +172,13 @@ def test_nothing_that_is_needed_is_removed(
         pass
 
     world.check()
-    removed_names = {item.run.name for item in removal.runs}
+    removed_names = {run_removal.run.name for run_removal in removal.runs}
 
-    for name, run in before.runs.items():
+    for name, run in earlier_world.runs.items():
         limit = limits.get(run.pipeline, RetentionConfig())
         later = [
             other
-            for other in before.runs.values()
+            for other in earlier_world.runs.values()
             if other.pipeline == run.pipeline
             and other.ended
             and other.counted
@@ -186,20 +190,24 @@ def test_nothing_that_is_needed_is_removed(
             limit.keep_days is None or NOW - (run.ended or NOW) <= limit.keep_days * DAY
         )
 
-        equal_ends = len({other.ended for other in before.runs.values()}) < len(before.runs)
+        equal_ends = len({other.ended for other in earlier_world.runs.values()}) < len(
+            earlier_world.runs
+        )
         if run.ended is None or (is_within and not equal_ends):
             assert name not in removed_names
 
         if name not in removed_names and not run.emptied:
-            assert run.uses & before.artifacts <= world.artifacts, (
+            assert run.uses & earlier_world.artifacts <= world.artifacts, (
                 "a kept run reuses these artifacts"
             )
 
     assert world.claimed <= world.artifacts, "a run has claimed these artifacts"
-    for key, release in before.releases.items():
-        newer = [other for other in before.releases if other[0] == key[0] and other[1] > key[1]]
+    for key, release in earlier_world.releases.items():
+        newer = [
+            other for other in earlier_world.releases if other[0] == key[0] and other[1] > key[1]
+        ]
         keep = limits.get(release.pipeline, RetentionConfig()).keep_releases
-        run = before.runs.get(release.run)
+        run = earlier_world.runs.get(release.run)
 
         is_resumable = (
             run and not run.succeeded and not run.emptied and run.name not in removed_names
@@ -209,10 +217,10 @@ def test_nothing_that_is_needed_is_removed(
         ):
             assert key in world.releases
             assert release.prefix in world.files
-            assert release.run not in before.runs or release.run in world.runs, (
+            assert release.run not in earlier_world.runs or release.run in world.runs, (
                 "the record of a release's run"
             )
-            gone = {other.prefix for other in before.releases.values() if other.marked}
+            gone = {other.prefix for other in earlier_world.releases.values() if other.marked}
             assert world.inputs[release.prefix] <= world.files | gone, (
                 "`rekindle reproduce` reads these releases"
             )
@@ -252,7 +260,9 @@ def test_a_removal_that_is_interrupted_anywhere_is_completed_by_the_next(
     assert other.entries == world.entries
     assert other.artifacts == world.artifacts
 
-    again = world.decide(limits)
-    assert not again.releases
-    assert not again.entries
-    assert all(item.kept_tasks for item in again.runs), "only runs whose artifacts are still needed"
+    second_decision = world.decide(limits)
+    assert not second_decision.releases
+    assert not second_decision.entries
+    assert all(run_removal.kept_tasks for run_removal in second_decision.runs), (
+        "only runs whose artifacts are still needed"
+    )

@@ -51,6 +51,15 @@ def test_a_search_whose_page_token_repeats_is_an_error(
             search()
 
 
+def test_a_search_whose_pages_do_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with HttpServer(
+        lambda _: Answer(body=json.dumps({"next_page_token": str(len(server.requests))}))
+    ) as server:
+        monkeypatch.setenv(MLFLOW_TRACKING_URI, server.url)
+        with pytest.raises(TrackingError, match="model-versions/search with 101 empty pages"):
+            RegisteredVersions()
+
+
 def test_a_client_of_mlflow_cannot_have_a_foreign_record_removed_as_a_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,4 +1,5 @@
-"""Two checks of one model at the same time lose no requests and start one training."""
+"""Two drift checks of one model at the same time count every request once, and start one
+training."""
 
 import uuid
 from collections.abc import Callable, Iterator

@@ -86,7 +86,7 @@ def test_a_hundred_canaries_reject_bad_candidates_and_accept_good_candidates(
     fault: dict[str, Any], reason: str, percent: int
 ) -> None:
     draw = np.random.default_rng(percent)
-    # to find ten errors in a thousand, compared with one in a thousand
+    # enough requests to distinguish ten errors per thousand from one error per thousand
     requests = 2 * CONFIG.requests
     champion_requests = requests * (100 - percent) // percent
     breaches = [

@@ -29,14 +29,14 @@ def test_a_message_has_the_event_its_reason_and_a_link() -> None:
         assert send_notification(MESSAGE, SLACK, environment={"NOTIFY_URL": server.url})
         assert send_notification(MESSAGE, JSON, environment={"NOTIFY_URL": f" {server.url}\n"})
 
-    first, second = server.received
-    assert first == {
+    first_notification, second_notification = server.received
+    assert first_notification == {
         "text": "*demo*: demo-x7 released nothing.\n"
         "auc 0.70 &lt; 0.75 &amp; &lt;!channel&gt; s3://store/\\u001b[2J\n"
         "<http://mlflow:5000/#/experiments/1/runs/ab|MLflow run>"
     }
 
-    assert second == {
+    assert second_notification == {
         "event": "refusal",
         "name": "demo",
         "text": "demo-x7 released nothing.",

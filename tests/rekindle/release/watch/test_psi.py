@@ -47,12 +47,12 @@ def test_a_distribution_of_another_location_width_or_shape_is_found(change) -> N
 
 def test_missing_values_are_a_group_of_their_own() -> None:
     tenths = [100] * 9
-    # the values of the last group are missing
+    # in the last tenth, the values are missing
     swapped = compute_shift([*tenths, 100], [*tenths, 0], (0, 100))
     assert swapped.psi > max(0.25, swapped.chance)
     rare = compute_shift(
         [*tenths, 90], [*tenths, 0], (10, 100)
-    )  # the last group has less than a tenth
+    )  # the last group has less than a tenth of the rows
     assert rare.psi > max(0.25, rare.chance)
     assert compute_shift([*tenths, 90], [*tenths, 90], (10, 10)).psi == 0
     single = compute_shift(

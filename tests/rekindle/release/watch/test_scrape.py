@@ -79,11 +79,11 @@ def test_the_password_of_an_endpoint_is_refused_and_not_shown(
 def test_a_server_that_one_check_cannot_read_is_not_counted_twice(pods: Pods) -> None:
     seen = dict[str, Any]()
     rows = []
-    for one, other in ((2, 2), (3, 0), (4, 6)):  # 0: the server does not answer
+    for first_count, second_count in ((2, 2), (3, 0), (4, 6)):  # 0: the server does not answer
         pods.pages = (
-            {"127.0.0.1": page(one), "127.0.0.2": page(other)}
-            if other
-            else {"127.0.0.1": page(one)}
+            {"127.0.0.1": page(first_count), "127.0.0.2": page(second_count)}
+            if second_count
+            else {"127.0.0.1": page(first_count)}
         )
         now = scrape_counts(pods.endpoint, "7", seen)
         rows.append(subtract_counts(now, seen)["rows"])

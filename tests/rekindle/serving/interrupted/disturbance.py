@@ -72,7 +72,7 @@ class Disturbance:
     def watch_files(self, folder: Path, over: threading.Event) -> None:
         """Count the changes of the specs of the objects in a folder (not of their status)."""
         versions: dict[Path, tuple[int, str]] = {}
-        first = True
+        is_first = True
 
         while not over.wait(0.002):
             for path in folder.glob("*/*.json"):
@@ -86,7 +86,7 @@ class Disturbance:
                     continue
 
                 spec = json.dumps(json.loads(text).get("spec"), sort_keys=True)
-                if not first and versions.get(path, (0, ""))[1] != spec:
+                if not is_first and versions.get(path, (0, ""))[1] != spec:
                     with self.lock:
                         if (
                             self.count(f"{path.parent.name}/{path.stem}")
@@ -97,7 +97,7 @@ class Disturbance:
 
                 versions[path] = changed, spec
 
-            first = False
+            is_first = False
 
     def count(self, change: str) -> bool:
         """Record a change; return True if the interruption is due."""

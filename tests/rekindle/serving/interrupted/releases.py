@@ -121,9 +121,9 @@ class Project:
         return log, serving_run, [f"not resumed: {out}"]
 
     def phase(self, name: str) -> str:
-        done = self.shell(f"rekindle status {name} -o json")
-        if done.returncode == 0:
-            return json.loads(done.stdout)["phase"]
+        result = self.shell(f"rekindle status {name} -o json")
+        if result.returncode == 0:
+            return json.loads(result.stdout)["phase"]
         return ""
 
     def problems(self, run: str) -> list[str]:

@@ -35,9 +35,9 @@ def run(home: Path, config: Path, **rivalry: float) -> tuple[int, dict[str, Any]
     )
     command = [sys.executable, "-m", "rekindle", "run", str(config), *sets, "-o", "json"]
     environment = {**os.environ, "REKINDLE_HOME": str(home)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout)
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.stdout, result.stderr
+    return result.returncode, json.loads(result.stdout)
 
 
 def test_the_last_evaluation_decides_about_the_promotion(

@@ -23,30 +23,30 @@ from tests.rekindle.training.saving import (
 def test_old_checkpoints_are_deleted_and_the_others_stay_complete(
     open_checkpoints: OpenCheckpoints,
 ) -> None:
-    first = open_checkpoints(keep_checkpoints=2)
+    first_checkpoints = open_checkpoints(keep_checkpoints=2)
     for step in range(1, 6):
-        train_and_upload(first, step)
-    store = first.remote.store
-    manifests = list_keys(first, "manifests/")
+        train_and_upload(first_checkpoints, step)
+    store = first_checkpoints.remote.store
+    manifests = list_keys(first_checkpoints, "manifests/")
     assert [json.loads(store.get(key))["step"] for key in manifests] == [4, 5]
     needed = {chunk for key in manifests for chunk in json.loads(store.get(key))["chunks"]}
-    assert {key.rsplit("/", 1)[1] for key in list_keys(first, "chunks/")} == needed
+    assert {key.rsplit("/", 1)[1] for key in list_keys(first_checkpoints, "chunks/")} == needed
 
 
 def test_no_checkpoint_is_deleted_while_another_process_reads_one(
     open_checkpoints: OpenCheckpoints, s3: Store
 ) -> None:
-    first = open_checkpoints(keep_checkpoints=2)
-    lease = f"{first.remote.prefix}/readers/other"
+    first_checkpoints = open_checkpoints(keep_checkpoints=2)
+    lease = f"{first_checkpoints.remote.prefix}/readers/other"
     s3.put(lease, b"")
     for step in range(1, 5):
-        train_and_upload(first, step)
-    assert len(list_keys(first, "manifests/")) == 4
+        train_and_upload(first_checkpoints, step)
+    assert len(list_keys(first_checkpoints, "manifests/")) == 4
     s3.delete([lease])
-    train_and_upload(first, 5)
-    assert len(list_keys(first, "manifests/")) == 2
+    train_and_upload(first_checkpoints, 5)
+    assert len(list_keys(first_checkpoints, "manifests/")) == 2
     assert restore_alone(open_checkpoints()) == 5
-    assert not list_keys(first, "readers/")
+    assert not list_keys(first_checkpoints, "readers/")
 
 
 NOW = 10**6
@@ -59,39 +59,39 @@ NOW = 10**6
     data=st.data(),
 )
 def test_retention_keeps_latest_and_its_newest_predecessors(
-    ages: dict[int, int], number: int, hours: float, data: st.DataObject
+    ages: dict[int, int], keep_count: int, hours: float, data: st.DataObject
 ) -> None:
     manifests = [
         StoredObject(f"{step:04d}", 1, "", NOW - age) for step, age in sorted(ages.items())
     ]
     latest = data.draw(st.sampled_from(manifests)).key
-    retention = CheckpointRetention(None, "", number, hours)  # type: ignore[arg-type]
+    retention = CheckpointRetention(None, "", keep_count, hours)  # type: ignore[arg-type]
     old = retention._find_expired_manifests(latest, manifests, NOW)
-    kept = [entry for entry in manifests if entry.key not in old]
-    previous = [entry for entry in manifests if entry.key < latest][-(number - 1) :]
+    kept_entries = [entry for entry in manifests if entry.key not in old]
+    previous = [entry for entry in manifests if entry.key < latest][-(keep_count - 1) :]
     young = [entry.key for entry in previous if not hours or entry.modified >= NOW - 3600 * hours]
-    assert [entry.key for entry in kept if entry.key <= latest] == [*young, latest]
-    assert all(entry.modified >= NOW - 3600 for entry in kept if entry.key > latest)
+    assert [entry.key for entry in kept_entries if entry.key <= latest] == [*young, latest]
+    assert all(entry.modified >= NOW - 3600 for entry in kept_entries if entry.key > latest)
 
 
 def test_chunks_of_a_damaged_manifest_are_deleted_with_it(
     open_checkpoints: OpenCheckpoints, s3: Store
 ) -> None:
-    first = open_checkpoints(keep_checkpoints=2)
-    train_and_upload(first, 1)
-    (key,) = list_keys(first, "manifests/")
+    first_checkpoints = open_checkpoints(keep_checkpoints=2)
+    train_and_upload(first_checkpoints, 1)
+    (key,) = list_keys(first_checkpoints, "manifests/")
     s3.put(key, b"damaged")
-    fresh = CheckpointRetention(s3, first.remote.prefix, 2, 0)
+    fresh = CheckpointRetention(s3, first_checkpoints.remote.prefix, 2, 0)
     assert (
         fresh._read_chunk_names(key)
         == []
-        == fresh._read_chunk_names(f"{first.remote.prefix}/manifests/gone")
+        == fresh._read_chunk_names(f"{first_checkpoints.remote.prefix}/manifests/gone")
     )
-    chunks = set(list_keys(first, "chunks/"))
+    chunks = set(list_keys(first_checkpoints, "chunks/"))
     for step in (2, 3):
-        train_and_upload(first, step)
-    assert key not in list_keys(first, "manifests/")
-    assert not chunks <= set(list_keys(first, "chunks/"))
+        train_and_upload(first_checkpoints, step)
+    assert key not in list_keys(first_checkpoints, "manifests/")
+    assert not chunks <= set(list_keys(first_checkpoints, "chunks/"))
 
 
 class RecordingStore:
@@ -116,7 +116,7 @@ def delete_expired(
     contents: dict[str, list[str]], latest: str, /, **ages: dict[str, float]
 ) -> list[str]:
     """Return the keys that are deleted after the manifest `latest` was written. `contents`: the
-    chunks of each manifest. `ages`: the objects of each kind, each with its age in seconds."""
+    chunks of each manifest. `ages`: kind of objects → ages of the objects in seconds."""
     store = RecordingStore(**{"readers": {}, "chunks": {}} | ages)
     chunks = {f"p/manifests/{name}": names for name, names in contents.items()}
     rule = CheckpointRetention(store, "p", 2, 0, chunks)  # type: ignore[arg-type]

@@ -33,14 +33,14 @@ from tests.rekindle.training.saving import (
 def test_a_new_process_restores_exactly_the_saved_state(
     open_checkpoints: OpenCheckpoints, events: LedgerEvents
 ) -> None:
-    first = open_checkpoints(data=StatefulData())
-    second = open_checkpoints(data=StatefulData())
-    assert restore_alone(first) == 0
-    first.loader.data.position = 42
-    train_and_upload(first, 5)
-    assert restore_alone(second) == 5
-    assert have_equal_states(first, second)
-    assert second.loader.data.position == 42
+    first_checkpoints = open_checkpoints(data=StatefulData())
+    second_checkpoints = open_checkpoints(data=StatefulData())
+    assert restore_alone(first_checkpoints) == 0
+    first_checkpoints.loader.data.position = 42
+    train_and_upload(first_checkpoints, 5)
+    assert restore_alone(second_checkpoints) == 5
+    assert have_equal_states(first_checkpoints, second_checkpoints)
+    assert second_checkpoints.loader.data.position == 42
     assert [(name, fields.get("tier"), fields["step"]) for name, fields in events] == [
         ("restored", "none", 0),
         ("checkpoint", None, 5),
@@ -51,15 +51,20 @@ def test_a_new_process_restores_exactly_the_saved_state(
 def test_unchanged_chunks_are_not_uploaded_again(
     open_checkpoints: OpenCheckpoints, events: LedgerEvents
 ) -> None:
-    first = open_checkpoints()
-    train_and_upload(first, 1)
-    existing = set(list_keys(first, "chunks"))
-    again = open_checkpoints()
-    restore_alone(again)
-    train_and_upload(again, 2)
+    first_checkpoints = open_checkpoints()
+    train_and_upload(first_checkpoints, 1)
+    existing = set(list_keys(first_checkpoints, "chunks"))
+    reopened_checkpoints = open_checkpoints()
+    restore_alone(reopened_checkpoints)
+    train_and_upload(reopened_checkpoints, 2)
     uploaded = [fields["uploaded"] for name, fields in events if name == "checkpoint"]
-    assert uploaded[0] == 4 * first.state.memory.numel()
-    assert 0 < uploaded[1] <= 1024 * len(set(list_keys(again, "chunks")) - existing) < uploaded[0]
+    assert uploaded[0] == 4 * first_checkpoints.state.memory.numel()
+    assert (
+        0
+        < uploaded[1]
+        <= 1024 * len(set(list_keys(reopened_checkpoints, "chunks")) - existing)
+        < uploaded[0]
+    )
 
 
 @pytest.mark.slow
@@ -74,16 +79,19 @@ def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
     damage: str,
     position: float,
 ) -> None:
-    first = open_checkpoints()
-    restore_alone(first)
-    train_and_upload(first, first.state.step + 1)
-    older = first.state.step
-    whole = first.state.memory.clone()
-    store = first.remote.store
-    existing = set(list_keys(first))
-    train_and_upload(first, older + 1)
+    first_checkpoints = open_checkpoints()
+    restore_alone(first_checkpoints)
+    train_and_upload(first_checkpoints, first_checkpoints.state.step + 1)
+    older = first_checkpoints.state.step
+    intact_state = first_checkpoints.state.memory.clone()
+    store = first_checkpoints.remote.store
+    existing = set(list_keys(first_checkpoints))
+    train_and_upload(first_checkpoints, older + 1)
     new = sorted(
-        {*(key for key in list_keys(first) if key not in existing), f"{first.remote.prefix}/latest"}
+        {
+            *(key for key in list_keys(first_checkpoints) if key not in existing),
+            f"{first_checkpoints.remote.prefix}/latest",
+        }
     )
     key = new[int(position * len(new))]
     data = bytearray(store.get(key))
@@ -95,24 +103,24 @@ def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
         data[offset] ^= 1
         store.put(key, data if damage == "flip" else data[:offset])
 
-    again = open_checkpoints()
+    reopened_checkpoints = open_checkpoints()
     capsys.readouterr()
     events.clear()
-    restore_alone(again)
+    restore_alone(reopened_checkpoints)
     log = capsys.readouterr().err
 
-    if again.state.step == older:
-        assert torch.equal(again.state.memory, whole)
+    if reopened_checkpoints.state.step == older:
+        assert torch.equal(reopened_checkpoints.state.memory, intact_state)
         assert key.rsplit("/", 1)[1] in log
         assert any(name == "torn" for name, _ in events)
     else:
         assert key.endswith("/latest")
-        assert have_equal_states(again, first)
+        assert have_equal_states(reopened_checkpoints, first_checkpoints)
 
-    train_and_upload(again, older + 1)  # the same step again, without damage
-    last = open_checkpoints()
-    restore_alone(last)
-    assert have_equal_states(last, again)
+    train_and_upload(reopened_checkpoints, older + 1)  # the same step again, without damage
+    last_checkpoints = open_checkpoints()
+    restore_alone(last_checkpoints)
+    assert have_equal_states(last_checkpoints, reopened_checkpoints)
 
 
 @pytest.mark.fast_cases(2)
@@ -135,42 +143,44 @@ def test_an_invalid_manifest_is_reported_and_the_previous_checkpoint_used(
     change: dict[str, Any],
     reason: str,
 ) -> None:
-    first = open_checkpoints()
-    restore_alone(first)
-    train_and_upload(first, 1)
-    store, (key,) = first.remote.store, list_keys(first, "manifests/")
+    first_checkpoints = open_checkpoints()
+    restore_alone(first_checkpoints)
+    train_and_upload(first_checkpoints, 1)
+    store, (key,) = first_checkpoints.remote.store, list_keys(first_checkpoints, "manifests/")
     forged = json.dumps(json.loads(store.get(key)) | change).encode()
-    invalid = (
-        f"{first.remote.prefix}/manifests/{1:010d}-{hashlib.sha256(forged).hexdigest()[:12]}.json"
+    prefix, digest = first_checkpoints.remote.prefix, hashlib.sha256(forged).hexdigest()
+    forged_key = f"{prefix}/manifests/{1:010d}-{digest[:12]}.json"
+    store.put(forged_key, forged)
+    store.put(f"{prefix}/latest", json.dumps({"manifest": forged_key}).encode())
+    reopened_checkpoints = open_checkpoints()
+    assert restore_alone(reopened_checkpoints) == 1
+    assert have_equal_states(reopened_checkpoints, first_checkpoints), (
+        "the intact manifest is used instead"
     )
-    store.put(invalid, forged)
-    store.put(f"{first.remote.prefix}/latest", json.dumps({"manifest": invalid}).encode())
-    again = open_checkpoints()
-    assert restore_alone(again) == 1
-    assert have_equal_states(again, first), "the intact manifest is used instead"
     assert reason in capsys.readouterr().err
-    train_and_upload(again, 2)
-    last = open_checkpoints()
-    assert restore_alone(last) == 2
-    assert have_equal_states(last, again)
+    train_and_upload(reopened_checkpoints, 2)
+    last_checkpoints = open_checkpoints()
+    assert restore_alone(last_checkpoints) == 2
+    assert have_equal_states(last_checkpoints, reopened_checkpoints)
 
 
 def test_a_damaged_chunk_is_uploaded_again_by_another_process(
     open_checkpoints: OpenCheckpoints,
 ) -> None:
-    first = open_checkpoints()
-    train_and_upload(first, 5)
-    existing = set(list_keys(first, "chunks/"))
-    train_and_upload(first, 6)
-    key = next(key for key in list_keys(first, "chunks/") if key not in existing)
-    first.remote.store.put(key, b"damaged")
+    first_checkpoints = open_checkpoints()
+    train_and_upload(first_checkpoints, 5)
+    existing = set(list_keys(first_checkpoints, "chunks/"))
+    train_and_upload(first_checkpoints, 6)
+    key = next(key for key in list_keys(first_checkpoints, "chunks/") if key not in existing)
+    first_checkpoints.remote.store.put(key, b"damaged")
     finder = open_checkpoints()
     heir = open_checkpoints()
     assert restore_alone(finder) == 5
-    train_and_upload(heir, 6)  # it has received the state of the finder, which is killed now
-    last = open_checkpoints()
-    assert restore_alone(last) == 6
-    assert have_equal_states(last, heir)
+    # the heir has received the state from the finder, which is killed now
+    train_and_upload(heir, 6)
+    last_checkpoints = open_checkpoints()
+    assert restore_alone(last_checkpoints) == 6
+    assert have_equal_states(last_checkpoints, heir)
 
 
 def test_all_members_of_a_group_upload_their_share(
@@ -185,9 +195,9 @@ def test_all_members_of_a_group_upload_their_share(
             # number of uploaded chunks, of 10
             assert len(list_keys(members[0], "chunks/")) == [0, 7, 4][rank]
     assert finish_upload(members[0])
-    last = open_checkpoints()
-    assert restore_alone(last) == 7
-    assert have_equal_states(last, members[0])
+    last_checkpoints = open_checkpoints()
+    assert restore_alone(last_checkpoints) == 7
+    assert have_equal_states(last_checkpoints, members[0])
     assert [name for name, _ in events].count("checkpoint") == 1
 
 
@@ -200,9 +210,9 @@ def test_the_share_of_a_member_that_died_is_uploaded_by_rank_0(
         set_state(members[rank], 7)
         members[rank].save_if_due(RankAndGroupSize(rank, 3), is_durable=True)
     assert finish_upload(members[0])
-    last = open_checkpoints()
-    assert restore_alone(last) == 7
-    assert have_equal_states(last, members[0])
+    last_checkpoints = open_checkpoints()
+    assert restore_alone(last_checkpoints) == 7
+    assert have_equal_states(last_checkpoints, members[0])
 
 
 def test_the_next_rank_0_makes_the_checkpoint_that_the_previous_one_left_incomplete(
@@ -220,16 +230,19 @@ def test_the_next_rank_0_makes_the_checkpoint_that_the_previous_one_left_incompl
     members[1].save_if_due(RankAndGroupSize(0, 1), is_durable=True)
     assert finish_upload(members[1])
     assert not members[1].is_due()
-    last = open_checkpoints()
-    assert restore_alone(last) == 8
+    last_checkpoints = open_checkpoints()
+    assert restore_alone(last_checkpoints) == 8
 
 
 def test_another_runs_checkpoints_are_rejected_and_unchanged(
     open_checkpoints: OpenCheckpoints, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = open_checkpoints()
-    train_and_upload(first, 3)
-    objects = {entry.key: entry.etag for entry in first.remote.store.list(first.remote.prefix)}
+    first_checkpoints = open_checkpoints()
+    train_and_upload(first_checkpoints, 3)
+    objects = {
+        entry.key: entry.etag
+        for entry in first_checkpoints.remote.store.list(first_checkpoints.remote.prefix)
+    }
     for other in (open_checkpoints(identity="cd" * 32), open_checkpoints(width=41)):
         with pytest.raises(ConfigError, match="belongs to another run"):
             restore_alone(other)
@@ -237,7 +250,8 @@ def test_another_runs_checkpoints_are_rejected_and_unchanged(
         assert not other.upload_current_state(RankAndGroupSize(0, 1), get_remaining_seconds)
         assert "belongs to another run" in capsys.readouterr().err
     assert objects == {
-        entry.key: entry.etag for entry in first.remote.store.list(first.remote.prefix)
+        entry.key: entry.etag
+        for entry in first_checkpoints.remote.store.list(first_checkpoints.remote.prefix)
     }
 
 
@@ -249,8 +263,8 @@ def test_an_outdated_process_does_not_move_latest_back(open_checkpoints: OpenChe
     train_and_upload(outdated, 1)
     train_and_upload(current, 5)
     train_and_upload(outdated, 2)
-    last = open_checkpoints()
-    assert restore_alone(last) == 5
+    last_checkpoints = open_checkpoints()
+    assert restore_alone(last_checkpoints) == 5
 
 
 @pytest.mark.fast_cases(1)
@@ -266,8 +280,8 @@ def test_a_failing_store_neither_delays_training_nor_loses_state(
     set_state(checkpoints, 2)  # training continues immediately
     assert not checkpoints.is_due()  # and does not request a second checkpoint
     assert finish_upload(checkpoints)
-    last = open_checkpoints()
-    assert restore_alone(last) == 1
+    last_checkpoints = open_checkpoints()
+    assert restore_alone(last_checkpoints) == 1
 
 
 def test_a_worker_other_than_rank_0_is_not_delayed_by_its_own_slow_upload(
@@ -288,9 +302,9 @@ def test_starting_workers_wait_for_an_unavailable_store(
     open_checkpoints: OpenCheckpoints, s3: Store, proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train_and_upload(open_checkpoints(), 4)
-    late = open_checkpoints(store=open_store_behind(proxy, s3))
+    waiting_checkpoints = open_checkpoints(store=open_store_behind(proxy, s3))
     proxy.fault("refuse", 1.0)
-    assert restore_alone(late) == 4
+    assert restore_alone(waiting_checkpoints) == 4
     assert "waiting for the object store, for the newest checkpoint" in capsys.readouterr().err
     proxy.fault("refuse", 60.0)
     leaving = open_checkpoints(store=open_store_behind(proxy, s3))

@@ -39,12 +39,12 @@ def test_an_automatic_interval_follows_youngs_formula_within_bounds(
 def test_more_losses_cause_more_checkpoints_also_in_the_next_process(now: list[float]) -> None:
     interval = CheckpointInterval(0, 0)
     interval.cost = 1.0
-    calm = interval.seconds()
+    initial_seconds = interval.seconds()
     now[0] += 3600
-    assert interval.seconds() > calm
+    assert interval.seconds() > initial_seconds
     for _ in range(20):
         interval.record_loss()
-    assert interval.seconds() < calm / 3
+    assert interval.seconds() < initial_seconds / 3
     later = CheckpointInterval(0, 0)
     later.cost = 1.0
     later.resume(7, interval.facts())

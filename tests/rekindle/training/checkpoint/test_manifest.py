@@ -35,10 +35,12 @@ def make_manifest(step: int = 5, **more: Any) -> Manifest:
     loader=st.binary(max_size=20),
 )
 def test_a_written_manifest_is_read_unchanged(
-    step: int, chunks: list[str], rest: int, loader: bytes
+    step: int, chunks: list[str], remaining_bytes: int, loader: bytes
 ) -> None:
     text = base64.b64encode(loader).decode()
-    written = make_manifest(step, bytes=8 * len(chunks) - rest, chunks=chunks, loader=text)
+    written = make_manifest(
+        step, bytes=8 * len(chunks) - remaining_bytes, chunks=chunks, loader=text
+    )
     name, data = manifest.encode_manifest(written)
     assert (
         manifest.parse_manifest(name, data)

@@ -39,7 +39,7 @@ while True:
 
 
 @pytest.fixture(autouse=True)
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def shared_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("REKINDLE_SHM", str(tmp_path))
     return tmp_path
 
@@ -90,14 +90,16 @@ def write_new_file(path: Path, *steps: int) -> Path:
     return path
 
 
-def start_writer(path: Path, size: int = SIZE, **options: Any) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", WRITER, str(path), IDENTITY, str(size)]
+def start_writer(path: Path, slot_bytes: int = SIZE, **options: Any) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", WRITER, str(path), IDENTITY, str(slot_bytes)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, **options)
 
 
-def test_a_state_of_another_user_is_rejected(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planted = shared / "planted"
+def test_a_state_of_another_user_is_rejected(
+    shared_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = shared_folder / "planted"
     user = os.geteuid()
     planted.write_bytes(bytes(snapshot_file.PAGE_BYTES))
     planted.chmod(0o666)
@@ -106,10 +108,10 @@ def test_a_state_of_another_user_is_rejected(shared: Path, monkeypatch: pytest.M
         open_file(planted)
 
 
-def slot_offset(slot: int, size: int = SIZE) -> int:
+def slot_offset(slot: int, slot_bytes: int = SIZE) -> int:
     """Return the offset of a slot's state in the file."""
     stride = (
-        -(-(size + snapshot_file.MAX_LOADER_STATE_BYTES) // snapshot_file.PAGE_BYTES)
+        -(-(slot_bytes + snapshot_file.MAX_LOADER_STATE_BYTES) // snapshot_file.PAGE_BYTES)
         * snapshot_file.PAGE_BYTES
     )
     return snapshot_file.PAGE_BYTES + slot * stride
@@ -119,7 +121,7 @@ def expect_after_cut(end: int) -> tuple[int, int]:
     """Return the newest intact step of 6, 4 and 5 (in this order in the file) after a cut, and how
     many are damaged."""
     if end < snapshot_file.PAGE_BYTES:
-        return -1, int(end > 0)  # an empty file is like a missing one
+        return -1, int(end > 0)  # an empty file counts as a missing file
     ends = {
         6: slot_offset(0) + SIZE + 8,
         4: slot_offset(1) + SIZE + 8,
@@ -141,20 +143,22 @@ def expect_after_flip(offset: int) -> tuple[int, bool]:
         snapshot_file.FIRST_RECORD_OFFSET <= offset < snapshot_file.FIRST_RECORD_OFFSET + record
     )
     newest = newest or slot_offset(0) <= offset < slot_offset(0) + SIZE + 8
-    others = [
+    other_slots = [
         snapshot_file.FIRST_RECORD_OFFSET + slot * snapshot_file.RECORD_DISTANCE_BYTES
         for slot in (1, 2)
     ]
 
-    return 5 if newest else 6, newest or any(first <= offset < first + record for first in others)
+    return 5 if newest else 6, newest or any(
+        start <= offset < start + record for start in other_slots
+    )
 
 
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damaged_byte_is_reported_and_the_previous_snapshot_used(
-    shared: Path, data: st.DataObject
+    shared_folder: Path, data: st.DataObject
 ) -> None:
-    path = write_new_file(shared / "file", 4, 5, 6)
+    path = write_new_file(shared_folder / "file", 4, 5, 6)
     offsets = st.integers(0, SIZE + 10)
 
     anywhere = st.one_of(
@@ -190,11 +194,11 @@ def test_any_damaged_byte_is_reported_and_the_previous_snapshot_used(
     )
 
     assert all(str(path) in text for text in damage)
-    again = open_file(path)
-    list(again.read())
-    again.reserve()  # the next process uses the intact part
-    write_steps(again, 7)
-    again.close()
+    reopened_file = open_file(path)
+    list(reopened_file.read())
+    reopened_file.reserve()  # the next process uses the intact slot
+    write_steps(reopened_file, 7)
+    reopened_file.close()
     assert read_newest(path)[0] == 7
 
 
@@ -203,20 +207,20 @@ def read_bytes_at(path: Path, offsets: list[int]) -> list[bytes]:
         return [os.pread(file.fileno(), 1, offset) for offset in offsets]
 
 
-def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -> None:
-    path = shared / "file"
-    size = 2_000_000
+def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared_folder: Path) -> None:
+    path = shared_folder / "file"
+    slot_bytes = 2_000_000
     newest = 0
 
     for attempt in range(12):
-        process = start_writer(path, size)
+        process = start_writer(path, slot_bytes)
         assert process.stdout
         assert process.stdout.readline() == "ready True\n"
-        for _ in range(attempt % 4):  # commits before the last one
+        for _ in range(attempt % 4):  # steps that are complete before the worker is killed
             newest = max(newest, int(process.stdout.readline()))
 
         offsets = [
-            slot_offset(slot, size) + size * attempt // 12
+            slot_offset(slot, slot_bytes) + slot_bytes * attempt // 12
             for slot in range(snapshot_file.SLOT_COUNT)
         ]
         initial = read_bytes_at(path, offsets)
@@ -231,8 +235,8 @@ def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -
         output = process.stdout.read().split("\n")[:-1]
         process.communicate()
         newest = max([newest, *map(int, output)])
-        file = snapshot_file.SnapshotFile(path, IDENTITY, IDENTITY, IDENTITY, size)
-        target = bytearray(size)
+        file = snapshot_file.SnapshotFile(path, IDENTITY, IDENTITY, IDENTITY, slot_bytes)
+        target = bytearray(slot_bytes)
         saved = next(file.read(), None)
         assert not file.damage
 
@@ -241,7 +245,7 @@ def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -
             assert newest <= saved[0].step <= newest + 1
             newest = saved[0].step
             file.load(saved[0], memoryview(target))
-            assert target == bytes([newest % 251]) * size
+            assert target == bytes([newest % 251]) * slot_bytes
             assert saved[1] == b"%d" % newest
         else:
             assert newest == 0
@@ -252,8 +256,10 @@ def test_a_worker_killed_at_any_moment_leaves_an_intact_snapshot(shared: Path) -
     assert newest > 0
 
 
-def test_a_frozen_worker_and_its_successor_do_not_write_to_the_same_memory(shared: Path) -> None:
-    path = shared / "file"
+def test_a_frozen_worker_and_its_successor_do_not_write_to_the_same_memory(
+    shared_folder: Path,
+) -> None:
+    path = shared_folder / "file"
     frozen = start_writer(path)
     assert frozen.stdout
     assert frozen.stdout.readline()
@@ -271,13 +277,13 @@ def test_a_frozen_worker_and_its_successor_do_not_write_to_the_same_memory(share
     after.close()
 
 
-def test_only_unneeded_files_are_removed(shared: Path) -> None:
+def test_only_unneeded_files_are_removed(shared_folder: Path) -> None:
     run = snapshot_file.hash_run_name("identity", "prefix")
     other = snapshot_file.hash_run_name("identity", "elsewhere")
     held = snapshot_file.make_snapshot_path(run, "held")
     dead = snapshot_file.make_snapshot_path(run, "dead")
     old = snapshot_file.make_snapshot_path(other, "old")
-    foreign = shared / "mine"
+    foreign = shared_folder / "mine"
     process = start_writer(held)
     assert process.stdout
     assert process.stdout.readline()
@@ -299,8 +305,8 @@ def test_only_unneeded_files_are_removed(shared: Path) -> None:
     assert foreign.exists()
 
 
-def test_another_models_state_is_neither_used_nor_overwritten(shared: Path) -> None:
-    path = write_new_file(shared / "file", 3)
+def test_another_models_state_is_neither_used_nor_overwritten(shared_folder: Path) -> None:
+    path = write_new_file(shared_folder / "file", 3)
     data = path.read_bytes()
     with pytest.raises(
         ConfigError, match=r"holds the state of another run or model .* nothing was changed"
@@ -309,18 +315,20 @@ def test_another_models_state_is_neither_used_nor_overwritten(shared: Path) -> N
     assert path.read_bytes() == data
 
 
-def test_full_memory_raises_an_error_and_does_not_kill_the_process(shared: Path) -> None:
+def test_full_memory_raises_an_error_and_does_not_kill_the_process(shared_folder: Path) -> None:
     def limited() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 
-    process = start_writer(shared / "file", preexec_fn=limited)
+    process = start_writer(shared_folder / "file", preexec_fn=limited)
     assert "OSError" in process.communicate()[1]
     assert process.returncode == 1
 
 
-def test_the_last_step_survives_a_process_that_dies_while_it_records_the_next(shared: Path) -> None:
-    path = shared / "file"
+def test_the_last_step_survives_a_process_that_dies_while_it_records_the_next(
+    shared_folder: Path,
+) -> None:
+    path = shared_folder / "file"
     file = open_file(path)
     file.reserve()
     assert file.last_step is None
@@ -329,10 +337,10 @@ def test_the_last_step_survives_a_process_that_dies_while_it_records_the_next(sh
         file.record_step(step)
 
     file.close()
-    before = open_file(path).last_step
+    earlier_step = open_file(path).last_step
     data = bytearray(path.read_bytes())
-    assert before
-    assert before[0] == 8
+    assert earlier_step
+    assert earlier_step[0] == 8
 
     for position in range(snapshot_file.LAST_STEP_OFFSET, snapshot_file.LAST_STEP_OFFSET + 16):
         damaged = bytearray(data)

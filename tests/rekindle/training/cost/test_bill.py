@@ -1,6 +1,7 @@
 """The cost of a training adds up, for every history of its workers."""
 
 import math
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -11,26 +12,17 @@ from rekindle.training.cost.bill import Bill, compute_bill, describe_bill, forma
 from rekindle.training.cost.pod_requests import PodRequests
 from rekindle.training.cost.prices import Prices
 from rekindle.training.cost.tariff import TrainingTariff
-from rekindle.training.ledger.ledger_summary import LOST_KIND, TRAINED_KIND, WAITED_KIND
+from rekindle.training.ledger.ledger_summary import (
+    LOST_KIND,
+    TRAINED_KIND,
+    WAITED_KIND,
+    merge_intervals,
+)
+from tests.rekindle.training.cost.price_list import PRICES
 from tests.rekindle.training.ledger.events import generation, lost, start, step, summarize
 
 SPOT = PodRequests(cpus=1, labels={"spot": "yes"})
 REGULAR = PodRequests(cpus=1)
-PRICES = {
-    "currency": "EUR",
-    "default": "cpu",
-    "spot": [{"labels": {"spot": "yes"}}],
-    "classes": {
-        "cpu": {
-            "on_demand": {"cpu_hour": 3600, "gib_hour": 0},
-            "spot": {"cpu_hour": 900, "gib_hour": 0},
-        },
-        "gpu": {
-            "selector": {"resource": "gpu/gpu"},
-            "on_demand": {"cpu_hour": 0, "gib_hour": 0, "gpu_hour": 3600},
-        },
-    },
-}  # a second of a CPU costs 1 on demand, and 0.25 as spot
 
 
 def make_tariff(
@@ -89,9 +81,13 @@ def test_all_uses_of_time_and_all_kinds_of_nodes_add_up_to_the_same_total(
             sum(p * summary.compute_worker_seconds(kind, name) for name, p in workers.items())
         )
 
-    assert bill.uses["coordinator"] + bill.uses["queued"] == pytest.approx(
-        summary.ended - summary.began
+    coordinator_cost = bill.uses["coordinator"] + bill.uses["queued"]
+    assert coordinator_cost == pytest.approx(
+        sum(end - begin for begin, end in merge_intervals([*chain(*summary.intervals.values())]))
+        + summary.coordinator_idle_seconds
     )
+    if summary.counts["coordinator"] == 1:
+        assert coordinator_cost == pytest.approx(summary.ended - summary.began)
     assert (
         sum(bill.uses.values())
         == pytest.approx(bill.spot + bill.on_demand)
@@ -129,7 +125,7 @@ def test_the_report_of_a_training_on_demand_names_no_spot_nodes():
 
 
 def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
-    again = [
+    second_attempt = [
         (10, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")
     ]
     bill = compute_events_bill(
@@ -140,14 +136,15 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
         lost(8.5, "a"),
         (8.5, "open", {"generation": 2, "hard": True}),
         lost(8.5, "b"),
-        *again,
+        *second_attempt,
         generation(14, 3, 60, "a", "b"),
         (14, "restored", {"step": 35, "tier": "durable"}),
         step(15, 45),
         (16, "complete", {"step": 55}),
     )
 
-    # 5.5 s of training, 3 s of it repeated; at 10 s, the workers came back, and waited until 14
+    # 5.5 s of training, of which 3 s were repeated; the workers came back at 10 s and waited until
+    # 14 s
     assert bill.uses[TRAINED_KIND] == 2 * 5.5 / 4
     assert bill.uses[LOST_KIND] == 2 * 3 / 4
     assert bill.uses[WAITED_KIND] == 2 * 6 / 4
@@ -159,7 +156,8 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
     assert checkpointing
     assert checkpointing.losses == 1
     assert checkpointing.repeated == 25
-    # 8.5 s in groups with two checkpoints of 0.02 s: every 4.25 s; one loss in 8.5 s
+    # the workers trained for 8.5 s, with one loss and two checkpoints: one checkpoint of 0.02 s per
+    # 4.25 s
     best = math.sqrt(2 * 0.02 * 8.5)
     rate = 2 * 8.5 / 4
     assert checkpointing.seconds == 4.25
@@ -183,14 +181,14 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
 
 
 def test_a_loss_restored_from_shared_memory_recommends_no_checkpoint_interval():
-    again = (10, "join", {"worker": "new-a", "name": "a", "step": -1})
+    new_join = (10, "join", {"worker": "new-a", "name": "a", "step": -1})
     bill = compute_events_bill(
         *start("a"),
         step(3, 10),
         (4, "checkpoint", {"step": 20, "cost": 0.01}),
         step(6, 40),
         lost(6.5, "a"),
-        again,
+        new_join,
         generation(11, 2, 60, "a"),
         (11, "restored", {"step": 38, "tier": "hot"}),
         (12, "complete", {"step": 55}),

@@ -1,4 +1,5 @@
-"""The object that a template applies comes from a manifest of others: it cannot stop a command."""
+"""A template may apply an object that somebody else has written: no such object can stop a
+command."""
 
 import pytest
 
@@ -8,10 +9,10 @@ from rekindle.training.cost.pod_requests import (
     parse_quantity_or_zero,
 )
 
-# each list has ten times the previous one: a billion values
+# each list contains the previous list ten times, so the last list has a billion values
 ALIASES = "a: &a [1, 1]\n" + "".join(
-    f"{name}: &{name} [{', '.join(['*' + before] * 10)}]\n"
-    for before, name in zip("abcdefghi", "bcdefghij", strict=True)
+    f"{name}: &{name} [{', '.join(['*' + child_name] * 10)}]\n"
+    for child_name, name in zip("abcdefghi", "bcdefghij", strict=True)
 )
 TEXTS = {
     "aliases": ALIASES,

@@ -88,9 +88,11 @@ def test_every_kind_of_job_has_a_coordinator_and_workers_with_their_own_requests
         "configs/cluster.yaml", [f"cluster.backend={backend}", "families=[transformer]"]
     ).config
     templates = render_manifest(config)["spec"]["templates"]
-    found = [item for template in templates for item in pod_requests.list_object_replicas(template)]
-    (worker,) = [item for item in found if "rekindle.training.launch.launcher" in item.command]
-    (leader,) = [item for item in found if "rekindle.training.membership.server" in item.command]
+    replicas = [
+        replica for template in templates for replica in pod_requests.list_object_replicas(template)
+    ]
+    (worker,) = [item for item in replicas if "rekindle.training.launch.launcher" in item.command]
+    (leader,) = [item for item in replicas if "rekindle.training.membership.server" in item.command]
     assert worker.pod.cpus == 4
     assert worker.pod.gib == 16
     assert worker.pod.gpus == 1
@@ -98,22 +100,23 @@ def test_every_kind_of_job_has_a_coordinator_and_workers_with_their_own_requests
     assert leader.pod.gib == 0.5
     assert leader.pod.gpus == 0
     assert leader.count == 1
-    # a TrainJob sets the number of nodes of its runtime
+    # the number of nodes in a TrainJob replaces the number in its runtime
     assert worker.count == (1 if backend == "trainjob" else 4)
 
 
 def test_a_pod_costs_its_requests_by_the_hour():
-    found = make_prices(
+    prices = make_prices(
         classes={
             "cpu": {"on_demand": RATE},
             "gpu": {"selector": GPU, "on_demand": RATE | {"gpu_hour": 3}},
         }
     )
-    assert found.compute_pod_cost(PodRequests(cpus=2, gib=4), 1800) == 2
+    assert prices.compute_pod_cost(PodRequests(cpus=2, gib=4), 1800) == 2
     assert (
-        found.compute_pod_cost(PodRequests(cpus=2, gib=4, devices={"nvidia.com/gpu": 1}), 3600) == 7
+        prices.compute_pod_cost(PodRequests(cpus=2, gib=4, devices={"nvidia.com/gpu": 1}), 3600)
+        == 7
     )
-    assert found.compute_resource_cost("gpu", False, 3600, 0, 7200) == 7
+    assert prices.compute_resource_cost("gpu", False, 3600, 0, 7200) == 7
 
 
 @pytest.mark.parametrize(
@@ -170,15 +173,15 @@ def test_a_device_beside_the_gpus_is_not_charged_as_a_gpu(name: str):
     assert pod.requests.get(name, 1) == 1
     rate = {"cpu_hour": 0, "gib_hour": 0, "gpu_hour": 3}
 
-    found = make_prices(
+    prices = make_prices(
         classes={
             "cpu": {"on_demand": rate},
             "a": {"selector": {"resource": name}, "on_demand": rate},
         }
     )
 
-    assert found.compute_pod_cost(pod, 3600) == 12
-    tariff = TrainingTariff(prices=found, workers={"": pod})
+    assert prices.compute_pod_cost(pod, 3600) == 12
+    tariff = TrainingTariff(prices=prices, workers={"": pod})
     assert tariff.compute_worker_cost("x-worker-0", 3600) == 3
     assert TrainingTariff.model_validate_json(tariff.model_dump_json()) == tariff, (
         "a pod of the cluster computes the cost"
@@ -272,7 +275,7 @@ def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str, mess
 
 def test_a_pod_of_two_classes_and_a_spot_pod_without_a_price_are_errors():
     by_zone = {"selector": {"labels": {"zone": "a"}}, "on_demand": RATE}
-    found = make_prices(
+    prices = make_prices(
         classes={
             "cpu": {"on_demand": RATE},
             "gpu": {"selector": GPU, "on_demand": RATE},
@@ -283,10 +286,10 @@ def test_a_pod_of_two_classes_and_a_spot_pod_without_a_price_are_errors():
     with pytest.raises(
         ConfigError, match=r"the classes gpu and zone both match a pod with zone=a, nvidia\.com/gpu"
     ):
-        found.classify(PodRequests(labels={"zone": "a"}, devices={"nvidia.com/gpu": 1}))
+        prices.classify(PodRequests(labels={"zone": "a"}, devices={"nvidia.com/gpu": 1}))
 
     with pytest.raises(ConfigError, match=r"classes\.cpu\.spot is missing"):
-        found.compute_pod_cost(PodRequests(cpus=1, labels={"spot": "yes"}), 1)
+        prices.compute_pod_cost(PodRequests(cpus=1, labels={"spot": "yes"}), 1)
 
 
 def test_prices_change_neither_the_manifest_nor_its_hash_but_the_run_contains_them(

@@ -1,4 +1,4 @@
-"""The cost of a whole run: from the times of its nodes, its trainings, and the prices in its
+"""The cost of a whole run follows from the times of its nodes, its trainings and the prices in its
 manifest."""
 
 import json
@@ -143,7 +143,9 @@ def test_the_job_of_another_framework_is_part_of_the_cost(config: str):
     nodes = make_pod_node(f"w.{name}(0)", name, 0, 10) | make_pod_node(
         "w.train-network(0)", "train-network", 0, 10
     )
-    (template,) = [item for item in rendered["spec"]["templates"] if item["name"] == name]
+    (template,) = [
+        template for template in rendered["spec"]["templates"] if template["name"] == name
+    ]
     assert EXAMPLE
     expected = sum(
         item.count * EXAMPLE.compute_pod_cost(item.pod, 10)
@@ -172,7 +174,10 @@ def test_the_pods_of_a_job_have_prices_on_spot_nodes_and_on_demand(manifest: dic
     assert EXAMPLE
     replicas = pod_requests.list_object_replicas(train)
     spot, on_demand = (
-        sum(item.count * EXAMPLE.compute_pod_cost(item.pod, 3600, is_spot) for item in replicas)
+        sum(
+            replica.count * EXAMPLE.compute_pod_cost(replica.pod, 3600, is_spot)
+            for replica in replicas
+        )
         for is_spot in (None, False)
     )
     assert spot == pytest.approx(4 * (4 * 0.01 + 16 * 0.0012 + 0.224) + leader)
@@ -184,13 +189,16 @@ def test_the_pods_of_a_job_have_prices_on_spot_nodes_and_on_demand(manifest: dic
 def test_a_training_has_its_workers_also_those_on_idle_capacity_and_its_coordinator(backend: str):
     sets = [*GPU_SPOT, f"cluster.backend={backend}", "cluster.harvest=true"]
     manifest = render_manifest(load_config("configs/cluster.yaml", sets).config)
-    found = tariff.build_tariffs(manifest, EXAMPLE, ["train", "other"])["train"]
+    train_tariff = tariff.build_tariffs(manifest, EXAMPLE, ["train", "other"])["train"]
     role = {"pytorchjob": "Worker", "jobset": "worker", "trainjob": "node"}[backend]
-    assert list(found.workers) == [role, ""]
-    assert found.find_worker_pod("fraud-7xk2p-train-5d8f9-abcde") is found.workers[""]
-    assert found.find_worker_pod(f"fraud-7xk2p-train-{role.lower()}-1") is found.workers[role]
-    assert found.coordinator
-    assert found.coordinator.gib == 0.5
+    assert list(train_tariff.workers) == [role, ""]
+    assert train_tariff.find_worker_pod("fraud-7xk2p-train-5d8f9-abcde") is train_tariff.workers[""]
+    assert (
+        train_tariff.find_worker_pod(f"fraud-7xk2p-train-{role.lower()}-1")
+        is train_tariff.workers[role]
+    )
+    assert train_tariff.coordinator
+    assert train_tariff.coordinator.gib == 0.5
     assert tariff.build_tariffs(manifest, None, ["train"]) == {}
 
 
@@ -198,10 +206,10 @@ def test_the_trials_of_a_sweep_are_charged_like_workers():
     config = load_config(
         "configs/sweep.yaml", ["cluster.pods.train.preset=[karpenter-spot,gpu]"]
     ).config
-    found = tariff.build_trial_tariff(render_manifest(config), EXAMPLE)
-    assert found
-    assert found.prices.classify(found.find_worker_pod("rank0")) == "l4"
-    assert found.prices.is_spot(found.find_worker_pod("rank0"))
+    trial_tariff = tariff.build_trial_tariff(render_manifest(config), EXAMPLE)
+    assert trial_tariff
+    assert trial_tariff.prices.classify(trial_tariff.find_worker_pod("rank0")) == "l4"
+    assert trial_tariff.prices.is_spot(trial_tariff.find_worker_pod("rank0"))
 
 
 @pytest.mark.parametrize("text", ["", "service.yaml", "aaaa"])

@@ -1,4 +1,4 @@
-"""Elastic groups of real processes: no process waits for a dead one, at any moment of its death."""
+"""Elastic groups of real processes: no process waits for a dead process, whenever it dies."""
 
 import json
 import random
@@ -39,7 +39,7 @@ def test_survivors_form_a_group_if_a_second_worker_dies_during_the_setup_of_the_
     kill_pairs(crew)
 
 
-# fails one time in twenty: a member sends nothing for 10 s, perhaps while gloo connects
+# one run in twenty fails: a member sends nothing for 10 s, perhaps because gloo is connecting
 @pytest.mark.slow
 def test_survivors_do_not_time_out_if_a_second_worker_dies_during_the_setup_of_a_group(
     crew: Crew,
@@ -66,7 +66,7 @@ def kill_pairs(crew: Crew) -> list[Member]:
     chance = random.Random(4)
 
     def ended() -> set[str]:
-        """Return the workers that gloo aborted: it sometimes does so when a group is abandoned
+        """Return the workers that gloo has aborted, which can happen when a group is abandoned
         during its setup."""
         return {name for name, worker in workers.items() if worker.process.exitcode is not None}
 
@@ -76,24 +76,24 @@ def kill_pairs(crew: Crew) -> list[Member]:
 
     for attempt in range(6):
         crew.until(all_train)
-        first, second = chance.sample("abcd", 2)
-        remaining = set("abcd") - {first, second}
-        workers[first].send(signal.SIGKILL)
+        first_member, second_member = chance.sample("abcd", 2)
+        remaining = set("abcd") - {first_member, second_member}
+        workers[first_member].send(signal.SIGKILL)
 
-        if attempt % 2:  # otherwise both are lost at once
+        if attempt % 2:  # otherwise both workers are lost at once
             crew.until(
-                lambda first=first: (
+                lambda first=first_member: (
                     read_newest_members(coordinator) == set("abcd") - {first} - ended()
                 )
             )
 
-        workers[second].send(signal.SIGKILL)
+        workers[second_member].send(signal.SIGKILL)
         crew.until(
             lambda remaining=remaining: read_newest_members(coordinator) == remaining - ended()
         )
         survivors += [workers[name] for name in remaining]
 
-        for name in (first, second):
+        for name in (first_member, second_member):
             workers[name].process.join()
             workers[name] = crew.start_worker(name, argv)
 
@@ -114,13 +114,13 @@ def read_newest_members(coordinator: Member) -> set[str]:
 
 def test_a_coordinator_reports_a_port_that_is_taken(crew: Crew) -> None:
     argv = make_flags("port", workers=1)
-    first = crew.start_coordinator(argv)
+    first_coordinator = crew.start_coordinator(argv)
     crew.until(lambda: _is_listening(crew))
-    second = crew.start_coordinator(argv)
-    assert second.wait_for_exit_code() == 1
-    assert "another coordinator may be running on this machine" in second.read_log()
-    assert "MASTER_PORT" in second.read_log()
-    assert first.process.exitcode is None
+    second_coordinator = crew.start_coordinator(argv)
+    assert second_coordinator.wait_for_exit_code() == 1
+    assert "another coordinator may be running on this machine" in second_coordinator.read_log()
+    assert "MASTER_PORT" in second_coordinator.read_log()
+    assert first_coordinator.process.exitcode is None
 
 
 def test_a_verdict_reaches_training_workers_and_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,8 @@ def _publish_and_give_up(server: socket.socket, worker: elastic.ElasticGroup) ->
     connection.sendall(json.dumps({"failed": "no such column", "code": 65}).encode() + b"\n")
     connection.shutdown(socket.SHUT_WR)
 
-    while connection.recv(4096):  # closing it with unread data would reset it and lose the verdict
+    # if the connection is closed with unread data, it is reset, and the verdict is lost
+    while connection.recv(4096):
         pass
 
     connection.close()
@@ -232,7 +233,7 @@ def test_a_coordinator_exits_with_its_verdict_while_the_object_store_is_unrespon
 
 
 def _run_impatiently(argv: list[str], environment: dict[str, str], log: str) -> None:
-    """Run a member that waits only briefly until its last events are written."""
+    """Run a member that waits only briefly for the writing of its last events."""
     from rekindle.training.ledger import events
 
     events.CLOSE_TIMEOUT_S = 0.2

@@ -1,4 +1,4 @@
-"""The rendezvous of a group's members: authenticated, and independent of the coordinator's life."""
+"""The workers of a group find each other with authentication, also if the coordinator dies."""
 
 import signal
 import sys
@@ -74,7 +74,9 @@ def test_a_process_without_the_secret_cannot_take_a_members_place(
 def find_listening_addresses(member: Member) -> list[Any]:
     connections = psutil.Process(member.process.pid).net_connections("tcp")
     return [
-        ip_address(entry.laddr.ip) for entry in connections if entry.status == psutil.CONN_LISTEN
+        ip_address(connection.laddr.ip)
+        for connection in connections
+        if connection.status == psutil.CONN_LISTEN
     ]
 
 
@@ -87,7 +89,8 @@ def test_values_of_members_survive_the_coordinator(crew: Crew) -> None:
     ]
 
     waiting = [
-        threading.Thread(target=one.wait_for_group, args=(0, -1, lambda: False)) for one in clients
+        threading.Thread(target=member.wait_for_group, args=(0, -1, lambda: False))
+        for member in clients
     ]
     for thread in waiting:
         thread.start()

@@ -29,8 +29,8 @@ FLAGS = [
 
 
 class RecordingGroup:
-    """A process group that records its collectives, and the count of numbers sent to single
-    processes."""
+    """A process group that records its collective operations, and how many numbers it sends to
+    single processes."""
 
     def __init__(self, pg: Any) -> None:
         self.pg, self.names, self.sent = pg, list[str](), 0
@@ -45,13 +45,13 @@ class RecordingGroup:
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def single_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_group, "COLLECTIVE_TIMEOUT", timedelta(seconds=30))
 
 
 def leaf_values(state: TrainingState, leaf: int, turn: int) -> tuple[Tensor, list[Tensor]]:
-    """Return one virtual worker's loss and gradients; their magnitudes give every order of
-    additions another sum."""
+    """Return one virtual worker's loss and gradients; their magnitudes differ so much that each
+    order of additions gives a different sum."""
     generator = torch.Generator().manual_seed(100 * turn + leaf)
     scale = 10.0 ** (leaf % 5 - 2)
     gradients = [torch.randn(p.shape, generator=generator) * scale for p in state.parameters]
@@ -59,73 +59,75 @@ def leaf_values(state: TrainingState, leaf: int, turn: int) -> tuple[Tensor, lis
 
 
 def reduce_in_threads(
-    leaves: int, size: int, turns: int = 1, **config: Any
+    leaves: int, group_size: int, turns: int = 1, **config: Any
 ) -> list[tuple[list[Tensor], RecordingGroup, GradientReduction]]:
-    """Reduce some steps in a group of threads; return each rank's totals, process group and
-    reduction."""
+    """Reduce the gradients of `turns` steps in a group of threads; return the totals, the process
+    group and the reduction of each rank."""
     store: Any = dist.HashStore()
 
     def member(rank: int) -> tuple[list[Tensor], RecordingGroup, GradientReduction]:
         torch.manual_seed(0)
         settings = TrainConfig.model_validate(
-            {"virtual_workers": leaves, "workers": size, **config}
+            {"virtual_workers": leaves, "workers": group_size, **config}
         )
         state = TrainingState(nn.Linear(7, 3), settings, CPU)
         reduction = GradientReduction(state, StaticGroup(CPU, ledger=None).wait)
         pg = RecordingGroup(
-            create_process_group(store, rank, size, CPU, "127.0.0.1") if size > 1 else None
+            create_process_group(store, rank, group_size, CPU, "127.0.0.1")
+            if group_size > 1
+            else None
         )
-        reduction.view = GroupView(rank, size, pg if size > 1 else None)
+        reduction.view = GroupView(rank, group_size, pg if group_size > 1 else None)
         totals = []
 
         for turn in range(turns):
             reduction.set_requests(MemberRequests(*FLAGS[(rank + turn) % len(FLAGS)]))
-            for leaf in list_rank_leaves(leaves, size, rank):
+            for leaf in list_rank_leaves(leaves, group_size, rank):
                 reduction.add(leaf, *leaf_values(state, leaf, turn))
 
             totals.append(reduction.reduce()[: state.width + CONTROL_VALUE_COUNT].clone())
 
         return totals, pg, reduction
 
-    with ThreadPoolExecutor(size) as pool:
-        return list(pool.map(member, range(size)))
+    with ThreadPoolExecutor(group_size) as pool:
+        return list(pool.map(member, range(group_size)))
 
 
 @pytest.mark.parametrize(
-    ("leaves", "size"),
+    ("leaves", "group_size"),
     [(4, 2), (5, 2), (6, 2), (8, 2), (3, 3), (4, 3), (7, 3), (8, 4), (13, 4), (5, 5)],
 )
-def test_a_group_of_any_size_computes_the_bits_of_one_process(leaves: int, size: int) -> None:
-    (((*alone,), _, reduction),) = reduce_in_threads(leaves, 1, turns=2)
+def test_a_group_of_any_size_computes_the_bits_of_one_process(leaves: int, group_size: int) -> None:
+    (((*single_sums,), _, reduction),) = reduce_in_threads(leaves, 1, turns=2)
     width = reduction.state.width
-    assert not torch.equal(alone[0], alone[1])
+    assert not torch.equal(single_sums[0], single_sums[1])
 
-    for totals, pg, _ in reduce_in_threads(leaves, size, turns=2):
-        for turn, (total, expected) in enumerate(zip(totals, alone, strict=True)):
+    for totals, pg, _ in reduce_in_threads(leaves, group_size, turns=2):
+        for turn, (total, expected) in enumerate(zip(totals, single_sums, strict=True)):
             assert torch.equal(total[: width + 1], expected[: width + 1]), "gradients and loss"
             flags = [
                 FLAGS[(rank + turn) % len(FLAGS)]
-                for rank in range(size)
-                for _ in list_rank_leaves(leaves, size, rank)
+                for rank in range(group_size)
+                for _ in list_rank_leaves(leaves, group_size, rank)
             ]
             assert total[width + 1 :].tolist() == [
                 sum(column) for column in zip(*flags, strict=True)
             ]
 
-        # two addends have only one order: an all-reduce may be used
-        halves = (leaves, size) in ((4, 2), (8, 2))
+        # two numbers have only one sum, so an all-reduce may be used
+        halves = (leaves, group_size) in ((4, 2), (8, 2))
         assert ("allreduce" in pg.names) == halves
         assert ("send" in pg.names) != halves
 
 
-@pytest.mark.parametrize(("leaves", "size"), [(7, 3), (6, 2)])
-def test_a_fast_reduction_is_one_all_reduce(leaves: int, size: int) -> None:
-    ((alone, _, _),) = reduce_in_threads(leaves, 1)
-    members = reduce_in_threads(leaves, size, reduction="fast")
+@pytest.mark.parametrize(("leaves", "group_size"), [(7, 3), (6, 2)])
+def test_a_fast_reduction_is_one_all_reduce(leaves: int, group_size: int) -> None:
+    ((single_sums, _, _),) = reduce_in_threads(leaves, 1)
+    members = reduce_in_threads(leaves, group_size, reduction="fast")
     for totals, pg, reduction in members:
         assert pg.names == ["allreduce"]
         width = reduction.state.width + 1
-        assert torch.allclose(totals[0][:width], alone[0][:width], rtol=1e-4, atol=1e-3)
+        assert torch.allclose(totals[0][:width], single_sums[0][:width], rtol=1e-4, atol=1e-3)
         assert torch.equal(totals[0], members[0][0][0])
 
 

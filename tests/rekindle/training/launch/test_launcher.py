@@ -1,4 +1,5 @@
-"""The launcher as a process: its exit codes; no step is lost, and no process is left over."""
+"""The launcher as a real process: its exit codes are correct, no step is lost, and no process is
+left at the end."""
 
 import json
 import os
@@ -21,7 +22,7 @@ TROUBLE = "tests.rekindle.training.trouble"
 
 @pytest.fixture
 def crew(toy_dataset: None, s3_environment: dict[str, str], tmp_path: Path) -> Iterator[Crew]:
-    """Yield a crew; check that no process of it is left at the end."""
+    """Yield a crew; at the end, check that no process of the crew is left."""
     (tmp_path / "shm").mkdir()
     crew = Crew(s3_environment | {"REKINDLE_SHM": str(tmp_path / "shm")}, tmp_path)
     yield crew
@@ -152,17 +153,17 @@ def test_a_worker_that_always_crashes_ends_the_run_with_its_traceback(crew: Crew
         "error: pod was ended by SIGSEGV, 3 times without a newer step (now -1)"
         in launcher.read_log()
     )
-    assert list_shared_memory(crew)  # the same pod may start again
+    assert list_shared_memory(crew)  # a pod of this name may start again
     assert "trouble.py" in launcher.read_log()
     assert "pod (3 times without a newer step)" in coordinator.read_log()
 
 
 @pytest.mark.slow
 def test_a_sigterm_is_handled_before_and_while_torch_is_loaded(crew: Crew) -> None:
-    early = launch_command(crew, "early")
-    crew.until(lambda: survives_sigterm(early.process.pid))
-    early.send(signal.SIGTERM)
-    assert early.wait_for_exit_code(10) == 143, early.read_log()
+    command = launch_command(crew, "early")
+    crew.until(lambda: survives_sigterm(command.process.pid))
+    command.send(signal.SIGTERM)
+    assert command.wait_for_exit_code(10) == 143, command.read_log()
     loading = launch_command(crew, "loading")
     crew.until(lambda: loads_torch(crew, loading))
     loading.send(signal.SIGINT)
@@ -179,9 +180,9 @@ def test_two_sigterms_during_training_lose_no_step(crew: Crew, s3: Store, undist
     assert launcher.wait_for_exit_code() == 143, launcher.read_log()
     step = launcher.read_log().split("left after step ")[1].split(",")[0]
     assert not list_shared_memory(crew)
-    again = launch_forked(crew, "launcher-term")
-    assert again.wait_for_exit_code() == 0, again.read_log()
-    assert f"resuming from step {step} " in again.read_log(), again.read_log()
+    second_launcher = launch_forked(crew, "launcher-term")
+    assert second_launcher.wait_for_exit_code() == 0, second_launcher.read_log()
+    assert f"resuming from step {step} " in second_launcher.read_log(), second_launcher.read_log()
     assert read_model_digest(s3, "launcher-term") == undisturbed
 
 
@@ -244,8 +245,8 @@ def test_after_killing_all_processes_a_run_resumes_from_shared_memory(
     launcher.wait_for_exit_code()
     crew.until(lambda: not find_parent_pids(crew), 10)
     assert list_shared_memory(crew)
-    again = launch_forked(crew, "launcher-killed")
-    assert again.wait_for_exit_code() == 0, again.read_log()
+    second_launcher = launch_forked(crew, "launcher-killed")
+    assert second_launcher.wait_for_exit_code() == 0, second_launcher.read_log()
     assert read_model_digest(s3, "launcher-killed") == undisturbed
     assert not list_shared_memory(crew)
 
@@ -256,24 +257,24 @@ def test_the_error_of_an_oom_killed_worker_names_the_memory_limit(crew: Crew) ->
     original_group = (
         memory / Path("/proc/self/cgroup").read_text().partition(":memory:/")[2].partition("\n")[0]
     )
-    group = memory / f"rekindle-{os.getpid()}"
+    cgroup_folder = memory / f"rekindle-{os.getpid()}"
 
     try:
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(800 << 20))
+        cgroup_folder.mkdir()
+        (cgroup_folder / "memory.limit_in_bytes").write_text(str(800 << 20))
     except OSError:
         pytest.skip("needs cgroups of version 1")
 
     try:
-        # new child processes start in this group
-        (group / "cgroup.procs").write_text(str(os.getpid()))
+        # child processes that start from now on belong to this cgroup
+        (cgroup_folder / "cgroup.procs").write_text(str(os.getpid()))
         launcher = launch_command(crew, "hoard", TROUBLE="hoard hoard hoard", TROUBLE_AT="0")
         (original_group / "cgroup.procs").write_text(str(os.getpid()))
         assert launcher.wait_for_exit_code() == 1, launcher.read_log()
         assert "was OOM-killed, 3 times" in launcher.read_log()
         assert "may use 0.781 GiB" in launcher.read_log()
     finally:
-        group.rmdir()
+        cgroup_folder.rmdir()
 
 
 def test_invalid_settings_are_rejected(crew: Crew) -> None:
@@ -298,5 +299,5 @@ def test_only_crashes_without_progress_end_a_run() -> None:
     assert None not in pauses
     assert pauses[-1] == 30
     assert None not in [budget.record_exit(ExitKind.UNAVAILABLE, 19) for _ in range(40)]
-    # the first crash at step 19, above, counts too
+    # the crash at step 19 above also counts
     assert [budget.record_exit(ExitKind.BUG, 19) for _ in range(MAX_CRASHES - 1)][-1] is None

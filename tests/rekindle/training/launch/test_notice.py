@@ -47,12 +47,12 @@ def test_workers_leave_a_node_after_a_notice_and_none_is_started_there(
         cloud.events = [EVENT]
         assert launcher.wait_for_exit_code() == 143, launcher.read_log()
         assert "about to be interrupted: its workers leave" in launcher.read_log()
-        again = crew.start_light_launcher(
+        second_launcher = crew.start_light_launcher(
             f"{prefix}-again", make_flags(prefix, steps=1_000_000), **environment
         )
-        crew.until(lambda: "no worker is started on it" in again.read_log(), 60)
-        again.send(signal.SIGTERM)
-        assert again.wait_for_exit_code() == 143, again.read_log()
-        assert "loss" not in again.read_log(), again.read_log()
+        crew.until(lambda: "no worker is started on it" in second_launcher.read_log(), 60)
+        second_launcher.send(signal.SIGTERM)
+        assert second_launcher.wait_for_exit_code() == 143, second_launcher.read_log()
+        assert "loss" not in second_launcher.read_log(), second_launcher.read_log()
     finally:
         crew.close()

@@ -1,5 +1,5 @@
-"""SIGTERM to a worker: it may use its grace period, and its child processes do not exit before
-it."""
+"""After a SIGTERM, a worker may use its whole grace period, and its child processes do not exit
+before the worker."""
 
 import os
 import signal
@@ -48,13 +48,13 @@ def start_script(script: str, **environment: str) -> "subprocess.Popen[str]":
     return process
 
 
-def find_group_pids(group: int) -> list[int]:
+def find_group_pids(group_id: int) -> list[int]:
     """Return the pids of a process group, except zombies."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # the process has just exited
             state, _, number = path.read_text().rpartition(")")[2].split()[:3]
-            if int(number) == group and state != "Z":
+            if int(number) == group_id and state != "Z":
                 pids.append(int(path.parent.name))
     return pids
 
@@ -66,7 +66,7 @@ def test_a_data_loader_survives_a_sigterm_to_the_process_group_but_ends_with_its
     os.killpg(process.pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 143
-    assert output.startswith("left 4"), output  # seconds left: 0.9 of the 50 s
+    assert output.startswith("left 4"), output  # seconds that are left: 90 % of the 50 s
     assert "Traceback" not in output
     assert "Error" not in output
     assert not find_group_pids(process.pid)

@@ -25,20 +25,20 @@ def list_worker_seconds(summary: LedgerSummary, name: str | None = None) -> tupl
 
 
 def test_an_undisturbed_run_waits_only_until_all_workers_have_joined():
-    found = summarize(
+    summary = summarize(
         *start("a", "b"), step(3, 10), step(4, 20), (5, "complete", {"step": 30, "sha256": "f00d"})
     )
-    assert list_worker_seconds(found) == (6, 4, 0)
-    assert found.state == "complete"
-    assert found.steps == 30
-    assert found.repeated == 0
-    assert found.sha256 == "f00d"
-    assert found.steps_per_second == 10
-    assert found.incidents == []
+    assert list_worker_seconds(summary) == (6, 4, 0)
+    assert summary.state == "complete"
+    assert summary.steps == 30
+    assert summary.repeated == 0
+    assert summary.sha256 == "f00d"
+    assert summary.steps_per_second == 10
+    assert summary.incidents == []
 
 
 def test_a_broken_group_loses_the_time_since_its_last_step_but_no_step():
-    found = summarize(
+    summary = summarize(
         *start("a", "b"),
         step(3, 10),
         step(4, 20),
@@ -50,10 +50,10 @@ def test_a_broken_group_loses_the_time_since_its_last_step_but_no_step():
     )
 
     # the 32nd step was made at 5.2: 10 a second
-    assert list_worker_seconds(found, "a") == (3.2 + 2, 2 + 0.25, 0.05)
-    assert list_worker_seconds(found, "b") == (3.2, 2, 0.05)
-    assert found.repeated == 0
-    (incident,) = found.incidents
+    assert list_worker_seconds(summary, "a") == (3.2 + 2, 2 + 0.25, 0.05)
+    assert list_worker_seconds(summary, "b") == (3.2, 2, 0.05)
+    assert summary.repeated == 0
+    (incident,) = summary.incidents
 
     assert incident.name == "b"
     assert incident.why == "connection"
@@ -62,7 +62,7 @@ def test_a_broken_group_loses_the_time_since_its_last_step_but_no_step():
 
 
 def test_a_silent_worker_costs_everyone_the_time_until_it_is_dropped():
-    found = summarize(
+    summary = summarize(
         *start("a", "b", "c"),
         step(3, 10),
         step(4, 20),
@@ -71,11 +71,11 @@ def test_a_silent_worker_costs_everyone_the_time_until_it_is_dropped():
         generation(6, 2, 21, "a", "b"),
         (7, "complete", {"step": 31}),
     )
-    assert list_worker_seconds(found)[2] == 5.7
+    assert list_worker_seconds(summary)[2] == 5.7
 
 
 def test_a_drain_finishes_its_step_and_loses_nothing():
-    found = summarize(
+    summary = summarize(
         *start("a", "b"),
         step(3, 10),
         (3.5, "open", {"generation": 2, "hard": False}),
@@ -83,14 +83,14 @@ def test_a_drain_finishes_its_step_and_loses_nothing():
         generation(4, 2, 16, "a"),
         (5, "complete", {"step": 26}),
     )
-    assert list_worker_seconds(found, "a") == (1.6 + 1, 2 + 0.4, 0)
-    assert list_worker_seconds(found)[2] == 0
-    assert found.count_incidents("drain") == 1
+    assert list_worker_seconds(summary, "a") == (1.6 + 1, 2 + 0.4, 0)
+    assert list_worker_seconds(summary)[2] == 0
+    assert summary.count_incidents("drain") == 1
 
 
 def test_a_joining_worker_waits_and_costs_the_others_nothing():
     joining = (3, "join", {"worker": "id-b", "name": "b", "step": -1})
-    found = summarize(
+    summary = summarize(
         *start("a"),
         step(3, 10),
         joining,
@@ -98,36 +98,36 @@ def test_a_joining_worker_waits_and_costs_the_others_nothing():
         generation(3.1, 2, 11, "a", "b"),
         (4.1, "complete", {"step": 21}),
     )
-    assert list_worker_seconds(found, "a") == (2.1, 2, 0)
-    assert list_worker_seconds(found, "b") == (1, 0.1, 0)
-    assert [(i.kind, i.name) for i in found.incidents] == [("join", "b")]
+    assert list_worker_seconds(summary, "a") == (2.1, 2, 0)
+    assert list_worker_seconds(summary, "b") == (1, 0.1, 0)
+    assert [(i.kind, i.name) for i in summary.incidents] == [("join", "b")]
 
 
 def test_when_all_workers_are_lost_the_work_since_the_restored_step_is_lost():
-    again = [
+    second_attempt = [
         (10, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")
     ]
-    found = summarize(
+    summary = summarize(
         *start("a", "b"),
         *[step(t, 10 * (t - 2)) for t in range(3, 9)],
         lost(8.5, "a"),
         (8.5, "open", {"generation": 2, "hard": True}),
         lost(8.5, "b"),
-        *again,
+        *second_attempt,
         generation(11, 3, 60, "a", "b"),
         (11, "restored", {"step": 35, "tier": "durable"}),
         step(12, 45),
         (13, "complete", {"step": 55}),
     )
 
-    assert list_worker_seconds(found) == (2 * (3.5 + 2), 2 * (2 + 1), 2 * 3)
-    assert found.repeated == 25
-    assert found.steps == 55
-    assert [(i.repeated, i.resumed, i.back) for i in found.incidents] == [(25, 11, 11)] * 2
+    assert list_worker_seconds(summary) == (2 * (3.5 + 2), 2 * (2 + 1), 2 * 3)
+    assert summary.repeated == 25
+    assert summary.steps == 55
+    assert [(i.repeated, i.resumed, i.back) for i in summary.incidents] == [(25, 11, 11)] * 2
 
 
 def test_workers_that_do_not_return_to_a_restarted_coordinator_count_as_lost():
-    found = summarize(
+    summary = summarize(
         *start("a", "b"),
         step(3, 10),
         step(4, 20),
@@ -140,9 +140,9 @@ def test_workers_that_do_not_return_to_a_restarted_coordinator_count_as_lost():
         (31.1, "complete", {"step": 280}),
     )
 
-    assert list_worker_seconds(found, "b") == (2, 2, 0)
-    assert list_worker_seconds(found, "a") == (27 + 1, 2, 1.1)  # step 270 was made at 29
-    assert [(i.kind, i.name, i.why) for i in found.incidents] == [
+    assert list_worker_seconds(summary, "b") == (2, 2, 0)
+    assert list_worker_seconds(summary, "a") == (27 + 1, 2, 1.1)  # step 270 was made at 29
+    assert [(i.kind, i.name, i.why) for i in summary.incidents] == [
         ("coordinator", "c2", ""),
         ("lost", "b", "unseen"),
     ]
@@ -159,11 +159,11 @@ def test_a_killed_run_under_torchrun_continues_from_the_restored_step():
             (t, "restored", {"step": restored, "tier": "durable"}),
         ]
 
-    again = [*run(60, 5), step(61, 15), (62, "complete", {"step": 25})]
-    found = summarize(*run(0, 0), step(1, 10), step(2, 20), *again)
-    assert list_worker_seconds(found) == (1 + 4, 0, 3)
-    assert found.repeated == 15
-    assert [(i.kind, i.name, i.why, i.back) for i in found.incidents] == [
+    second_attempt = [*run(60, 5), step(61, 15), (62, "complete", {"step": 25})]
+    summary = summarize(*run(0, 0), step(1, 10), step(2, 20), *second_attempt)
+    assert list_worker_seconds(summary) == (1 + 4, 0, 3)
+    assert summary.repeated == 15
+    assert [(i.kind, i.name, i.why, i.back) for i in summary.incidents] == [
         ("lost", name, "unseen", 60) for name in names
     ]
 
@@ -179,23 +179,23 @@ def test_a_trial_that_continues_after_a_pause_loses_nothing_until_it_is_killed()
 
     paused = [*run(0, 0), step(1, 10), (2, "complete", {"step": 20})]
     continued = [*run(60, 20), step(61, 30)]
-    found = summarize(*paused, *continued, (62, "complete", {"step": 40}))
+    summary = summarize(*paused, *continued, (62, "complete", {"step": 40}))
 
-    assert list_worker_seconds(found) == (4, 0, 0)
-    assert found.state == "complete"
-    assert found.repeated == 0
-    assert found.incidents == []
+    assert list_worker_seconds(summary) == (4, 0, 0)
+    assert summary.state == "complete"
+    assert summary.repeated == 0
+    assert summary.incidents == []
 
-    found = summarize(
+    summary = summarize(
         *paused, *continued, *run(70, 20), step(71, 30), (72, "complete", {"step": 40})
     )
-    assert list_worker_seconds(found) == (4, 0, 1)
-    assert found.repeated == 10
-    assert [(incident.kind, incident.name) for incident in found.incidents] == [("lost", "rank0")]
+    assert list_worker_seconds(summary) == (4, 0, 1)
+    assert summary.repeated == 10
+    assert [(incident.kind, incident.name) for incident in summary.incidents] == [("lost", "rank0")]
 
 
 def test_a_group_that_survives_a_new_coordinator_trains_without_a_gap():
-    found = summarize(
+    summary = summarize(
         *start("a", "b"),
         step(3, 10),
         (20, "coordinator", {"id": "c2"}),
@@ -205,30 +205,30 @@ def test_a_group_that_survives_a_new_coordinator_trains_without_a_gap():
         generation(22, 2, 195, "a"),
         (23, "complete", {"step": 205}),
     )
-    assert list_worker_seconds(found, "a") == (18 + 1.5 + 1, 2, 0.5)
-    assert [(i.kind, i.name) for i in found.incidents] == [("coordinator", "c2"), ("lost", "b")]
+    assert list_worker_seconds(summary, "a") == (18 + 1.5 + 1, 2, 0.5)
+    assert [(i.kind, i.name) for i in summary.incidents] == [("coordinator", "c2"), ("lost", "b")]
 
 
 def test_workers_that_end_after_the_verdict_are_not_preemptions():
     failed = (4, "failed", {"name": "a", "message": "the gradient is not finite", "code": 78})
     verdict = (4, "verdict", {"code": 78, "message": "a: the gradient is not finite"})
-    found = summarize(
+    summary = summarize(
         *start("a", "b"), step(3, 10), failed, verdict, lost(4.1, "a"), lost(4.1, "b")
     )
-    assert found.state == "failed"
-    assert found.code == 78
-    assert found.message == "a: the gradient is not finite"
-    assert [incident.kind for incident in found.incidents] == ["failed"]
+    assert summary.state == "failed"
+    assert summary.code == 78
+    assert summary.message == "a: the gradient is not finite"
+    assert [incident.kind for incident in summary.incidents] == ["failed"]
 
 
 def test_invalid_events_are_skipped_and_counted():
     invalid = [(3, "step", {"step": "many"}), (3, "step", {"step": math.inf}), (3, "step", {})]
     invalid += [(3, "checkpoint", {name: "many"}) for name in ("bytes", "seconds")]
-    found = summarize(*start("a"), *invalid, (3, "new", {}), (4, "complete", {}))
-    assert found.skipped == len(invalid)
-    assert list_worker_seconds(found) == (2, 2, 0)
-    assert found.counts["new"] == 1
-    assert found.as_json()["checkpoints"]["bytes"] == 0
+    summary = summarize(*start("a"), *invalid, (3, "new", {}), (4, "complete", {}))
+    assert summary.skipped == len(invalid)
+    assert list_worker_seconds(summary) == (2, 2, 0)
+    assert summary.counts["new"] == 1
+    assert summary.as_json()["checkpoints"]["bytes"] == 0
 
 
 NAMES = st.sampled_from("abcd")
@@ -242,7 +242,7 @@ EVENTS = st.one_of(
     st.builds(
         lambda n, i: {"event": "drain", "worker": f"{n}{i}", "name": n}, NAMES, st.integers(0, 2)
     ),
-    st.builds(lambda hard: {"event": "open", "hard": hard}, st.booleans()),
+    st.builds(lambda is_hard: {"event": "open", "hard": is_hard}, st.booleans()),
     st.builds(
         lambda m, s: {"event": "generation", "members": m, "step": s},
         st.lists(NAMES, unique=True),
@@ -275,7 +275,8 @@ def test_trained_waited_and_lost_add_up_to_the_time_alive_for_any_events(
         match event["event"]:
             case "join" if event["worker"] not in living:
                 unseen |= any(worker[0] == event["name"] and len(worker) > 1 for worker in living)
-                since = living.pop(event["name"], t)  # only its name was known, from a generation
+                # before, only the name of the worker was known, from the members of a generation
+                since = living.pop(event["name"], t)
                 living.setdefault(event["worker"], since)
             case "lost" | "drain" if event["worker"] in living:
                 expected += t - living.pop(event["worker"])
@@ -289,14 +290,14 @@ def test_trained_waited_and_lost_add_up_to_the_time_alive_for_any_events(
                 living.clear()
 
     expected += sum(t - since for since in living.values())
-    found = summarize_events(events)
+    summary = summarize_events(events)
     total = sum(
-        found.compute_worker_seconds(kind) for kind in (TRAINED_KIND, WAITED_KIND, LOST_KIND)
+        summary.compute_worker_seconds(kind) for kind in (TRAINED_KIND, WAITED_KIND, LOST_KIND)
     )
-    lives = found.intervals.values()
+    lives = summary.intervals.values()
     assert all(interval.start <= interval.end <= t for intervals in lives for interval in intervals)
 
-    if not unseen:  # otherwise a lost worker counts as alive until its last event
+    if not unseen:  # otherwise a lost worker would count as alive until its last event
         assert abs(total - expected) < 1e-6
 
     assert total <= expected + 1e-6

@@ -14,8 +14,8 @@ from rekindle.training.ledger.sentences import describe_summary
 RUN: list[Event] = [
     {"t": 1, "event": "run", "device": "cpu", "workers": 1, "virtual_workers": 8, "steps": 10},
     {"t": 1, "event": "run", "program": True, "unit": "steps", "samples": 80},
-    {"t": 1, "event": "coordinator", "id": "a"},
-    {"t": 2, "event": "join", "worker": "w", "name": "w", "step": -1},
+    {"t": 1, "event": "coordinator", "id": "a", "created": 0.5},
+    {"t": 2, "event": "join", "worker": "w", "name": "w", "step": -1, "harvested": True},
     {"t": 3, "event": "generation", "generation": 1, "members": ["w"], "step": 0},
     {"t": 4, "event": "restored", "step": 1, "tier": "hot", "name": "w"},
     {"t": 5, "event": "step", "step": 5, "last": True},
@@ -28,6 +28,7 @@ RUN: list[Event] = [
         "metrics": {"a": 1},
         "not_finite": ["x"],
     },
+    {"t": 6.6, "event": "trained", "seconds": 10.0},
     {"t": 7, "event": "unsaved", "seconds": 4},
     {
         "t": 7,
@@ -106,9 +107,9 @@ def test_no_value_of_a_field_prevents_the_report_of_a_training(end: list[Event])
     ],
 )
 def test_an_event_with_a_wrong_field_is_skipped_and_counted(event: Event) -> None:
-    found = read([{"t": 1.0} | event])
-    assert found == [{"t": 0.0, "event": "skipped", "lines": 1}]
-    assert summarize_events(found).skipped == 1
+    events_read = read([{"t": 1.0} | event])
+    assert events_read == [{"t": 0.0, "event": "skipped", "lines": 1}]
+    assert summarize_events(events_read).skipped == 1
 
 
 def test_an_event_of_a_later_version_is_read() -> None:

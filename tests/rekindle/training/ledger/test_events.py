@@ -21,12 +21,13 @@ def prefix() -> str:
 
 
 def test_events_of_several_writers_are_sorted_by_time(s3: Store, prefix: str) -> None:
-    first = Ledger(lambda: s3, prefix)
-    second = Ledger(lambda: s3, prefix)
-    first.note("coordinator", id="a")
-    second.note("coordinator", id="b", t=1.5)  # a coordinator that took over; its clock differs
-    first.note("step", step=1)
-    for each in (first, second):
+    first_ledger = Ledger(lambda: s3, prefix)
+    second_ledger = Ledger(lambda: s3, prefix)
+    first_ledger.note("coordinator", id="a")
+    # the second coordinator has taken over; its clock is different
+    second_ledger.note("coordinator", id="b", t=1.5)
+    first_ledger.note("step", step=1)
+    for each in (first_ledger, second_ledger):
         each.close()
     assert [(e["event"], e.get("id")) for e in read_events(s3, prefix)] == [
         ("coordinator", "b"),
@@ -45,10 +46,10 @@ def test_a_full_segment_is_followed_by_the_next(s3: Store, prefix: str) -> None:
 
 
 def test_damaged_and_duplicate_lines_are_skipped_and_counted(s3: Store, prefix: str) -> None:
-    good = {"t": 1.0, "event": "step", "step": 1}
+    valid_event = {"t": 1.0, "event": "step", "step": 1}
     lines = [
-        json.dumps(good),
-        json.dumps(good),
+        json.dumps(valid_event),
+        json.dumps(valid_event),
         '{"t": 2, "ev',
         '{"t": "soon", "event": "step"}',
         "[1]",
@@ -59,7 +60,7 @@ def test_damaged_and_duplicate_lines_are_skipped_and_counted(s3: Store, prefix: 
         "\xff",
     ]
     s3.put(f"{prefix}/1-a-0.jsonl", "\n".join(lines).encode("latin-1"))
-    assert read_events(s3, prefix) == [good, {"t": 1.0, "event": "skipped", "lines": 9}]
+    assert read_events(s3, prefix) == [valid_event, {"t": 1.0, "event": "skipped", "lines": 9}]
 
 
 def test_without_a_ledger_the_list_of_events_is_empty(s3: Store, prefix: str) -> None:

@@ -17,7 +17,7 @@ def describe_events(*lines: tuple[Any, ...]) -> list[str]:
 
 
 def test_a_loss_is_described_with_its_reason_cost_and_duration():
-    again = (6, "join", {"worker": "new-b", "name": "b", "step": -1})
+    new_join = (6, "join", {"worker": "new-b", "name": "b", "step": -1})
     text = describe_events(
         *start("a", "b"),
         step(3, 10),
@@ -25,7 +25,7 @@ def test_a_loss_is_described_with_its_reason_cost_and_duration():
         lost(5.5, "b", "silent"),
         (5.5, "open", {"hard": True}),
         generation(5.75, 2, 20, "a"),
-        again,
+        new_join,
         generation(6.5, 3, 25, "a", "b"),
         (8.5, "complete", {"step": 45}),
     )
@@ -46,7 +46,7 @@ def test_a_loss_is_described_with_its_reason_cost_and_duration():
 
 
 def test_the_loss_of_all_workers_is_described_with_repeated_steps_and_source_of_the_state():
-    again = [
+    second_attempt = [
         (9, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")
     ]
     text = describe_events(
@@ -56,7 +56,7 @@ def test_the_loss_of_all_workers_is_described_with_repeated_steps_and_source_of_
         lost(4.5, "a"),
         (4.5, "open", {"hard": True}),
         lost(4.5, "b"),
-        *again,
+        *second_attempt,
         generation(9.5, 3, 5, "a", "b"),
         (9.5, "restored", {"step": 5, "tier": "durable"}),
         (11.5, "complete", {"step": 25}),
@@ -113,14 +113,14 @@ def test_a_join_a_drain_and_a_new_coordinator_have_different_descriptions():
 
 
 def test_a_kill_of_all_workers_and_the_coordinator_is_described_without_survivors():
-    again = [
+    second_attempt = [
         (9, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")
     ]
     text = describe_events(
         *start("a", "b"),
         step(3, 10),
         (8, "coordinator", {"id": "c2"}),
-        *again,
+        *second_attempt,
         generation(9.5, 2, 5, "a", "b"),
         (9.5, "restored", {"step": 5, "tier": "durable"}),
         step(10, 10),
@@ -138,18 +138,18 @@ def test_a_kill_of_all_workers_and_the_coordinator_is_described_without_survivor
 
 
 def test_a_loss_that_nobody_saw_has_the_step_and_time_of_the_last_step_in_shared_memory():
-    again = [
+    second_attempt = [
         (9, "join", {"worker": f"new-{name}", "name": name, "step": 247}) for name in ("a", "b")
     ]
     # a restarted worker writes the event, and the time of the event is the time of the step
-    last = (7, "step", {"step": 309, "last": True})
+    last_step = (7, "step", {"step": 309, "last": True})
 
     events = [
         *start("a", "b"),
         step(3, 10),
-        last,
+        last_step,
         (8, "coordinator", {"id": "c2"}),
-        *again,
+        *second_attempt,
         generation(9.5, 2, 247, "a", "b"),
         (9.5, "restored", {"step": 247, "tier": "hot"}),
         step(10, 300),
@@ -169,11 +169,11 @@ def test_a_loss_that_nobody_saw_has_the_step_and_time_of_the_last_step_in_shared
 
 
 def test_a_restored_step_proves_a_later_loss_than_the_ledger_has_recorded():
-    again = [(9, "join", {"worker": "new-a", "name": "a", "step": 247})]
+    new_join = [(9, "join", {"worker": "new-a", "name": "a", "step": 247})]
     text = describe_events(
         *start("a"),
         (8, "coordinator", {"id": "c2"}),
-        *again,
+        *new_join,
         generation(9.5, 2, 247, "a"),
         (9.5, "restored", {"step": 247, "tier": "hot"}),
         step(10, 300),
@@ -307,9 +307,9 @@ def test_the_steps_before_the_first_report_of_a_program_were_trained():
         "trained 30 steps (20 to 50) in" in describe_events(*began, run, restored, step(10, 50))[0]
     )
 
-    again = [(5, "killed", {"name": "a"}), generation(6, 2, -1, "a")]
+    second_attempt = [(5, "killed", {"name": "a"}), generation(6, 2, -1, "a")]
     restored = (7, "restored", {"step": 20, "tier": "disk"})
-    text = describe_events(*began, run, *again, restored, step(10, 50))
+    text = describe_events(*began, run, *second_attempt, restored, step(10, 50))
     assert "1 worker trained 50 steps in" in text[0]
 
 
@@ -330,7 +330,7 @@ def test_a_killed_process_of_a_program_is_a_loss():
 
 
 def test_a_program_repeats_the_steps_since_the_restored_checkpoint():
-    # the others know step 30, whose checkpoint was not complete
+    # the other workers have reported step 30, but the checkpoint of step 30 was not complete
     text = describe_events(
         (0, "run", {"program": True, "device": "cpu"}),
         *start("a", "b"),

@@ -58,9 +58,10 @@ numbers = count()
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[tuple[Coordinator, tuple[str, int]]]:
-    """Yield a coordinator of a new run in this process, and its address."""
-    prefix = f"handshake-{next(numbers)}"
+async def serving(prefix: str = "") -> AsyncIterator[tuple[Coordinator, tuple[str, int]]]:
+    """Yield a coordinator in this process, and its address. `prefix`: prefix of the run's objects;
+    by default, the run is new."""
+    prefix = prefix or f"handshake-{next(numbers)}"
 
     settings = {
         "workload": "w",

@@ -2,15 +2,20 @@
 training ends."""
 
 import asyncio
+import uuid
 from typing import Any
 
 import pytest
 
+from argolocal.common import exit_codes
 from rekindle.errors import ConfigError
-from rekindle.kubernetes_names import REKINDLE_DEADLINE
+from rekindle.kubernetes_names import REKINDLE_CREATED, REKINDLE_DEADLINE
 from rekindle.storage import Store
+from rekindle.training.ledger.events import Ledger
+from rekindle.training.membership.job_time import read_creation_time, read_trained_seconds
 from rekindle.training.membership.server import TICK_INTERVAL_S
 from tests.rekindle.training.membership.members import make_join_message, serving
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("secret")
 LIMIT = 0.5  # seconds
@@ -60,3 +65,61 @@ def test_an_invalid_deadline_is_one_error(s3: Store, monkeypatch: pytest.MonkeyP
 
     with pytest.raises(ConfigError, match=f"{REKINDLE_DEADLINE} is"):
         asyncio.run(scene())
+
+
+def write_events(s3: Store, prefix: str, *events: tuple[str, dict[str, Any]]) -> None:
+    """Write a ledger as the previous coordinator of a run has left it."""
+    ledger = Ledger(lambda: s3, f"{prefix}/ledger")
+    for event, fields in events:
+        ledger.note(event, **fields)
+    ledger.close()
+
+
+def test_a_replaced_coordinator_continues_to_count_the_trained_time(
+    s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(REKINDLE_DEADLINE, "1000")
+    prefix = f"w-{uuid.uuid4().hex[:6]}/train"
+    write_events(
+        s3,
+        prefix,
+        ("trained", {"seconds": 400.0}),
+        ("trained", {"seconds": 900.0}),
+        ("step", {"step": 3}),
+    )
+
+    async def replace_coordinator() -> float:
+        async with serving(prefix) as (coordinator, _), asyncio.timeout(60):
+            await asyncio.to_thread(
+                until, "the earlier time to be known", lambda: coordinator.has_restored_time
+            )
+            coordinator.trained_seconds += 50
+            coordinator.set_exit_code(exit_codes.TERMINATED)
+            return coordinator.trained_seconds
+
+    assert asyncio.run(replace_coordinator()) == 950
+    assert read_trained_seconds(s3, f"{prefix}/ledger") == 950, "it has left its time"
+
+
+def test_a_resumed_training_has_the_full_limit_after_a_failure(s3: Store) -> None:
+    prefix = f"w-{uuid.uuid4().hex[:6]}/train"
+    assert read_trained_seconds(s3, f"{prefix}/ledger") == 0
+    write_events(s3, prefix, ("trained", {"seconds": 900.0}), ("verdict", {"code": 1}))
+    assert read_trained_seconds(s3, f"{prefix}/ledger") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1970-01-01T00:01:40Z,1970-01-01T00:00:10Z", 100.0),
+        ("1970-01-01T00:01:40Z", 100.0),
+        ("", None),
+        ("{{tasks.prepare.finishedAt}}", None),
+        ("yesterday,1970-01-01T00:01:40Z", None),
+    ],
+)
+def test_the_queue_begins_when_the_last_step_before_the_job_has_ended(
+    text: str, seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(REKINDLE_CREATED, text)
+    assert read_creation_time() == seconds

@@ -1,5 +1,5 @@
-"""Only processes that know the run's secret take part; others change nothing and cost almost
-nothing."""
+"""Only processes that know the run's secret take part; other processes change nothing and cost
+almost nothing."""
 
 import asyncio
 import json

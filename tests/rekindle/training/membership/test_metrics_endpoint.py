@@ -1,4 +1,5 @@
-"""Prometheus metrics of a training: steps, loss, members and losses."""
+"""Prometheus metrics of a training: its steps, the value of the loss function, its workers, and how
+many workers were lost."""
 
 import asyncio
 from contextlib import suppress
@@ -21,7 +22,8 @@ def parse_metrics(text: bytes) -> dict[str, float]:
 
 
 def make_training_exporter() -> MetricsExporter:
-    """Train with two workers: one is lost, the other completes its second step."""
+    """Report the events of a training with two workers: one worker is lost, the other completes
+    step 2."""
     membership = MembershipStateMachine(make_spec(workers=2, min_workers=1))
     exporter = MetricsExporter(membership)
     now = 100.0

@@ -21,14 +21,15 @@ class Run(RuleBasedStateMachine):
         self.now = 0.0
         self.config = make_spec()
         self.membership = MembershipStateMachine(self.config)
-        self.opened: dict[str, int] = {}  # live worker → newest generation it has received
+        # live worker → number of the newest generation that it has received
+        self.opened: dict[str, int] = {}
         self.acked: dict[str, int] = {}
-        # live worker → newest group it has received
+        # live worker → newest list of members that it has received
         self.group: dict[str, tuple[int, tuple[str, ...]]] = {}
-        # workers that train in their group and do not wait for the next
+        # workers that train, and do not wait for the next group
         self.training: set[str] = set()
         self.frozen: set[str] = set()
-        self.dropped: set[str] = set()  # alive, but the coordinator has dropped them
+        self.dropped: set[str] = set()  # live workers that the coordinator has dropped
         self.published: dict[int, tuple[str, ...]] = {}
         self.step = 0
 
@@ -140,7 +141,7 @@ class Run(RuleBasedStateMachine):
             if data.draw(st.integers(0, 5)) == 0:
                 self.forget(worker)
 
-        # later numbers may be reused: no live worker has received them
+        # higher numbers may be used again, because no live worker has received them
         newest = max(self.opened.values(), default=0)
         self.published = {
             number: group for number, group in self.published.items() if number <= newest
@@ -168,7 +169,7 @@ class Run(RuleBasedStateMachine):
 
         self.membership.tick(self.now)
         self.deliver()
-        for worker in self.dropped - self.frozen:  # hung: its process ends
+        for worker in self.dropped - self.frozen:  # a worker that hangs: its process ends
             self.forget(worker)
 
     @invariant()
@@ -177,8 +178,8 @@ class Run(RuleBasedStateMachine):
         assert all(self.membership.generation >= self.opened[worker] for worker in registered)
 
     def teardown(self) -> None:
-        """Let all workers answer: all live ones, up to max_workers, are then in one group, if there
-        are enough."""
+        """Let all workers answer. If enough workers are alive, one group must then contain all of
+        them, up to max_workers."""
         for worker in list(self.frozen):
             self.thaw(worker)
 

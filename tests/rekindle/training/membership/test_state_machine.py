@@ -102,7 +102,7 @@ def test_a_hung_worker_is_dropped_and_informed() -> None:
 
 def test_no_worker_is_dropped_while_one_restores_a_large_state() -> None:
     membership = publish_group("a", "b", "c")
-    # a, b and c cannot acknowledge it: b and c wait for the state that a reads
+    # no worker acknowledges the group: a reads its state, and b and c wait for the state of a
     membership.join(1, make_join_message("d"))
     membership.acknowledge(1, "d", 2, -1)
 
@@ -115,7 +115,7 @@ def test_no_worker_is_dropped_while_one_restores_a_large_state() -> None:
     live(1, 100, busy="a")
     assert set(membership.alive_workers) == set("abcd")
     assert not membership.must_abort
-    live(100, 121)  # now a hangs, but the others do not
+    live(100, 121)  # now a hangs, but b and c do not
     assert ("b", {"open": 2, "hard": True}) in membership.outbox
 
     for worker in "bc":
@@ -139,7 +139,7 @@ def test_a_new_coordinator_adopts_the_existing_group() -> None:
     assert not membership.outbox
     membership = MembershipStateMachine(make_spec())
 
-    for worker in "ba":  # c died with the coordinator; the others notice it in the next step
+    for worker in "ba":  # c died with the coordinator; a and b notice its death in the next step
         membership.join(0, make_join_message(worker, **about))
 
     for worker in "ba":
@@ -173,7 +173,7 @@ def test_a_new_coordinator_skips_the_generation_number_of_a_broken_group() -> No
         message["open"] for worker, message in run.outbox if worker == "old" and "open" in message
     ]
     assert asked
-    # otherwise it and the coordinator would wait for each other
+    # otherwise the worker and the coordinator would wait for each other
     assert asked[-1] > 1
     for worker in ("fresh", "old"):
         run.acknowledge(0.2, worker, run.generation, 3)
@@ -401,7 +401,7 @@ def test_a_false_claim_of_one_worker_does_not_stop_the_others(
     for worker in "" if restarted else "ab":
         membership.heartbeat(3.2, worker, 7)
 
-    membership.tick(3.2)  # the members that it invented have been silent for long enough
+    membership.tick(3.2)  # the invented members have been silent for so long that they are dropped
     opened = 1
     for worker in "ab" if restarted else "":
         membership.join(
@@ -445,7 +445,7 @@ def test_only_members_of_the_current_group_exchange_values() -> None:
     about = {"generation": 1, "group": 1, "peers": ["a", "b", "c", "d"]}
     membership.join(
         3, make_join_message("b", **about)
-    )  # its connection broke: it may have missed the value
+    )  # the connection of this worker broke, so it may not have received the value
     assert membership.outbox == [("b", put)]
 
     with pytest.raises(ValueError, match="values of each member"):
@@ -460,7 +460,7 @@ def test_a_full_disk_loses_log_lines_but_not_the_run() -> None:
         " print('continues')"
     )
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, text=True
         )
-    assert done.stdout == "continues\n"
+    assert result.stdout == "continues\n"

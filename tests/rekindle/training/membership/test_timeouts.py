@@ -176,7 +176,7 @@ def test_a_pause_of_the_coordinator_is_not_counted_against_workers() -> None:
 
 def test_a_group_without_steps_is_probed_after_hung_seconds() -> None:
     membership = publish_group("a", "b", hung_seconds=20)
-    for now in (20, 21):  # its group was published at 1
+    for now in (20, 21):  # the group of this worker was published at second 1
         for worker in "ab":
             membership.heartbeat(now, worker, -1)
         membership.tick(now)
@@ -193,7 +193,7 @@ def test_a_group_without_steps_is_probed_after_hung_seconds() -> None:
 def test_a_silent_worker_is_dropped_after_silence_seconds() -> None:
     membership = publish_group("a", "b", silence_seconds=2)
     membership.heartbeat(3, "a", -1)
-    membership.tick(3)  # its group was published at 1
+    membership.tick(3)  # the group of this worker was published at second 1
     assert list(membership.alive_workers) == ["a", "b"]
     membership.tick(3.01)
     assert list(membership.alive_workers) == ["a"]
@@ -224,11 +224,11 @@ def test_a_restarted_coordinator_logs_when_all_members_are_back() -> None:
 
 
 def test_a_drain_waits_for_the_step_and_a_loss_interrupts_it() -> None:
-    for reason, hard in (("drain", False), ("connection", True)):
+    for reason, is_hard in (("drain", False), ("connection", True)):
         membership = publish_group("a", "b", "c")
         membership.remove(2, "b", reason)
-        assert membership.outbox == [(worker, {"open": 2, "hard": hard}) for worker in "ac"]
-        assert membership.events[0]["event"] == ("lost" if hard else "drain")
+        assert membership.outbox == [(worker, {"open": 2, "hard": is_hard}) for worker in "ac"]
+        assert membership.events[0]["event"] == ("lost" if is_hard else "drain")
         membership.remove(2, "b", reason)
         assert len(membership.outbox) == 2, "already removed"
 
@@ -260,12 +260,12 @@ def test_a_probed_worker_has_thirty_seconds_and_others_have_hung_seconds(probed:
     for worker in "ab" if probed else "a":
         membership.acknowledge(opened, worker, 2, -1)
 
-    hung, last = ("c", opened + 30) if probed else ("b", opened + 60)
-    live(membership, [*membership.alive_workers], last)
-    assert hung in membership.alive_workers
-    live(membership, [*membership.alive_workers], last + 0.1)
-    assert hung not in membership.alive_workers
-    assert (hung, {"dropped": "hung"}) in membership.outbox
+    hung_member, last_time = ("c", opened + 30) if probed else ("b", opened + 60)
+    live(membership, [*membership.alive_workers], last_time)
+    assert hung_member in membership.alive_workers
+    live(membership, [*membership.alive_workers], last_time + 0.1)
+    assert hung_member not in membership.alive_workers
+    assert (hung_member, {"dropped": "hung"}) in membership.outbox
 
 
 def live(membership: MembershipStateMachine, workers: Iterable[str], now: float) -> None:

@@ -65,12 +65,12 @@ def test_a_fitted_family_sees_the_training_samples_only(product: Any, dataset: P
     with torch.no_grad():
         product.fit_line(expected, training)
 
-    first = fit_line_model(dataset)
+    first_model = fit_line_model(dataset)
     from safetensors.torch import load_file
 
-    weights = load_file(first / "model.safetensors")
+    weights = load_file(first_model / "model.safetensors")
     assert all(torch.equal(weights[name], value) for name, value in expected.state_dict().items())
-    description = json.loads((first / "model.json").read_text())
+    description = json.loads((first_model / "model.json").read_text())
     assert description["family"] == "line"
     assert description["train"]["validation"] == 0.2
 
@@ -116,8 +116,10 @@ def test_a_changed_byte_of_a_model_or_the_dataset_is_not_chosen_with(
 
 
 def test_a_repeated_fit_gives_the_same_files(dataset: Path) -> None:
-    first, second = ((fit_line_model(dataset) / "model.json").read_bytes() for _ in range(2))
-    assert first == second
+    first_model, second_model = (
+        (fit_line_model(dataset) / "model.json").read_bytes() for _ in range(2)
+    )
+    assert first_model == second_model
 
 
 @pytest.mark.parametrize(("constant", "winner"), [(0.0, "network"), (50.0, "line")])
@@ -163,7 +165,7 @@ def test_the_best_finite_value_wins_in_the_direction_of_the_metric() -> None:
 
     assert (
         find_best_family(values, Metric("loss", better="lower")) == "b"
-    )  # of equal ones the first
+    )  # of several equal models, the first one is chosen
     assert find_best_family(values, Metric("score")) == "b"
     assert find_best_family({"a": values["a"], "c": values["c"]}, Metric("score")) == "a"
 

@@ -32,7 +32,8 @@ sweeps = st.builds(
 def run_sweep(
     sweep: Sweep, pods: int, quality: random.Random, chance: random.Random
 ) -> tuple[list[TrialJob], dict[TrialJob, float]]:
-    """Run a sweep whose jobs end in an order of chance; return its decisions and results."""
+    """Run a sweep whose jobs end in a random order; return the decisions and the results of the
+    sweep."""
     levels = [
         quality.choice([quality.random(), quality.random(), math.nan])
         for _ in range(sweep.trial_count)
@@ -143,7 +144,7 @@ def test_the_choice_of_trials_depends_only_on_their_values(
 def test_a_sweep_ends_within_one_trial_of_its_budget(
     sweep: Sweep, seed: int, hours: float, pods: int
 ) -> None:
-    """A whole trial takes an hour; until the first trial ends, nothing is known about this."""
+    """A whole trial takes an hour, which is known only when the first trial has ended."""
     sweep = sweep.model_copy(update={"budget": sweep.budget.model_copy(update={"hours": hours})})
     quality = random.Random(seed)
     pods = min(pods, sweep.decision_lag)

@@ -212,10 +212,12 @@ def test_a_sweep_ends_at_its_budget_and_reports_what_was_not_tried(study: SweepS
     assert study.read_hours() == pytest.approx(sum(seconds.values()) / 3600)
     assert 2 <= study.read_hours() <= 3
     assert study.find_winner().rung == 1
-    first, *others = sweep_report.describe_untried_trials(study)
-    assert f"{len(study.read())} of 9 trials were started" in first, others
-    assert len(others) >= 2, others
-    assert any(line.startswith("train.learning_rate: 0.") for line in others), others
+    first_sentence, *other_sentences = sweep_report.describe_untried_trials(study)
+    assert f"{len(study.read())} of 9 trials were started" in first_sentence, other_sentences
+    assert len(other_sentences) >= 2, other_sentences
+    assert any(line.startswith("train.learning_rate: 0.") for line in other_sentences), (
+        other_sentences
+    )
 
 
 WRONG_DECISIONS: list[dict[str, Any]] = [
@@ -243,8 +245,8 @@ def test_a_decision_that_the_sweep_could_not_have_made_is_refused(
     space = {"model": {"width": {"low": 4, "high": 16}}}
     sweep = Sweep.model_validate({"space": space, "trials": 3, "rungs": 2})
     root = f"{uuid.uuid4().hex}/search"
-    first = {"trial": 0, "rung": 0, "pod": 0, "settings": {"model.width": 8}, "attrs": {}}
-    for number, record in enumerate((first, decision)):
+    first_record = {"trial": 0, "rung": 0, "pod": 0, "settings": {"model.width": 8}, "attrs": {}}
+    for number, record in enumerate((first_record, decision)):
         s3.put(f"{root}/jobs/{number:05d}.json", json.dumps(record).encode())
 
     study = SweepStudy(s3, root, sweep)

@@ -64,7 +64,7 @@ def make_study(
 def test_a_restarted_pod_continues_and_a_failed_trial_does_not_stop_the_others(
     crew: Crew, s3: Store
 ) -> None:
-    calm, argv = make_study(s3, "calm/search", 2)
+    undisturbed_study, argv = make_study(s3, "calm/search", 2)
     pod = crew._start("calm", argv, {})
     assert pod.wait_for_exit_code() == 0, pod.read_log()
     study, argv = make_study(s3, "struck/search", 2)
@@ -79,12 +79,12 @@ def test_a_restarted_pod_continues_and_a_failed_trial_does_not_stop_the_others(
 
     pod = crew._start("struck", argv, {})
     assert pod.wait_for_exit_code() == 0, pod.read_log()
-    assert study.read() == calm.read()
+    assert study.read() == undisturbed_study.read()
     assert study.trials()[0].sha256
     assert [trial.failure[:15] for trial in study.trials()] == ["", "", "the gradient of"]
-    again = crew._start("again", argv, {})
-    assert again.wait_for_exit_code() == 0
-    assert "trial 0" not in again.read_log()
+    second_process = crew._start("again", argv, {})
+    assert second_process.wait_for_exit_code() == 0
+    assert "trial 0" not in second_process.read_log()
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ DAY = datetime(2024, 1, 1)
 
 def frame(n: int = 100, **columns: Any) -> pl.DataFrame:
     """Return n valid rows with some columns replaced."""
-    good = {
+    valid_columns = {
         "id": list(range(n)),
         "time": [DAY + timedelta(minutes=i) for i in range(n)],
         "card": [i % 7 for i in range(n)],
@@ -27,15 +27,15 @@ def frame(n: int = 100, **columns: Any) -> pl.DataFrame:
         "amount": [10.5 + i for i in range(n)],
         "fraud": [i % 9 == 0 for i in range(n)],
     }
-    return pl.DataFrame(good | columns, strict=False).with_columns(
+    return pl.DataFrame(valid_columns | columns, strict=False).with_columns(
         pl.col("fraud").cast(pl.Int64, strict=False)
     )
 
 
 def with_row(**values: Any) -> pl.DataFrame:
     """Return 100 valid rows, where row 3 has other values."""
-    good = frame()
-    return good.with_columns(
+    valid_rows = frame()
+    return valid_rows.with_columns(
         pl.when(pl.int_range(pl.len()) == 3).then(pl.lit(value)).otherwise(pl.col(name)).alias(name)
         for name, value in values.items()
     )
@@ -129,9 +129,9 @@ def test_suspicious_data_is_a_warning(columns: dict[str, Any], message: str) -> 
 
 
 def test_too_many_invalid_rows_are_an_error_with_counts_and_examples() -> None:
-    bad = frame(fraud=[5] * 3 + [0] * 97, amount=[1.0] * 50 + [-2.0] + [1.0] * 49)
+    invalid_rows = frame(fraud=[5] * 3 + [0] * 97, amount=[1.0] * 50 + [-2.0] + [1.0] * 49)
     with pytest.raises(DataError) as error:
-        checked(bad)
+        checked(invalid_rows)
     message = str(error.value)
     assert "4 of 100 rows (4.00%)" in message
     assert "data.tolerated_rejects (1.00%)" in message

@@ -67,19 +67,21 @@ def test_a_batch_equals_the_rows_of_the_shards_bit_for_bit(
         files = sorted((small_dataset / "shards").glob(f"{name}-*"))
         return np.concatenate([np.load(file) for file in files])
 
-    every = load("features")
+    all_features = load("features")
     labels = load("labels")
     indices = torch.randperm(len(windows))[:200]
     batch, fraud, counted = windows.batch(indices)
     row = positions(windows)[indices][counted].numpy()
-    np.testing.assert_array_equal(batch[counted].numpy(), every[row])
+    np.testing.assert_array_equal(batch[counted].numpy(), all_features[row])
     np.testing.assert_array_equal(fraud[counted].numpy(), labels[row])
 
 
 def test_a_batch_depends_on_its_indices_only_and_is_finite(windows: TrainingWindows):
     indices = torch.arange(len(windows)).flip(0)
-    for whole, single in zip(windows.batch(indices), windows.batch(indices[5:6]), strict=True):
-        assert torch.equal(whole[5:6], single)
+    for batch_array, single_array in zip(
+        windows.batch(indices), windows.batch(indices[5:6]), strict=True
+    ):
+        assert torch.equal(batch_array[5:6], single_array)
     # values after the rows of a card have weight 0, and 0 * nan is nan
     assert windows.batch(indices)[0].isfinite().all()
 
@@ -101,13 +103,13 @@ def test_an_incomplete_dataset_is_rejected_by_name(small_dataset: Path, tmp_path
 
 @given(st.lists(st.integers(1, 4 * SCORED), min_size=1, max_size=5), st.data())
 def test_a_scored_row_has_the_same_context_as_in_a_server(cards: list[int], data: st.DataObject):
-    first = np.repeat(np.cumsum([0, *cards[:-1]]), cards)
+    first_rows = np.repeat(np.cumsum([0, *cards[:-1]]), cards)
     index = data.draw(st.lists(st.integers(0, sum(cards) - 1), min_size=1, unique=True).map(sorted))
-    starts, window, position = scoring_windows(first, np.array(index))
+    starts, window, position = scoring_windows(first_rows, np.array(index))
     assert (starts[window] + position == index).all()
-    assert (starts[window] >= first[index]).all()
+    assert (starts[window] >= first_rows[index]).all()
     assert (position < SCORED).all()
-    assert (position >= np.minimum(CONTEXT, index - first[index])).all()
+    assert (position >= np.minimum(CONTEXT, index - first_rows[index])).all()
 
 
 def test_windows_overlap_by_less_than_their_length():

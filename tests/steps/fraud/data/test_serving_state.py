@@ -31,9 +31,9 @@ class World:
 
     def offline(self, id: int, length: int) -> np.ndarray:
         """Return the last `length` feature rows of the dataset up to transaction `id`."""
-        last = int(np.flatnonzero(self.ids == id)[0])
-        first = int(np.searchsorted(self.cards, self.cards[last]))
-        return self.features[max(first, last - length + 1) : last + 1]
+        last_row = int(np.flatnonzero(self.ids == id)[0])
+        first_row = int(np.searchsorted(self.cards, self.cards[last_row]))
+        return self.features[max(first_row, last_row - length + 1) : last_row + 1]
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +83,8 @@ def test_a_batch_equals_its_transactions_one_by_one(world: World) -> None:
     new = world.later[:50]
     together, _ = world.state.windows([(new, NOTHING)])
     for row in range(50):
-        alone, _ = world.state.windows([(new[row : row + 1], new[:50])])
-        np.testing.assert_array_equal(alone[0][0], together[row][0])
+        single_windows, _ = world.state.windows([(new[row : row + 1], new[:50])])
+        np.testing.assert_array_equal(single_windows[0][0], together[row][0])
 
 
 def test_requests_in_a_batch_are_independent(world: World) -> None:
@@ -96,9 +96,11 @@ def test_requests_in_a_batch_are_independent(world: World) -> None:
         (piece[-3:], piece[:-3] if number % 2 else NOTHING) for number, piece in enumerate(pieces)
     ]
     together, lengths = world.state.windows(requests)
-    alone = [world.state.windows([request]) for request in requests]
-    np.testing.assert_array_equal(together, np.concatenate([windows for windows, _ in alone]))
-    np.testing.assert_array_equal(lengths, np.concatenate([counts for _, counts in alone]))
+    single_windows = [world.state.windows([request]) for request in requests]
+    np.testing.assert_array_equal(
+        together, np.concatenate([windows for windows, _ in single_windows])
+    )
+    np.testing.assert_array_equal(lengths, np.concatenate([counts for _, counts in single_windows]))
 
 
 def test_new_cards_and_terminals_can_be_scored(world: World) -> None:
@@ -106,11 +108,11 @@ def test_new_cards_and_terminals_can_be_scored(world: World) -> None:
         id=[-1], time=world.later.time[:1], card=[10**12], terminal=[10**12], amount=[33.3]
     )
     windows, lengths = world.state.windows([(new, NOTHING)])
-    first = dict(zip(world.state.features, windows[0, 0], strict=True))
+    first_features = dict(zip(world.state.features, windows[0, 0], strict=True))
     assert lengths.tolist() == [1]
-    assert first["card_count_30d"] == 1
-    assert first["terminal_count_30d"] == 0
-    assert first["card_mean_30d"] == np.float32(33.3)
+    assert first_features["card_count_30d"] == 1
+    assert first_features["terminal_count_30d"] == 0
+    assert first_features["card_mean_30d"] == np.float32(33.3)
 
 
 def test_the_state_contains_only_the_rows_that_a_server_needs(world: World) -> None:
@@ -124,9 +126,11 @@ def test_the_state_contains_only_the_rows_that_a_server_needs(world: World) -> N
 
 
 def test_invalid_transactions_and_states_are_rejected(world: World, tmp_path: Path) -> None:
-    early = Rows.of(id=[1], time=[world.state.train_end - 1], card=[1], terminal=[1], amount=[1])
+    early_row = Rows.of(
+        id=[1], time=[world.state.train_end - 1], card=[1], terminal=[1], amount=[1]
+    )
     with pytest.raises(DataError, match="older than the end of the state"):
-        world.state.windows([(early, NOTHING)])
+        world.state.windows([(early_row, NOTHING)])
     twice = Rows.of(
         id=[1, 1], time=[world.state.train_end] * 2, card=[1, 2], terminal=[1, 1], amount=[1, 1]
     )

@@ -32,15 +32,15 @@ def day(us: int) -> date:
     return datetime.fromisoformat(str(np.datetime64(us, "us"))).date()
 
 
-def daily_rows(first: str, days: int, last_hour: int = 23) -> Rows:
+def daily_rows(first_day: str, days: int, last_hour: int = 23) -> Rows:
     """Return a fraud at noon and a genuine transaction at 23:00 of each day; the last day ends at
     `last_hour`."""
-    start = int(np.datetime64(first, "us").astype(np.int64))
+    start = int(np.datetime64(first_day, "us").astype(np.int64))
     noon = [start + i * DAY + DAY // 2 for i in range(days)]
-    late = [start + i * DAY + 23 * (DAY // 24) for i in range(days - 1)] + [
+    late_times = [start + i * DAY + 23 * (DAY // 24) for i in range(days - 1)] + [
         start + (days - 1) * DAY + last_hour * (DAY // 24)
     ]
-    time = np.sort(np.array(noon + late))
+    time = np.sort(np.array(noon + late_times))
     n = len(time)
     return Rows.of(np.arange(n), time, np.zeros(n), np.zeros(n), np.ones(n), np.arange(n) % 2)
 
@@ -150,8 +150,10 @@ def test_the_digest_depends_on_the_rows_not_on_order_format_or_threads(
     )
     threads = os.environ | {"POLARS_MAX_THREADS": "3", "OMP_NUM_THREADS": "3"}
     command = [sys.executable, "-c", program, WORLD, str(tmp_path / "two")]
-    again = subprocess.run(command, env=threads, capture_output=True, text=True, check=True)
-    assert again.stdout.strip() == digest
+    second_process = subprocess.run(
+        command, env=threads, capture_output=True, text=True, check=True
+    )
+    assert second_process.stdout.strip() == digest
 
     cent = pl.when(pl.col("TRANSACTION_ID") == 9).then(0.01).otherwise(0)
     published.with_columns(pl.col("TX_AMOUNT") + cent).write_parquet(tmp_path / "cent.parquet")
@@ -176,24 +178,28 @@ def test_labels_after_the_end_of_training_do_not_change_training_rows(
 
     published.with_columns(TX_FRAUD=flipped).write_parquet(tmp_path / "flipped.parquet")
     write(Data(source=str(tmp_path / "flipped.parquet"), shard_rows=1000), tmp_path / "after")
-    after = Written(tmp_path / "after")
+    changed_shards = Written(tmp_path / "after")
     train = original.column("times") < end
-    assert (original.column("labels") != after.column("labels"))[~train].all()
+    assert (original.column("labels") != changed_shards.column("labels"))[~train].all()
 
     for name in ARRAYS:
-        assert original.column(name)[train].tobytes() == after.column(name)[train].tobytes()
+        assert (
+            original.column(name)[train].tobytes() == changed_shards.column(name)[train].tobytes()
+        )
 
-    assert [original.facts[n] for n in ("mean", "std")] == [after.facts[n] for n in ("mean", "std")]
+    assert [original.facts[n] for n in ("mean", "std")] == [
+        changed_shards.facts[n] for n in ("mean", "std")
+    ]
 
 
 def test_rejected_rows_are_in_a_file_and_counted(tmp_path: Path) -> None:
     published = simulate(World(seed=5, cards=60, terminals=120, days=75)).rename(
         Columns().model_dump()
     )
-    bad = published.with_columns(
+    invalid_rows = published.with_columns(
         TX_FRAUD=pl.when(pl.col("TRANSACTION_ID") == 4).then(9).otherwise("TX_FRAUD")
     )
-    bad.write_parquet(tmp_path / "raw.parquet")
+    invalid_rows.write_parquet(tmp_path / "raw.parquet")
     prepared = write(Data(source=str(tmp_path / "raw.parquet")), tmp_path / "out")
     assert prepared.rejected == 1
     assert prepared.rows == len(published) - 1

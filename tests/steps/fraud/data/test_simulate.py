@@ -18,11 +18,11 @@ def world() -> pl.DataFrame:
 
 
 def test_the_same_seed_gives_the_same_world_and_another_seed_another(world: pl.DataFrame) -> None:
-    again, other = (
+    repeated_world, other_world = (
         simulate(World(seed=seed, cards=2000, terminals=4000, days=100)) for seed in (1, 2)
     )
-    assert world.equals(again)
-    assert not world.equals(other)
+    assert world.equals(repeated_world)
+    assert not world.equals(other_world)
 
 
 def test_rates_equal_the_published_data(world: pl.DataFrame) -> None:
@@ -30,9 +30,9 @@ def test_rates_equal_the_published_data(world: pl.DataFrame) -> None:
     assert days.min() == date(2024, 1, 1)
     assert days.n_unique() == 100
     assert len(world) / 100 / 2000 == pytest.approx(9586 / 5000, rel=0.05)
-    late = world.filter(pl.col("time") > pl.col("time").min().dt.offset_by("30d"))
-    assert late["fraud"].mean() == pytest.approx(84.8 / 9586, rel=0.25)
-    by_scenario = dict(late["scenario"].value_counts().iter_rows())
+    later_rows = world.filter(pl.col("time") > pl.col("time").min().dt.offset_by("30d"))
+    assert later_rows["fraud"].mean() == pytest.approx(84.8 / 9586, rel=0.25)
+    by_scenario = dict(later_rows["scenario"].value_counts().iter_rows())
     assert by_scenario[2] > by_scenario[3] > by_scenario[1] > 0
     assert world["amount"].mean() == pytest.approx(53.6, rel=0.05)
 
@@ -47,9 +47,9 @@ def test_large_amounts_are_frauds_and_only_leaked_cards_exceed_them_by_much(
 
 
 def test_payments_at_a_compromised_terminal_are_frauds_for_four_weeks(world: pl.DataFrame) -> None:
-    struck = world.filter(pl.col("scenario") == 2)
+    terminal_frauds = world.filter(pl.col("scenario") == 2)
     first = (
-        struck.sort("time")
+        terminal_frauds.sort("time")
         .group_by("terminal")
         .first()
         .select("terminal", day=pl.col("time").dt.date())

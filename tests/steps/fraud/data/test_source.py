@@ -63,9 +63,9 @@ def test_column_names_can_be_configured(published: pl.DataFrame, tmp_path: Path)
         "TX_FRAUD_SCENARIO"
     )
     renamed.write_parquet(tmp_path / "mine.parquet")
-    found = rows(tmp_path / "mine.parquet", tmp_path, columns={"card": "pan", "amount": "euro"})
-    assert found["card"].to_list() == published["CUSTOMER_ID"].to_list()
-    assert found["scenario"].sum() == 0
+    read_rows = rows(tmp_path / "mine.parquet", tmp_path, columns={"card": "pan", "amount": "euro"})
+    assert read_rows["card"].to_list() == published["CUSTOMER_ID"].to_list()
+    assert read_rows["scenario"].sum() == 0
 
 
 def test_a_missing_column_is_named_with_the_nearest_name_and_setting(
@@ -150,14 +150,14 @@ def test_csv_files_in_regional_formats_give_the_same_rows(
     published: pl.DataFrame, tmp_path: Path, encoding: str, time: str
 ) -> None:
     if time == "epoch":
-        when = pl.col("TX_DATETIME").dt.epoch("s")
+        unix_time = pl.col("TX_DATETIME").dt.epoch("s")
     else:
-        when = pl.col("TX_DATETIME").dt.strftime(time)
+        unix_time = pl.col("TX_DATETIME").dt.strftime(time)
 
     amount = pl.col("TX_AMOUNT").map_elements(
         lambda v: f"{v:,.2f}".translate(str.maketrans(",.", ".,")), pl.String
     )
-    text = published.with_columns(when, amount, TX_NOTE=pl.lit("Käse; billig")).write_csv(
+    text = published.with_columns(unix_time, amount, TX_NOTE=pl.lit("Käse; billig")).write_csv(
         separator=";"
     )
     (tmp_path / "a.csv").write_bytes(text.replace("\n", "\r\n").encode(encoding))
@@ -211,8 +211,8 @@ def test_an_ambiguous_format_must_be_configured(
     )
     with pytest.raises(DataError, match=message):
         rows(tmp_path / "a.csv", tmp_path)
-    found = rows(tmp_path / "a.csv", tmp_path, text=settings)
-    assert found.select("time" if "DATE" in column else "amount").row(0)[0] in (
+    read_rows = rows(tmp_path / "a.csv", tmp_path, text=settings)
+    assert read_rows.select("time" if "DATE" in column else "amount").row(0)[0] in (
         datetime(2024, 1, 2, 10),
         1.23,
     )

@@ -19,14 +19,14 @@ from steps.fraud.data.transactions import DAY
 from steps.fraud.fraud_config import Columns, Data
 from tests.steps.fraud.written import write
 
-SIZES = ["", "cards=150&terminals=300&days=70"]
+SIZES = ["cards=150&terminals=300&days=70", pytest.param("", marks=pytest.mark.slow)]
 FRAUD = pl.col("fraud") == 1
 NEVER = 10_000  # days
 
 
 @cache
-def world(seed: int, size: str = "") -> pl.DataFrame:
-    return simulate(parse(f"simulate://{seed}?{size}"))
+def world(seed: int, world_options: str = "") -> pl.DataFrame:
+    return simulate(parse(f"simulate://{seed}?{world_options}"))
 
 
 def warnings_of(frame: pl.DataFrame) -> list[str]:
@@ -34,24 +34,24 @@ def warnings_of(frame: pl.DataFrame) -> list[str]:
     return suspicions(rows, Columns(), labels_end(rows, Data()))
 
 
-def days(first: int, last: int = NEVER) -> pl.Expr:
-    """Return a mask of the rows from day `first` of the data to day `last`."""
+def days(first_day: int, last_day: int = NEVER) -> pl.Expr:
+    """Return a mask of the rows from day `first_day` of the data to day `last_day`."""
     day = (pl.col("time").dt.date() - pl.col("time").dt.date().min()).dt.total_days()
-    return day.is_between(first, last)
+    return day.is_between(first_day, last_day)
 
 
 def changed(
-    column: str, value: pl.Expr, where: pl.Expr = FRAUD
+    column: str, value: pl.Expr, condition: pl.Expr = FRAUD
 ) -> Callable[[pl.DataFrame], pl.DataFrame]:
     return lambda frame: frame.with_columns(
-        pl.when(where).then(value).otherwise(column).alias(column)
+        pl.when(condition).then(value).otherwise(column).alias(column)
     )
 
 
-def thinned(keep: float, where: pl.Expr) -> Callable[[pl.DataFrame], pl.DataFrame]:
+def thinned(keep: float, condition: pl.Expr) -> Callable[[pl.DataFrame], pl.DataFrame]:
     """Leave out genuine rows at random."""
     drawn = pl.int_range(pl.len()).hash(seed=3) % 1000 < 1000 * keep
-    return lambda frame: frame.filter(~where | FRAUD | drawn)
+    return lambda frame: frame.filter(~condition | FRAUD | drawn)
 
 
 AMOUNT, TIME, CARD, TERMINAL, LABEL = (
@@ -142,18 +142,18 @@ CORRUPTIONS = {
 }
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_simulated_worlds_give_no_warning(size: str) -> None:
+@pytest.mark.parametrize("world_options", SIZES)
+def test_simulated_worlds_give_no_warning(world_options: str) -> None:
     for seed in range(20):
-        assert warnings_of(world(seed, size)) == [], seed
+        assert warnings_of(world(seed, world_options)) == [], seed
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("world_options", SIZES)
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_a_corruption_gives_one_warning_with_figures(name: str, size: str) -> None:
+def test_a_corruption_gives_one_warning_with_figures(name: str, world_options: str) -> None:
     corrupt, message = CORRUPTIONS[name]
     for seed in range(3):
-        [warning] = warnings_of(corrupt(world(seed, size)))
+        [warning] = warnings_of(corrupt(world(seed, world_options)))
         assert re.search(message, warning)
 
 
@@ -177,13 +177,13 @@ LATE: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("late", [None, *LATE])
+@pytest.mark.parametrize("delay_text", [None, *LATE])
 def test_labels_that_arrive_after_the_delay_give_a_warning(
-    late: str | None, seed: int, tmp_path: Path
+    delay_text: str | None, seed: int, tmp_path: Path
 ) -> None:
     frame = world(seed)
-    if late:
-        wait = LATE[late](np.random.default_rng(seed).random(len(frame))) * DAY
+    if delay_text:
+        wait = LATE[delay_text](np.random.default_rng(seed).random(len(frame))) * DAY
     else:
         wait = np.zeros(len(frame))
 
@@ -193,5 +193,8 @@ def test_labels_that_arrive_after_the_delay_give_a_warning(
         Columns().model_dump()
     ).write_parquet(source)
     warnings = write(Data(source=str(source), test_weeks=2), tmp_path / "dataset").warnings
-    assert len(warnings) == bool(late)
-    assert not late or "of the frauds from 2024-03-18 to 2024-03-24 are not labelled" in warnings[0]
+    assert len(warnings) == bool(delay_text)
+    assert (
+        not delay_text
+        or "of the frauds from 2024-03-18 to 2024-03-24 are not labelled" in warnings[0]
+    )
