@@ -45,7 +45,7 @@ def share_browser() -> Browser:
 
 
 def close_shared_browser() -> None:
-    """Close the browser of a folder; asyncio cannot be used in this process before."""
+    """Close the browser of a folder; before, this process cannot call `asyncio.run`."""
     _shared.close()
     share_browser.cache_clear()
 

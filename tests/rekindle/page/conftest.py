@@ -19,5 +19,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.hookimpl(trylast=True)  # after the end of all fixtures
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    if nextitem is None or not nextitem.path.is_relative_to(Path(__file__).parent):
+    if (
+        not isinstance(nextitem, pytest.Function)
+        or not nextitem.path.is_relative_to(Path(__file__).parent)
+        or hasattr(nextitem.module, "asyncio")
+    ):
         close_shared_browser()
