@@ -10,6 +10,7 @@ Source: MLflow 3.17, service.proto and model_registry.proto.
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
@@ -344,6 +345,11 @@ def format_condition(field_name: str, field_value: str) -> str:
 
     like_pattern = re.sub(r"['\"\\%]", "_", field_value)
     return f"{field_name} LIKE '{like_pattern}'"
+
+
+def now_ms() -> int:
+    """Return the current time as MLflow's requests contain it: in milliseconds since 1970."""
+    return int(time.time() * 1000)
 
 
 def make_pairs(values_by_name: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -9,7 +9,6 @@ time in every step.
 
 import os
 import re
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -28,6 +27,7 @@ from rekindle.mlflow_api import (
     format_condition,
     get_server_address,
     make_pairs,
+    now_ms,
     send_request,
 )
 from rekindle.names import (
@@ -158,7 +158,7 @@ def start_run(
     run_request = {
         "experiment_id": _get_or_create_experiment(experiment_name),
         "run_name": workflow_name,
-        "start_time": _now_ms(),
+        "start_time": now_ms(),
         "tags": tag_pairs,
     }
     return _post("runs/create", run_request, mlflow_api.RunAnswer).run.info.run_id
@@ -320,7 +320,7 @@ def flatten(nested_values: Mapping[str, Any], name_prefix: str = "") -> dict[str
 
 def log_metrics(run_id: str, metric_points: Iterable[tuple[str, float, int]]) -> None:
     """Log points (name, value, step) of curves, in as few requests as MLflow allows."""
-    current_time_ms = _now_ms()
+    current_time_ms = now_ms()
     # NaN and infinities are sent as texts, as proto3's JSON format requires
     metric_records = [
         {
@@ -417,7 +417,7 @@ def show_columns(experiment_name: str, metric_names: Iterable[str]) -> None:
 
 def finish(run_id: str, run_status: str) -> None:
     """Close the run with the status FINISHED, FAILED or KILLED."""
-    _post("runs/update", {"run_id": run_id, "status": run_status, "end_time": _now_ms()})
+    _post("runs/update", {"run_id": run_id, "status": run_status, "end_time": now_ms()})
 
 
 def champion(name: str) -> Release | None:
@@ -569,7 +569,7 @@ def record_champion(name: str, version: str, deployment_name: str, run_id: str =
     the run that promotes it."""
     record_deployment(name, version, deployment_name)
     _set_alias(name, CHAMPION, version)
-    tag_version(name, version, CHAMPION_SINCE, str(_now_ms()))
+    tag_version(name, version, CHAMPION_SINCE, str(now_ms()))
     if run_id:
         tag_version(name, version, PROMOTED_BY, run_id)
 
@@ -758,7 +758,3 @@ def _request(method: str, path: str, answer_type: type[A], **request_options: An
     if "run_id" in request_values:
         request_values["run_id"] = resolve_run_id(request_values["run_id"])
     return send_request(method, path, answer_type, **request_options)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

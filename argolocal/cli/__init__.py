@@ -3,7 +3,7 @@ result."""
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -165,9 +165,10 @@ def print_findings(
     documents: "ManifestDocuments",
     as_json: bool,
     is_shown: Callable[["Finding"], bool] = lambda finding: True,
+    other_findings: Sequence["Finding"] = (),
 ) -> int:
-    """Check the documents, and print all errors and the warnings that `is_shown` accepts. Return
-    the exit code of the command."""
+    """Check the documents, and print all errors and the warnings that `is_shown` accepts, then
+    `other_findings`. Return the exit code of the command."""
     from argolocal import validate
 
     all_findings = [
@@ -179,6 +180,7 @@ def print_findings(
         for finding in validate.lint_all(documents.objects)
         if finding.fatal or is_shown(finding)
     ]
+    all_findings += other_findings
 
     if documents.other_files:
         write_stderr(

@@ -9,6 +9,7 @@ from hera.workflows import models as m
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from rekindle.blocks.settings import ClusterConfig
 from rekindle.blocks.wiring import Block, Value, check_condition, describe, refuse
 from rekindle.errors import ConfigError, format_rule, suggest_similar
 from rekindle.gate import Gate, check_bounds
@@ -164,6 +165,17 @@ def check_options(task_name: str, task_options: Mapping[str, Any]) -> None:
         refuse(
             f"with_param of {task_name} is {describe(loop_parameter)}: it must be an output of"
             " type list."
+        )
+
+
+def check_pod_kinds(cluster: ClusterConfig, known_kinds: Collection[str]) -> None:
+    """Raise WiringError if a setting names a kind of pods that no task has."""
+    settings_by_kind = {kind: f"cluster.pods.{kind} is set" for kind in cluster.pods}
+    settings_by_kind.update({kind: f"cluster.unqueued names {kind}" for kind in cluster.unqueued})
+    for pod_kind in sorted(settings_by_kind.keys() - set(known_kinds)):
+        refuse(
+            f"{settings_by_kind[pod_kind]}, but no task has pods of this"
+            f" kind.{suggest_similar(pod_kind, set(known_kinds))}"
         )
 
 

@@ -11,6 +11,8 @@ from typing import Any
 from hera.workflows import (
     Artifact,
     Container,
+    ContainerSet,
+    Data,
     NoneArchiveStrategy,
     Parameter,
     RetryStrategy,
@@ -185,8 +187,8 @@ def _build_output(
 def set_worker_settings(
     template: Container, cluster: ClusterConfig, pod_config: PodConfig
 ) -> Container:
-    """Set the grace period, preemption notices and queue of `template`, whose step trains in its
-    own pod, as for the workers of a training job."""
+    """Set the grace period, preemption notices and gang scheduler of `template`, whose step trains
+    in its own pod, as for the workers of a training job."""
     pod_spec_patch = pods.EXECUTOR_SECURITY | {
         "terminationGracePeriodSeconds": pod_config.grace_seconds
     }
@@ -195,13 +197,32 @@ def set_worker_settings(
         m.EnvVar.model_validate(variable) for variable in pods.shutdown_variables(pod_config)
     ]
     template.env = environment_variables + list(template.env or [])  # type: ignore[arg-type]
-    labels = gang.preset_fields("labels", cluster, cluster.queue_priority)
-    template.labels = {**(template.labels or {}), **labels} or None
     annotations = gang.preset_fields("annotations", cluster)
     template.annotations = {**(template.annotations or {}), **annotations} or None
     template.scheduler_name = gang.preset_fields("pods", cluster).get("schedulerName")
 
     return template
+
+
+def set_queue(
+    templates: Iterable[Any], cluster: ClusterConfig, pod_kinds: Mapping[str, str]
+) -> None:
+    """Let the pods of `templates` wait in the queue of Kueue, each on its own, except the
+    pods of the kinds in cluster.unqueued. `pod_kinds`: kind of pod, by name of the template.
+
+    Resource templates are left out: their pod only watches an object, so a job could wait for the
+    quota that its own watcher uses. Daemons are left out too, because the steps that need a daemon
+    could wait for the quota that the daemon uses.
+    """
+    queue_labels = gang.preset_fields("labels", cluster, cluster.queue_priority)
+    if not queue_labels:
+        return
+
+    for template in templates:
+        has_own_pod = isinstance(template, Container | Script | ContainerSet | Data)
+        is_unqueued = template.daemon or pod_kinds.get(template.name) in cluster.unqueued
+        if has_own_pod and not is_unqueued:
+            template.labels = {**queue_labels, **(template.labels or {})}
 
 
 def add_variables(template: Any, variable_manifests: Iterable[pods.Manifest]) -> None:

@@ -125,6 +125,8 @@ class PodConfig(Section):
 # kinds of pods that can be spread over nodes, because their job or Deployment has several pods
 SPREADABLE_KINDS = ("train", "coordinator", "serve")
 ON_DEMAND_KINDS = ("coordinator", "executor")  # pods that must outlive the workers
+# kinds of pods that cluster.unqueued cannot name
+JOB_POD_KINDS = ("train", "coordinator", "executor", "serve")
 DEFAULT_IMAGE = "rekindle:0.1"
 POD_DEFAULTS: dict[str, dict[str, Any]] = {
     "prepare": {"cpu": "2", "memory": "8Gi", "disk": "4Gi"},
@@ -229,10 +231,24 @@ class ClusterConfig(Section):
         ),
     )
     queue: str = Field(
-        "", pattern=LABEL_PATTERN, description="queue of Volcano or Kueue for the jobs: a DNS label"
+        "",
+        pattern=LABEL_PATTERN,
+        description=(
+            "queue of Volcano for the jobs, or of Kueue for all pods of a run: a DNS label"
+        ),
     )
     queue_priority: str = Field(
-        "", description="Kueue's WorkloadPriorityClass of the jobs (empty: Kueue's default)"
+        "",
+        description=(
+            "Kueue's WorkloadPriorityClass of the jobs and of the pods of steps (empty: Kueue's"
+            " default)"
+        ),
+    )
+    unqueued: Names = Field(
+        default_factory=list,
+        description=(
+            "kinds of pods (such as notify) whose steps start without waiting in Kueue's queue"
+        ),
     )
     harvest: bool = Field(
         False,
@@ -380,6 +396,20 @@ class ClusterConfig(Section):
                 f"cluster.queue_priority is {self.queue_priority}: only Kueue has such priorities."
                 " Set cluster.gang to kueue, or use cluster.pods.train.priority_class, the"
                 " PriorityClass of the pods"
+            )
+
+        if self.unqueued and self.gang != "kueue":
+            raise ValueError(
+                f"cluster.unqueued is {', '.join(self.unqueued)}: only Kueue queues the pods of"
+                " steps. Set cluster.gang to kueue, or remove cluster.unqueued"
+            )
+
+        job_kinds = [kind for kind in self.unqueued if kind in JOB_POD_KINDS]
+        if job_kinds:
+            raise ValueError(
+                f"cluster.unqueued names {', '.join(job_kinds)}: jobs and trials always wait in the"
+                " queue, executors and model servers never do. Name the kinds of other steps, such"
+                " as report"
             )
 
         if self.gang:

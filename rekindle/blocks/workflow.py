@@ -17,6 +17,7 @@ from rekindle.blocks.binding import (
     TASK_OPTIONS,
     check_input_names,
     check_options,
+    check_pod_kinds,
     dump_model,
     load_step,
     validate_inputs,
@@ -24,6 +25,7 @@ from rekindle.blocks.binding import (
 from rekindle.blocks.container import (
     needs_task_name,
     retries,
+    set_queue,
     set_security_contexts,
     set_worker_settings,
     step_template,
@@ -307,18 +309,15 @@ class Pipeline(References):
                 for set_part_name in part_setters:
                     set_part_name()
 
-        unknown_pod_kinds = self.config.cluster.pods.keys() - self.pod_kinds
-        if unknown_pod_kinds:
-            name = min(unknown_pod_kinds)
-            refuse(
-                f"cluster.pods.{name} is set, but no task has pods of this"
-                f" kind.{suggest_similar(name, self.pod_kinds)}"
-            )
+        cluster = self.config.cluster
+        check_pod_kinds(cluster, self.pod_kinds)
 
         for scope in self.scopes.values():
             scope.set_target()
 
-        set_pod_settings(self.workflow.templates, self.config.cluster.pod("executor"))
+        pod_kinds = {str(template.name): key.kind for key, template in self.step_templates.items()}
+        set_queue(self.workflow.templates, cluster, pod_kinds)
+        set_pod_settings(self.workflow.templates, cluster.pod("executor"))
         set_security_contexts(self.workflow.templates)
         export_outputs(self.scopes.values(), self.workflow.templates)
         set_cache_default(as_list(self.workflow.arguments), self.cacheable)

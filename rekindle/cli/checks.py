@@ -25,8 +25,10 @@ from rekindle.cli.options import (
 from rekindle.cli.output import print_checks, print_manifest
 from rekindle.cli.sources import Source, check_paths, check_training
 from rekindle.cluster.kubernetes_api import Cluster
+from rekindle.errors import write_stderr
 
 if TYPE_CHECKING:
+    from argolocal.validate.findings import Finding
     from rekindle.blocks.manifest.render import Kind
 
 WOULD_RUN_EXIT_CODE = 10  # exit code of `plan` if at least one task would run
@@ -126,9 +128,23 @@ def _explain(source: Source, key: str, as_json: bool) -> None:
     type=NonEmptyPath(),
     help="File or folder with Argo or Kubernetes objects (YAML or JSON).",
 )
+@click.option(
+    "--cluster",
+    is_flag=True,
+    help=(
+        "Also compare the pods with the queues and quotas of Kueue on a cluster; implied by"
+        " --namespace and --context."
+    ),
+)
+@cluster_options
 @make_output_option("text", "json")
 def lint(
-    configs: tuple[Path, ...], sets: tuple[str, ...], manifests: tuple[Path, ...], as_json: bool
+    configs: tuple[Path, ...],
+    sets: tuple[str, ...],
+    manifests: tuple[Path, ...],
+    cluster: bool,
+    target: Target,
+    as_json: bool,
 ) -> int:
     """Find errors in workloads and manifests before a run.
 
@@ -140,9 +156,11 @@ def lint(
     Example:
       rekindle lint configs/demo.yaml
       rekindle lint --manifest workflow.yaml --manifest templates/ -o json
+      rekindle lint configs/cluster.yaml --cluster -n models
     """
     from argolocal.cli import print_findings
     from argolocal.manifest.read import ManifestDocuments
+    from argolocal.manifest.shape import find_shape_errors
     from rekindle.blocks.settings import DEFAULT_IMAGE
 
     if not configs and not manifests:
@@ -158,13 +176,51 @@ def lint(
     default_warning = f'"{DEFAULT_IMAGE}" can change'
     rendered_files = {str(file) for file in configs}
 
+    queue_findings: list[Finding] = []
+    for file, manifest in lint_documents.objects:
+        if any(find_shape_errors(manifest)):
+            continue
+        _print_unqueued_steps(file, manifest)
+        if cluster or target.namespace or target.context:
+            queue_findings += _find_queue_problems(file, manifest, target)
+
     return print_findings(
         lint_documents,
         as_json,
         lambda finding: (
             finding.file not in rendered_files or not finding.message.startswith(default_warning)
         ),
+        queue_findings,
     )
+
+
+def _print_unqueued_steps(file: str, manifest: dict[str, Any]) -> None:
+    """Print a note if some pods of a manifest do not wait in a queue, although others do."""
+    from rekindle.cluster.kueue.queued_jobs import list_unqueued_steps, read_templates
+
+    unqueued_steps = list_unqueued_steps(read_templates(manifest))
+    if unqueued_steps:
+        write_stderr(
+            f"note: {file}: the pods of {', '.join(unqueued_steps)} do not wait in the queue of"
+            " the other pods (daemons and the kinds in cluster.unqueued)"
+        )
+
+
+def _find_queue_problems(file: str, manifest: dict[str, Any], target: Target) -> list["Finding"]:
+    """Compare the pods of a manifest with the queues and quotas of Kueue on a cluster."""
+    from argolocal.validate.findings import Finding
+    from rekindle.cluster.kueue.admission import check_admission
+    from rekindle.cluster.kueue.queued_jobs import list_queued_jobs, read_templates
+
+    queued_jobs = list_queued_jobs(read_templates(manifest))
+    if not queued_jobs:
+        return []
+
+    namespace = (manifest.get("metadata") or {}).get("namespace") or ""
+    return [
+        Finding(file, "spec.templates", "queue", str(finding), finding.is_fatal)
+        for finding in check_admission(target.connect(namespace), queued_jobs)
+    ]
 
 
 def _render_trainable(file: Path, set_flags: tuple[str, ...]) -> dict[str, Any]:

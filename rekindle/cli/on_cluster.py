@@ -102,6 +102,9 @@ def submit(
             print_manifest(workflow, as_json)
             return 0
 
+        if cluster:
+            refuse_inadmissible(cluster, pipeline_manifests.main)
+
         if argo_server_client:
             argo_server_client.namespace = namespace
             find_duplicate = argo_server_client.find_duplicate
@@ -143,6 +146,20 @@ def print_warnings(
 
     for finding in validate.check(manifest, str(file), other_objects):
         write_stderr(f"warning: {finding}")
+
+
+def refuse_inadmissible(cluster: Cluster, manifest: dict[str, Any]) -> None:
+    """Print notes about jobs that must wait in a queue of Kueue. Raises ConfigError if Kueue can
+    never admit a job, or would not queue it."""
+    from rekindle.cluster.kueue.admission import check_admission
+    from rekindle.cluster.kueue.queued_jobs import list_queued_jobs, read_templates
+
+    findings = check_admission(cluster, list_queued_jobs(read_templates(manifest)))
+    refusals = [str(finding) for finding in findings if finding.is_fatal]
+    if refusals:
+        raise ConfigError(*refusals)
+    for finding in findings:
+        write_stderr(f"note: {finding}")
 
 
 def confirm_duplicate(running_workflow: str | None) -> None:

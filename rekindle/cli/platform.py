@@ -1,6 +1,6 @@
 """The command group `rekindle platform`: sets up a namespace of a cluster, and checks it."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -10,6 +10,9 @@ from rekindle.cli.group import commands
 from rekindle.cli.options import Target, cluster_options, config_options
 from rekindle.cli.output import print_checks
 from rekindle.cli.sources import Source
+
+if TYPE_CHECKING:
+    from rekindle.cluster.kueue.queued_jobs import QueuedJob
 
 
 @commands.group
@@ -160,7 +163,9 @@ def check_namespace(
     source: Source, target: Target, as_json: bool, timeout_seconds: float | None = None
 ) -> int:
     """Run the checks of `platform check` and `doctor --cluster`, and return the exit code."""
+    from rekindle.blocks.manifest.render import render_manifest
     from rekindle.blocks.settings import ClusterConfig
+    from rekindle.cluster.kueue.queued_jobs import list_queued_jobs, read_templates
     from rekindle.doctor import cluster_checks as doctor
     from rekindle.training.spec import TrainConfig
 
@@ -172,9 +177,19 @@ def check_namespace(
     secret_names = loaded_config.program.secrets if loaded_config and loaded_config.program else ()
     probe_timeout_seconds = timeout_seconds or doctor.PROBE_TIMEOUT_S
 
+    queued_jobs: list[QueuedJob] = []
+    if loaded_config and cluster_config.gang == "kueue":
+        queued_jobs = list_queued_jobs(read_templates(render_manifest(loaded_config)))
+
     return print_checks(
         doctor.check_cluster(
-            cluster, cluster_config, train_config, probe_timeout_seconds, needs_token, secret_names
+            cluster,
+            cluster_config,
+            train_config,
+            probe_timeout_seconds,
+            needs_token,
+            secret_names,
+            queued_jobs,
         ),
         as_json,
     )

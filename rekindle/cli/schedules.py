@@ -12,7 +12,12 @@ from argolocal.cli.options import NonEmptyName, make_output_option
 from argolocal.cli.output import print_result
 from argolocal.common.homes import require_home as home
 from rekindle.cli.group import command
-from rekindle.cli.on_cluster import confirm_duplicate, print_warnings, report_submission
+from rekindle.cli.on_cluster import (
+    confirm_duplicate,
+    print_warnings,
+    refuse_inadmissible,
+    report_submission,
+)
 from rekindle.cli.options import Target, cluster_options, config_options, local_option
 from rekindle.cli.sources import Source
 
@@ -85,6 +90,7 @@ def schedule(
         from rekindle.cluster import workflows
 
         cluster = target.connect(loaded.config.cluster.namespace)
+        refuse_inadmissible(cluster, template)
         changes = list(workflows.apply_schedule(cluster, template, cron))
         namespace = cluster.namespace
 

@@ -9,14 +9,13 @@ Source: type Workload of Kueue 0.19 (v1beta2; v1beta1 has the same fields).
 from dataclasses import dataclass
 
 from argolocal.common.json_text import to_json
+from argolocal.manifest.object_labels import REPLICA_TYPE_LABEL
 from argolocal.manifest.types import Object
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import Cluster, Resource
+from rekindle.training.cost.pod_requests import QUEUE_LABEL
 
 KUEUE_VERSIONS = ("v1beta2", "v1beta1")
-
-
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def list_kueue_objects(
@@ -89,8 +88,12 @@ def find_waiting_jobs(cluster: Cluster, run_name: str) -> list[WaitingJob]:
         ),
         key=_make_sort_key,
     )
-    job_workloads = [workload for workload in run_workloads if not _belongs_to_pod(workload)]
-    pod_workloads = [workload for workload in run_workloads if _belongs_to_pod(workload)]
+    pod_workloads = [
+        workload
+        for workload in run_workloads
+        if _belongs_to_pod(workload) and not _belongs_to_step(workload)
+    ]
+    job_workloads = [workload for workload in run_workloads if workload not in pod_workloads]
 
     waiting_jobs: list[WaitingJob] = []
     if job_workloads:
@@ -213,3 +216,12 @@ def _belongs_to_pod(workload: Object) -> bool:
     return any(
         owner["kind"] == "Pod" for owner in workload["metadata"].get("ownerReferences") or []
     )
+
+
+def _belongs_to_step(workload: Object) -> bool:
+    """Return True if a workload is the pod of a step: harvested workers have a role in a job."""
+    pod_sets = workload["spec"].get("podSets") or []
+    if not pod_sets:
+        return False
+    pod_metadata = (pod_sets[0].get("template") or {}).get("metadata") or {}
+    return REPLICA_TYPE_LABEL not in (pod_metadata.get("labels") or {})

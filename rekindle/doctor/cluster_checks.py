@@ -15,6 +15,7 @@ from rekindle.blocks.settings import ClusterConfig
 from rekindle.cluster import platform
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import Cluster
+from rekindle.cluster.kueue.queued_jobs import QueuedJob
 from rekindle.cluster.platform import KEY_NAMES
 from rekindle.doctor.admission_checks import check_admission
 from rekindle.doctor.namespace_checks import (
@@ -63,19 +64,21 @@ def check_cluster(
     probe_timeout_seconds: float = PROBE_TIMEOUT_S,
     needs_token: bool = False,
     secret_names: Sequence[str] = (),
+    queued_jobs: Sequence[QueuedJob] = (),
 ) -> list[Check]:
     """Run all checks in order. An error in a check becomes its result, so that the other checks
     still run.
 
     `probe_timeout_seconds`: time limit of the pod, including the time to pull its image.
     `needs_token`: value of `serve.token`. `secret_names`: value of `program.secrets`.
+    `queued_jobs`: the jobs and pods of the config that wait in a queue of Kueue.
     """
     finished_checks = [_check_api_server(cluster)]
     if not finished_checks[0].ok:
         return finished_checks
 
     checks_by_name = {
-        **_list_namespace_checks(cluster, cluster_config),
+        **_list_namespace_checks(cluster, cluster_config, queued_jobs),
         **_list_secret_checks(cluster, needs_token, secret_names),
         **_list_job_checks(cluster, cluster_config, train_config),
         "probe": run_pod_checks(cluster, cluster_config, probe_timeout_seconds),
@@ -101,7 +104,7 @@ def check_cluster(
 
 
 def _list_namespace_checks(
-    cluster: Cluster, cluster_config: ClusterConfig
+    cluster: Cluster, cluster_config: ClusterConfig, queued_jobs: Sequence[QueuedJob]
 ) -> dict[str, Iterator[Check]]:
     """Return the checks that every config needs, by name."""
     render_command = RENDER_COMMAND.format(cluster.namespace)
@@ -110,7 +113,7 @@ def _list_namespace_checks(
     return {
         "kinds": check_kinds(cluster, cluster_config.backend),
         "controllers": check_controllers(cluster, cluster_config.backend),
-        "gang": check_gang(cluster, cluster_config.gang, cluster_config.queue),
+        "gang": check_gang(cluster, cluster_config, queued_jobs),
         "namespace": check_namespace(cluster),
         "your rights": check_user_rights(cluster),
         "account": check_account(cluster, cluster_config),

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from argolocal.common.json_text import to_json
 from argolocal.manifest.allowed_values import API_VERSION
@@ -14,10 +14,11 @@ from rekindle.blocks.jobs.members import member_commands
 from rekindle.blocks.jobs.train_job import TRAINER_VERSION
 from rekindle.blocks.presets import read_presets
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.cluster import queue
 from rekindle.cluster.cluster_nodes import ALL_PODS
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import Cluster, Resource
+from rekindle.cluster.kueue.admission import check_admission
+from rekindle.cluster.kueue.queued_jobs import QueuedJob
 from rekindle.doctor.namespace_objects import CONFIG_MAPS, read_data, read_enforced_level
 from rekindle.errors import Check
 from rekindle.kubernetes_names import DOCTOR_NAME, NAME_LABEL, WORKLOAD_MODULES
@@ -142,47 +143,32 @@ def check_controllers(cluster: Cluster, backend_name: str) -> Iterator[Check]:
         yield Check(name, is_supported and watches_namespace, detail, remedy)
 
 
-def check_gang(cluster: Cluster, scheduler_name: str, queue_name: str) -> Iterator[Check]:
+def check_gang(
+    cluster: Cluster, cluster_config: ClusterConfig, queued_jobs: Sequence[QueuedJob]
+) -> Iterator[Check]:
     """If `cluster.gang` is set, check that Kueue or the training operator starts all pods of a job
-    together."""
-    if scheduler_name == "kueue":
-        yield from _check_kueue(cluster, queue_name)
-    elif scheduler_name:
-        yield from _check_operator_scheduler(cluster, scheduler_name)
+    together. `queued_jobs`: the jobs and pods of the config that wait in a queue of Kueue."""
+    if cluster_config.gang == "kueue":
+        yield from _check_kueue(cluster, cluster_config.queue, queued_jobs)
+    elif cluster_config.gang:
+        yield from _check_operator_scheduler(cluster, cluster_config.gang)
 
 
-def _check_kueue(cluster: Cluster, queue_name: str) -> Iterator[Check]:
-    """Check that Kueue is installed, and that the namespace has the LocalQueue `queue_name`."""
-    kueue_versions = (f"kueue.x-k8s.io/{kueue_version}" for kueue_version in queue.KUEUE_VERSIONS)
-    kueue_api = next(
-        (
-            api_version
-            for api_version in kueue_versions
-            if "localqueues" in _list_defined_kinds(cluster, api_version)
-        ),
-        "",
-    )
-    detail = f"Kueue is {'installed' if kueue_api else 'not installed'}"
-    yield Check("gang", bool(kueue_api), detail, "Install Kueue, or leave cluster.gang empty.")
-    if not kueue_api:
-        return
-
-    queues_by_name = {
-        queue_object["metadata"]["name"]: queue_object
-        for queue_object in cluster.list_objects(Resource(kueue_api, "localqueues"))
-    }
-    queue_spec = queues_by_name.get(queue_name, {}).get("spec")
-    if queue_spec:
-        detail = f"ClusterQueue {queue_spec['clusterQueue']}"
-    else:
-        detail = "no such queue in this namespace"
-
-    remedy = (
-        "Set cluster.queue to a LocalQueue of the namespace"
-        f" ({', '.join(sorted(queues_by_name)) or 'none exist'}), or ask the platform team"
-        f" for a LocalQueue {queue_name}."
-    )
-    yield Check(f"queue {queue_name}", queue_name in queues_by_name, detail, remedy)
+def _check_kueue(
+    cluster: Cluster, queue_name: str, queued_jobs: Sequence[QueuedJob]
+) -> Iterator[Check]:
+    """Check that Kueue can admit the jobs. What delays them is a warning."""
+    findings = check_admission(cluster, queued_jobs)
+    if not any(finding.is_fatal for finding in findings):
+        yield Check(f"queue {queue_name}", True, f"{len(queued_jobs)} kinds of pods may wait in it")
+    for finding in findings:
+        yield Check(
+            f"queue {queue_name}",
+            False,
+            finding.problem,
+            finding.remedy or "No change is needed.",
+            finding.is_fatal,
+        )
 
 
 def _check_operator_scheduler(cluster: Cluster, scheduler_name: str) -> Iterator[Check]:

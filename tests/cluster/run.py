@@ -283,3 +283,41 @@ def run_locally(home: Path, *sets: str, config: Path = DEMO) -> dict[str, Any]:
         )
     finally:
         rekindle("down", variables={"REKINDLE_HOME": str(home)})
+
+
+def local_sha256s(
+    namespace: Namespace, home: Path, config: Path, settings: list[str], tasks: tuple[str, ...]
+) -> list[str]:
+    """Run the pipeline on this machine; return the sha256 of the models that these tasks have
+    trained."""
+    try:
+        flags = [*namespace.sets(settings), "-o", "json"]
+        name = json.loads(
+            rekindle("run", str(config), *flags, variables={"REKINDLE_HOME": str(home)})
+        )["workflow"]
+        shas = []
+
+        for task in tasks:
+            target = home / f"{task}.json"
+            rekindle(
+                "get",
+                name,
+                f"{task}/model/model.json",
+                "--to",
+                str(target),
+                variables={"REKINDLE_HOME": str(home)},
+            )
+
+            shas.append(json.loads(target.read_text())["sha256"])
+
+        return shas
+    finally:
+        rekindle("down", variables={"REKINDLE_HOME": str(home)})
+
+
+def cluster_sha256s(run: Run, tasks: tuple[str, ...]) -> list[str]:
+    """Return the sha256 of the models of these tasks on the cluster."""
+    store = run.namespace.store
+    return [
+        json.loads(store.get(f"{run.name}/{task}/model/model.json"))["sha256"] for task in tasks
+    ]

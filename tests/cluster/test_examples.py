@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.cluster.run import Namespace, Run, rekindle
+from tests.cluster.run import Namespace, Run, cluster_sha256s, local_sha256s
 from tests.commands import ROOT
 
 NIGHTLY = ROOT / "configs/nightly.yaml"
@@ -18,44 +18,6 @@ QUICK = [
 LIGHT = [
     f"cluster.pods.{step}={{cpu: 50m, memory: 1Gi}}" for step in ("champion", "listing", "score")
 ]
-
-
-def local_sha256s(
-    namespace: Namespace, home: Path, config: Path, settings: list[str], tasks: tuple[str, ...]
-) -> list[str]:
-    """Run the pipeline on this machine; return the sha256 of the models that these tasks have
-    trained."""
-    try:
-        flags = [*namespace.sets(settings), "-o", "json"]
-        name = json.loads(
-            rekindle("run", str(config), *flags, variables={"REKINDLE_HOME": str(home)})
-        )["workflow"]
-        shas = []
-
-        for task in tasks:
-            target = home / f"{task}.json"
-            rekindle(
-                "get",
-                name,
-                f"{task}/model/model.json",
-                "--to",
-                str(target),
-                variables={"REKINDLE_HOME": str(home)},
-            )
-
-            shas.append(json.loads(target.read_text())["sha256"])
-
-        return shas
-    finally:
-        rekindle("down", variables={"REKINDLE_HOME": str(home)})
-
-
-def cluster_sha256s(run: Run, tasks: tuple[str, ...]) -> list[str]:
-    """Return the sha256 of the models of these tasks on the cluster."""
-    store = run.namespace.store
-    return [
-        json.loads(store.get(f"{run.name}/{task}/model/model.json"))["sha256"] for task in tasks
-    ]
 
 
 def test_the_nightly_pipeline_gives_the_weights_of_a_local_run_and_scores_files(

@@ -5,20 +5,34 @@ Needs JobSet, Kubeflow Trainer and Kueue on the cluster; a test is skipped if th
 the test needs.
 """
 
+import re
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 
 from rekindle.training.ledger.ledger_summary import Incident
 from tests.cluster.faults import LONG
 from tests.cluster.kube import Object
-from tests.cluster.run import Namespace, Run, is_served, run_locally
+from tests.cluster.run import (
+    Namespace,
+    Run,
+    cluster_sha256s,
+    is_served,
+    local_sha256s,
+    run_locally,
+)
 from tests.commands import BIN, ROOT
 from tests.waiting import until
 
+PAGE = ROOT / "docs/shared-clusters.md"
+SWEEP = ROOT / "configs/sweep.yaml"
 STEPS = 4000
 SHORT = [*LONG, f"train.steps={STEPS}", "train.workers=2"]
+# steps that are no kinds of pods of their own, with requests that fit into a small quota
+LIGHT = [f"cluster.pods.{step}={{cpu: 50m, memory: 1Gi}}" for step in ("champion", "best")]
 APIS = {"jobset": "jobsets.jobset.x-k8s.io", "trainjob": "trainjobs.trainer.kubeflow.org"}
 
 
@@ -66,6 +80,63 @@ def test_every_backend_replaces_lost_workers_and_gives_the_same_weights(
     assert all(incident.repeated == 0 for incident in lost), "the other worker continued"
 
 
+KUEUE_API = "kueue.x-k8s.io/v1beta2"
+
+
+def page_objects(namespace: str, cpu: str) -> list[Object]:
+    """Return the objects of docs/shared-clusters.md for this namespace, with names that no other
+    test uses, and with a quota of `cpu` that borrows nothing."""
+    (text,) = [
+        block
+        for block in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        if "kind: ClusterQueue" in block
+    ]
+    names = (
+        "default-nodes|company|production|research|kueue-quotas|kueue-configuration|high|low|idle"
+    )
+    text = re.sub(rf"(?<=[ :])({names})(?=[,}} \n])", rf"{namespace}-\1", text)
+    text = re.sub(r"\bmodels\b", namespace, text)
+    text = text.replace(
+        'nominalQuota: "32", borrowingLimit: "32"', f'nominalQuota: {cpu}, borrowingLimit: "0"'
+    )
+    return list(yaml.safe_load_all(text))
+
+
+@pytest.fixture
+def page_queue(namespace: Namespace) -> Iterator[str]:
+    """The prefix of the names of the page's objects, whose queue has a quota of 100m CPU: two pods
+    of 50m."""
+    if not is_served("clusterqueues.kueue.x-k8s.io"):
+        pytest.skip("Kueue is not installed")
+
+    name = namespace.kube.namespace
+    objects = page_objects(name, "100m")
+    for obj in objects:
+        namespace.kube.apply(obj)
+    until("the page's queue is active", lambda: is_active(namespace, f"{name}-research"), 60)
+    yield name
+
+    for obj in reversed(objects):
+        place = obj["metadata"].get("namespace", name)
+        command = ["-n", place, "delete", obj["kind"], obj["metadata"]["name"]]
+        namespace.kube(*command, "--ignore-not-found", "--wait=false")
+
+
+def is_active(namespace: Namespace, name: str) -> bool:
+    queue = namespace.kube.get(f"clusterqueues.{KUEUE_API.partition('/')[0]}", name) or {}
+    conditions = (queue.get("status") or {}).get("conditions") or []
+    return any(each["type"] == "Active" and each["status"] == "True" for each in conditions)
+
+
+def queue_settings(prefix: str, priority: str) -> list[str]:
+    return [
+        "cluster.gang=kueue",
+        f"cluster.queue={prefix}-research",
+        f"cluster.queue_priority={prefix}-{priority}",
+        *LIGHT,
+    ]
+
+
 @pytest.fixture
 def queue(namespace: Namespace) -> Iterator[str]:
     """A queue with quota for a job with one worker and two extra workers."""
@@ -73,7 +144,7 @@ def queue(namespace: Namespace) -> Iterator[str]:
         pytest.skip("Kueue is not installed")
 
     name = namespace.kube.namespace
-    api = "kueue.x-k8s.io/v1beta2"
+    api = KUEUE_API
     quota = {"cpu": "200m", "memory": "512Gi", "ephemeral-storage": "1000Gi"}  # four pods of 50m
 
     objects: list[Object] = [
@@ -166,7 +237,7 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
         "cluster.gang=kueue",
     ]
 
-    harvest += ["cluster.queue=train", f"cluster.queue_priority={queue}-normal"]
+    harvest += [*LIGHT, "cluster.queue=train", f"cluster.queue_priority={queue}-normal"]
     harvest += [f"cluster.harvest_priority={queue}-idle", "name=harvest"]
     run = Run.submit(namespace, *SHORT, *harvest)
     run.wait_for_workers(3, 400)  # 50m each for the coordinator, its worker, and two extra workers
@@ -212,6 +283,7 @@ def test_a_preempted_job_waits_and_continues(namespace: Namespace, queue: str, e
         "cluster.queue=train",
         f"cluster.queue_priority={queue}-idle",
         "name=preempt",
+        *LIGHT,
     ]
 
     run = Run.submit(namespace, *SHORT, *sets, "train.checkpoint_seconds=5")
@@ -228,3 +300,59 @@ def test_a_preempted_job_waits_and_continues(namespace: Namespace, queue: str, e
 
     assert run.wait_for_end() == "Succeeded"
     assert run.outputs()["model_sha256"] == run.sha256() == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["cluster.pods.train.cpu=7"], "exceeds the quota of the ClusterQueue"),
+        (["cluster.queue=nowhere"], "the LocalQueue nowhere does not exist in namespace"),
+        (["cluster.queue_priority=none"], "the WorkloadPriorityClass none does not exist"),
+    ],
+)
+def test_what_kueue_can_never_admit_is_refused_and_creates_nothing(
+    namespace: Namespace, page_queue: str, settings: list[str], sentence: str
+):
+    flags = ["--namespace", namespace.kube.namespace, "--no-cache", "--yes"]
+    sets = namespace.sets([*SHORT, *queue_settings(page_queue, "high"), "name=refused", *settings])
+    done = subprocess.run(
+        [BIN / "rekindle", "submit", ROOT / "configs/demo.yaml", *flags, *sets],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith(("warn", "note"))]
+    assert sentence in line
+    names = [item["metadata"]["name"] for item in namespace.kube.items("workflows")]
+    assert not [name for name in names if name.startswith("refused-")]
+
+
+def test_a_training_of_higher_priority_is_admitted_before_the_trials_of_a_sweep(
+    namespace: Namespace, page_queue: str, tmp_path: Path
+):
+    quick = ["sweep.trials=8", "sweep.parallel=8", "sweep.lag=8", "train.epochs=6"]
+    quick += ["gate.minimum={accuracy: 0.3}", *LIGHT]
+    low = queue_settings(page_queue, "low")
+    sweep = Run.submit(namespace, *quick, *low, "name=sweep", config=SWEEP)
+
+    def running_trials() -> list[str]:
+        """Return the nodes of trials whose pod runs."""
+        return [node["displayName"] for node in sweep.nodes("trial") if node["phase"] == "Running"]
+
+    until("two trials run", lambda: len(running_trials()) == 2, 300)
+    high = queue_settings(page_queue, "high")
+    training = Run.submit(
+        namespace, *SHORT, *high, "name=urgent", "train.workers=1", "train.steps=200"
+    )
+    training.wait_for_workers(1, 400)
+    assert running_trials() == [], "the training has the whole quota"
+    assert sweep.workflow()["status"]["phase"] == "Running"
+
+    assert training.wait_for_end() == "Succeeded"
+    assert sweep.wait_for_end(1800) == "Succeeded"
+    assert cluster_sha256s(sweep, ("best",)) == local_sha256s(
+        namespace, tmp_path / "home", SWEEP, quick, ("best",)
+    )
+    # each trial that was preempted has a further pod
+    assert len(sweep.pods("trial")) > 8

@@ -366,9 +366,18 @@ class ReviewAnswer(Document):
 # --- Kueue
 
 
+class PodSetTemplate(Document):
+    metadata: WorkflowMetadata | None = None
+
+
+class PodSet(Document):
+    template: PodSetTemplate | None = None
+
+
 class WorkloadSpec(Document):
     queueName: str = ""
     priority: int = 0
+    podSets: list[PodSet] | None = None
 
 
 class WorkloadStatus(Document):
@@ -380,18 +389,37 @@ class WorkloadObject(CreatedObject):
     status: WorkloadStatus | None = None
 
 
+class ResourceUsage(Document):
+    name: str
+    total: str | int | None = None
+
+
+class FlavorUsage(Document):
+    name: str
+    resources: list[ResourceUsage] | None = None
+
+
+class QueueStatus(Document):
+    conditions: list[Condition] | None = None
+    flavorsReservation: list[FlavorUsage] | None = None
+    pendingWorkloads: int = 0
+
+
 class LocalQueueSpec(Document):
     clusterQueue: Annotated[str, name_field(PathName)]
+    stopPolicy: str | None = None
 
 
 class LocalQueueObject(KubernetesObject):
     spec: LocalQueueSpec
+    status: QueueStatus | None = None
 
 
 class FlavorQuota(Document):
     name: str
     nominalQuota: str | int | None = None
     borrowingLimit: str | int | None = None
+    lendingLimit: str | int | None = None
 
 
 class Flavor(Document):
@@ -400,6 +428,7 @@ class Flavor(Document):
 
 
 class ResourceGroup(Document):
+    coveredResources: list[str] | None = None
     flavors: list[Flavor] | None = None
 
 
@@ -417,5 +446,71 @@ class CohortObject(KubernetesObject):
     spec: CohortSpec | None = None
 
 
+class SelectorExpression(Document):
+    key: str
+    operator: str
+    values: list[str] | None = None
+
+
+class Selector(Document):
+    matchLabels: Texts | None = None
+    matchExpressions: list[SelectorExpression] | None = None
+
+
+class Preemption(Document):
+    withinClusterQueue: str | None = None
+
+
+class ClusterQueueSpec(CohortSpec):
+    namespaceSelector: Selector | None = None
+    stopPolicy: str | None = None
+    preemption: Preemption | None = None
+
+
 class ClusterQueueObject(KubernetesObject):
-    spec: CohortSpec
+    spec: ClusterQueueSpec
+    status: QueueStatus | None = None
+
+
+class FlavorToleration(Document):
+    key: str | None = None
+    value: str | None = None
+
+
+class ResourceFlavorSpec(Document):
+    nodeLabels: Texts | None = None
+    nodeTaints: list[Taint] | None = None
+    tolerations: list[FlavorToleration] | None = None
+
+
+class ResourceFlavorObject(KubernetesObject):
+    spec: ResourceFlavorSpec | None = None
+
+
+# --- Kueue's configuration, a document in a ConfigMap
+
+
+class WaitForPods(Document):
+    enable: bool = True
+    timeout: str | None = None
+
+
+class Integrations(Document):
+    frameworks: list[str] | None = None
+
+
+class ResourceMapping(Document):
+    input: str = ""
+
+
+class ResourceSettings(Document):
+    excludeResourcePrefixes: list[str] | None = None
+    transformations: list[ResourceMapping] | None = None
+
+
+class KueueConfiguration(Document):
+    apiVersion: str = ""
+    integrations: Integrations | None = None
+    managedJobsNamespaceSelector: Selector | None = None
+    waitForPodsReady: WaitForPods | None = None
+    resources: ResourceSettings | None = None

@@ -30,6 +30,7 @@ OBJECT_TYPES: dict[str, type[BaseModel]] = {
     "localqueues": types.LocalQueueObject,
     "clusterqueues": types.ClusterQueueObject,
     "cohorts": types.CohortObject,
+    "resourceflavors": types.ResourceFlavorObject,
     "version": types.VersionAnswer,
     "apiresources": types.ResourcesAnswer,
     "accessreviews": types.ReviewAnswer,

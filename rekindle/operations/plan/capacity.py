@@ -1,20 +1,17 @@
 """Compares the pods of a run with the nodes of a cluster, the ResourceQuotas of the namespace, and
 the quotas of Kueue.
 
-The quotas are defined by Kubernetes 1.30 (ResourceQuota) and Kueue 0.19 (ClusterQueue and Cohort in
-v1beta2; v1beta1 has other names for the cohort).
+The ResourceQuota is defined by Kubernetes 1.30; rekindle/cluster/kueue reads the quotas of Kueue.
 """
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from argolocal.manifest.types import Object
 from rekindle.cluster.cluster_nodes import find_obstacle, list_shortages, parse_amounts, read_nodes
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import Cluster, Resource
-from rekindle.cluster.queue import KUEUE_VERSIONS, list_kueue_objects
-from rekindle.operations.plan.resources import sum_requests
-from rekindle.training.cost.pod_requests import PodReplicas, parse_quantity_or_zero
+from rekindle.cluster.kueue.admission import check_admission
+from rekindle.cluster.kueue.queued_jobs import QueuedJob
+from rekindle.training.cost.pod_requests import PodReplicas
 
 QUOTA_RESOURCE = Resource("v1", "resourcequotas")
 
@@ -23,18 +20,19 @@ def find_shortages(
     cluster: Cluster,
     replicas_by_task: Mapping[str, list[PodReplicas]],
     peak_requests: Mapping[str, float],
+    queued_jobs: Sequence[QueuedJob],
 ) -> list[str]:
     """Return sentences about pods that do not fit into the cluster, and about failed comparisons.
-    `replicas_by_task`: pods of each task."""
+    `replicas_by_task`: pods of each task; `queued_jobs`: pods that wait in a queue of Kueue."""
     shortage_sentences: list[str] = []
-    shortage_functions = {
-        "nodes": _find_node_shortages,
-        "quotas": _find_quota_shortages,
-        "queue": _find_queue_shortages,
+    shortage_functions: dict[str, Callable[[], Iterable[str]]] = {
+        "nodes": lambda: _find_node_shortages(cluster, replicas_by_task, peak_requests),
+        "quotas": lambda: _find_quota_shortages(cluster, peak_requests),
+        "queue": lambda: _find_queue_shortages(cluster, queued_jobs),
     }
-    for subject, shortage_function in shortage_functions.items():
+    for subject, find_subject_shortages in shortage_functions.items():
         try:
-            shortage_sentences += shortage_function(cluster, replicas_by_task, peak_requests)
+            shortage_sentences += find_subject_shortages()
         except ApiError as error:
             shortage_sentences.append(f"not compared with the {subject} of the cluster: {error}")
 
@@ -63,11 +61,7 @@ def _find_node_shortages(
         yield f"the peak of the run exceeds all nodes together: {', '.join(shortage)}"
 
 
-def _find_quota_shortages(
-    cluster: Cluster,
-    replicas_by_task: Mapping[str, list[PodReplicas]],
-    peak_requests: Mapping[str, float],
-) -> Iterator[str]:
+def _find_quota_shortages(cluster: Cluster, peak_requests: Mapping[str, float]) -> Iterator[str]:
     for quota_object in cluster.list_objects(QUOTA_RESOURCE):
         quota_status = quota_object.get("status") or {}
         hard_limits = parse_amounts(
@@ -96,126 +90,5 @@ def _find_quota_shortages(
             )
 
 
-def _find_queue_shortages(
-    cluster: Cluster,
-    replicas_by_task: Mapping[str, list[PodReplicas]],
-    peak_requests: Mapping[str, float],
-) -> Iterator[str]:
-    for task_name, replicas in replicas_by_task.items():
-        for queue_name in sorted(
-            {replica_group.queue for replica_group in replicas if replica_group.queue}
-        ):
-            needed_amounts = sum_requests(
-                replica_group for replica_group in replicas if replica_group.queue == queue_name
-            )
-            local_queue = _find_kueue_object(cluster, "localqueues", queue_name)
-            if not local_queue:
-                yield (
-                    f"{task_name}: the LocalQueue {queue_name} does not exist in namespace"
-                    f" {cluster.namespace}"
-                )
-                continue
-
-            cluster_queue = _find_kueue_object(
-                cluster, "clusterqueues", local_queue["spec"]["clusterQueue"], is_namespaced=False
-            )
-            if not cluster_queue:
-                continue
-
-            shortage = list_shortages(
-                needed_amounts, _compute_usable_quota(cluster, cluster_queue, needed_amounts)
-            )
-            if shortage:
-                yield (
-                    f"{task_name} exceeds the quota of {cluster_queue['metadata']['name']}:"
-                    f" {', '.join(shortage)}"
-                )
-
-
-def _find_kueue_object(
-    cluster: Cluster, plural_name: str, object_name: str, is_namespaced: bool = True
-) -> Object | None:
-    for api_version in KUEUE_VERSIONS:
-        kueue_object = cluster.find(
-            Resource(f"kueue.x-k8s.io/{api_version}", plural_name, is_namespaced), object_name
-        )
-        if kueue_object:
-            return kueue_object
-    return None
-
-
-def _compute_usable_quota(
-    cluster: Cluster, cluster_queue: Object, needed_amounts: Mapping[str, float]
-) -> dict[str, float]:
-    """Return the maximum amount that a ClusterQueue can use of each requested resource, over all
-    flavors. Resources that the queue does not limit are left out."""
-    usable_amounts: dict[str, float] = {}
-    cohort_name = _get_cohort_name(cluster_queue)
-
-    for (flavor_name, resource_name), resource_quota in _list_flavor_quotas(cluster_queue):
-        if resource_name not in needed_amounts:
-            continue
-
-        borrowing_limit = resource_quota.get("borrowingLimit")
-        # without a borrowingLimit, the queue may use all quotas of the cohort
-        if cohort_name and borrowing_limit is None:
-            cohort_amount = _sum_cohort_quota(cluster, cohort_name, flavor_name, resource_name)
-        else:
-            cohort_amount = parse_quantity_or_zero(
-                resource_quota.get("nominalQuota") or 0
-            ) + parse_quantity_or_zero(borrowing_limit or 0)
-
-        usable_amounts[resource_name] = usable_amounts.get(resource_name, 0.0) + cohort_amount
-
-    return usable_amounts
-
-
-def _sum_cohort_quota(
-    cluster: Cluster, cohort_name: str, flavor_name: str, resource_name: str
-) -> float:
-    """Return the sum of the nominal quotas of a cohort's ClusterQueues; infinity if the sum is
-    unknown.
-
-    The sum is unknown if the user may not read the queues, or if a Cohort object refers to the
-    cohort, because quotas may then also come from other cohorts.
-    """
-    try:
-        if any(
-            cohort_name in (kueue_object["metadata"]["name"], _get_cohort_name(kueue_object))
-            for kueue_object in list_kueue_objects(cluster, "cohorts", False)
-        ):
-            return math.inf
-
-        cohort_queues = [
-            kueue_object
-            for kueue_object in list_kueue_objects(cluster, "clusterqueues", False)
-            if _get_cohort_name(kueue_object) == cohort_name
-        ]
-    except ApiError:
-        return math.inf
-
-    resource_quotas = [
-        queue_quota
-        for cohort_queue in cohort_queues
-        for quota_key, queue_quota in _list_flavor_quotas(cohort_queue)
-        if quota_key == (flavor_name, resource_name)
-    ]
-    return sum(
-        parse_quantity_or_zero(resource_quota.get("nominalQuota") or 0)
-        for resource_quota in resource_quotas
-    )
-
-
-def _get_cohort_name(kueue_object: Object) -> str:
-    """Return the cohort of a ClusterQueue, or the parent of a Cohort; "" without one."""
-    object_spec = kueue_object.get("spec") or {}
-    cohort_keys = ("cohortName", "cohort", "parentName", "parent")
-    return next((object_spec[key] for key in cohort_keys if object_spec.get(key)), "")
-
-
-def _list_flavor_quotas(cluster_queue: Object) -> Iterator[tuple[tuple[str, str], Object]]:
-    """Yield each quota of a ClusterQueue with the names of its flavor and resource."""
-    for resource_group in cluster_queue["spec"].get("resourceGroups") or []:
-        for flavor in resource_group.get("flavors") or []:
-            for resource_quota in flavor.get("resources") or []:
-                yield (flavor["name"], resource_quota["name"]), resource_quota
+def _find_queue_shortages(cluster: Cluster, queued_jobs: Sequence[QueuedJob]) -> list[str]:
+    return [str(finding) for finding in check_admission(cluster, queued_jobs)]

@@ -14,6 +14,7 @@ from rekindle import project
 from rekindle.cache import lookup
 from rekindle.cache.lookup import CacheResult
 from rekindle.cluster.kubernetes_api import WORKFLOW_TEMPLATES, Cluster, Resource
+from rekindle.cluster.kueue.queued_jobs import list_queued_jobs
 from rekindle.errors import RekindleError
 from rekindle.keys import CACHED_PARAMETER
 from rekindle.local.cluster import LocalCluster
@@ -287,7 +288,9 @@ def forecast_run(
         peak=peak_requests,
         releases=releases.plan_releases(task_tree, forecast_sources.champion),
         currency=prices.currency if prices else "",
-        shortages=_find_shortages(forecast_sources.cluster, task_forecasts, peak_requests),
+        shortages=_find_shortages(
+            forecast_sources.cluster, task_forecasts, peak_requests, task_tree
+        ),
         notes=forecast_sources.notes,
     )
 
@@ -296,6 +299,7 @@ def _find_shortages(
     cluster: Cluster | None,
     task_forecasts: list[TaskForecast],
     peak_requests: Mapping[str, float],
+    task_tree: TaskTree,
 ) -> list[str]:
     """Return sentences about pods that do not fit into the cluster; [] for a run on this
     machine."""
@@ -307,7 +311,14 @@ def _find_shortages(
         for task_forecast in task_forecasts
         if task_forecast.status in POD_STATUSES
     }
-    return capacity.find_shortages(cluster, replicas_by_task, peak_requests)
+    templates_by_task = {
+        task.path or "main": task.template
+        for task in task_tree.leaves()
+        if task.status in POD_STATUSES and task.items != 0
+    }
+    return capacity.find_shortages(
+        cluster, replicas_by_task, peak_requests, list_queued_jobs(templates_by_task)
+    )
 
 
 def _list_leaves_with_parents(task_tree: TaskTree) -> list[tuple[Task, Task]]:

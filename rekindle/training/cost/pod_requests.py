@@ -14,6 +14,7 @@ from rekindle.documents import is_valid
 from rekindle.training.cost.applied_objects import AppliedPod, TrainingRuntime, TrainJob
 
 GIB_BYTES = 1 << 30
+DISK_RESOURCE = "ephemeral-storage"
 # fields that contain the number of pods of a job or a Deployment
 REPLICA_COUNT_FIELDS = ("replicas", "parallelism")
 # largest number of replicas in Kubernetes
@@ -37,6 +38,7 @@ SERVER_KINDS = (
 )
 # name of the Job in a TrainingRuntime whose number of pods is numNodes of the TrainJob
 TRAINING_NODES_JOB_NAME = "node"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 QUEUE_PATTERN = re.compile(r"""["']?kueue\.x-k8s\.io/queue-name["']?\s*:\s*["']?([\w.-]+)""")
 # resources that are a GPU, another accelerator, or a part of one. Source: device plugins of NVIDIA
 # (gpu, gpu.shared, mig-1g.5gb; pgpu), AMD (gpu, cpx_nps4), Intel (i915, xe; gaudi of Habana),
@@ -61,6 +63,7 @@ class PodRequests:
     tolerations: tuple[tuple[str, str], ...] = ()
     # GPUs and other devices by resource name
     devices: Mapping[str, float] = field(default_factory=dict)
+    disk_bytes: float = 0.0  # local disk (ephemeral-storage)
 
     def __str__(self) -> str:
         label_texts = [
@@ -84,7 +87,14 @@ class PodRequests:
     @property
     def requests(self) -> dict[str, float]:
         """Amounts by resource name: numbers of pods, cores, bytes and devices."""
-        return {"pods": 1.0, "cpu": self.cpus, "memory": self.gib * GIB_BYTES, **self.devices}
+        disk_request = {DISK_RESOURCE: self.disk_bytes} if self.disk_bytes else {}
+        return {
+            "pods": 1.0,
+            "cpu": self.cpus,
+            "memory": self.gib * GIB_BYTES,
+            **disk_request,
+            **self.devices,
+        }
 
 
 @dataclass(frozen=True)
@@ -136,6 +146,7 @@ def read_pod(pod_spec: Manifest, containers: list[Manifest] | None = None) -> Po
         required_labels,
         (*toleration_pairs,),
         device_counts,
+        total_amounts.get(DISK_RESOURCE, 0.0),
     )
 
 
@@ -171,7 +182,8 @@ def list_template_replicas(
     """
     own_pod = read_template_pod(template)
     if own_pod:
-        return [PodReplicas("", 1, own_pod)]
+        pod_labels = (template.get("metadata") or {}).get("labels") or {}
+        return [PodReplicas("", 1, own_pod, queue=str(pod_labels.get(QUEUE_LABEL, "")))]
     if "resource" not in template:
         return []
 
@@ -208,13 +220,22 @@ def list_applied_jobs(
     template: Manifest, training_runtimes: Mapping[str, list[PodReplicas]]
 ) -> Iterator[tuple[str, tuple[PodReplicas, ...]]]:
     """Yield the kind and the pods of each job, of any kind, that a template applies."""
+    for applied_object, object_replicas in list_applied_objects(template, training_runtimes):
+        object_kind = str(applied_object.get("kind"))
+        if object_replicas and object_kind not in SERVER_KINDS:
+            yield object_kind, object_replicas
+
+
+def list_applied_objects(
+    template: Manifest, training_runtimes: Mapping[str, list[PodReplicas]]
+) -> Iterator[tuple[Manifest, tuple[PodReplicas, ...]]]:
+    """Yield each object that a template applies, with its pods."""
     if (template.get("resource") or {}).get("action") not in ("apply", "create"):
         return
     for applied_object in _parse_applied_objects(template):
-        object_kind = str(applied_object.get("kind")) if isinstance(applied_object, Mapping) else ""
-        object_replicas = tuple(_list_replicas_of_object(applied_object, training_runtimes))
-        if object_kind and object_replicas and object_kind not in SERVER_KINDS:
-            yield object_kind, object_replicas
+        if isinstance(applied_object, Mapping):
+            object_replicas = _list_replicas_of_object(applied_object, training_runtimes)
+            yield dict(applied_object), tuple(object_replicas)
 
 
 def list_training_runtimes(templates: Iterable[Manifest]) -> dict[str, list[PodReplicas]]:

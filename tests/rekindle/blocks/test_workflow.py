@@ -22,6 +22,7 @@ from pipelines import training
 from rekindle import blocks
 from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.blocks.manifest.render import render_manifest
+from rekindle.errors import ConfigError
 from rekindle.keys import cached_key
 from tests.http_server import Answer, HttpServer, Request
 
@@ -284,3 +285,42 @@ def test_heras_service_submits_the_workflow_to_an_argo_server(config: Config) ->
     assert workflow.name == "cards-x7k2p"
     assert request.path == "/api/v1/workflows/models"
     assert sent["spec"]["templates"] == render_manifest(config)["spec"]["templates"]
+
+
+def queued_templates(**settings: str) -> dict[str, dict[str, Any]]:
+    """Return the labels of the templates of a pipeline whose runs have a queue."""
+    sets = {"gang": "kueue", "queue": "team", "queue_priority": "low", **settings}
+    config = load_config(
+        GOLDEN / "config.yaml",
+        [f"cluster.{name}={value}" for name, value in sets.items()],
+        environment={},
+    ).config
+    with blocks.pipeline(config) as workflow:
+        data = blocks.prepare()
+        blocks.evaluate(blocks.train(data))
+        Task(name="own", template=Container(name="own", image="a@sha256:1", labels={"a": "b"}))
+        Task(name="daemon", template=Container(name="daemon", image="a@sha256:1", daemon=True))
+    templates = workflow.to_dict()["spec"]["templates"]
+    return {
+        template["name"]: template.get("metadata", {}).get("labels", {}) for template in templates
+    }
+
+
+def test_every_pod_of_a_queued_run_waits_in_the_queue_except_watchers_and_daemons() -> None:
+    queue = {"kueue.x-k8s.io/queue-name": "team", "kueue.x-k8s.io/priority-class": "low"}
+    labels = queued_templates()
+    for name in ("prepare", "evaluate", "report"):
+        assert labels[name] == queue, name
+    assert labels["own"] == {"a": "b"} | queue
+    # the pod that watches the job would use the quota that the job waits for
+    assert not queue.keys() & {key for name in ("train", "daemon", "main") for key in labels[name]}
+
+
+def test_steps_of_unqueued_kinds_start_without_waiting() -> None:
+    labels = queued_templates(unqueued="[report, evaluate]")
+    assert labels["report"] == labels["evaluate"] == {}
+    assert labels["prepare"]
+    with pytest.raises(ConfigError, match=r'unqueued names reporting.* Did you mean "report"'):
+        queued_templates(unqueued="reporting")
+    with pytest.raises(ConfigError, match="jobs and trials always wait in the queue"):
+        queued_templates(unqueued="train")

@@ -217,6 +217,10 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET" and path in api.fixed:
             return 200, api.fixed[path]
 
+        collection, _, name = path.rpartition("/")
+        if self.command == "GET" and "items" in api.fixed.get(collection, {}):
+            return find_item(api.fixed[collection]["items"], name)
+
         if self.command == "POST":
             answer = api.admit(path, body, "dryRun" in query)
             if answer:
@@ -342,6 +346,19 @@ class _Handler(BaseHTTPRequestHandler):
         """End the connection in the middle of the answer."""
         self.close_connection = True
         self.connection.shutdown(socket.SHUT_RDWR)
+
+
+def find_item(items: list[Any], name: str) -> tuple[int, Object]:
+    """Return the answer to a request for one object of a fixed list. A malformed object has the
+    name of every object."""
+    for item in items:
+        try:
+            is_found = item["metadata"]["name"] == name
+        except (KeyError, TypeError, IndexError):
+            is_found = True
+        if is_found:
+            return 200, item
+    return 404, status(404, "NotFound", "not found")
 
 
 def is_selected(candidate: Object, query: dict[str, str]) -> bool:

@@ -151,7 +151,7 @@ READERS: dict[str, tuple[str, Any, Read]] = {
     "quota": (
         f"/api/v1{NAMESPACE}/resourcequotas",
         valid_objects.QUOTA,
-        lambda cluster: find_shortages(cluster, {}, {"cpu": 9.0}),
+        lambda cluster: find_shortages(cluster, {}, {"cpu": 9.0}, []),
     ),
     "table of runs": (
         WORKFLOWS_AT,

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from argolocal.manifest.object_labels import REPLICA_TYPE_LABEL, WORKFLOW
 from rekindle.cluster.kubernetes_api import Cluster
-from rekindle.cluster.queue import QUEUE_LABEL, describe_waiting_jobs, find_waiting_jobs
+from rekindle.cluster.queue import describe_waiting_jobs, find_waiting_jobs
+from rekindle.training.cost.pod_requests import QUEUE_LABEL
 from rekindle.view.cluster_overview import format_run
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.workflows import REASON, WORKFLOWS_AT, WORKLOADS, workflow, workload
@@ -44,6 +46,22 @@ def test_waiting_harvest_workers_are_counted(server: ApiServer, cluster: Cluster
         server.put(WORKLOADS.format("v1beta2"), pod)
     assert describe_waiting_jobs(cluster, "demo-1") == [
         "2 more workers wait for idle quota in the queue train"
+    ]
+
+
+def test_the_pod_of_a_step_is_not_counted_as_a_harvested_worker(
+    server: ApiServer, cluster: Cluster
+) -> None:
+    for name, labels in {
+        "demo-1-prepare-77": {WORKFLOW: "demo-1"},
+        "demo-1-train-harvest": {WORKFLOW: "demo-1", REPLICA_TYPE_LABEL: "harvest"},
+    }.items():
+        pod = workload(name, 1, "Pod", QuotaReserved="False")
+        pod["spec"]["podSets"] = [{"name": "main", "template": {"metadata": {"labels": labels}}}]
+        server.put(WORKLOADS.format("v1beta2"), pod)
+    assert describe_waiting_jobs(cluster, "demo-1") == [
+        f"prepare-77 waits in the queue train: {REASON}",
+        "1 more workers wait for idle quota in the queue train",
     ]
 
 

@@ -1,7 +1,7 @@
 """`rekindle platform check` finds each fault of a namespace before a run fails because of it."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,14 @@ from click.testing import CliRunner
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.cli import commands
 from rekindle.cluster.kubernetes_api import Cluster
+from rekindle.cluster.kueue.queued_jobs import QueuedJob
 from rekindle.doctor import cluster_checks as doctor
 from rekindle.doctor import operator_checks
 from rekindle.errors import Check
 from rekindle.training.spec import TrainConfig
 from tests.commands import ROOT
 from tests.rekindle.cluster.healthy import PODS_AT, HealthyCluster
+from tests.rekindle.cluster.kueue import objects as kueue
 from tests.rekindle.cluster.server import status
 
 IMAGE = "rekindle:0.1"
@@ -30,11 +32,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HealthyC
         yield running
 
 
-def run_checks(cluster: Any = None, train: Any = None, seconds: float = 5) -> dict[str, Check]:
+def run_checks(
+    cluster: Any = None, train: Any = None, seconds: float = 5, jobs: Sequence[QueuedJob] = ()
+) -> dict[str, Check]:
     configs = ClusterConfig.model_validate(cluster or {}), TrainConfig.model_validate(train or {})
-    return {
-        check.name: check for check in doctor.check_cluster(Cluster.connect(), *configs, seconds)
-    }
+    checks = doctor.check_cluster(Cluster.connect(), *configs, seconds, queued_jobs=jobs)
+    return {check.name: check for check in checks}
 
 
 def failures(checks: dict[str, Check]) -> dict[str, str]:
@@ -223,16 +226,31 @@ def test_pods_are_not_compared_with_nodes_that_the_user_may_not_read(server: Hea
     assert findings.startswith("would be admitted; not compared with the nodes of the cluster: ")
 
 
-def test_a_missing_queue_is_found(server: HealthyCluster):
-    settings = {"gang": "kueue", "queue": "q"}
-    assert failures(run_checks(settings)) == {"gang": "Kueue is not installed"}
-    server.fixed["/apis/kueue.x-k8s.io/v1beta2"] = {"resources": [{"name": "localqueues"}]}
-    queues = "/apis/kueue.x-k8s.io/v1beta2/namespaces/models/localqueues"
-    server.put(queues, {"metadata": {"name": "train"}, "spec": {"clusterQueue": "research"}})
-    checks = run_checks(settings)
-    assert failures(checks) == {"queue q": "no such queue in this namespace"}
-    assert "(train)" in checks["queue q"].remedy
-    assert failures(run_checks(settings | {"queue": "train"})) == {}
+def test_a_queue_that_admits_no_job_is_found(server: HealthyCluster):
+    settings = {"gang": "kueue", "queue": "research"}
+    jobs = [QueuedJob("train", "PyTorchJob", "research")]
+    server.refuse("GET", "/apis/kueue", 404, "404 page not found", times=2)
+    checks = run_checks(settings, jobs=jobs)
+    assert "Kueue is not installed" in failures(checks)["queue research"]
+    assert checks["queue research"].remedy == "have Kueue installed, or leave cluster.gang empty."
+
+    labels = server.fixed["/api/v1/namespaces/models"]
+    kueue.install(server)
+    server.fixed["/api/v1/namespaces/models"] = labels
+    assert failures(run_checks(settings, jobs=jobs)) == {}
+
+    kueue.configure(server, integrations={"frameworks": ["batch/job"]})
+    check = run_checks(settings, jobs=jobs)["queue research"]
+    assert not check.ok
+    assert check.required
+    assert check.found.startswith("Kueue does not manage PyTorchJobs on this cluster")
+    assert "`- kubeflow.org/pytorchjob`" in check.remedy
+
+    server.refuse("GET", "/clusterqueues", 403, status(403, "Forbidden", "no"), times=9)
+    kueue.configure(server)
+    check = run_checks(settings, jobs=jobs)["queue research"]
+    assert not check.ok
+    assert not check.required, "what may not be read is a warning"
 
 
 def test_an_outdated_kubernetes_ends_the_checks(server: HealthyCluster):

@@ -391,7 +391,7 @@ def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(
     local = {"metadata": {"name": "research"}, "spec": {"clusterQueue": "shared"}}
     server.put(f"{kueue}/namespaces/models/localqueues", local)
     flavor = {"name": "any", "resources": [{"name": "cpu", "nominalQuota": "8"}]}
-    groups = {"resourceGroups": [{"flavors": [flavor]}]}
+    groups = {"namespaceSelector": {}, "resourceGroups": [{"flavors": [flavor]}]}
     server.fixed[f"{kueue}/clusterqueues/shared"] = {"metadata": {"name": "shared"}, "spec": groups}
 
     end = {
@@ -417,7 +417,10 @@ def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(
         "[0].fetch: the pod does not fit into any node (2 nvidia.com/gpu of 1 of small)"
         in plan.shortages
     )
-    assert "[2].server exceeds the quota of shared: 12 cpu of 8" in plan.shortages
+    assert any(
+        "[2].server exceeds the quota of the ClusterQueue shared, 12 cpu of 8: " in line
+        for line in plan.shortages
+    )
     assert any(
         "the unused part of the ResourceQuota team: 12 cpu of 10" in line for line in plan.shortages
     )
@@ -439,7 +442,11 @@ def test_a_queue_without_a_borrowing_limit_may_use_the_quotas_of_its_cohort(
         flavor = {"name": "any", "resources": [{"name": "cpu", "nominalQuota": cpus, **limits}]}
         return {
             "metadata": {"name": name},
-            "spec": {field: cohort, "resourceGroups": [{"flavors": [flavor]}]},
+            "spec": {
+                field: cohort,
+                "namespaceSelector": {},
+                "resourceGroups": [{"flavors": [flavor]}],
+            },
         }
 
     def excess(*other_queues: dict[str, Any], **limits: int) -> list[str]:
@@ -448,12 +455,14 @@ def test_a_queue_without_a_borrowing_limit_may_use_the_quotas_of_its_cohort(
         server.fixed[f"{kueue}/clusterqueues/a"] = own_queue
         server.fixed[f"{kueue}/clusterqueues"] = {"items": [own_queue, *other_queues]}
         return [
-            line
+            line.partition(":")[0].removeprefix(
+                "[2].server exceeds the quota of the ClusterQueue a"
+            )
             for line in forecast_run(ForecastSources(Path("none"), cluster), plain(), {}).shortages
-            if "quota of" in line
+            if "exceeds the quota of" in line
         ]
 
-    quota_finding = "[2].server exceeds the quota of a: 12 cpu of"
+    quota_finding = " and all that it may borrow from lab, 12 cpu of"
     assert excess(queue("b", 4), queue("c", 90, "other")) == [f"{quota_finding} 8"]
     assert excess(queue("b", 8)) == []
     assert excess(queue("b", 90), borrowingLimit=6) == [f"{quota_finding} 10"]
