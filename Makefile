@@ -8,16 +8,19 @@
 # make fuzz: fuzzes the parsers of untrusted input for a minute (SECONDS=3600: an hour.
 #   SEED=17: reproducible. RECORD=yes: writes benchmarks/fuzz.md).
 # make mutants: mutation tests of the critical modules (COUNT=80: mutants per target. SEED=17: other mutants).
+# make upgrade: updates the locked packages, tests the result, and records it in docs/versions.md
+#   (PACKAGES="torch==2.15.0": only these, which pyproject.toml pins).
 # make scan: checks all rendered objects with kubeconform and checkov, and the Dockerfiles with checkov.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 UV := uv==0.13.9
 ARGO := github.com/argoproj/argo-workflows/v4@v4.0.7
+GOLDEN_TESTS := tests/rekindle/blocks/manifest/test_render.py
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export UV_PROJECT_ENVIRONMENT = $(VENV)
 
-.PHONY: install run test test-slow test-cluster test-argo test-gpu chaos check scan fuzz mutants clean
+.PHONY: install run test test-slow test-cluster test-argo test-gpu chaos check scan fuzz mutants upgrade clean
 
 install: $(VENV)/.installed
 
@@ -86,6 +89,16 @@ fuzz: install
 
 mutants: install
 	@$(BIN)/python -m tests.mutation $(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED))
+
+upgrade: install
+	@$(BIN)/python -m tests.upgrade lock $(PACKAGES)
+	@$(MAKE) install
+	@$(BIN)/python -m tests.docs.pages
+	@REGENERATE=1 $(BIN)/python -m pytest -q $(GOLDEN_TESTS)
+	@$(MAKE) check
+	@$(MAKE) test
+	@$(BIN)/python -m tests.upgrade record
+	@git status --short
 
 clean:
 	@test ! -x $(BIN)/rekindle || $(BIN)/rekindle down

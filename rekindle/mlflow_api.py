@@ -10,7 +10,8 @@ Source: MLflow 3.17, service.proto and model_registry.proto.
 import math
 import os
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeVar
 from urllib.parse import urlsplit
@@ -345,6 +346,23 @@ def format_condition(field_name: str, field_value: str) -> str:
 
     like_pattern = re.sub(r"['\"\\%]", "_", field_value)
     return f"{field_name} LIKE '{like_pattern}'"
+
+
+def now_ms() -> int:
+    """Return the current time as MLflow's requests contain it: in milliseconds since 1970."""
+    return int(time.time() * 1000)
+
+
+def make_pairs(values_by_name: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Convert tags or parameters to a list of key-value pairs, as MLflow's requests contain
+    them."""
+    return [{"key": name, "value": str(value)} for name, value in values_by_name.items()]
+
+
+def encode_number(metric_value: float) -> float | str:
+    """Return a number as it is written in MLflow's requests: infinity and NaN as text."""
+    float_value = float(metric_value)
+    return {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.get(str(float_value), float_value)
 
 
 def _raise_refusal(http_answer: "HttpAnswer") -> NoReturn:

@@ -9,7 +9,6 @@ time in every step.
 
 import os
 import re
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,8 +23,11 @@ from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
 from rekindle.mlflow_api import (
     A,
     RequestRefused,
+    encode_number,
     format_condition,
     get_server_address,
+    make_pairs,
+    now_ms,
     send_request,
 )
 from rekindle.names import (
@@ -152,11 +154,11 @@ def start_run(
 
     own_store_id = _find_own_store_id()
     store_tags = {STORE_TAG: own_store_id} if own_store_id else {}
-    tag_pairs = _make_pairs({**(run_tags or {}), **store_tags, WORKFLOW: workflow_name})
+    tag_pairs = make_pairs({**(run_tags or {}), **store_tags, WORKFLOW: workflow_name})
     run_request = {
         "experiment_id": _get_or_create_experiment(experiment_name),
         "run_name": workflow_name,
-        "start_time": _now_ms(),
+        "start_time": now_ms(),
         "tags": tag_pairs,
     }
     return _post("runs/create", run_request, mlflow_api.RunAnswer).run.info.run_id
@@ -286,14 +288,14 @@ def log_to_run(
     log_metrics(
         run_id, [(name, metric_value, 0) for name, metric_value in (run_metrics or {}).items()]
     )
-    param_pairs = _make_pairs(
+    param_pairs = make_pairs(
         {
             name: format_parameter(param_value)[:MAX_PARAM_LENGTH]
             for name, param_value in flatten(run_params or {}).items()
         }
     )
 
-    tag_pairs = _make_pairs(run_tags or {})
+    tag_pairs = make_pairs(run_tags or {})
     while param_pairs or tag_pairs:
         _post(
             "runs/log-batch",
@@ -318,12 +320,12 @@ def flatten(nested_values: Mapping[str, Any], name_prefix: str = "") -> dict[str
 
 def log_metrics(run_id: str, metric_points: Iterable[tuple[str, float, int]]) -> None:
     """Log points (name, value, step) of curves, in as few requests as MLflow allows."""
-    current_time_ms = _now_ms()
+    current_time_ms = now_ms()
     # NaN and infinities are sent as texts, as proto3's JSON format requires
     metric_records = [
         {
             "key": name,
-            "value": _encode_number(metric_value),
+            "value": encode_number(metric_value),
             "timestamp": current_time_ms,
             "step": step,
         }
@@ -415,7 +417,7 @@ def show_columns(experiment_name: str, metric_names: Iterable[str]) -> None:
 
 def finish(run_id: str, run_status: str) -> None:
     """Close the run with the status FINISHED, FAILED or KILLED."""
-    _post("runs/update", {"run_id": run_id, "status": run_status, "end_time": _now_ms()})
+    _post("runs/update", {"run_id": run_id, "status": run_status, "end_time": now_ms()})
 
 
 def champion(name: str) -> Release | None:
@@ -482,7 +484,7 @@ def register_version(
         "name": name,
         "source": source,
         "run_id": run_id,
-        "tags": _make_pairs(
+        "tags": make_pairs(
             {**version_tags, URI: model_uri, SHA256: weights_sha256, UNCONFIRMED: "yes"}
         ),
     }
@@ -567,7 +569,7 @@ def record_champion(name: str, version: str, deployment_name: str, run_id: str =
     the run that promotes it."""
     record_deployment(name, version, deployment_name)
     _set_alias(name, CHAMPION, version)
-    tag_version(name, version, CHAMPION_SINCE, str(_now_ms()))
+    tag_version(name, version, CHAMPION_SINCE, str(now_ms()))
     if run_id:
         tag_version(name, version, PROMOTED_BY, run_id)
 
@@ -712,7 +714,7 @@ def _get_or_none(path: str, answer_type: type[A], **query_parameters: str) -> A 
 def _get_or_create_experiment(name: str) -> str:
     """Return the id of the experiment `name`; create the experiment if it does not exist. Raises
     TrackingError if the experiment is deleted."""
-    _create_if_missing("experiments/create", {"name": name, "tags": _make_pairs(EXPERIMENT_TAGS)})
+    _create_if_missing("experiments/create", {"name": name, "tags": make_pairs(EXPERIMENT_TAGS)})
     path = "mlflow/experiments/get-by-name"
     query_parameters = {"experiment_name": name}
     experiment = _request(
@@ -732,17 +734,6 @@ def _create_if_missing(path: str, request_content: Mapping[str, Any]) -> None:
     except RequestRefused as error:
         if error.code != "RESOURCE_ALREADY_EXISTS":
             raise
-
-
-def _make_pairs(values_by_name: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Convert tags or parameters to a list of key-value pairs, as MLflow's requests contain
-    them."""
-    return [{"key": name, "value": str(value)} for name, value in values_by_name.items()]
-
-
-def _encode_number(metric_value: float) -> float | str:
-    float_value = float(metric_value)
-    return {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.get(str(float_value), float_value)
 
 
 def _post(
@@ -767,7 +758,3 @@ def _request(method: str, path: str, answer_type: type[A], **request_options: An
     if "run_id" in request_values:
         request_values["run_id"] = resolve_run_id(request_values["run_id"])
     return send_request(method, path, answer_type, **request_options)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """`cuda`, or the device in REKINDLE_TEST_DEVICE. Skips the test if there is no such device."""
+    """`cuda`, or the device in REKINDLE_TEST_DEVICE. Skips the test if this device is missing."""
     import torch
 
     name = os.environ.get("REKINDLE_TEST_DEVICE", "cuda")

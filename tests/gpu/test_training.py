@@ -1,4 +1,4 @@
-"""A training on GPUs ends with the same weights, whichever of its processes is killed.
+"""A training on GPUs ends with the same weights, if any of its processes is killed.
 
 make test-gpu
 """

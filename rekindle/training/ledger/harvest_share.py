@@ -1,4 +1,4 @@
-"""What harvested workers brought to a training: workers on idle capacity, which may come and go
+"""The share of harvested workers in a training: workers on idle capacity, which may come and go
 (`cluster.harvest`).
 
 Each member of a group computes an equal share of each step, so a group of three members with one

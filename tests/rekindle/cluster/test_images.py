@@ -168,7 +168,7 @@ def test_a_failed_build_prints_no_image(builders: Builders):
 
 
 DOCKERFILE = (ROOT / "images/Dockerfile").read_text()
-TORCH = "torch==2.13.0+cpu --hash=sha256:" + "c0" * 32
+TORCH = "torch==2.15.0+cpu --hash=sha256:" + "c0" * 32
 
 
 def requirements(folder: Path, torch: str) -> list[str]:
