@@ -59,7 +59,7 @@ class LenientSchemaGenerator(GenerateJsonSchema):
     """A generator of JSON schemas that allows any value for types that JSON schema cannot
     describe."""
 
-    # without ClassVar, as in the base class, whose attribute it overrides
+    # not a ClassVar, because the attribute of the base class, which it overrides, is none either
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
     def handle_invalid_for_json_schema(self, schema: object, error_info: str) -> dict[str, Any]:

@@ -123,11 +123,11 @@ def run(inputs: Inputs) -> Outputs:
         tracking.MODEL_SHA256: model_description.sha256,
     }
 
-    fact_tags = {
+    provenance_tags = {
         f"{tracking.TAG_PREFIX}{fact_name}": fact_value
         for fact_name, fact_value in provenance_facts.items()
     }
-    tracking.log_to_run(run_id, run_tags=run_tags | fact_tags)
+    tracking.log_to_run(run_id, run_tags=run_tags | provenance_tags)
 
     return Outputs(
         model_uri=release_prefix,

@@ -76,7 +76,7 @@ class Block:
         return self.text.replace("\\\n", "").splitlines()
 
 
-def blocks(document: Path, language: str = "") -> list[Block]:
+def list_blocks(document: Path, language: str = "") -> list[Block]:
     """Return the fenced blocks of a document, optionally of one language."""
     text = document.read_text()
     fences = re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
@@ -89,7 +89,7 @@ def blocks(document: Path, language: str = "") -> list[Block]:
 
 def commands(document: Path) -> list[str]:
     """Return the commands that a reader types at a terminal, in order."""
-    return [command for block in blocks(document, "console") for command in block.commands]
+    return [command for block in list_blocks(document, "console") for command in block.commands]
 
 
 def typed_by_hand(document: Path) -> list[str]:
@@ -104,7 +104,7 @@ def typed_by_hand(document: Path) -> list[str]:
 
 def write_files(document: Path, folder: Path) -> None:
     """Write the blocks that contain files."""
-    for block in blocks(document):
+    for block in list_blocks(document):
         if block.file:
             (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.file).write_text(block.text)

@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.commands import README, RECIPES, ROOT, SERVING, Shell, blocks, shell, typed_by_hand
+from tests.commands import README, RECIPES, ROOT, SERVING, Shell, list_blocks, shell, typed_by_hand
 from tests.docs.pictures import TERMINAL
 
 pytestmark = pytest.mark.timeout(1000)  # a whole run
@@ -172,7 +172,7 @@ def test_the_first_command_serves_a_model_as_documented(first_run: FirstRun) -> 
     (trial,) = re.findall(r"^try it +(.*)$", first_run.output, re.MULTILINE)
     (score,) = json.loads(first_run.run_command(trial).stdout)["predictions"]
     assert 0 < score < 1
-    requests, *_ = blocks(SERVING, "sh")  # the blocks without `make run` are for a cluster
+    requests, *_ = list_blocks(SERVING, "sh")  # the blocks without `make run` are for a cluster
     for request in requests.commands:
         answer = first_run.run_command(request.replace("127.0.0.1:8080", trial.split("/")[2]))
         assert answer.returncode == 0, request

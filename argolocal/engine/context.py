@@ -51,7 +51,7 @@ class Expansion:
     # for a loop or StepGroup: the expanded tasks or steps
     members: list[Task] | None = None
     # the `members` that are not fulfilled yet
-    pending_members: list[Task] | None = None
+    pending_tasks: list[Task] | None = None
     # for a DAG template: the Dag (dag.py) that executes it
     dag: Any = None
     # for a steps template: the scope of its next group

@@ -357,26 +357,26 @@ class Dag:
             )
             self.connect(name, full_name)
 
-        if expansion.pending_members is None:
-            pending_members = member_tasks
+        if expansion.pending_tasks is None:
+            pending_tasks = member_tasks
         else:
-            pending_members = expansion.pending_members
+            pending_tasks = expansion.pending_tasks
 
-        unfinished_members = []
+        unfinished_tasks = []
         is_complete = None
 
-        for index, member_task in enumerate(pending_members):
+        for index, member_task in enumerate(pending_tasks):
             is_complete = self._run_member(
                 name, task, member_task, full_name if group_node else None
             )
             if is_complete is None and not self.table.orphaned_pods:
-                unfinished_members += pending_members[index:]
+                unfinished_tasks += pending_tasks[index:]
                 break
 
-            unfinished_members += [] if is_complete else [member_task]
+            unfinished_tasks += [] if is_complete else [member_task]
 
-        expansion.pending_members = unfinished_members
-        if group_node and not unfinished_members:
+        expansion.pending_tasks = unfinished_tasks
+        if group_node and not unfinished_tasks:
             self.table.mark(
                 full_name,
                 _compute_loop_phase(

@@ -180,10 +180,10 @@ class Group:
             return False
 
         expansion = self.context.expansion(self.name)
-        if expansion.pending_members is None:
+        if expansion.pending_tasks is None:
             pending_steps = expanded_steps
         else:
-            pending_steps = expansion.pending_members
+            pending_steps = expansion.pending_tasks
 
         unfinished_steps = []
         for index, step in enumerate(pending_steps):
@@ -230,7 +230,7 @@ class Group:
 
             unfinished_steps += [] if node and is_fulfilled(node) else [step]
 
-        expansion.pending_members = unfinished_steps
+        expansion.pending_tasks = unfinished_steps
         if not unfinished_steps or any(step.get("hooks") or step.get("onExit") for step in steps):
             return self._assess_phase(
                 {f"{self.name}.{step['name']}": step for step in expanded_steps}

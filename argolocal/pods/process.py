@@ -388,13 +388,13 @@ def _check_names(container_run: ContainerRun) -> None:
     """Raise ConfigError if the API server would reject the name of an environment variable or a
     prefix of `envFrom`."""
     container = container_run.container
-    env_prefixes = [
+    prefix_names = [
         env_source.get("prefix") or "x" for env_source in container.get("envFrom") or []
     ]
 
     names_by_field = {
         "env": [env_variable["name"] for env_variable in container.get("env") or []],
-        "envFrom": env_prefixes,
+        "envFrom": prefix_names,
     }
     for env_field, variable_names in names_by_field.items():
         for index, variable_name in enumerate(variable_names):

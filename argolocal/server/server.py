@@ -21,7 +21,7 @@ from argolocal.page.tabs.artifact_source import ObjectReader
 from argolocal.runner.cluster import LocalCluster
 from argolocal.server.api.application import WithApi, make_api
 from argolocal.server.api.backend import NAMESPACE, Backend
-from argolocal.server.api.catalogue import Catalogue
+from argolocal.server.api.catalogue import RunCatalogue
 from argolocal.server.cron.controller import KIND, CronController
 from argolocal.server.objects import Objects
 from argolocal.server.queue import Queue
@@ -88,9 +88,9 @@ class Server:
                 worker.join()
 
     def _with_api(self, page: ASGIApp) -> ASGIApp:
-        catalogue = Catalogue(LocalRuns(self.cluster.home), NAMESPACE)
-        catalogue.warm_up()
-        backend = Backend(self.cluster, self.queue, self.objects, catalogue, self.open_store)
+        run_catalogue = RunCatalogue(LocalRuns(self.cluster.home), NAMESPACE)
+        run_catalogue.warm_up()
+        backend = Backend(self.cluster, self.queue, self.objects, run_catalogue, self.open_store)
         return WithApi(make_api(backend), page)
 
     def _work(self) -> None:

@@ -45,7 +45,7 @@ def create_run(
     """Create the run of a manifest, without starting it. Raises ConfigError.
 
     `shows_notes`: print notes about ignored fields. `checks_ports`: reject a run if a port of its
-    Services is in use. `is_queued`: the server of the home starts the run.
+    Services is in use. `is_queued`: the run waits until the server of its home starts it.
     """
     cluster.store_objects(other_objects)
     if checks_ports:

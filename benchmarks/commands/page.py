@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
@@ -50,6 +51,17 @@ OBSERVER_SCRIPT = """() => {
     });
     look();
 }"""
+
+
+@dataclass
+class EventCase:
+    """A kind of event whose delay is measured. The page in the tab `tab_path` shows the number of
+    an event; `cause_event` causes the event with a number."""
+
+    name: str
+    tab_path: str
+    first_event_number: int
+    cause_event: Callable[[int], None]
 
 
 class WrittenRun:
@@ -214,41 +226,51 @@ def measure_events(
         with written_run.log.open("a") as log_file:
             log_file.write(f"event {event_number}\n")
 
-    # (name of the event, page, number of the first event, function that causes an event)
-    event_cases: tuple[tuple[str, str, int, Callable[[int], None]], ...] = (
-        (
-            "a step ends",
-            "overview",
-            1,
-            lambda event_number: written_run.finish_task(event_number - 1),
+    event_cases = [
+        EventCase(
+            name="a step ends",
+            tab_path="overview",
+            first_event_number=1,
+            cause_event=lambda event_number: written_run.finish_task(event_number - 1),
         ),
-        ("a line of a log", f"logs?pod={written_run.log.stem}", 1001, print_event),
-    )
-    for case_name, tab_path, first_event_number, cause_event in event_cases:
+        EventCase(
+            name="a line of a log",
+            tab_path=f"logs?pod={written_run.log.stem}",
+            first_event_number=1001,
+            cause_event=print_event,
+        ),
+    ]
+    for event_case in event_cases:
         with start_page(home_folder) as page_server:
             browser_pages = [
-                page_server.open(browser, f"/runs/{written_run.name}/{tab_path}")
+                page_server.open(browser, f"/runs/{written_run.name}/{event_case.tab_path}")
                 for _ in range(viewer_count)
             ]
             for browser_page in browser_pages:
                 browser_page.evaluate(OBSERVER_SCRIPT)
             slowest_seconds = [
-                _measure_slowest_viewer(browser_pages, event_number, cause_event)
-                for event_number in range(first_event_number, first_event_number + event_count)
+                _measure_slowest_viewer(
+                    browser_pages,
+                    event_case.first_event_number + event_index,
+                    event_case.cause_event,
+                )
+                for event_index in range(event_count)
             ]
             for browser_page in browser_pages:
                 browser_page.context.close()
         remark_text = f"slowest of {viewer_count} viewers"
         bars.append(
             make_bar(
-                f"event on the screen: {case_name}",
+                f"event on the screen: {event_case.name}",
                 max(slowest_seconds),
                 "s",
                 EVENT_LIMIT_S,
                 remark_text=remark_text,
             )
         )
-        bars.append(make_bar(f"event on the screen: {case_name}, median", slowest_seconds, "s"))
+        bars.append(
+            make_bar(f"event on the screen: {event_case.name}, median", slowest_seconds, "s")
+        )
     written_run.files.close()
     return bars
 

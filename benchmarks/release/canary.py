@@ -200,17 +200,17 @@ def send_load_to_both(request_texts: list[bytes]) -> Iterator[None]:
 
 
 @contextmanager
-def run_server(deployment_side: str, release_prefix: str) -> Iterator[None]:
+def run_server(deployment_name: str, release_prefix: str) -> Iterator[None]:
     """Run a server of the release `release_prefix` until the end of the block."""
-    server_port = PORT_BY_SIDE[deployment_side]
+    server_port = PORT_BY_SIDE[deployment_name]
     serve_flags = [
         f"--model={release_prefix}",
         f"--port={server_port}",
-        f"--deployment={deployment_side}",
+        f"--deployment={deployment_name}",
     ]
     command = [sys.executable, "-m", "rekindle", "step", "steps.serve", *serve_flags]
-    os.environ[f"{deployment_side.upper()}_SERVICE_HOST"] = "127.0.0.1"
-    os.environ[f"{deployment_side.upper()}_SERVICE_PORT"] = str(server_port)
+    os.environ[f"{deployment_name.upper()}_SERVICE_HOST"] = "127.0.0.1"
+    os.environ[f"{deployment_name.upper()}_SERVICE_PORT"] = str(server_port)
     server_environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     with start_server(command, server_environment, f"http://127.0.0.1:{server_port}/health/ready"):
         yield

@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from rekindle.blocks.settings import ClusterConfig
-from rekindle.blocks.wiring import Block, Value, check_condition, describe, refuse
+from rekindle.blocks.wiring import Block, Value, check_condition, describe, raise_error
 from rekindle.errors import ConfigError, format_rule, suggest_similar
 from rekindle.gate import Gate, check_bounds
 from rekindle.sections import Section, parse_section
@@ -43,7 +43,7 @@ def load_step(module: str) -> Step:
     try:
         return load_step_module(module)
     except ConfigError as error:
-        refuse(" ".join(error.lines))
+        raise_error(" ".join(error.lines))
 
 
 def check_input_names(
@@ -56,7 +56,7 @@ def check_input_names(
     the error may suggest for a misspelt input."""
     for name in sorted(input_values.keys() - input_fields.keys()):
         if name in TASK_OPTIONS:
-            refuse(
+            raise_error(
                 f"{task_name} does not accept `{name}`: it is an option of blocks.step, and `when`"
                 " also of blocks.group."
             )
@@ -65,7 +65,7 @@ def check_input_names(
             suggest_similar(name, {*input_fields, *valid_options})
             or f" Its inputs: {', '.join(input_fields) or 'none'}."
         )
-        refuse(f'{task_name} has no input "{name}".{hint}')
+        raise_error(f'{task_name} has no input "{name}".{hint}')
 
     missing_inputs = [
         name
@@ -77,7 +77,7 @@ def check_input_names(
             f"{name} ({'an artifact' if is_artifact(input_fields[name]) else 'a parameter'})"
             for name in missing_inputs
         ]
-        refuse(
+        raise_error(
             f"{task_name} lacks {', '.join(input_descriptions)}: pass"
             f" {', '.join(f'{name}=...' for name in missing_inputs)}."
         )
@@ -101,7 +101,7 @@ def check_section(name: str, section_value: object, section_type: type[Section])
         return
 
     if not isinstance(section_value, section_type):
-        refuse(
+        raise_error(
             f"{name} is {describe(section_value)}, not the section `{name}`: pass"
             f" config.{name}.model_copy(update={{...}}) or a {section_type.__name__}."
         )
@@ -109,14 +109,14 @@ def check_section(name: str, section_value: object, section_type: type[Section])
     # validate again, because `model_copy` does not validate changed fields
     valid_fields = set(type(section_value).model_fields)
     for unknown_field in vars(section_value).keys() - valid_fields:
-        refuse(
+        raise_error(
             f"config.{name} has no {unknown_field}.{suggest_similar(unknown_field, valid_fields)}"
         )
 
     try:
         parse_section(type(section_value), vars(section_value), name)
     except ConfigError as error:
-        refuse(" ".join(error.lines))
+        raise_error(" ".join(error.lines))
 
 
 def check_workload(
@@ -137,7 +137,7 @@ def check_workload(
 
         check_bounds(parse_section(Gate, metric_bounds, "gate"), workload_module.metrics)
     except ConfigError as error:
-        refuse(" ".join(error.lines))
+        raise_error(" ".join(error.lines))
 
 
 def check_options(task_name: str, task_options: Mapping[str, Any]) -> None:
@@ -152,17 +152,17 @@ def check_options(task_name: str, task_options: Mapping[str, Any]) -> None:
         else:
             suggestion = "it must be a list"
 
-        refuse(f"with_items of {task_name} is {describe(loop_items)}: {suggestion}.")
+        raise_error(f"with_items of {task_name} is {describe(loop_items)}: {suggestion}.")
 
     loop_parameter = task_options.get("with_param")
     if isinstance(loop_parameter, Value) and not _is_compatible(loop_parameter.kind, list):
-        refuse(
+        raise_error(
             f"with_param of {task_name} is {describe(loop_parameter)}, which is not a list: pass"
             " an output of type list."
         )
 
     if loop_parameter is not None and not isinstance(loop_parameter, (str, list, tuple, Parameter)):
-        refuse(
+        raise_error(
             f"with_param of {task_name} is {describe(loop_parameter)}: it must be an output of"
             " type list."
         )
@@ -173,7 +173,7 @@ def check_pod_kinds(cluster: ClusterConfig, known_kinds: Collection[str]) -> Non
     settings_by_kind = {kind: f"cluster.pods.{kind} is set" for kind in cluster.pods}
     settings_by_kind.update({kind: f"cluster.unqueued names {kind}" for kind in cluster.unqueued})
     for pod_kind in sorted(settings_by_kind.keys() - set(known_kinds)):
-        refuse(
+        raise_error(
             f"{settings_by_kind[pod_kind]}, but no task has pods of this"
             f" kind.{suggest_similar(pod_kind, set(known_kinds))}"
         )
@@ -204,7 +204,9 @@ def _validate_input(
         else:
             suggestion = output_listing + suggest_similar(name, output_names)
 
-        refuse(f"{input_label} is {describe(input_value)}: pass one of its outputs{suggestion}.")
+        raise_error(
+            f"{input_label} is {describe(input_value)}: pass one of its outputs{suggestion}."
+        )
 
     if is_artifact(input_field):
         if isinstance(input_value, (Artifact, m.Artifact)):
@@ -215,13 +217,13 @@ def _validate_input(
         else:
             value_source = repr(input_value)
 
-        refuse(
+        raise_error(
             f"{input_label} is an artifact, and {value_source} is not: pass an artifact, as in"
             f" TASK.outputs.{name}."
         )
 
     if isinstance(input_value, (Artifact, m.Artifact)):
-        refuse(
+        raise_error(
             f"{input_label} is a parameter, and {input_value.name} is an artifact: pass an output"
             " that is text or a number."
         )
@@ -248,7 +250,9 @@ def _validate_input(
         else:
             hint = ""
 
-        refuse(f"{input_label} is {describe(input_value)}: {format_rule(first_error['msg'])}{hint}")
+        raise_error(
+            f"{input_label} is {describe(input_value)}: {format_rule(first_error['msg'])}{hint}"
+        )
 
     return input_value
 
@@ -257,7 +261,7 @@ def _check_type(input_label: str, input_type: object, output_value: Value) -> No
     """Raise WiringError if an input of type `input_type` does not accept the output
     `output_value`. An input of type str accepts every output."""
     if input_type is int and output_value.kind is float:
-        refuse(
+        raise_error(
             f"{input_label} is an integer, and the output {output_value.name} may have a fraction."
         )
     if not _is_compatible(output_value.kind, input_type):
@@ -265,7 +269,7 @@ def _check_type(input_label: str, input_type: object, output_value: Value) -> No
             TYPE_NAMES.get(get_origin(type_annotation) or type_annotation, "text")
             for type_annotation in (input_type, output_value.kind)
         ]
-        refuse(
+        raise_error(
             f"{input_label} is {type_names[0]}, and the output {output_value.name} is"
             f" {type_names[1]}."
         )

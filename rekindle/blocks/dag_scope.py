@@ -8,7 +8,7 @@ from hera.workflows import DAG, NoneArchiveStrategy, Parameter, S3Artifact, Task
 
 from argolocal.common.json_text import to_json
 from rekindle.blocks.dependencies import Dependencies, after_all, parse_depends
-from rekindle.blocks.wiring import Block, current_line, refuse
+from rekindle.blocks.wiring import Block, current_line, raise_error
 from rekindle.keys import CACHED_PARAMETER, REUSE_FIELD, cached_name
 
 # options of a task that make it a loop
@@ -199,7 +199,7 @@ def reject_repeated_groups(scopes: Collection[Scope], templates: Iterable[Any]) 
         if len(group_tasks) > 1 or any(
             getattr(task, loop_option) for task in group_tasks for loop_option in LOOP_OPTIONS
         ):
-            refuse(
+            raise_error(
                 f"the DAG {scope.dag.name} runs several times"
                 f" ({', '.join(task.name for task in group_tasks)}), and its blocks"
                 f" {', '.join(scope.predecessors)} would overwrite each other's files: instead,"

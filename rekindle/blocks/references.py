@@ -16,7 +16,7 @@ from rekindle.blocks.dag_scope import (
     set_dependencies,
 )
 from rekindle.blocks.dependencies import after_all
-from rekindle.blocks.wiring import Block, Condition, blame, describe, refuse
+from rekindle.blocks.wiring import Block, Condition, blame, describe, raise_error
 from rekindle.errors import format_rule, suggest_similar
 
 REFERENCE = re.compile(
@@ -61,7 +61,7 @@ class References:
             return local_text
 
         if local_text != text:
-            refuse(
+            raise_error(
                 f"the artifact {referring_value.name} is from a DAG outside {scope.dag.name}: pass"
                 " an artifact output of a block."
             )
@@ -112,7 +112,9 @@ class References:
         else:
             hint = suggest_similar(task_name, task_names)
 
-        refuse(f'the DAG {scopes[-1].dag.name} has no task "{task_name}" before this one.{hint}')
+        raise_error(
+            f'the DAG {scopes[-1].dag.name} has no task "{task_name}" before this one.{hint}'
+        )
 
     def _let_group_depend_on(self, group: Scope, name: str) -> None:
         assert group.outer
@@ -239,7 +241,7 @@ def check_task_fields(task: Task) -> None:
             task_argument.items() if isinstance(task_argument, dict) else ()
         ):
             if isinstance(argument_value, Task):
-                refuse(
+                raise_error(
                     f'the argument "{name}" of {task.name} is {describe(argument_value)}: pass one'
                     " of its outputs."
                 )
@@ -249,12 +251,12 @@ def check_task_fields(task: Task) -> None:
     except ValidationError as error:
         first_error, *_ = error.errors()
         field_path = ".".join(map(str, first_error["loc"]))
-        refuse(
+        raise_error(
             f"{field_path} of {task.name} is {describe(first_error['input'])}:"
             f" {format_rule(first_error['msg'])}"
         )
     except TypeError as error:
-        refuse(f"{task.name} has an argument that is not JSON: {error}.")
+        raise_error(f"{task.name} has an argument that is not JSON: {error}.")
 
 
 def as_list(task_arguments: object) -> list[Any]:

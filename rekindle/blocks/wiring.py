@@ -68,7 +68,7 @@ def blame(line_location: str) -> Iterator[None]:
         BLAMED_LINE.reset(context_token)
 
 
-def refuse(error_message: str, error: type[WiringError] = WiringError) -> NoReturn:
+def raise_error(error_message: str, error: type[WiringError] = WiringError) -> NoReturn:
     """Raise `error` with the line of the pipeline that caused it."""
     raise error(f"{current_line()}: {error_message}")
 
@@ -91,7 +91,7 @@ class Condition:
 
     def _combine(self, operator_sign: str, other_condition: object) -> "Condition":
         if not isinstance(other_condition, Condition):
-            refuse(
+            raise_error(
                 f"{describe(other_condition)} is not a condition: combine comparisons of outputs,"
                 " each in parentheses."
             )
@@ -101,7 +101,7 @@ class Condition:
         return Condition(f"!({self.text})")
 
     def __bool__(self) -> bool:
-        refuse(
+        raise_error(
             f"`{self.text}` is known only at run time: pass it as `when=`, and combine conditions "
             "with & | ~ instead of and, or, not."
         )
@@ -131,16 +131,16 @@ class Value(str):
         if not isinstance(key, str):
             return super().__getitem__(key)
         if not self._is_mapping():
-            refuse(f'{self.name} is not a mapping: remove ["{key}"].')
+            raise_error(f'{self.name} is not a mapping: remove ["{key}"].')
 
         if self.keys and key not in self.keys:
             hint = (
                 suggest_similar(key, set(self.keys)) or f" It has {', '.join(sorted(self.keys))}."
             )
-            refuse(f'{self.name} has no "{key}".{hint}')
+            raise_error(f'{self.name} has no "{key}".{hint}')
 
         if not MAPPING_KEY.fullmatch(key):
-            refuse(
+            raise_error(
                 f'{self.name} has no "{key}": a key must consist of letters, digits and "_-@%+:/".'
                 " Rename it."
             )
@@ -154,7 +154,7 @@ class Value(str):
         if sys._getframe(1).f_code.co_filename.startswith(ENGINE_PATHS):
             # True, because Hera tests whether the text is empty, and a template tag is never empty
             return True
-        refuse(
+        raise_error(
             f"the value of {self.name} is known only at run time: pass a comparison as `when=`,"
             " instead of `if`."
         )
@@ -171,7 +171,7 @@ class Value(str):
         if isinstance(other_value, Value) and (other_value.kind in NUMBER_FUNCTIONS) is not bool(
             number_function
         ):
-            refuse(
+            raise_error(
                 f"{self.name} and {other_value.name} cannot be compared: one is a number, the"
                 " other is not."
             )
@@ -195,7 +195,7 @@ class Value(str):
                     suggest_similar(other_value, set(allowed_values))
                     or f" Possible values: {', '.join(allowed_values)}."
                 )
-                refuse(f'{self.name} is never "{other_value}".{hint}')
+                raise_error(f'{self.name} is never "{other_value}".{hint}')
 
             right_operand = "'" + other_value.replace("\\", "\\\\").replace("'", "\\'") + "'"
         else:
@@ -208,7 +208,7 @@ class Value(str):
             else:
                 expected_type = "text"
 
-            refuse(
+            raise_error(
                 f"{self.name} is {expected_type}: it cannot be compared with {other_value!r}.{hint}"
             )
 
@@ -242,7 +242,7 @@ def check_condition(condition_label: str, condition_value: object) -> Condition 
     """Return `condition_value` if Argo can evaluate it: a Condition, or text with a template
     tag. Raises WiringError if Argo cannot evaluate `condition_value`."""
     if isinstance(condition_value, Value):
-        refuse(
+        raise_error(
             f"{condition_label} is the output {condition_value.name}: compare it, as in"
             f" TASK.outputs.{condition_value.name} =="
             ' "release".'
@@ -253,7 +253,7 @@ def check_condition(condition_label: str, condition_value: object) -> Condition 
     ):
         return condition_value
 
-    refuse(
+    raise_error(
         f"{condition_label} is {describe(condition_value)}: it must be a condition, such as"
         " TASK.outputs.verdict =="
         ' "release". For a value that is known now, use Python\'s `if`.'
@@ -299,7 +299,7 @@ class Outputs:
             else:
                 output_listing = " Its list of outputs is empty."
             hint = suggest_similar(name, set(self._values)) or output_listing
-            refuse(f'{self._task} has no output "{name}".{hint}', UnknownOutput)
+            raise_error(f'{self._task} has no output "{name}".{hint}', UnknownOutput)
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -340,7 +340,9 @@ class Block(Task):
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and name in self.__dict__.get("outputs", ()):
-            refuse(f"{name} is an output of {self.name}: write .outputs.{name}.", UnknownOutput)
+            raise_error(
+                f"{name} is an output of {self.name}: write .outputs.{name}.", UnknownOutput
+            )
         raise AttributeError(f"{type(self).__name__} has no attribute {name}")
 
 
@@ -352,7 +354,7 @@ def resolve(start_block: object, name: str, default_value: object = None) -> Any
     `default_value` is None.
     """
     if not isinstance(start_block, Block):
-        refuse(
+        raise_error(
             f"{describe(start_block)} is not a block: pass the task that a block returned, such as"
             " blocks.prepare()."
         )
@@ -367,7 +369,7 @@ def resolve(start_block: object, name: str, default_value: object = None) -> Any
         return default_value
 
     hint = suggest_similar(name, set(dir(start_block.outputs)))
-    refuse(
+    raise_error(
         f'{start_block.name} does not provide "{name}", which is required: pass it as'
         f" {name}=...{hint}"
     )

@@ -55,7 +55,7 @@ from rekindle.blocks.wiring import (
     Outputs,
     Value,
     describe,
-    refuse,
+    raise_error,
     self_or_cached,
 )
 from rekindle.errors import suggest_similar
@@ -131,7 +131,7 @@ class Pipeline(References):
         # Hera has no public function that returns the active DAG
         active_dag = _context.pieces[-1] if _context.pieces else None
         if not isinstance(active_dag, DAG):
-            refuse(
+            raise_error(
                 f"a block must be created in a DAG, not in {type(active_dag).__name__}: create it"
                 " in the `with` of the pipeline or of a group. It runs after the tasks whose"
                 " outputs it uses; for other tasks write `a >> b`."
@@ -148,13 +148,13 @@ class Pipeline(References):
         if requested_name and not (
             isinstance(requested_name, str) and TASK_NAME.fullmatch(requested_name)
         ):
-            refuse(
+            raise_error(
                 f'the task name "{requested_name}" is invalid: use lower-case letters, digits and'
                 " hyphens (train-wide)."
             )
 
         if requested_name in self.names:
-            refuse(
+            raise_error(
                 f'the task name "{requested_name}" is already in use: task names must be unique.'
                 " Choose another name."
             )
@@ -218,7 +218,7 @@ class Pipeline(References):
         if the names of the object's pods would be too long."""
         max_task_length = max_length - len(self.config.name) - SUFFIX_LENGTH - 1
         if len(task_name) > max_task_length:
-            refuse(
+            raise_error(
                 f'the task name "{task_name}" must have at most {max_task_length} characters: the'
                 " names of its pods contain it."
             )
@@ -249,7 +249,7 @@ class Pipeline(References):
         missing_names = [name for name in predecessor_names if not scope.contains(name)]
         if missing_names:
             hint = suggest_similar(str(missing_names[0]), [*scope.predecessors])
-            refuse(
+            raise_error(
                 f"{name} cannot run after {describe(missing_names[0])}: this task does not exist in"
                 f" {scope.dag.name}.{hint}"
             )
@@ -397,7 +397,7 @@ def current_pipeline() -> Pipeline:
     pipeline."""
     active_pipeline = CURRENT_PIPELINE.get()
     if active_pipeline is None:
-        refuse("a block must be created in `with blocks.pipeline(config) as workflow:`.")
+        raise_error("a block must be created in `with blocks.pipeline(config) as workflow:`.")
     return active_pipeline
 
 
@@ -410,13 +410,13 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
     `options` are added to the default labels and arguments.
     """
     if not hasattr(config, "cluster"):
-        refuse(
+        raise_error(
             f"blocks.pipeline gets {describe(config)}: pass the config, which is the argument of"
             " build(config)."
         )
 
     if "on_exit" in options or "entrypoint" in options:
-        refuse(
+        raise_error(
             "the pipeline sets entrypoint and on_exit: create tasks in its `with` or in `with"
             " blocks.at_exit():`."
         )
@@ -549,7 +549,7 @@ def step(
     step_definition = load_step(module)
 
     if not isinstance(pod, str):
-        refuse(
+        raise_error(
             f"the kind of pod is {describe(pod)}: it must be a key of cluster.pods, such as train."
         )
 

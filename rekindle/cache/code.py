@@ -38,7 +38,7 @@ def image_digest(image_name: str) -> str:
     return image_name.partition("@")[2]
 
 
-def own_image_digest() -> str:
+def read_pod_image_digest() -> str:
     """Return the digest that pins the image of this pod; "" on this machine, or if the image has
     only a tag."""
     if os.environ.get(KUBERNETES_SERVICE_HOST):
@@ -49,7 +49,7 @@ def own_image_digest() -> str:
 def code_identity(module_names: Iterable[str]) -> str:
     """Return the identity of the code that this process would run for the step and workload
     `module_names`."""
-    return own_image_digest() or _compute_digest(
+    return read_pod_image_digest() or _compute_digest(
         tuple(sorted(set(module_names))), tuple(project.search_path())
     )
 

@@ -118,7 +118,7 @@ def reason_not_covered(step_module: str, workload_name: str = "") -> str:
     `loaded.record_loaded_files` must have been called at the start of the process.
     """
     # the image contains all code of the pod
-    if code.own_image_digest():
+    if code.read_pod_image_digest():
         return ""
     return loaded.reason_uncovered(filter(None, [step_module, workload_name]))
 

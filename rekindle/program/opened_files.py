@@ -7,7 +7,8 @@ from pathlib import Path
 
 IN_OPEN = 0x20
 IN_ISDIR = 0x40000000
-EVENT_STRUCT = struct.Struct("iIII")  # watch, mask, cookie, length of the name
+# fields of an inotify event: watch, mask, cookie, length of the name
+EVENT_STRUCT = struct.Struct("iIII")
 READ_BYTES = 1 << 16
 LIBC = ctypes.CDLL(None, use_errno=True)
 

@@ -83,13 +83,15 @@ class Examples:
             column_name: [getattr(example, column_name) for example in examples]
             for column_name in Example._fields
         }
-        row_groups, baseline, part = (
+        group_column, baseline_column, part_column = (
             None
             if all(column_value is None for column_value in columns[column_name])
             else columns[column_name]
             for column_name in ("group", "baseline", "part")
         )
-        return cls(columns["truth"], columns["instance"], row_groups, baseline, part)
+        return cls(
+            columns["truth"], columns["instance"], group_column, baseline_column, part_column
+        )
 
     def score(self, model: Path, dataset: Path) -> ExampleColumn:
         """Return the predictions that a server of `model` would return for one request per row, in

@@ -50,7 +50,7 @@ def main(argv: list[str]) -> int:
     start_seconds = time.monotonic()
     schedules = [Schedule.of(seed, options.recipe) for seed in seeds]
     outcomes = _play(schedules, min(options.jobs, len(seeds)), options.keep_going, options.story)
-    print(_table(outcomes, time.monotonic() - start_seconds))
+    print(_format_table(outcomes, time.monotonic() - start_seconds))
     missing_kinds = set[str]()
 
     if len(seeds) >= MIN_FOR_COVERAGE:
@@ -113,7 +113,7 @@ def format_failure(outcome: Outcome) -> str:
     return f"{outcome.story}\n\n{problems}\nRepeat: python -m tests.chaos {outcome.seed}\n"
 
 
-def _table(outcomes: list[Outcome], seconds: float) -> str:
+def _format_table(outcomes: list[Outcome], seconds: float) -> str:
     act_counts = Counter[str]()
     for outcome in outcomes:
         act_counts.update(outcome.done)

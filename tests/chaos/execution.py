@@ -447,14 +447,14 @@ def classify(children: list[int]) -> tuple[list[int], list[int]]:
     is younger than the forkserver. A process with one thread that does not block SIGTERM may be a
     forkserver that has just started, so it is in neither list.
     """
-    status = {child: _status(child) for child in children}
+    status = {child: _read_status(child) for child in children}
     blocking = [child for child, (threads, blocks) in status.items() if threads == 1 and blocks]
     return blocking[:1], [
         child for child, (threads, _) in status.items() if threads > 1 or child in blocking[1:]
     ]
 
 
-def _status(pid: int) -> tuple[int, bool]:
+def _read_status(pid: int) -> tuple[int, bool]:
     """Return the number of threads of a process (0 if it is dead), and True if it blocks
     SIGTERM."""
     try:

@@ -1,4 +1,4 @@
-"""Schedules of faults: a pure function of a seed.
+"""Schedules of faults. A schedule depends only on its seed.
 
 Schedule.of(17).words()
 """
@@ -73,7 +73,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Act:
-    """One thing that is done to the run, such as a signal to a process. `victims` are indices into
+    """A disturbance of the run, such as a signal to a process. `victims` are indices into
     the list of the processes that are alive at that moment."""
 
     when: Moment
@@ -148,9 +148,9 @@ class Schedule:
             if is_burst and acts:
                 moment = acts[0].when
             else:
-                moment = _moment(rng, settings["steps"])
+                moment = _choose_moment(rng, settings["steps"])
 
-            acts.append(_act(rng, moment, workers, bool(launcher)))
+            acts.append(_choose_act(rng, moment, workers, bool(launcher)))
 
         delays = tuple(
             rng.choice([0.0, rng.uniform(0, 0.1), rng.uniform(0, 0.6)]) for _ in range(16)
@@ -183,7 +183,7 @@ class Schedule:
         )
 
 
-def seeds(launcher: bool) -> list[Any]:
+def choose_seeds(launcher: bool) -> list[Any]:
     """Return the seeds of both suites with or without launchers, as parameters of a test."""
     marked = [
         *((seed, ()) for seed in DEFAULT_SEEDS),
@@ -210,7 +210,7 @@ def required_coverage() -> set[str]:
     )
 
 
-def _moment(rng: random.Random, steps: int) -> Moment:
+def _choose_moment(rng: random.Random, steps: int) -> Moment:
     kind = rng.choice(["start", "step", "step", "step", "generation", "request", "request"])
     if kind == "start":
         return Moment(kind, plus=rng.uniform(0, 0.8))
@@ -231,7 +231,7 @@ def _moment(rng: random.Random, steps: int) -> Moment:
     )
 
 
-def _act(rng: random.Random, when: Moment, workers: int, launchers: bool) -> Act:
+def _choose_act(rng: random.Random, when: Moment, workers: int, launchers: bool) -> Act:
     kind = rng.choice(
         ["kill"] * 5
         + ["term"] * 2

@@ -89,7 +89,7 @@ class Stage:
         expected = self._expected(inputs, schedule)
         folder = self.folder / prefix.replace("/", "-")
         folder.mkdir()
-        crew = Crew(self.environment | _toy(schedule, inputs, folder), folder)
+        crew = Crew(self.environment | _make_toy_config(schedule, inputs, folder), folder)
         existing = self._find_processes()
         run = snapshot_file.hash_run_name(inputs.identity_hash(), inputs.checkpoints)
         start = time.monotonic()
@@ -140,14 +140,14 @@ class Stage:
             crew = Crew(self.environment, folder)
             member = crew.start_lone_worker(self._flags(prefix, schedule))
             assert member.wait_for_exit_code(600) == 0, member.read_log()
-            self.undisturbed[identity] = _sha256(self.store, prefix)
+            self.undisturbed[identity] = _read_model_sha256(self.store, prefix)
             shutil.rmtree(folder)
         return self.undisturbed[identity]
 
     def _check_result(self, prefix: str, expected: str, watch: Watch) -> list[str]:
         problems = [f"lost: {loss}" for loss in watch.losses()]
         try:
-            actual = _sha256(self.store, prefix)
+            actual = _read_model_sha256(self.store, prefix)
         except NotFound:
             return [*problems, "the model is missing"]
         if actual == expected:
@@ -180,7 +180,7 @@ class Stage:
         return pids - {os.getpid()}
 
 
-def _toy(schedule: Schedule, inputs: Inputs, folder: Path) -> dict[str, Any]:
+def _make_toy_config(schedule: Schedule, inputs: Inputs, folder: Path) -> dict[str, Any]:
     return {
         "TOY_JOURNAL": str(folder / "journal"),
         "TOY_SAMPLER": f"{inputs.batch_size},{inputs.virtual_workers},{inputs.steps}",
@@ -188,7 +188,7 @@ def _toy(schedule: Schedule, inputs: Inputs, folder: Path) -> dict[str, Any]:
     }
 
 
-def _sha256(store: Store, prefix: str) -> str:
+def _read_model_sha256(store: Store, prefix: str) -> str:
     return hashlib.sha256(store.get(f"{prefix}/model/model.safetensors")).hexdigest()
 
 

@@ -9,14 +9,14 @@ import psutil
 import pytest
 
 from tests.chaos.execution import classify
-from tests.chaos.schedule import seeds
+from tests.chaos.schedule import choose_seeds
 from tests.chaos.stage import Stage
 from tests.rekindle.training.crew import Crew, make_flags
 
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", seeds(launcher=True))
+@pytest.mark.parametrize("seed", choose_seeds(launcher=True))
 def test_faults_do_not_change_the_weights(survives: Callable[[int], None], seed: int) -> None:
     survives(seed)
 

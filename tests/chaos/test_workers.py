@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.schedule import DEFAULT_SEEDS, RECIPES, Schedule, required_coverage, seeds
+from tests.chaos.schedule import DEFAULT_SEEDS, RECIPES, Schedule, choose_seeds, required_coverage
 from tests.chaos.watch import Watch
 
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", seeds(launcher=False))
+@pytest.mark.parametrize("seed", choose_seeds(launcher=False))
 def test_faults_do_not_change_the_weights(survives: Callable[[int], None], seed: int) -> None:
     survives(seed)
 

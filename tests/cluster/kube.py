@@ -90,12 +90,12 @@ class Kube:
             f"service/{service}",
             f":{port}",
         ]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forward:
-            assert forward.stdout
-            try:  # Forwarding from 127.0.0.1:43210 -> 8080
-                yield "http://" + forward.stdout.readline().split()[2]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forwarding_process:
+            assert forwarding_process.stdout
+            try:  # example of the line: Forwarding from 127.0.0.1:43210 -> 8080
+                yield "http://" + forwarding_process.stdout.readline().split()[2]
             finally:
-                forward.terminate()
+                forwarding_process.terminate()
 
     def scale(self, deployment: str, replicas: int) -> None:
         self("scale", "deployment", deployment, f"--replicas={replicas}")

@@ -17,7 +17,7 @@ import yaml
 
 from rekindle.storage import Store
 from tests.cluster.kube import Kube, Watch
-from tests.cluster.outage import proxy
+from tests.cluster.outage import make_proxy
 from tests.cluster.run import Namespace, rekindle
 
 NEEDED_VARIABLES = {
@@ -53,8 +53,8 @@ def create_namespace() -> Iterator[Namespace]:
     watch = None
 
     try:
-        kube.apply(*_platform(kube, image))
-        kube.apply(*_proxies(image, endpoint))
+        kube.apply(*_render_platform(kube, image))
+        kube.apply(*_make_proxies(image, endpoint))
         watch = Watch(kube)
 
         for name in ("s3-proxy", "mlflow", "mlflow-proxy"):
@@ -83,7 +83,7 @@ def _free_port() -> int:
         return free.getsockname()[1]
 
 
-def _platform(kube: Kube, image: str) -> list[dict]:
+def _render_platform(kube: Kube, image: str) -> list[dict]:
     """Return the namespace and the Secrets as users create them."""
     mlflow = os.environ["REKINDLE_TEST_MLFLOW_IMAGE"]
     flags = ["--bucket", kube.namespace, "--endpoint", f"http://s3.{kube.namespace}.svc:9000"]
@@ -109,7 +109,7 @@ def _platform(kube: Kube, image: str) -> list[dict]:
     return [*objects, secret, serving]
 
 
-def _proxies(image: str, endpoint: str) -> list[dict]:
+def _make_proxies(image: str, endpoint: str) -> list[dict]:
     """Return proxies of the object store and MLflow, which tests can stop."""
     parts = urlsplit(endpoint)
 
@@ -127,6 +127,6 @@ def _proxies(image: str, endpoint: str) -> list[dict]:
 
     return [
         server,
-        *proxy("s3", image, parts.hostname, parts.port or 80, listen=9000),
-        *proxy("mlflow", image, "mlflow-server", 5000, listen=5000),
+        *make_proxy("s3", image, parts.hostname, parts.port or 80, listen=9000),
+        *make_proxy("mlflow", image, "mlflow-server", 5000, listen=5000),
     ]

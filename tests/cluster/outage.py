@@ -44,7 +44,7 @@ CONTAINER_SECURITY = {
 }
 
 
-def proxy(name: str, image: str, host: str, port: int, listen: int) -> list[Object]:
+def make_proxy(name: str, image: str, host: str, port: int, listen: int) -> list[Object]:
     """Return a Deployment NAME-proxy that forwards connections to HOST:PORT, and its Service
     NAME:LISTEN."""
     labels = {

@@ -127,7 +127,7 @@ def second_run(project: Project, first_run: Run) -> Run:
     return project.submit()
 
 
-def tasks(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def index_tasks(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {task["task"]: task for task in plan["tasks"]}
 
 
@@ -137,24 +137,24 @@ def phases(run: Run) -> dict[str, str]:
 
 
 def test_a_plan_names_the_tasks_that_run_and_why(project: Project, first_run: Run):
-    tasks_before = tasks(project.before)
+    tasks_before = index_tasks(project.before)
     assert [tasks_before[name]["status"] for name in ("prepare", "train")] == ["runs", "runs"]
     assert tasks_before["prepare"]["reason"] == "no earlier result"
     assert tasks_before["train"]["reason"] == "prepare runs"
-    tasks_after = tasks(project.plan(code=WOULD_RUN))
+    tasks_after = index_tasks(project.plan(code=WOULD_RUN))
 
     for name in ("prepare", "train"):
         assert tasks_after[name]["status"] == "cached"
         assert tasks_after[name]["reason"] == f"result of {first_run.name}/{name}"
 
-    tasks_with_other_seed = tasks(project.plan("train.seed=9", code=WOULD_RUN))
+    tasks_with_other_seed = index_tasks(project.plan("train.seed=9", code=WOULD_RUN))
     assert tasks_with_other_seed["prepare"]["status"] == "cached"
     assert tasks_with_other_seed["train"]["reason"] == "input seed: 1 → 9"
 
 
 def test_a_plan_whose_tasks_are_all_cached_has_exit_code_0(project: Project, first_run: Run):
     plan = project.plan("pipeline=pipelines.unreleased", code=0)
-    assert tasks(plan)["train"]["reason"] == f"result of {first_run.name}/train"
+    assert index_tasks(plan)["train"]["reason"] == f"result of {first_run.name}/train"
 
 
 def test_a_plan_has_the_pods_that_fit_neither_a_node_nor_a_quota(project: Project):

@@ -92,8 +92,8 @@ class Client:
             **more,
         )
 
-    def submit(self, manifest: dict[str, Any], *args: str) -> dict[str, Any]:
-        (self.folder / "w.json").write_text(json.dumps(manifest))
+    def submit(self, make_manifest: dict[str, Any], *args: str) -> dict[str, Any]:
+        (self.folder / "w.json").write_text(json.dumps(make_manifest))
         completed = self("submit", "--manifest", "w.json", "-o", "json", *args)
         assert completed.stdout, completed.stderr
         return json.loads(completed.stdout) | {"code": completed.returncode}
@@ -107,7 +107,7 @@ def client(kube: Kube, tmp_path: Path) -> Client:
     return Client(kube, tmp_path)
 
 
-def manifest(*steps: tuple[str, str], **spec: Any) -> dict[str, Any]:
+def make_manifest(*steps: tuple[str, str], **spec: Any) -> dict[str, Any]:
     """Return a manifest of steps (name, shell script) in sequence; a step without a script
     suspends."""
     container = {
@@ -145,7 +145,7 @@ def manifest(*steps: tuple[str, str], **spec: Any) -> dict[str, Any]:
 
 
 def test_a_run_is_submitted_and_watched_and_a_duplicate_is_refused(client: Client):
-    manifest_document = manifest(("first", "echo one"), ("second", "sleep 3; echo two"))
+    manifest_document = make_manifest(("first", "echo one"), ("second", "sleep 3; echo two"))
     result = client.submit(manifest_document)
     name = result["workflow"]
     assert result["manifest_sha256"] == manifest_sha256(manifest_document)
@@ -164,7 +164,9 @@ def test_a_run_is_submitted_and_watched_and_a_duplicate_is_refused(client: Clien
 def test_logs_are_complete_after_a_forced_deletion_of_a_pod(client: Client):
     script = "for i in $(seq 1 60); do echo line $i; sleep 0.25; done"
     retries = {"limit": 2, "retryPolicy": "Always"}
-    manifest_document = manifest(("early", "echo early"), ("talks", script), ("late", "echo late"))
+    manifest_document = make_manifest(
+        ("early", "echo early"), ("talks", script), ("late", "echo late")
+    )
     manifest_document["spec"]["templates"][2]["retryStrategy"] = retries
     name = client.submit(manifest_document)["workflow"]
     done: list[str] = []
@@ -194,7 +196,7 @@ def test_logs_are_complete_after_a_forced_deletion_of_a_pod(client: Client):
 
 
 def test_resume_retries_a_failed_run_from_the_failed_step(client: Client):
-    manifest_document = manifest(
+    manifest_document = make_manifest(
         ("first", "echo once"), ("second", "test -n \"$MAY\" || { echo 'error: may not'; exit 1; }")
     )
     result = client.submit(manifest_document, "--watch")
@@ -214,7 +216,7 @@ def test_resume_retries_a_failed_run_from_the_failed_step(client: Client):
 
 
 def test_resume_continues_a_suspended_run_and_stop_runs_exit_steps(client: Client):
-    manifest_document = manifest(
+    manifest_document = make_manifest(
         ("waits", ""), ("long", "echo begun; sleep 100"), ("end", "echo the end"), onExit="end"
     )
     manifest_document["spec"]["templates"][0]["dag"]["tasks"].pop()
@@ -245,7 +247,7 @@ def test_errors_of_a_real_server_become_messages_with_a_remedy(
     cluster = Cluster.connect(namespace=client.kube.namespace)
     with pytest.raises(ApiError, match="namespace rekindle-none does not exist"):
         cluster.in_namespace("rekindle-none").create(
-            WORKFLOWS, manifest() | {"metadata": {"name": "x"}}
+            WORKFLOWS, make_manifest() | {"metadata": {"name": "x"}}
         )
 
     with pytest.raises(

@@ -42,7 +42,7 @@ def _starve(training: FaultyTraining) -> None:
         kube.delete_pods(pod, force=True)
         until(
             "an executor was OOM-killed",
-            lambda: any("OOMKilled" in message for message in _messages(training)),
+            lambda: any("OOMKilled" in message for message in _list_messages(training)),
             120,
         )
     finally:
@@ -67,7 +67,7 @@ def _limit(memory: str) -> Object:
     }
 
 
-def _messages(training: FaultyTraining) -> list[str]:
+def _list_messages(training: FaultyTraining) -> list[str]:
     return [node.get("message", "") for node in training.run.nodes("train")]
 
 

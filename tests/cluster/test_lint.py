@@ -11,7 +11,7 @@ from tests.argolocal.validate.objects import INVALID_OBJECTS, VALID_OBJECTS
 ACCEPTED = {"no container", "no image", "restart", "job name", "rdzvConf", "standalone"}
 
 
-def refusal(obj: Any) -> str:
+def get_refusal(obj: Any) -> str:
     """Return the message of the API server if it refuses an object, or ""."""
     command = [
         "kubectl",
@@ -42,12 +42,12 @@ def test_the_api_server_accepts_valid_objects_and_rejects_invalid_objects() -> N
         valid_objects = dict(
             zip(
                 VALID_OBJECTS,
-                pool.map(lambda make: refusal(make()), VALID_OBJECTS.values()),
+                pool.map(lambda make: get_refusal(make()), VALID_OBJECTS.values()),
                 strict=True,
             )
         )
         answers = dict(
-            zip(invalid_objects, pool.map(refusal, invalid_objects.values()), strict=True)
+            zip(invalid_objects, pool.map(get_refusal, invalid_objects.values()), strict=True)
         )
     assert valid_objects == dict.fromkeys(VALID_OBJECTS, "")
     assert {mistake for mistake, answer in answers.items() if not answer} == ACCEPTED

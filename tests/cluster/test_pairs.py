@@ -44,7 +44,7 @@ def kill_a_pod(run: Run, moment: float) -> None:
         run.namespace.kube.delete_pods(active[0], force=True)
 
 
-def problems(run: Run) -> list[str]:
+def find_problems(run: Run) -> list[str]:
     """Return the contradictions between a run's verdict and the model that serves at its end."""
     status = run.workflow()["status"]
     values = results.read_parameters(status)
@@ -76,7 +76,7 @@ def test_every_champion_was_judged_against_the_one_that_it_replaced(
 
     with namespace.kube.forward("mlflow", 5000) as address:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-        found_problems = [problem for run in runs for problem in problems(run)]
+        found_problems = [problem for run in runs for problem in find_problems(run)]
         releases = {release.version: release for release in tracking.promoted_releases(NAME)}
 
     previous = ""

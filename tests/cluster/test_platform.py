@@ -68,7 +68,7 @@ OTHER_RULES = [
 ]
 
 
-def grant(name: str, granted: list[tuple[str, str, str]]) -> list[Object]:
+def make_role_and_binding(name: str, granted: list[tuple[str, str, str]]) -> list[Object]:
     """Return an account with these permissions, and a token for Argo's executor."""
     role_rules = [
         {"apiGroups": [api_group], "resources": [kind], "verbs": [verb]}
@@ -204,7 +204,11 @@ def test_applying_and_deleting_jobs_needs_every_permission_of_the_account(
         {f"without-{right[2]}": [rule for rule in OTHER_RULES if rule != right] for right in used}
     )
     namespace.kube.apply(
-        *(manifest for name, granted in accounts.items() for manifest in grant(name, granted))
+        *(
+            manifest
+            for name, granted in accounts.items()
+            for manifest in make_role_and_binding(name, granted)
+        )
     )
 
     with ThreadPoolExecutor(len(accounts)) as pool:
@@ -370,7 +374,7 @@ def test_reporting_to_argo_needs_every_permission_of_the_account(namespace: Name
     for right in ARGO:
         account = f"mute-{right[2]}"
         namespace.kube.apply(
-            *grant(account, [rule for rule in list_permissions() if rule != right])
+            *make_role_and_binding(account, [rule for rule in list_permissions() if rule != right])
         )
         looks[account] = submit(namespace, account)
 

@@ -44,7 +44,7 @@ def expected(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> 
     )["model_sha256"]
 
 
-def drains(run: Run) -> list[Incident]:
+def list_drains(run: Run) -> list[Incident]:
     """Return the incidents of workers that left in order, oldest first."""
     return sorted(
         (i for i in run.summary().incidents if i.kind == "drain"), key=lambda incident: incident.t
@@ -252,7 +252,7 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
 
     competing_job = other_job(queue, "50m")
     competing_job["spec"]["template"]["spec"]["containers"][0]["image"] = namespace.image
-    earlier_count = len(drains(run))
+    earlier_count = len(list_drains(run))
     namespace.kube.apply(competing_job)
     run.wait_for_workers(2, 120)
     namespace.kube("delete", "job", "other", "--cascade=foreground")
@@ -270,7 +270,7 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
 
     assert run.wait_for_end() == "Succeeded"
     assert run.outputs()["model_sha256"] == run.sha256() == expected
-    drained = drains(run)[earlier_count:]
+    drained = list_drains(run)[earlier_count:]
     assert len(drained) >= 3
     assert sum(i.repeated for i in drained) == 0
     job_afterwards = namespace.kube.get("pytorchjob", f"{run.name}-train")

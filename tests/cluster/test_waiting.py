@@ -111,7 +111,7 @@ def test_a_step_whose_pods_do_not_start_has_the_reason(
     ]
     run: dict[str, Any] = {}
 
-    def waits() -> bool:
+    def is_waiting() -> bool:
         run.update(json.loads(rekindle("status", name, "--cluster", *flags)))
         steps = {step["name"]: step for step in run["steps"]}
         return all(
@@ -119,7 +119,7 @@ def test_a_step_whose_pods_do_not_start_has_the_reason(
             for task, reason in reasons.items()
         )
 
-    until("the reasons", waits, PATIENCE_S, pause=1, evidence=lambda: run)
+    until("the reasons", is_waiting, PATIENCE_S, pause=1, evidence=lambda: run)
     table = rekindle("status", name, "--cluster", "--namespace", kube.namespace)
     assert f"{name}: Pending" in table
     kube("delete", "workflow", name)

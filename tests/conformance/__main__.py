@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.conformance import recorded
 from tests.conformance.argo import DEFAULT_IMAGE, Argo
 from tests.conformance.differ import Comparison, compare, random_manifests, record, reproduced
-from tests.conformance.here import Here
+from tests.conformance.here import LocalRunner
 
 
 def main() -> int:
@@ -74,7 +74,7 @@ def main() -> int:
         manifests = manifests or random_manifests(
             Path(folder), arguments.count, arguments.seed, bool(argo.store)
         )
-        with Here(Path(folder) / "home") as here:
+        with LocalRunner(Path(folder) / "home") as here:
             comparisons = compare(
                 manifests,
                 here,
@@ -87,12 +87,12 @@ def main() -> int:
                 differing, Path(folder), here, argo, arguments.at_once
             )
 
-        print(table(comparisons, argo.version))
-        print(f"{len(reproduced_comparisons)} differ: {names(reproduced_comparisons)}")
+        print(format_table(comparisons, argo.version))
+        print(f"{len(reproduced_comparisons)} differ: {join_names(reproduced_comparisons)}")
         not_reproduced = [
             comparison for comparison in differing if comparison not in reproduced_comparisons
         ]
-        print(f"{len(not_reproduced)} differed by chance: {names(not_reproduced)}")
+        print(f"{len(not_reproduced)} differed by chance: {join_names(not_reproduced)}")
 
         return int(bool(reproduced_comparisons))
 
@@ -110,11 +110,11 @@ def report(comparison: Comparison, folder: Path) -> None:
         comparison.write(folder / comparison.name)
 
 
-def names(comparisons: Iterable[Comparison]) -> str:
+def join_names(comparisons: Iterable[Comparison]) -> str:
     return ", ".join(comparison.name for comparison in comparisons) or "none"
 
 
-def table(comparisons: list[Comparison], version: str) -> str:
+def format_table(comparisons: list[Comparison], version: str) -> str:
     phases = [
         f"{phase} {sum(comparison.argo['phase'] == phase for comparison in comparisons)}"
         for phase in sorted({comparison.argo["phase"] for comparison in comparisons})

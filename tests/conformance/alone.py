@@ -28,7 +28,7 @@ FORBIDDEN = (
 ROOT = Path(__file__).parents[2]
 
 
-class Alone:
+class RunnerProcess:
     """The server process. Each workflow has its own home below `folder`."""
 
     def __init__(self, folder: Path) -> None:

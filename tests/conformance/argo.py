@@ -98,7 +98,7 @@ class Argo:
             self.store.client.create_bucket(Bucket=self.store.bucket)
         self.controller, self.version = self._controller()
         self("apply", "-f", "-", text=yaml.safe_dump_all(self._setup_objects()))
-        caches = yaml.safe_dump_all(_role(self.namespace, [CACHES]))
+        caches = yaml.safe_dump_all(_make_role(self.namespace, [CACHES]))
         self("apply", "--namespace", self.controller, "-f", "-", text=caches)
         return self
 
@@ -125,7 +125,7 @@ class Argo:
             self.store.client.delete_bucket(Bucket=self.store.bucket)
 
     def _setup_objects(self) -> list[dict[str, Any]]:
-        objects = [*_role("executors", [CACHES, RESULTS, *TASKS]), TOKEN]
+        objects = [*_make_role("executors", [CACHES, RESULTS, *TASKS]), TOKEN]
         if not self.store:
             return objects
 
@@ -272,7 +272,7 @@ class Argo:
         ).stdout
 
 
-def _role(name: str, rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _make_role(name: str, rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a Role with these rules, and a RoleBinding to all service accounts."""
     version = {"apiVersion": f"{GROUP}/v1"}
     metadata = {"metadata": {"name": name}}

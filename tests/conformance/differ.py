@@ -15,8 +15,8 @@ import yaml
 from argolocal.manifest.read import parse_objects
 from tests.conformance import recorded
 from tests.conformance.argo import Argo
-from tests.conformance.here import Here
-from tests.conformance.outcome import Outcome, differences, is_rejected
+from tests.conformance.here import LocalRunner
+from tests.conformance.outcome import Outcome, is_rejected, list_differences
 from tests.conformance.workflows import NAME, random_workflows
 
 POLL_S = 1.0  # time between polls of the cluster
@@ -68,7 +68,7 @@ def random_manifests(folder: Path, count: int, seed: int, artifacts: bool) -> li
 
 def compare(
     manifests: Sequence[Path],
-    here: Here,
+    here: LocalRunner,
     argo: Argo,
     at_once: int,
     on_each: Callable[[Comparison], None],
@@ -94,7 +94,9 @@ def compare(
         def on_end(path: Path, argos: Outcome, seconds: float) -> None:
             outcome, seconds_here = local_outcomes.pop(path).result()
             comparisons.append(
-                Comparison(path, outcome, argos, differences(outcome, argos), seconds_here, seconds)
+                Comparison(
+                    path, outcome, argos, list_differences(outcome, argos), seconds_here, seconds
+                )
             )
             on_each(comparisons[-1])
 
@@ -110,7 +112,7 @@ def compare(
 
 
 def reproduced(
-    comparisons: Sequence[Comparison], folder: Path, here: Here, argo: Argo, at_once: int
+    comparisons: Sequence[Comparison], folder: Path, here: LocalRunner, argo: Argo, at_once: int
 ) -> list[Comparison]:
     """Return the comparisons that differ again in two more runs, under other names, in `folder`."""
     copies: dict[Path, Comparison] = {}

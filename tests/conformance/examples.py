@@ -27,8 +27,8 @@ from argolocal.manifest.read import parse_objects
 from rekindle.errors import ConfigError
 from tests.conformance.argo import DEFAULT_IMAGE, Argo
 from tests.conformance.differ import Comparison, run_on_argo
-from tests.conformance.here import Here
-from tests.conformance.outcome import Outcome, differences, is_rejected
+from tests.conformance.here import LocalRunner
+from tests.conformance.outcome import Outcome, is_rejected, list_differences
 
 FLOWS = ("Workflow", "CronWorkflow", "WorkflowTemplate", "ClusterWorkflowTemplate")
 REFERENCED_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret")
@@ -40,7 +40,7 @@ cat) shift; cat "$@";; sleep) sleep "$2";; exit) exit "$2";; "") echo hello argo
 esac"""  # the behaviour of Argo's image argosay
 
 
-def examples(folder: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def read_examples(folder: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield each Workflow, named after its file, with the objects of the folder that it
     references."""
     files = {path: list(_read(path)) for path in sorted(folder.rglob("*.yaml"))}
@@ -125,7 +125,7 @@ def _add_referenced(text: str, library: dict[str, Any], needed: dict[str, dict[s
             _add_referenced(json.dumps(thing), library, needed)
 
 
-def run_here(here: Here, path: Path) -> tuple[Outcome, float] | None:
+def run_here(here: LocalRunner, path: Path) -> tuple[Outcome, float] | None:
     """Run a manifest on this machine. Return its outcome and seconds, or None after
     LOCAL_TIMEOUT_S."""
     since = time.monotonic()
@@ -168,8 +168,8 @@ def main() -> int:
         Argo(arguments.namespace, arguments.image, arguments.instance) as argo,
     ):
         local_outcomes: dict[Path, tuple[Outcome, float]] = {}
-        with Here(Path(folder) / "home", LOCAL_TIMEOUT_S) as here:
-            for name, objects in examples(arguments.folder):
+        with LocalRunner(Path(folder) / "home", LOCAL_TIMEOUT_S) as here:
+            for name, objects in read_examples(arguments.folder):
                 if not re.search(arguments.only, name):
                     continue
 
@@ -186,7 +186,7 @@ def main() -> int:
 
         def on_end(path: Path, argos: Outcome, seconds: float) -> None:
             outcome, seconds_here = local_outcomes[path]
-            found_differences = differences(outcome, argos)
+            found_differences = list_differences(outcome, argos)
 
             is_equal = argos["phase"] == outcome["phase"] or (
                 argos["phase"] == "Stuck" and outcome["phase"] == "Error"

@@ -19,7 +19,7 @@ TIMEOUT_S = 600.0  # on Argo, a workflow that waits for its retries also takes l
 REJECTED_EXIT_CODE = 2
 
 
-class Here:
+class LocalRunner:
     """A new home, whose services are stopped at the end."""
 
     def __init__(self, home: Path, timeout: float = TIMEOUT_S) -> None:

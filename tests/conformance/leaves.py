@@ -33,7 +33,7 @@ LISTING = (
 )
 
 
-def leaf(chance: Chance, kind: str) -> tuple[Template, set[str]]:
+def make_leaf(chance: Chance, kind: str) -> tuple[Template, set[str]]:
     """Return a template of this kind, without a name, and its outputs."""
     template, outputs = KINDS[kind](chance)
     template.setdefault("inputs", {})["parameters"] = [
@@ -47,7 +47,7 @@ def leaf(chance: Chance, kind: str) -> tuple[Template, set[str]]:
     return template, outputs
 
 
-def sh(text: str, **container: Any) -> Template:
+def make_shell_template(text: str, **container: Any) -> Template:
     return {"container": {"image": IMAGE, "command": ["sh", "-c"], "args": [text], **container}}
 
 
@@ -55,22 +55,22 @@ def python(text: str) -> Template:
     return {"script": {"image": IMAGE, "command": ["python3"], "source": text}}
 
 
-def echo(chance: Chance) -> tuple[Template, set[str]]:
+def make_echo(chance: Chance) -> tuple[Template, set[str]]:
     tag = chance.one(
         "inputs.parameters.a", "=inputs.parameters.a", "workflow.parameters.wp", "nope.at.all"
     )
-    return sh(f"echo 'got {{{{{tag}}}}}'"), {"result"}
+    return make_shell_template(f"echo 'got {{{{{tag}}}}}'"), {"result"}
 
 
 def fact(chance: Chance) -> tuple[Template, set[str]]:
-    return sh(f"printf '%s\\n' {chance.one(*FACTS)}"), {"result"}
+    return make_shell_template(f"printf '%s\\n' {chance.one(*FACTS)}"), {"result"}
 
 
-def listed(chance: Chance) -> tuple[Template, set[str]]:
-    return sh(f"echo '{chance.one(*LISTS)}'"), {"result", "list"}
+def make_list_template(chance: Chance) -> tuple[Template, set[str]]:
+    return make_shell_template(f"echo '{chance.one(*LISTS)}'"), {"result", "list"}
 
 
-def script(chance: Chance) -> tuple[Template, set[str]]:
+def make_script(chance: Chance) -> tuple[Template, set[str]]:
     lines = (
         "import json\nprint(json.dumps({'a': '{{inputs.parameters.a}}', 'n': 1 + 1}))\n",
         "print(len('{{inputs.parameters.a}}'), end='')\n",
@@ -80,14 +80,16 @@ def script(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def fails(chance: Chance) -> tuple[Template, set[str]]:
-    return sh(f"echo bad; exit {chance.one(1, 2, 3, 4, 64, 127, 137, 143)}"), {"result"}
+    return make_shell_template(f"echo bad; exit {chance.one(1, 2, 3, 4, 64, 127, 137, 143)}"), {
+        "result"
+    }
 
 
-def flaky(chance: Chance) -> tuple[Template, set[str]]:
+def make_flaky_template(chance: Chance) -> tuple[Template, set[str]]:
     """Succeed from some attempt on, which may exceed the limit."""
     first_success = chance.one(1, 2)
     limit = chance.one("0", "1", "2", 2)
-    template = sh(
+    template = make_shell_template(
         f"[ {{{{retries}}}} -ge {first_success} ] && echo ok{{{{retries}}}}"
         " {{lastRetry.exitCode}} || exit 4"
     )
@@ -120,13 +122,17 @@ def parameter(chance: Chance) -> tuple[Template, set[str]]:
     output: dict[str, Any] = {"name": "p", "valueFrom": {"path": "/tmp/o"}}
     output.update(chance.one({}, {"globalName": "g"}))
     ending = chance.one("", "; exit 2")  # outputs of failed steps count, too
-    return sh(f"printf '{text}' > /tmp/o{ending}") | {"outputs": {"parameters": [output]}}, {"p"}
+    return make_shell_template(f"printf '{text}' > /tmp/o{ending}") | {
+        "outputs": {"parameters": [output]}
+    }, {"p"}
 
 
-def missing(chance: Chance) -> tuple[Template, set[str]]:
+def make_template_with_missing_output(chance: Chance) -> tuple[Template, set[str]]:
     source = {"path": "/tmp/nothere", **chance.one({"default": "dflt"}, {"default": ""}, {})}
     code = chance.one("true", "exit 1")
-    return sh(code) | {"outputs": {"parameters": [{"name": "p", "valueFrom": source}]}}, {"p"}
+    return make_shell_template(code) | {
+        "outputs": {"parameters": [{"name": "p", "valueFrom": source}]}
+    }, {"p"}
 
 
 def file(chance: Chance) -> tuple[Template, set[str]]:
@@ -149,17 +155,17 @@ def file(chance: Chance) -> tuple[Template, set[str]]:
 
     artifact.update(chance.one({}, {"optional": True}))
 
-    return sh(make) | {"outputs": {"artifacts": [artifact]}}, {"f"}
+    return make_shell_template(make) | {"outputs": {"artifacts": [artifact]}}, {"f"}
 
 
-def reader(chance: Chance) -> tuple[Template, set[str]]:
+def make_reader(chance: Chance) -> tuple[Template, set[str]]:
     artifact: dict[str, Any] = {"name": "f", "path": "/tmp/in"}
     artifact.update(chance.one({}, {"optional": True}, {"archive": {"none": {}}}, {"mode": 0o700}))
     if "archive" in artifact:
         listing = "cat /tmp/in | head -c 2 | od -c"
     else:
         listing = LISTING
-    return sh(listing) | {"inputs": {"artifacts": [artifact]}}, {"result"}
+    return make_shell_template(listing) | {"inputs": {"artifacts": [artifact]}}, {"result"}
 
 
 def raw(chance: Chance) -> tuple[Template, set[str]]:
@@ -170,7 +176,9 @@ def raw(chance: Chance) -> tuple[Template, set[str]]:
         "raw": {"data": data},
         **chance.one({}, {"mode": 0o755}),
     }
-    return sh("cat /tmp/in; stat -c %a /tmp/in") | {"inputs": {"artifacts": [artifact]}}, {"result"}
+    return make_shell_template("cat /tmp/in; stat -c %a /tmp/in") | {
+        "inputs": {"artifacts": [artifact]}
+    }, {"result"}
 
 
 def environment(chance: Chance) -> tuple[Template, set[str]]:
@@ -181,7 +189,7 @@ def environment(chance: Chance) -> tuple[Template, set[str]]:
     env += chance.one(
         [], [{"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
     )
-    return sh('echo "$A|$B|$C"', env=env), {"result"}
+    return make_shell_template('echo "$A|$B|$C"', env=env), {"result"}
 
 
 def suspend(chance: Chance) -> tuple[Template, set[str]]:
@@ -199,16 +207,16 @@ def suspend(chance: Chance) -> tuple[Template, set[str]]:
     )
 
 
-def daemon(chance: Chance) -> tuple[Template, set[str]]:
+def make_daemon(chance: Chance) -> tuple[Template, set[str]]:
     """Run until the enclosing template ends, and perhaps serve a file by HTTP."""
     retried = chance.one({}, {}, {"retryStrategy": {"limit": "1"}})
     if not chance(60):
-        return sh("sleep 1000") | {"daemon": True} | retried, set()
+        return make_shell_template("sleep 1000") | {"daemon": True} | retried, set()
     serve = f"mkdir -p /tmp/w; cd /tmp/w; printf 'one\\n' > one; exec python3 -m http.server {PORT}"
     probe = chance.one({"httpGet": {"path": "/one", "port": PORT}}, {"tcpSocket": {"port": PORT}})
-    return sh(serve, readinessProbe={**probe, "periodSeconds": 1}) | {"daemon": True} | retried, {
-        "serves"
-    }
+    return make_shell_template(serve, readinessProbe={**probe, "periodSeconds": 1}) | {
+        "daemon": True
+    } | retried, {"serves"}
 
 
 def asks(chance: Chance) -> tuple[Template, set[str]]:
@@ -252,20 +260,20 @@ def listing(chance: Chance) -> tuple[Template, set[str]]:
     return {"data": {"source": source, "transformation": steps}}, {"result"}
 
 
-def companions(chance: Chance) -> tuple[Template, set[str]]:
+def make_sidecar_template(chance: Chance) -> tuple[Template, set[str]]:
     """Use an init container that shares a volume, and a sidecar that never ends by itself."""
     mounts = [{"name": "work", "mountPath": "/work"}]
     code = chance.one(0, 0, 5)
     prepare = {"name": "prepare", "image": IMAGE, "command": ["sh", "-c"], "volumeMounts": mounts}
     sidecar = {"name": "beside", "image": IMAGE, "command": ["sh", "-c"], "args": ["sleep 1000"]}
-    template = sh("cat /work/x", volumeMounts=mounts) | {
+    template = make_shell_template("cat /work/x", volumeMounts=mounts) | {
         "volumes": [{"name": "work", "emptyDir": {}}]
     }
     template["initContainers"] = [prepare | {"args": [f"echo made > /work/x; exit {code}"]}]
     return template | chance.one({}, {"sidecars": [sidecar]}), {"result"}
 
 
-def containers(chance: Chance) -> tuple[Template, set[str]]:
+def make_container_set(chance: Chance) -> tuple[Template, set[str]]:
     """Run a set of containers in sequence."""
     code = chance.one(0, 0, 3)
 
@@ -305,30 +313,30 @@ def resource(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def late(chance: Chance) -> tuple[Template, set[str]]:
-    return sh("sleep 300") | {"activeDeadlineSeconds": 8}, set()
+    return make_shell_template("sleep 300") | {"activeDeadlineSeconds": 8}, set()
 
 
 KINDS = {
     kind.__name__: kind
     for kind in (
-        echo,
+        make_echo,
         fact,
-        listed,
-        script,
+        make_list_template,
+        make_script,
         fails,
-        flaky,
+        make_flaky_template,
         parameter,
-        missing,
+        make_template_with_missing_output,
         file,
-        reader,
+        make_reader,
         raw,
         environment,
         suspend,
-        companions,
-        containers,
+        make_sidecar_template,
+        make_container_set,
         resource,
         late,
-        daemon,
+        make_daemon,
         asks,
         listing,
     )

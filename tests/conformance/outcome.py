@@ -157,12 +157,12 @@ def _text(data: bytes) -> str:
     return str(_files(data))
 
 
-def differences(local_outcome: Outcome, argo_outcome: Outcome) -> list[str]:
+def list_differences(local_outcome: Outcome, argo_outcome: Outcome) -> list[str]:
     """Return a line for each difference between the outcomes of the local runner and of Argo."""
-    return list(_differences(local_outcome, argo_outcome))
+    return list(_iterate_differences(local_outcome, argo_outcome))
 
 
-def _differences(local_outcome: Outcome, argo_outcome: Outcome) -> Iterator[str]:
+def _iterate_differences(local_outcome: Outcome, argo_outcome: Outcome) -> Iterator[str]:
     if is_rejected(argo_outcome) or is_rejected(local_outcome):
         if is_rejected(argo_outcome) != is_rejected(local_outcome):
             outcome, place = (

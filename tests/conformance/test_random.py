@@ -19,7 +19,7 @@ from rekindle.storage import Store
 from tests.argolocal.running import execute
 from tests.conformance.argo import DEFAULT_IMAGE, Argo
 from tests.conformance.differ import Plain, compare, random_manifests
-from tests.conformance.here import Here
+from tests.conformance.here import LocalRunner
 from tests.conformance.workflows import NAME, workflows
 
 COUNT = 20
@@ -59,7 +59,7 @@ def test_random_workflows_have_the_same_outcome_as_on_argo(tmp_path: Path) -> No
     seed = int(os.environ.get("REKINDLE_TEST_SEED", "0"))
     with (
         Argo(f"rekindle-test-{uuid.uuid4().hex[:6]}", image) as argo,
-        Here(tmp_path / "home") as here,
+        LocalRunner(tmp_path / "home") as here,
     ):
         manifests = random_manifests(tmp_path, COUNT, seed, bool(argo.store))
         comparisons = compare(manifests, here, argo, 4, lambda comparison: None)

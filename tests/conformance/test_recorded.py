@@ -8,8 +8,8 @@ from _pytest.mark.structures import ParameterSet
 
 from argolocal.pods import filesystem, limits
 from tests.conformance import recorded
-from tests.conformance.alone import FORBIDDEN, Alone
-from tests.conformance.outcome import differences
+from tests.conformance.alone import FORBIDDEN, RunnerProcess
+from tests.conformance.outcome import list_differences
 
 NEEDS = {"out-of-memory": limits.supports_memory_limits}
 # replaces Rekindle's bucket in the manifests
@@ -39,27 +39,27 @@ def parameters() -> list[ParameterSet]:
 
 
 @pytest.fixture(scope="module")
-def separate_runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
-    with Alone(tmp_path_factory.mktemp("alone")) as runner:
+def separate_runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunnerProcess]:
+    with RunnerProcess(tmp_path_factory.mktemp("alone")) as runner:
         yield runner
 
 
 @pytest.mark.skipif(not filesystem.supports_namespaces(), reason="needs mount namespaces")
 @pytest.mark.parametrize("recording", parameters())
 def test_a_recorded_manifest_has_the_outcome_of_argo(
-    recording: recorded.Recording, separate_runner: Alone
+    recording: recorded.Recording, separate_runner: RunnerProcess
 ) -> None:
     if not NEEDS.get(recording.name, lambda: True)():
         pytest.skip("needs cgroups")
     local_outcome = separate_runner.run(
         recording.manifest.replace("bucket: rekindle", f"bucket: {BUCKET}"), recording.name
     )
-    assert not differences(local_outcome, recording.outcome)
+    assert not list_differences(local_outcome, recording.outcome)
 
 
 @pytest.mark.parametrize("module", FORBIDDEN)
 def test_argolocal_does_not_import_the_dependencies_of_training(
-    module: str, separate_runner: Alone
+    module: str, separate_runner: RunnerProcess
 ) -> None:
     with pytest.raises(AssertionError, match=f"{module} must not be imported by argolocal"):
         separate_runner.run("", module)

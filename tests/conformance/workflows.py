@@ -24,7 +24,7 @@ from tests.conformance.leaves import (
     RARE_KINDS,
     UNREACHABLE_URL,
     Template,
-    leaf,
+    make_leaf,
 )
 
 NAME = "random-wf"
@@ -143,7 +143,7 @@ class Builder:
         return self.numbers
 
     def leaf(self, kinds: tuple[str, ...]) -> tuple[str, Template, set[str]]:
-        template, gives = leaf(self.chance, kind := self.chance.one(*kinds))
+        template, gives = make_leaf(self.chance, kind := self.chance.one(*kinds))
         template = {"name": f"{kind}{self.number()}", **template}
         # the result would depend on which of two templates with the same key starts first
         if "memoize" in template:

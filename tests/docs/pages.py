@@ -86,7 +86,9 @@ def api_page() -> str:
         page_parts += [_entry(name, getattr(rekindle, name)) for name in names]
     page_parts.append(f"\n## blocks\n\n{_prose(blocks)}\n")
     page_parts += [_entry(f"blocks.{name}", getattr(blocks, name)) for name in blocks.__all__]
-    page_parts.append("\n## Further modules\n\nEach says in its own docstring what it offers.\n\n")
+    page_parts.append(
+        "\n## Further modules\n\nThe docstring of each module describes its functions.\n\n"
+    )
     for module in FURTHER_MODULES:
         title = (import_module(f"rekindle.{module}").__doc__ or "").strip().splitlines()[0]
         page_parts.append(f"- `rekindle.{module}`: {title}\n")

@@ -32,11 +32,11 @@ from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.cli import commands
 from rekindle.step import format_flag, load_step_module
 from rekindle.training.cost.prices import PRICES_FILE, Prices
-from tests.commands import DOCUMENTS, READ_COMMANDS, README, ROOT, Block, blocks, write_files
+from tests.commands import DOCUMENTS, READ_COMMANDS, README, ROOT, Block, list_blocks, write_files
 from tests.docs.pages import API, COMMANDS
 
 GROUP_BY_PROGRAM = {"rekindle": commands, "argolocal": argolocal_cli.commands}
-BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
+BLOCKS = [block for document in DOCUMENTS for block in list_blocks(document)]
 # requirement that tests lack → commands that are only parsed; tests/cluster runs those for a
 # cluster
 COMMANDS_BY_NEED = {
@@ -251,7 +251,7 @@ def _python(block: Block, folder: Path) -> None:
     elif not _imports(tree) & {"mlflow"}:  # this command needs a server; test_stories.py runs it
         fragments = [
             other
-            for other in blocks(block.document, "python")
+            for other in list_blocks(block.document, "python")
             if not other.file and other.line <= block.line
         ]
 

@@ -10,10 +10,10 @@ import pytest
 from argolocal.validate import lint
 from rekindle import blocks as rekindle_blocks
 from rekindle.blocks.manifest.config import load_config
-from tests.commands import ROOT, blocks, write_files
+from tests.commands import ROOT, list_blocks, write_files
 
 PAGE = ROOT / "docs/other-jobs.md"
-FRAGMENTS = [block for block in blocks(PAGE, "python") if not block.file]
+FRAGMENTS = [block for block in list_blocks(PAGE, "python") if not block.file]
 KINDS = {"TFJob", "XGBoostJob", "PaddleJob", "JAXJob", "MPIJob", "Job"}
 
 

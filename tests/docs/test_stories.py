@@ -15,8 +15,8 @@ from tests.commands import (
     README,
     RECIPES,
     ROOT,
-    blocks,
     commands,
+    list_blocks,
     shell,
     typed_by_hand,
     write_files,
@@ -82,7 +82,7 @@ def test_the_page_of_argolocal_works_without_a_training(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)  # several whole runs
 def test_all_commands_of_the_readme_work(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    (notebook,) = blocks(TRACKING, "python")
+    (notebook,) = list_blocks(TRACKING, "python")
     (tmp_path / "notebook.py").write_text(
         f"{notebook.text}\nprint(model.predict(model.input_example))"
     )
@@ -239,7 +239,7 @@ def test_model_servers_need_a_token_as_documented(tmp_path: Path) -> None:
 
 
 def test_the_pipeline_in_the_readme_equals_the_module_of_the_pipeline() -> None:
-    (shown_block,) = blocks(README, "python")
+    (shown_block,) = list_blocks(README, "python")
     bodies = [
         ast.parse(text).body[-1]
         for text in (shown_block.text, (ROOT / "pipelines/training.py").read_text())
@@ -280,7 +280,7 @@ def test_the_page_your_own_model_works_as_documented(
         runs = [run_command(command) for command in typed_by_hand(MODEL)]
         assert [run.returncode for run in runs] == [0] * len(runs), runs
         (endpoint,) = re.findall(r"^endpoint +(.*)$", runs[-1].stdout, re.MULTILINE)
-        (request,) = [command for block in blocks(MODEL, "sh") for command in block.commands]
+        (request,) = [command for block in list_blocks(MODEL, "sh") for command in block.commands]
         answer = run_command(request.replace("http://127.0.0.1:8080", endpoint)).stdout
         assert 40 < json.loads(answer)["predictions"][0] < 55
 

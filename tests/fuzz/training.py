@@ -286,11 +286,11 @@ def snapshots(folder: Path) -> Case:
         original.commit_slot(slot, slot, b"{}")
 
     original.close()
-    valid_file = path.read_bytes()
+    valid_bytes = path.read_bytes()
     path.unlink()
 
     def case(rng: random.Random) -> None:
-        page = bytearray(valid_file[:PAGE_BYTES])
+        page = bytearray(valid_bytes[:PAGE_BYTES])
         for _ in range(rng.randrange(1, 4)):
             start = rng.choice(
                 [
@@ -319,8 +319,8 @@ def snapshots(folder: Path) -> Case:
                 )
 
         path.write_bytes(
-            (page + valid_file[PAGE_BYTES:])[
-                : len(valid_file) if rng.random() < 0.7 else rng.randrange(len(valid_file))
+            (page + valid_bytes[PAGE_BYTES:])[
+                : len(valid_bytes) if rng.random() < 0.7 else rng.randrange(len(valid_bytes))
             ]
         )
         with suppress(ConfigError):
@@ -330,7 +330,7 @@ def snapshots(folder: Path) -> Case:
             try:
                 for snapshot, _ in file.read():
                     file.load(snapshot, target)
-                    assert bytes(target) in valid_file
+                    assert bytes(target) in valid_bytes
 
                 file.reserve()
                 file.clear_slot(2)

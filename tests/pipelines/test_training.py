@@ -15,7 +15,7 @@ from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
 from rekindle.step import format_flag, is_artifact, load_step_module
-from tests.argolocal.runner.played import parameters, play, scheduler
+from tests.argolocal.runner.played import make_scheduler, parameters, play
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DAGS = ("main", "decide", "ship", "promote")
@@ -209,7 +209,7 @@ def test_the_share_of_a_canary_grows_until_its_step_ends_the_canary_even_if_pods
         {"name": p["name"], "value": "0"} for p in templates["rollout"]["inputs"]["parameters"]
     ]
     used = [templates[name] for name in ("rollout", "champion-pods", "canary", "scale", "share")]
-    s = scheduler(*used, entrypoint="rollout", arguments={"parameters": inputs})
+    s = make_scheduler(*used, entrypoint="rollout", arguments={"parameters": inputs})
     watches = ["next." * depth + "watch" for depth in range(len(answers))]
     lost = {f"{watch}(0)": "Error" for watch in watches}
     outputs = {

@@ -22,7 +22,7 @@ parser.add_argument("--step-seconds", type=float, default=0.05)
 arguments = parser.parse_args()
 
 
-class Seen:
+class SampleRecord:
     """State of the training: numbers of the samples that all completed steps have used."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(16, 4))
 optimizer = torch.optim.AdamW(model.parameters())
-seen = Seen()
+seen = SampleRecord()
 inputs = torch.randn(arguments.samples, 16)
 dataset = [(inputs[number], number) for number in range(arguments.samples)]
 

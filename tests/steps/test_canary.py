@@ -15,7 +15,7 @@ from rekindle.release.serve_config import CanaryConfig
 from rekindle.release.watch.scrape import ServerWatch
 from rekindle.storage import Store
 from steps import canary
-from tests.rekindle.serving.running import Running, prefix_of, release
+from tests.rekindle.serving.running import RunningServer, prefix_of, release
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
 # only errors and crashes count: predictions of `echo` contain its process id, and a busy machine
@@ -24,22 +24,22 @@ RULE = CanaryConfig(minutes=0.03, requests=60, wait_minutes=1, score_shift=0.99,
 
 
 @pytest.fixture(scope="module")
-def servers(s3_environment: dict[str, str]) -> Iterator[dict[str, Running]]:
+def servers(s3_environment: dict[str, str]) -> Iterator[dict[str, RunningServer]]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3_environment.items():
             patch.setenv(name, value)
         for version in ("7", "8"):
             release(Store.from_env(), prefix_of(f"canary-{version}"), version=version)
         with (
-            Running(f"--model={prefix_of('canary-7')}", "--deployment=old") as old_server,
-            Running(f"--model={prefix_of('canary-8')}", "--deployment=new") as new_server,
+            RunningServer(f"--model={prefix_of('canary-7')}", "--deployment=old") as old_server,
+            RunningServer(f"--model={prefix_of('canary-8')}", "--deployment=new") as new_server,
         ):
             for name, server in (("OLD", old_server), ("NEW", new_server)):
                 set_address(patch, name, server)
             yield {"old": old_server, "new": new_server}
 
 
-def set_address(patch: pytest.MonkeyPatch, name: str, server: Running) -> None:
+def set_address(patch: pytest.MonkeyPatch, name: str, server: RunningServer) -> None:
     """Let the Service `name` have this server, when it is ready."""
     server.until_ready()
     patch.setenv(f"{name}_SERVICE_HOST", "127.0.0.1")
@@ -47,7 +47,7 @@ def set_address(patch: pytest.MonkeyPatch, name: str, server: Running) -> None:
 
 
 @contextmanager
-def load(servers: dict[str, Running], **other_requests: Any) -> Iterator[None]:
+def load(servers: dict[str, RunningServer], **other_requests: Any) -> Iterator[None]:
     """Send requests to both servers until the block ends; `other_requests` changes every third request to the
     new one."""
     over = threading.Event()
@@ -102,7 +102,7 @@ def run_canary(**changes: Any) -> tuple[str, dict[str, str]]:
 
 
 def test_a_canary_that_fails_every_third_request_is_rolled_back(
-    servers: dict[str, Running],
+    servers: dict[str, RunningServer],
 ) -> None:
     with load(servers, bad=1):
         result, tags = run_canary()
@@ -120,8 +120,10 @@ def test_new_servers_of_the_same_version_are_compared_with_its_former_servers(
 ) -> None:
     release(s3, prefix_of("canary-7"), version="7")
     with (
-        Running(f"--model={prefix_of('canary-7')}", f"--deployment={deployment}") as old_server,
-        Running(f"--model={prefix_of('canary-7')}", "--deployment=new") as new_server,
+        RunningServer(
+            f"--model={prefix_of('canary-7')}", f"--deployment={deployment}"
+        ) as old_server,
+        RunningServer(f"--model={prefix_of('canary-7')}", "--deployment=new") as new_server,
     ):
         pods = {"old": old_server, "new": new_server}
         for name, server in pods.items():
@@ -138,7 +140,7 @@ def test_new_servers_of_the_same_version_are_compared_with_its_former_servers(
 
 
 @pytest.mark.slow
-def test_a_canary_ends_when_its_champion_is_rolled_back(servers: dict[str, Running]) -> None:
+def test_a_canary_ends_when_its_champion_is_rolled_back(servers: dict[str, RunningServer]) -> None:
     name = f"echo-{uuid4().hex[:6]}"
     run_id = tracking.start_run("canary", name)
     earlier_version, champion = (
@@ -158,7 +160,7 @@ def test_a_canary_ends_when_its_champion_is_rolled_back(servers: dict[str, Runni
 
 
 @pytest.mark.slow
-def test_a_canary_without_traffic_is_not_promoted(servers: dict[str, Running]) -> None:
+def test_a_canary_without_traffic_is_not_promoted(servers: dict[str, RunningServer]) -> None:
     result, _ = run_canary(rule=RULE.model_copy(update={"wait_minutes": 0.02}))
     assert "answered 0 requests, the champion 0: too few for a comparison" in result
 
@@ -169,7 +171,7 @@ def test_the_first_release_skips_the_canary() -> None:
     assert outputs.percent == 0
 
 
-def test_a_good_canary_gets_the_next_share(servers: dict[str, Running]) -> None:
+def test_a_good_canary_gets_the_next_share(servers: dict[str, RunningServer]) -> None:
     with load(servers):
         outputs, tags = run_step(servers=4)
     assert outputs.canary == "passed"
@@ -201,7 +203,7 @@ def test_shares_grow_step_by_step_with_a_matching_number_of_pods(
 @pytest.mark.slow
 def test_the_first_request_to_a_server_is_not_counted_as_a_crash(s3: Store) -> None:
     release(s3, prefix_of("canary-9"), version="9")
-    with Running(f"--model={prefix_of('canary-9')}") as server:
+    with RunningServer(f"--model={prefix_of('canary-9')}") as server:
         server.until_ready()
         watch = ServerWatch(server.url)
         server.predict({"id": 1})
@@ -212,7 +214,7 @@ def test_the_first_request_to_a_server_is_not_counted_as_a_crash(s3: Store) -> N
 
 @pytest.mark.slow
 def test_a_server_that_crashes_during_its_canary_is_detected(
-    servers: dict[str, Running], s3: Store
+    servers: dict[str, RunningServer], s3: Store
 ) -> None:
     address = f"http://127.0.0.1:{servers['new'].url.rpartition(':')[2]}"
     watch = ServerWatch(address)
@@ -223,7 +225,7 @@ def test_a_server_that_crashes_during_its_canary_is_detected(
     servers["new"].process.wait()
     watch.scrape()
 
-    with Running(
+    with RunningServer(
         f"--model={prefix_of('canary-8')}",
         f"--port={address.rpartition(':')[2]}",
         "--deployment=new",

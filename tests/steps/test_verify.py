@@ -25,7 +25,7 @@ from rekindle.workload import prepare
 from steps import fraud, release, verify
 from tests.http_server import Answer, HttpServer, Request
 from tests.rekindle.serving import shaky
-from tests.rekindle.serving.running import Running
+from tests.rekindle.serving.running import RunningServer
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
 
@@ -80,7 +80,7 @@ def test_a_served_release_is_replayed_and_promoted(
     released: Released, report: Path, tmp_path: Path
 ) -> None:
     name, outputs, inputs = released
-    with Running(f"--model={outputs.model_uri}") as server:
+    with RunningServer(f"--model={outputs.model_uri}") as server:
         result = verify.run(verify.Inputs(endpoint=server.url, **inputs))
         assert result.replayed == 60
         assert result.max_difference <= 1e-5
@@ -113,7 +113,7 @@ def test_a_served_release_is_replayed_and_promoted(
         assert tracking.champion(name) == champion
 
     refused = pytest.raises(DataError, match=r"Raise serve\.max_bytes or serve\.max_instances")
-    with Running(f"--model={outputs.model_uri}", "--max-instances=1") as server, refused:
+    with RunningServer(f"--model={outputs.model_uri}", "--max-instances=1") as server, refused:
         verify.run(verify.Inputs(endpoint=server.url, **inputs))
 
 
@@ -147,7 +147,7 @@ def test_a_notebook_mlflow_and_the_server_predict_the_same(
     app = TestClient(init(model))  # as `mlflow models serve` does
     assert len(model.predict(model.input_example)) == 1
 
-    with Running(f"--model={outputs.model_uri}") as server:
+    with RunningServer(f"--model={outputs.model_uri}") as server:
         server.until_ready()
         for request, _ in list(read_predictions(report, 60))[:3]:
             path = f"/v1/models/{name}:predict"
@@ -223,7 +223,7 @@ def test_a_prediction_that_depends_on_its_batch_is_not_promoted(
 ) -> None:
     uri, inputs = release_shaky(s3, fault, tmp_path, max_batch=16)
     with (
-        Running(f"--model={uri}") as server,
+        RunningServer(f"--model={uri}") as server,
         pytest.raises(DataError, match=f"{reason}.* is not promoted"),
     ):
         verify.run(verify.Inputs(endpoint=server.url, **inputs))
@@ -235,12 +235,12 @@ def test_batches_agree_within_the_tolerance_and_single_predictions_to_the_bit(
     s3: Store, tmp_path: Path
 ) -> None:
     uri, inputs = release_shaky(s3, "none", tmp_path, max_batch=1)
-    with Running(f"--model={uri}", "--max-batch=7") as server:
+    with RunningServer(f"--model={uri}", "--max-batch=7") as server:
         result = verify.run(verify.Inputs(endpoint=server.url, **inputs))
         assert result.replayed == 40
         assert result.compared == "within 1e-05, in batches of up to 7"
 
-    with Running(f"--model={uri}", "--max-batch=1") as server:
+    with RunningServer(f"--model={uri}", "--max-batch=1") as server:
         result = verify.run(verify.Inputs(endpoint=server.url, **inputs))
         assert result.max_difference == 0
         assert result.compared == "to the bit, in batches of up to 1"

@@ -198,7 +198,7 @@ class ArtifactsTab:
             "step": row.step,
             "node": row.node,
             "is_cut": files.is_cut,
-            "stored_object": content_address(run, row, "") if _is_object(row, files.files) else "",
+            "stored_object": content_url(run, row, "") if _is_object(row, files.files) else "",
         }
         if path is None:
             links = [
@@ -206,7 +206,7 @@ class ArtifactsTab:
                     file.path,
                     file.size,
                     f"?{urlencode({'artifact': row.name, 'file': file.path})}",
-                    content_address(run, row, file.path),
+                    content_url(run, row, file.path),
                 )
                 for file in files.files
             ]
@@ -219,7 +219,7 @@ class ArtifactsTab:
             **values,
             file=path or row.artifact,
             size=file.size,
-            download=content_address(run, row, path),
+            download=content_url(run, row, path),
             preview=self._preview(run, row, path),
         )
 
@@ -234,7 +234,7 @@ class ArtifactsTab:
             start[:PREVIEW_BYTES],
             file.name,
             len(start) > PREVIEW_BYTES,
-            f"{content_address(run, row, path)}&show=1",
+            f"{content_url(run, row, path)}&show=1",
         )
 
     def routes(self) -> list[Route]:
@@ -287,7 +287,7 @@ def list_artifacts(run: Run, rows: list[ArtifactRow]) -> list[Listed]:
             link=""
             if row.note
             else f"/runs/{run.name}/artifacts?{urlencode({'artifact': row.name})}",
-            download="" if row.note else content_address(run, row, ""),
+            download="" if row.note else content_url(run, row, ""),
         )
         for row in rows
     ]
@@ -301,7 +301,7 @@ def find_row(rows: list[ArtifactRow], name: str) -> ArtifactRow:
     return row
 
 
-def content_address(run: Run, row: ArtifactRow, path: str) -> str:
+def content_url(run: Run, row: ArtifactRow, path: str) -> str:
     """Return the URL of a file's content. The path "" means the stored object."""
     query = {"artifact": row.name} | ({"file": path} if path else {})
     return f"/runs/{run.name}/artifact?{urlencode(query)}"

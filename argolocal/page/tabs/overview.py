@@ -73,7 +73,7 @@ class Overview:
     other_failures: list[StepRow] = field(default_factory=list)
 
 
-Headline = Callable[[Run], list[str]]
+FindHeadlines = Callable[[Run], list[str]]
 
 
 class OverviewTab:
@@ -92,7 +92,7 @@ class OverviewTab:
         self,
         source: RunSource,
         artifacts: ArtifactSource | None = None,
-        headline: Headline = lambda run: [],
+        headline: FindHeadlines = lambda run: [],
         find_internal: FindInternal = lambda plan: lambda step: False,
         log_tab: str | None = "logs",
     ) -> None:

@@ -1,8 +1,8 @@
 """The REST API of an Argo server for the runs of one home, below /api/v1. `argo`, with
 ARGO_HTTP1=true, and Hera's WorkflowsService work with it.
 
-    catalogue = Catalogue(LocalRuns(home), NAMESPACE)
-    api = make_api(Backend(cluster, queue, objects, catalogue, open_store))
+    run_catalogue = RunCatalogue(LocalRuns(home), NAMESPACE)
+    api = make_api(Backend(cluster, queue, objects, run_catalogue, open_store))
     application = WithApi(api, page.application())
 
 Source: Argo 4.0, api/openapi-spec/swagger.json.

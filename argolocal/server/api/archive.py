@@ -100,8 +100,8 @@ class Archive:
 
     def _ended(self) -> "list[tuple[Entry, Facts]]":
         """Return the runs that have ended."""
-        self.backend.catalogue.refresh()
-        runs = self.backend.catalogue.list()
+        self.backend.run_catalogue.refresh()
+        runs = self.backend.run_catalogue.list()
         return [(entry, facts) for entry, facts in runs if _has_ended(facts)]
 
     def _find(self, uid: str, name: str = "") -> Entry:

@@ -104,8 +104,8 @@ class Artifacts:
         return self._send(artifact, path)
 
     def _find_uid(self, uid: str) -> Entry:
-        self.backend.catalogue.refresh()
-        entry = self.backend.catalogue.find_uid(uid)
+        self.backend.run_catalogue.refresh()
+        entry = self.backend.run_catalogue.find_uid(uid)
         if entry is None:
             raise missing_object("workflows", uid)
         return entry

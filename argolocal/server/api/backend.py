@@ -13,7 +13,7 @@ from argolocal.manifest.types import Object
 from argolocal.page.sources import describe_malformed
 from argolocal.page.tabs.artifact_source import ObjectReader
 from argolocal.runner.run import validate_workflow
-from argolocal.server.api.catalogue import Catalogue, Entry, ItemTexts
+from argolocal.server.api.catalogue import Entry, ItemTexts, RunCatalogue
 from argolocal.server.api.errors import (
     ALREADY_EXISTS,
     INTERNAL,
@@ -43,14 +43,14 @@ class Backend:
     cluster: Cluster
     queue: Queue
     objects: Objects
-    catalogue: Catalogue
+    run_catalogue: RunCatalogue
     open_store: Callable[[Mapping[str, Any]], ObjectReader]
     namespace: str = NAMESPACE
 
     @cached_property
     def item_texts(self) -> ItemTexts:
         """The runs in lists as JSON texts."""
-        return ItemTexts(self.catalogue)
+        return ItemTexts(self.run_catalogue)
 
     def has_namespace(self, namespace: str) -> bool:
         """Return True if a list of a namespace contains the objects; "" means all namespaces."""
@@ -68,10 +68,10 @@ class Backend:
         if name == LATEST:
             return self._find_latest()
 
-        entry = self.catalogue.refresh_run(name)
+        entry = self.run_catalogue.refresh_run(name)
         if entry is None and uid:
-            self.catalogue.refresh()
-            entry = self.catalogue.find_uid(uid)
+            self.run_catalogue.refresh()
+            entry = self.run_catalogue.find_uid(uid)
         if entry is None:
             raise missing_object("workflows", name)
         return entry
@@ -80,7 +80,7 @@ class Backend:
         """Return the Workflow object of a run. Raises ApiError, also if the files of the run are
         damaged."""
         try:
-            return self.catalogue.workflow(entry)
+            return self.run_catalogue.workflow(entry)
         except FORM_ERRORS as error:
             # the cause may also be a bug of this program
             log.error("%s could not be shown", entry.name, exc_info=error)
@@ -108,8 +108,8 @@ class Backend:
         return self.read_again(name)
 
     def _find_latest(self) -> Entry:
-        self.catalogue.refresh()
-        entries = self.catalogue.list()
+        self.run_catalogue.refresh()
+        entries = self.run_catalogue.list()
         if not entries:
             raise ApiError(NOT_FOUND, "no workflows found")
         latest, _ = max(entries, key=lambda item: (item[1].created, item[0].resource_version))
@@ -142,5 +142,5 @@ def check_metadata(manifest: Mapping[str, Any]) -> None:
 def require_new_name(backend: Backend, name: object) -> None:
     """Raise ApiError if a run with this name exists, as the Kubernetes API does."""
     run_name = RunName.parse_or_none(name)
-    if run_name and backend.catalogue.refresh_run(run_name):
+    if run_name and backend.run_catalogue.refresh_run(run_name):
         raise ApiError(ALREADY_EXISTS, f'workflows.argoproj.io "{run_name}" already exists')

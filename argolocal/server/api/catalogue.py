@@ -1,10 +1,10 @@
 """The runs of a home as Workflow objects with resource versions, and their changes.
 
-    catalogue = Catalogue(LocalRuns(home), "argo")
-    catalogue.refresh()                          # reads the changes on disk
-    entry = catalogue.refresh_run("demo-4k2xp")
-    workflow = catalogue.workflow(entry)
-    changes = catalogue.changes_since(version)   # raises ApiError with status 410
+    run_catalogue = RunCatalogue(LocalRuns(home), "argo")
+    run_catalogue.refresh()                          # reads the changes on disk
+    entry = run_catalogue.refresh_run("demo-4k2xp")
+    workflow = run_catalogue.workflow(entry)
+    changes = run_catalogue.changes_since(version)   # raises ApiError with status 410
 
 A resource version is a number of microseconds since the epoch that grows with each change, so that
 a version from before a restart of the server is recognized as old. A change without a reader or
@@ -57,9 +57,9 @@ class Change:
 
 @dataclass
 class Entry:
-    """A run that exists. `file_version`: state of its files. `summary`: the object without nodes,
-    compressed, and `facts`: both of the state `summary_version`. `journal`: state of the journal at
-    that time."""
+    """A run that has not been deleted. `file_version`: text that changes with the files of the run.
+    `summary`: the Workflow object without nodes, compressed. `facts` and `summary` were read when
+    `file_version` was `summary_version`; `journal` is the state of the journal at that time."""
 
     name: str
     file_version: str
@@ -82,7 +82,7 @@ class Facts:
     finished: float = 0.0
 
 
-class Catalogue:
+class RunCatalogue:
     """The runs of a home. All methods may be called from several threads."""
 
     def __init__(self, source: LocalRuns, namespace: str) -> None:
@@ -329,8 +329,8 @@ class ItemTexts:
     fields of thousands of finished runs again and again. All methods may be called from several
     threads."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self.catalogue = catalogue
+    def __init__(self, run_catalogue: RunCatalogue) -> None:
+        self.run_catalogue = run_catalogue
         self.lock = Lock()
         # name of a run, selected fields → resource version, JSON; least recently used first
         self.texts: OrderedDict[tuple[str, Fields], tuple[int, bytes]] = OrderedDict()
@@ -347,7 +347,7 @@ class ItemTexts:
                 self.texts.move_to_end(key)
                 return text
 
-        text = to_json(fields.select_item(self.catalogue.summary(entry))).encode()
+        text = to_json(fields.select_item(self.run_catalogue.summary(entry))).encode()
         with self.lock:
             self._keep(key, version, text)
         return text

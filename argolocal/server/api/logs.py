@@ -219,12 +219,12 @@ class WorkflowLogs:
                     return
 
     def _find(self, name: str) -> Object | None:
-        entry = self.backend.catalogue.refresh_run(name)
+        entry = self.backend.run_catalogue.refresh_run(name)
         return self.backend.workflow(entry) if entry else None
 
     def _read_version(self, name: str) -> str:
         """Return a text that changes with a run and its logs."""
-        entry = self.backend.catalogue.refresh_run(name)
+        entry = self.backend.run_catalogue.refresh_run(name)
         if entry is None:
             return "deleted"
         paths = self.backend.files(entry).logs.glob("*.log")

@@ -20,7 +20,7 @@ from argolocal.errors import DAMAGE_ERRORS
 from argolocal.manifest.types import Object
 from argolocal.page.live import Watchers
 from argolocal.server.api.backend import Backend
-from argolocal.server.api.catalogue import Catalogue, Change, Entry, Facts
+from argolocal.server.api.catalogue import Change, Entry, Facts, RunCatalogue
 from argolocal.server.api.errors import RESOURCE_EXHAUSTED, ApiError, make_api_error
 from argolocal.server.api.selectors import (
     Fields,
@@ -114,7 +114,7 @@ class WorkflowWatches:
 
     def __init__(self, backend: Backend, limit: StreamLimit) -> None:
         self.backend = backend
-        self.catalogue: Catalogue = backend.catalogue
+        self.run_catalogue: RunCatalogue = backend.run_catalogue
         self.limit = limit
         self.watchers = Watchers(self._read_version)
         self.encoded: OrderedDict[tuple[int, str, Fields], str] = OrderedDict()
@@ -165,11 +165,11 @@ class WorkflowWatches:
         has_existing = version_text in ANY_VERSIONS
         if has_existing:
             if not name:
-                self.catalogue.refresh()
-            version = self.catalogue.latest_version
+                self.run_catalogue.refresh()
+            version = self.run_catalogue.latest_version
         else:
             version = parse_count(query, "listOptions.resourceVersion")
-            self.catalogue.changes_since(version)
+            self.run_catalogue.changes_since(version)
         return Watch(ListOptions(labels=labels), fields, name, version, has_existing)
 
     async def events(self, watch: Watch) -> AsyncGenerator[str]:
@@ -190,7 +190,7 @@ class WorkflowWatches:
                     yield ""
                     continue
                 try:
-                    changes = self.catalogue.changes_since(version)
+                    changes = self.run_catalogue.changes_since(version)
                 except ApiError as error:
                     yield to_json({"error": format_stream_error(error)})
                     return
@@ -206,16 +206,16 @@ class WorkflowWatches:
         if kind == "nothing":
             return ""
         if kind == "run":
-            entry = self.catalogue.refresh_run(name)
+            entry = self.run_catalogue.refresh_run(name)
             return str(entry.resource_version if entry else "deleted")
-        self.catalogue.refresh()
-        return str(self.catalogue.latest_version)
+        self.run_catalogue.refresh()
+        return str(self.run_catalogue.latest_version)
 
     def _list(self, watch: Watch) -> Sequence[Entry]:
         if watch.name:
-            entry = self.catalogue.find_listed(watch.name)
+            entry = self.run_catalogue.find_listed(watch.name)
             return [entry] if entry else []
-        return [entry for entry, _ in self.catalogue.list()]
+        return [entry for entry, _ in self.run_catalogue.list()]
 
     def _encode_existing(self, watch: Watch, entry: Entry) -> str:
         if entry.resource_version > watch.version:
@@ -225,11 +225,11 @@ class WorkflowWatches:
 
     def _encode_change(self, watch: Watch, change: Change) -> str:
         """Return the event of a change, or "" if the watch does not include it."""
-        entry = self.catalogue.find_listed(change.name)
+        entry = self.run_catalogue.find_listed(change.name)
         if change.type == "DELETED":
             facts = change.facts
         else:
-            facts = self.catalogue.facts(entry) if entry else None
+            facts = self.run_catalogue.facts(entry) if entry else None
         if facts is None or not watch.options.matches_labels(facts.labels):
             return ""
 
@@ -264,8 +264,8 @@ class WorkflowWatches:
             return None
         try:
             if fields.excludes("status.nodes"):
-                return self.catalogue.summary(entry)
-            return self.catalogue.workflow(entry)
+                return self.run_catalogue.summary(entry)
+            return self.run_catalogue.workflow(entry)
         except DAMAGE_ERRORS:
             return None
 

@@ -186,10 +186,10 @@ def select_entries(backend: Backend, options: ListOptions) -> Sequence[tuple[Ent
     groups the newest first."""
     if not backend.has_namespace(options.namespace):
         return []
-    backend.catalogue.refresh()
+    backend.run_catalogue.refresh()
     selected = [
         (entry, facts)
-        for entry, facts in backend.catalogue.list()
+        for entry, facts in backend.run_catalogue.list()
         if matches(entry, facts, options)
     ]
 
@@ -222,9 +222,9 @@ def answer_list(
 ) -> Response:
     """Return a part of a list as a WorkflowList with only some fields. Runs that were deleted in
     the meantime are left out."""
-    catalogue = backend.catalogue
+    run_catalogue = backend.run_catalogue
     end = options.offset + options.limit if options.limit else len(entries)
-    metadata: Object = {"resourceVersion": str(catalogue.latest_version)}
+    metadata: Object = {"resourceVersion": str(run_catalogue.latest_version)}
     if end < len(entries):
         metadata["continue"] = str(end)
     if options.has_remaining_count:
@@ -234,7 +234,7 @@ def answer_list(
     for entry, _ in entries[options.offset : end]:
         try:
             if has_nodes:
-                item = fields.select_item(catalogue.workflow(entry))
+                item = fields.select_item(run_catalogue.workflow(entry))
                 texts.append(to_json(item).encode())
             else:
                 texts.append(backend.item_texts.read(entry, fields))
@@ -336,4 +336,4 @@ def delete_run(backend: Backend, entry: Entry) -> None:
             INTERNAL, f"{files.root} is a link, or its manifest has another name: remove it by hand"
         )
     refuse_invalid(files.remove)
-    backend.catalogue.refresh_run(entry.name)
+    backend.run_catalogue.refresh_run(entry.name)

@@ -178,7 +178,7 @@ def build_coordinator_spec(
     )
 
     # The operator checks the deadline of the job only when a pod changes. So this pod gets the same
-    # deadline: its end triggers the check.
+    # deadline: when the pod ends, the operator checks the job.
     return pod_spec(
         pod_config,
         cluster.signal_account or cluster.pod_account,

@@ -10,7 +10,7 @@ from rekindle.blocks.container import retry_watcher
 from rekindle.blocks.dag_scope import Producer, StoredArtifact
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.resource import apply
-from rekindle.blocks.wiring import Block, Outputs, refuse, resolve
+from rekindle.blocks.wiring import Block, Outputs, raise_error, resolve
 from rekindle.blocks.workflow import current_pipeline
 from rekindle.training.spec import TrainConfig
 
@@ -40,7 +40,7 @@ def find_sources(data_block: Block, inputs: Mapping[str, Any]) -> dict[str, Any]
     input_sources = {name: inputs.get(name) or resolve(data_block, name) for name in source_names}
 
     if not isinstance(input_sources["dataset"], StoredArtifact):
-        refuse(
+        raise_error(
             "a training gets its dataset by key: pass the artifact of a block, as in"
             " TASK.outputs.dataset."
         )

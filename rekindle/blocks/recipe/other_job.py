@@ -19,7 +19,7 @@ from rekindle.blocks.jobs.program_job import ProgramJob
 from rekindle.blocks.recipe.elastic_job import add_training, member_settings
 from rekindle.blocks.recipe.job import Job, add_job, build_watch_template, find_sources
 from rekindle.blocks.resource import text_tag
-from rekindle.blocks.wiring import Block, describe, refuse
+from rekindle.blocks.wiring import Block, describe, raise_error
 from rekindle.blocks.workflow import current_pipeline
 from rekindle.errors import ConfigError, suggest_similar
 from rekindle.keys import MODEL, key
@@ -80,7 +80,7 @@ def job(
             kind, pipeline.make_job_name(name), replicas_by_role, config.cluster, **(spec or {})
         )
     except ConfigError as error:
-        refuse(" ".join(error.lines))
+        raise_error(" ".join(error.lines))
 
     success_condition = FRAMEWORKS[kind].success
     job_template = build_watch_template(
@@ -119,7 +119,7 @@ def _run_program(
     check_section("train", config_sections["train"], TrainConfig)
     check_section("model", config_sections["model"], type(config.model))
     if program_config.processes > 1:
-        refuse(
+        raise_error(
             f"program.processes is {program_config.processes}: the operator of a"
             f" {program_job.kind} numbers pods, so a pod has one process. Remove the setting, or"
             " let the command start the processes."
@@ -129,7 +129,7 @@ def _run_program(
         check_program(config.workload)
         program_job.check(task_name or "train")
     except ConfigError as error:
-        refuse(" ".join(error.lines))
+        raise_error(" ".join(error.lines))
 
     # do not use the default of the setting `preload`, which is meant for PyTorch programs
     if "preload" not in program_config.model_fields_set:
@@ -153,12 +153,12 @@ def _run_program(
 def _check_job(job_kind: str, replicas: Mapping[str, int]) -> None:
     """Raise WiringError if the kind is unknown, or a number of replicas is not an integer."""
     if job_kind == "PyTorchJob":
-        refuse(
+        raise_error(
             "a PyTorchJob is made by blocks.program, which runs a training program of your own (see"
             " docs/your-own-program.md), or by blocks.train, which trains the workload's model."
         )
     if job_kind not in FRAMEWORKS:
-        refuse(
+        raise_error(
             f'the job kind "{job_kind}" is not'
             f" supported.{suggest_similar(job_kind, set(FRAMEWORKS))}"
         )
@@ -166,7 +166,7 @@ def _check_job(job_kind: str, replicas: Mapping[str, int]) -> None:
     if not isinstance(replicas, Mapping) or not all(
         isinstance(pod_count, int) for pod_count in replicas.values()
     ):
-        refuse(
+        raise_error(
             f"the replicas are {describe(replicas)}: they must be numbers by role, such as"
             ' {"Worker": 2}.'
         )

@@ -15,7 +15,7 @@ from rekindle.blocks.serving.model_deployment import STARTUP_SECONDS
 from rekindle.blocks.wiring import (
     Block,
     Condition,
-    refuse,
+    raise_error,
     resolve,
     resolve_digest,
     resolve_missing_inputs,
@@ -120,7 +120,7 @@ def deploy(released: Block, *, task: str = "", serve: ServeConfig | None = None)
 
     model_name = str(resolve(released, "name"))
     if "{{" in model_name:
-        refuse(
+        raise_error(
             f"a deployment is named after its model, but {model_name} is known only at run time:"
             " pass a constant name."
         )

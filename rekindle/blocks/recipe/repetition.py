@@ -30,8 +30,10 @@ def repeat_step(original_block: Block, **task_options: Any) -> Block:
 
 
 def repeat_group(repeated_evaluation: Block) -> Block:
-    """Add a task that runs the active group again if the verdict of `repeated_evaluation` is
-    `release`. The champion of that evaluation becomes an input of the group."""
+    """Add a task to the group that is being defined: it runs this group once more if the verdict of
+    `repeated_evaluation` is `release`. The repeated group gets the champion that
+    `repeated_evaluation` has compared the model with, and an input `repetitions` that is smaller by
+    1."""
     pipeline = current_pipeline()
     group_dag = pipeline.current_scope().dag
     group_inputs: list[Any] = group_dag.inputs  # pyright: ignore[reportAssignmentType]

@@ -12,7 +12,7 @@ from rekindle.blocks.recipe.job import held_out_settings
 from rekindle.blocks.wiring import (
     Block,
     describe,
-    refuse,
+    raise_error,
     resolve,
     resolve_digest,
     resolve_missing_inputs,
@@ -47,7 +47,9 @@ def prepare(
         data = inputs.get("data", config.data)
         inputs["data"] = dict(dump_model(data)) | {"source": source}
     elif source is not None:
-        refuse(f"source is {describe(source)}: pass an output of a step, as in TASK.outputs.NAME.")
+        raise_error(
+            f"source is {describe(source)}: pass an output of a step, as in TASK.outputs.NAME."
+        )
 
     time_inputs = {}
     if config.data.moves:
@@ -107,7 +109,7 @@ def train(
         )
         families.check_validation(family_names, train_config.validation)
     except ConfigError as error:
-        refuse(" ".join(error.lines))
+        raise_error(" ".join(error.lines))
 
     if len(family_names) > 1:
         return _train_families(
@@ -151,7 +153,7 @@ def program(
 
     program_config = program or config.program
     if program_config is None:
-        refuse(
+        raise_error(
             "the config has no section `program`: add it, or pass one, as in program(data,"
             ' program=ProgramConfig(command=["train.py"])).'
         )
@@ -159,7 +161,7 @@ def program(
     try:
         check_program(config.workload)
     except ConfigError as error:
-        refuse(" ".join(error.lines))
+        raise_error(" ".join(error.lines))
 
     return train_elastic(
         data,
@@ -199,7 +201,7 @@ def choose(
         else:
             models_description = describe(models)
 
-        refuse(
+        raise_error(
             f"the models are {models_description}: pass at least two, by name, as in"
             ' {"small": small, "wide": wide}.'
         )
@@ -208,7 +210,7 @@ def choose(
     for name, model in models.items():
         training_settings = model.inputs.get("held_out", held_out_settings(train_config))
         if training_settings != held_out_settings(train_config):
-            refuse(
+            raise_error(
                 f"{name} has train.validation {training_settings['validation']} and train.seed"
                 f" {training_settings['seed']}, and the choice {train_config.validation} and"
                 f" {train_config.seed}: {name} may have seen the held-out samples. Use the same"
@@ -240,7 +242,7 @@ def _train_families(
 ) -> Block:
     """Train the families in parallel, and choose one by validation."""
     if more_inputs.get("start"):
-        refuse(
+        raise_error(
             "`start` has the weights of one family: name it, as in train(data, family=...,"
             " start=...)."
         )

@@ -158,16 +158,16 @@ def _describe_state_difference(origin: Origin, object_store: Store, run_name: st
         for object_entry in object_store.list(f"{run_name}/")
         if object_entry.key.endswith(f"/{DATASET}")
     }
-    differing_names = [
+    differing_names_by_dataset = [
         [name for name in file_names if not is_equal(candidate_prefix + name, name)]
         for candidate_prefix in sorted(candidate_prefixes)
     ]
 
-    different_files = min(differing_names, key=len, default=file_names)
-    if different_files:
+    fewest_differing_names = min(differing_names_by_dataset, key=len, default=file_names)
+    if fewest_differing_names:
         return (
-            f"the weights are equal, but {', '.join(different_files[:3])} of the serving state"
-            " differ"
+            f"the weights are equal, but {', '.join(fewest_differing_names[:3])} of the serving"
+            " state differ"
         )
 
     return ""

@@ -486,7 +486,8 @@ class ProgramCheckpoints:
         self.store.verify_chunks_exist(file_records)
 
     def _proves_end(self, checkpoint: LocalCheckpoint) -> bool:
-        """Return True if the demands of the checkpoint list the files of all nodes."""
+        """Return True if the files of the checkpoint show which files all nodes must have written,
+        so that the end of the save is recognized."""
         if checkpoint.format == DISTRIBUTED_CHECKPOINT:
             return True
         return checkpoint.format == HUGGING_FACE and self.generation.processes > 0

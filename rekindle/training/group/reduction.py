@@ -35,7 +35,8 @@ class PartialSum(NamedTuple):
     """Memory for one partial sum."""
 
     flat: Tensor
-    views: list[Tensor]  # views of `flat`: the state's summands, the loss and the requests
+    # parts of `flat`: the gradients and other values to sum, the loss, and the requests of workers
+    views: list[Tensor]
 
 
 class GradientReduction:

@@ -160,11 +160,11 @@ def test_a_canary_gets_its_exact_share_of_requests_and_a_shadow_gets_copies(
     kinds["HTTPRoute"].apply(make_route(backend, filters=[mirror]))
     logs = cluster.home / "deployments/fraud-2/logs"
 
-    def copied() -> bool:
+    def has_copied_all() -> bool:
         return "asked /copy" in "".join(path.read_text() for path in logs.iterdir())
 
     wait(kinds, lambda _: {get(port)[0] for _ in range(20)} == {"1"})  # the previous route is gone
-    wait(kinds, lambda _: get(port, "/copy").startswith("1") and copied())
+    wait(kinds, lambda _: get(port, "/copy").startswith("1") and has_copied_all())
     assert {get(port)[0] for _ in range(20)} == {"1"}
     kinds["Deployment"].delete("fraud-2")
     assert {get(port)[0] for _ in range(20)} == {"1"}, (
@@ -293,11 +293,11 @@ def test_a_killed_supervisor_ends_its_pods_and_is_restarted(
     os.kill(record["pid"], signal.SIGKILL)
     until("nobody to answer", lambda: not is_answering(port, "one"))
 
-    def revived() -> bool:
+    def has_new_supervisor() -> bool:
         cluster.poll()  # as a waiting run does, for example in its verify step
         return is_answering(port, "one")
 
-    until("version one to answer again", revived)
+    until("version one to answer again", has_new_supervisor)
     assert cluster.service_variables() == {
         "FRAUD_SERVICE_HOST": "127.0.0.1",
         "FRAUD_SERVICE_PORT": str(port),

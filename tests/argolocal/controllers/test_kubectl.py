@@ -321,17 +321,17 @@ def test_a_step_waits_for_its_condition_and_fails_if_its_object_is_deleted(
 
     objects = Controller(cluster, "ConfigMap")
 
-    def later(act: Any) -> None:
+    def apply_later(act: Any) -> None:
         until("the step to apply its object", lambda: objects.get("c"))
         act()
 
     ready = {"data": {"ready": "yes"}}
     threading.Thread(
-        target=later, args=[lambda: objects.change("c", lambda obj: {**(obj or {}), **ready})]
+        target=apply_later, args=[lambda: objects.change("c", lambda obj: {**(obj or {}), **ready})]
     ).start()
     assert execute(make_workflow(wait), {}, cluster)["phase"] == "Succeeded"
     objects.delete("c")
-    threading.Thread(target=later, args=[lambda: objects.delete("c")]).start()
+    threading.Thread(target=apply_later, args=[lambda: objects.delete("c")]).start()
     assert "has been deleted" in find_failure_message(execute(make_workflow(wait), {}, cluster))
 
 

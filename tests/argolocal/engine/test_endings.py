@@ -9,7 +9,15 @@ import pytest
 from argolocal.engine.nodes import KillPod, PodEnded, PodStarted, StartPod
 from argolocal.engine.scheduler import Scheduler
 from argolocal.state.journal import reset_interrupted
-from tests.argolocal.runner.played import dag, leaf, parameters, phase, play, scheduler, steps
+from tests.argolocal.runner.played import (
+    make_dag,
+    make_leaf,
+    make_scheduler,
+    parameters,
+    phase,
+    play,
+    steps,
+)
 
 
 def list_action_ids(actions: list[Any], kind: type = StartPod) -> list[str]:
@@ -17,10 +25,10 @@ def list_action_ids(actions: list[Any], kind: type = StartPod) -> list[str]:
 
 
 def test_a_daemon_that_exits_by_itself_fails_and_is_not_killed() -> None:
-    s = scheduler(
+    s = make_scheduler(
         steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]),
-        leaf("daemon", daemon=True),
-        leaf(),
+        make_leaf("daemon", daemon=True),
+        make_leaf(),
     )
     (server,) = list_action_ids(s.advance(1000.0))
     (client,) = list_action_ids(s.advance(1001.0, [PodStarted(server, "10.0.0.1")]))
@@ -34,10 +42,10 @@ def test_a_daemon_that_exits_by_itself_fails_and_is_not_killed() -> None:
 
 
 def test_a_daemon_is_killed_when_its_template_completes() -> None:
-    s = scheduler(
+    s = make_scheduler(
         steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]),
-        leaf("daemon", daemon=True),
-        leaf(),
+        make_leaf("daemon", daemon=True),
+        make_leaf(),
     )
     (server,) = list_action_ids(s.advance(1000.0))
     (client,) = list_action_ids(s.advance(1001.0, [PodStarted(server)]))
@@ -51,7 +59,7 @@ def test_a_daemon_is_killed_when_its_template_completes() -> None:
 def test_containers_of_a_failed_pod_fail() -> None:
     container = {"image": "x", "command": ["c"]}
     containers = [{"name": "a", **container}, {"name": "b", "dependencies": ["a"], **container}]
-    s = scheduler({"name": "main", "containerSet": {"containers": containers}})
+    s = make_scheduler({"name": "main", "containerSet": {"containers": containers}})
     (pod,) = list_action_ids(s.advance(1000.0))
     s.advance(1001.0, [PodStarted(pod), PodEnded(pod, "Failed", "it broke")])
     ended = {name: s.nodes[s.table.id(f"w.{name}")] for name in "ab"}
@@ -62,7 +70,7 @@ def test_containers_of_a_failed_pod_fail() -> None:
 
 
 def test_an_exit_handler_continues_after_the_deadline_of_the_workflow() -> None:
-    s = scheduler(leaf("main"), leaf("bye"), onExit="bye", activeDeadlineSeconds=10)
+    s = make_scheduler(make_leaf("main"), make_leaf("bye"), onExit="bye", activeDeadlineSeconds=10)
     (pod,) = list_action_ids(s.advance(1000.0))
     assert list_action_ids(s.advance(1009.9, [PodStarted(pod)])) == []
     assert s.nodes[pod]["phase"] == "Running"
@@ -75,11 +83,11 @@ def test_an_exit_handler_continues_after_the_deadline_of_the_workflow() -> None:
 
 @pytest.mark.parametrize(("shutdown", "handled"), [("Stop", True), ("Terminate", False)])
 def test_stop_runs_the_exit_handler_and_terminate_does_not(shutdown: str, handled: bool) -> None:
-    first_run = scheduler(
+    first_run = make_scheduler(
         steps([{"name": "a"}, {"name": "pause", "template": "wait"}], [{"name": "b"}]),
-        leaf(),
+        make_leaf(),
         {"name": "wait", "suspend": {}},
-        leaf("bye"),
+        make_leaf("bye"),
         onExit="bye",
     )
 
@@ -103,22 +111,24 @@ def test_stop_runs_the_exit_handler_and_terminate_does_not(shutdown: str, handle
 
 
 def test_the_phase_of_a_failed_exit_handler_becomes_the_phase_of_the_workflow() -> None:
-    s = scheduler(leaf("main"), leaf("bye"), onExit="bye")
+    s = make_scheduler(make_leaf("main"), make_leaf("bye"), onExit="bye")
     (pod,) = list_action_ids(s.advance(1000.0))
     (bye,) = list_action_ids(s.advance(1001.0, [PodStarted(pod), PodEnded(pod, "Succeeded")]))
     assert s.status["phase"] == "Running"
     s.advance(1002.0, [PodStarted(bye), PodEnded(bye, "Failed", "it broke")])
     assert s.status["phase"] == "Failed"
     assert s.status["message"] == "it broke"
-    s = scheduler(leaf("main"), leaf("bye", inputs={"parameters": [{"name": "x"}]}), onExit="bye")
+    s = make_scheduler(
+        make_leaf("main"), make_leaf("bye", inputs={"parameters": [{"name": "x"}]}), onExit="bye"
+    )
     play(s)
     assert s.status["phase"] == "Error"
     assert s.status["message"].startswith("error in exit template execution : ")
 
 
 def test_an_invalid_entrypoint_ends_the_workflow_with_an_error() -> None:
-    with_input = leaf("main", inputs={"parameters": [{"name": "x"}]})
-    s = scheduler(with_input)
+    with_input = make_leaf("main", inputs={"parameters": [{"name": "x"}]})
+    s = make_scheduler(with_input)
     play(s)
     assert s.status["phase"] == "Error"
     assert s.nodes["w"]["phase"] == "Error"
@@ -126,15 +136,17 @@ def test_an_invalid_entrypoint_ends_the_workflow_with_an_error() -> None:
 
 
 def test_a_task_with_an_invalid_template_ends_in_an_error() -> None:
-    with_input = leaf("given", inputs={"parameters": [{"name": "x"}]})
-    s = scheduler(dag({"name": "a"}, {"name": "b", "template": "given"}), leaf(), with_input)
+    with_input = make_leaf("given", inputs={"parameters": [{"name": "x"}]})
+    s = make_scheduler(
+        make_dag({"name": "a"}, {"name": "b", "template": "given"}), make_leaf(), with_input
+    )
     assert play(s) == ["a"]
     assert phase(s, "b") == "Error"
     assert s.status["phase"] == "Error"
 
 
 def test_a_pod_gets_its_name_volumes_and_log_archive() -> None:
-    template = leaf("main")
+    template = make_leaf("main")
     template["container"]["args"] = ["{{pod.name}} {{node.name}}"]
     template["container"]["volumeMounts"] = [
         {"name": "v", "mountPath": "/v"},
@@ -142,7 +154,7 @@ def test_a_pod_gets_its_name_volumes_and_log_archive() -> None:
     ]
     claim = {"metadata": {"name": "claim"}, "spec": {}}
     volume = {"name": "v", "emptyDir": {}}
-    s = scheduler(template, volumes=[volume], volumeClaimTemplates=[claim], archiveLogs=True)
+    s = make_scheduler(template, volumes=[volume], volumeClaimTemplates=[claim], archiveLogs=True)
     (pod,) = s.advance(1000.0)
     assert isinstance(pod, StartPod)
     assert pod.template["container"]["args"] == [f"{pod.pod} w"]
@@ -152,15 +164,15 @@ def test_a_pod_gets_its_name_volumes_and_log_archive() -> None:
     assert pod.template["archiveLocation"] == {"archiveLogs": True}
     s.advance(1001.0, [PodStarted(pod.id), PodEnded(pod.id, "Succeeded")])
     assert "persistentVolumeClaims" not in s.status
-    (plain,) = scheduler(leaf("main")).advance(1000.0)
+    (plain,) = make_scheduler(make_leaf("main")).advance(1000.0)
     assert isinstance(plain, StartPod)
     assert not {"volumes", "archiveLocation"} & plain.template.keys()
 
 
 def test_the_exit_handler_knows_how_the_workflow_ended_and_how_long_it_took() -> None:
-    bye = leaf("bye")
+    bye = make_leaf("bye")
     bye["container"]["args"] = ["{{workflow.status}} {{workflow.duration}} {{workflow.failures}}"]
-    s = scheduler(leaf("main"), bye, onExit="bye")
+    s = make_scheduler(make_leaf("main"), bye, onExit="bye")
     (pod,) = list_action_ids(s.advance(1000.0))
     (handler,) = s.advance(1002.5, [PodStarted(pod), PodEnded(pod, "Failed", "it broke")])
     assert isinstance(handler, StartPod)
@@ -171,12 +183,12 @@ def test_the_exit_handler_knows_how_the_workflow_ended_and_how_long_it_took() ->
 
 
 def test_a_pod_that_does_not_start_in_time_fails_in_spite_of_retries() -> None:
-    s = scheduler(leaf("main", timeout="10s"))
+    s = make_scheduler(make_leaf("main", timeout="10s"))
     (pod,) = list_action_ids(s.advance(1000.0))
     s.advance(1001.0, [PodStarted(pod)])
     s.advance(1020.0)
     assert s.nodes[pod]["phase"] == "Running", "the runner ends it, not the state machine"
-    first_run = scheduler(leaf("main", timeout="10s"))
+    first_run = make_scheduler(make_leaf("main", timeout="10s"))
     first_run.advance(1000.0)
 
     for now, expected in ((1009.9, "Pending"), (1010.0, "Failed")):
@@ -190,19 +202,19 @@ def test_a_pod_that_does_not_start_in_time_fails_in_spite_of_retries() -> None:
 
 def test_a_memoized_output_needs_no_pod(tmp_path: Path) -> None:
     memo = {"key": "k", "cache": {"configMap": {"name": "kept"}}}
-    template = leaf(
+    template = make_leaf(
         "main", memoize=memo, outputs={"parameters": [{"name": "p", "valueFrom": {"path": "/p"}}]}
     )
     with_input: dict[str, Any] = {"w": {"parameters": [{"name": "p", "value": "1"}]}}
-    assert play(scheduler(template, home=tmp_path), outputs=with_input) == ["w"]
-    s = scheduler(template, home=tmp_path)
+    assert play(make_scheduler(template, home=tmp_path), outputs=with_input) == ["w"]
+    s = make_scheduler(template, home=tmp_path)
     assert play(s) == []
     assert s.nodes["w"]["memoizationStatus"]["hit"]
     assert s.nodes["w"]["outputs"]["parameters"][0]["value"] == "1"
 
 
 def test_an_event_for_a_completed_node_changes_nothing() -> None:
-    s = scheduler(leaf("main"))
+    s = make_scheduler(make_leaf("main"))
     (pod,) = list_action_ids(s.advance(1000.0))
     s.advance(
         1001.0, [PodStarted(pod, host="here"), PodEnded(pod, "Succeeded", "", {"exitCode": "0"})]
@@ -215,7 +227,7 @@ def test_an_event_for_a_completed_node_changes_nothing() -> None:
 
 
 def test_a_suspended_workflow_starts_no_pod() -> None:
-    s = scheduler(leaf("main"), suspend=True)
+    s = make_scheduler(make_leaf("main"), suspend=True)
     assert s.advance(1000.0) == []
     assert s.status["phase"] == "Running"
     assert not s.nodes
@@ -225,10 +237,10 @@ def test_a_suspended_workflow_starts_no_pod() -> None:
 
 
 def test_a_workflow_whose_only_step_is_skipped_succeeds() -> None:
-    s = scheduler(steps([{"name": "a", "when": "false"}]), leaf())
+    s = make_scheduler(steps([{"name": "a", "when": "false"}]), make_leaf())
     assert play(s) == []
     assert s.status["phase"] == "Succeeded"
-    s = scheduler(dag({"name": "a", "arguments": parameters()}), {"name": "one"})
+    s = make_scheduler(make_dag({"name": "a", "arguments": parameters()}), {"name": "one"})
     play(s)
     assert s.status["phase"] == "Error"
     assert "Template 'one' missing specification" in str(s.nodes)
@@ -236,8 +248,8 @@ def test_a_workflow_whose_only_step_is_skipped_succeeds() -> None:
 
 def test_cache_keys_and_mutex_names_may_contain_the_pod_name(tmp_path: Path) -> None:
     memo = {"key": "{{pod.name}}", "cache": {"configMap": {"name": "kept"}}}
-    s = scheduler(
-        leaf("main", memoize=memo, synchronization={"mutexes": [{"name": "{{pod.name}}"}]}),
+    s = make_scheduler(
+        make_leaf("main", memoize=memo, synchronization={"mutexes": [{"name": "{{pod.name}}"}]}),
         home=tmp_path,
     )
     (pod,) = s.advance(1000.0)

@@ -3,7 +3,15 @@
 from typing import Any
 
 from argolocal.engine.nodes import PodEnded, PodStarted, StartPod
-from tests.argolocal.runner.played import dag, leaf, parameters, phase, play, scheduler, steps
+from tests.argolocal.runner.played import (
+    make_dag,
+    make_leaf,
+    make_scheduler,
+    parameters,
+    phase,
+    play,
+    steps,
+)
 
 
 def make_hook(expression: str, template: str = "note", **more: Any) -> dict[str, Any]:
@@ -11,10 +19,10 @@ def make_hook(expression: str, template: str = "note", **more: Any) -> dict[str,
 
 
 def test_a_hook_runs_once_when_its_expression_is_first_true_and_the_workflow_waits_for_it() -> None:
-    s = scheduler(
-        dag({"name": "a"}),
-        leaf(),
-        leaf("note"),
+    s = make_scheduler(
+        make_dag({"name": "a"}),
+        make_leaf(),
+        make_leaf("note"),
         hooks={"running": make_hook("workflow.status == 'Running'"), "never": make_hook("1 == 2")},
     )
     assert play(s) == ["a", "hooks.running"]
@@ -28,10 +36,10 @@ def test_a_task_hook_runs_in_parallel_and_delays_dependents() -> None:
         "running": make_hook("tasks.a.status == 'Running'"),
         "failed": make_hook("tasks.a.status == 'Failed'"),
     }
-    s = scheduler(
-        dag({"name": "a", "hooks": hooks}, {"name": "b", "depends": "a.Failed"}),
-        leaf(),
-        leaf("note"),
+    s = make_scheduler(
+        make_dag({"name": "a", "hooks": hooks}, {"name": "b", "depends": "a.Failed"}),
+        make_leaf(),
+        make_leaf("note"),
     )
 
     (first_action,) = [action for action in s.advance(1) if isinstance(action, StartPod)]
@@ -56,15 +64,17 @@ def test_a_task_hook_runs_in_parallel_and_delays_dependents() -> None:
 
 def test_a_failed_hook_does_not_fail_its_step() -> None:
     hooks = {"done": make_hook("steps.a.status == 'Succeeded'")}
-    s = scheduler(steps([{"name": "a", "hooks": hooks}], [{"name": "b"}]), leaf(), leaf("note"))
+    s = make_scheduler(
+        steps([{"name": "a", "hooks": hooks}], [{"name": "b"}]), make_leaf(), make_leaf("note")
+    )
     assert play(s, {"w[0].a.hooks.done": "Failed"}) == ["w[0].a", "w[0].a.hooks.done", "w[1].b"]
 
 
 def test_a_hook_can_read_the_outputs_of_its_own_node() -> None:
     arguments = parameters(x="{{steps.a.outputs.parameters.y}}")
-    note = leaf("note", inputs={"parameters": [{"name": "x"}]})
+    note = make_leaf("note", inputs={"parameters": [{"name": "x"}]})
     hooks = {"done": make_hook("steps.a.status == 'Succeeded'", arguments=arguments)}
-    s = scheduler(steps([{"name": "a", "hooks": hooks}]), leaf(), note)
+    s = make_scheduler(steps([{"name": "a", "hooks": hooks}]), make_leaf(), note)
     play(s, outputs={"w[0].a": {"parameters": [{"name": "y", "value": "42"}]}})
     assert s.nodes[s.table.id("w[0].a.hooks.done")]["inputs"]["parameters"] == [
         {"name": "x", "value": "42"}
@@ -72,7 +82,7 @@ def test_a_hook_can_read_the_outputs_of_its_own_node() -> None:
 
 
 def test_an_invalid_hook_expression_ends_the_workflow_with_an_error() -> None:
-    s = scheduler(leaf("main"), leaf("note"), hooks={"h": make_hook("no.such > 1")})
+    s = make_scheduler(make_leaf("main"), make_leaf("note"), hooks={"h": make_hook("no.such > 1")})
     play(s)
     assert s.status["phase"] == "Error"
     assert "no" in s.status["message"]

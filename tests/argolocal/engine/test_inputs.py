@@ -9,7 +9,14 @@ import pytest
 
 from argolocal.manifest.read import ObjectIdentity, build_workflow
 from argolocal.runner.cluster import LocalCluster
-from tests.argolocal.runner.played import dag, leaf, parameters, play, scheduler, steps
+from tests.argolocal.runner.played import (
+    make_dag,
+    make_leaf,
+    make_scheduler,
+    parameters,
+    play,
+    steps,
+)
 from tests.argolocal.running import execute
 
 PRINT_TAGS_SCRIPT = """cat <<END
@@ -116,7 +123,7 @@ def test_workflow_failures_have_the_format_of_argo(tmp_path: Path) -> None:
 
 
 def test_numbers_and_texts_in_the_results_of_a_loop_stay_as_written() -> None:
-    leaf_template = leaf("one", inputs={"parameters": [{"name": "x"}]})
+    leaf_template = make_leaf("one", inputs={"parameters": [{"name": "x"}]})
     arguments = parameters(x="{{item}}")
 
     results = [
@@ -140,7 +147,7 @@ def test_numbers_and_texts_in_the_results_of_a_loop_stay_as_written() -> None:
         },
     )
 
-    s = scheduler(dag(*tasks), leaf_template)
+    s = make_scheduler(make_dag(*tasks), leaf_template)
     ran = play(s, outputs={f"a({i}:{i})": {"result": result} for i, result in enumerate(results)})
     expected = '[{"b":1,"a":1.0},1.50,1e3,"\\u00fc\\u003c",null,{"a":1,"a":2},[1,1.0]]'
     assert s.table.get("w.b")["inputs"]["parameters"][0]["value"] == expected  # type: ignore[index]
@@ -166,7 +173,9 @@ def test_numbers_in_lists_of_a_loop_are_formatted_as_in_go() -> None:
         "depends": "a",
         "arguments": parameters(x="{{tasks.a.outputs.parameters.p}}"),
     }
-    s = scheduler(dag({"name": "a", "withItems": [0]}, show), leaf("one", inputs=parameters(x="")))
+    s = make_scheduler(
+        make_dag({"name": "a", "withItems": [0]}, show), make_leaf("one", inputs=parameters(x=""))
+    )
     play(
         s,
         outputs={"a(0:0)": {"parameters": [{"name": "p", "value": "[1.0, 12345678901234567890]"}]}},
@@ -183,17 +192,24 @@ def test_a_global_output_of_a_dag_is_exported_only_by_an_outer_dag(
         "valueFrom": {"parameter": "{{tasks.a.outputs.parameters.p}}"},
         "globalName": "own",
     }
-    inner_template = {**dag({"name": "a"}), "name": "inner", "outputs": {"parameters": [output]}}
+    inner_template = {
+        **make_dag({"name": "a"}),
+        "name": "inner",
+        "outputs": {"parameters": [output]},
+    }
     call = {"name": "c", "template": "inner"}
-    s = scheduler(dag(call) if outer == "dag" else steps([call]), inner_template, leaf())
+    s = make_scheduler(
+        make_dag(call) if outer == "dag" else steps([call]), inner_template, make_leaf()
+    )
     name = "c.a" if outer == "dag" else "w[0].c.a"
     play(s, outputs={name: {"parameters": [{"name": "p", "value": "P", "globalName": "g"}]}})
     assert [each["name"] for each in s.status["outputs"]["parameters"]] == exported
 
 
 def test_a_dag_output_without_a_source_fails_with_the_message_of_argo() -> None:
-    s = scheduler(
-        {**dag({"name": "a"}), "outputs": {"parameters": [{"name": "p", "value": "v"}]}}, leaf()
+    s = make_scheduler(
+        {**make_dag({"name": "a"}), "outputs": {"parameters": [{"name": "p", "value": "v"}]}},
+        make_leaf(),
     )
     play(s)
     assert s.table.get("w")["message"] == "output parameters must have a valueFrom specified"  # type: ignore[index]

@@ -10,19 +10,27 @@ from argolocal.engine import nodes
 from argolocal.engine.nodes import KillPod, PodEnded, PodStarted, StartPod, format_time, hash_fnv32a
 from argolocal.engine.scheduler import Scheduler
 from argolocal.state.journal import reset_interrupted
-from tests.argolocal.runner.played import dag, leaf, parameters, phase, play, scheduler, steps
+from tests.argolocal.runner.played import (
+    make_dag,
+    make_leaf,
+    make_scheduler,
+    parameters,
+    phase,
+    play,
+    steps,
+)
 from tests.effort import calls
 
 
 def test_dependents_run_after_a_skipped_but_not_after_an_omitted_task() -> None:
-    s = scheduler(
-        dag(
+    s = make_scheduler(
+        make_dag(
             {"name": "a", "when": "false"},
             {"name": "b", "depends": "a"},
             {"name": "c", "depends": "a.Succeeded"},
             {"name": "d", "depends": "c"},
         ),
-        leaf(),
+        make_leaf(),
     )
     assert play(s) == ["b"]
     assert [phase(s, name) for name in "abcd"] == ["Skipped", "Succeeded", "Omitted", "Omitted"]
@@ -30,13 +38,17 @@ def test_dependents_run_after_a_skipped_but_not_after_an_omitted_task() -> None:
 
 
 def test_a_successful_cleanup_leaf_makes_the_dag_succeed() -> None:
-    s = scheduler(dag({"name": "train"}, {"name": "cleanup", "depends": "train.Failed"}), leaf())
+    s = make_scheduler(
+        make_dag({"name": "train"}, {"name": "cleanup", "depends": "train.Failed"}), make_leaf()
+    )
     play(s, {"train": "Failed"})
     assert s.status["phase"] == "Succeeded"
 
 
 def test_an_omitted_leaf_below_a_failed_task_makes_the_dag_fail() -> None:
-    s = scheduler(dag({"name": "train"}, {"name": "deploy", "depends": "train"}), leaf())
+    s = make_scheduler(
+        make_dag({"name": "train"}, {"name": "deploy", "depends": "train"}), make_leaf()
+    )
     play(s, {"train": "Failed"})
     assert s.status["phase"] == "Failed"
     assert phase(s, "deploy") == "Omitted"
@@ -44,40 +56,42 @@ def test_an_omitted_leaf_below_a_failed_task_makes_the_dag_fail() -> None:
 
 def test_a_failed_dag_target_fails_the_dag_even_if_a_leaf_below_it_succeeds() -> None:
     tasks = ({"name": "verify"}, {"name": "restore", "depends": "verify.Failed"})
-    s = scheduler(dag(*tasks, target="verify restore"), leaf())
+    s = make_scheduler(make_dag(*tasks, target="verify restore"), make_leaf())
     play(s, {"verify": "Failed"})
     assert s.status["phase"] == "Failed"
     assert phase(s, "restore") == "Succeeded"
 
 
 def test_an_error_of_a_step_is_a_failure_of_a_steps_template_and_an_error_of_a_dag() -> None:
-    s = scheduler(steps([{"name": "a"}]), leaf())
+    s = make_scheduler(steps([{"name": "a"}]), make_leaf())
     play(s, {"w[0].a": "Error"})
     assert s.status["phase"] == "Failed"
-    s = scheduler(dag({"name": "a"}), leaf())
+    s = make_scheduler(make_dag({"name": "a"}), make_leaf())
     play(s, {"a": "Error"})
     assert s.status["phase"] == "Error"
 
 
 def test_a_limit_of_two_retries_allows_three_attempts_and_no_limit_allows_any_number() -> None:
-    s = scheduler(leaf("main", retryStrategy={"limit": "2"}))
+    s = make_scheduler(make_leaf("main", retryStrategy={"limit": "2"}))
     assert len(play(s, {f"w({i})": "Failed" for i in range(9)})) == 3
     assert s.status["phase"] == "Failed"
     assert s.status["message"] == "No more retries left"
-    s = scheduler(leaf("main", retryStrategy={}))
+    s = make_scheduler(make_leaf("main", retryStrategy={}))
     assert len(play(s, {f"w({i})": "Failed" for i in range(50)})) == 51
     assert s.status["phase"] == "Succeeded"
 
 
 def test_a_failure_without_retry_still_waits_for_one_backoff() -> None:
     backoff = {"duration": "10m"}
-    s = scheduler(
-        leaf("main", retryStrategy={"limit": 3, "retryPolicy": "OnError", "backoff": backoff})
+    s = make_scheduler(
+        make_leaf("main", retryStrategy={"limit": 3, "retryPolicy": "OnError", "backoff": backoff})
     )
     assert play(s, {"w(0)": "Failed"}) == ["w(0)"]
     assert s.table.now >= 1601
     # no limit: no backoff
-    s = scheduler(leaf("main", retryStrategy={"retryPolicy": "OnError", "backoff": backoff}))
+    s = make_scheduler(
+        make_leaf("main", retryStrategy={"retryPolicy": "OnError", "backoff": backoff})
+    )
     play(s, {"w(0)": "Failed"})
     assert s.table.now < 1010
 
@@ -87,15 +101,15 @@ def test_a_failed_attempt_is_retried_only_while_the_expression_is_true() -> None
         "limit": 5,
         "expression": "asInt(lastRetry.exitCode) != 1 or lastRetry.status == 'Error'",
     }
-    s = scheduler(leaf("main", retryStrategy=strategy))
+    s = make_scheduler(make_leaf("main", retryStrategy=strategy))
     assert play(s, {"w(0)": "Error", "w(1)": "Failed"}) == ["w(0)", "w(1)"]
     assert s.status["message"] == "retryStrategy.expression evaluated to false"
 
 
 def test_each_attempt_can_read_its_number_and_the_last_exit_code() -> None:
-    template = leaf("main", retryStrategy={"limit": 2})
+    template = make_leaf("main", retryStrategy={"limit": 2})
     template["container"]["args"] = ["{{retries}} {{lastRetry.exitCode}} {{pod.name}}"]
-    s = scheduler(template)
+    s = make_scheduler(template)
     seen = []
     events = []
 
@@ -113,13 +127,15 @@ def test_each_attempt_can_read_its_number_and_the_last_exit_code() -> None:
 
 @pytest.mark.parametrize("items", ["[]", " null "])
 def test_an_empty_loop_is_skipped_and_its_successor_runs(items: str) -> None:
-    s = scheduler(dag({"name": "a", "withParam": items}, {"name": "b", "depends": "a"}), leaf())
+    s = make_scheduler(
+        make_dag({"name": "a", "withParam": items}, {"name": "b", "depends": "a"}), make_leaf()
+    )
     assert play(s) == ["b"]
     assert s.table.get("w.a")["message"] == "Skipped, empty params"  # type: ignore[index]
 
 
 def test_a_loop_collects_the_outputs_of_its_items() -> None:
-    leaf_template = leaf("one", inputs={"parameters": [{"name": "x"}]})
+    leaf_template = make_leaf("one", inputs={"parameters": [{"name": "x"}]})
     tasks = (
         {"name": "a", "withItems": [1, "b", {"k": "v"}], "arguments": parameters(x="{{item}}")},
         {
@@ -131,7 +147,7 @@ def test_a_loop_collects_the_outputs_of_its_items() -> None:
         },
     )
 
-    s = scheduler(dag(*tasks), leaf_template)
+    s = make_scheduler(make_dag(*tasks), leaf_template)
     names = ["a(0:1)", "a(1:b)", "a(2:k:v)"]
     outputs = {
         name: {"result": str(i), "parameters": [{"name": "p", "value": f"p{i}"}]}
@@ -149,14 +165,14 @@ def test_an_output_of_a_skipped_step_is_its_default_or_the_default_of_the_input(
         ]
     }
 
-    skipped = leaf("made", outputs=outputs)
-    used = leaf("one", inputs={"parameters": [{"name": "x", "default": "X"}, {"name": "y"}]})
+    skipped = make_leaf("made", outputs=outputs)
+    used = make_leaf("one", inputs={"parameters": [{"name": "x", "default": "X"}, {"name": "y"}]})
     arguments = parameters(
         x="{{tasks.a.outputs.parameters.p}}", y="{{tasks.a.outputs.parameters.q}}"
     )
 
-    s = scheduler(
-        dag(
+    s = make_scheduler(
+        make_dag(
             {"name": "a", "template": "made", "when": "false"},
             {"name": "b", "depends": "a", "arguments": arguments},
         ),
@@ -170,21 +186,23 @@ def test_an_output_of_a_skipped_step_is_its_default_or_the_default_of_the_input(
 
 def test_a_false_condition_does_not_resolve_arguments() -> None:
     argument = parameters(x="{{tasks.a.outputs.result}}")
-    s = scheduler(
-        dag({"name": "a"}, {"name": "b", "depends": "a", "when": "1 == 2", "arguments": argument}),
-        leaf(),
+    s = make_scheduler(
+        make_dag(
+            {"name": "a"}, {"name": "b", "depends": "a", "when": "1 == 2", "arguments": argument}
+        ),
+        make_leaf(),
     )
     play(s)
     assert phase(s, "b") == "Skipped"
 
 
 def test_a_workflow_that_argo_would_never_end_ends_with_a_reason() -> None:
-    s = scheduler(
-        dag(
+    s = make_scheduler(
+        make_dag(
             {"name": "a"},
             {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.result}}")},
         ),
-        leaf(),
+        make_leaf(),
     )
     play(s)
     assert s.status["phase"] == "Error"
@@ -192,7 +210,9 @@ def test_a_workflow_that_argo_would_never_end_ends_with_a_reason() -> None:
 
 
 def test_parallelism_is_never_exceeded() -> None:
-    s = scheduler(dag({"name": "a", "withItems": list(range(20))}), leaf(), parallelism=3)
+    s = make_scheduler(
+        make_dag({"name": "a", "withItems": list(range(20))}), make_leaf(), parallelism=3
+    )
     running: set[str] = set()
     events: list[Any] = []
     most = 0
@@ -208,18 +228,18 @@ def test_parallelism_is_never_exceeded() -> None:
 
 def test_fail_fast_of_a_template_prevents_new_pods_but_fail_fast_of_a_dag_does_not() -> None:
     tasks = ({"name": "a"}, {"name": "b", "depends": "a || a.Failed"}, {"name": "c"})
-    s = scheduler({**dag(*tasks), "failFast": True}, leaf())
+    s = make_scheduler({**make_dag(*tasks), "failFast": True}, make_leaf())
     assert play(s, {"a": "Failed"}) == ["a", "c"]
     assert s.status["message"] == "template has failed or errored children and failFast enabled"
-    s = scheduler(dag(*tasks, failFast=True), leaf())
+    s = make_scheduler(make_dag(*tasks, failFast=True), make_leaf())
     assert play(s, {"a": "Failed"}) == ["a", "c", "b"]
 
 
 def test_an_exit_handler_runs_after_a_failure_and_its_own_failure_fails_the_workflow() -> None:
-    s = scheduler(leaf("main"), leaf("bye"), onExit="bye")
+    s = make_scheduler(make_leaf("main"), make_leaf("bye"), onExit="bye")
     assert play(s, {"w": "Failed"}) == ["w", "onExit"]
     assert s.status["phase"] == "Failed"
-    s = scheduler(leaf("main"), leaf("bye"), onExit="bye")
+    s = make_scheduler(make_leaf("main"), make_leaf("bye"), onExit="bye")
     play(s, {"onExit": "Failed"})
     assert s.status["phase"] == "Failed"
 
@@ -228,10 +248,10 @@ def test_a_task_hook_delays_dependents_and_cannot_fail_the_task() -> None:
     hook = {
         "exit": {"template": "bye", "arguments": parameters(x="{{tasks.a.outputs.parameters.p}}")}
     }
-    s = scheduler(
-        dag({"name": "a", "hooks": hook}, {"name": "b", "depends": "a"}),
-        leaf(),
-        leaf("bye", inputs={"parameters": [{"name": "x"}]}),
+    s = make_scheduler(
+        make_dag({"name": "a", "hooks": hook}, {"name": "b", "depends": "a"}),
+        make_leaf(),
+        make_leaf("bye", inputs={"parameters": [{"name": "x"}]}),
     )
     ran = play(s, {"a.onExit": "Failed"}, {"a": {"parameters": [{"name": "p", "value": "P"}]}})
     assert ran == ["a", "a.onExit", "b"]
@@ -240,10 +260,10 @@ def test_a_task_hook_delays_dependents_and_cannot_fail_the_task() -> None:
 
 
 def test_outputs_with_a_global_name_are_outputs_of_the_workflow() -> None:
-    s = scheduler(
-        dag({"name": "a"}),
-        leaf(),
-        leaf(
+    s = make_scheduler(
+        make_dag({"name": "a"}),
+        make_leaf(),
+        make_leaf(
             "bye",
             inputs={"parameters": [{"name": "x", "value": "{{workflow.outputs.parameters.g}}"}]},
         ),
@@ -255,7 +275,7 @@ def test_outputs_with_a_global_name_are_outputs_of_the_workflow() -> None:
 
 
 def test_a_deadline_ends_pods_but_not_the_exit_handler() -> None:
-    s = scheduler(leaf("main"), leaf("bye"), onExit="bye", activeDeadlineSeconds=10)
+    s = make_scheduler(make_leaf("main"), make_leaf("bye"), onExit="bye", activeDeadlineSeconds=10)
     pod = s.advance(1000.0)[0]
     assert s.wake == 1010.0
     actions = s.advance(1010.0, [PodStarted(pod.id)])
@@ -267,7 +287,7 @@ def test_a_deadline_ends_pods_but_not_the_exit_handler() -> None:
 
 
 def test_a_suspended_step_waits_for_its_duration() -> None:
-    s = scheduler({"name": "main", "suspend": {"duration": "5m"}})
+    s = make_scheduler({"name": "main", "suspend": {"duration": "5m"}})
     assert s.advance(1000.0) == []
     assert s.wake == 1300.0
     s.advance(1300.0)
@@ -279,9 +299,9 @@ def test_a_template_overrides_template_defaults() -> None:
         "retryStrategy": {"limit": 1},
         "container": {"env": [{"name": "A", "value": "0"}, {"name": "B", "value": "0"}]},
     }
-    template = leaf("main")
+    template = make_leaf("main")
     template["container"]["env"] = [{"name": "A", "value": "1"}]
-    s = scheduler(template, templateDefaults=defaults)
+    s = make_scheduler(template, templateDefaults=defaults)
     action = s.advance(1000.0)[0]
     assert isinstance(action, StartPod)
     assert {each["name"]: each["value"] for each in action.template["container"]["env"]} == {
@@ -293,7 +313,7 @@ def test_a_template_overrides_template_defaults() -> None:
 
 def test_a_run_continues_from_a_status_on_disk() -> None:
     tasks = ({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c", "depends": "b"})
-    s = scheduler(dag(*tasks), leaf())
+    s = make_scheduler(make_dag(*tasks), make_leaf())
     first_action = s.advance(1000.0)[0]
     s.advance(1001.0, [PodEnded(first_action.id, "Succeeded", "", {})])
     resumed_scheduler = Scheduler(s.workflow, s.status)
@@ -301,7 +321,7 @@ def test_a_run_continues_from_a_status_on_disk() -> None:
 
 
 def test_node_ids_and_pod_names_are_the_same_as_in_argo() -> None:
-    s = scheduler(dag({"name": "a"}), leaf())
+    s = make_scheduler(make_dag({"name": "a"}), make_leaf())
     pod = s.advance(1000.0)[0]
     assert isinstance(pod, StartPod)
     assert pod.id == f"w-{hash_fnv32a('w.a')}"
@@ -312,7 +332,7 @@ def test_node_ids_and_pod_names_are_the_same_as_in_argo() -> None:
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("shape", ["loop", "wide", "chain", "steps"])
 def test_the_cost_per_node_does_not_grow_with_the_number_of_nodes(shape: str) -> None:
-    def effort(count: int) -> float:
+    def measure_effort(count: int) -> float:
         names = [f"t{i}" for i in range(count)]
         if shape == "chain":
             dependency = {name: {"depends": last_name} for last_name, name in pairwise(names)}
@@ -327,19 +347,25 @@ def test_the_cost_per_node_does_not_grow_with_the_number_of_nodes(shape: str) ->
         if shape == "steps":
             main_template = steps(tasks)
         else:
-            main_template = dag(*({**task, **dependency.get(task["name"], {})} for task in tasks))
+            main_template = make_dag(
+                *({**task, **dependency.get(task["name"], {})} for task in tasks)
+            )
 
         started: list[Any] = []
-        total = calls(lambda: started.extend(play(scheduler(main_template, leaf(), parallelism=2))))
+        total = calls(
+            lambda: started.extend(play(make_scheduler(main_template, make_leaf(), parallelism=2)))
+        )
         assert len(started) == count
 
         return total / count
 
-    assert effort(1000) < 1.5 * effort(100)
+    assert measure_effort(1000) < 1.5 * measure_effort(100)
 
 
 def test_a_wide_loop_records_only_new_children() -> None:
-    s = scheduler(dag({"name": "t", "withItems": list(range(500))}), leaf(), parallelism=2)
+    s = make_scheduler(
+        make_dag({"name": "t", "withItems": list(range(500))}), make_leaf(), parallelism=2
+    )
     written = 0
     events = []
     for _ in range(501):
@@ -367,11 +393,11 @@ def test_a_parallelism_limit_of_nested_dags_does_not_block_their_tasks() -> None
         "dag": {"tasks": [{"name": n, "template": "inner"} for n in "ab"]},
     }
 
-    s = scheduler(
+    s = make_scheduler(
         {"name": "main", "steps": [[{"name": "s", "template": "outer"}]]},
         outer,
         inner_template,
-        leaf(),
+        make_leaf(),
     )
     assert len(play(s)) == 4
     assert s.status["phase"] == "Succeeded"
@@ -379,7 +405,7 @@ def test_a_parallelism_limit_of_nested_dags_does_not_block_their_tasks() -> None
 
 def test_the_duration_of_an_attempt_is_in_whole_seconds_as_expressions_expect() -> None:
     strategy = {"limit": "2", "expression": "asInt(lastRetry.duration) < 5"}
-    s = scheduler(leaf("main", retryStrategy=strategy))
+    s = make_scheduler(make_leaf("main", retryStrategy=strategy))
     (first_action,) = s.advance(10.9)
     (retry_action,) = s.advance(
         11.2, [PodStarted(first_action.id), PodEnded(first_action.id, "Failed")]
@@ -388,14 +414,14 @@ def test_the_duration_of_an_attempt_is_in_whole_seconds_as_expressions_expect() 
 
 
 def test_a_template_that_calls_itself_for_ever_ends_in_an_error_as_on_argo() -> None:
-    s = scheduler(steps([{"name": "again", "template": "main"}]))
+    s = make_scheduler(steps([{"name": "again", "template": "main"}]))
     play(s)
     deepest = [node for node in s.nodes.values() if node["phase"] == "Error"]
     assert len(deepest) == 1
     assert "Maximum recursion depth exceeded" in deepest[0]["message"]
     assert s.status["phase"] == "Failed"
     assert len(s.nodes) == 2 * 99 + 1
-    s = scheduler(dag({"name": "again", "template": "main"}))
+    s = make_scheduler(make_dag({"name": "again", "template": "main"}))
     play(s)
     assert s.status["phase"] == "Error"
 
@@ -407,8 +433,10 @@ def test_exponential_recursion_ends_in_an_error(monkeypatch: pytest.MonkeyPatch)
         "name": "twice",
         "dag": {"tasks": [{"name": "a", **recursive_call}, {"name": "b", **recursive_call}]},
     }
-    s = scheduler(
-        dag({"name": "pod"}, {"name": "tree", "depends": "pod", **recursive_call}), leaf(), twice
+    s = make_scheduler(
+        make_dag({"name": "pod"}, {"name": "tree", "depends": "pod", **recursive_call}),
+        make_leaf(),
+        twice,
     )
     assert play(s) == ["pod"]
     assert s.status["phase"] == "Error"
@@ -417,8 +445,8 @@ def test_exponential_recursion_ends_in_an_error(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_pods_of_a_dead_runner_restart_in_spite_of_a_parallelism_limit() -> None:
-    tasks = dag({"name": "a"}, {"name": "b"}, {"name": "c"})
-    first_run = scheduler(tasks, leaf(), parallelism=2)
+    tasks = make_dag({"name": "a"}, {"name": "b"}, {"name": "c"})
+    first_run = make_scheduler(tasks, make_leaf(), parallelism=2)
     events = [PodStarted(action.id) for action in first_run.advance(1000.0, [])]
     first_run.advance(1001.0, events)
     s = Scheduler(first_run.workflow, reset_interrupted(first_run.status, format_time(1002.0)))
@@ -427,10 +455,10 @@ def test_pods_of_a_dead_runner_restart_in_spite_of_a_parallelism_limit() -> None
 
 
 def test_a_daemon_of_a_dead_runner_restarts_before_its_clients() -> None:
-    first_run = scheduler(
+    first_run = make_scheduler(
         steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]),
-        leaf("daemon", daemon=True),
-        leaf(),
+        make_leaf("daemon", daemon=True),
+        make_leaf(),
     )
     (server,) = first_run.advance(1000.0, [])
     (client,) = first_run.advance(1001.0, [PodStarted(server.id, "127.0.0.1")])
@@ -449,13 +477,15 @@ def test_a_pod_of_a_dead_runner_restarts_although_its_parents_completed() -> Non
     gives = {
         "parameters": [{"name": "r", "valueFrom": {"parameter": "{{steps.a.outputs.result}}"}}]
     }
-    with_input = leaf("given", inputs={"parameters": [{"name": "x"}]}, retryStrategy={"limit": "1"})
+    with_input = make_leaf(
+        "given", inputs={"parameters": [{"name": "x"}]}, retryStrategy={"limit": "1"}
+    )
     with_input["container"] = {
         **with_input["container"],
         "args": ["{{inputs.parameters.x}} {{retries}}"],
     }
-    inline = {"name": "b", "template": "", "inline": {"container": leaf()["container"]}}
-    first_run = scheduler({**steps([parallel_steps[0], inline]), "outputs": gives}, with_input)
+    inline = {"name": "b", "template": "", "inline": {"container": make_leaf()["container"]}}
+    first_run = make_scheduler({**steps([parallel_steps[0], inline]), "outputs": gives}, with_input)
     pods = first_run.advance(1000.0, [])
     first_run.advance(1001.0, [PodStarted(pod.id) for pod in pods])
     status = reset_interrupted(first_run.status, format_time(1002.0))
@@ -484,8 +514,10 @@ def test_a_pod_of_a_dead_runner_restarts_although_its_parents_completed() -> Non
 
 def test_a_workflow_with_an_error_waits_for_running_pods_even_after_a_resume() -> None:
     tasks = [{"name": "slow"}, {"name": "quick"}, {"name": "bad", "template": "bad"}]
-    invalid_template = leaf("bad", retryStrategy={"limit": "1", "expression": "nothing.here > 1"})
-    first_run = scheduler(steps(tasks), leaf(), invalid_template)
+    invalid_template = make_leaf(
+        "bad", retryStrategy={"limit": "1", "expression": "nothing.here > 1"}
+    )
+    first_run = make_scheduler(steps(tasks), make_leaf(), invalid_template)
     slow, quick, wrong = first_run.advance(1000.0, [])
     first_run.advance(1001.0, [PodStarted(each.id) for each in (slow, quick, wrong)])
     first_run.advance(
@@ -501,8 +533,10 @@ def test_a_workflow_with_an_error_waits_for_running_pods_even_after_a_resume() -
 
 
 def test_a_pod_of_a_dead_runner_restarts_even_if_parallelism_blocks_an_earlier_step() -> None:
-    first_run = scheduler(
-        dag({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c"}), leaf(), parallelism=2
+    first_run = make_scheduler(
+        make_dag({"name": "a"}, {"name": "b", "depends": "a"}, {"name": "c"}),
+        make_leaf(),
+        parallelism=2,
     )
     a, c = first_run.advance(1000.0, [])
     first_run.advance(1001.0, [PodStarted(a.id), PodStarted(c.id)])

@@ -18,7 +18,7 @@ from argolocal.engine.scheduler import Scheduler
 from argolocal.errors import ConfigError
 from argolocal.runner.run import resume_suspended
 from argolocal.state.journal import Busy, RunFiles
-from tests.argolocal.runner.played import leaf, scheduler, steps
+from tests.argolocal.runner.played import make_leaf, make_scheduler, steps
 from tests.builders import workflow
 from tests.waiting import until
 
@@ -41,8 +41,8 @@ def advance_to_approval(template: dict[str, Any]) -> Scheduler:
         "template": "after",
         "arguments": {"parameters": [ANSWER_ARGUMENT]},
     }
-    echo = leaf("after", inputs={"parameters": [{"name": "x"}]})
-    s = scheduler(steps([{"name": "ask"}], [last_task]), template, echo)
+    echo = make_leaf("after", inputs={"parameters": [{"name": "x"}]})
+    s = make_scheduler(steps([{"name": "ask"}], [last_task]), template, echo)
     assert s.advance(1000.0) == []
     return s
 
@@ -120,7 +120,7 @@ def test_a_second_value_for_a_suspended_step_is_ignored() -> None:
 
 
 def test_an_initially_suspended_workflow_starts_no_pod() -> None:
-    s = scheduler(leaf("main"), suspend=True)
+    s = make_scheduler(make_leaf("main"), suspend=True)
     assert s.advance(1000.0) == []
     assert s.status["phase"] == "Running"
     assert s.nodes == {}

@@ -37,7 +37,7 @@ def timeline_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServ
         yield server
 
 
-def rows(page: PageServer, query: str = "") -> dict[str, Any]:
+def get_rows(page: PageServer, query: str = "") -> dict[str, Any]:
     timeline = page.get(f"/runs/slow-run/timeline{query}").json()
     return {row["name"]: row for row in timeline["rows"]}
 
@@ -45,7 +45,7 @@ def rows(page: PageServer, query: str = "") -> dict[str, Any]:
 def test_a_step_that_waits_for_its_turn_is_told_from_one_that_runs(
     timeline_page: PageServer,
 ) -> None:
-    first_rows = rows(timeline_page)
+    first_rows = get_rows(timeline_page)
     assert (
         first_rows["few(0:0)"]["waiting_seconds"] < 0.2 <= first_rows["few(2:2)"]["waiting_seconds"]
     )
@@ -55,7 +55,7 @@ def test_a_step_that_waits_for_its_turn_is_told_from_one_that_runs(
 
 
 def test_every_attempt_of_a_retried_step_has_a_bar(timeline_page: PageServer) -> None:
-    flaky = rows(timeline_page)["flaky"]
+    flaky = get_rows(timeline_page)["flaky"]
     bars = [bar for bar in flaky["bars"] if bar["stage"] == "running"]
     assert [bar["phase"] for bar in bars] == ["Failed"] * 3
     assert flaky["attempts"] == 3
@@ -66,10 +66,10 @@ def test_every_attempt_of_a_retried_step_has_a_bar(timeline_page: PageServer) ->
 
 
 def test_a_large_loop_is_one_row_that_opens(timeline_page: PageServer, browser: Browser) -> None:
-    closed = rows(timeline_page)
+    closed = get_rows(timeline_page)
     assert closed["many"]["count"] == 12
     assert "many(0:0)" not in closed
-    assert {f"many({index}:{index})" for index in range(12)} <= rows(
+    assert {f"many({index}:{index})" for index in range(12)} <= get_rows(
         timeline_page, "?open=many"
     ).keys()
     assert closed["never"]["bars"] == []

@@ -48,7 +48,7 @@ def workflow(megabytes: int, limit: str, **more: Any) -> dict[str, Any]:
     return builders.workflow(template, name=NAME)
 
 
-def cgroups() -> list[Path]:
+def list_cgroups() -> list[Path]:
     parent = limits._find_cgroup_parent()
     if parent:
         return [*parent[0].glob(f"{limits.CGROUP_PREFIX}*-{NAME}*")]
@@ -60,13 +60,13 @@ def test_a_step_over_its_memory_limit_is_oom_killed(tmp_path: Path) -> None:
     status = execute(workflow(200, "100Mi"), {}, LocalCluster(tmp_path))
     assert status["phase"] == "Failed"
     assert status["message"] == "main: OOMKilled (exit code 137)"
-    assert not cgroups()
+    assert not list_cgroups()
 
 
 @needs_cgroups
 def test_a_step_within_its_memory_limit_succeeds(tmp_path: Path) -> None:
     assert execute(workflow(20, "100Mi"), {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
-    assert not cgroups()
+    assert not list_cgroups()
 
 
 @needs_cgroups
@@ -90,7 +90,7 @@ def test_a_program_that_cannot_start_leaves_no_cgroup(tmp_path: Path) -> None:
     manifest = workflow(1, "100Mi")
     manifest["spec"]["templates"][0]["container"]["command"] = ["/no/such/program"]
     assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Failed"
-    assert not cgroups()
+    assert not list_cgroups()
 
 
 @needs_cgroups
@@ -112,7 +112,7 @@ def test_processes_that_a_step_leaves_end_with_the_step(tmp_path: Path) -> None:
     manifest["spec"]["templates"][0]["container"]["command"] = ["sh", "-c", script]
     assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
     pid = int(next((tmp_path / f"runs/{NAME}/logs").iterdir()).read_text())
-    assert not cgroups()
+    assert not list_cgroups()
     assert processes.read_start_ticks(pid) is None
 
 

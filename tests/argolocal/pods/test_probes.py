@@ -22,7 +22,7 @@ def silent_port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def probe(port: int) -> Probe:
+def make_probe(port: int) -> Probe:
     return Probe(
         {"readinessProbe": {"httpGet": {"port": port}, "timeoutSeconds": 3600}}, "readinessProbe"
     )
@@ -30,8 +30,10 @@ def probe(port: int) -> Probe:
 
 def test_hanging_servers_do_not_delay_other_probes(answering_port: int, silent_port: int) -> None:
     async def run_probes() -> bool:
-        hanging = [asyncio.create_task(probe(silent_port).passes("127.0.0.1")) for _ in range(64)]
-        passed = await probe(answering_port).passes("127.0.0.1")
+        hanging = [
+            asyncio.create_task(make_probe(silent_port).passes("127.0.0.1")) for _ in range(64)
+        ]
+        passed = await make_probe(answering_port).passes("127.0.0.1")
         assert not any(task.done() for task in hanging)
         return passed
 

@@ -25,7 +25,7 @@ SECRET = {
 }
 
 
-def shell(source: str, *mounts: dict[str, Any], **more: Any) -> dict[str, Any]:
+def make_shell_template(source: str, *mounts: dict[str, Any], **more: Any) -> dict[str, Any]:
     container = {
         "image": "busybox",
         "command": ["sh", "-ec"],
@@ -105,13 +105,16 @@ def pod_output(
 def test_a_pod_reads_its_configuration_from_files(
     tmp_path: Path, volume: dict[str, Any], script: str, expected: str
 ) -> None:
-    assert pod_output(tmp_path, shell(script, mount("/v")), volume, CONFIG, SECRET) == expected
+    assert (
+        pod_output(tmp_path, make_shell_template(script, mount("/v")), volume, CONFIG, SECRET)
+        == expected
+    )
 
 
 def test_one_key_of_a_configmap_can_be_mounted_below_a_system_directory(tmp_path: Path) -> None:
     script = "test -e /etc/passwd; cat /etc/app/b.conf > /tmp/out; "
     script += "(echo x > /etc/app/b.conf) 2>/dev/null || echo ro >> /tmp/out"
-    template = shell(script, mount("/etc/app/b.conf", subPath="b"))
+    template = make_shell_template(script, mount("/etc/app/b.conf", subPath="b"))
     assert pod_output(tmp_path, template, {"configMap": {"name": "c"}}, CONFIG) == "tworo"
     assert not Path("/etc/app").exists()
 
@@ -119,10 +122,17 @@ def test_one_key_of_a_configmap_can_be_mounted_below_a_system_directory(tmp_path
 def test_a_read_only_mount_cannot_be_written(tmp_path: Path) -> None:
     script = "(touch /v/x && echo written || echo refused) 2>/dev/null > /tmp/out"
     assert (
-        pod_output(tmp_path / "a", shell(script, mount("/v", readOnly=True)), {"emptyDir": {}})
+        pod_output(
+            tmp_path / "a",
+            make_shell_template(script, mount("/v", readOnly=True)),
+            {"emptyDir": {}},
+        )
         == "refused"
     )
-    assert pod_output(tmp_path / "b", shell(script, mount("/v")), {"emptyDir": {}}) == "written"
+    assert (
+        pod_output(tmp_path / "b", make_shell_template(script, mount("/v")), {"emptyDir": {}})
+        == "written"
+    )
 
 
 def test_two_mounts_of_a_volume_show_the_same_files(tmp_path: Path) -> None:
@@ -138,7 +148,7 @@ def test_two_mounts_of_a_volume_show_the_same_files(tmp_path: Path) -> None:
         "echo 1 > /w/x; echo 2 > /v/in/deep/y; echo 3 > /y/z; cat /v/sub/x /x/y /v/part/z >"
         " /tmp/out"
     )
-    template = shell(script, *mounts, volumes=[{"name": "other", "emptyDir": {}}])
+    template = make_shell_template(script, *mounts, volumes=[{"name": "other", "emptyDir": {}}])
     template["container"]["env"] = [{"name": "PART", "value": "part"}]
     assert pod_output(tmp_path, template, {"emptyDir": {}}) == "1\n2\n3"
 
@@ -146,7 +156,9 @@ def test_two_mounts_of_a_volume_show_the_same_files(tmp_path: Path) -> None:
 def test_artifacts_and_parameters_in_a_volume_are_found(tmp_path: Path) -> None:
     inputs = {"artifacts": [{"name": "a", "path": "/v/sub/in", "raw": {"data": "given"}}]}
     outputs = {"parameters": [{"name": "out", "valueFrom": {"path": "/v/sub/out"}}]}
-    template = shell("cp /v/sub/in /v/sub/out", mount("/v"), inputs=inputs, outputs=outputs)
+    template = make_shell_template(
+        "cp /v/sub/in /v/sub/out", mount("/v"), inputs=inputs, outputs=outputs
+    )
     assert pod_output(tmp_path, template, {"emptyDir": {}}) == "given"
 
 
@@ -164,8 +176,15 @@ CLAIM = {"metadata": {"name": "v"}, "spec": {"resources": {"requests": {"storage
 def test_a_volume_claim_is_shared_by_pods_and_deleted_as_on_argo(
     tmp_path: Path, exit_code: int, gc: dict[str, str] | None, is_kept: bool
 ) -> None:
-    write = {**shell("echo hello > /v/x", mount("/v")), "name": "write", "outputs": {}}
-    read = {**shell(f"cp /v/x /tmp/out; exit {exit_code}", mount("/v")), "name": "read"}
+    write = {
+        **make_shell_template("echo hello > /v/x", mount("/v")),
+        "name": "write",
+        "outputs": {},
+    }
+    read = {
+        **make_shell_template(f"cp /v/x /tmp/out; exit {exit_code}", mount("/v")),
+        "name": "read",
+    }
     more: dict[str, Any] = {"volumeClaimGC": gc} if gc else {}
     status = run_pods(
         tmp_path, steps("write", "read"), write, read, volumeClaimTemplates=[CLAIM], **more
@@ -180,10 +199,16 @@ def test_a_volume_claim_is_shared_by_pods_and_deleted_as_on_argo(
 def test_a_claim_in_the_workflow_file_outlives_the_workflow(tmp_path: Path) -> None:
     claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "data"}, "spec": {}}
     volume = {"persistentVolumeClaim": {"claimName": "data"}}
-    pod_output(tmp_path, shell("echo 1 > /v/x; touch /tmp/out", mount("/v")), volume, claim)
+    pod_output(
+        tmp_path, make_shell_template("echo 1 > /v/x; touch /tmp/out", mount("/v")), volume, claim
+    )
     assert (tmp_path / "claims/data/x").read_text() == "1\n"
     with pytest.raises(ConfigError, match="PersistentVolumeClaim 'data' does not exist here"):
-        run_pods(tmp_path / "other", shell("true", mount("/v")), volumes=[{"name": "v", **volume}])
+        run_pods(
+            tmp_path / "other",
+            make_shell_template("true", mount("/v")),
+            volumes=[{"name": "v", **volume}],
+        )
 
 
 @pytest.mark.parametrize(
@@ -204,7 +229,7 @@ def test_an_invalid_volume_is_reported_with_its_name(
 ) -> None:
     status = run_pods(
         tmp_path,
-        shell("true", mount("/v")),
+        make_shell_template("true", mount("/v")),
         other_objects=(SECRET,),
         volumes=[{"name": "v", **volume}],
     )
@@ -259,7 +284,7 @@ def test_invalid_volumes_are_rejected_before_the_run(
     tmp_path: Path, spec: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        run_pods(tmp_path, shell("true", mount("/v")), **spec)
+        run_pods(tmp_path, make_shell_template("true", mount("/v")), **spec)
     assert not (tmp_path / "runs").exists()
 
 
@@ -267,7 +292,7 @@ def test_a_secret_is_only_in_its_own_file(tmp_path: Path) -> None:
     """The state of a run, its logs and its pods' directories do not contain the secret, even after
     a failure."""
     env = [{"name": "P", "valueFrom": {"secretKeyRef": {"name": "s", "key": "password"}}}]
-    template = shell(
+    template = make_shell_template(
         'test "$P" = hunter"2"; echo ran; test -s /v/password; exit 1', mount("/v"), outputs={}
     )
     template["container"]["env"] = env

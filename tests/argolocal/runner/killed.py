@@ -90,7 +90,7 @@ threading.setprofile(None)
 
 
 @cache
-def documents() -> list[Any]:
+def make_documents() -> list[Any]:
     """Return the objects of kills.yaml, completed so that they can run."""
     objects = list(yaml.safe_load_all(Path(__file__).with_name("kills.yaml").read_text()))
     for obj in objects:
@@ -119,10 +119,12 @@ def _complete(value: Any) -> None:
         value["manifest"] = json.dumps(value["manifest"])
 
 
-def workflows() -> dict[str, dict[str, Any]]:
+def make_workflows() -> dict[str, dict[str, Any]]:
     """Return the workflows by name."""
-    workflows = {obj["metadata"]["name"]: obj for obj in documents() if obj["kind"] == "Workflow"}
-    return workflows | {EMBEDDED: {**workflows["files"], "metadata": {"name": EMBEDDED}}}
+    make_workflows = {
+        obj["metadata"]["name"]: obj for obj in make_documents() if obj["kind"] == "Workflow"
+    }
+    return make_workflows | {EMBEDDED: {**make_workflows["files"], "metadata": {"name": EMBEDDED}}}
 
 
 @dataclass
@@ -156,8 +158,8 @@ class Run:
             store.client.create_bucket(Bucket=bucket)
 
         self.environment = {**os.environ, **store_environment, "HOME_OF_ALL": str(self.notes)}
-        self.cluster.store_objects(obj for obj in documents() if obj["kind"] != "Workflow")
-        text = json.dumps(workflows()[self.name])
+        self.cluster.store_objects(obj for obj in make_documents() if obj["kind"] != "Workflow")
+        text = json.dumps(make_workflows()[self.name])
         text = text.replace('\\"@PORT@\\"', "@PORT@").replace("@PORT@", str(_free_port()))
         text = text.replace("@HOME@", str(self.notes)).replace("@URL@", self.url)
         text = text.replace("@BUCKET@", store_environment.get("S3_BUCKET", DEFAULT_BUCKET))
@@ -379,7 +381,7 @@ def _free_port() -> int:
 
 def find_problems(run: Run, expected: Any) -> list[str]:
     """Return the problems of a completed run."""
-    differences = _differences(expected, run.outcome())
+    differences = _list_differences(expected, run.outcome())
     return [*find_overlaps(run.marks()), *run.leftovers(), *differences]
 
 
@@ -405,12 +407,14 @@ def find_overlaps(marks: list[str]) -> list[str]:
     return messages
 
 
-def _differences(undisturbed: Any, other: Any, path_text: str = "") -> list[str]:
+def _list_differences(undisturbed: Any, other: Any, path_text: str = "") -> list[str]:
     if isinstance(undisturbed, dict) and isinstance(other, dict):
         return [
             text
             for key in sorted({*undisturbed, *other})
-            for text in _differences(undisturbed.get(key), other.get(key), f"{path_text}.{key}")
+            for text in _list_differences(
+                undisturbed.get(key), other.get(key), f"{path_text}.{key}"
+            )
         ]
     if undisturbed == other:
         return []

@@ -25,7 +25,7 @@ from typing import Any
 
 from argolocal.engine.nodes import FAILED_PHASES
 from rekindle.local.services.services import Services
-from tests.argolocal.runner.killed import Run, find_problems, find_restarts, workflows
+from tests.argolocal.runner.killed import Run, find_problems, find_restarts, make_workflows
 from tests.http_server import Answer, HttpServer, Request
 
 ANSWER_S = 0.2  # delay of the server of `@URL@`
@@ -43,7 +43,7 @@ class Plan:
     @classmethod
     def of(cls, seed: int) -> "Plan":
         rng = random.Random(seed)
-        names = sorted(workflows())
+        names = sorted(make_workflows())
         kinds = ["time", "group", "call", "effect", "effect"]
         kills = [(rng.choice(kinds), rng.random()) for _ in range(rng.choice([1, 1, 2, 3]))]
         return cls(seed, names[seed % len(names)], tuple(kills))
@@ -86,7 +86,7 @@ class Stage:
             assert run.start_and_kill(), (run.home / "said").read_text()
             seconds = time.monotonic() - began
             outcome = run.outcome()
-            annotations = workflows()[name]["metadata"].get("annotations", {})
+            annotations = make_workflows()[name]["metadata"].get("annotations", {})
             assert outcome["phase"] == annotations.get("phase", "Succeeded"), outcome
             assert annotations.get("node", name) in outcome["nodes"], outcome
             assert not run.leftovers()

@@ -13,14 +13,14 @@ from argolocal.state.locks import SharedLocks
 POD = {"image": "x", "command": ["c"]}
 
 
-def leaf(name: str = "one", **template: Any) -> dict[str, Any]:
+def make_leaf(name: str = "one", **template: Any) -> dict[str, Any]:
     return {"name": name, "container": {**POD, "args": [name]}, **template}
 
 
-def dag(*tasks: dict[str, Any], **dag: Any) -> dict[str, Any]:
+def make_dag(*tasks: dict[str, Any], **make_dag: Any) -> dict[str, Any]:
     return {
         "name": "main",
-        "dag": {"tasks": [{"template": "one", **task} for task in tasks], **dag},
+        "dag": {"tasks": [{"template": "one", **task} for task in tasks], **make_dag},
     }
 
 
@@ -33,7 +33,7 @@ def steps(*groups: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def scheduler(
+def make_scheduler(
     *templates: dict[str, Any], home: Path | None = None, name: str = "w", **spec: Any
 ) -> Scheduler:
     """Return the scheduler of a new workflow; `home` contains its locks and caches."""

@@ -20,12 +20,12 @@ def cluster(tmp_path: Path) -> LocalCluster:
     return LocalCluster(tmp_path, {"other": Image("/other/python")})
 
 
-def configmap(name: str, **data: str) -> dict:
+def make_config_map(name: str, **data: str) -> dict:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
 
 
 def test_configmaps_and_secrets_are_read_by_name(cluster: LocalCluster) -> None:
-    Controller(cluster, "ConfigMap").apply(configmap("mine", a="1"))
+    Controller(cluster, "ConfigMap").apply(make_config_map("mine", a="1"))
     coded = base64.b64encode("päss".encode()).decode()
 
     secret = {

@@ -14,7 +14,7 @@ from tests.argolocal.runner.killed import (
     find_overlaps,
     find_problems,
     find_restarts,
-    workflows,
+    make_workflows,
 )
 from tests.argolocal.runner.kills import Plan, Stage
 
@@ -111,4 +111,4 @@ def test_the_check_of_a_killed_run_finds_a_pod_that_overlaps_its_successor() -> 
     assert find_overlaps(["begin a 1", "begin a 2", "end a 1"]) == [
         "a: process 1 ended after 2 had begun"
     ]
-    assert {Plan.of(seed).name for seed in range(12)} == set(workflows())
+    assert {Plan.of(seed).name for seed in range(12)} == set(make_workflows())

@@ -112,7 +112,7 @@ KEYS += [
 ]
 
 
-def bomb(levels: int) -> bytes:
+def make_yaml_bomb(levels: int) -> bytes:
     """Return YAML with nested lists, each with 9 references to the list before."""
     anchors = (
         b"&a%d [%s]" % (i, b",".join([b"*a%d" % (i - 1) if i else b"x"] * 9)) for i in range(levels)
@@ -129,9 +129,12 @@ TEXTS: list[tuple[Callable[[bytes], bytes], str]] = [
     (lambda data: data + b"\x00", "the character '\\x00' is not allowed"),
     (lambda data: data + b"\n---\n" + data, "2 objects"),
     (lambda data: data + b"\nkind: Workflow\nspec: {}\n", 'the key "kind" is duplicated'),
-    (lambda data: data.replace(b"[1, {k: v}, [2]]", bomb(9), 1), "more than 200,000 values"),
     (
-        lambda data: data.replace(b"spec:", b"spec:\n  podGC: " + bomb(6), 1),
+        lambda data: data.replace(b"[1, {k: v}, [2]]", make_yaml_bomb(9), 1),
+        "more than 200,000 values",
+    ),
+    (
+        lambda data: data.replace(b"spec:", b"spec:\n  podGC: " + make_yaml_bomb(6), 1),
         "more than 200,000 values",
     ),
     (
@@ -176,7 +179,7 @@ INTERNAL = re.compile(r"Traceback|object has no attribute|object is not|<class|u
 CPU_TIMEOUT_S = 20  # time limit to read a manifest and play its workflow
 
 
-def fields(value: Any) -> list[tuple[Any, Any]]:
+def list_fields(value: Any) -> list[tuple[Any, Any]]:
     """Return every (container, key) below `value`."""
     if isinstance(value, dict):
         keys = list(value)
@@ -185,11 +188,11 @@ def fields(value: Any) -> list[tuple[Any, Any]]:
             keys = range(len(value))
         else:
             keys = []
-    return [field for key in keys for field in ((value, key), *fields(value[key]))]
+    return [field for key in keys for field in ((value, key), *list_fields(value[key]))]
 
 
 @functools.cache
-def bases() -> list[dict[str, Any]]:
+def read_base_manifests() -> list[dict[str, Any]]:
     return [
         parse_objects(EVERYTHING)[0],
         *(parse_objects(recording.manifest)[0] for recording in recorded.read()),
@@ -199,10 +202,10 @@ def bases() -> list[dict[str, Any]]:
 @st.composite
 def damaged_manifests(draw: st.DrawFn) -> bytes:
     """Draw a manifest with some damaged fields, and sometimes damaged text."""
-    manifest = copy.deepcopy(draw(st.sampled_from(bases())))
+    manifest = copy.deepcopy(draw(st.sampled_from(read_base_manifests())))
 
     for _ in range(draw(st.integers(0, 3))):
-        container, key = draw(st.sampled_from(fields(manifest)))
+        container, key = draw(st.sampled_from(list_fields(manifest)))
         mutation = draw(
             st.sampled_from(["remove", "rename", "copy", "repeat", "set", "set", "splice"])
         )
@@ -211,7 +214,7 @@ def damaged_manifests(draw: st.DrawFn) -> bytes:
         elif mutation == "rename" and isinstance(container, dict):
             container[draw(st.sampled_from([f"{key}s", str(key)[:-1], *KEYS]))] = container.pop(key)
         elif mutation == "copy":
-            other, name = draw(st.sampled_from(fields(manifest)))
+            other, name = draw(st.sampled_from(list_fields(manifest)))
             container[key] = copy.deepcopy(other[name])
         elif mutation == "repeat" and isinstance(container, list):
             container.append(copy.deepcopy(container[key]))
@@ -225,7 +228,7 @@ def damaged_manifests(draw: st.DrawFn) -> bytes:
         else:
             container[key] = copy.deepcopy(draw(st.sampled_from(VALUES)))
 
-        if not fields(manifest):
+        if not list_fields(manifest):
             break
 
     as_json = draw(st.booleans())

@@ -32,7 +32,7 @@ def workflow(
     return builders.workflow(*templates, **{"onExit": "bye", "arguments": arguments, **spec})
 
 
-def memoized(name: str) -> dict[str, Any]:
+def make_memoized_template(name: str) -> dict[str, Any]:
     return {"memoize": {"key": "k", "cache": {"configMap": {"name": name}}}, "container": ECHO}
 
 
@@ -52,8 +52,8 @@ def check_that_only_the_node_failed(status: dict[str, Any], reason: str) -> None
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (memoized(f"cache-{TAG}"), "RFC 1123 subdomain"),
-        (memoized(f"Cache_{TAG}"), "RFC 1123 subdomain"),
+        (make_memoized_template(f"cache-{TAG}"), "RFC 1123 subdomain"),
+        (make_memoized_template(f"Cache_{TAG}"), "RFC 1123 subdomain"),
         ({"container": ECHO, "sidecars": [{"name": f"x{TAG}", **ECHO}]}, "RFC 1123 label"),
         ({"container": ECHO, "initContainers": [{"name": f"x{TAG}", **ECHO}]}, "RFC 1123 label"),
         ({"container": ECHO, "metadata": {"labels": {"branch": TAG}}}, "metadata.labels.branch"),
@@ -171,7 +171,7 @@ def test_an_unexpected_exception_ends_the_node_and_runs_the_exit_handler(
         file.mkdir()
     else:
         file.write_text({"text": "{", "shape": "[]"}[damage])
-    status = execute(workflow(memoized("cache")), {}, cluster)
+    status = execute(workflow(make_memoized_template("cache")), {}, cluster)
     check_that_only_the_node_failed(
         status, {"folder": "Is a directory", "text": "Expecting", "shape": "must be an ob"}[damage]
     )
@@ -181,7 +181,7 @@ def test_the_pod_of_another_task_survives_an_unexpected_exception(tmp_path: Path
     (tmp_path / "objects/ConfigMap/cache.json").mkdir(parents=True)
     tasks = [{"name": "good", "template": "bye"}, {"name": "bad", "template": "bad"}]
     spec = workflow({"dag": {"tasks": tasks, "failFast": False}})
-    spec["spec"]["templates"].append({"name": "bad", **memoized("cache")})
+    spec["spec"]["templates"].append({"name": "bad", **make_memoized_template("cache")})
     status = execute(spec, {}, LocalCluster(tmp_path))
     phases = {node["displayName"]: node["phase"] for node in status["nodes"].values()}
     assert phases == {"w": "Error", "good": "Succeeded", "bad": "Error", "w.onExit": "Succeeded"}

@@ -23,7 +23,7 @@ def step(name: str, command: str) -> dict[str, Any]:
     return {"name": name, "container": builders.shell(command)}
 
 
-def gate_template() -> dict[str, Any]:
+def make_gate_template() -> dict[str, Any]:
     output = {"name": "go", "valueFrom": {"supplied": {}, "default": "no"}}
     return {"name": "gate", "suspend": {}, "outputs": {"parameters": [output]}}
 
@@ -56,12 +56,14 @@ class Background:
         return suspend.list_suspended_nodes(self.files.load()[0])
 
 
-def gated_workflow(**spec: Any) -> dict[str, Any]:
-    return builders.workflow(steps("gate", "after"), gate_template(), step("after", "true"), **spec)
+def make_gated_workflow(**spec: Any) -> dict[str, Any]:
+    return builders.workflow(
+        steps("gate", "after"), make_gate_template(), step("after", "true"), **spec
+    )
 
 
 def test_a_suspended_step_can_be_set_and_then_resumed(tmp_path: Path) -> None:
-    background = Background(tmp_path, gated_workflow())
+    background = Background(tmp_path, make_gated_workflow())
     background.start()
     until("the step waits", background.suspended)
     (node,) = background.suspended()
@@ -79,7 +81,7 @@ def test_a_suspended_step_can_be_set_and_then_resumed(tmp_path: Path) -> None:
 
 
 def test_a_rejected_step_fails_its_run(tmp_path: Path) -> None:
-    background = Background(tmp_path, gated_workflow())
+    background = Background(tmp_path, make_gated_workflow())
     background.start()
     until("the step waits", background.suspended)
     (node,) = background.suspended()

@@ -44,7 +44,7 @@ def cluster(tmp_path: Path) -> LocalCluster:
     return cluster_with_claim(tmp_path / ".rekindle")
 
 
-def outcome(status: dict[str, Any]) -> Any:
+def read_outcome(status: dict[str, Any]) -> Any:
     """Return the parts of a status that do not depend on the clock."""
     clock = ("startedAt", "finishedAt")
     nodes = [
@@ -54,7 +54,7 @@ def outcome(status: dict[str, Any]) -> Any:
     return status["phase"], status.get("outputs"), sorted(nodes, key=lambda node: node["name"])
 
 
-def chain(name: str, seconds: float = 0.15) -> dict[str, Any]:
+def make_chain(name: str, seconds: float = 0.15) -> dict[str, Any]:
     """Return four steps that pass a number, and write a line at each end."""
     x = "{{inputs.parameters.x}}"
     body = (
@@ -109,7 +109,7 @@ print(run.run()["phase"])
 """
 
 
-def runner(cluster: LocalCluster, what: str | Path) -> subprocess.Popen[str]:
+def start_runner(cluster: LocalCluster, what: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", RUNNER, str(cluster.home), str(what)],
         stdout=subprocess.PIPE,
@@ -162,15 +162,15 @@ def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(
         mark_file = shared_folder(home, "done")
         journal = home.home / "runs/w/journal.jsonl"
         manifest = tmp_path / "w.json"
-        manifest.write_text(json.dumps(chain("w")))
+        manifest.write_text(json.dumps(make_chain("w")))
 
         if attempt == 0:
-            expected = outcome(execute(chain("w"), {}, home))
+            expected = read_outcome(execute(make_chain("w"), {}, home))
             assert mark_file.read_text().split() == ["0", "1", "2", "3"]
             written = journal.stat().st_size
             continue
 
-        process = runner(home, manifest)
+        process = start_runner(home, manifest)
         until("the run to begin", journal.exists)
         finished_counts: dict[str, int] = {}  # step → how often it had been started when it ended
 
@@ -184,11 +184,11 @@ def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(
             finished_counts = {
                 step: run_counts[step] for step in succeeded_steps if step.isdigit()
             } | finished_counts
-            process = runner(home, "w")
+            process = start_runner(home, "w")
 
         process.kill()
         process.wait()
-        assert outcome(resume("w", home)) == expected
+        assert read_outcome(resume("w", home)) == expected
         assert all(
             mark_file.read_text().split().count(step) == run_count
             for step, run_count in finished_counts.items()
@@ -204,7 +204,7 @@ def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(
         [sh("main", "echo try; if [ -e /shared/go ]; then exit 0; fi; sleep 987 & sleep 986; true")]
     )
     manifest.write_text(json.dumps(grandchild))
-    process = runner(cluster, manifest)
+    process = start_runner(cluster, manifest)
     until(
         "its grandchild", lambda: any("987" in command for command in list_pod_processes(cluster))
     )
@@ -246,7 +246,7 @@ def test_a_run_can_be_resumed_after_a_kill_during_a_pod_start(
 def test_a_second_runner_of_a_run_is_rejected(cluster: LocalCluster, tmp_path: Path) -> None:
     manifest = tmp_path / "w.json"
     manifest.write_text(json.dumps(workflow([sh("main", "sleep 30")])))
-    process = runner(cluster, manifest)
+    process = start_runner(cluster, manifest)
     until("its first process", lambda: list_pod_processes(cluster))
     with pytest.raises(state.Busy, match=str(process.pid)):
         LocalRun.load("w", cluster)
@@ -271,7 +271,7 @@ def test_stop_shortens_the_grace_period_and_runs_the_exit_handler(
     ]
 
     manifest.write_text(json.dumps(workflow(templates, onExit="bye")))
-    process = runner(cluster, manifest)
+    process = start_runner(cluster, manifest)
     until("its first process", lambda: list_pod_processes(cluster))
     stop("w", cluster)
     assert process.wait(60) == 0

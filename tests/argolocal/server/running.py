@@ -74,7 +74,7 @@ def start_server(
 CLAIM = {"kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": {}}
 
 
-def shell_spec(script: str) -> dict[str, Any]:
+def make_shell_spec(script: str) -> dict[str, Any]:
     """Return the spec of a workflow with one step, which runs a shell script. A script that
     contains /shared sees the folder `shared_folder`."""
     container = builders.shell(script)
@@ -101,7 +101,7 @@ def submit(home: Path, name: str, script: str, **spec: Any) -> str:
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "Workflow",
         "metadata": {"name": name},
-        "spec": {**shell_spec(script), **spec},
+        "spec": {**make_shell_spec(script), **spec},
     }
     return queue.submit(LocalCluster(home), workflow)
 

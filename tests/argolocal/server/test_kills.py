@@ -16,7 +16,7 @@ from argolocal.runner.cluster import LocalCluster
 from argolocal.server.cron.controller import read_progress
 from argolocal.server.objects import Objects
 from argolocal.state.journal import MANIFEST_FILE, RunFiles
-from tests.argolocal.server.running import RunningServer, phase, shell_spec
+from tests.argolocal.server.running import RunningServer, make_shell_spec, phase
 from tests.waiting import until
 
 START = int(datetime(2026, 3, 2, tzinfo=UTC).timestamp())
@@ -44,7 +44,11 @@ class Machine:
 
         objects = Objects(LocalCluster(self.home), lambda: self.now)
         for name, policy in POLICIES.items():
-            spec = {"schedules": ["* * * * *"], "workflowSpec": shell_spec("echo done"), **KEEP_ALL}
+            spec = {
+                "schedules": ["* * * * *"],
+                "workflowSpec": make_shell_spec("echo done"),
+                **KEEP_ALL,
+            }
             objects.create(
                 {
                     "apiVersion": "argoproj.io/v1alpha1",

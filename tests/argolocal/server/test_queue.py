@@ -50,15 +50,15 @@ class QueueOfTest:
         self.processes[name].is_running = False
 
 
-def hello(name: str, **spec: Any) -> dict[str, Any]:
+def make_hello_workflow(name: str, **spec: Any) -> dict[str, Any]:
     template = {"name": "main", "container": builders.shell("echo hello")}
     return builders.workflow(template, name=name, **spec)
 
 
 def test_a_submitted_run_is_pending_and_starts_when_a_place_is_free(tmp_path: Path) -> None:
     test = QueueOfTest(tmp_path)
-    assert test.queue.submit(hello("first")) == "first"
-    test.queue.submit(hello("second"))
+    assert test.queue.submit(make_hello_workflow("first")) == "first"
+    test.queue.submit(make_hello_workflow("second"))
     status = runs.load_status(tmp_path, "second")
     assert status["phase"] == "Pending"
     assert "queue" in status["message"]
@@ -75,16 +75,16 @@ def test_a_submitted_run_is_pending_and_starts_when_a_place_is_free(tmp_path: Pa
 
 def test_runs_start_by_priority_and_then_by_time(tmp_path: Path) -> None:
     test = QueueOfTest(tmp_path)
-    test.queue.submit(hello("first"))
-    test.queue.submit(hello("second"))
-    test.queue.submit(hello("urgent", priority=5))
+    test.queue.submit(make_hello_workflow("first"))
+    test.queue.submit(make_hello_workflow("second"))
+    test.queue.submit(make_hello_workflow("urgent", priority=5))
     assert test.queue.waiting() == ["urgent", "first", "second"]
 
 
 def test_a_new_server_finds_the_runs_of_the_old_one(tmp_path: Path) -> None:
     old = QueueOfTest(tmp_path, parallelism=3)
     for name in ("done", "alive", "killed", "waiting"):
-        old.queue.submit(hello(name))
+        old.queue.submit(make_hello_workflow(name))
     old.queue.start_next()
     old.finish("done")
     alive = LocalRun.load("alive", old.cluster, is_queued=True)
@@ -110,20 +110,20 @@ def test_a_run_that_has_ended_does_not_run_again(tmp_path: Path) -> None:
 
 def test_a_submission_that_died_halfway_leaves_nothing(tmp_path: Path) -> None:
     test = QueueOfTest(tmp_path)
-    test.queue.submit(hello("whole"))
+    test.queue.submit(make_hello_workflow("whole"))
     RunFiles(tmp_path, "half").queue_entry.touch()
     assert test.queue.start_next() == ["whole"]
     assert not RunFiles(tmp_path, "half").queue_entry.exists()
-    assert test.queue.submit(hello("half")) == "half"
+    assert test.queue.submit(make_hello_workflow("half")) == "half"
 
 
 def test_an_invalid_manifest_and_a_used_name_are_refused(tmp_path: Path) -> None:
     test = QueueOfTest(tmp_path)
     with pytest.raises(ConfigError, match="entrypoint"):
         test.queue.submit(builders.workflow(name="empty"))
-    test.queue.submit(hello("used"))
+    test.queue.submit(make_hello_workflow("used"))
     with pytest.raises(RunExists, match='"used" exists already'):
-        test.queue.submit(hello("used"))
+        test.queue.submit(make_hello_workflow("used"))
     assert test.queue.waiting() == ["used"]
 
 
@@ -131,8 +131,8 @@ def test_a_damaged_run_does_not_stop_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     test = QueueOfTest(tmp_path, parallelism=2)
-    test.queue.submit(hello("damaged"))
-    test.queue.submit(hello("whole"))
+    test.queue.submit(make_hello_workflow("damaged"))
+    test.queue.submit(make_hello_workflow("whole"))
     (tmp_path / "runs/damaged/journal.jsonl").write_text(to_json([]) + "\n")
     assert test.queue.start_next() == ["whole"]
     assert test.queue.start_next() == []
@@ -168,7 +168,7 @@ def test_a_run_with_the_name_of_a_half_removed_one_starts_from_the_beginning(
     # the removal of a run was killed after its first step
     (RunFiles(tmp_path, "again").root / MANIFEST_FILE).unlink()
 
-    test.queue.submit(hello("again"))
+    test.queue.submit(make_hello_workflow("again"))
     assert runs.load_status(tmp_path, "again")["phase"] == "Pending"
     assert test.queue.start_next() == ["again"]
     test.finish("again")
@@ -190,8 +190,8 @@ def test_a_damaged_file_of_a_run_does_not_stop_the_others(
     tmp_path: Path, file: str, file_text: str | None
 ) -> None:
     test = QueueOfTest(tmp_path, parallelism=4)
-    test.queue.submit(hello("damaged"))
-    test.queue.submit(hello("other"))
+    test.queue.submit(make_hello_workflow("damaged"))
+    test.queue.submit(make_hello_workflow("other"))
     path = tmp_path / file
     path.unlink(missing_ok=True)
     if file_text is None:
@@ -208,5 +208,5 @@ def test_a_submission_that_cannot_be_written_keeps_no_file_open(tmp_path: Path) 
     count = len(os.listdir("/proc/self/fd"))
     for number in range(5):
         with pytest.raises(ArgolocalError):
-            test.queue.submit(hello(f"run-{number}"))
+            test.queue.submit(make_hello_workflow(f"run-{number}"))
     assert len(os.listdir("/proc/self/fd")) == count

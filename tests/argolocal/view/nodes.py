@@ -22,7 +22,7 @@ def node(
     return {"name": WORKFLOW + name, "type": kind, "phase": phase, **times, **more}
 
 
-def status(*nodes: dict, phase: str = "Running", outputs: dict | None = None) -> dict:
+def make_status(*nodes: dict, phase: str = "Running", outputs: dict | None = None) -> dict:
     parameters = [{"name": k, "value": v} for k, v in (outputs or {}).items()]
     return {
         "phase": phase,

@@ -18,7 +18,7 @@ from argolocal.view.summary import (
     list_steps,
     make_json_object,
 )
-from tests.argolocal.view.nodes import ROOT, WORKFLOW, node, status, time_at
+from tests.argolocal.view.nodes import ROOT, WORKFLOW, make_status, node, time_at
 from tests.effort import calls
 
 
@@ -34,7 +34,7 @@ def test_steps_are_below_their_parents_in_any_order_of_nodes():
         node(".steps[0].first"),
     ]
 
-    rows = {row.name: (row.label, row.depth) for row in list_steps(WORKFLOW, status(*nodes))}
+    rows = {row.name: (row.label, row.depth) for row in list_steps(WORKFLOW, make_status(*nodes))}
 
     assert rows == {
         "ship": ("ship", 0),
@@ -46,7 +46,7 @@ def test_steps_are_below_their_parents_in_any_order_of_nodes():
 
 
 def test_steps_are_listed_by_start_time():
-    rows = list_steps(WORKFLOW, status(node(".late", start=9), node(".early", start=2), ROOT))
+    rows = list_steps(WORKFLOW, make_status(node(".late", start=9), node(".early", start=2), ROOT))
     assert [row.name for row in rows] == ["early", "late"]
 
 
@@ -56,7 +56,7 @@ def test_a_step_that_succeeds_after_a_retry_is_not_shown_as_the_failure():
         node(".train(0)", phase="Failed", message="evicted"),
         node(".train(1)"),
     ]
-    rows = list_steps(WORKFLOW, status(ROOT, *attempts))
+    rows = list_steps(WORKFLOW, make_status(ROOT, *attempts))
     assert [row.label for row in rows] == ["train", "(0)", "(1)"]
     assert [row.name for row in list_leaf_steps(rows)] == ["train"]
     assert find_failed_step(rows) is None
@@ -68,7 +68,7 @@ def test_an_error_of_the_runner_names_the_running_step():
         node(".train(0)", phase="Running", end=None),
     ]
     error_node = {
-        **status(ROOT, node(".prepare"), *running, phase="Error"),
+        **make_status(ROOT, node(".prepare"), *running, phase="Error"),
         "message": "No space left on device",
     }
     text = failure(WORKFLOW, error_node, "", None, "rekindle resume x")
@@ -80,7 +80,7 @@ def test_an_error_of_the_runner_takes_precedence_over_the_failure_of_a_step():
     failed = node(".fill", phase="Failed", message="main: Error (exit code 1)")
     text = failure(
         WORKFLOW,
-        status(ROOT, failed, phase="Error"),
+        make_status(ROOT, failed, phase="Error"),
         "",
         None,
         "rekindle resume x",
@@ -91,7 +91,7 @@ def test_an_error_of_the_runner_takes_precedence_over_the_failure_of_a_step():
 
 
 def test_a_run_of_one_pod_is_not_hidden_by_its_exit_hook():
-    rows = list_steps(WORKFLOW, status(node("", phase="Failed"), node(".onExit")))
+    rows = list_steps(WORKFLOW, make_status(node("", phase="Failed"), node(".onExit")))
     assert [row.phase for row in rows] == ["Failed", "Succeeded"]
 
 
@@ -101,7 +101,7 @@ def test_a_failed_step_shows_its_own_error_not_the_retry_message():
         node(".a", "Retry", "Failed", message=retry_message),
         node(".a(0)", phase="Failed", message="exit code 65"),
     ]
-    assert list_steps(WORKFLOW, status(ROOT, *attempts))[0].message == "exit code 65"
+    assert list_steps(WORKFLOW, make_status(ROOT, *attempts))[0].message == "exit code 65"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_failed_step_shows_its_own_error_not_the_retry_message():
 def test_the_message_of_a_run_is_the_error_of_its_step(message: str):
     attempts = [node("", "Retry", "Failed", message=message)]
     attempts += [node(f"({n})", phase="Failed", message=f"error {n}") for n in (10, 9)]
-    ended = {**status(*attempts, phase="Failed"), "message": message}
+    ended = {**make_status(*attempts, phase="Failed"), "message": message}
     assert make_json_object(WORKFLOW, ended)["message"] == "error 10"
     assert overview.format_steps_table(WORKFLOW, ended).startswith(f"{WORKFLOW}: Failed error 10\n")
     assert "cause   error 10" in failure(WORKFLOW, ended, "", None, "rekindle resume x")
@@ -119,7 +119,7 @@ def test_the_message_of_a_run_is_the_error_of_its_step(message: str):
 def test_a_stopped_run_does_not_show_a_running_step():
     """On a stopped run of a real Argo, a Retry node stayed Running."""
     counter = {**node("demo.cleanup", "Retry", "Running"), "finishedAt": None}
-    ended = status(counter, node("demo.cleanup(0)"), phase="Failed")
+    ended = make_status(counter, node("demo.cleanup(0)"), phase="Failed")
     (row,) = list_steps("demo", ended)
     assert row.phase == "Succeeded"
     assert row.seconds == 1
@@ -128,7 +128,7 @@ def test_a_stopped_run_does_not_show_a_running_step():
 
 def test_future_steps_are_listed_before_they_start():
     rows = list_steps(
-        WORKFLOW, status(ROOT, node(".prepare"), node(".onExit")), ["prepare", "train"]
+        WORKFLOW, make_status(ROOT, node(".prepare"), node(".onExit")), ["prepare", "train"]
     )
     assert [(row.name, row.phase) for row in rows] == [
         ("prepare", "Succeeded"),
@@ -145,7 +145,7 @@ def test_warnings_appear_during_the_run_at_its_end_and_in_status():
     parameters = [{"name": "warnings", "value": json.dumps(texts)}, {"name": "rows", "value": "9"}]
     node_outputs: dict[str, Any] = {"outputs": {"parameters": parameters}}
 
-    run = status(
+    run = make_status(
         ROOT,
         node(".prepare", "Retry", **node_outputs),
         node(".prepare(0)", **node_outputs),
@@ -155,7 +155,7 @@ def test_warnings_appear_during_the_run_at_its_end_and_in_status():
 
     out = io.StringIO()
     lines = display.LineDisplay(WORKFLOW, lambda row: "", out)
-    lines(status(ROOT))
+    lines(make_status(ROOT))
     lines(run)
     run["startedAt"] = time_at(0)
 
@@ -174,7 +174,7 @@ def test_warnings_appear_during_the_run_at_its_end_and_in_status():
         assert f"prepare: {texts[0]}" in text, "a warning names its step"
 
     assert make_json_object(WORKFLOW, run)["warnings"] == texts
-    assert make_json_object(WORKFLOW, status(ROOT, node(".prepare")))["warnings"] == []
+    assert make_json_object(WORKFLOW, make_status(ROOT, node(".prepare")))["warnings"] == []
 
 
 @pytest.mark.parametrize("value", ["", "{", "7", "{{outputs}}", '{"a": 1}'])
@@ -183,7 +183,8 @@ def test_an_output_called_warnings_that_is_not_a_list_is_ignored(value: str):
         "outputs": {"parameters": [{"name": "warnings", "value": value}]}
     }
     assert (
-        make_json_object(WORKFLOW, status(ROOT, node(".other", **node_outputs)))["warnings"] == []
+        make_json_object(WORKFLOW, make_status(ROOT, node(".other", **node_outputs)))["warnings"]
+        == []
     )
 
 
@@ -197,7 +198,7 @@ def test_the_text_of_a_failure_has_step_cause_log_and_command_in_15_lines():
 
     text = failure(
         WORKFLOW,
-        status(ROOT, *failed, phase="Failed"),
+        make_status(ROOT, *failed, phase="Failed"),
         log,
         "logs/train.log",
         f"rekindle resume {WORKFLOW}",
@@ -231,10 +232,14 @@ def test_durations_are_written_with_units(seconds: float | None, text: str):
 def test_a_pipe_gets_plain_lines_without_control_codes():
     out = io.StringIO()
     with display.show_run(WORKFLOW, lambda row: "", {}, out) as shown:
-        running = status(ROOT, node(".prepare", phase="Running", end=None))
+        running = make_status(ROOT, node(".prepare", phase="Running", end=None))
         shown(running)
         shown(running)
-        shown(status(ROOT, node(".prepare", end=2), node(".train", phase="Failed", message="boom")))
+        shown(
+            make_status(
+                ROOT, node(".prepare", end=2), node(".train", phase="Failed", message="boom")
+            )
+        )
 
     lines = [line[9:] for line in out.getvalue().splitlines()]
     assert lines == [
@@ -261,8 +266,8 @@ def test_a_failed_attempt_is_shown_while_the_next_attempt_waits(tmp_path: Path):
 
     progress = display.LogErrors(WORKFLOW, tmp_path, tmp_path / "deployments").of
     with display.show_run(WORKFLOW, progress, {}, out) as shown:
-        shown(status(ROOT, node(".train", "Retry", "Running", end=None)))
-        shown(status(ROOT, node(".train", "Retry", "Running", end=None), attempt))
+        shown(make_status(ROOT, node(".train", "Retry", "Running", end=None)))
+        shown(make_status(ROOT, node(".train", "Retry", "Running", end=None), attempt))
 
     lines = [line[9:] for line in out.getvalue().splitlines()]
     assert "train(0) failed in 1 s: KeyError: 3 (own.py:7, in loss)" in lines
@@ -278,7 +283,7 @@ def test_a_failed_attempt_of_a_deployment_shows_the_error_of_its_pod(tmp_path: P
     rows = {
         row.name: row
         for row in list_steps(
-            WORKFLOW, status(ROOT, node(".deployment", "Retry", "Running"), attempt)
+            WORKFLOW, make_status(ROOT, node(".deployment", "Retry", "Running"), attempt)
         )
     }
     assert (
@@ -291,7 +296,7 @@ def test_a_message_with_brackets_is_shown_in_the_tree():
     from rich.console import Console
 
     tree = display.TreeDisplay(WORKFLOW, lambda row: "", {}, io.StringIO())
-    tree(status(ROOT, node(".a", phase="Failed", message="no file [/data/x] of [red]")))
+    tree(make_status(ROOT, node(".a", phase="Failed", message="no file [/data/x] of [red]")))
     out = io.StringIO()
     Console(file=out, width=100).print(tree.draw())
     assert "no file [/data/x] of [red]" in out.getvalue()
@@ -306,7 +311,7 @@ def test_a_pending_step_shows_its_reason_once():
             "ImagePullBackOff",
             "ErrImagePull: no such image",
         ):
-            shown(status(ROOT, node(".a", phase="Pending", message=message)))
+            shown(make_status(ROOT, node(".a", phase="Pending", message=message)))
 
     assert [line[9:] for line in out.getvalue().splitlines()[1:]] == [
         "a is waiting: ErrImagePull: no such image",
@@ -319,7 +324,7 @@ def test_the_tree_draws_every_phase_of_argo():
 
     phases = ["Pending", "Running", "Succeeded", "Failed", "Error", "Skipped", "Omitted"]
     tree = display.TreeDisplay(WORKFLOW, lambda row: "", {}, io.StringIO())
-    tree(status(ROOT, *[node(f".{phase.lower()}", phase=phase) for phase in phases]))
+    tree(make_status(ROOT, *[node(f".{phase.lower()}", phase=phase) for phase in phases]))
     out = io.StringIO()
     Console(file=out, width=100).print(tree.draw())
     assert [phase.lower() in out.getvalue() for phase in phases] == [True] * len(phases)
@@ -366,7 +371,7 @@ def test_a_termination_message_cannot_control_the_terminal():
     lines = io.StringIO()
     log = f"error: {HOSTILE_TEXT}\n"
     shown = display.LineDisplay(WORKFLOW, lambda row: "step 1/2 loss \x1b[2J", lines)
-    running = status(ROOT, node(".b", phase="Running", end=None), failed)
+    running = make_status(ROOT, node(".b", phase="Running", end=None), failed)
     shown(running)
     shown.tick()
 

@@ -3,13 +3,13 @@
 import pytest
 
 from argolocal.view import runs, summary
-from tests.argolocal.view.nodes import ROOT, WORKFLOW, node, status
+from tests.argolocal.view.nodes import ROOT, WORKFLOW, make_status, node
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[NaN]", "[" + "9" * 5000 + "]", "{}", "x"])
 def test_a_malformed_list_of_warnings_does_not_hide_the_steps(text: str) -> None:
     outputs = {"parameters": [{"name": "warnings", "value": text}]}
-    table = runs.format_steps_table(WORKFLOW, status(ROOT, node(".prepare", outputs=outputs)))
+    table = runs.format_steps_table(WORKFLOW, make_status(ROOT, node(".prepare", outputs=outputs)))
     assert "prepare" in table
 
 
@@ -18,5 +18,5 @@ def test_a_large_item_of_a_loop_does_not_delay_the_table(char: str) -> None:
     """The name of the parent could end at each of these characters."""
     group_node = node(".train", "TaskGroup")
     items = [node(f".train({number}:{char * 100_000}x)") for number in range(3)]
-    rows = summary.list_steps(WORKFLOW, status(ROOT, group_node, *items))
+    rows = summary.list_steps(WORKFLOW, make_status(ROOT, group_node, *items))
     assert [row.depth for row in rows] == [0, 1, 1, 1]

@@ -21,7 +21,7 @@ SAMPLES = 101
 BATCH_SIZE = 12
 
 
-class Seen:
+class SampleRecord:
     """The samples of all completed steps, as a part of the program's state."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ def train(
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
-    seen = Seen()
+    seen = SampleRecord()
 
     run = rekindle.attach(
         model=model,

@@ -1,8 +1,8 @@
 """The conditions of each kind, evaluated on the statuses that its controller wrote, in order.
 
 statuses/KIND.yaml has a list of statuses per story, recorded from a cluster (see
-tests/cluster/test_kinds.py) unless a comment says otherwise. A step must wait at every status
-except the last, and end there with the outcome of the story.
+tests/cluster/test_kinds.py) unless a comment says otherwise. A step must wait at all statuses of a
+story except the last one. At the last status, it must end with the outcome that the file states.
 """
 
 from pathlib import Path

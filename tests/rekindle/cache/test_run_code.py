@@ -84,7 +84,7 @@ def test_a_path_outside_of_the_project_is_not_read(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "own_image, images, is_compared",
+    "pod_image, images, is_compared",
     [
         ("", ["a:1", "a:1"], True),
         ("", ["a:1", "b:1"], False),
@@ -94,7 +94,7 @@ def test_a_path_outside_of_the_project_is_not_read(project: Path) -> None:
     ],
 )
 def test_the_code_of_another_image_is_not_taken_for_unchanged(
-    monkeypatch: pytest.MonkeyPatch, own_image: str, images: list[str], is_compared: bool
+    monkeypatch: pytest.MonkeyPatch, pod_image: str, images: list[str], is_compared: bool
 ) -> None:
     containers = [{"image": image, **step("steps.evaluate")["container"]} for image in images]
     foreign = {"image": "busybox:1", "command": ["true"]}
@@ -103,5 +103,5 @@ def test_the_code_of_another_image_is_not_taken_for_unchanged(
     assert run_code.reason_other_images(manifest) == "", "this machine ignores images"
 
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "here")
-    monkeypatch.setenv("REKINDLE_IMAGE", own_image)
+    monkeypatch.setenv("REKINDLE_IMAGE", pod_image)
     assert (run_code.reason_other_images(manifest) == "") is is_compared

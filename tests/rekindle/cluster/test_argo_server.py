@@ -12,10 +12,10 @@ from rekindle.cli import commands
 from rekindle.cluster import argo_server, workflows
 from rekindle.cluster.argo_server import ArgoServer
 from rekindle.errors import ConfigError, RekindleError
-from tests.argolocal.server.api.running import hello, serve
+from tests.argolocal.server.api.running import make_hello_workflow, serve
 from tests.http_server import Answer, HttpServer
 from tests.rekindle.cluster.server import ApiServer
-from tests.rekindle.cluster.workflows import manifest
+from tests.rekindle.cluster.workflows import make_manifest
 
 WORKFLOWS_PATH = "/api/v1/workflows/models"
 FOREIGN_WORKFLOW = {
@@ -31,7 +31,7 @@ def argo(server: ApiServer) -> ArgoServer:
 
 @pytest.fixture
 def workflow() -> dict[str, Any]:
-    return workflows.build_submission(manifest(), {}, "models")
+    return workflows.build_submission(make_manifest(), {}, "models")
 
 
 def test_foreign_workflows_that_hera_rejects_do_not_hide_duplicates(
@@ -63,7 +63,9 @@ def test_the_option_yes_skips_the_search_for_duplicates(
     file = tmp_path / "workflow.yaml"
     file.write_text(
         json.dumps(
-            manifest(templates=[{"name": "main", "container": {"image": "a:1", "command": ["b"]}}])
+            make_manifest(
+                templates=[{"name": "main", "container": {"image": "a:1", "command": ["b"]}}]
+            )
         )
     )
 
@@ -145,7 +147,7 @@ def test_a_workflow_is_submitted_to_the_server_of_another_home(
         monkeypatch.setenv("ARGO_TOKEN", f"Bearer {api.token}")
         client = ArgoServer.from_url(api.url, "argo")
         assert client
-        workflow = hello("submitted")
+        workflow = make_hello_workflow("submitted")
         client.submit(workflow)
         api.wait("submitted")
         assert client.read("submitted")["status"]["phase"] == "Succeeded"

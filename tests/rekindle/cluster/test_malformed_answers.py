@@ -113,7 +113,7 @@ def test_a_platform_check_has_results_after_a_malformed_answer(
 
 
 def answer_with_versions(server: MlflowServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let MLflow have two promoted versions, of which the second one is the champion."""
+    """Make the simulated MLflow list two promoted versions; the second one is the champion."""
     versions = [
         {
             **MODEL_VERSION,

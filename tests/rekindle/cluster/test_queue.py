@@ -10,7 +10,13 @@ from rekindle.cluster.queue import describe_waiting_jobs, find_waiting_jobs
 from rekindle.training.cost.pod_requests import QUEUE_LABEL
 from rekindle.view.cluster_overview import format_run
 from tests.rekindle.cluster.server import ApiServer
-from tests.rekindle.cluster.workflows import REASON, WORKFLOWS_AT, WORKLOADS, workflow, workload
+from tests.rekindle.cluster.workflows import (
+    REASON,
+    WORKFLOWS_AT,
+    WORKLOADS,
+    make_kueue_workload,
+    workflow,
+)
 
 
 @pytest.mark.parametrize("version", ["v1beta2", "v1beta1"])
@@ -21,12 +27,12 @@ def test_a_waiting_job_names_its_reason_and_the_jobs_ahead(
         server.refuse("GET", "/apis/kueue.x-k8s.io/v1beta2/", 404, "404 page not found", times=9)
 
     for obj in (
-        workload("demo-1-train", 9, QuotaReserved="False"),
-        workload("late-1-train", 10, QuotaReserved="False"),
-        workload("early-1-train", 1, QuotaReserved="False"),
-        workload("urgent-1-train", 11, priority=5, QuotaReserved="False"),
-        workload("runs-1-train", 2, QuotaReserved="True", Admitted="True"),
-        workload("done-1-train", 3, Finished="True"),
+        make_kueue_workload("demo-1-train", 9, QuotaReserved="False"),
+        make_kueue_workload("late-1-train", 10, QuotaReserved="False"),
+        make_kueue_workload("early-1-train", 1, QuotaReserved="False"),
+        make_kueue_workload("urgent-1-train", 11, priority=5, QuotaReserved="False"),
+        make_kueue_workload("runs-1-train", 2, QuotaReserved="True", Admitted="True"),
+        make_kueue_workload("done-1-train", 3, Finished="True"),
     ):
         server.put(WORKLOADS.format(version), obj)
 
@@ -40,7 +46,7 @@ def test_a_waiting_job_names_its_reason_and_the_jobs_ahead(
 def test_waiting_harvest_workers_are_counted(server: ApiServer, cluster: Cluster) -> None:
     for number in range(3):
         quota, admitted = ("True", "True") if number == 0 else ("False", "False")
-        pod = workload(
+        pod = make_kueue_workload(
             f"demo-1-train-{number}", number, "Pod", QuotaReserved=quota, Admitted=admitted
         )
         server.put(WORKLOADS.format("v1beta2"), pod)
@@ -56,7 +62,7 @@ def test_the_pod_of_a_step_is_not_counted_as_a_harvested_worker(
         "demo-1-prepare-77": {WORKFLOW: "demo-1"},
         "demo-1-train-harvest": {WORKFLOW: "demo-1", REPLICA_TYPE_LABEL: "harvest"},
     }.items():
-        pod = workload(name, 1, "Pod", QuotaReserved="False")
+        pod = make_kueue_workload(name, 1, "Pod", QuotaReserved="False")
         pod["spec"]["podSets"] = [{"name": "main", "template": {"metadata": {"labels": labels}}}]
         server.put(WORKLOADS.format("v1beta2"), pod)
     assert describe_waiting_jobs(cluster, "demo-1") == [
@@ -105,7 +111,7 @@ def test_jobs_of_other_namespaces_with_the_same_quota_are_ahead_too(
     server: ApiServer, cluster: Cluster
 ) -> None:
     api = "/apis/kueue.x-k8s.io/v1beta2"
-    own = workload("demo-1-train", 9, QuotaReserved="False")
+    own = make_kueue_workload("demo-1-train", 9, QuotaReserved="False")
     server.put(WORKLOADS.format("v1beta2"), own)
 
     others: list[dict[str, Any]] = []
@@ -114,7 +120,7 @@ def test_jobs_of_other_namespaces_with_the_same_quota_are_ahead_too(
         ("late-1-train", "vision", 20),
         ("other-quota-1-train", "speech", 2),
     ):
-        other = workload(owner, second, QuotaReserved="False")
+        other = make_kueue_workload(owner, second, QuotaReserved="False")
         other["metadata"]["namespace"] = namespace
         others.append(other)
     server.fixed[f"{api}/workloads"] = {"items": others, "metadata": {}}
@@ -148,7 +154,9 @@ def test_a_user_of_one_namespace_sees_the_jobs_of_this_namespace(
     for kind in ("workloads", "localqueues"):
         server.refuse("GET", f"v1beta2/{kind}", 403, forbidden, times=9)
     for owner, second in (("demo-1-train", 9), ("early-1-train", 1)):
-        server.put(WORKLOADS.format("v1beta2"), workload(owner, second, QuotaReserved="False"))
+        server.put(
+            WORKLOADS.format("v1beta2"), make_kueue_workload(owner, second, QuotaReserved="False")
+        )
 
     (waiting_job,) = find_waiting_jobs(cluster, "demo-1")
     assert waiting_job.behind == ("early-1-train",)

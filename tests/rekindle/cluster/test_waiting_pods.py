@@ -8,7 +8,7 @@ from argolocal.view.runs import format_steps_table
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.cluster.waiting_pods import add_waiting_reasons, find_waiting_reason
 from tests.rekindle.cluster.server import ApiServer, status
-from tests.rekindle.cluster.workflows import REASON, WORKLOADS, node, workload
+from tests.rekindle.cluster.workflows import REASON, WORKLOADS, make_kueue_workload, node
 
 PODS_AT = "/api/v1/namespaces/models/pods"
 EVENTS_AT = "/api/v1/namespaces/models/events"
@@ -179,7 +179,9 @@ def test_a_job_without_pods_has_the_reason_of_its_controller_or_queue(
 
     server.objects[EVENTS_AT].clear()
     assert described(cluster, training())[0] == ("Running", "")
-    server.put(WORKLOADS.format("v1beta2"), workload("demo-train", 1, QuotaReserved="False"))
+    server.put(
+        WORKLOADS.format("v1beta2"), make_kueue_workload("demo-train", 1, QuotaReserved="False")
+    )
     assert described(cluster, training())[0] == ("Pending", f"waits in the queue train: {REASON}")
 
 

@@ -17,7 +17,7 @@ from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
 from rekindle.cluster.workflows import SHA256_ANNOTATION
 from rekindle.errors import ConfigError, RekindleError
 from tests.rekindle.cluster.server import ApiServer, status
-from tests.rekindle.cluster.workflows import WORKFLOWS_AT, manifest, node
+from tests.rekindle.cluster.workflows import WORKFLOWS_AT, make_manifest, node
 
 ARGO = "/apis/argoproj.io/v1alpha1/namespaces/models"
 PODS_AT = "/api/v1/namespaces/models/pods"
@@ -76,7 +76,7 @@ def pod(name: str, node_id: str) -> dict[str, Any]:
 
 
 def test_a_submitted_workflow_has_the_same_hash_as_a_local_run():
-    plain = manifest()
+    plain = make_manifest()
     submitted = workflows.build_submission(plain, {"n": "2"}, "models")
     assert submitted["metadata"]["annotations"][workflows.SHA256_ANNOTATION] == manifest_sha256(
         plain
@@ -90,7 +90,7 @@ def test_a_submitted_workflow_has_the_same_hash_as_a_local_run():
 
 
 def test_references_to_templates_are_submitted_unchanged():
-    plain = manifest(workflowTemplateRef={"name": "cards"})
+    plain = make_manifest(workflowTemplateRef={"name": "cards"})
     del plain["spec"]["arguments"]
     submitted = workflows.build_submission(plain, {"n": "2"}, "models")
     assert submitted["spec"]["workflowTemplateRef"] == {"name": "cards"}
@@ -98,10 +98,10 @@ def test_references_to_templates_are_submitted_unchanged():
 
 
 def test_a_submit_with_a_lost_answer_creates_one_run(server: ApiServer, cluster: Cluster):
-    submitted = workflows.build_submission(manifest(), {}, "models")
+    submitted = workflows.build_submission(make_manifest(), {}, "models")
     cluster.create(WORKFLOWS, submitted)
     assert workflows.submit(cluster, submitted)["metadata"]["name"] == submitted["metadata"]["name"]
-    other = workflows.build_submission(manifest(), {}, "models")
+    other = workflows.build_submission(make_manifest(), {}, "models")
     other["metadata"]["name"] = submitted["metadata"]["name"]
     with pytest.raises(ConfigError, match="exists already"):
         workflows.submit(cluster, other)
@@ -110,21 +110,21 @@ def test_a_submit_with_a_lost_answer_creates_one_run(server: ApiServer, cluster:
 def test_only_active_runs_with_equal_manifest_and_parameters_are_duplicates(
     server: ApiServer, cluster: Cluster
 ):
-    first_submission = workflows.build_submission(manifest(), {}, "models")
+    first_submission = workflows.build_submission(make_manifest(), {}, "models")
     workflows.submit(cluster, first_submission)
-    equal_submission = workflows.build_submission(manifest(), {}, "models")
+    equal_submission = workflows.build_submission(make_manifest(), {}, "models")
     assert (
         workflows.find_duplicate(cluster, equal_submission) == first_submission["metadata"]["name"]
     )
     assert (
         workflows.find_duplicate(
-            cluster, workflows.build_submission(manifest(), {"n": "2"}, "models")
+            cluster, workflows.build_submission(make_manifest(), {"n": "2"}, "models")
         )
         is None
     )
     assert (
         workflows.find_duplicate(
-            cluster, workflows.build_submission(manifest(onExit="x"), {}, "models")
+            cluster, workflows.build_submission(make_manifest(onExit="x"), {}, "models")
         )
         is None
     )
@@ -306,7 +306,7 @@ def test_schedule_prints_changes_and_keeps_fields_that_others_have_set(
     server: ApiServer, cluster: Cluster
 ):
     job = {"manifest": '{\n "kind": "Job",\n "replicas": 3\n}'}
-    template = manifest(
+    template = make_manifest(
         templates=[{"name": "main", "container": {"image": "a"}}, {"name": "job", "resource": job}]
     )
     template["kind"] = "WorkflowTemplate"
@@ -352,7 +352,7 @@ def test_argo_has_time_to_read_a_new_template_before_the_schedule_exists(
     # the module's name, not the function of `time`: threads of other tests also sleep
     clock = SimpleNamespace(sleep=lambda seconds: delays.append((seconds, kinds())))
     monkeypatch.setattr(workflows, "time", clock)
-    template = manifest() | {"kind": "WorkflowTemplate", "metadata": {"name": "cards"}}
+    template = make_manifest() | {"kind": "WorkflowTemplate", "metadata": {"name": "cards"}}
 
     cron = {
         "kind": "CronWorkflow",
@@ -369,4 +369,4 @@ def test_argo_has_time_to_read_a_new_template_before_the_schedule_exists(
 def test_the_error_of_a_refused_submit_has_the_servers_reason(server: ApiServer, cluster: Cluster):
     server.refuse("POST", "workflows", 422, status(422, "Invalid", "spec is wrong"))
     with pytest.raises(ConfigError, match="spec is wrong"):
-        workflows.submit(cluster, workflows.build_submission(manifest(), {}, "models"))
+        workflows.submit(cluster, workflows.build_submission(make_manifest(), {}, "models"))

@@ -9,7 +9,7 @@ def workflow(name: str, phase: str = "Running") -> dict[str, Any]:
     return {"kind": "Workflow", "metadata": {"name": name}, "spec": {}, "status": {"phase": phase}}
 
 
-def manifest(**spec: Any) -> dict[str, Any]:
+def make_manifest(**spec: Any) -> dict[str, Any]:
     return {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "Workflow",
@@ -47,7 +47,7 @@ REASON = (
 )
 
 
-def workload(
+def make_kueue_workload(
     owner: str, start_second: int, kind: str = "PyTorchJob", priority: int = 0, **conditions: str
 ) -> dict[str, Any]:
     states = [

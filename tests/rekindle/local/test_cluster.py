@@ -24,7 +24,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
     return LocalCluster(tmp_path)
 
 
-def manifest(container: dict) -> dict:
+def make_manifest(container: dict) -> dict:
     return build_workflow(builders.workflow({"name": "main", "container": container}))
 
 
@@ -39,7 +39,7 @@ def test_pods_get_the_addresses_and_credentials_of_the_services(cluster: LocalCl
         "command": ["true"],
         "envFrom": [{"secretRef": {"name": "rekindle-s3"}}],
     }
-    assert check_workflow(manifest(container), cluster) == []
+    assert check_workflow(make_manifest(container), cluster) == []
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_pods_get_the_addresses_and_credentials_of_the_services(cluster: LocalCl
 def test_an_image_of_this_repository_is_recognized_by_its_command(
     command: list[str], cluster: LocalCluster
 ) -> None:
-    checked = manifest(
+    checked = make_manifest(
         {"image": "registry.example/mine@sha256:0", "command": command[:1], "args": command[1:]}
     )
     if command[1:]:

@@ -22,7 +22,7 @@ from rekindle.release.release_files import download, download_champion
 from rekindle.storage import Store
 from steps import evaluate, release
 from tests.rekindle.program import slopes
-from tests.rekindle.serving.running import Running
+from tests.rekindle.serving.running import RunningServer
 
 WORKLOAD = slopes.__name__
 
@@ -114,7 +114,7 @@ def test_a_result_is_released_served_and_loaded_by_mlflow(
     }
     assert download_champion(s3, released.model_uri, tmp_path / "champion")
 
-    with Running(f"--model={released.model_uri}") as server:
+    with RunningServer(f"--model={released.model_uri}") as server:
         server.until_ready()
         body = {"instances": [{"x": 3}, {"x": 0, "about": True}]}
         answer = server.client.post(f"/v1/models/{name}:predict", json=body)

@@ -23,7 +23,7 @@ from rekindle.release.release_files import EXAMPLE_FILE
 from rekindle.storage import Store, file_sha256
 from rekindle.workload import prepare
 from tests.rekindle.release import every_type
-from tests.rekindle.serving.running import Running
+from tests.rekindle.serving.running import RunningServer
 
 PLACE = {"zone": 3, "name": "here"}
 FULL_INSTANCE: dict[str, Any] = {
@@ -113,10 +113,10 @@ PYTHON: dict[str, Callable[[Any], Any]] = {
 Answer = Callable[[list[dict[str, Any]]], Any]
 
 
-class Served:
+class ServedRelease:
     """A release in an MLflow model and a server."""
 
-    def __init__(self, folder: Path, server: Running) -> None:
+    def __init__(self, folder: Path, server: RunningServer) -> None:
         # takes seconds, and each process of xdist imports this file
         import mlflow
         from mlflow.pyfunc.scoring_server import init
@@ -136,7 +136,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(
     tmp_path_factory: pytest.TempPathFactory, s3_environment: dict[str, str]
-) -> Iterator[Served]:
+) -> Iterator[ServedRelease]:
     folder = tmp_path_factory.mktemp("release") / "release"
     prepare(every_type, every_type.Data(source="none"), folder)
     save_file({"slope": torch.zeros(1)}, folder / "model.safetensors")
@@ -169,9 +169,9 @@ def served(
     store.upload(folder, prefix)
     variables: Any = s3_environment
 
-    with Running(f"--model={prefix}", **variables) as server:
+    with RunningServer(f"--model={prefix}", **variables) as server:
         server.until_ready()
-        yield Served(folder, server)
+        yield ServedRelease(folder, server)
 
 
 def objects(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -250,7 +250,9 @@ FRAMES = (
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: frame.__name__)
-def test_mlflow_predicts_what_the_server_predicts(served: Served, frame: Any, rows: str) -> None:
+def test_mlflow_predicts_what_the_server_predicts(
+    served: ServedRelease, frame: Any, rows: str
+) -> None:
     expected = served.answer(ROWS[rows])
     assert expected
     assert all(EMPTY_INSTANCE.keys() < prediction.keys() for prediction in expected)
@@ -262,7 +264,7 @@ def test_mlflow_predicts_what_the_server_predicts(served: Served, frame: Any, ro
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("form", ["dataframe_records", "dataframe_split", "inputs"])
 def test_mlflows_server_predicts_what_the_server_predicts(
-    served: Served, form: str, rows: str
+    served: ServedRelease, form: str, rows: str
 ) -> None:
     instances = ROWS[rows]
     table = columns(instances)
@@ -295,7 +297,7 @@ def test_mlflows_server_predicts_what_the_server_predicts(
     ],
 )
 def test_what_the_server_refuses_mlflow_refuses_by_its_name(
-    served: Served, change: dict[str, Any], message: str
+    served: ServedRelease, change: dict[str, Any], message: str
 ) -> None:
     if not any(isinstance(value, (float, list)) and value != 1.5 for value in change.values()):
         assert served.answer([FULL_INSTANCE | change]) is None
@@ -318,7 +320,7 @@ def test_what_the_server_refuses_mlflow_refuses_by_its_name(
     ],
 )
 def test_a_missing_value_is_left_out_and_none_is_null(
-    served: Served, values: Any, expected: int | None
+    served: ServedRelease, values: Any, expected: int | None
 ) -> None:
     if isinstance(values, list):
         frame = pd.DataFrame([FULL_INSTANCE | row for row in values])
@@ -327,7 +329,7 @@ def test_a_missing_value_is_left_out_and_none_is_null(
     assert served.model.predict(frame)[0]["three"] == expected
 
 
-def test_large_integers_keep_their_digits_or_are_refused(served: Served) -> None:
+def test_large_integers_keep_their_digits_or_are_refused(served: ServedRelease) -> None:
     rows = [FULL_INSTANCE | {"maybe_id": 2**60 + 1}, EMPTY_INSTANCE]
     exact = pd.DataFrame(rows, dtype=object).astype({"maybe_id": "Int64"})
     assert served.model.predict(exact) == served.answer(rows)

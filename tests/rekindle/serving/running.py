@@ -59,7 +59,7 @@ MODEL = "/v1/models/echo"
 PREDICT = f"{MODEL}:predict"
 
 
-class Running:
+class RunningServer:
     """`rekindle step steps.serve` on a free port, until the block ends."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Running:
         self.url = match[1]
         self.client.base_url = self.url
 
-    def __enter__(self) -> "Running":
+    def __enter__(self) -> "RunningServer":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -127,12 +127,12 @@ class Running:
         return self.process.returncode, log
 
 
-def connect(server: Running) -> socket.socket:
+def connect(server: RunningServer) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=30)
 
 
-def refuses_connections(server: Running) -> bool:
+def refuses_connections(server: RunningServer) -> bool:
     try:
         connect(server).close()
     except ConnectionRefusedError:
@@ -165,7 +165,7 @@ class Gate:
         )
 
     def hold(
-        self, server: Running, pool: ThreadPoolExecutor, **instance: Any
+        self, server: RunningServer, pool: ThreadPoolExecutor, **instance: Any
     ) -> Future[httpx.Response]:
         """Send a request that the model works on until the gate opens."""
         answer = pool.submit(server.predict, {"id": "a", "gate": str(self.path), **instance})

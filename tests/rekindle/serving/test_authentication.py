@@ -6,15 +6,15 @@ import pytest
 
 from rekindle.errors import ConfigError, DataError
 from rekindle.release.model_client import ModelClient
-from tests.rekindle.serving.running import MODEL, PREDICT, SERVER_PREFIX, Running
+from tests.rekindle.serving.running import MODEL, PREDICT, SERVER_PREFIX, RunningServer
 
 INSTANCE = {"id": "a"}
 TOKENS = "first-token\nsecond-token"
 
 
 @pytest.fixture(scope="module")
-def token_server(sha256: str) -> Iterator[Running]:
-    with Running(f"--model={SERVER_PREFIX}", REKINDLE_TOKEN=TOKENS) as running:
+def token_server(sha256: str) -> Iterator[RunningServer]:
+    with RunningServer(f"--model={SERVER_PREFIX}", REKINDLE_TOKEN=TOKENS) as running:
         running.until_ready()  # probes need no token
         yield running
 
@@ -24,7 +24,7 @@ def token_server(sha256: str) -> Iterator[Running]:
     ["", "Bearer", "Bearer first", "Basic first-token", "Bearer first-token,x", "first-token"],
 )
 def test_a_request_without_one_of_the_tokens_gets_no_answer_of_the_model(
-    token_server: Running, header: str
+    token_server: RunningServer, header: str
 ) -> None:
     headers = {"authorization": header} if header else {}
     for path in (
@@ -46,7 +46,7 @@ def test_a_request_without_one_of_the_tokens_gets_no_answer_of_the_model(
     assert token_server.client.request("HEAD", MODEL, headers=headers).status_code == 401
 
 
-def test_each_token_of_the_secret_is_accepted(token_server: Running) -> None:
+def test_each_token_of_the_secret_is_accepted(token_server: RunningServer) -> None:
     for token in ("first-token", "second-token"):
         for scheme in ("Bearer", "bearer"):
             headers = {"authorization": f"{scheme} {token}"}
@@ -68,7 +68,7 @@ def test_each_token_of_the_secret_is_accepted(token_server: Running) -> None:
 
 
 def test_probes_and_metrics_need_no_token_and_rejected_requests_do_not_count_as_failures(
-    token_server: Running,
+    token_server: RunningServer,
 ) -> None:
     assert (
         token_server.client.get("/health/live").status_code
@@ -80,7 +80,7 @@ def test_probes_and_metrics_need_no_token_and_rejected_requests_do_not_count_as_
 
 
 def test_verify_sends_the_first_token(
-    token_server: Running, sha256: str, monkeypatch: pytest.MonkeyPatch
+    token_server: RunningServer, sha256: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = ModelClient(token_server.url, "echo", sha256, deadline_seconds=0)
     with pytest.raises(DataError, match="answered 401"):
@@ -104,7 +104,7 @@ def test_credentials_of_another_kind_are_not_sent_and_not_shown(
 
 
 def test_a_server_with_an_empty_token_does_not_start() -> None:
-    with Running(f"--model={SERVER_PREFIX}", REKINDLE_TOKEN=" \n", listens=False) as running:
+    with RunningServer(f"--model={SERVER_PREFIX}", REKINDLE_TOKEN=" \n", listens=False) as running:
         code, log = running.end()
     assert code == 78
     assert "REKINDLE_TOKEN contains no token" in log

@@ -17,7 +17,7 @@ from tests.rekindle.serving.running import (
     MODEL,
     PREDICT,
     Gate,
-    Running,
+    RunningServer,
     connect,
     prefix_of,
     refuses_connections,
@@ -42,8 +42,8 @@ def stored(s3_environment: dict[str, str]) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with Running(f"--model={PREFIX}", "--body-seconds=0.3") as running:
+def server() -> Iterator[RunningServer]:
+    with RunningServer(f"--model={PREFIX}", "--body-seconds=0.3") as running:
         running.until_ready()
         yield running
 
@@ -88,7 +88,9 @@ def ask(client: socket.socket, text: bytes = HEAD + BODY) -> tuple[int, str]:
         pytest.param([HEAD.replace(b"1.1", b"1.0") + BODY[:9]], id="half a body of HTTP 1.0"),
     ],
 )
-def test_a_request_that_never_ends_is_disconnected(server: Running, requests: list[bytes]) -> None:
+def test_a_request_that_never_ends_is_disconnected(
+    server: RunningServer, requests: list[bytes]
+) -> None:
     with connect(server) as client:
         for text in requests:
             client.sendall(text)
@@ -103,7 +105,7 @@ def test_a_request_that_never_ends_is_disconnected(server: Running, requests: li
 
 
 @pytest.mark.parametrize("text", [GET + HEAD[:-4] + b"\r\nx: ", GET + HEAD], ids=["head", "body"])
-def test_occasional_bytes_do_not_keep_a_request_alive(server: Running, text: bytes) -> None:
+def test_occasional_bytes_do_not_keep_a_request_alive(server: RunningServer, text: bytes) -> None:
     with connect(server) as client:
         assert ask(client, text)[0] == 200
         client.settimeout(0.1)
@@ -123,7 +125,7 @@ def test_occasional_bytes_do_not_keep_a_request_alive(server: Running, text: byt
 @pytest.mark.slow
 def test_head_and_body_have_one_deadline_together() -> None:
     """Else a last request of a shutdown could take twice the time that the shutdown allows for."""
-    with Running(f"--model={PREFIX}", "--body-seconds=4") as server:
+    with RunningServer(f"--model={PREFIX}", "--body-seconds=4") as server:
         server.until_ready()
         with connect(server) as slow_head, connect(server) as later:
             slow_head.sendall(HEAD[:9])
@@ -142,8 +144,8 @@ def wait_for_nothing(client: socket.socket) -> None:
 
 
 @pytest.fixture(scope="module")
-def small() -> Iterator[Running]:
-    with Running(f"--model={PREFIX}", "--body-seconds=60", descriptors=256) as running:
+def small() -> Iterator[RunningServer]:
+    with RunningServer(f"--model={PREFIX}", "--body-seconds=60", descriptors=256) as running:
         running.until_ready()
         yield running
 
@@ -153,7 +155,7 @@ def small() -> Iterator[Running]:
     "start", [b"", b"POST /v1/mod", GET, HEAD + BODY[:9]], ids=["silent", "head", "idle", "body"]
 )
 def test_thousands_of_connections_do_not_block_other_clients(
-    small: Running, start: bytes, count: int
+    small: RunningServer, start: bytes, count: int
 ) -> None:
     clients: list[socket.socket] = []
 
@@ -185,7 +187,7 @@ def test_thousands_of_connections_do_not_block_other_clients(
     )
 
 
-def test_slow_requests_make_room_for_a_client_that_has_just_connected(small: Running) -> None:
+def test_slow_requests_make_room_for_a_client_that_has_just_connected(small: RunningServer) -> None:
     with ExitStack() as stack:
         for _ in range(300):
             stack.enter_context(connect(small)).sendall(HEAD + BODY[:9])
@@ -222,7 +224,10 @@ def get_connection_state(client: socket.socket) -> str:
 @pytest.mark.slow
 def test_requests_beyond_the_connection_limit_are_rejected(tmp_path: Path) -> None:
     flags = ("--body-seconds=60", "--max-waiting=1000")
-    with Running(f"--model={PREFIX}", *flags, descriptors=256) as server, Gate(tmp_path) as gate:
+    with (
+        RunningServer(f"--model={PREFIX}", *flags, descriptors=256) as server,
+        Gate(tmp_path) as gate,
+    ):
         server.until_ready()
         slow = BODY.replace(b'"a"', f'"a","gate":"{gate.path}"'.encode())
 
@@ -240,7 +245,7 @@ def test_requests_beyond_the_connection_limit_are_rejected(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_server_without_descriptors_fails_with_an_error() -> None:
-    with Running(f"--model={PREFIX}", descriptors=70, listens=False) as server:
+    with RunningServer(f"--model={PREFIX}", descriptors=70, listens=False) as server:
         code, log = server.end()
     assert code == 78
     assert "the limit of open files is 70" in log
@@ -248,11 +253,13 @@ def test_a_server_without_descriptors_fails_with_an_error() -> None:
 
 
 @pytest.fixture
-def draining(request: pytest.FixtureRequest) -> Iterator[tuple[Running, list[socket.socket]]]:
+def draining(request: pytest.FixtureRequest) -> Iterator[tuple[RunningServer, list[socket.socket]]]:
     """Start a server and drain it, with clients that keep their connections; parameter: grace
     seconds."""
     grace = getattr(request, "param", 5)
-    with Running(f"--model={PREFIX}", "--drain-seconds=0.2", f"--grace-seconds={grace}") as server:
+    with RunningServer(
+        f"--model={PREFIX}", "--drain-seconds=0.2", f"--grace-seconds={grace}"
+    ) as server:
         server.until_ready()
         server.client.close()
         kept_connections = [connect(server) for _ in range(20)]
@@ -263,7 +270,7 @@ def draining(request: pytest.FixtureRequest) -> Iterator[tuple[Running, list[soc
 
 
 def test_an_open_connection_is_answered_after_the_drain_and_closed(
-    draining: tuple[Running, list[socket.socket]],
+    draining: tuple[RunningServer, list[socket.socket]],
 ) -> None:
     server, kept_connections = draining
     for client in kept_connections:
@@ -278,7 +285,7 @@ def test_an_open_connection_is_answered_after_the_drain_and_closed(
 @pytest.mark.parametrize("draining", [0.5], indirect=True)
 @pytest.mark.parametrize("sent_bytes", [9, len(HEAD) + 9], ids=["head", "body"])
 def test_a_request_that_begins_in_the_grace_period_is_answered_after_it(
-    draining: tuple[Running, list[socket.socket]], sent_bytes: int
+    draining: tuple[RunningServer, list[socket.socket]], sent_bytes: int
 ) -> None:
     server, kept_connections = draining
     slow_client, *idle_clients = kept_connections
@@ -294,7 +301,7 @@ def test_a_request_that_begins_in_the_grace_period_is_answered_after_it(
 @pytest.mark.slow
 @pytest.mark.parametrize("draining", [0.5], indirect=True)
 def test_an_idle_connection_is_closed_after_the_grace_period(
-    draining: tuple[Running, list[socket.socket]],
+    draining: tuple[RunningServer, list[socket.socket]],
 ) -> None:
     server, kept_connections = draining
     assert {client.recv(1) for client in kept_connections} == {b""}
@@ -305,7 +312,7 @@ def test_an_idle_connection_is_closed_after_the_grace_period(
 
 @pytest.mark.slow
 def test_pipelined_requests_are_all_answered_after_the_drain(
-    draining: tuple[Running, list[socket.socket]],
+    draining: tuple[RunningServer, list[socket.socket]],
 ) -> None:
     _, kept_connections = draining
     kept_connections[0].sendall((HEAD + BODY) * 3 + GET)
@@ -316,7 +323,7 @@ def test_pipelined_requests_are_all_answered_after_the_drain(
 
 @pytest.mark.slow
 def test_a_second_signal_does_not_wait_for_idle_connections() -> None:
-    with Running(f"--model={PREFIX}", "--grace-seconds=600") as server:
+    with RunningServer(f"--model={PREFIX}", "--grace-seconds=600") as server:
         server.until_ready()
         client = connect(server)
         assert ask(client)[0] == 200
@@ -331,7 +338,7 @@ def test_a_second_signal_does_not_wait_for_idle_connections() -> None:
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_no_request_is_lost_at_the_moment_of_sigterm(version: str) -> None:
     text = (HEAD + BODY).replace(b"HTTP/1.1", f"HTTP/{version}".encode())
-    with Running(f"--model={PREFIX}", "--drain-seconds=600") as server:
+    with RunningServer(f"--model={PREFIX}", "--drain-seconds=600") as server:
         server.until_ready()
         answered = list[int]()
         failed = list[Exception]()
@@ -371,7 +378,7 @@ def test_no_request_is_lost_at_the_moment_of_sigterm(version: str) -> None:
 
 @pytest.mark.slow
 def test_a_draining_server_answers_connection_close_at_all_paths() -> None:
-    with Running(f"--model={PREFIX}", "--drain-seconds=60") as server:
+    with RunningServer(f"--model={PREFIX}", "--drain-seconds=60") as server:
         server.until_ready()
         server.process.send_signal(signal.SIGTERM)
         server.until_ready("draining")

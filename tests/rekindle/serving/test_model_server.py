@@ -28,7 +28,7 @@ from tests.rekindle.serving.running import (
     PREDICT,
     SERVER_PREFIX,
     Gate,
-    Running,
+    RunningServer,
     prefix_of,
     refuses_connections,
     release,
@@ -43,8 +43,8 @@ LIMITS = ("--max-bytes=20000", "--max-instances=10", "--max-waiting=6", "--body-
 
 
 @pytest.fixture(scope="module")
-def server(sha256: str) -> Iterator[Running]:
-    with Running(f"--model={SERVER_PREFIX}", *LIMITS) as running:
+def server(sha256: str) -> Iterator[RunningServer]:
+    with RunningServer(f"--model={SERVER_PREFIX}", *LIMITS) as running:
         running.until_ready()
         yield running
 
@@ -61,7 +61,9 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
         yield gate
 
 
-def test_the_answer_has_the_version_and_sha256_of_the_model(server: Running, sha256: str) -> None:
+def test_the_answer_has_the_version_and_sha256_of_the_model(
+    server: RunningServer, sha256: str
+) -> None:
     answer = server.predict({"id": 3}, INSTANCE)
     assert answer.status_code == 200
     assert answer.headers["model-sha256"] == sha256
@@ -71,7 +73,7 @@ def test_the_answer_has_the_version_and_sha256_of_the_model(server: Running, sha
 
 
 def test_the_status_has_the_fields_of_kserve_and_tensorflow_serving(
-    server: Running, sha256: str
+    server: RunningServer, sha256: str
 ) -> None:
     status = server.client.get(MODEL).json()
     assert status["name"] == "echo"
@@ -84,7 +86,7 @@ def test_the_status_has_the_fields_of_kserve_and_tensorflow_serving(
     assert server.client.get("/v1/models").json() == {"models": ["echo"]}
 
 
-def test_the_server_publishes_an_example_request_and_its_schema(server: Running) -> None:
+def test_the_server_publishes_an_example_request_and_its_schema(server: RunningServer) -> None:
     example = server.client.get(f"{MODEL}/example").json()
     assert server.client.post(PREDICT, json=example).status_code == 200
     document = server.client.get("/openapi.json").json()
@@ -102,7 +104,7 @@ def test_the_server_publishes_an_example_request_and_its_schema(server: Running)
     assert "<title>" in server.client.get("/").text
 
 
-def test_a_process_imports_only_the_libraries_of_its_workload(server: Running) -> None:
+def test_a_process_imports_only_the_libraries_of_its_workload(server: RunningServer) -> None:
     assert set(server.predict(INSTANCE).json()["predictions"][0]["loaded"]) <= {"boto3"}
 
 
@@ -143,7 +145,7 @@ def test_a_process_imports_only_the_libraries_of_its_workload(server: Running) -
     ],
 )
 def test_an_invalid_request_gets_an_error_and_does_not_affect_others(
-    server: Running, body: bytes, status: int, message: str
+    server: RunningServer, body: bytes, status: int, message: str
 ) -> None:
     try:
         answer = server.client.post(PREDICT, content=body)
@@ -157,7 +159,7 @@ def test_an_invalid_request_gets_an_error_and_does_not_affect_others(
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT"])
-def test_the_error_for_another_method_names_post(server: Running, method: str) -> None:
+def test_the_error_for_another_method_names_post(server: RunningServer, method: str) -> None:
     answer = server.client.request(method, PREDICT)
     assert answer.status_code == 405
     assert "requires POST" in answer.json()["error"]
@@ -166,7 +168,7 @@ def test_the_error_for_another_method_names_post(server: Running, method: str) -
 @pytest.mark.parametrize(
     "path", ["/v1/score", "/v1/example", "/v1/models/other:predict", "/v1/models/other"]
 )
-def test_the_error_for_a_wrong_path_has_the_right_path(server: Running, path: str) -> None:
+def test_the_error_for_a_wrong_path_has_the_right_path(server: RunningServer, path: str) -> None:
     if "score" in path or "predict" in path:
         answer = server.client.post(path, json={})
     else:
@@ -177,7 +179,7 @@ def test_the_error_for_a_wrong_path_has_the_right_path(server: Running, path: st
 
 @pytest.mark.parametrize("bug", [None, 1])
 def test_waiting_requests_are_batched_and_a_failure_does_not_affect_others(
-    server: Running, pool: ThreadPoolExecutor, gate: Gate, bug: int | None
+    server: RunningServer, pool: ThreadPoolExecutor, gate: Gate, bug: int | None
 ) -> None:
     first_answer = gate.hold(server, pool)
     answers = [pool.submit(server.predict, INSTANCE | {"id": n, "bug": n == bug}) for n in range(4)]
@@ -195,13 +197,13 @@ def test_waiting_requests_are_batched_and_a_failure_does_not_affect_others(
         ]
 
 
-def test_a_body_without_a_content_length_is_limited(server: Running) -> None:
+def test_a_body_without_a_content_length_is_limited(server: RunningServer) -> None:
     answer = server.client.post(PREDICT, content=iter([b" " * 1000] * 30))
     assert answer.status_code == 413
     assert "larger" in answer.json()["error"]
 
 
-def start_request(server: Running) -> socket.socket:
+def start_request(server: RunningServer) -> socket.socket:
     """Connect a client that sends only the start of a request."""
     host, port = server.url.removeprefix("http://").split(":")
     client = socket.create_connection((host, int(port)))
@@ -209,7 +211,7 @@ def start_request(server: Running) -> socket.socket:
     return client
 
 
-def test_slow_clients_do_not_block_others_and_time_out(server: Running) -> None:
+def test_slow_clients_do_not_block_others_and_time_out(server: RunningServer) -> None:
     slow = [start_request(server) for _ in range(40)]  # with --max-waiting=6
     assert [server.predict(INSTANCE).status_code for _ in range(20)] == [200] * 20
     for client in slow:
@@ -229,7 +231,9 @@ def test_clients_that_never_finish_large_bodies_do_not_block_others(
 ) -> None:
     """Other requests, also large ones, are answered, both from another address and from the same
     one."""
-    with Running(f"--model={SERVER_PREFIX}", "--max-bytes=1000000", "--body-seconds=300") as server:
+    with RunningServer(
+        f"--model={SERVER_PREFIX}", "--max-bytes=1000000", "--body-seconds=300"
+    ) as server:
         server.until_ready()
         host, port = server.url.removeprefix("http://").split(":")
         head = f"POST {PREDICT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n".encode()
@@ -260,7 +264,7 @@ def test_clients_that_never_finish_large_bodies_do_not_block_others(
             client.close()
 
 
-def test_clients_that_never_finish_their_headers_are_disconnected(server: Running) -> None:
+def test_clients_that_never_finish_their_headers_are_disconnected(server: RunningServer) -> None:
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as client:
         client.sendall(b"POST /v1/mod")
@@ -269,7 +273,7 @@ def test_clients_that_never_finish_their_headers_are_disconnected(server: Runnin
 
 
 def test_overload_is_rejected_immediately_while_probes_are_answered(
-    server: Running, pool: ThreadPoolExecutor, gate: Gate
+    server: RunningServer, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
     first_answer = gate.hold(server, pool)
     answers = [pool.submit(server.predict, INSTANCE) for _ in range(8)]
@@ -289,7 +293,9 @@ def test_overload_is_rejected_immediately_while_probes_are_answered(
     assert server.client.get("/health/ready").status_code == 200
 
 
-def test_metrics_show_requests_scores_and_the_age_of_the_data(server: Running, sha256: str) -> None:
+def test_metrics_show_requests_scores_and_the_age_of_the_data(
+    server: RunningServer, sha256: str
+) -> None:
     server.predict(INSTANCE, INSTANCE)
     start = datetime.now(UTC)
     text = server.client.get("/metrics").text
@@ -311,7 +317,9 @@ def test_metrics_show_requests_scores_and_the_age_of_the_data(server: Running, s
     assert 'rekindle_instances_bucket{le="2.0"}' in text
 
 
-def test_replayed_instances_are_counted_apart_from_instances_of_clients(server: Running) -> None:
+def test_replayed_instances_are_counted_apart_from_instances_of_clients(
+    server: RunningServer,
+) -> None:
     def counts() -> dict[str, float]:
         text = server.client.get("/metrics").text
         names = r'rekindle_(?:replayed_)?instances_(?:sum|total)|rekindle_model_(?:score|feature)_bucket{.*le="\+Inf"'
@@ -336,7 +344,7 @@ def test_replayed_instances_are_counted_apart_from_instances_of_clients(server: 
     assert len(increase) == 4
 
 
-def test_the_warning_of_a_predictor_is_in_its_answer_and_counted(server: Running) -> None:
+def test_the_warning_of_a_predictor_is_in_its_answer_and_counted(server: RunningServer) -> None:
     def count() -> float:
         [line] = re.findall(
             r'rekindle_warned_requests_total{version="7"} (.*)', server.client.get("/metrics").text
@@ -362,7 +370,9 @@ def test_the_warning_of_a_predictor_is_in_its_answer_and_counted(server: Running
 def test_processes_work_in_parallel_and_warm_up_before_the_server_is_ready(
     sha256: str, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
-    with Running(f"--model={SERVER_PREFIX}", "--processes=2", ECHO_GATE=str(gate.path)) as server:
+    with RunningServer(
+        f"--model={SERVER_PREFIX}", "--processes=2", ECHO_GATE=str(gate.path)
+    ) as server:
         gate.until_reached(processes=2)
         assert server.client.get("/health/live").status_code == 200
         answer = server.client.get("/health/ready")
@@ -391,7 +401,7 @@ def test_a_crash_of_the_model_ends_the_server_after_answering_all_requests(
     sha256: str, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
     with (
-        Running(f"--model={SERVER_PREFIX}", "--processes=2") as server,
+        RunningServer(f"--model={SERVER_PREFIX}", "--processes=2") as server,
         Gate(gate.path.parent) as other_gate,
     ):
         server.until_ready()
@@ -414,7 +424,7 @@ def test_a_crash_of_the_model_ends_the_server_after_answering_all_requests(
 def test_a_batch_in_the_pipe_of_a_crashed_process_is_answered(
     sha256: str, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
-    with Running(f"--model={SERVER_PREFIX}", "--max-batch=2") as server:
+    with RunningServer(f"--model={SERVER_PREFIX}", "--max-batch=2") as server:
         server.until_ready()
         first_answer = gate.hold(server, pool)
         fatal = pool.submit(server.predict, INSTANCE | {"killed": True})
@@ -429,7 +439,7 @@ def test_a_batch_in_the_pipe_of_a_crashed_process_is_answered(
 
 @pytest.mark.slow
 def test_a_killed_server_leaves_no_process(sha256: str) -> None:
-    with Running(f"--model={SERVER_PREFIX}") as server:
+    with RunningServer(f"--model={SERVER_PREFIX}") as server:
         server.until_ready()
         model = psutil.Process(server.predict(INSTANCE).json()["predictions"][0]["pid"])
         os.kill(server.process.pid, signal.SIGKILL)
@@ -439,7 +449,9 @@ def test_a_killed_server_leaves_no_process(sha256: str) -> None:
 def test_after_sigterm_requests_in_flight_and_new_requests_are_answered(
     sha256: str, pool: ThreadPoolExecutor, gate: Gate
 ) -> None:
-    with Running(f"--model={SERVER_PREFIX}", "--processes=2", "--drain-seconds=600") as server:
+    with RunningServer(
+        f"--model={SERVER_PREFIX}", "--processes=2", "--drain-seconds=600"
+    ) as server:
         server.until_ready()
         in_flight = gate.hold(server, pool)
         server.process.send_signal(signal.SIGTERM)
@@ -464,7 +476,7 @@ def test_after_sigterm_requests_in_flight_and_new_requests_are_answered(
 def test_a_second_signal_or_ctrl_c_stops_the_drain(
     sha256: str, signals: list[signal.Signals]
 ) -> None:
-    with Running(f"--model={SERVER_PREFIX}", "--drain-seconds=600") as server:
+    with RunningServer(f"--model={SERVER_PREFIX}", "--drain-seconds=600") as server:
         server.until_ready()
         *first_signals, last_signal = signals
         for number in first_signals:
@@ -480,12 +492,12 @@ def test_a_server_on_a_pod_address_also_listens_on_loopback(sha256: str) -> None
         # sends nothing: it only selects this machine's external address
         sender.connect(("192.0.2.1", 9))
         address = sender.getsockname()[0]
-    with Running(f"--model={SERVER_PREFIX}", f"--host={address}") as server:
+    with RunningServer(f"--model={SERVER_PREFIX}", f"--host={address}") as server:
         loopback = server.url.replace(address, "127.0.0.1")
         assert server.until_ready() == httpx.get(f"{loopback}/health/ready").json()
 
 
-def test_the_error_of_an_address_in_use_names_it(server: Running) -> None:
+def test_the_error_of_an_address_in_use_names_it(server: RunningServer) -> None:
     port = server.url.rpartition(":")[2]
     command = [
         sys.executable,
@@ -504,7 +516,7 @@ def test_the_error_of_an_address_in_use_names_it(server: Running) -> None:
 
 @pytest.mark.slow
 def test_a_server_without_its_release_fails_with_an_error(store: Store) -> None:
-    with Running("--model=releases/nothing/0123456789ab/") as server:
+    with RunningServer("--model=releases/nothing/0123456789ab/") as server:
         code, log = server.end()
     assert code == 1
     assert log.startswith(f"error: {store.uri('releases/nothing/0123456789ab/')} does not exist")
@@ -515,7 +527,7 @@ def test_a_server_without_its_release_fails_with_an_error(store: Store) -> None:
 def test_a_server_whose_model_cannot_be_loaded_fails_with_an_error(store: Store) -> None:
     prefix = prefix_of("unknown", "no.such.workload")
     release(store, prefix, workload="no.such.workload")
-    with Running(f"--model={prefix}") as server:
+    with RunningServer(f"--model={prefix}") as server:
         code, log = server.end()
     assert code == 78
     assert "no.such.workload" in log
@@ -524,7 +536,7 @@ def test_a_server_whose_model_cannot_be_loaded_fails_with_an_error(store: Store)
 
 @pytest.mark.slow
 def test_the_error_of_a_model_that_fails_on_its_example_has_the_line(sha256: str) -> None:
-    with Running(f"--model={SERVER_PREFIX}", ECHO_BUG="1") as server:
+    with RunningServer(f"--model={SERVER_PREFIX}", ECHO_BUG="1") as server:
         code, log = server.end()
     assert code == 70
     last_line = log.splitlines()[-1]

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from rekindle.storage import Store
-from tests.rekindle.serving.running import PREDICT, Running, connect, prefix_of, release
+from tests.rekindle.serving.running import PREDICT, RunningServer, connect, prefix_of, release
 
 PREFIX = prefix_of("protocol")
 BODY = b'{"instances": [{"id": "a"}]}'
@@ -18,12 +18,12 @@ Answers = list[tuple[int, dict[str, str], bytes]]  # status, headers and body of
 
 
 @pytest.fixture(scope="module")
-def server(s3_environment: dict[str, str]) -> Iterator[Running]:
+def server(s3_environment: dict[str, str]) -> Iterator[RunningServer]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3_environment.items():
             patch.setenv(name, value)
         release(Store.from_env(), PREFIX)
-        with Running(f"--model={PREFIX}", "--body-seconds=60") as running:
+        with RunningServer(f"--model={PREFIX}", "--body-seconds=60") as running:
             running.until_ready()
             yield running
 
@@ -62,7 +62,7 @@ SLOW_REQUEST = post(body=b'{"instances": [{"id": "a", "sleep": 0.5}]}')
     [SLOW_REQUEST, SLOW_REQUEST + post() * 2, SLOW_REQUEST + GET, SLOW_REQUEST + GET + b"GE"],
 )
 def test_a_client_that_ends_its_side_of_the_connection_gets_all_answers(
-    server: Running, text: bytes
+    server: RunningServer, text: bytes
 ) -> None:
     with connect(server) as client:
         client.sendall(text)
@@ -74,7 +74,7 @@ def test_a_client_that_ends_its_side_of_the_connection_gets_all_answers(
     ) + [True]
 
 
-def test_a_client_that_ends_its_side_within_a_body_is_disconnected(server: Running) -> None:
+def test_a_client_that_ends_its_side_within_a_body_is_disconnected(server: RunningServer) -> None:
     with connect(server) as client:
         client.sendall(post()[:-1])
         client.shutdown(socket.SHUT_WR)
@@ -82,7 +82,7 @@ def test_a_client_that_ends_its_side_within_a_body_is_disconnected(server: Runni
 
 
 @pytest.mark.parametrize("size", [1 << 20, 1])
-def test_a_request_that_offers_http_2_is_answered(server: Running, size: int) -> None:
+def test_a_request_that_offers_http_2_is_answered(server: RunningServer, size: int) -> None:
     """By default, the client of Java offers HTTP/2 in its first request."""
     offer = (
         "connection: Upgrade, HTTP2-Settings",
@@ -106,7 +106,7 @@ def test_a_request_that_offers_http_2_is_answered(server: Running, size: int) ->
     assert [body[:5] for _, _, body in answers][:2] == [b'{"pre'] * 2
 
 
-def test_an_answer_instead_of_100_continue_closes_the_connection(server: Running) -> None:
+def test_an_answer_instead_of_100_continue_closes_the_connection(server: RunningServer) -> None:
     """Otherwise the server would take the client's next request for the body of the rejected
     one."""
     with connect(server) as client:
@@ -137,7 +137,7 @@ CHUNKED = post("transfer-encoding: chunked", body=b"")
         pytest.param(CHUNKED + b"1;", b"a", id="extension of a chunk"),
     ],
 )
-def test_an_endless_head_is_rejected(server: Running, start: bytes, piece: bytes) -> None:
+def test_an_endless_head_is_rejected(server: RunningServer, start: bytes, piece: bytes) -> None:
     with connect(server) as client:
         client.sendall(start)
         with suppress(ConnectionError):  # the server may have closed the connection
@@ -150,14 +150,14 @@ def test_an_endless_head_is_rejected(server: Running, start: bytes, piece: bytes
     assert "larger than 16,384" in json.loads(body)["error"]
 
 
-def test_a_large_head_and_many_small_chunks_are_accepted(server: Running) -> None:
+def test_a_large_head_and_many_small_chunks_are_accepted(server: RunningServer) -> None:
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY.ljust(20_000)) + b"0\r\n\r\n"
     with connect(server) as client:
         client.sendall(post(LENGTH, f"x: {'a' * 15_000}") * 2 + CHUNKED + chunks)
         assert [status for status, _, _ in receive(client, 3)] == [200] * 3
 
 
-def test_too_many_requests_at_once_are_answered_in_part(server: Running) -> None:
+def test_too_many_requests_at_once_are_answered_in_part(server: RunningServer) -> None:
     """Each waiting request takes a hundred times the memory of its text."""
     with connect(server) as client:
         client.sendall(GET * 90)
@@ -192,7 +192,7 @@ def test_too_many_requests_at_once_are_answered_in_part(server: Running) -> None
     ids=repr,
 )
 def test_a_request_whose_length_is_ambiguous_is_rejected(
-    server: Running, headers: tuple[str, ...]
+    server: RunningServer, headers: tuple[str, ...]
 ) -> None:
     """Otherwise a proxy and the server could disagree about the end of the request."""
     with connect(server) as client:
@@ -203,7 +203,7 @@ def test_a_request_whose_length_is_ambiguous_is_rejected(
 
 
 def test_an_invalid_request_does_not_replace_the_answer_to_the_request_before(
-    server: Running,
+    server: RunningServer,
 ) -> None:
     with connect(server) as client:
         client.sendall(post() + b"\0" + GET)
@@ -213,7 +213,7 @@ def test_an_invalid_request_does_not_replace_the_answer_to_the_request_before(
 
 
 @pytest.mark.parametrize("target", ["x:80", "http://x"])
-def test_the_error_of_an_invalid_url_names_it(server: Running, target: str) -> None:
+def test_the_error_of_an_invalid_url_names_it(server: RunningServer, target: str) -> None:
     with connect(server) as client:
         client.sendall(
             f"{'CONNECT' if target == 'x:80' else 'GET'} {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
@@ -223,7 +223,7 @@ def test_the_error_of_an_invalid_url_names_it(server: Running, target: str) -> N
     assert json.loads(body)["error"] == "the request is not valid HTTP/1.1: invalid URL."
 
 
-def test_a_trailer_is_not_a_header(server: Running) -> None:
+def test_a_trailer_is_not_a_header(server: RunningServer) -> None:
     trailers = b"1c\r\n" + BODY + b"\r\n0\r\nrekindle-replay: 1\r\n\r\n"
     with connect(server) as client:
         client.sendall(CHUNKED + trailers)

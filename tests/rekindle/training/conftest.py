@@ -1,4 +1,5 @@
-"""Checkpoints of one prefix against a real endpoint, and the metadata service of a cloud."""
+"""Fixtures: checkpoints below a key prefix of a real S3 endpoint, and a simulated metadata service
+of a cloud."""
 
 import threading
 from collections.abc import Iterator

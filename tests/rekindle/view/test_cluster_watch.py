@@ -13,7 +13,7 @@ from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
 from rekindle.cluster import workflows
 from tests.rekindle.cli.processes import REKINDLE, rekindle
 from tests.rekindle.cluster.server import ApiServer
-from tests.rekindle.cluster.workflows import WORKFLOWS_AT, manifest, node
+from tests.rekindle.cluster.workflows import WORKFLOWS_AT, make_manifest, node
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -157,7 +157,7 @@ def test_a_watch_reports_a_job_whose_pods_fit_no_node(server: ApiServer, tmp_pat
 
 
 def write_manifest(folder: Path, **spec: Any) -> str:
-    (folder / "w.yaml").write_text(json.dumps(manifest(**spec)))
+    (folder / "w.yaml").write_text(json.dumps(make_manifest(**spec)))
     return str(folder / "w.yaml")
 
 
@@ -185,7 +185,7 @@ def test_a_dry_run_prints_the_submitted_workflow(server: ApiServer, tmp_path: Pa
     assert sent_body["metadata"].pop("namespace") == "models"
     assert printed == sent_body
     result = json.loads(completed.stdout)
-    assert result["manifest_sha256"] == manifest_sha256(manifest(**SPEC))
+    assert result["manifest_sha256"] == manifest_sha256(make_manifest(**SPEC))
     assert result["phase"] == "Pending"
 
 

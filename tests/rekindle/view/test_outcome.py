@@ -10,7 +10,7 @@ from argolocal.view import display
 from rekindle.operations.results import compute_exit_code
 from rekindle.view.outcome import build_outcome, describe_success
 from rekindle.view.progress import LogProgress, find_progress
-from tests.argolocal.view.nodes import ROOT, WORKFLOW, node, status, time_at
+from tests.argolocal.view.nodes import ROOT, WORKFLOW, make_status, node, time_at
 from tests.waiting import until
 
 
@@ -23,7 +23,7 @@ def test_json_has_the_steps_and_the_outputs_of_the_workflow():
         "run_id": "r1",
     }
 
-    done = status(ROOT, node(".prepare", end=2.5), phase="Succeeded", outputs=outputs)
+    done = make_status(ROOT, node(".prepare", end=2.5), phase="Succeeded", outputs=outputs)
     result = build_outcome(WORKFLOW, done, endpoint="http://x")
     assert result["metrics"] == {"ap": 0.71, "auc": None}
     assert result["reason"] == "why"
@@ -87,7 +87,7 @@ def test_a_step_that_reads_the_champion_is_not_a_release(
     )
 
     ended = {
-        **status(ROOT, *judges, ship, phase="Succeeded"),
+        **make_status(ROOT, *judges, ship, phase="Succeeded"),
         "startedAt": time_at(0),
         "finishedAt": time_at(9),
     }
@@ -119,7 +119,7 @@ def test_the_last_evaluation_of_a_step_counts_and_items_of_a_loop_have_their_own
         judge("judge(0)", 1, verdict="release", **step_results),
     ]
 
-    ended = status(ROOT, *repeated[1:], phase="Succeeded")
+    ended = make_status(ROOT, *repeated[1:], phase="Succeeded")
     result = build_outcome(WORKFLOW, ended)
 
     assert result["verdict"] == "keep"
@@ -127,13 +127,13 @@ def test_the_last_evaluation_of_a_step_counts_and_items_of_a_loop_have_their_own
     assert compute_exit_code(ended, is_rekindle_run=True) == 3
 
     named = {"inputs": {"parameters": [{"name": "task-name", "value": "judge-again"}]}}
-    ended = status(ROOT, repeated[0] | named, phase="Succeeded")
+    ended = make_status(ROOT, repeated[0] | named, phase="Succeeded")
     assert [row["task"] for row in build_outcome(WORKFLOW, ended)["verdicts"]] == ["judge-again"]
     loop = [
         judge(f"judge({n}:{n})(1)", 2, verdict=verdict, **step_results)
         for n, verdict in enumerate(("keep", "same"))
     ]
-    rows = build_outcome(WORKFLOW, status(ROOT, *loop, phase="Succeeded"))["verdicts"]
+    rows = build_outcome(WORKFLOW, make_status(ROOT, *loop, phase="Succeeded"))["verdicts"]
     assert [(row["task"], row["verdict"]) for row in rows] == [("judge", "keep"), ("judge", "same")]
 
 
@@ -149,7 +149,7 @@ def test_training_progress_is_shown(tmp_path: Path):
     with display.show_run(
         WORKFLOW, LogProgress(WORKFLOW, tmp_path / "logs", tmp_path / "deployments").of, {}, output
     ) as shown:
-        shown(status(ROOT, node(".train", phase="Running", end=None)))
+        shown(make_status(ROOT, node(".train", phase="Running", end=None)))
         until("the progress line", lambda: "loss" in output.getvalue())
 
     assert "train step 120/600  loss 0.02130  10 234 samples/s  12 s left" in output.getvalue()

@@ -21,7 +21,7 @@ from rekindle.storage import Store
 from steps.monitoring import drift, notify
 from tests.rekindle.hook import Hook
 from tests.rekindle.serving import echo
-from tests.rekindle.serving.running import Running, prefix_of, release
+from tests.rekindle.serving.running import RunningServer, prefix_of, release
 
 RANDOM = random.Random(0)
 
@@ -50,7 +50,7 @@ def model(
     )
     promotion.promote(s3, name, version, "", f"{name}-1")
 
-    with Running(f"--model={prefix}") as server:
+    with RunningServer(f"--model={prefix}") as server:
         server.until_ready()
         host, port = server.url.removeprefix("http://").split(":")
         variable = f"{name}-1".upper().replace("-", "_")

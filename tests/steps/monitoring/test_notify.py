@@ -13,7 +13,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.mlflow_api import RETRIES_VARIABLE
 from steps.monitoring import notify
-from tests.argolocal.view.nodes import ROOT, WORKFLOW, node, status
+from tests.argolocal.view.nodes import ROOT, WORKFLOW, make_status, node
 from tests.rekindle.hook import Hook
 
 FAILED = json.dumps(
@@ -220,9 +220,9 @@ def test_the_run_shows_a_notification_that_was_not_sent() -> None:
     outputs: dict[str, Any] = {
         "outputs": {"parameters": [{"name": "warnings", "value": '["notification not sent: x"]'}]}
     }
-    ended = status(ROOT, node(".train"), node(".onExit.notify", **outputs), phase="Succeeded")
+    ended = make_status(ROOT, node(".train"), node(".onExit.notify", **outputs), phase="Succeeded")
     assert summary.make_json_object(WORKFLOW, ended)["warnings"] == ["notification not sent: x"]
-    failed_status = status(
+    failed_status = make_status(
         ROOT, node(".train", phase="Failed"), node(".onExit.notify", **outputs), phase="Failed"
     )
     assert "warning notification not sent: x" in summary.failure(

@@ -50,7 +50,7 @@ def draw(
     return Drawing(Plan(run), query or {}, is_internal).draw()
 
 
-def labels(graph: Graph) -> list[str]:
+def list_labels(graph: Graph) -> list[str]:
     return [node.label for node in graph.nodes]
 
 
@@ -61,7 +61,7 @@ def parse_query(toggle: str) -> dict[str, str]:
     }
 
 
-def reachable_steps(run: Run) -> set[str]:
+def find_reachable_steps(run: Run) -> set[str]:
     """Return the labels of all steps that are drawn if a user opens every box."""
     seen: set[str] = set()
     queries: list[dict[str, str]] = [{"open": ""}]
@@ -112,14 +112,14 @@ def test_hooks_and_exit_handlers_are_apart(zoo: Run) -> None:
     assert hooks["onExit"].label == "bye"
     assert hooks["onExit"].phase == "Succeeded"
     assert hooks["tails.onExit"].owner == "tails"
-    assert "bye" not in labels(draw(zoo))
+    assert "bye" not in list_labels(draw(zoo))
 
 
 def test_a_group_closes_and_a_loop_opens_by_its_address(zoo: Run) -> None:
     boxes = {node.label: node for node in draw(zoo).nodes}
     closed = draw(zoo, parse_query(boxes["nested"].toggle))
-    assert "in-a" not in labels(closed)
-    assert "s1" in labels(closed)
+    assert "in-a" not in list_labels(closed)
+    assert "s1" in list_labels(closed)
 
     with_items = draw(zoo, parse_query(boxes["loop"].toggle))
     assert [node.label for node in with_items.nodes if node.name.startswith("loop(")] == list(
@@ -129,8 +129,8 @@ def test_a_group_closes_and_a_loop_opens_by_its_address(zoo: Run) -> None:
 
 def test_the_graph_of_one_group_has_an_address(zoo: Run) -> None:
     graph = draw(zoo, {"root": "groups"})
-    assert "flip" not in labels(graph)
-    assert {"s1", "s2", "each"} <= set(labels(graph))
+    assert "flip" not in list_labels(graph)
+    assert {"s1", "s2", "each"} <= set(list_labels(graph))
     assert [crumb.label for crumb in graph.crumbs] == ["zoo", "groups"]
     for address in ("flip", "nothing", "../..", "groups]["):
         with pytest.raises(ConfigError):
@@ -152,8 +152,8 @@ def test_equal_tasks_are_one_box_that_opens() -> None:
     assert graph.hidden
 
     graph = draw(run, parse_query(box.toggle))
-    assert "part-250" in labels(graph)
-    assert "all 300 steps" in labels(graph)
+    assert "part-250" in list_labels(graph)
+    assert "all 300 steps" in list_labels(graph)
 
 
 @pytest.mark.parametrize("template_count", [1, 700])
@@ -171,21 +171,23 @@ def test_a_large_graph_is_drawn_in_few_boxes_and_every_step_is_reachable(
     ]
     run = make_run(tasks, {f"t{i}": "Succeeded" for i in range(count)})
     assert len(draw(run).nodes) <= 60
-    assert reachable_steps(run) == {f"t{i}" for i in range(count)}
+    assert find_reachable_steps(run) == {f"t{i}" for i in range(count)}
 
 
 def test_a_wide_graph_of_different_tasks_is_one_list() -> None:
     tasks = [{"name": f"t{i}", "inline": {**SAY_TEMPLATE, "name": f"say-{i}"}} for i in range(200)]
     graph = draw(make_run(tasks, {}))
     assert len(graph.nodes) == 1
-    assert "all 200 steps" in labels(draw(make_run(tasks, {}), parse_query(graph.nodes[0].toggle)))
+    assert "all 200 steps" in list_labels(
+        draw(make_run(tasks, {}), parse_query(graph.nodes[0].toggle))
+    )
 
 
 def test_a_template_that_calls_itself_ends() -> None:
     run = make_run([say("a"), {"name": "again", "template": "main", "depends": "a"}], {})
-    assert labels(draw(run)).count("again") < 20
+    assert list_labels(draw(run)).count("again") < 20
     graph = draw(run, {"open": "again again.again again.again.again"})
-    assert labels(graph).count("again") == 4
+    assert list_labels(graph).count("again") == 4
 
 
 def test_internal_steps_are_hidden_and_their_dependents_stay_connected() -> None:
@@ -193,12 +195,12 @@ def test_internal_steps_are_hidden_and_their_dependents_stay_connected() -> None
     run = make_run(tasks, {})
 
     graph = draw(run, None, lambda step: step.label == "secret")
-    assert labels(graph) == ["a", "b"]
+    assert list_labels(graph) == ["a", "b"]
     assert len(graph.edges) == 1
     assert graph.internal_count == 1
 
     graph = draw(run, parse_query(graph.internal_link), lambda step: step.label == "secret")
-    assert labels(graph) == ["a", "secret", "b"]
+    assert list_labels(graph) == ["a", "secret", "b"]
 
 
 def test_the_templates_of_a_cluster_are_found() -> None:
@@ -227,13 +229,13 @@ def test_the_templates_of_a_cluster_are_found() -> None:
     }
     run = Run("run", manifest, status, "1")
     plan = Plan(run)
-    assert labels(draw(run)) == ["a", "inner"]
+    assert list_labels(draw(run)) == ["a", "inner"]
     assert plan.path("a[0].inner")[-1].template["name"] == "echo"
 
 
 def test_a_manifest_that_lacks_fields_is_drawn() -> None:
     for manifest in ({}, {"spec": {}}, {"spec": {"entrypoint": "x", "templates": []}}):
-        assert labels(draw(Run("run", manifest, {"phase": "", "nodes": {}}, "1"))) == ["run"]
+        assert list_labels(draw(Run("run", manifest, {"phase": "", "nodes": {}}, "1"))) == ["run"]
 
 
 @pytest.mark.parametrize(

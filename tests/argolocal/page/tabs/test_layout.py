@@ -22,7 +22,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[Size], list[Edge]]:
     return sizes, [(order[source], order[target]) for source, target in edges]
 
 
-def overlap(first_box: Box, second_box: Box) -> bool:
+def do_boxes_overlap(first_box: Box, second_box: Box) -> bool:
     return (
         first_box.x < second_box.x + second_box.width - 0.01
         and second_box.x < first_box.x + first_box.width - 0.01
@@ -37,7 +37,7 @@ def check(layout: Layout, sizes: list[Size]) -> None:
         assert -0.01 <= box.x <= layout.width - box.width + 0.01
         assert -0.01 <= box.y <= layout.height - box.height + 0.01
     for first_box, second_box in combinations(layout.boxes, 2):
-        assert not overlap(first_box, second_box)
+        assert not do_boxes_overlap(first_box, second_box)
 
 
 @given(graphs())
@@ -66,7 +66,7 @@ def test_an_edge_passes_beside_the_boxes_of_other_steps(
         for (x, y), (next_x, next_y) in pairwise(points):
             if x == next_x:
                 line = Box(x, y, 0.1, next_y - y)
-                assert not any(overlap(line, box) for box in other_boxes)
+                assert not any(do_boxes_overlap(line, box) for box in other_boxes)
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30))

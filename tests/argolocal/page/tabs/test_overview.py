@@ -17,7 +17,7 @@ from tests.browser import PageServer
 from tests.waiting import until
 
 
-def overview(page: PageServer, query: str = "") -> dict[str, Any]:
+def get_overview(page: PageServer, query: str = "") -> dict[str, Any]:
     answer = page.get(f"/runs/zoo/overview{query}")
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -45,7 +45,7 @@ def write_log(folder: Path, pod: str, text: str) -> Mapping[str, LogFile]:
 def test_a_failed_run_names_step_message_and_log_first(
     zoo_page: PageServer, browser: Browser
 ) -> None:
-    failure = overview(zoo_page)["failure"]
+    failure = get_overview(zoo_page)["failure"]
     assert failure["step"] == "loop(3:3)"
     assert failure["cause"] == "three is bad"
     assert failure["log"] == ["line before", "error: three is bad"]
@@ -167,7 +167,7 @@ def test_waiting_is_explained() -> None:
 
 
 def test_the_table_contains_every_step(zoo_page: PageServer) -> None:
-    rows = {row["name"]: row for row in overview(zoo_page)["steps"]}
+    rows = {row["name"]: row for row in get_overview(zoo_page)["steps"]}
     assert rows["tails"]["message"] == "not true: flip.result == tails"
     assert rows["flaky"]["message"] == "2 attempts: main: Error (exit code 1)"
     assert rows["loop(3:3)"]["depth"] == 1
@@ -215,11 +215,11 @@ def test_the_graph_is_used_with_the_keyboard(zoo_page: PageServer, browser: Brow
 def test_a_suspended_run_says_how_to_continue(suspended_home: Path) -> None:
     source = LocalRuns(suspended_home)
 
-    def sentences() -> list[str]:
+    def list_sentences() -> list[str]:
         if "waits" not in source.names():
             return []
         run = source.read("waits")
         return describe_waiting(run, lambda name: "") if run.status["nodes"] else []
 
-    [sentence] = until("the run waits for an approval", sentences)
+    [sentence] = until("the run waits for an approval", list_sentences)
     assert "resume waits`" in sentence

@@ -10,7 +10,7 @@ from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
 from tests import builders
-from tests.argolocal.runner.played import scheduler, steps
+from tests.argolocal.runner.played import make_scheduler, steps
 from tests.argolocal.running import execute
 from tests.builders import workflow
 
@@ -21,7 +21,7 @@ WORK = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
 OUT_OUTPUTS = {"parameters": [{"name": "out", "valueFrom": {"path": "/work/out"}}]}
 
 
-def shell(name: str, source: str, *needs: str, **more: Any) -> dict[str, Any]:
+def make_shell_container(name: str, source: str, *needs: str, **more: Any) -> dict[str, Any]:
     dependencies = {"dependencies": list(needs)} if needs else {}
     return builders.shell(source, name=name, **dependencies, **more)
 
@@ -51,10 +51,12 @@ def results_by_name(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
 
 @needs_namespaces
 def test_containers_run_after_their_dependencies_and_share_only_volumes(tmp_path: Path) -> None:
-    first_container = shell("first", "sleep 0.2; echo one > /work/x; echo own > /tmp/x")
-    beside = shell("beside", "echo two > /work/y")
+    first_container = make_shell_container(
+        "first", "sleep 0.2; echo one > /work/x; echo own > /tmp/x"
+    )
+    beside = make_shell_container("beside", "echo two > /work/y")
 
-    main_container = shell(
+    main_container = make_shell_container(
         "main",
         "cat /work/x /work/y > /work/out; cat /tmp/x >> /work/out 2>/dev/null; true",
         "first",
@@ -79,7 +81,7 @@ def test_container_nodes_are_children_of_their_pod_and_parents_of_the_next_step(
     ]
 
     template = {"name": "one", "containerSet": {"containers": containers}}
-    s = scheduler(steps([{"name": "x"}], [{"name": "y"}]), template)
+    s = make_scheduler(steps([{"name": "x"}], [{"name": "y"}]), template)
     (pod,) = s.advance(1)
     assert isinstance(pod, StartPod)
     a, b, c = (s.nodes[pod.containers[name]] for name in "abc")
@@ -109,7 +111,7 @@ def test_container_nodes_are_children_of_their_pod_and_parents_of_the_next_step(
 
 def test_containers_of_a_pod_that_never_ran_fail() -> None:
     containers = [{"name": "a"}, {"name": "b", "dependencies": ["a"]}]
-    s = scheduler({"name": "main", "containerSet": {"containers": containers}})
+    s = make_scheduler({"name": "main", "containerSet": {"containers": containers}})
     (pod,) = s.advance(1)
     s.advance(2, [PodEnded(pod.id, "Error", "init: Error (exit code 64): no such key")])
     nodes = [
@@ -122,8 +124,14 @@ def test_containers_of_a_pod_that_never_ran_fail() -> None:
 def test_dependents_of_a_failed_container_do_not_run_and_name_the_dependency(
     tmp_path: Path,
 ) -> None:
-    chain = shell("a", "exit 3"), shell("b", "touch /work/b", "a"), shell("c", "touch /work/c", "b")
-    main_container = shell("main", "sleep 0.3; ls /work/b /work/c 2>/dev/null | wc -l > /work/out")
+    chain = (
+        make_shell_container("a", "exit 3"),
+        make_shell_container("b", "touch /work/b", "a"),
+        make_shell_container("c", "touch /work/c", "b"),
+    )
+    main_container = make_shell_container(
+        "main", "sleep 0.3; ls /work/b /work/c 2>/dev/null | wc -l > /work/out"
+    )
     status = run_set(tmp_path, *chain, main_container, outputs=OUT_OUTPUTS)
     assert results_by_name(status) == {
         "set": ("Failed", "a: Error (exit code 3)"),
@@ -138,7 +146,9 @@ def test_dependents_of_a_failed_container_do_not_run_and_name_the_dependency(
 
 @needs_namespaces
 def test_the_field_retries_is_the_number_of_attempts_of_a_container(tmp_path: Path) -> None:
-    main_container = shell("main", "echo . >> /work/out; [ $(wc -l < /work/out) = 3 ]")
+    main_container = make_shell_container(
+        "main", "echo . >> /work/out; [ $(wc -l < /work/out) = 3 ]"
+    )
     status = run_set(
         tmp_path,
         main_container,
@@ -160,7 +170,12 @@ def test_a_container_set_past_its_deadline_ends_with_all_its_containers(tmp_path
     main_template = {
         "name": "main",
         "activeDeadlineSeconds": 1,
-        "containerSet": {"containers": [shell("a", "exec sleep 600"), shell("b", "true", "a")]},
+        "containerSet": {
+            "containers": [
+                make_shell_container("a", "exec sleep 600"),
+                make_shell_container("b", "true", "a"),
+            ]
+        },
     }
 
     status = execute(workflow(main_template), {}, LocalCluster(tmp_path))
@@ -179,12 +194,17 @@ def test_a_container_set_past_its_deadline_ends_with_all_its_containers(tmp_path
 def test_the_stdout_of_the_main_container_is_the_result(tmp_path: Path) -> None:
     template = {
         "name": "set",
-        "containerSet": {"containers": [shell("main", "echo hello"), shell("b", "echo other")]},
+        "containerSet": {
+            "containers": [
+                make_shell_container("main", "echo hello"),
+                make_shell_container("b", "echo other"),
+            ]
+        },
     }
     use = {
         "name": "use",
         "inputs": {"parameters": [{"name": "x"}]},
-        "container": shell("c", "true"),
+        "container": make_shell_container("c", "true"),
     }
 
     arguments = {"parameters": [{"name": "x", "value": "{{steps.a.outputs.result}}"}]}
@@ -204,19 +224,36 @@ def test_the_stdout_of_the_main_container_is_the_result(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"containers": []}, r"containers must have at least one container"),
-        ({"containers": [shell("a", ""), shell("a", "")]}, r"each with a different name"),
-        ({"containers": [shell("a", "", "z")]}, r"containers\[0\]\.dependencies names 'z'"),
         (
-            {"containers": [shell("a", "", "b"), shell("b", "", "a")]},
+            {"containers": [make_shell_container("a", ""), make_shell_container("a", "")]},
+            r"each with a different name",
+        ),
+        (
+            {"containers": [make_shell_container("a", "", "z")]},
+            r"containers\[0\]\.dependencies names 'z'",
+        ),
+        (
+            {
+                "containers": [
+                    make_shell_container("a", "", "b"),
+                    make_shell_container("b", "", "a"),
+                ]
+            },
             r"containers depend on each other: ",
         ),
-        ({"containers": [shell("a", "")], "retryStrategy": {"retries": 0}}, r"retries is 0"),
         (
-            {"containers": [shell("a", "")], "retryStrategy": {"retries": 1, "duration": "x"}},
+            {"containers": [make_shell_container("a", "")], "retryStrategy": {"retries": 0}},
+            r"retries is 0",
+        ),
+        (
+            {
+                "containers": [make_shell_container("a", "")],
+                "retryStrategy": {"retries": 1, "duration": "x"},
+            },
             r"duration is 'x'",
         ),
         (
-            {"containers": [{**shell("a", ""), "image": "nginx"}]},
+            {"containers": [{**make_shell_container("a", ""), "image": "nginx"}]},
             r"containers\[0\]\.image is 'nginx'",
         ),
     ],
@@ -231,4 +268,4 @@ def test_an_invalid_container_set_is_rejected_with_the_reason(
 @needs_namespaces
 def test_a_container_set_with_outputs_needs_a_main_container(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r'must include one named "main"'):
-        run_set(tmp_path, shell("a", "true"), outputs=OUT_OUTPUTS)
+        run_set(tmp_path, make_shell_container("a", "true"), outputs=OUT_OUTPUTS)

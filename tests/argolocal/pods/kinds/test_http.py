@@ -19,7 +19,7 @@ from tests.http_server import Answer, HttpServer, Request
 from tests.ports import free_port
 
 
-def echo(request: Request) -> Answer:
+def answer_with_request(request: Request) -> Answer:
     """Return the request as JSON; /404 fails."""
     received = {
         "method": request.method,
@@ -32,7 +32,7 @@ def echo(request: Request) -> Answer:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with HttpServer(echo) as server:
+    with HttpServer(answer_with_request) as server:
         yield server.url
 
 
@@ -232,7 +232,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRe
 """
 
 
-def daemon(port: int, probe: dict[str, Any]) -> dict[str, Any]:
+def make_daemon(port: int, probe: dict[str, Any]) -> dict[str, Any]:
     container = {
         "image": "python",
         "command": ["python", "-c", SERVER, str(port)],
@@ -263,7 +263,7 @@ def test_dependents_of_a_daemon_start_when_its_probe_passes(
     }[kind]
     use = {"name": "use", "container": {"image": "python", "command": ["python", "-c", asks]}}
     steps = [[{"name": "db", "template": "db"}], [{"name": "use", "template": "use"}]]
-    status = run_template(tmp_path, {"name": "main", "steps": steps}, daemon(port, probe), use)
+    status = run_template(tmp_path, {"name": "main", "steps": steps}, make_daemon(port, probe), use)
     assert status["phase"] == "Succeeded", status
 
 
@@ -288,7 +288,7 @@ def test_a_probe_can_read_the_files_of_its_daemon_and_writes_no_log(tmp_path: Pa
 
 
 def test_a_daemon_that_exits_before_it_is_ready_fails(tmp_path: Path, port: int) -> None:
-    db = daemon(port, {"tcpSocket": {"port": port}})
+    db = make_daemon(port, {"tcpSocket": {"port": port}})
     db["container"]["command"] = ["python", "-c", "raise SystemExit(3)"]
     status = run_template(
         tmp_path, {"name": "main", "steps": [[{"name": "db", "template": "db"}]]}, db
@@ -301,8 +301,8 @@ def test_a_daemon_that_exits_before_it_is_ready_fails(tmp_path: Path, port: int)
 
 def test_an_unsupported_probe_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"readinessProbe has 0 of exec, httpGet, tcpSocket"):
-        run_template(tmp_path, daemon(1, {"periodSeconds": 1}))
+        run_template(tmp_path, make_daemon(1, {"periodSeconds": 1}))
     with pytest.raises(
         ConfigError, match=r"tcpSocket\.port must be a number or the name of a container port"
     ):
-        run_template(tmp_path, daemon(1, {"tcpSocket": {"port": "db"}}))
+        run_template(tmp_path, make_daemon(1, {"tcpSocket": {"port": "db"}}))

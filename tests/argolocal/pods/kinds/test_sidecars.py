@@ -12,7 +12,14 @@ from argolocal.engine.scheduler import Scheduler
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import reset_interrupted
-from tests.argolocal.runner.played import dag, leaf, parameters, phase, scheduler, steps
+from tests.argolocal.runner.played import (
+    make_dag,
+    make_leaf,
+    make_scheduler,
+    parameters,
+    phase,
+    steps,
+)
 from tests.argolocal.running import execute
 from tests.builders import shell, workflow
 
@@ -132,12 +139,12 @@ def test_a_sidecar_that_failed_by_itself_fails_the_pod(tmp_path: Path) -> None:
 
 
 def test_steps_know_the_address_of_a_daemon_which_ends_after_them() -> None:
-    use = leaf("use", inputs={"parameters": [{"name": "x"}]})
+    use = make_leaf("use", inputs={"parameters": [{"name": "x"}]})
     arguments = parameters(x="{{steps.db.ip}}")
 
-    s = scheduler(
+    s = make_scheduler(
         steps([{"name": "db"}], [{"name": "use", "template": "use", "arguments": arguments}]),
-        leaf(daemon=True),
+        make_leaf(daemon=True),
         use,
     )
 
@@ -156,10 +163,10 @@ def test_steps_know_the_address_of_a_daemon_which_ends_after_them() -> None:
 
 
 def test_a_daemon_that_ends_before_its_steps_has_failed() -> None:
-    s = scheduler(
-        dag({"name": "db"}, {"name": "use", "depends": "db", "template": "use"}),
-        leaf(daemon=True),
-        leaf("use"),
+    s = make_scheduler(
+        make_dag({"name": "db"}, {"name": "use", "depends": "db", "template": "use"}),
+        make_leaf(daemon=True),
+        make_leaf("use"),
     )
     (db,) = [action for action in s.advance(1) if isinstance(action, StartPod)]
     s.advance(2, [PodStarted(db.id)])
@@ -169,7 +176,9 @@ def test_a_daemon_that_ends_before_its_steps_has_failed() -> None:
 
 def test_a_dead_daemon_is_retried_and_ends_after_its_clients() -> None:
     tasks = {"name": "db"}, {"name": "use", "depends": "db", "template": "use"}
-    s = scheduler(dag(*tasks), leaf(daemon=True, retryStrategy={"limit": 1}), leaf("use"))
+    s = make_scheduler(
+        make_dag(*tasks), make_leaf(daemon=True, retryStrategy={"limit": 1}), make_leaf("use")
+    )
     (first_action,) = s.advance(1)
     (use,) = s.advance(2, [PodStarted(first_action.id)])
     assert s.nodes[use.id]["name"] == "w.use"
@@ -189,8 +198,8 @@ def test_a_dead_daemon_is_retried_and_ends_after_its_clients() -> None:
 
 
 def test_steps_wait_again_for_a_daemon_with_retries_whose_runner_died() -> None:
-    s = scheduler(
-        steps([{"name": "db"}], [{"name": "use", "template": "use"}]), DAEMON, leaf("use")
+    s = make_scheduler(
+        steps([{"name": "db"}], [{"name": "use", "template": "use"}]), DAEMON, make_leaf("use")
     )
     (db,) = s.advance(1)
     assert len(s.advance(2, [PodStarted(db.id)])) == 1
@@ -206,7 +215,7 @@ def test_steps_wait_again_for_a_daemon_with_retries_whose_runner_died() -> None:
     assert resumed_scheduler.nodes[use.id]["name"] == "w[1].use"
 
 
-DAEMON = leaf(daemon=True, retryStrategy={"limit": 1})
+DAEMON = make_leaf(daemon=True, retryStrategy={"limit": 1})
 
 
 @needs_namespaces

@@ -33,7 +33,7 @@ class Case:
     note: str = ""
 
 
-def flags(command: str, *cases: tuple[str, ...]) -> list[Case]:
+def make_flag_cases(command: str, *cases: tuple[str, ...]) -> list[Case]:
     """Return the cases of a command: (flag, arguments, pattern, further command line, its
     pattern)."""
     return [
@@ -42,7 +42,7 @@ def flags(command: str, *cases: tuple[str, ...]) -> list[Case]:
     ]
 
 
-def ignored(command: str, *cases: tuple[str, str, str]) -> list[Case]:
+def make_ignored_cases(command: str, *cases: tuple[str, str, str]) -> list[Case]:
     """Return the cases of flags that `argo` does not send: (flag, arguments, pattern)."""
     return [
         Case(command, flag, f"{command} {arguments}", expect, outcome=IGNORED)
@@ -50,12 +50,12 @@ def ignored(command: str, *cases: tuple[str, str, str]) -> list[Case]:
     ]
 
 
-def differs(command: str, flag: str, arguments: str, expect: str, note: str) -> Case:
+def make_differing_case(command: str, flag: str, arguments: str, expect: str, note: str) -> Case:
     """Return a case whose effect differs from that with an Argo server."""
     return Case(command, flag, f"{command} {arguments}", expect, outcome=DIFFERS, note=note)
 
 
-def refused(command: str, arguments: str, expect: str, note: str) -> Case:
+def make_refused_case(command: str, arguments: str, expect: str, note: str) -> Case:
     """Return a command that is refused."""
     return Case(command, "", f"{command} {arguments}", expect, outcome=REFUSED, note=note)
 
@@ -64,7 +64,7 @@ NO_TIMES = "lines of a log are stored without times: the last change of the log 
 EXISTING = "an Argo server refuses it while the workflow exists"
 
 CASES = [
-    *flags(
+    *make_flag_cases(
         "submit",
         ("", "{files}/hello.yaml", "Name: +w-"),
         (
@@ -112,14 +112,14 @@ CASES = [
         ("--wait", "--wait {files}/hello.yaml", "Succeeded at"),
         ("--watch", "--watch {files}/hello.yaml", "Status: +Succeeded"),
     ),
-    differs(
+    make_differing_case(
         "submit",
         "--serviceaccount",
         "--serviceaccount robot -o json {files}/hello.yaml",
         '"serviceAccountName": "robot"',
         "the workflow keeps it, and its processes have the user of the server",
     ),
-    *flags(
+    *make_flag_cases(
         "list",
         ("", "", "NAME +STATUS"),
         ("--all-namespaces", "-A --prefix {done}", "argo +{done}"),
@@ -136,7 +136,7 @@ CASES = [
         ("--since", "--since 1h -o name", "{done}"),
         ("--status", "--status Failed,Error -o name", "{failed}"),
     ),
-    *flags(
+    *make_flag_cases(
         "get",
         ("", "{done}", "Status: +Succeeded"),
         ("--no-color", "--no-color {done}", "✔ {done}"),
@@ -149,7 +149,7 @@ CASES = [
         ("--output", "-o yaml {done}", "kind: Workflow"),
         ("--status", "--no-color --status Failed {failed}", "second"),
     ),
-    *flags(
+    *make_flag_cases(
         "logs",
         ("", "--no-color {failed}", r"one\n.*two"),
         ("--container", "-c main {done}", "hello"),
@@ -159,28 +159,32 @@ CASES = [
         ("--selector", "-l app=x {done}", "^$"),
         ("--tail", "--no-color --tail 1 {done}", "^{done}: hello$"),
     ),
-    differs(
+    make_differing_case(
         "logs",
         "--previous",
         "--previous {done}",
         "hello",
         "a pod has one log: its containers do not start again",
     ),
-    differs("logs", "--since", "--since 1h {done}", "hello", NO_TIMES),
-    differs("logs", "--since-time", "--since-time 2100-01-01T00:00:00Z {done}", "^$", NO_TIMES),
-    differs("logs", "--timestamps", "--no-color --timestamps {done}", "^{done}: 20.*Z h", NO_TIMES),
-    *flags(
+    make_differing_case("logs", "--since", "--since 1h {done}", "hello", NO_TIMES),
+    make_differing_case(
+        "logs", "--since-time", "--since-time 2100-01-01T00:00:00Z {done}", "^$", NO_TIMES
+    ),
+    make_differing_case(
+        "logs", "--timestamps", "--no-color --timestamps {done}", "^{done}: 20.*Z h", NO_TIMES
+    ),
+    *make_flag_cases(
         "watch",
         ("", "{done}", "Status: +Succeeded"),
         ("--node-field-selector", "--node-field-selector phase=x {done}", "Status: +Succeeded"),
         ("--status", "--status Failed {done}", "Status: +Succeeded"),
     ),
-    *flags(
+    *make_flag_cases(
         "wait",
         ("", "{done}", "{done} Succeeded at"),
         ("--ignore-not-found", "--ignore-not-found nothing", "^$"),
     ),
-    *flags(
+    *make_flag_cases(
         "retry",
         ("", "-p code=0 {failed}", "Status: +(Running|Pending)"),
         (
@@ -205,7 +209,7 @@ CASES = [
         ("--wait", "--wait {failed}", "Failed at"),
         ("--watch", "-p code=0 --watch {failed}", "Status: +Succeeded"),
     ),
-    *flags(
+    *make_flag_cases(
         "resubmit",
         ("", "{done}", "Name: +{done}-"),
         ("--field-selector", "--field-selector metadata.name={done} -o name", "^{done}-"),
@@ -217,8 +221,8 @@ CASES = [
         ("--wait", "--wait {done}", "Succeeded at"),
         ("--watch", "--watch {done}", "Status: +Succeeded"),
     ),
-    *ignored("resubmit", ("--priority", "--priority 3 -o name {done}", "^{done}-")),
-    *flags(
+    *make_ignored_cases("resubmit", ("--priority", "--priority 3 -o name {done}", "^{done}-")),
+    *make_flag_cases(
         "stop",
         ("", "{long}", "workflow {long} stopped", "wait {long}", "Failed at"),
         ("--dry-run", "--dry-run {gated}", "{gated}", "get {gated}", "Status: +Running"),
@@ -239,15 +243,17 @@ CASES = [
         ),
         ("--selector", "-l name={long}", "workflow {long} stopped", "wait {long}", "Failed at"),
     ),
-    *flags(
+    *make_flag_cases(
         "terminate",
         ("", "{long}", "workflow {long} terminated", "wait {long}", "Failed at"),
         ("--dry-run", "--dry-run {gated}", "{gated}", "get {gated}", "Status: +Running"),
         ("--field-selector", "--field-selector metadata.name={long}", "{long} terminated"),
         ("--selector", "-l name={long}", "{long} terminated", "wait {long}", "Failed at"),
     ),
-    *flags("suspend", ("", "{gated}", "suspended", "get {gated} -o json", '"suspend": true')),
-    *flags(
+    *make_flag_cases(
+        "suspend", ("", "{gated}", "suspended", "get {gated} -o json", '"suspend": true')
+    ),
+    *make_flag_cases(
         "resume",
         ("", "{gated}", "resumed", "wait {gated}", "Succeeded at"),
         (
@@ -258,7 +264,7 @@ CASES = [
             "Succeeded at",
         ),
     ),
-    *flags(
+    *make_flag_cases(
         "node",
         (
             "",
@@ -292,7 +298,7 @@ CASES = [
             "workflow values set",
         ),
     ),
-    *flags(
+    *make_flag_cases(
         "delete",
         ("", "{failed}", "'{failed}' deleted", "get {failed}", "not found"),
         ("--all", "--all --dry-run", r"deleted \(dry-run\)"),
@@ -308,7 +314,7 @@ CASES = [
         ("--selector", "-l name={failed}", "'{failed}' deleted"),
         ("--status", "--status Failed --prefix {failed}", "'{failed}' deleted"),
     ),
-    *flags(
+    *make_flag_cases(
         "lint",
         ("", "{files}/hello.yaml", "no linting errors found"),
         ("--kinds", "--kinds workflows {files}/hello.yaml", "no linting errors found"),
@@ -317,7 +323,7 @@ CASES = [
         ("--output", "-o simple {files}/broken.yaml", "broken.yaml.*does not exist"),
         ("--strict", "--strict {files}/unknown-field.yaml", "unknown field"),
     ),
-    *flags(
+    *make_flag_cases(
         "cp",
         ("", "{failed} {files}/{fresh}", "Created"),
         ("--artifact-name", "{failed} {files}/{fresh} --artifact-name x", "Created"),
@@ -326,24 +332,24 @@ CASES = [
         ("--path", "{failed} {files}/{fresh} --path {workflowName}", "Created"),
         ("--template-name", "{failed} {files}/{fresh} --template-name first", "Created"),
     ),
-    *flags(
+    *make_flag_cases(
         "archive list",
         ("", "", "NAME +STATUS"),
         ("--chunk-size", "--chunk-size 1 -o name", "{done}"),
         ("--output", "-o name", "{done}"),
         ("--selector", "-l kind=done -o name", r"\b{done}\b"),
     ),
-    *flags(
+    *make_flag_cases(
         "archive get", ("", "{uid}", "Status: +Failed"), ("--output", "-o json {uid}", "Failed")
     ),
-    *flags("archive delete", ("", "{uid}", "deleted")),
-    *flags("archive list-label-keys", ("", "", "workflows.argoproj.io/phase")),
-    *flags(
+    *make_flag_cases("archive delete", ("", "{uid}", "deleted")),
+    *make_flag_cases("archive list-label-keys", ("", "", "workflows.argoproj.io/phase")),
+    *make_flag_cases(
         "archive list-label-values",
         ("", "-l workflows.argoproj.io/phase", "Succeeded"),
         ("--selector", "-l kind", "done"),
     ),
-    *flags(
+    *make_flag_cases(
         "archive resubmit",
         ("", "{uid}", "Name: "),
         ("--log", "-p code=0 --log {uid}", "two"),
@@ -354,13 +360,15 @@ CASES = [
         ("--wait", "--wait {uid}", "Failed at"),
         ("--watch", "-p code=0 --watch {uid}", "Status: +Succeeded"),
     ),
-    *ignored("archive resubmit", ("--priority", "--priority 3 -o name {uid}", "-")),
-    *ignored(
+    *make_ignored_cases("archive resubmit", ("--priority", "--priority 3 -o name {uid}", "-")),
+    *make_ignored_cases(
         "archive resubmit", ("--field-selector", "--field-selector metadata.name={done}", "^$")
     ),
-    *ignored("archive retry", ("--field-selector", "--field-selector metadata.name={done}", "^$")),
-    differs("archive retry", "", "-p code=0 --wait {uid}", "Succeeded at", EXISTING),
-    *flags(
+    *make_ignored_cases(
+        "archive retry", ("--field-selector", "--field-selector metadata.name={done}", "^$")
+    ),
+    make_differing_case("archive retry", "", "-p code=0 --wait {uid}", "Succeeded at", EXISTING),
+    *make_flag_cases(
         "archive retry",
         ("--log", "-p code=0 --log {uid}", "two"),
         (
@@ -379,33 +387,35 @@ CASES = [
         ("--wait", "--wait {uid}", "Failed at"),
         ("--watch", "-p code=0 --watch {uid}", "Status: +Succeeded"),
     ),
-    *flags("auth token", ("", "", "Bearer ")),
-    *flags("version", ("", "", "argo-server: v4"), ("--short", "--short", "argo-server: v4")),
-    refused(
+    *make_flag_cases("auth token", ("", "", "Bearer ")),
+    *make_flag_cases(
+        "version", ("", "", "argo-server: v4"), ("--short", "--short", "argo-server: v4")
+    ),
+    make_refused_case(
         "sync create",
         "x --type database --limit 3",
         "need an Argo server",
         "limits of semaphores are in ConfigMaps",
     ),
-    refused(
+    make_refused_case(
         "sync get",
         "x --type database",
         "need an Argo server",
         "limits of semaphores are in ConfigMaps",
     ),
-    refused(
+    make_refused_case(
         "sync update",
         "x --type database --limit 3",
         "need an Argo server",
         "limits of semaphores are in ConfigMaps",
     ),
-    refused(
+    make_refused_case(
         "sync delete",
         "x --type database",
         "need an Argo server",
         "limits of semaphores are in ConfigMaps",
     ),
-    refused(
+    make_refused_case(
         "cron backfill",
         "stored --name {fresh} --start 2026-01-01T00:00:00Z --format 2006-01-02T15:04:05Z07:00",
         "is a Workflow, which the local runner does not support",
@@ -427,25 +437,25 @@ def template_cases(command: str, file: str, has_namespace: bool) -> list[Case]:
         ]
     renamed = f"{{files}}/{{fresh}}.{file}"
     return [
-        *flags(
+        *make_flag_cases(
             f"{command} create",
             ("", renamed, "Name: +{fresh}"),
             ("--output", f"-o name {renamed}", "{fresh}"),
             ("--strict", f"--strict {{files}}/unknown-field.{file}", "unknown field"),
         ),
-        *flags(
+        *make_flag_cases(
             f"{command} get",
             ("", "stored", "Name: +stored"),
             ("--output", "-o json stored", '"name": "stored"'),
         ),
-        *flags(f"{command} list", *lists),
-        *flags(
+        *make_flag_cases(f"{command} list", *lists),
+        *make_flag_cases(
             f"{command} update",
             ("", f"{{files}}/stored.{file}", "Name: +stored"),
             ("--output", f"-o name {{files}}/stored.{file}", "stored"),
             ("--strict", f"--strict {{files}}/unknown-field.{file}", "unknown field"),
         ),
-        *flags(
+        *make_flag_cases(
             f"{command} lint",
             ("", f"{{files}}/stored.{file}", "no linting errors"),
             ("--output", f"-o simple {{files}}/stored.{file}", "no linting errors"),
@@ -458,7 +468,7 @@ CASES += template_cases("template", "template.yaml", has_namespace=True)
 CASES += template_cases("cluster-template", "cluster-template.yaml", has_namespace=False)
 CASES += template_cases("cron", "cron.yaml", has_namespace=True)
 SHOW_FRESH = ("{fresh}", "cron get {fresh} -o json")
-CASES += flags(
+CASES += make_flag_cases(
     "cron create",
     ("--entrypoint", "--entrypoint main {files}/{fresh}.cron.yaml", *SHOW_FRESH, "main"),
     ("--generate-name", "--generate-name made- {files}/{fresh}.cron.yaml", "Name: +made-"),
@@ -473,8 +483,10 @@ CASES += flags(
     ("--schedule", "--schedule '1 2 3 4 *' {files}/{fresh}.cron.yaml", "1 2 3 4"),
     ("--serviceaccount", "--serviceaccount robot {files}/{fresh}.cron.yaml", *SHOW_FRESH, "robot"),
 )
-CASES += ignored("cron create", ("--labels", "-l by=me {files}/{fresh}.cron.yaml", "{fresh}"))
-CASES += ignored(
+CASES += make_ignored_cases(
+    "cron create", ("--labels", "-l by=me {files}/{fresh}.cron.yaml", "{fresh}")
+)
+CASES += make_ignored_cases(
     "cron update",
     ("--entrypoint", "--entrypoint other {files}/stored.cron.yaml", "stored"),
     ("--generate-name", "--generate-name made- {files}/stored.cron.yaml", "stored"),
@@ -484,10 +496,10 @@ CASES += ignored(
     ("--parameter-file", "-f {files}/parameters.yaml {files}/stored.cron.yaml", "stored"),
     ("--serviceaccount", "--serviceaccount robot {files}/stored.cron.yaml", "stored"),
 )
-CASES += flags("cron suspend", ("", "stored", "suspended", "cron list", "true"))
-CASES += flags("cron resume", ("", "stored", "resumed", "cron list", "false"))
+CASES += make_flag_cases("cron suspend", ("", "stored", "suspended", "cron list", "true"))
+CASES += make_flag_cases("cron resume", ("", "stored", "resumed", "cron list", "false"))
 for command in ("template", "cluster-template", "cron"):
-    CASES += flags(
+    CASES += make_flag_cases(
         f"{command} delete",
         ("", "nothing", "not found|deleted"),
         ("--all", "--all", "deleted|No |^$"),

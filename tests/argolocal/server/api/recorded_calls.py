@@ -20,9 +20,9 @@ import httpx
 
 from tests.argolocal.server.api.running import (
     Document,
-    cron,
-    gated,
-    hello,
+    make_cron_workflow,
+    make_gated_workflow,
+    make_hello_workflow,
     step,
     steps,
     template,
@@ -147,7 +147,7 @@ def call_invalid(calls: Calls) -> None:
         path = f"/workflows/argo/rec-missing/{action}"
         calls.call(f"{action} missing", "PUT", path, {"name": "rec-missing", "namespace": "argo"})
 
-    without_entrypoint = hello("rec-invalid")
+    without_entrypoint = make_hello_workflow("rec-invalid")
     del without_entrypoint["spec"]["entrypoint"]
     calls.call(
         "create without entrypoint", "POST", "/workflows/argo", {"workflow": without_entrypoint}
@@ -158,7 +158,12 @@ def call_invalid(calls: Calls) -> None:
     calls.call("create unknown template", "POST", "/workflows/argo", {"workflow": unknown_template})
     unknown_tag = workflow(step("main", "echo {{inputs.parameters.x}}"), name="rec-invalid")
     calls.call("lint unknown tag", "POST", "/workflows/argo/lint", {"workflow": unknown_tag})
-    calls.call("lint valid", "POST", "/workflows/argo/lint", {"workflow": hello("rec-linted")})
+    calls.call(
+        "lint valid",
+        "POST",
+        "/workflows/argo/lint",
+        {"workflow": make_hello_workflow("rec-linted")},
+    )
     calls.call("create without body", "POST", "/workflows/argo", {})
     calls.call(
         "submit unknown kind",
@@ -188,7 +193,7 @@ def call_stored_objects(calls: Calls) -> None:
             "template",
             template("rec-stored", "ClusterWorkflowTemplate"),
         ),
-        ("/cron-workflows/argo", "cronWorkflow", cron("rec-stored")),
+        ("/cron-workflows/argo", "cronWorkflow", make_cron_workflow("rec-stored")),
     ]
     for folder, field, example in kinds:
         kind = example["kind"]
@@ -215,10 +220,12 @@ def call_stored_objects(calls: Calls) -> None:
 def call_ended_workflows(calls: Calls) -> None:
     """The objects of workflows that have ended."""
     calls.submit(template_workflow("rec-steps"))
-    calls.submit(failing("rec-failing"))
-    calls.submit(hello("rec-hello"))
-    calls.submit(dag("rec-dag"))
-    calls.call("create again", "POST", "/workflows/argo", {"workflow": hello("rec-hello")})
+    calls.submit(make_failing_workflow("rec-failing"))
+    calls.submit(make_hello_workflow("rec-hello"))
+    calls.submit(make_dag_workflow("rec-dag"))
+    calls.call(
+        "create again", "POST", "/workflows/argo", {"workflow": make_hello_workflow("rec-hello")}
+    )
     calls.wait_for_end("rec-hello", "rec-failing", "rec-steps", "rec-dag")
     for name in ("rec-hello", "rec-failing", "rec-steps", "rec-dag"):
         calls.call(f"get {name}", "GET", f"/workflows/argo/{name}")
@@ -265,7 +272,7 @@ def template_workflow(name: str) -> Document:
     )
 
 
-def failing(name: str) -> Document:
+def make_failing_workflow(name: str) -> Document:
     """Return a workflow whose second step fails with the exit code of its parameter."""
     return workflow(
         steps("first", "second"),
@@ -276,7 +283,7 @@ def failing(name: str) -> Document:
     )
 
 
-def dag(name: str) -> Document:
+def make_dag_workflow(name: str) -> Document:
     """Return a workflow of tasks, of which one fails and is continued after."""
     tasks = [
         {"name": "a", "template": "works"},
@@ -295,7 +302,7 @@ def dag(name: str) -> Document:
 def call_suspended_workflows(calls: Calls) -> None:
     """Suspended steps: set, resume, and the suspension of a whole workflow."""
     for name in ("rec-gate-set", "rec-gate-resume", "rec-gate-stop", "rec-gate-end"):
-        calls.submit(gated(name))
+        calls.submit(make_gated_workflow(name))
     for name in ("rec-gate-set", "rec-gate-resume", "rec-gate-stop", "rec-gate-end"):
         calls.wait_for_suspension(name)
 
@@ -376,7 +383,7 @@ def call_lists(calls: Calls) -> None:
 def call_submissions(calls: Calls) -> None:
     """Workflows from stored objects."""
     calls.send("POST", "/workflow-templates/argo", {"template": template("rec-base")})
-    calls.send("POST", "/cron-workflows/argo", {"cronWorkflow": cron("rec-cron")})
+    calls.send("POST", "/cron-workflows/argo", {"cronWorkflow": make_cron_workflow("rec-cron")})
     body = {"resourceName": "rec-base", "namespace": "argo", "resourceKind": "WorkflowTemplate"}
     call_options = {
         "name": "rec-from-template",

@@ -19,7 +19,7 @@ from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import LocalRun
 from argolocal.server.api.application import WithApi, make_api
 from argolocal.server.api.backend import NAMESPACE, Backend
-from argolocal.server.api.catalogue import Catalogue
+from argolocal.server.api.catalogue import RunCatalogue
 from argolocal.server.objects import Objects
 from argolocal.server.queue import Queue
 from argolocal.state.journal import NotQueued
@@ -66,9 +66,9 @@ class ApiServer:
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         store = StoredArtifacts.in_home(home, LocalCluster.bucket).open_store
-        catalogue = Catalogue(LocalRuns(home), NAMESPACE)
+        run_catalogue = RunCatalogue(LocalRuns(home), NAMESPACE)
         objects = Objects(self.cluster)
-        self.backend = Backend(self.cluster, self.queue, objects, catalogue, store)
+        self.backend = Backend(self.cluster, self.queue, objects, run_catalogue, store)
         page = PlainTextResponse("the page")
         application = Access(WithApi(make_api(self.backend), page), self.token, self.port)
         self.uvicorn = uvicorn.Server(
@@ -179,14 +179,14 @@ def workflow(*templates: Document, name: str = "", **spec: Any) -> Document:
     return manifest
 
 
-def hello(name: str = "", message: str = "hello") -> Document:
+def make_hello_workflow(name: str = "", message: str = "hello") -> Document:
     """Return a workflow that prints its parameter."""
     parameters = {"parameters": [{"name": "message", "value": message}]}
     main_template = step("main", "echo {{workflow.parameters.message}}")
     return workflow(main_template, name=name, arguments=parameters)
 
 
-def failing(name: str = "") -> Document:
+def make_failing_workflow(name: str = "") -> Document:
     """Return a workflow whose second step fails with the exit code of its parameter."""
     parameters = {"parameters": [{"name": "code", "value": "3"}]}
     first_step = step("first", "echo x > /tmp/x; echo one", outputs={"artifacts": [ARTIFACT]})
@@ -199,7 +199,7 @@ def failing(name: str = "") -> Document:
 ARTIFACT = {"name": "x", "path": "/tmp/x", "archive": {"none": {}}}
 
 
-def gated(name: str = "", default: str | None = "no") -> Document:
+def make_gated_workflow(name: str = "", default: str | None = "no") -> Document:
     """Return a workflow that waits for the output `go` of its step `gate`."""
     source: Document = {"supplied": {}}
     if default is not None:
@@ -209,7 +209,7 @@ def gated(name: str = "", default: str | None = "no") -> Document:
     return workflow(steps("gate", "after"), gate, step("after", "echo after"), name=name)
 
 
-def long(name: str = "") -> Document:
+def make_long_workflow(name: str = "") -> Document:
     """Return a workflow that does not end by itself within the time of a test, with an exit
     handler."""
     main_template = step("main", "echo begin; sleep 600")
@@ -218,12 +218,16 @@ def long(name: str = "") -> Document:
 
 def template(name: str, kind: str = "WorkflowTemplate") -> Document:
     """Return a stored template of the workflow `hello`."""
-    return {**hello(), "kind": kind, "metadata": {"name": name, "labels": {"team": "a"}}}
+    return {
+        **make_hello_workflow(),
+        "kind": kind,
+        "metadata": {"name": name, "labels": {"team": "a"}},
+    }
 
 
-def cron(name: str) -> Document:
+def make_cron_workflow(name: str) -> Document:
     """Return a CronWorkflow that runs once a year."""
-    spec = {"schedules": ["0 3 1 1 *"], "workflowSpec": hello()["spec"]}
+    spec = {"schedules": ["0 3 1 1 *"], "workflowSpec": make_hello_workflow()["spec"]}
     return {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "CronWorkflow",

@@ -10,10 +10,10 @@ from tests.argolocal.server.api.running import (
     ApiServer,
     Document,
     describe_error,
-    failing,
-    gated,
-    hello,
-    long,
+    make_failing_workflow,
+    make_gated_workflow,
+    make_hello_workflow,
+    make_long_workflow,
     serve,
     step,
     steps,
@@ -25,7 +25,9 @@ def put(api: ApiServer, name: str, action: str, **body: object) -> Document:
     return api.change("PUT", f"/workflows/argo/{name}/{action}", body)
 
 
-def refusal(api: ApiServer, name: str, action: str, **body: object) -> tuple[int, int, str]:
+def request_refused_action(
+    api: ApiServer, name: str, action: str, **body: object
+) -> tuple[int, int, str]:
     return describe_error(api.send("PUT", f"/workflows/argo/{name}/{action}", body))
 
 
@@ -35,7 +37,7 @@ def nodes_by_name(document: Document) -> dict[str, Document]:
 
 @pytest.mark.parametrize(("action", "strategy"), [("stop", "Stop"), ("terminate", "Terminate")])
 def test_only_stop_runs_the_exit_handler(api: ApiServer, action: str, strategy: str) -> None:
-    name = api.submit(long())
+    name = api.submit(make_long_workflow())
     api.wait(name, "Running")
     changed = put(api, name, action)
     assert changed["spec"]["shutdown"] == strategy
@@ -44,13 +46,13 @@ def test_only_stop_runs_the_exit_handler(api: ApiServer, action: str, strategy: 
     assert ended["status"]["phase"] == "Failed"
     assert ended["status"]["message"] == f"Stopped with strategy '{strategy}'"
     assert (f"{name}.onExit" in nodes_by_name(ended)) == (action == "stop")
-    status, code, message = refusal(api, name, action)
+    status, code, message = request_refused_action(api, name, action)
     assert (status, code) == (500, 13)
     assert "cannot shutdown a completed workflow" in message
 
 
 def test_a_resumed_step_gets_its_default(api: ApiServer) -> None:
-    name = api.submit(gated())
+    name = api.submit(make_gated_workflow())
     api.wait_until_suspended(name)
     put(api, name, "resume")
     gate = nodes_by_name(api.wait(name))["gate"]
@@ -58,9 +60,9 @@ def test_a_resumed_step_gets_its_default(api: ApiServer) -> None:
 
 
 def test_a_step_without_a_value_is_not_resumed(api: ApiServer) -> None:
-    name = api.submit(gated(default=None))
+    name = api.submit(make_gated_workflow(default=None))
     node = api.wait_until_suspended(name)
-    status, code, message = refusal(api, name, "resume")
+    status, code, message = request_refused_action(api, name, "resume")
     assert (status, code) == (500, 13)
     assert "has not been set" in message
 
@@ -72,7 +74,7 @@ def test_a_step_without_a_value_is_not_resumed(api: ApiServer) -> None:
 
 
 def test_a_step_can_be_failed_with_a_message(api: ApiServer) -> None:
-    name = api.submit(gated())
+    name = api.submit(make_gated_workflow())
     api.wait_until_suspended(name)
     put(api, name, "stop", nodeFieldSelector="displayName=gate", message="rejected")
     ended = api.wait(name)
@@ -99,7 +101,7 @@ def test_a_wrong_change_of_a_step_is_refused(
     waiting: tuple[ApiServer, str], body: Document, code: int, message: str
 ) -> None:
     server, name = waiting
-    answer = refusal(server, name, "set", **body)
+    answer = request_refused_action(server, name, "set", **body)
     assert answer[1] == code
     assert message in answer[2]
 
@@ -107,14 +109,14 @@ def test_a_wrong_change_of_a_step_is_refused(
 @pytest.fixture(scope="module")
 def waiting(api: ApiServer) -> tuple[ApiServer, str]:
     """A workflow with a suspended step."""
-    name = api.submit(gated())
+    name = api.submit(make_gated_workflow())
     api.wait_until_suspended(name)
     return api, name
 
 
 def test_a_suspended_workflow_starts_no_step(tmp_path: Path) -> None:
     with serve(tmp_path / "home", parallelism=0) as server:
-        name = server.submit(hello())
+        name = server.submit(make_hello_workflow())
         assert server.phase(name) == "Pending"
         assert put(server, name, "suspend")["spec"]["suspend"] is True
 
@@ -123,7 +125,7 @@ def test_a_suspended_workflow_starts_no_step(tmp_path: Path) -> None:
         assert "nodes" not in server.workflow(name)["status"]
         assert "suspend" not in put(server, name, "resume")["spec"]
         assert server.wait(name)["status"]["phase"] == "Succeeded"
-        status, code, message = refusal(server, name, "suspend")
+        status, code, message = request_refused_action(server, name, "suspend")
         assert (status, code, message) == (
             500,
             13,
@@ -133,9 +135,9 @@ def test_a_suspended_workflow_starts_no_step(tmp_path: Path) -> None:
 
 def test_a_stopped_workflow_does_not_wait_for_a_place_in_the_queue(tmp_path: Path) -> None:
     with serve(tmp_path / "home", parallelism=1) as server:
-        first_name = server.submit(long())
+        first_name = server.submit(make_long_workflow())
         server.wait(first_name, "Running")
-        second_name = server.submit(long())
+        second_name = server.submit(make_long_workflow())
         put(server, second_name, "terminate")
         assert server.wait(second_name)["status"]["phase"] == "Failed"
         put(server, first_name, "terminate")
@@ -143,7 +145,7 @@ def test_a_stopped_workflow_does_not_wait_for_a_place_in_the_queue(tmp_path: Pat
 
 
 def test_a_retried_workflow_repeats_only_what_failed(api: ApiServer) -> None:
-    name = api.submit(failing())
+    name = api.submit(make_failing_workflow())
     failed = api.wait(name)
     assert failed["status"]["phase"] == "Failed"
     started = nodes_by_name(failed)["first"]["startedAt"]
@@ -158,7 +160,7 @@ def test_a_retried_workflow_repeats_only_what_failed(api: ApiServer) -> None:
 def test_steps_that_succeeded_can_be_restarted(api: ApiServer) -> None:
     name = api.submit(workflow(steps("one", "two"), step("one", "true"), step("two", "true")))
     earlier_nodes = nodes_by_name(api.wait(name))
-    status, code, message = refusal(api, name, "retry")
+    status, code, message = request_refused_action(api, name, "retry")
     assert (status, code) == (400, 3)
     assert "restartSuccessful" in message
 
@@ -171,11 +173,15 @@ def test_steps_that_succeeded_can_be_restarted(api: ApiServer) -> None:
 
 def test_a_workflow_in_progress_cannot_be_retried(waiting: tuple[ApiServer, str]) -> None:
     server, name = waiting
-    assert refusal(server, name, "retry") == (400, 3, "Cannot retry a workflow in phase Running")
+    assert request_refused_action(server, name, "retry") == (
+        400,
+        3,
+        "Cannot retry a workflow in phase Running",
+    )
 
 
 def test_a_resubmitted_workflow_is_a_copy_with_the_name_of_its_origin(api: ApiServer) -> None:
-    manifest = hello("origin")
+    manifest = make_hello_workflow("origin")
     manifest["metadata"]["labels"] = {"team": "a"}
     api.submit(manifest)
     api.wait("origin")
@@ -189,7 +195,7 @@ def test_a_resubmitted_workflow_is_a_copy_with_the_name_of_its_origin(api: ApiSe
 
 
 def test_a_memoized_copy_reuses_the_steps_that_succeeded(api: ApiServer) -> None:
-    name = api.submit(failing())
+    name = api.submit(make_failing_workflow())
     first_node = nodes_by_name(api.wait(name))["first"]
     copied = put(api, name, "resubmit", memoized=True, parameters=["code=0"])
     finished = api.wait(copied["metadata"]["name"])
@@ -199,13 +205,15 @@ def test_a_memoized_copy_reuses_the_steps_that_succeeded(api: ApiServer) -> None
     assert reused["message"] == f"original pod: {first_node['id']}"
     assert reused["outputs"]["artifacts"] == first_node["outputs"]["artifacts"]
 
-    status, code, _ = refusal(api, finished["metadata"]["name"], "resubmit", memoized=True)
+    status, code, _ = request_refused_action(
+        api, finished["metadata"]["name"], "resubmit", memoized=True
+    )
     assert (status, code) == (400, 3)
 
 
 def test_a_run_that_was_interrupted_has_ended_and_can_be_retried(tmp_path: Path) -> None:
     with serve(tmp_path / "home", parallelism=0) as server:
-        run = LocalRun.create(hello("interrupted"), None, server.cluster)
+        run = LocalRun.create(make_hello_workflow("interrupted"), None, server.cluster)
         run.files.append({"status": {"phase": "Running", "startedAt": "2026-01-01T00:00:00Z"}})
         run.files.close()
         status = server.workflow("interrupted")["status"]

@@ -6,9 +6,9 @@ from tests.argolocal.server.api.running import (
     ApiServer,
     Document,
     describe_error,
-    failing,
-    gated,
-    hello,
+    make_failing_workflow,
+    make_gated_workflow,
+    make_hello_workflow,
     step,
     steps,
     workflow,
@@ -17,7 +17,7 @@ from tests.argolocal.server.api.running import (
 
 @pytest.fixture(scope="module")
 def ended(api: ApiServer) -> Document:
-    manifest = failing("ended")
+    manifest = make_failing_workflow("ended")
     manifest["metadata"]["labels"] = {"team": "a"}
     api.submit(manifest)
     return api.wait("ended")
@@ -28,7 +28,7 @@ def uid(document: Document) -> str:
 
 
 def test_the_archive_contains_the_runs_that_have_ended(api: ApiServer, ended: Document) -> None:
-    open_name = api.submit(gated())
+    open_name = api.submit(make_gated_workflow())
     node = api.wait_until_suspended(open_name)
     items = api.get("/archived-workflows", namespace="argo")["items"]
     names = {item["metadata"]["name"] for item in items}
@@ -54,7 +54,7 @@ def test_labels_of_the_archive_are_listed(api: ApiServer, ended: Document) -> No
 
 
 def test_an_archived_run_is_resubmitted_retried_and_deleted(api: ApiServer) -> None:
-    api.submit(failing("old"))
+    api.submit(make_failing_workflow("old"))
     address = f"/archived-workflows/{uid(api.wait('old'))}"
     copied = api.change("PUT", f"{address}/resubmit", {"parameters": ["code=0"]})
     assert api.wait(copied["metadata"]["name"])["status"]["phase"] == "Succeeded"
@@ -118,6 +118,6 @@ def test_a_missing_artifact_is_not_found(api: ApiServer, ended: Document) -> Non
 
 
 def test_a_succeeded_run_is_found_by_its_uid_after_its_name(api: ApiServer) -> None:
-    name = api.submit(hello())
+    name = api.submit(make_hello_workflow())
     finished = api.wait(name)
     assert api.get("/workflows/argo/other-name", uid=uid(finished)) == finished

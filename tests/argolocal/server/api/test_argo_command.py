@@ -85,16 +85,16 @@ class Terminal:
             case "copied":
                 return self._copy()
             case "failed":
-                self._submit(running.failing(name))
+                self._submit(running.make_failing_workflow(name))
                 self.server.wait(name)
             case "uid":
-                self._submit(running.failing(name))
+                self._submit(running.make_failing_workflow(name))
                 return self.server.wait(name)["metadata"]["uid"]
             case "gated":
-                self._submit(running.gated(name))
+                self._submit(running.make_gated_workflow(name))
                 self.server.wait_until_suspended(name)
             case "long":
-                self._submit(running.long(name))
+                self._submit(running.make_long_workflow(name))
                 self.server.wait(name, "Running")
             case "fresh":
                 self._write_files(name)
@@ -122,7 +122,7 @@ def stored_objects(name: str) -> dict[str, Document]:
     return {
         "template": running.template(name),
         "cluster-template": running.template(name, "ClusterWorkflowTemplate"),
-        "cron": running.cron(name),
+        "cron": running.make_cron_workflow(name),
     }
 
 
@@ -133,7 +133,7 @@ def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     with serve(folder / "home", parallelism=500) as server:
         terminal = Terminal(server, folder)
         write_files(folder)
-        done = running.hello("done")
+        done = running.make_hello_workflow("done")
         done["metadata"]["labels"] = {"kind": "done", "name": "done"}
         server.submit(done)
         server.wait("done")
@@ -154,15 +154,15 @@ def stored(terminal: Terminal) -> None:
 
 
 def write_files(folder: Path) -> None:
-    unknown = running.hello()
+    unknown = running.make_hello_workflow()
     unknown["spec"]["entripoint"] = "main"
-    invalid_workflow = running.hello()
+    invalid_workflow = running.make_hello_workflow()
     invalid_workflow["spec"]["entrypoint"] = "nothing"
     entrypoints = running.workflow(
         running.step("main", "true"), running.step("bad", "exit 1"), parallelism=1
     )
     manifests = {
-        "hello": running.hello(),
+        "hello": running.make_hello_workflow(),
         "unknown-field": unknown,
         "broken": invalid_workflow,
         "entrypoints": entrypoints,

@@ -16,8 +16,8 @@ from argolocal.server.api.streams import MAX_STREAMS
 from tests.argolocal.server.api.running import (
     ApiServer,
     describe_error,
-    gated,
-    hello,
+    make_gated_workflow,
+    make_hello_workflow,
     serve,
     template,
 )
@@ -49,7 +49,9 @@ def test_a_request_of_another_host_or_page_is_refused(
     api: ApiServer, headers: dict[str, str]
 ) -> None:
     for method in ("GET", "POST"):
-        answer = api.send(method, "/workflows/argo", {"workflow": hello()}, headers=headers)
+        answer = api.send(
+            method, "/workflows/argo", {"workflow": make_hello_workflow()}, headers=headers
+        )
         assert describe_error(answer)[:2] == (403, 7)
 
 
@@ -125,7 +127,7 @@ def test_a_name_from_outside_cannot_leave_the_folder_of_the_runs(api: ApiServer,
             answer = api.send(method, path, {} if method == "PUT" else None)
             assert answer.status_code in (400, 404, 405, 501), (path, answer.text)
     for field, folder in (("workflow", "workflows/argo"), ("template", "workflow-templates/argo")):
-        manifest = make_example(name) if field == "template" else hello(name)
+        manifest = make_example(name) if field == "template" else make_hello_workflow(name)
         answer = api.send("POST", f"/{folder}", {field: manifest})
         assert describe_error(answer)[:2] == (400, 3)
     assert (api.home / "page-token").read_text() == api.token
@@ -133,7 +135,7 @@ def test_a_name_from_outside_cannot_leave_the_folder_of_the_runs(api: ApiServer,
 
 
 def test_labels_from_outside_are_data(api: ApiServer) -> None:
-    manifest = hello("labelled")
+    manifest = make_hello_workflow("labelled")
     manifest["metadata"]["labels"] = {"../x": "<script>"}
     answer = api.send("POST", "/workflows/argo", {"workflow": manifest})
     assert describe_error(answer)[:2] == (400, 3)
@@ -171,7 +173,7 @@ def test_many_idle_watches_are_bounded(tmp_path: Path) -> None:
     of many watches."""
     count = 200
     with serve(tmp_path / "home") as server:
-        name = server.submit(gated())
+        name = server.submit(make_gated_workflow())
         server.wait_until_suspended(name)
         memory = psutil.Process().memory_info().rss
         sockets = [open_watch(server) for _ in range(count)]

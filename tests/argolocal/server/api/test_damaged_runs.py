@@ -14,7 +14,13 @@ from argolocal.page.application import Page
 from argolocal.page.site import make_parts
 from argolocal.runner.cluster import LocalCluster
 from tests.argolocal.running import execute
-from tests.argolocal.server.api.running import ApiServer, Document, describe_error, failing, serve
+from tests.argolocal.server.api.running import (
+    ApiServer,
+    Document,
+    describe_error,
+    make_failing_workflow,
+    serve,
+)
 
 MANIFEST = "manifest.yaml"
 JOURNAL = "journal.jsonl"
@@ -47,7 +53,7 @@ DAMAGES: dict[str, tuple[str, Callable[[str], str]]] = {
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """A server of a home with a sound run, and a damaged copy of this run for each damage."""
     home = tmp_path_factory.mktemp("damage") / "home"
-    execute(failing("sound"), {}, LocalCluster(home))
+    execute(make_failing_workflow("sound"), {}, LocalCluster(home))
     runs = home / "runs"
     for name, (file, edit) in DAMAGES.items():
         shutil.copytree(runs / "sound", runs / name)
@@ -116,7 +122,7 @@ def test_a_run_with_a_damaged_manifest_is_not_deleted(server: ApiServer) -> None
 def test_a_log_that_is_followed_ends_with_an_error_if_the_run_is_damaged(
     tmp_path: Path, server_log: pytest.LogCaptureFixture
 ) -> None:
-    execute(failing("w"), {}, LocalCluster(tmp_path / "home"))
+    execute(make_failing_workflow("w"), {}, LocalCluster(tmp_path / "home"))
     journal = tmp_path / "home/runs/w" / JOURNAL
     sound_text = journal.read_text()
     # a run that is interrupted does not end

@@ -14,14 +14,14 @@ from hera.workflows.models.sync import CreateSyncLimitRequest, UpdateSyncLimitRe
 from tests.argolocal.server.api.running import (
     ApiServer,
     Document,
-    cron,
-    failing,
-    gated,
-    hello,
-    long,
+    make_cron_workflow,
+    make_failing_workflow,
+    make_gated_workflow,
+    make_hello_workflow,
+    make_long_workflow,
     template,
 )
-from tests.commands import ROOT, blocks
+from tests.commands import ROOT, list_blocks
 
 # methods that do not send a request
 LOCAL = {"close", "get_workflow_link", "get_cron_workflow_link"}
@@ -83,13 +83,15 @@ def test_all_methods_answer_except_the_limits_of_semaphores(api: ApiServer) -> N
 
 
 def use_workflows(api: ApiServer, hera: Recorder) -> None:
-    created = hera.create_workflow(create(hello("hera")))
+    created = hera.create_workflow(create(make_hello_workflow("hera")))
     assert name_of(created) == "hera"
     api.wait("hera")
     assert hera.get_workflow("hera").status.phase == "Succeeded"
     items = hera.list_workflows(label_selector="workflows.argoproj.io/phase=Succeeded").items
     assert "hera" in {name_of(item) for item in items}
-    linted = hera.lint_workflow(m.WorkflowLintRequest(workflow=m.Workflow(**hello("hera"))))
+    linted = hera.lint_workflow(
+        m.WorkflowLintRequest(workflow=m.Workflow(**make_hello_workflow("hera")))
+    )
     assert name_of(linted) == "hera"
 
     node = next(iter(hera.get_workflow("hera").status.nodes.values()))
@@ -102,14 +104,14 @@ def use_workflows(api: ApiServer, hera: Recorder) -> None:
     with pytest.raises(NotFound):
         hera.service.get_workflow(name_of(copied))
 
-    api.wait(name_of(hera.create_workflow(create(failing("hera-failing")))))
+    api.wait(name_of(hera.create_workflow(create(make_failing_workflow("hera-failing")))))
     request = m.WorkflowRetryRequest(parameters=["code=0"])
     hera.retry_workflow("hera-failing", request)
     assert api.wait("hera-failing")["status"]["phase"] == "Succeeded"
 
 
 def use_steps(api: ApiServer, hera: Recorder) -> None:
-    hera.create_workflow(create(gated("hera-gated")))
+    hera.create_workflow(create(make_gated_workflow("hera-gated")))
     api.wait_until_suspended("hera-gated")
     hera.suspend_workflow("hera-gated", m.WorkflowSuspendRequest())
     selector = "displayName=gate"
@@ -122,7 +124,7 @@ def use_steps(api: ApiServer, hera: Recorder) -> None:
         (hera.stop_workflow, m.WorkflowStopRequest()),
         (hera.terminate_workflow, m.WorkflowTerminateRequest()),
     ):
-        name = name_of(hera.create_workflow(create(long())))
+        name = name_of(hera.create_workflow(create(make_long_workflow())))
         api.wait(name, "Running")
         action(name, request)
         assert api.wait(name)["status"]["phase"] == "Failed"
@@ -134,7 +136,7 @@ def use_archive(api: ApiServer, hera: Recorder) -> None:
     values = hera.list_archived_workflow_label_values(label_selector="workflows.argoproj.io/phase")
     assert "Succeeded" in values.items
 
-    uid = api.submit_and_wait(failing("hera-old"))["metadata"]["uid"]
+    uid = api.submit_and_wait(make_failing_workflow("hera-old"))["metadata"]["uid"]
     assert name_of(hera.get_archived_workflow(uid)) == "hera-old"
     parameters: Any = {"parameters": ["code=0"]}
     copied = hera.resubmit_archived_workflow(uid, m.ResubmitArchivedWorkflowRequest(**parameters))
@@ -145,7 +147,7 @@ def use_archive(api: ApiServer, hera: Recorder) -> None:
 
 
 def use_artifacts(api: ApiServer, hera: Recorder) -> None:
-    ended = api.submit_and_wait(failing("hera-artifact"))
+    ended = api.submit_and_wait(make_failing_workflow("hera-artifact"))
     uid = ended["metadata"]["uid"]
     nodes = ended["status"]["nodes"].values()
     node = next(node["id"] for node in nodes if node["displayName"] == "first")
@@ -163,7 +165,7 @@ def use_artifacts(api: ApiServer, hera: Recorder) -> None:
 
 def with_input() -> Document:
     """Return a workflow whose second step reads the artifact of the first one."""
-    manifest = failing("hera-input")
+    manifest = make_failing_workflow("hera-input")
     main_template, _, second_template = manifest["spec"]["templates"]
     second_template["inputs"] = {"artifacts": [{"name": "y", "path": "/tmp/y"}]}
     source = {"name": "y", "from": "{{steps.first.outputs.artifacts.x}}"}
@@ -197,7 +199,7 @@ def use_templates(hera: Recorder) -> None:
 
 
 def use_cron_workflows(hera: Recorder) -> None:
-    manifest = m.CronWorkflow(**cron("hera"))
+    manifest = m.CronWorkflow(**make_cron_workflow("hera"))
     hera.create_cron_workflow(m.CreateCronWorkflowRequest(cron_workflow=manifest))
     stored = hera.get_cron_workflow("hera")
     assert hera.list_cron_workflows().items
@@ -232,7 +234,7 @@ def test_a_wrong_token_is_an_error_of_hera(api: ApiServer) -> None:
 def test_the_example_of_the_page_submits_a_workflow(
     api: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (example,) = blocks(ROOT / "docs/argo-server.md", "python")
+    (example,) = list_blocks(ROOT / "docs/argo-server.md", "python")
     (tmp_path / ".argolocal").symlink_to(api.home)
     monkeypatch.chdir(tmp_path)
     space = {"__name__": "submit_hello"}

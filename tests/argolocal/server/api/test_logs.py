@@ -28,7 +28,7 @@ def read_log(api: ApiServer, path: str, **parameters: Any) -> list[Document]:
         return [json.loads(line)["result"] for line in answer.iter_lines() if line]
 
 
-def contents(api: ApiServer, path: str, **parameters: Any) -> list[str]:
+def read_contents(api: ApiServer, path: str, **parameters: Any) -> list[str]:
     return [line["content"] for line in read_log(api, path, **parameters)]
 
 
@@ -58,18 +58,23 @@ def test_the_log_of_a_workflow_has_the_lines_of_all_pods_in_order(
 def test_a_client_chooses_pods_and_lines(api: ApiServer, finished: Document) -> None:
     pod = next(name for name in pods(finished) if "-two-" in name)
     address = "/workflows/argo/logged/log"
-    assert contents(api, f"/workflows/argo/logged/{pod}/log") == ["gamma", "delta"]
-    assert contents(api, address, podName=pod) == ["gamma", "delta"]
-    assert contents(api, address, selector="app=first") == ["alpha", "beta"]
-    assert contents(api, address, grep="^(alpha|delta)$") == ["alpha", "delta"]
-    assert contents(api, address, **{"logOptions.tailLines": "1"}) == ["beta", "delta"]
-    assert contents(api, address, **{"logOptions.tailLines": "0"}) == []
-    assert contents(api, address, **{"logOptions.limitBytes": "7"}) == ["alpha", "b", "gamma", "d"]
-    assert contents(api, address, **{"logOptions.container": "main"}) != []
-    assert contents(api, address, **{"logOptions.container": "wait"}) == []
-    assert contents(api, address, **{"logOptions.sinceSeconds": "3600"}) != []
-    assert contents(api, address, **{"logOptions.sinceTime.seconds": "9999999999"}) == []
-    with_times = contents(api, address, **{"logOptions.timestamps": "true"})
+    assert read_contents(api, f"/workflows/argo/logged/{pod}/log") == ["gamma", "delta"]
+    assert read_contents(api, address, podName=pod) == ["gamma", "delta"]
+    assert read_contents(api, address, selector="app=first") == ["alpha", "beta"]
+    assert read_contents(api, address, grep="^(alpha|delta)$") == ["alpha", "delta"]
+    assert read_contents(api, address, **{"logOptions.tailLines": "1"}) == ["beta", "delta"]
+    assert read_contents(api, address, **{"logOptions.tailLines": "0"}) == []
+    assert read_contents(api, address, **{"logOptions.limitBytes": "7"}) == [
+        "alpha",
+        "b",
+        "gamma",
+        "d",
+    ]
+    assert read_contents(api, address, **{"logOptions.container": "main"}) != []
+    assert read_contents(api, address, **{"logOptions.container": "wait"}) == []
+    assert read_contents(api, address, **{"logOptions.sinceSeconds": "3600"}) != []
+    assert read_contents(api, address, **{"logOptions.sinceTime.seconds": "9999999999"}) == []
+    with_times = read_contents(api, address, **{"logOptions.timestamps": "true"})
     assert all(line[:2] == "20" and line[19] in ".Z" for line in with_times)
 
 
@@ -114,7 +119,7 @@ def test_a_followed_log_ends_with_the_workflow(api: ApiServer) -> None:
 def test_a_pattern_that_needs_exponential_time_elsewhere_is_fast(
     api: ApiServer, finished: Document
 ) -> None:
-    assert contents(api, "/workflows/argo/logged/log", grep="(a|a)*(a|aa)+$(x+x+)+y") == []
+    assert read_contents(api, "/workflows/argo/logged/log", grep="(a|a)*(a|aa)+$(x+x+)+y") == []
     assert not compile_matcher("(a+)+$")("a" * 50_000 + "b")
 
 

@@ -25,16 +25,16 @@ from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
 from argolocal.server.server_lock import find_server
 from argolocal.store import FolderStore
-from tests.argolocal.server.api.running import Document, gated
+from tests.argolocal.server.api.running import Document, make_gated_workflow
 from tests.argolocal.server.running import RunningServer, start_server
 from tests.conformance import recorded
-from tests.conformance.alone import Alone
+from tests.conformance.alone import RunnerProcess
 from tests.conformance.outcome import (
     END_PHASES,
     REJECTED_PREFIX,
     Outcome,
-    differences,
     in_store,
+    list_differences,
     of_status,
 )
 from tests.waiting import until
@@ -103,12 +103,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="module")
-def separate_runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alone]:
-    with Alone(tmp_path_factory.mktemp("alone")) as runner:
+def separate_runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunnerProcess]:
+    with RunnerProcess(tmp_path_factory.mktemp("alone")) as runner:
         yield runner
 
 
-def manifests() -> dict[str, str]:
+def make_manifests() -> dict[str, str]:
     """Return the names and texts of the manifests to compare."""
     recordings = [item for item in recorded.read() if item.name.startswith("random-")]
     sample = random.Random(56).sample(recordings, SAMPLE)
@@ -139,23 +139,23 @@ def outcome_by_server(client: Client, manifest: str, folder: Path) -> Outcome:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not filesystem.supports_namespaces(), reason="needs mount namespaces")
-@pytest.mark.parametrize("name", manifests())
+@pytest.mark.parametrize("name", make_manifests())
 def test_a_workflow_of_a_client_has_the_outcome_of_a_run_in_the_foreground(
-    server: RunningServer, separate_runner: Alone, tmp_path: Path, name: str
+    server: RunningServer, separate_runner: RunnerProcess, tmp_path: Path, name: str
 ) -> None:
-    manifest = manifests()[name]
+    manifest = make_manifests()[name]
     expected = separate_runner.run(
         manifest, split_main_object(parse_objects(manifest))[0]["metadata"]["name"]
     )
     actual = outcome_by_server(Client(server.home), manifest, tmp_path)
-    assert not differences(actual, expected), "\n".join(differences(actual, expected))
+    assert not list_differences(actual, expected), "\n".join(list_differences(actual, expected))
 
 
 def test_a_workflow_of_hera_survives_the_death_of_its_server(tmp_path: Path) -> None:
     with start_server(tmp_path / "home") as server:
         client = Client(server.home)
         service = WorkflowsService(host=client.url, token=client.token, namespace="argo")
-        request = m.WorkflowCreateRequest(workflow=m.Workflow(**gated("survivor")))
+        request = m.WorkflowCreateRequest(workflow=m.Workflow(**make_gated_workflow("survivor")))
         service.create_workflow(request)
         until("the step to wait", lambda: has_suspended_step(client, "survivor"))
         version = client.send("GET", "/workflows/argo").json()["metadata"]["resourceVersion"]

@@ -6,9 +6,9 @@ from argolocal.state.stored_objects import StoredObjects
 from tests.argolocal.server.api.running import (
     ApiServer,
     Document,
-    cron,
     describe_error,
-    hello,
+    make_cron_workflow,
+    make_hello_workflow,
     template,
 )
 
@@ -16,12 +16,12 @@ from tests.argolocal.server.api.running import (
 KINDS = [
     ("/workflow-templates/argo", "template", template("one")),
     ("/cluster-workflow-templates", "template", template("one", "ClusterWorkflowTemplate")),
-    ("/cron-workflows/argo", "cronWorkflow", cron("one")),
+    ("/cron-workflows/argo", "cronWorkflow", make_cron_workflow("one")),
 ]
 each_kind = pytest.mark.parametrize(("folder", "field", "example"), KINDS)
 
 
-def named(example: Document, name: str) -> Document:
+def set_name(example: Document, name: str) -> Document:
     return {**example, "metadata": {**example["metadata"], "name": name}}
 
 
@@ -29,11 +29,11 @@ def named(example: Document, name: str) -> Document:
 def test_an_object_is_created_changed_listed_and_deleted(
     api: ApiServer, folder: str, field: str, example: Document
 ) -> None:
-    created = api.change("POST", folder, {field: named(example, "life")})
+    created = api.change("POST", folder, {field: set_name(example, "life")})
     assert created["spec"] == example["spec"]
     assert created["metadata"]["uid"]
     assert created["metadata"].get("namespace") == ("argo" if folder.endswith("argo") else None)
-    answer = api.send("POST", folder, {field: named(example, "life")})
+    answer = api.send("POST", folder, {field: set_name(example, "life")})
     status, code, message = describe_error(answer)
     assert (status, code) == (409, 6)
     assert message.endswith('"life" already exists')
@@ -67,7 +67,7 @@ def test_an_object_that_argo_rejects_is_not_stored(
     api: ApiServer, folder: str, field: str, example: Document
 ) -> None:
     spec = {"entrypoint": "nothing", "templates": [{"name": "main", "container": {"image": "x"}}]}
-    invalid_object = named(example, "broken")
+    invalid_object = set_name(example, "broken")
     if example["kind"] == "CronWorkflow":
         invalid_object["spec"] = {"schedules": ["0 3 * * *"], "workflowSpec": spec}
     else:
@@ -84,7 +84,7 @@ def test_a_list_in_pages_contains_each_object_once(
     api: ApiServer, folder: str, field: str, example: Document
 ) -> None:
     for number in range(3):
-        api.change("POST", folder, {field: named(example, f"page-{number}")})
+        api.change("POST", folder, {field: set_name(example, f"page-{number}")})
     first_page = api.get(folder, **{"listOptions.limit": 2})
     assert len(first_page["items"]) == 2
     second_page = api.get(folder, **{"listOptions.continue": first_page["metadata"]["continue"]})
@@ -109,7 +109,7 @@ def test_a_generated_name_of_a_template_is_unique(api: ApiServer) -> None:
 
 
 def test_a_cron_workflow_is_suspended_and_resumed(api: ApiServer) -> None:
-    api.change("POST", "/cron-workflows/argo", {"cronWorkflow": cron("paused")})
+    api.change("POST", "/cron-workflows/argo", {"cronWorkflow": make_cron_workflow("paused")})
     for action, value in (("suspend", True), ("resume", False)):
         changed = api.change("PUT", f"/cron-workflows/argo/paused/{action}")
         assert changed["spec"]["suspend"] is value
@@ -117,14 +117,14 @@ def test_a_cron_workflow_is_suspended_and_resumed(api: ApiServer) -> None:
 
 
 def test_an_update_keeps_the_last_time_of_a_cron_workflow(api: ApiServer) -> None:
-    api.change("POST", "/cron-workflows/argo", {"cronWorkflow": cron("timed")})
+    api.change("POST", "/cron-workflows/argo", {"cronWorkflow": make_cron_workflow("timed")})
     objects = StoredObjects(api.home)
 
     def run(document: Document) -> None:
         document["status"] = {"lastScheduledTime": "2026-01-01T03:00:00Z"}
 
     objects.update("CronWorkflow", "timed", run)
-    api.change("PUT", "/cron-workflows/argo/timed", {"cronWorkflow": cron("timed")})
+    api.change("PUT", "/cron-workflows/argo/timed", {"cronWorkflow": make_cron_workflow("timed")})
     stored = api.get("/cron-workflows/argo/timed")
     assert stored["status"] == {"lastScheduledTime": "2026-01-01T03:00:00Z"}
 
@@ -145,7 +145,7 @@ def test_an_object_of_another_name_or_namespace_is_refused(api: ApiServer) -> No
 
 def test_a_workflow_uses_a_stored_template(api: ApiServer) -> None:
     api.change("POST", "/workflow-templates/argo", {"template": template("shared")})
-    manifest = hello()
+    manifest = make_hello_workflow()
     main_template = {"name": "main", "steps": [[{"name": "call", "templateRef": REFERENCE}]]}
     manifest["spec"]["templates"] = [main_template]
     name = api.submit(manifest)
@@ -162,7 +162,7 @@ def test_a_workflow_keeps_its_reference_and_shows_the_spec_that_it_resolved(
     api: ApiServer,
 ) -> None:
     api.change("POST", "/workflow-templates/argo", {"template": template("base")})
-    manifest = hello()
+    manifest = make_hello_workflow()
     manifest["spec"] = {"workflowTemplateRef": {"name": "base"}}
 
     finished = api.wait(api.submit(manifest))
@@ -176,7 +176,7 @@ def test_a_workflow_keeps_its_reference_and_shows_the_spec_that_it_resolved(
 
 def test_a_copy_of_a_workflow_uses_the_template_as_it_is_now(api: ApiServer) -> None:
     api.change("POST", "/workflow-templates/argo", {"template": template("changing")})
-    manifest = hello()
+    manifest = make_hello_workflow()
     manifest["spec"] = {"workflowTemplateRef": {"name": "changing"}}
     name = api.submit(manifest)
     api.wait(name)

@@ -15,8 +15,8 @@ from argolocal.server.api.streams import StreamLimit, coalesce
 from tests.argolocal.server.api.running import (
     ApiServer,
     describe_error,
-    gated,
-    hello,
+    make_gated_workflow,
+    make_hello_workflow,
     serve,
 )
 from tests.waiting import until
@@ -35,7 +35,7 @@ def watch(api: ApiServer, **parameters: str) -> Iterator[Iterator[dict[str, Any]
 def test_a_watch_shows_a_workflow_from_its_creation_to_its_end(api: ApiServer) -> None:
     version = api.get("/workflows/argo")["metadata"]["resourceVersion"]
     with watch(api, **{"listOptions.resourceVersion": version}) as events:
-        api.submit(hello("watched"))
+        api.submit(make_hello_workflow("watched"))
         seen = [next(events)]
         while seen[-1]["object"]["status"]["phase"] != "Succeeded":
             seen.append(next(events))
@@ -48,7 +48,7 @@ def test_a_watch_shows_a_workflow_from_its_creation_to_its_end(api: ApiServer) -
 
 
 def test_a_watch_of_one_workflow_ends_with_its_deletion(api: ApiServer) -> None:
-    api.submit(hello("short"))
+    api.submit(make_hello_workflow("short"))
     api.wait("short")
     selector = {"listOptions.fieldSelector": "metadata.name=short"}
     with watch(api, **selector) as events:
@@ -67,11 +67,11 @@ def test_a_watch_of_one_workflow_ends_with_its_deletion(api: ApiServer) -> None:
 
 
 def test_a_watch_contains_only_selected_workflows_and_fields(api: ApiServer) -> None:
-    selected = hello("selected")
+    selected = make_hello_workflow("selected")
     selected["metadata"]["labels"] = {"watch": "yes"}
     parameters = {"listOptions.labelSelector": "watch=yes", "fields": "result.object.metadata.name"}
     with watch(api, **parameters) as events:
-        api.submit(hello())
+        api.submit(make_hello_workflow())
         api.submit(selected)
         assert next(events) == {"type": "ADDED", "object": {"metadata": {"name": "selected"}}}
 
@@ -85,7 +85,7 @@ def test_a_watch_from_an_old_version_must_list_again(api: ApiServer) -> None:
 
 def test_a_watch_continues_after_an_interruption(api: ApiServer) -> None:
     version = api.get("/workflows/argo")["metadata"]["resourceVersion"]
-    api.submit(hello("missed"))
+    api.submit(make_hello_workflow("missed"))
     api.wait("missed")
     with watch(api, **{"listOptions.resourceVersion": version}) as events:
         event = next(events)
@@ -95,7 +95,7 @@ def test_a_watch_continues_after_an_interruption(api: ApiServer) -> None:
 
 
 def test_a_client_of_server_sent_events_gets_them(api: ApiServer) -> None:
-    api.submit(hello("sent"))
+    api.submit(make_hello_workflow("sent"))
     headers = {"Accept": "text/event-stream"}
     parameters = {"listOptions.fieldSelector": "metadata.name=sent"}
     address = f"{api.url}/api/v1/workflow-events/argo"
@@ -112,7 +112,7 @@ def test_streams_that_are_open_are_limited_and_counted(
     monkeypatch.setattr(streams, "MAX_STREAMS", 2)
     monkeypatch.setattr(StreamLimit.__init__, "__defaults__", (2,))
     with serve(tmp_path / "home") as server:
-        name = server.submit(gated())
+        name = server.submit(make_gated_workflow())
         server.wait_until_suspended(name)
         with watch(server) as first_watch, watch(server) as second_watch:
             assert next(first_watch)["type"] == next(second_watch)["type"] == "ADDED"

@@ -6,12 +6,12 @@ import pytest
 
 from tests.argolocal.server.api.running import (
     ApiServer,
-    cron,
     describe_error,
-    failing,
-    gated,
-    hello,
-    long,
+    make_cron_workflow,
+    make_failing_workflow,
+    make_gated_workflow,
+    make_hello_workflow,
+    make_long_workflow,
     serve,
     step,
     template,
@@ -20,7 +20,7 @@ from tests.argolocal.server.api.running import (
 
 
 def test_a_created_workflow_runs_and_has_the_fields_of_an_argo_server(api: ApiServer) -> None:
-    name = api.submit(hello())
+    name = api.submit(make_hello_workflow())
     assert name.startswith("w-")
     finished = api.wait(name)
 
@@ -44,8 +44,8 @@ def test_a_created_workflow_runs_and_has_the_fields_of_an_argo_server(api: ApiSe
 
 
 def test_a_name_can_be_used_once(api: ApiServer) -> None:
-    api.submit(hello("once"))
-    answer = api.send("POST", "/workflows/argo", {"workflow": hello("once")})
+    api.submit(make_hello_workflow("once"))
+    answer = api.send("POST", "/workflows/argo", {"workflow": make_hello_workflow("once")})
     assert describe_error(answer) == (409, 6, 'workflows.argoproj.io "once" already exists')
 
 
@@ -69,12 +69,12 @@ def test_a_workflow_that_cannot_run_is_refused_with_the_reason(
 
 
 def test_a_dry_run_and_lint_create_no_run(api: ApiServer) -> None:
-    body = {"workflow": hello("dry"), "createOptions": {"dryRun": ["All"]}}
+    body = {"workflow": make_hello_workflow("dry"), "createOptions": {"dryRun": ["All"]}}
     assert api.change("POST", "/workflows/argo", body)["metadata"]["name"] == "dry"
-    body = {"workflow": hello(), "serverDryRun": True}
+    body = {"workflow": make_hello_workflow(), "serverDryRun": True}
     assert api.change("POST", "/workflows/argo", body)["metadata"]["name"].startswith("w-")
-    linted = api.change("POST", "/workflows/argo/lint", {"workflow": hello("dry")})
-    assert linted["spec"] == hello("dry")["spec"]
+    linted = api.change("POST", "/workflows/argo/lint", {"workflow": make_hello_workflow("dry")})
+    assert linted["spec"] == make_hello_workflow("dry")["spec"]
     assert api.send("GET", "/workflows/argo/dry").status_code == 404
 
 
@@ -87,10 +87,10 @@ def test_a_missing_workflow_is_not_found(api: ApiServer) -> None:
 
 
 def test_another_namespace_has_no_workflows(api: ApiServer) -> None:
-    name = api.submit(hello())
+    name = api.submit(make_hello_workflow())
     assert api.get("/workflows/other")["items"] is None
     assert describe_error(api.send("GET", f"/workflows/other/{name}"))[:2] == (404, 5)
-    answer = api.send("POST", "/workflows/other", {"workflow": hello()})
+    answer = api.send("POST", "/workflows/other", {"workflow": make_hello_workflow()})
     assert describe_error(answer) == (404, 5, 'namespaces "other" not found')
     assert name in {item["metadata"]["name"] for item in api.get("/workflows/")["items"]}
 
@@ -100,7 +100,7 @@ def test_the_latest_workflow_has_an_alias(tmp_path: Path) -> None:
         answer = server.send("GET", "/workflows/argo/@latest")
         assert describe_error(answer) == (404, 5, "no workflows found")
         for name in ("first", "second"):
-            server.submit(hello(name))
+            server.submit(make_hello_workflow(name))
             server.wait(name)
         assert server.workflow("@latest")["metadata"]["name"] == "second"
 
@@ -109,13 +109,16 @@ def test_the_latest_workflow_has_an_alias(tmp_path: Path) -> None:
 def listed(tmp_path_factory: pytest.TempPathFactory):
     """A server with three runs that have ended, and one that waits."""
     with serve(tmp_path_factory.mktemp("listed") / "home") as server:
-        for name, manifest in (("good", hello("good")), ("bad", failing("bad"))):
+        for name, manifest in (
+            ("good", make_hello_workflow("good")),
+            ("bad", make_failing_workflow("bad")),
+        ):
             manifest["metadata"]["labels"] = {"team": name}
             server.submit(manifest)
             server.wait(name)
-        server.submit(hello("other-good"))
+        server.submit(make_hello_workflow("other-good"))
         server.wait("other-good")
-        server.submit(gated("open"))
+        server.submit(make_gated_workflow("open"))
         server.wait_until_suspended("open")
         yield server
 
@@ -188,21 +191,21 @@ def test_a_client_gets_only_the_fields_that_it_names(listed: ApiServer) -> None:
 
 
 def test_a_deleted_workflow_is_gone_with_its_files(api: ApiServer) -> None:
-    for manifest in (hello("ended"), long("active")):
+    for manifest in (make_hello_workflow("ended"), make_long_workflow("active")):
         name = api.submit(manifest)
         api.wait(name, "Succeeded" if name == "ended" else "Running")
         assert api.change("DELETE", f"/workflows/argo/{name}") == {}
         assert describe_error(api.send("GET", f"/workflows/argo/{name}"))[:2] == (404, 5)
         assert not (api.home / "runs" / name).exists()
         # the name is free again
-        assert api.submit(hello(name)) == name
+        assert api.submit(make_hello_workflow(name)) == name
 
 
 def test_a_workflow_of_a_template_gets_the_options_of_its_submission(api: ApiServer) -> None:
     api.change("POST", "/workflow-templates/argo", {"template": template("base")})
     cluster_template = {"template": template("base", "ClusterWorkflowTemplate")}
     api.change("POST", "/cluster-workflow-templates", cluster_template)
-    api.change("POST", "/cron-workflows/argo", {"cronWorkflow": cron("base")})
+    api.change("POST", "/cron-workflows/argo", {"cronWorkflow": make_cron_workflow("base")})
 
     for kind in ("WorkflowTemplate", "clusterworkflowtemplate", "cronwf"):
         options = {"parameters": ["message=given"], "labels": "a=b", "generateName": "own-"}

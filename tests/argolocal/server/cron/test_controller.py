@@ -13,17 +13,17 @@ from argolocal.server.objects import Objects
 from argolocal.server.queue import Queue
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
-from tests.argolocal.server.running import shell_spec
+from tests.argolocal.server.running import make_shell_spec
 
 START = int(datetime(2026, 3, 2, tzinfo=UTC).timestamp())
 
 
-def cron_workflow(script: str = "true", **spec: Any) -> dict[str, Any]:
+def make_cron_workflow(script: str = "true", **spec: Any) -> dict[str, Any]:
     return {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "CronWorkflow",
         "metadata": {"name": "c"},
-        "spec": {"schedules": ["* * * * *"], "workflowSpec": shell_spec(script), **spec},
+        "spec": {"schedules": ["* * * * *"], "workflowSpec": make_shell_spec(script), **spec},
     }
 
 
@@ -34,7 +34,7 @@ class Home:
         self.cluster = LocalCluster(folder)
         self.now = float(START)
         self.objects = Objects(self.cluster, lambda: self.now)
-        self.objects.create(cron_workflow(**spec))
+        self.objects.create(make_cron_workflow(**spec))
         self.restart()
 
     def restart(self) -> None:
@@ -174,7 +174,7 @@ def test_a_template_that_was_deleted_is_a_condition_until_it_exists_again(tmp_pa
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "WorkflowTemplate",
         "metadata": {"name": "shared"},
-        "spec": shell_spec("true"),
+        "spec": make_shell_spec("true"),
     }
     LocalCluster(tmp_path).store_objects([template])
     home = Home(tmp_path, workflowSpec={"workflowTemplateRef": {"name": "shared"}})
@@ -234,7 +234,7 @@ def test_a_damaged_schedule_does_not_stop_the_others(
     (tmp_path / "objects/CronWorkflow/a.json").write_text("{")
     (tmp_path / "cron").mkdir()
     (tmp_path / "cron/b.json").write_text("{")
-    home.objects.create({**cron_workflow(), "metadata": {"name": "b"}})
+    home.objects.create({**make_cron_workflow(), "metadata": {"name": "b"}})
     home.look(59)
     assert home.look(60) == [run_at(60)]
     errors = capsys.readouterr().err

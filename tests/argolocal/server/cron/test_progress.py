@@ -14,7 +14,7 @@ MINUTE = 60
 HOUR = 3600
 
 
-def cron(*schedules: str, **spec: Any) -> dict[str, Any]:
+def make_cron_workflow(*schedules: str, **spec: Any) -> dict[str, Any]:
     metadata = {"name": "c", "uid": "u", "creationTimestamp": "2026-03-02T00:00:00Z"}
     return {"metadata": metadata, "spec": {"schedules": list(schedules or ["* * * * *"]), **spec}}
 
@@ -24,7 +24,7 @@ class Clock:
     START."""
 
     def __init__(self, **spec: Any) -> None:
-        self.cron = cron(**spec)
+        self.cron = make_cron_workflow(**spec)
         self.progress: Progress | None = None
         self.due: list[int] = []
         self.missed: list[int] = []
@@ -139,8 +139,8 @@ def test_random_clocks_and_pauses_start_no_time_twice(seed: int) -> None:
 
 
 def test_the_next_time_is_the_first_of_all_schedules() -> None:
-    assert find_next(cron("0 5 * * *", "0 3 * * *"), START) == START + 3 * HOUR
-    assert find_next(cron("0 0 30 2 *"), START) is None
+    assert find_next(make_cron_workflow("0 5 * * *", "0 3 * * *"), START) == START + 3 * HOUR
+    assert find_next(make_cron_workflow("0 0 30 2 *"), START) is None
 
 
 def test_a_time_that_has_started_is_not_due_again_if_the_decisions_are_lost() -> None:

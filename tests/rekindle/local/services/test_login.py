@@ -160,7 +160,7 @@ def test_a_browser_logs_in_by_the_printed_address_and_keeps_a_cookie(mlflow: Mlf
 
 def test_other_pages_cannot_use_the_login_of_a_browser(mlflow: Mlflow) -> None:
     cookie = mlflow.ask(f"/?token={mlflow.token}")[2]["Set-Cookie"].partition(";")[0]
-    for logged_in in ({"Cookie": cookie}, mlflow.bearer):
+    for login_headers in ({"Cookie": cookie}, mlflow.bearer):
         for origin in (
             "http://127.0.0.1:1",
             f"http://localhost:{mlflow.port}",
@@ -171,7 +171,7 @@ def test_other_pages_cannot_use_the_login_of_a_browser(mlflow: Mlflow) -> None:
         ):
             for method, path in (("GET", SEARCH), ("POST", CREATE), ("OPTIONS", CREATE)):
                 status, _, headers = mlflow.ask(
-                    path, logged_in | {"Origin": origin}, method, {"name": "theirs"}
+                    path, login_headers | {"Origin": origin}, method, {"name": "theirs"}
                 )
                 assert status == 403, origin
                 assert headers["Access-Control-Allow-Origin"] is None, origin
@@ -186,7 +186,7 @@ def test_other_pages_cannot_use_the_login_of_a_browser(mlflow: Mlflow) -> None:
             "localhost.:1",
             f"{mlflow.host}, evil",
         ):
-            assert mlflow.status(SEARCH, logged_in | {"Host": host}) == 403, host
+            assert mlflow.status(SEARCH, login_headers | {"Host": host}) == 403, host
 
     for site in ("same-site", "cross-site", "same-site,same-origin", "x"):
         assert mlflow.status(SEARCH, {"Cookie": cookie, "Sec-Fetch-Site": site}) == 401

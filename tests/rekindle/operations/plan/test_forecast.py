@@ -153,18 +153,18 @@ def record_training(store: Store, run: str, seconds: float, steps: int, samples:
 
 
 @cache
-def digits(*sets: str) -> dict[str, Any]:
+def render_digits(*sets: str) -> dict[str, Any]:
     settings = ["train.workers=1", "train.validation=0", *sets]
     return render_manifest(
         load_config(ROOT / "configs/digits.yaml", settings, environment={}).config
     )
 
 
-def rows(plan: Forecast) -> dict[str, TaskForecast]:
+def read_forecasts(plan: Forecast) -> dict[str, TaskForecast]:
     return {row.task: row for row in plan.rows}
 
 
-def plain(change: str = "") -> dict[str, Any]:
+def make_plain_config(change: str = "") -> dict[str, Any]:
     (manifest,) = read.parse_objects(
         PLAIN_WORKFLOW.replace("value: fast", f"value: {change or 'fast'}")
     )
@@ -179,7 +179,7 @@ def test_a_training_takes_its_fixed_seconds_and_the_seconds_of_its_steps(
         name = f"digits-{number}"
         record_run(
             tmp_path,
-            digits(),
+            render_digits(),
             name,
             {"prepare": (0, 10 + number), "train": (10 + number, 110 + number)},
         )
@@ -188,7 +188,7 @@ def test_a_training_takes_its_fixed_seconds_and_the_seconds_of_its_steps(
     sources = ForecastSources(tmp_path, None)  # the environment names the object store
 
     def plan(*sets: str) -> dict[str, TaskForecast]:
-        return rows(forecast_run(sources, digits(*sets), {}))
+        return read_forecasts(forecast_run(sources, render_digits(*sets), {}))
 
     unchanged_time = plan()["train"].time
     row = plan()["train"]
@@ -206,10 +206,10 @@ def test_a_training_takes_its_fixed_seconds_and_the_seconds_of_its_steps(
     assert times.seconds == 11
     assert times.low == 10
     assert times.high == 12
-    total = forecast_run(sources, digits("train.epochs=24"), {}).unconditional_total
+    total = forecast_run(sources, render_digits("train.epochs=24"), {}).unconditional_total
     assert total.critical_path[:2] == ["prepare", "train"]
     assert total.seconds == pytest.approx(11 + 190)
-    assert forecast_run(sources, digits(), {}).unknown_tasks[0] != "prepare"
+    assert forecast_run(sources, render_digits(), {}).unknown_tasks[0] != "prepare"
 
 
 @pytest.mark.slow
@@ -220,7 +220,7 @@ def test_a_scheduled_run_of_a_moving_window_always_prepares_its_data(
         load_config(ROOT / "configs/demo.yaml", ["data.window=60d"], environment={}).config
     )
     by_hand, scheduled = (
-        rows(forecast_run(ForecastSources(tmp_path, None), manifest, parameters))[
+        read_forecasts(forecast_run(ForecastSources(tmp_path, None), manifest, parameters))[
             "prepare"
         ].reason.text
         for parameters in ({}, {"scheduled-time": "2024-03-25T03:00:00Z"})
@@ -235,11 +235,11 @@ def test_a_scheduled_run_of_a_moving_window_always_prepares_its_data(
 def test_a_malformed_former_run_is_passed_over_with_a_note(
     tmp_path: Path, s3: Store, cached_text: str
 ) -> None:
-    record_run(tmp_path, digits(), "digits-good", {"train": (0, 60)})
+    record_run(tmp_path, render_digits(), "digits-good", {"train": (0, 60)})
     parameters = {"cached": cached_text}
-    record_run(tmp_path, digits(), "digits-bad", {"train": (0, 600)}, parameters=parameters)
-    plan = forecast_run(ForecastSources(tmp_path, None), digits(), {})
-    assert rows(plan)["train"].time.runs == 1
+    record_run(tmp_path, render_digits(), "digits-bad", {"train": (0, 600)}, parameters=parameters)
+    plan = forecast_run(ForecastSources(tmp_path, None), render_digits(), {})
+    assert read_forecasts(plan)["train"].time.runs == 1
     assert plan.former_runs == ["digits-good"]
     (note,) = plan.notes
     assert note.startswith("the run digits-bad is not compared: ")
@@ -247,7 +247,7 @@ def test_a_malformed_former_run_is_passed_over_with_a_note(
 
 
 def test_a_row_of_the_user_s_own_parameter_is_not_a_cached_task(tmp_path: Path) -> None:
-    tree = TaskTree(digits(), '{"prepare": "x", "train": 1}')
+    tree = TaskTree(render_digits(), '{"prepare": "x", "train": 1}')
     assert {leaf.status for leaf in tree.leaves() if leaf.name in ("prepare", "train")} == {
         RUNS_STATUS
     }
@@ -255,17 +255,17 @@ def test_a_row_of_the_user_s_own_parameter_is_not_a_cached_task(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_a_former_training_without_a_ledger_is_scaled_as_a_whole(tmp_path: Path, s3: Store) -> None:
-    record_run(tmp_path, digits(), "digits-none", {"train": (0, 60)})
-    plan = forecast_run(ForecastSources(tmp_path, None), digits("train.epochs=24"), {})
-    assert rows(plan)["train"].time.seconds == pytest.approx(120)
-    assert rows(plan)["train"].time.note == "scaled without a ledger"
+    record_run(tmp_path, render_digits(), "digits-none", {"train": (0, 60)})
+    plan = forecast_run(ForecastSources(tmp_path, None), render_digits("train.epochs=24"), {})
+    assert read_forecasts(plan)["train"].time.seconds == pytest.approx(120)
+    assert read_forecasts(plan)["train"].time.note == "scaled without a ledger"
 
 
 def test_a_plain_manifest_has_times_conditions_loops_and_resources(tmp_path: Path) -> None:
     times = {"[0].fetch": (0, 5), "[1].each": (5, 12), "[1].late": (5, 30), "[2].server": (30, 40)}
-    record_run(tmp_path, plain(), "plain-a", times)
-    plan = forecast_run(ForecastSources(tmp_path, None), plain(), {})
-    by_name = rows(plan)
+    record_run(tmp_path, make_plain_config(), "plain-a", times)
+    plan = forecast_run(ForecastSources(tmp_path, None), make_plain_config(), {})
+    by_name = read_forecasts(plan)
 
     assert {name: row.status for name, row in by_name.items()} == {
         "[0].fetch": "runs",
@@ -294,9 +294,9 @@ def test_a_plain_manifest_has_times_conditions_loops_and_resources(tmp_path: Pat
         "the loop and the conditional step run at the same time"
     )
     assert (
-        rows(forecast_run(ForecastSources(tmp_path, None), plain("slow"), {}))[
-            "[1].slow"
-        ].time.seconds
+        read_forecasts(
+            forecast_run(ForecastSources(tmp_path, None), make_plain_config("slow"), {})
+        )["[1].slow"].time.seconds
         is None
     )
     shown = format_forecast(plan)
@@ -307,7 +307,7 @@ def test_a_plain_manifest_has_times_conditions_loops_and_resources(tmp_path: Pat
 
 
 def test_templates_that_call_themselves_are_followed_once(tmp_path: Path) -> None:
-    manifest = digits("serve.canary.steps=[50, 100]")
+    manifest = render_digits("serve.canary.steps=[50, 100]")
     promote = "decide.ship.promote"
 
     times = {
@@ -318,7 +318,7 @@ def test_templates_that_call_themselves_are_followed_once(tmp_path: Path) -> Non
 
     record_run(tmp_path, manifest, "digits-a", times)
     plan = forecast_run(ForecastSources(tmp_path, None), manifest, {})
-    by_name = rows(plan)
+    by_name = read_forecasts(plan)
     assert [name for name in by_name if name.endswith("next")] == [
         f"{promote}.canary.next",
         f"{promote}.next",
@@ -345,16 +345,18 @@ def test_a_job_has_a_coordinator_and_its_workers_with_every_backend(
     tmp_path: Path, backend: str
 ) -> None:
     plan = forecast_run(
-        ForecastSources(tmp_path, None), digits("train.workers=3", f"cluster.backend={backend}"), {}
+        ForecastSources(tmp_path, None),
+        render_digits("train.workers=3", f"cluster.backend={backend}"),
+        {},
     )
-    counts = [pod.count for pod in rows(plan)["train"].pods if not pod.is_executor]
+    counts = [pod.count for pod in read_forecasts(plan)["train"].pods if not pod.is_executor]
     assert sorted(counts) == [1, 3]
     assert sum(row.requests.get("cpu", 0) for row in plan.rows if row.task.startswith("train")) < 4
 
 
 def test_a_run_of_another_pipeline_is_not_used_for_the_time(tmp_path: Path) -> None:
-    record_run(tmp_path, plain(), "plainly-a", {"[0].fetch": (0, 5)})
-    plan = forecast_run(ForecastSources(tmp_path, None), plain(), {})
+    record_run(tmp_path, make_plain_config(), "plainly-a", {"[0].fetch": (0, 5)})
+    plan = forecast_run(ForecastSources(tmp_path, None), make_plain_config(), {})
     assert plan.former_runs == []
     assert "time       unknown" in format_forecast(plan)
 
@@ -365,12 +367,12 @@ def test_a_run_of_another_pipeline_is_not_used_for_the_time(tmp_path: Path) -> N
 def test_a_run_counts_as_a_former_run_after_its_end(
     tmp_path: Path, phase: str, names: list[str]
 ) -> None:
-    record_run(tmp_path, plain(), "plain-a", {"[0].fetch": (0, 5)})
-    record_run(tmp_path, plain(), "plain-b", {"[0].fetch": (0, 7)}, phase)
+    record_run(tmp_path, make_plain_config(), "plain-a", {"[0].fetch": (0, 5)})
+    record_run(tmp_path, make_plain_config(), "plain-b", {"[0].fetch": (0, 7)}, phase)
     os.utime(tmp_path / "runs/plain-a/manifest.yaml", (0, 0))
-    plan = forecast_run(ForecastSources(tmp_path, None), plain(), {})
+    plan = forecast_run(ForecastSources(tmp_path, None), make_plain_config(), {})
     assert plan.former_runs == names
-    assert rows(plan)["[0].fetch"].time.seconds == (5 if phase == "Running" else 6)
+    assert read_forecasts(plan)["[0].fetch"].time.seconds == (5 if phase == "Running" else 6)
 
 
 def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(
@@ -403,7 +405,9 @@ def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(
     }
 
     fetch = end | {"id": "n", "name": "plain-x[0].fetch", "type": "Pod"}
-    workflow = read.build_workflow(plain(), {}) | {"status": end | {"nodes": {"n": fetch}}}
+    workflow = read.build_workflow(make_plain_config(), {}) | {
+        "status": end | {"nodes": {"n": fetch}}
+    }
     workflow["metadata"]["name"] = "plain-x"
     server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", workflow)
     running = workflow | {
@@ -412,8 +416,8 @@ def test_a_cluster_s_former_runs_nodes_and_quotas_are_compared(
     }
     server.put("/apis/argoproj.io/v1alpha1/namespaces/models/workflows", running)
 
-    plan = forecast_run(ForecastSources(Path("none"), cluster), plain(), {})
-    assert rows(plan)["[0].fetch"].time.seconds == 60
+    plan = forecast_run(ForecastSources(Path("none"), cluster), make_plain_config(), {})
+    assert read_forecasts(plan)["[0].fetch"].time.seconds == 60
     assert plan.former_runs == ["plain-x"]
     assert (
         "[0].fetch: the pod does not fit into any node (2 nvidia.com/gpu of 1 of small)"
@@ -460,7 +464,9 @@ def test_a_queue_without_a_borrowing_limit_may_use_the_quotas_of_its_cohort(
             line.partition(":")[0].removeprefix(
                 "[2].server exceeds the quota of the ClusterQueue a"
             )
-            for line in forecast_run(ForecastSources(Path("none"), cluster), plain(), {}).shortages
+            for line in forecast_run(
+                ForecastSources(Path("none"), cluster), make_plain_config(), {}
+            ).shortages
             if "exceeds the quota of" in line
         ]
 
@@ -488,25 +494,28 @@ def test_archived_runs_count_if_the_argo_server_is_known(
         "finishedAt": "2026-01-01T00:00:30Z",
     }
 
-    archived = read.build_workflow(plain(), {})
+    archived = read.build_workflow(make_plain_config(), {})
     archived["metadata"]["name"] = "plain-old"
     nodes = {"n": end | {"id": "n", "name": "plain-old[0].fetch", "type": "Pod"}}
     server.fixed["/api/v1/workflows/models"] = {"items": [archived]}
     server.fixed["/api/v1/workflows/models/plain-old"] = archived | {
         "status": end | {"nodes": nodes}
     }
-    assert forecast_run(ForecastSources(Path("none"), cluster), plain(), {}).former_runs == []
+    assert (
+        forecast_run(ForecastSources(Path("none"), cluster), make_plain_config(), {}).former_runs
+        == []
+    )
     monkeypatch.setenv("ARGO_SERVER", f"http://127.0.0.1:{server.port}")
-    plan = forecast_run(ForecastSources(Path("none"), cluster), plain(), {})
+    plan = forecast_run(ForecastSources(Path("none"), cluster), make_plain_config(), {})
     assert plan.former_runs == ["plain-old"]
-    assert rows(plan)["[0].fetch"].time.seconds == 30
+    assert read_forecasts(plan)["[0].fetch"].time.seconds == 30
 
 
 def test_a_plan_names_the_objects_of_a_cluster_that_it_may_not_read(
     server: ApiServer, cluster: Cluster
 ) -> None:
     server.refuse("GET", "/nodes", 403, {"message": "nodes is forbidden", "code": 403}, times=9)
-    plan = forecast_run(ForecastSources(Path("none"), cluster), plain(), {})
+    plan = forecast_run(ForecastSources(Path("none"), cluster), make_plain_config(), {})
     assert any(
         line.startswith("not compared with the nodes of the cluster") for line in plan.shortages
     )
@@ -554,23 +563,30 @@ def test_prices_of_the_project_give_the_cost_of_each_task(
     (tmp_path / "prices.yaml").write_text(
         f"currency: EUR\ndefault: any\nclasses:\n  any: {{{rate}}}\n"
     )
-    record_run(tmp_path / "home", plain(), "plain-a", {"[0].fetch": (0, 5), "[1].each": (5, 12)})
+    record_run(
+        tmp_path / "home",
+        make_plain_config(),
+        "plain-a",
+        {"[0].fetch": (0, 5), "[1].each": (5, 12)},
+    )
     assert (
-        rows(forecast_run(ForecastSources(tmp_path / "home", None), plain(), {}))[
-            "[0].fetch"
-        ].usage.cost
+        read_forecasts(
+            forecast_run(ForecastSources(tmp_path / "home", None), make_plain_config(), {})
+        )["[0].fetch"].usage.cost
         is None
     )
     monkeypatch.setenv(project.PATH_VARIABLE, str(tmp_path))
-    plan = forecast_run(ForecastSources(tmp_path / "home", None), plain(), {})
-    assert rows(plan)["[0].fetch"].usage.cost == pytest.approx(5 * 0.5 + 5 * 2 * 2)
+    plan = forecast_run(ForecastSources(tmp_path / "home", None), make_plain_config(), {})
+    assert read_forecasts(plan)["[0].fetch"].usage.cost == pytest.approx(5 * 0.5 + 5 * 2 * 2)
     assert plan.usage.cost == pytest.approx(5 * 4.5 + 3 * 7 * 4.5)
     assert plan.currency == "EUR"
     assert plan.unconditional_cost == pytest.approx(plan.usage.cost)
     assert "117.00 EUR" in format_forecast(plan)
     assert "COST" in format_forecast(plan)
     assert "22.50" in format_forecast(plan)
-    unknown = format_forecast(forecast_run(ForecastSources(tmp_path / "empty", None), plain(), {}))
+    unknown = format_forecast(
+        forecast_run(ForecastSources(tmp_path / "empty", None), make_plain_config(), {})
+    )
     assert "total      unknown" in unknown
     assert "EUR" not in unknown
     assert unknown.count("unknown") > 4
@@ -587,7 +603,7 @@ def test_a_run_of_a_program_has_a_forecast_of_its_pods(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(json.dumps(values))
     manifest = render_manifest(load_config(tmp_path / "c.yaml", environment={}).config)
 
-    training = rows(forecast_run(ForecastSources(tmp_path, None), manifest, {}))["train"]
+    training = read_forecasts(forecast_run(ForecastSources(tmp_path, None), manifest, {}))["train"]
     assert training.status == RUNS_STATUS
     counts = [pod.count for pod in training.pods if not pod.is_executor]
     assert sorted(counts) == [1, 3], "one coordinator, three workers"

@@ -512,7 +512,7 @@ def test_a_pointer_does_not_lead_out_of_the_folder(
     records = [dict(zip(names, pointer, strict=True)) for pointer in pointers]
     change_record(node, lambda fields: fields | {"pointers": records})
 
-    # the folder has a link of its own
+    # the folder of the other node already contains a symbolic link
     folder = tmp_path / "a/b/c/d/other"
     folder.mkdir(parents=True)
     (folder / "own").symlink_to(folder.parent)

@@ -36,7 +36,7 @@ def study(s3: Store, request: pytest.FixtureRequest) -> SweepStudy:
     return SweepStudy(s3, f"{request.node.name}/search", sweep)
 
 
-def loss(settings: Settings) -> float:
+def compute_loss(settings: Settings) -> float:
     return (
         abs(settings.get("train.learning_rate", 0.02) - 0.02) + settings["train.batch_size"] / 1000
     )
@@ -48,7 +48,7 @@ def finish(study: SweepStudy, trial: Trial, rung: int, why: str = "") -> None:
     if why:
         study.store.put(f"{output}/failed.json", json.dumps({"value": None, "why": why}).encode())
         return
-    measured = json.dumps({"step": 1, "loss": loss(trial.settings) / (1 + rung)})
+    measured = json.dumps({"step": 1, "loss": compute_loss(trial.settings) / (1 + rung)})
     study.store.put(f"{output}/validation.json", measured.encode())
     model = {"step": 10 * (1 + rung), "sha256": f"{trial.number}"}
     study.store.put(f"{output}/model.json", json.dumps(model).encode())
@@ -81,7 +81,7 @@ def test_killed_and_concurrent_pods_give_the_same_sweep(study: SweepStudy, s3: S
     assert [trial.number for trial in trials] == list(range(9))
     assert all(isinstance(trial.settings["train.batch_size"], int) for trial in trials)
     assert study.find_winner().number == min(
-        range(9), key=lambda number: (loss(trials[number].settings), number)
+        range(9), key=lambda number: (compute_loss(trials[number].settings), number)
     )
     assert sweep_report.build_rows(study)[0]["trial"] == study.find_winner().number
     assert len(sweep_report.format_table(study)) == 10
