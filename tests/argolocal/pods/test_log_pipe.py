@@ -162,12 +162,12 @@ def test_a_log_write_error_of_a_sidecar_is_reported(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/w.beside.log").symlink_to("/dev/full")
 
-    beside = shell("echo hi; exec sleep 9", name="beside")
+    other_container = shell("echo hi; exec sleep 9", name="beside")
 
     template = {
         "name": "main",
         "container": {"image": "busybox", "command": ["true"]},
-        "sidecars": [beside],
+        "sidecars": [other_container],
     }
 
     start = StartPod("w", "w", {**template, "inputs": {"parameters": [], "artifacts": []}}, False)

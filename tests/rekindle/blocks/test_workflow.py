@@ -103,9 +103,10 @@ def test_two_trainings_are_evaluated_released_and_served_separately(config: Conf
     parameters = tasks(workflow, "main")["evaluate-wide"]["arguments"]["parameters"]
     assert {"name": "part", "value": "evaluate-wide"} in parameters
     repetition = tasks(workflow, "promote-wide")["evaluate-wide-again"]["arguments"]["parameters"]
-    passed_on = ("run_id", "digest")  # the groups around the repetition have these values as inputs
-    assert [p for p in repetition if p["name"] not in passed_on] == [
-        p for p in parameters if p["name"] not in passed_on
+    # the groups around the repetition have these values as inputs
+    passed_inputs = ("run_id", "digest")
+    assert [p for p in repetition if p["name"] not in passed_inputs] == [
+        p for p in parameters if p["name"] not in passed_inputs
     ]
     jobs = [templates[name]["resource"]["manifest"] for name in ("train-small", "train-wide")]
     assert '"--part=train-small"' in jobs[0]

@@ -285,11 +285,16 @@ def test_a_deleted_job_may_drain_and_leaves_no_processes(jobs: TrainingJobs) -> 
         "print(child.pid, flush=True); time.sleep(60)"
     )
 
-    deaf = (
+    stubborn_command = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf',"
         " flush=True); time.sleep(60)"
     )
-    jobs.apply(job(master=replica(polite), worker=replica(deaf, terminationGracePeriodSeconds=1)))
+    jobs.apply(
+        job(
+            master=replica(polite),
+            worker=replica(stubborn_command, terminationGracePeriodSeconds=1),
+        )
+    )
     wait(jobs, lambda _: log(jobs, "job-master-0").strip() and "deaf" in log(jobs, "job-worker-0"))
     pids = [pid(jobs, "job-master-0"), pid(jobs, "job-worker-0"), int(log(jobs, "job-master-0"))]
     assert jobs.delete("job")

@@ -142,9 +142,15 @@ def test_a_missing_commit_is_refused(
     assert ReleaseCommit(make_origin(provenance={"git_sha": sha}), "HEAD").sha
 
 
-@pytest.mark.parametrize(("changed", "fatal"), [("steps/shop.py", True), ("pipelines/a.py", False)])
+@pytest.mark.parametrize(
+    ("changed", "is_fatal"), [("steps/shop.py", True), ("pipelines/a.py", False)]
+)
 def test_uncommitted_changes_are_fatal_only_in_the_code_of_the_run(
-    repository: Path, make_origin: Callable[..., Origin], tmp_path: Path, changed: str, fatal: bool
+    repository: Path,
+    make_origin: Callable[..., Origin],
+    tmp_path: Path,
+    changed: str,
+    is_fatal: bool,
 ) -> None:
     (repository / "shop" / changed).write_text("LIMIT = 4\n")
     origin = make_origin(
@@ -152,8 +158,8 @@ def test_uncommitted_changes_are_fatal_only_in_the_code_of_the_run(
     )
     commit = ReleaseCommit(origin, "")
     [finding] = find_code_differences(origin, commit, check_out(commit.sha, tmp_path / "checkout"))
-    assert finding.fatal is fatal
-    assert ("steps.shop" if fatal else "uncommitted changes") in finding.text
+    assert finding.fatal is is_fatal
+    assert ("steps.shop" if is_fatal else "uncommitted changes") in finding.text
 
 
 def test_a_module_that_only_the_work_tree_has_is_not_in_the_commit(

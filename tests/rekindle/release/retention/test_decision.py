@@ -185,8 +185,10 @@ def test_nothing_that_is_needed_is_removed(
             and other.ended > (run.ended or 0)
         ]
 
-        in_number = limit.keep_runs is None or not run.counted or len(later) < limit.keep_runs
-        is_within = in_number and (
+        is_within_number = (
+            limit.keep_runs is None or not run.counted or len(later) < limit.keep_runs
+        )
+        is_within = is_within_number and (
             limit.keep_days is None or NOW - (run.ended or NOW) <= limit.keep_days * DAY
         )
 
