@@ -22,8 +22,8 @@ REASONS: dict[tuple[str, str, str], str] = {
     ): "any sample is valid",
     (
         "interval.py",
-        "self.duration = 0.0  # seconds that the upload of the last checkpoint took",
-        "self.duration = 1.0  # seconds that the upload of the last checkpoint took",
+        "self.duration = 0.0",
+        "self.duration = 1.0",
     ): "twice a second is below the shortest interval of ten seconds",
     (
         "manager.py",

@@ -54,7 +54,7 @@ NOW = 10**6
 
 @given(
     ages=st.dictionaries(st.integers(1, 30), st.integers(0, 20000), min_size=1),
-    number=st.integers(2, 5),
+    keep_count=st.integers(2, 5),
     hours=st.sampled_from([0, 0.5, 2]),
     data=st.data(),
 )

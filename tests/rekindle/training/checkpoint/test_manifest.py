@@ -31,7 +31,7 @@ def make_manifest(step: int = 5, **more: Any) -> Manifest:
 @given(
     step=st.integers(0, 2**53 - 1),
     chunks=NAMES,
-    rest=st.integers(0, 7),
+    remaining_bytes=st.integers(0, 7),
     loader=st.binary(max_size=20),
 )
 def test_a_written_manifest_is_read_unchanged(
