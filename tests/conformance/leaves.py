@@ -3,6 +3,7 @@
 template, outputs = leaf(chance, "echo")     # outputs: result, p, f
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from rekindle.local.services.services import DEFAULT_BUCKET
@@ -316,30 +317,28 @@ def late(chance: Chance) -> tuple[Template, set[str]]:
     return make_shell_template("sleep 300") | {"activeDeadlineSeconds": 8}, set()
 
 
-KINDS = {
-    kind.__name__: kind
-    for kind in (
-        make_echo,
-        fact,
-        make_list_template,
-        make_script,
-        fails,
-        make_flaky_template,
-        parameter,
-        make_template_with_missing_output,
-        file,
-        make_reader,
-        raw,
-        environment,
-        suspend,
-        make_sidecar_template,
-        make_container_set,
-        resource,
-        late,
-        make_daemon,
-        asks,
-        listing,
-    )
+# kind of a leaf → function that makes a template of this kind, and its outputs
+KINDS: dict[str, Callable[[Chance], tuple[Template, set[str]]]] = {
+    "echo": make_echo,
+    "fact": fact,
+    "listed": make_list_template,
+    "script": make_script,
+    "fails": fails,
+    "flaky": make_flaky_template,
+    "parameter": parameter,
+    "missing": make_template_with_missing_output,
+    "file": file,
+    "reader": make_reader,
+    "raw": raw,
+    "environment": environment,
+    "suspend": suspend,
+    "companions": make_sidecar_template,
+    "containers": make_container_set,
+    "resource": resource,
+    "late": late,
+    "daemon": make_daemon,
+    "asks": asks,
+    "listing": listing,
 }
 COMMON = ("echo", "fact", "listed", "script", "fails", "flaky", "parameter", "missing")
 RARE_KINDS = ("raw", "environment", "suspend", "companions", "containers", "resource")
