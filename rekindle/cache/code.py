@@ -13,7 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -84,10 +84,7 @@ def existing_modules(candidate_names: Iterable[str], folders: Iterable[str]) -> 
     """Return the names that are modules of the project, of editable installations or of
     Rekindle."""
     root_folders = [*map(Path, folders), project.REFERENCE]
-
-    def find_package(package_name: str) -> tuple[Path | None, list[Path]]:
-        return _find_package(package_name, root_folders)
-
+    find_package = cache(partial(_find_package, root_folders=root_folders))
     return sorted(name for name in candidate_names if _find_file(name, find_package))
 
 
@@ -151,9 +148,7 @@ def _imported_files(module_names: Iterable[str], root_folders: list[Path]) -> di
     pending_modules = list(module_names)
 
     # most names belong to a few installed packages, of which only the first name is searched
-    @cache
-    def find_package(package_name: str) -> tuple[Path | None, list[Path]]:
-        return _find_package(package_name, root_folders)
+    find_package = cache(partial(_find_package, root_folders=root_folders))
 
     while pending_modules:
         name = pending_modules.pop()
