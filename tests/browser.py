@@ -107,3 +107,23 @@ def start_page(
         yield server
     finally:
         server.end()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A browser that all tests of a folder share, without the contexts of other test files."""
+    shared_browser = share_browser()
+    yield shared_browser
+    for context in shared_browser.contexts:
+        context.close()
+
+
+def close_browser_after(folder: Path, next_item: pytest.Item | None) -> None:
+    """Close the shared browser, unless the next test is in `folder` and may use the browser. Tests
+    with asyncio may not, because playwright runs an event loop in its thread."""
+    if (
+        not isinstance(next_item, pytest.Function)
+        or not next_item.path.is_relative_to(folder)
+        or hasattr(next_item.module, "asyncio")
+    ):
+        close_shared_browser()

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser
 
 from argolocal.common.json_text import to_json
-from tests.browser import PageServer, close_shared_browser, share_browser, start_page
+from tests.browser import PageServer, close_browser_after, start_page
+from tests.browser import browser as browser
 
 MARKUP = "<img src=x onerror=document.title='hacked'>"
 
@@ -77,19 +77,6 @@ def page(home: Path) -> Iterator[PageServer]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    browser = share_browser()
-    yield browser
-    for context in browser.contexts:
-        context.close()
-
-
 @pytest.hookimpl(trylast=True)  # after the end of all fixtures
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    if (
-        not isinstance(nextitem, pytest.Function)
-        or not nextitem.path.is_relative_to(Path(__file__).parent)
-        or hasattr(nextitem.module, "asyncio")
-    ):
-        close_shared_browser()
+    close_browser_after(Path(__file__).parent, nextitem)
