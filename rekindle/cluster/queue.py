@@ -6,6 +6,7 @@
 Source: type Workload of Kueue 0.19 (v1beta2; v1beta1 has the same fields).
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from argolocal.common.json_text import to_json
@@ -40,7 +41,8 @@ def has_queue(workflow_spec: Object) -> bool:
 
 @dataclass(frozen=True)
 class WaitingJob:
-    """A job that waits in a queue. `behind`: names of the jobs ahead of it, as NAMESPACE/NAME if
+    """A job that waits in a queue. `job`: name of the job within its run, or its full name if the
+    jobs of all runs were requested. `behind`: names of the jobs ahead of it, as NAMESPACE/NAME if
     they are in another namespace; `sees_all_namespaces`: False if the user may not read the jobs of
     other namespaces; `reason`: Kueue's reason. `extra_pods`: number of harvested workers that wait;
     the other fields except `queue` are then empty."""
@@ -76,15 +78,17 @@ def describe_waiting_jobs(cluster: Cluster, run_name: str, is_queued: bool = Fal
         return [f"the queue of {run_name} cannot be read: {error}"] if is_queued else []
 
 
-def find_waiting_jobs(cluster: Cluster, run_name: str) -> list[WaitingJob]:
-    """Return the jobs of the run that wait in a queue. Raises ApiError with the code 403 if the
-    user may not read the Workloads of the namespace."""
+def find_waiting_jobs(cluster: Cluster, run_name: str = "") -> list[WaitingJob]:
+    """Return the jobs of the run that wait in a queue, or without `run_name` the waiting jobs of
+    the namespace, in Kueue's order. Raises ApiError with the code 403 if the user may not read the
+    Workloads of the namespace."""
     pending_workloads = list(filter(_is_pending, list_kueue_objects(cluster, "workloads")))
+    name_prefix = f"{run_name}-" if run_name else ""
     run_workloads = sorted(
         (
             workload
             for workload in pending_workloads
-            if _read_owner_name(workload).startswith(f"{run_name}-")
+            if _read_owner_name(workload).startswith(name_prefix)
         ),
         key=_make_sort_key,
     )
@@ -101,7 +105,7 @@ def find_waiting_jobs(cluster: Cluster, run_name: str) -> list[WaitingJob]:
         competitors = [*pending_workloads, *(others or [])]
         cluster_queues = _map_cluster_queues(cluster)
         for workload in job_workloads:
-            job_name = _read_owner_name(workload).removeprefix(f"{run_name}-")
+            job_name = _read_owner_name(workload).removeprefix(name_prefix)
             waiting_jobs.append(
                 WaitingJob(
                     job_name,
@@ -112,9 +116,11 @@ def find_waiting_jobs(cluster: Cluster, run_name: str) -> list[WaitingJob]:
                 )
             )
 
-    if pod_workloads:
-        queue_name = _read_queue_name(pod_workloads[0])
-        waiting_jobs.append(WaitingJob("", queue_name, extra_pods=len(pod_workloads)))
+    pod_counts = Counter(_read_queue_name(workload) for workload in pod_workloads)
+    waiting_jobs += [
+        WaitingJob("", queue_name, extra_pods=pod_count)
+        for queue_name, pod_count in pod_counts.items()
+    ]
     return waiting_jobs
 
 

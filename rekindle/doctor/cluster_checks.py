@@ -39,6 +39,7 @@ from rekindle.doctor.operator_checks import (
     check_webhook,
 )
 from rekindle.doctor.pod_checks import PROBE_TIMEOUT_S, run_pod_checks
+from rekindle.doctor.queue_checks import check_waiting_jobs
 from rekindle.errors import Check, RekindleError
 from rekindle.kubernetes_names import (
     CONFIG_MAP,
@@ -114,6 +115,7 @@ def _list_namespace_checks(
         "kinds": check_kinds(cluster, cluster_config.backend),
         "controllers": check_controllers(cluster, cluster_config.backend),
         "gang": check_gang(cluster, cluster_config, queued_jobs),
+        "waiting jobs": check_waiting_jobs(cluster),
         "namespace": check_namespace(cluster),
         "your rights": check_user_rights(cluster),
         "account": check_account(cluster, cluster_config),

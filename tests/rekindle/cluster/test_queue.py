@@ -55,6 +55,25 @@ def test_waiting_harvest_workers_are_counted(server: ApiServer, cluster: Cluster
     ]
 
 
+def test_the_jobs_of_all_runs_are_listed_in_the_order_of_the_queue(
+    server: ApiServer, cluster: Cluster
+) -> None:
+    for workload in (
+        make_kueue_workload("late-1-train", 9, QuotaReserved="False"),
+        make_kueue_workload("early-1-train", 1, QuotaReserved="False"),
+        make_kueue_workload("early-1-train-extra", 2, "Pod", QuotaReserved="False"),
+        make_kueue_workload("late-1-train-extra", 3, "Pod", QuotaReserved="False"),
+        make_kueue_workload("runs-1-train", 2, QuotaReserved="True", Admitted="True"),
+    ):
+        server.put(WORKLOADS.format("v1beta2"), workload)
+    assert [str(waiting_job) for waiting_job in find_waiting_jobs(cluster)] == [
+        f"early-1-train waits in the queue train: {REASON}",
+        "late-1-train waits in the queue train, behind early-1-train early-1-train-extra"
+        f" late-1-train-extra: {REASON}",
+        "2 more workers wait for idle quota in the queue train",
+    ]
+
+
 def test_the_pod_of_a_step_is_not_counted_as_a_harvested_worker(
     server: ApiServer, cluster: Cluster
 ) -> None:

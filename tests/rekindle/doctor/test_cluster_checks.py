@@ -20,6 +20,7 @@ from tests.commands import ROOT
 from tests.rekindle.cluster.healthy import PODS_AT, HealthyCluster
 from tests.rekindle.cluster.kueue import objects as kueue
 from tests.rekindle.cluster.server import status
+from tests.rekindle.cluster.workflows import REASON, WORKLOADS, make_kueue_workload
 
 IMAGE = "rekindle:0.1"
 GPUS = {"pods": {"train": {"gpus": 4}}}
@@ -251,6 +252,41 @@ def test_a_queue_that_admits_no_job_is_found(server: HealthyCluster):
     check = run_checks(settings, jobs=jobs)["queue research"]
     assert not check.ok
     assert not check.required, "what may not be read is a warning"
+
+
+def test_waiting_jobs_are_listed_with_the_jobs_ahead_and_the_reason(server: HealthyCluster):
+    assert run_checks()["waiting jobs"].ok
+    for second, owner in enumerate(["early-1-train", "demo-1-train"]):
+        workload = make_kueue_workload(owner, second, QuotaReserved="False")
+        server.put(WORKLOADS.format("v1beta2"), workload)
+
+    result = CliRunner().invoke(commands, ["platform", "check", "--wait", "5"])
+    assert result.exit_code == 0, "a job that waits is not a failure of the namespace"
+    first, second = [
+        line for line in result.output.splitlines() if line.startswith("warn waiting jobs: ")
+    ]
+    assert first.endswith(f": early-1-train waits in the queue train: {REASON}")
+    assert second.endswith(
+        f": demo-1-train waits in the queue train, behind early-1-train: {REASON}"
+    )
+
+
+def test_of_many_waiting_jobs_the_first_are_listed(server: HealthyCluster):
+    for second in range(13):
+        workload = make_kueue_workload(f"search-{second}", second, QuotaReserved="False")
+        server.put(WORKLOADS.format("v1beta2"), workload)
+    result = CliRunner().invoke(commands, ["platform", "check", "--wait", "5", "-o", "json"])
+    texts = [check["found"] for check in json.loads(result.stdout) if "waiting" in check["name"]]
+    assert texts[0].startswith("search-0 waits in the queue train: ")
+    assert texts[10:] == ["3 more jobs wait behind them in the queues"]
+
+
+def test_a_queue_that_may_not_be_read_is_a_warning(server: HealthyCluster):
+    server.refuse("GET", "/workloads", 403, status(403, "Forbidden", "no"), times=9)
+    check = run_checks()["waiting jobs"]
+    assert not check.ok
+    assert not check.required
+    assert check.found.startswith("not checked: ")
 
 
 def test_an_outdated_kubernetes_ends_the_checks(server: HealthyCluster):
