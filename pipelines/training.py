@@ -17,5 +17,6 @@ def build(config: Config) -> Any:
     with blocks.pipeline(config) as workflow:
         data = blocks.prepare()
         model = blocks.train(data)
-        blocks.decide(model)  # evaluate → (the gate) → release → deploy → verify → switch
+        # evaluate → (the gate) → release → deploy → verify → switch
+        blocks.decide(model)
     return workflow

@@ -139,7 +139,8 @@ class ModelFile(Sealed):
     """
 
     model_config = ConfigDict(extra="allow")
-    sha256: str = Field(min_length=1)  # sha256 of the weights, or of the list of the result's files
+    # sha256 of the weights, or of the list of the result's files
+    sha256: str = Field(min_length=1)
     files: dict[Annotated[str, name_field(ArtifactKey)], ResultFile] = Field(default_factory=dict)
     is_file: bool = False
     workload: str

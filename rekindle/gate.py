@@ -15,7 +15,8 @@ from rekindle.errors import ConfigError, suggest_similar
 from rekindle.sections import Section
 
 Verdict = Literal["release", "keep", "same"]
-Champion = tuple[str, str]  # (version of the champion, sha256 of its weights)
+# (version of the champion, sha256 of its weights)
+Champion = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ class Evaluation:
     baseline_difference: Difference | None = None
     # the chosen family of the candidate, and the validation results of all families
     chosen: dict[str, Any] | None = None
-    incomparable: str = ""  # reason why the champion cannot score this data; empty if it can
+    # reason why the champion cannot score this data; empty if it can
+    incomparable: str = ""
     warnings: list[str] = field(default_factory=list)
 
 
@@ -129,7 +131,8 @@ class Decision:
     gate: Gate
     metrics: Sequence[Metric]
     evaluation: Evaluation
-    candidate: str  # sha256 of the candidate's weights
+    # sha256 of the candidate's weights
+    candidate: str
     champion: Champion | None
     # number of rows on which the champion was evaluated before its release; 0 if unknown
     champion_rows: int = 0

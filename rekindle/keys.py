@@ -8,15 +8,18 @@ DATASET = "dataset"
 MODEL = "model"
 CHECKPOINTS_NAME = "checkpoints"
 LEDGER_KEY = "checkpoints/ledger"
-ORIGIN = "origin.json"  # provenance of a release, for `rekindle reproduce`
-CURVE = "curve.json"  # exact loss of each step of a trained model
+# provenance of a release, for `rekindle reproduce`
+ORIGIN = "origin.json"
+# exact loss of each step of a trained model
+CURVE = "curve.json"
 # workflow parameter, a JSON object with the cached outputs of each task; its field `at` is the
 # RUN/TASK that wrote them ("": not cached, so the task runs)
 CACHED_PARAMETER = "cached"
 # additional input of a step's template: the task's name; no field of the step can have this name,
 # because of the hyphen
 TASK_PARAMETER = "task-name"
-AGAIN_SUFFIX = "-again"  # suffix of the name of a task that repeats another task
+# suffix of the name of a task that repeats another task
+AGAIN_SUFFIX = "-again"
 # output of `prepare`: the value of the parameter `cached`, extended by the trainings whose models
 # `prepare` has found in the cache
 REUSED_MODELS = "reused_models"

@@ -5,20 +5,29 @@ from typing import NamedTuple
 
 # commands find runs and servers by these labels
 NAME_LABEL = "app.kubernetes.io/name"  # value: the pipeline of a run, or the model of servers
-INSTANCE_LABEL = "app.kubernetes.io/instance"  # value: Deployment of a pod
+# value: Deployment of a pod
+INSTANCE_LABEL = "app.kubernetes.io/instance"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 PART_OF_LABEL = "app.kubernetes.io/part-of"
 PART_OF_REKINDLE = {PART_OF_LABEL: "rekindle"}
 REKINDLE_SELECTOR = f"{PART_OF_LABEL}=rekindle"
 
-DOCTOR_NAME = "rekindle-doctor"  # name of the pod and of the job that `rekindle doctor` creates
-CONFIG_MAP = "rekindle"  # ConfigMap with the addresses of the object store and MLflow
-STORE_SECRET = "rekindle-s3"  # Secret with the keys of the object store and the login of MLflow
-SERVING_SECRET = "rekindle-serving"  # Secret with keys that can only read releases
-SERVING_ACCOUNT = "rekindle-serving"  # name of the ServiceAccount of model servers
-TOKEN_SECRET = "rekindle-token"  # Secret with the tokens for clients of model servers
-PROGRAM_SECRET = "rekindle-program"  # Secret with the variables in `program.secrets`
-NOTIFY_SECRET = "rekindle-notify"  # Secret with the address of the notification webhook
+# name of the pod and of the job that `rekindle doctor` creates
+DOCTOR_NAME = "rekindle-doctor"
+# ConfigMap with the addresses of the object store and MLflow
+CONFIG_MAP = "rekindle"
+# Secret with the keys of the object store and the login of MLflow
+STORE_SECRET = "rekindle-s3"
+# Secret with keys that can only read releases
+SERVING_SECRET = "rekindle-serving"
+# name of the ServiceAccount of model servers
+SERVING_ACCOUNT = "rekindle-serving"
+# Secret with the tokens for clients of model servers
+TOKEN_SECRET = "rekindle-token"
+# Secret with the variables in `program.secrets`
+PROGRAM_SECRET = "rekindle-program"
+# Secret with the address of the notification webhook
+NOTIFY_SECRET = "rekindle-notify"
 
 # keys in the ConfigMap and the Secrets, which become environment variables of pods
 S3_BUCKET = "S3_BUCKET"
@@ -46,15 +55,20 @@ REKINDLE_COORDINATOR = "REKINDLE_COORDINATOR"
 # times when the steps before the job ended, from which on the job could be created: RFC 3339,
 # separated by commas
 REKINDLE_CREATED = "REKINDLE_CREATED"
-REKINDLE_DEADLINE = "REKINDLE_DEADLINE"  # maximum duration of the run in seconds
-REKINDLE_GRACE = "REKINDLE_GRACE"  # seconds between SIGTERM and SIGKILL
+# maximum duration of the run in seconds
+REKINDLE_DEADLINE = "REKINDLE_DEADLINE"
+# seconds between SIGTERM and SIGKILL
+REKINDLE_GRACE = "REKINDLE_GRACE"
 # set in the pods of extra workers on idle capacity
 REKINDLE_HARVESTED = "REKINDLE_HARVESTED"
-REKINDLE_IMAGE = "REKINDLE_IMAGE"  # the pod's image, if it is pinned by digest
+# the pod's image, if it is pinned by digest
+REKINDLE_IMAGE = "REKINDLE_IMAGE"
 # path of the job in the Kubernetes API, for a coordinator that may change the job
 REKINDLE_JOB = "REKINDLE_JOB"
-REKINDLE_METRICS = "REKINDLE_METRICS"  # port of the coordinator's metrics
-REKINDLE_NOTICE = "REKINDLE_NOTICE"  # the cloud whose preemption notices a worker polls
+# port of the coordinator's metrics
+REKINDLE_METRICS = "REKINDLE_METRICS"
+# the cloud whose preemption notices a worker polls
+REKINDLE_NOTICE = "REKINDLE_NOTICE"
 # rank of the first pod of a role, in a job of another framework
 REKINDLE_ROLE_RANK = "REKINDLE_ROLE_RANK"
 REKINDLE_SECRET = "REKINDLE_SECRET"  # nosec B105  # shared by all processes of a run

@@ -45,11 +45,15 @@ if TYPE_CHECKING:
 # environment variable of MLflow's client; the pauses before five retries are 0, 2, 4, 8 and 16 s
 RETRIES_VARIABLE = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 DEFAULT_RETRIES = 5
-MAX_RETRIES = 10  # the maximum that MLflow's client accepts
+# the maximum that MLflow's client accepts
+MAX_RETRIES = 10
 TIMEOUT_S = 30
-MAX_ANSWER_BYTES = 64 << 20  # for comparison, 1,000 runs with 100 parameters take 10 MB
-UNAVAILABLE_STATUSES = (502, 503, 504)  # sent by proxies without a server
-MAX_SHOWN_LENGTH = 300  # maximum characters of an answer in an error message
+# for comparison, 1,000 runs with 100 parameters take 10 MB
+MAX_ANSWER_BYTES = 64 << 20
+# sent by proxies without a server
+UNAVAILABLE_STATUSES = (502, 503, 504)
+# maximum characters of an answer in an error message
+MAX_SHOWN_LENGTH = 300
 SERVER_REMEDY = "Check that MLFLOW_TRACKING_URI is the address of an MLflow server."
 # matches HTML tags, and scripts and styles with their content. An unclosed tag ends at the next <,
 # and an unclosed script at the end of the page: otherwise, a search could take quadratic time

@@ -70,10 +70,12 @@ def parse_s3_address(text: str) -> S3Address | None:
 
 
 SEGMENT_PATTERN = (
-    rf"(?!\.{{1,2}}(?:/|\Z))[^/{INVISIBLE_CHARACTERS}]+"  # part of a key; not "." or ".."
+    # part of a key; not "." or ".."
+    rf"(?!\.{{1,2}}(?:/|\Z))[^/{INVISIBLE_CHARACTERS}]+"
 )
 TASK_PATTERN = "[a-zA-Z0-9][-a-zA-Z0-9_]*"
-MAX_KEY_BYTES = 1024  # the limit of S3
+# the limit of S3
+MAX_KEY_BYTES = 1024
 
 
 class ModelName(CheckedName):

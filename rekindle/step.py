@@ -354,7 +354,8 @@ def check_output_text(text: str) -> str:
         raise ValueError('it must not contain "{{", which Argo replaces in the tasks that get it')
     if "\0" in text:
         raise ValueError("it must not contain a NUL, which no argument of a program may have")
-    text.encode()  # raises ValueError for a lone surrogate
+    # raises ValueError for a lone surrogate
+    text.encode()
     return text
 
 
@@ -477,7 +478,8 @@ def fail(error: RekindleError) -> int:
     # Argo copies the termination log to the status of the run, and `report` copies it to MLflow
     error_message = without_secrets(str(error))
 
-    with suppress(OSError):  # keep the exit code even if the disk is full
+    # keep the exit code even if the disk is full
+    with suppress(OSError):
         sys.stderr.write(f"error: {error_message}\n")
     with suppress(OSError):
         termination_log = Path(os.environ.get(program.TERMINATION_LOG_VARIABLE, TERMINATION_LOG))

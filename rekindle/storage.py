@@ -76,7 +76,8 @@ class StoredObject:
     key: str
     size: int
     etag: str
-    modified: float  # time of the last change, in Unix seconds by the store's clock
+    # time of the last change, in Unix seconds by the store's clock
+    modified: float
 
 
 class Store:

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     import torch
 
 SMALL_DISK_REMEDY = "free space, or set TMPDIR to a directory on a larger disk."
-POD_PRIVATE = Path("/tmp")  # each pod has its own /tmp, so it cannot read files in ours
+# each pod has its own /tmp, so it cannot read files in ours
+POD_PRIVATE = Path("/tmp")
 
 
 class DataConfig(Section):
@@ -144,7 +145,8 @@ class Example(NamedTuple):
     """A test row. `examples` may also yield plain tuples: (instance, truth) or (instance, truth,
     group)."""
 
-    instance: dict[str, Any]  # an instance as a client sends it
+    # an instance as a client sends it
+    instance: dict[str, Any]
     truth: Any
     # group of dependent rows, such as the rows of one customer; rows of a group are resampled
     # together
@@ -217,7 +219,8 @@ class Workload(Protocol):
 
     Data: type[DataConfig]
     Model: type[Section]
-    metrics: Sequence[Metric]  # the first metric compares the candidate with the champion
+    # the first metric compares the candidate with the champion
+    metrics: Sequence[Metric]
 
     def prepare(self, data: Any, out: Path) -> Prepared:
         """Convert the raw data to files in the empty directory `out`. Raises DataError."""
@@ -246,7 +249,8 @@ class Workload(Protocol):
         """
         ...
 
-    Instance: type[BaseModel]  # pydantic model of one instance of a request
+    # pydantic model of one instance of a request
+    Instance: type[BaseModel]
 
     def predict(
         self, model: "torch.nn.Module", instances: list[Any], facts: dict[str, Any]

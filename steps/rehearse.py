@@ -19,7 +19,8 @@ from argolocal.common.json_text import replace_nan
 from rekindle import ConfigError, DataError, RekindleError, StepInputs, StepOutputs
 from rekindle.errors import find_innermost_cause
 
-MAX_EXAMPLES = 100  # maximum number of test rows to predict
+# maximum number of test rows to predict
+MAX_EXAMPLES = 100
 
 
 class Inputs(StepInputs):

@@ -297,7 +297,8 @@ def record_cached(run_id: str, inputs: Inputs) -> None:
         if isinstance(cached_task, dict)
     ]
     object_store = Store.from_env() if cached_tasks else None
-    source_by_task: dict[str, str] = {}  # task → RUN/TASK whose outputs this task has reused
+    # task → RUN/TASK whose outputs this task has reused
+    source_by_task: dict[str, str] = {}
 
     for cached_task in cached_tasks:
         source_task = cached_task.source

@@ -174,7 +174,8 @@ class SnapshotMemory:
         """`newest_step`: the step that the program continues from; newer snapshots are removed.
         Raises OSError if the files cannot be opened."""
         self.run_id = run_id
-        self.commit_s = 0.0  # CPU time of the last commit, in seconds
+        # CPU time of the last commit, in seconds
+        self.commit_s = 0.0
         self.problem: OSError | None = None
         self._thread: threading.Thread | None = None
 

@@ -89,7 +89,8 @@ class StateSaver:
         # written
         self._checkpoint_step = -1
         self._written_step = -1
-        self._started = 0  # number of durable checkpoints that were started
+        # number of durable checkpoints that were started
+        self._started = 0
         self._committed = 0
         self._future: Future[Any] | None = None
         self._future_start_s = 0.0

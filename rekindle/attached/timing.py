@@ -38,7 +38,8 @@ class SnapshotInterval:
 
     def __init__(self, interval_seconds: float) -> None:
         self._seconds = interval_seconds
-        self.cost_s = 0.0  # delay of the program by the last snapshot, in seconds
+        # delay of the program by the last snapshot, in seconds
+        self.cost_s = 0.0
         self._last_s: float | None = None
 
     @property

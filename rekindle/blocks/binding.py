@@ -27,7 +27,8 @@ TASK_OPTIONS = (
     "hooks",
     "on_exit",
 )
-STEP_ARGUMENTS = ("task", "pod", "after", "inputs")  # names of the arguments of blocks.step
+# names of the arguments of blocks.step
+STEP_ARGUMENTS = ("task", "pod", "after", "inputs")
 LIST_TYPES = (list, tuple, set, frozenset)
 TYPE_NAMES = {
     dict: "a mapping",

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from rekindle.blocks.settings import PodConfig
     from rekindle.release.serve_config import ServeConfig
 
-Manifest = dict[str, Any]  # a Kubernetes object, or a part of one, as plain data
+# a Kubernetes object, or a part of one, as plain data
+Manifest = dict[str, Any]
 
-USER_ID = 65532  # id of the user "nonroot" in distroless images; every id except 0 would work
+# id of the user "nonroot" in distroless images; every id except 0 would work
+USER_ID = 65532
 
 POD_ADDRESS = [{"name": POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 POD_SECURITY = {

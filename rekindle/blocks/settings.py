@@ -124,7 +124,8 @@ class PodConfig(Section):
 
 # kinds of pods that can be spread over nodes, because their job or Deployment has several pods
 SPREADABLE_KINDS = ("train", "coordinator", "serve")
-ON_DEMAND_KINDS = ("coordinator", "executor")  # pods that must outlive the workers
+# pods that must outlive the workers
+ON_DEMAND_KINDS = ("coordinator", "executor")
 # kinds of pods that cluster.unqueued cannot name
 JOB_POD_KINDS = ("train", "coordinator", "executor", "serve")
 DEFAULT_IMAGE = "rekindle:0.1"

@@ -11,7 +11,8 @@ from typing import Any
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.kubernetes_names import REKINDLE_CACHE
 
-CACHE_PATH = "/tmp/cache"  # in /tmp, the only directory to which pods can write
+# in /tmp, the only directory to which pods can write
+CACHE_PATH = "/tmp/cache"
 
 
 def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = True) -> Manifest:

@@ -318,10 +318,14 @@ class Block(Task):
     outputs: Outputs
     inputs: dict[str, Any]
     waits_for: Dependencies
-    predecessor: "Block | None" = None  # the block whose outputs this block uses
-    origin: tuple[str, str] = ("", "")  # the step that the block runs, and the kind of its pod
-    repetitions: "list[Block]"  # the blocks that repeat this block, see recipe/repetition.py
-    is_repetition: bool = False  # True if this block repeats another block or its DAG
+    # the block whose outputs this block uses
+    predecessor: "Block | None" = None
+    # the step that the block runs, and the kind of its pod
+    origin: tuple[str, str] = ("", "")
+    # the blocks that repeat this block, see recipe/repetition.py
+    repetitions: "list[Block]"
+    # True if this block repeats another block or its DAG
+    is_repetition: bool = False
 
     # Hera reads this property, and sets it when the user writes `a >> b`
     @property

@@ -114,9 +114,12 @@ class Pipeline(References):
         # By step, one function per task of the step. The function passes the task's name to the
         # step as the input `part`; it is called only if the step has several tasks.
         self.part_setters: dict[str, list[Callable[[], Any]]] = {}
-        self.cacheable: list[str] = []  # tasks that are skipped if their outputs are cached
-        self.moving_datasets: list[Block] = []  # tasks whose dataset depends on the scheduled time
-        self.is_tracked = False  # True if at least one task uses an MLflow run
+        # tasks that are skipped if their outputs are cached
+        self.cacheable: list[str] = []
+        # tasks whose dataset depends on the scheduled time
+        self.moving_datasets: list[Block] = []
+        # True if at least one task uses an MLflow run
+        self.is_tracked = False
 
     @cached_property
     def metrics(self) -> set[str]:

@@ -31,7 +31,8 @@ CLAIMS_FOLDER = "cache-claims/"
 RENEWAL_INTERVAL_S = 3600
 # a claim older than this, in seconds, is deleted when the next claim is made
 EXPIRY_S = 366 * 86400
-RELEASES_CLAIM = "releases"  # first part of the key of a release
+# first part of the key of a release
+RELEASES_CLAIM = "releases"
 THREADS = 8
 
 

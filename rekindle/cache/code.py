@@ -24,12 +24,15 @@ from rekindle.content.hashes import linked_files_below
 from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST, REKINDLE_IMAGE
 from rekindle.project.folders import ENGINE_FOLDERS
 
-FILE_PREFIX = "./"  # marks a file of the project in a list of modules
+# marks a file of the project in a list of modules
+FILE_PREFIX = "./"
 DOTTED_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\b")
 # suffixes in the order of Python's search
 MODULE_SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
-IMAGE_DIGEST = "sha256:"  # prefix of an identity that is the digest of an image
-PACKAGE_RECORDS = (".dist-info", ".egg-info", ".egg")  # suffixes of names with a version
+# prefix of an identity that is the digest of an image
+IMAGE_DIGEST = "sha256:"
+# suffixes of names with a version
+PACKAGE_RECORDS = (".dist-info", ".egg-info", ".egg")
 
 
 def image_digest(image_name: str) -> str:

@@ -49,7 +49,8 @@ class Entry:
     number of files and bytes of each artifact."""
 
     key: str
-    at: str  # WORKFLOW/TASK of the run that computed the outputs; prefix of its artifacts' keys
+    # WORKFLOW/TASK of the run that computed the outputs; prefix of its artifacts' keys
+    at: str
     outputs: dict[str, str]
     artifacts: dict[str, dict[str, Any]]
     # the values whose hash is the cache key

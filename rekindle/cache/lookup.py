@@ -45,8 +45,10 @@ STEP_COMMANDS = {
 }
 # JSONPath of a task's row in the parameter CACHED
 JSON_PATH_NAME = re.compile(r"\$\.(\w+)")
-CACHED_SOURCE = f"the parameter `{CACHED_PARAMETER}`"  # used in messages
-RUNNER_FLAGS = ("--output", "--entry", "--reuse")  # flags that are not inputs of the step
+# used in messages
+CACHED_SOURCE = f"the parameter `{CACHED_PARAMETER}`"
+# flags that are not inputs of the step
+RUNNER_FLAGS = ("--output", "--entry", "--reuse")
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class StepCall:
 
     module: str
     flags: dict[str, str]
-    artifacts: dict[str, str]  # object key of each input artifact, by name
+    # object key of each input artifact, by name
+    artifacts: dict[str, str]
     image: str
 
 
@@ -68,7 +71,8 @@ class CacheResult:
     reason: str = ""
     key: str = ""
     call: StepCall | None = field(default=None, compare=False)
-    facts: Facts | None = field(default=None, compare=False)  # `key` is their hash
+    # `key` is their hash
+    facts: Facts | None = field(default=None, compare=False)
 
 
 class _KnownOutputs:

@@ -25,7 +25,8 @@ WORD = re.compile(r"\b[A-Za-z_]\w*")
 FILE_NAME = re.compile(r"[\w.+@~/-]+")
 # JSON escapes such as \n, whose letter would otherwise become the first letter of the next word
 ESCAPES = re.compile(r"\\+[nrtbf\"]")
-PROGRAM = "program"  # the flag and the parameter that contain the section `program` of a config
+# the flag and the parameter that contain the section `program` of a config
+PROGRAM = "program"
 EMPTY_SECTIONS = ("", "{}", "null")
 
 

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from argolocal.validate.findings import Finding
     from rekindle.blocks.manifest.render import Kind
 
-WOULD_RUN_EXIT_CODE = 10  # exit code of `plan` if at least one task would run
+# exit code of `plan` if at least one task would run
+WOULD_RUN_EXIT_CODE = 10
 
 
 @command

@@ -14,7 +14,8 @@ from argolocal.cli.output import list_long_options
 from rekindle.cli.sources import Source
 from rekindle.cluster.kubernetes_api import Cluster
 
-MIN_SIMILARITY = 0.8  # minimum similarity of a misspelt option to a config key for a hint
+# minimum similarity of a misspelt option to a config key for a hint
+MIN_SIMILARITY = 0.8
 
 no_cache_option = click.option(
     "--no-cache", is_flag=True, help="Run every step; reuse no results of earlier runs."

@@ -21,7 +21,8 @@ from rekindle.cli.on_cluster import (
 from rekindle.cli.options import Target, cluster_options, config_options, local_option
 from rekindle.cli.sources import Source
 
-LIST_ARGUMENT = Path("list")  # argument of `rekindle schedule` that prints the schedules
+# argument of `rekindle schedule` that prints the schedules
+LIST_ARGUMENT = Path("list")
 
 
 @command

@@ -136,7 +136,8 @@ PROVIDERS = {
 VALIDATION_REGEX = re.compile(
     r",? (regex used for validation is|in body should match) '.*?'(?=[),]|$)"
 )
-MAX_MESSAGE_CHARS = 10_000  # of a longer message, only this many characters are searched
+# of a longer message, only this many characters are searched
+MAX_MESSAGE_CHARS = 10_000
 PERMANENT_CODES = (400, 404, 409, 413, 422)
 # messages of errors that are permanent with any HTTP status
 PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request is too large")

@@ -19,7 +19,8 @@ BUILD_ARGUMENTS = {
     "train": [],
     "serve": ["--build-arg", "EXTRAS=serve"],
     "mlflow": ["--build-arg", "EXTRAS=mlflow", "--target", "mlflow"],
-    "project": [],  # image that is built from the project's Dockerfile, on top of the image `train`
+    # image that is built from the project's Dockerfile, on top of the image `train`
+    "project": [],
 }
 # remedy for a failure of the builder, by the subcommand that has failed
 REMEDIES = {

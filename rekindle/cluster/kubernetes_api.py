@@ -35,7 +35,8 @@ MAX_ANSWER_BYTES = 512 << 20
 BACKOFF_S = 0.3
 # `reason` of an incomplete response, after which a watch retries silently
 CONNECTION_LOST = "BrokenOff"
-STARTUP_SECONDS = 30.0  # seconds that a restarted API server may need to load its users and roles
+# seconds that a restarted API server may need to load its users and roles
+STARTUP_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class Cluster:
         # flags of kubectl and rekindle that select this cluster and namespace
         self.flags = command_flags
         self.server: str = format_address(api_client.configuration.host)
-        self.reported: set[str] = set()  # warnings that were already printed
+        # warnings that were already printed
+        self.reported: set[str] = set()
 
     @classmethod
     def connect(cls, context: str | None = None, namespace: str | None = None) -> "Cluster":

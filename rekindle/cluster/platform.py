@@ -48,9 +48,11 @@ class Platform:
 
     namespace: str
     bucket: str = "rekindle"
-    endpoint: str = ""  # address of the object store; if empty, AWS or the MinIO in `components`
+    # address of the object store; if empty, AWS or the MinIO in `components`
+    endpoint: str = ""
     region: str = ""
-    mlflow: str = ""  # address of MLflow; if empty, the MLflow in `components`
+    # address of MLflow; if empty, the MLflow in `components`
+    mlflow: str = ""
     components: tuple[str, ...] = ()
     # True: pods use a cloud (IAM) role instead of the Secret with keys
     iam: bool = False

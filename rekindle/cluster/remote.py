@@ -14,7 +14,8 @@ from rekindle.documents import D, parse_and_validate
 from rekindle.errors import RekindleError
 
 REMEDY = "Check that the image has this version of Rekindle."
-POD_TIMEOUT_S = 180.0  # time limit in seconds for the pod to start, run and end
+# time limit in seconds for the pod to start, run and end
+POD_TIMEOUT_S = 180.0
 
 
 def run_module(

@@ -19,7 +19,8 @@ from rekindle.content import hashes
 from rekindle.errors import DataError
 
 FILE_LIST = "dataset.files.json"
-MAX_NAMES = 3  # maximum number of files that an error message names
+# maximum number of files that an error message names
+MAX_NAMES = 3
 REMEDY = (
     "Prepare the dataset again: `rekindle run CONFIG --no-cache` does not reuse the damaged one."
 )

@@ -10,7 +10,8 @@ from pathlib import Path
 from rekindle.errors import ConfigError
 
 THREADS = 4
-MAX_VISITS = 1000  # maximum number of different paths, through links, to one folder
+# maximum number of different paths, through links, to one folder
+MAX_VISITS = 1000
 
 _verified_stamps: set[str] = set()
 

@@ -11,7 +11,8 @@ from pydantic import Field
 from rekindle.documents import Document
 
 Scalar = str | int | float | bool
-Amounts = dict[str, str | int | float]  # name of a resource → quantity
+# name of a resource → quantity
+Amounts = dict[str, str | int | float]
 Texts = dict[str, str]
 
 

@@ -15,8 +15,10 @@ from rekindle.documents import MODEL_FILE, ModelFile, ResultFile
 from rekindle.errors import DataError
 from rekindle.names import ArtifactKey, format_untrusted
 
-RESULT = "result"  # folder below the model's folder that contains the files of the result
-MAX_NAMES = 3  # maximum number of files that an error message names
+# folder below the model's folder that contains the files of the result
+RESULT = "result"
+# maximum number of files that an error message names
+MAX_NAMES = 3
 REMEDY = (
     "Train the model again: `rekindle run CONFIG --no-cache` does not reuse the damaged one. If it"
     " is a release, release it again."

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 RELEASE_RECORD = "release.json"
 VERDICT = "verdict.json"
-REFERENCE = "reference.json"  # file with the histograms of the test rows
+# file with the histograms of the test rows
+REFERENCE = "reference.json"
 MLMODEL = "MLmodel"
 INPUT_EXAMPLE = "input_example.json"
 SERVING_EXAMPLE = "serving_input_example.json"

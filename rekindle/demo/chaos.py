@@ -42,7 +42,8 @@ from rekindle.errors import NotFound
 from rekindle.keys import CACHED_PARAMETER, DATASET, REUSE_FIELD
 from rekindle.workload import load, prepare
 
-RESUME_AFTER_S = 3.0  # seconds after which a process that was stopped by SIGSTOP gets SIGCONT
+# seconds after which a process that was stopped by SIGSTOP gets SIGCONT
+RESUME_AFTER_S = 3.0
 UNDISTURBED = "undisturbed"
 DISTURBED = "under attack"
 
@@ -52,9 +53,11 @@ class DemoOptions:
     """Options of the command."""
 
     workers: int = 3
-    seconds: float = 3.0  # time in seconds between two attacks
+    # time in seconds between two attacks
+    seconds: float = 3.0
     steps: int = 1500
-    seed: int = 0  # seed for the random choice of the attacked processes
+    # seed for the random choice of the attacked processes
+    seed: int = 0
 
 
 @dataclass(frozen=True)

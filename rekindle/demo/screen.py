@@ -51,16 +51,23 @@ class AttackRecord:
     """One attack and its consequences. The fields `..._after_s` are in seconds since the attack,
     and None until known."""
 
-    seconds: float  # time of the attack in seconds since the start of the training
-    description: str  # description of the attack, such as "SIGKILL worker-1"
+    # time of the attack in seconds since the start of the training
+    seconds: float
+    # description of the attack, such as "SIGKILL worker-1"
+    description: str
     victims: tuple[str, ...]
     signal_number: int
-    pids: set[int]  # the processes that got the signal
-    step: int  # newest training step before the attack
-    group_count: int = 0  # number of groups of workers (generations) published before the attack
-    resume_count: int = 0  # number of restored checkpoints before the attack
+    # the processes that got the signal
+    pids: set[int]
+    # newest training step before the attack
+    step: int
+    # number of groups of workers (generations) published before the attack
+    group_count: int = 0
+    # number of restored checkpoints before the attack
+    resume_count: int = 0
     next_step_after_s: float | None = None
-    back_after_s: float | None = None  # seconds until every victim has rejoined the training
+    # seconds until every victim has rejoined the training
+    back_after_s: float | None = None
     lost_steps: int = 0
 
     @property
@@ -102,9 +109,12 @@ class DemoRun:
 
     name: str
     workers: int
-    total: int  # number of steps
-    began: float = 0.0  # 0 before the start
-    ended: float = 0.0  # 0 before the end
+    # number of steps
+    total: int
+    # 0 before the start
+    began: float = 0.0
+    # 0 before the end
+    ended: float = 0.0
     step: int = 0
     sha256: str = ""
     # (time, newest step) at each change of the newest step
@@ -148,7 +158,8 @@ class DemoRecording:
     disturbed: DemoRun
     timelines: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # (start, state)
     attacks: list[AttackRecord] = field(default_factory=list)
-    activity: str = ""  # description of the current phase of the demo
+    # description of the current phase of the demo
+    activity: str = ""
     equal: bool | None = None
 
     def record_state(self, process_name: str, process_state: str) -> None:

@@ -85,11 +85,15 @@ class WatchedTraining:
         # steps of the snapshots (in shared memory) and checkpoints (in the object store) that
         # restarted workers have loaded
         self.resumed_steps: list[int] = []
-        self.step = 0  # the newest step that any worker has trained
-        self.repeated_steps: list[int] = []  # steps that were trained a second time
+        # the newest step that any worker has trained
+        self.step = 0
+        # steps that were trained a second time
+        self.repeated_steps: list[int] = []
 
-        self._snapshot_steps: dict[Path, int] = {}  # newest step in each snapshot file
-        self._answering_pid = 0  # pid of the coordinator that last accepted a connection
+        # newest step in each snapshot file
+        self._snapshot_steps: dict[Path, int] = {}
+        # pid of the coordinator that last accepted a connection
+        self._answering_pid = 0
         self._logs = [
             LogTail(folder / "logs" / f"{self._make_pod_name(name)}.log") for name in self.names
         ]

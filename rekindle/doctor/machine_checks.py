@@ -36,8 +36,10 @@ GIB = 1 << 30
 # minimum free bytes: disk, memory, shared memory
 MIN_DISK_BYTES = 5 * GIB
 MIN_MEMORY_BYTES = 3 * GIB
-MIN_SHARED_MEMORY_BYTES = 1 * GIB  # enough for the snapshots of a small model
-MIN_OPEN_FILES = 1024  # minimum number of files that a process must be allowed to open
+# enough for the snapshots of a small model
+MIN_SHARED_MEMORY_BYTES = 1 * GIB
+# minimum number of files that a process must be allowed to open
+MIN_OPEN_FILES = 1024
 
 
 def check_machine(home: Path) -> list[Check]:

@@ -69,7 +69,8 @@ def make_bucket(object_store: Store) -> None:
     """Create the bucket unless it exists. Raises StorageError."""
     try:
         next(object_store.list("doctor/"), None)
-    except ConfigError:  # the store is reachable, but the bucket does not exist
+    except ConfigError:
+        # the store is reachable, but the bucket does not exist
         object_store.client.create_bucket(Bucket=object_store.bucket)
 
 

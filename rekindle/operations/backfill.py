@@ -28,7 +28,8 @@ from rekindle.operations.missed_runs import MissedRun
 
 POLL_INTERVAL_S = 0.5
 CLUSTER_POLL_INTERVAL_S = 5.0
-BACKFILL_FOLDER = "backfill"  # folder in the home with the manifests and the output of the runs
+# folder in the home with the manifests and the output of the runs
+BACKFILL_FOLDER = "backfill"
 
 
 def backfill(

@@ -52,7 +52,8 @@ RESUMABLE_SECONDS = compute_resumable_seconds(ClusterConfig.model_validate({}).m
 DEFAULT_KEEP_RUNS = 5
 # texts that may contain RUN/TASK; they begin with a word, so that the search takes O(n)
 PATH_PATTERN = re.compile(r"(?<![\w.-])[\w.-]+(?:/[\w.-]+)+", re.ASCII)
-REMOVED_FOLDER = "removed"  # folder in the home for run folders that are being deleted
+# folder in the home for run folders that are being deleted
+REMOVED_FOLDER = "removed"
 
 
 @dataclass

@@ -38,8 +38,10 @@ class ClusterRuns:
         self.changed = Condition()
         self.is_listed = False
         self.failure: RekindleError | None = None
-        self.lost_since = 0.0  # time of the first failed poll since the last answer
-        self.lost_at = 0.0  # time of the last failed poll; 0 after an answer
+        # time of the first failed poll since the last answer
+        self.lost_since = 0.0
+        # time of the last failed poll; 0 after an answer
+        self.lost_at = 0.0
         self.thread: Thread | None = None
 
     @property

@@ -61,7 +61,8 @@ def main() -> None:
         table = frame.select(names[:column_limit]).head(row_limit).collect()
     except ModuleNotFoundError:
         sys.exit("polars is not installed (`pip install 'rekindle[prepare]'`)")
-    except Exception as error:  # polars raises errors of many kinds for a malformed file
+    except Exception as error:
+        # polars raises errors of many kinds for a malformed file
         sys.exit(f"the file is not a valid parquet file ({error})".partition("\n")[0])
 
     rows = [[str(cell)[:MAX_CELL_CHARACTERS] for cell in row] for row in table.rows()]

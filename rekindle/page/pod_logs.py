@@ -25,7 +25,8 @@ POLL_INTERVAL_S = 2.0
 # the logs of a run are no longer copied this long after the last request of a viewer
 IDLE_AFTER_S = 60.0
 FIRST_COPY_TIMEOUT_S = 3.0
-MAX_FIRST_BYTES = 64 << 20  # limit for the first read of a log
+# limit for the first read of a log
+MAX_FIRST_BYTES = 64 << 20
 MAX_PODS = 200
 SILENCE_TIMEOUT_S = 10.0
 
@@ -66,7 +67,8 @@ class _RunCopy:
         self.first_copy = Event()
         self.thread: Thread | None = None
         self.positions: dict[str, _Position] = {}
-        self.complete_names: set[str] = set()  # names of the logs that are copied to their end
+        # names of the logs that are copied to their end
+        self.complete_names: set[str] = set()
         self.is_complete = False
 
     def request(self, workflow: Object) -> None:

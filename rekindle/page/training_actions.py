@@ -14,7 +14,8 @@ from rekindle.names import ModelName, Version
 from rekindle.operations.scale import scale_training
 
 MAX_WORKERS = 4096
-ROLLBACK_WAIT_S = 8.0  # a rollback that is impossible fails within this time
+# a rollback that is impossible fails within this time
+ROLLBACK_WAIT_S = 8.0
 
 
 class Scale:

@@ -10,7 +10,8 @@ CLOSE_TIMEOUT_S = 10.0
 # maximum number of reports that wait while MLflow does not answer
 MAX_WAITING_REPORTS = 1000
 
-MetricsReport = tuple[int, Mapping[str, float]]  # step, metrics by name
+# step, metrics by name
+MetricsReport = tuple[int, Mapping[str, float]]
 
 
 class MetricCurves:

@@ -58,8 +58,10 @@ UPLOAD_TIME_SHARE = 0.4
 UPLOAD_TIMEOUT_S = 60.0
 # seconds that a program may take to exit after it has written a checkpoint on SIGTERM
 EXIT_TIMEOUT_S = 5.0
-MIN_UNSAVED_S = 1.0  # minimum number of seconds of repeated work that is recorded
-RETRY_INTERVAL_S = 1.0  # time between attempts to reach the object store
+# minimum number of seconds of repeated work that is recorded
+MIN_UNSAVED_S = 1.0
+# time between attempts to reach the object store
+RETRY_INTERVAL_S = 1.0
 COMPLETION_TIMEOUT_S = 60.0
 MAX_SAME_ERRORS = 10
 # exit codes of a process that was ended by a signal from outside the program
@@ -86,11 +88,16 @@ class ProgramGeneration:
         self.number = exchange.generation
         self.node_rank = -1
         self.processes = NodeProcesses(pod.parent)
-        self.finished = False  # True once the processes of this node have ended
-        self.ending_nodes = len(members)  # number of nodes whose processes end by themselves
-        self.join_time: float | None = None  # time when a new node joined
-        self.saves_at_join = 0  # number of saves at this time
-        self.stop_time: float | None = None  # time of the SIGTERM to the processes
+        # True once the processes of this node have ended
+        self.finished = False
+        # number of nodes whose processes end by themselves
+        self.ending_nodes = len(members)
+        # time when a new node joined
+        self.join_time: float | None = None
+        # number of saves at this time
+        self.saves_at_join = 0
+        # time of the SIGTERM to the processes
+        self.stop_time: float | None = None
 
     def run(self) -> None:
         """Run the processes until the generation ends. Raises GenerationOver if the generation ends

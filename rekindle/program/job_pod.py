@@ -31,9 +31,12 @@ from rekindle.program.position import read_pod_position
 from rekindle.step import fail
 
 HANDLED_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
-COORDINATOR_END_TIMEOUT_S = 60.0  # maximum wait for the other process after the end of the run
-VERDICT_TIMEOUT_S = 5.0  # maximum wait for the coordinator's verdict on an agent's error
-RESTART_INTERVAL_S = 1.0  # time between two starts of the coordinator
+# maximum wait for the other process after the end of the run
+COORDINATOR_END_TIMEOUT_S = 60.0
+# maximum wait for the coordinator's verdict on an agent's error
+VERDICT_TIMEOUT_S = 5.0
+# time between two starts of the coordinator
+RESTART_INTERVAL_S = 1.0
 POLL_INTERVAL_S = 0.5
 FORK_CONTEXT = multiprocessing.get_context("fork")
 

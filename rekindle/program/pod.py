@@ -53,7 +53,8 @@ class Pod:
             self.checkpoints.folder.with_name(f"{group_client.name}.progress")
         )
         self.saved_progress = SavedProgress()
-        self.reported_saves = 0  # number of saves whose progress was reported
+        # number of saves whose progress was reported
+        self.reported_saves = 0
         self.usage = UsageSampler()
         self.curves = MetricCurves(program_spec.run_id, program_spec.part)
         self.last_progress_time = time.monotonic()

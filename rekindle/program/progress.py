@@ -38,7 +38,8 @@ STEP_METRIC_NAMES = ("current_step", "global_step", "step")
 SERVER_URL_VARIABLE = "KUBEFLOW_TRAINER_SERVER_URL"
 SERVER_TOKEN_VARIABLE = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # nosec B105  # path of a file
 MAX_STATE_BYTES = 64 << 20
-LOG_LINE_PATTERN = re.compile(r"^program: (.+)$", re.MULTILINE)  # a report in the log of a pod
+# a report in the log of a pod
+LOG_LINE_PATTERN = re.compile(r"^program: (.+)$", re.MULTILINE)
 
 MetricName = Annotated[str, StringConstraints(pattern=r"^[\w./ :-]{1,200}\z")]
 
@@ -179,7 +180,8 @@ class SavedProgress:
 
     def __init__(self) -> None:
         self._first_checkpoint: tuple[float, int] | None = (
-            None  # time and step of the first checkpoint
+            # time and step of the first checkpoint
+            None
         )
 
     def read(self, checkpoint_path: Path) -> ProgressReport | None:
@@ -243,7 +245,8 @@ class ProgressServer:
         self._token_file.write_text(self._token)
         self._lock = threading.Lock()
         self._newest_report: ProgressReport | None = None
-        self.has_reports = False  # True once the program has sent a report
+        # True once the program has sent a report
+        self.has_reports = False
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._make_handler())
         self._server.daemon_threads = True

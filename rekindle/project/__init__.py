@@ -24,7 +24,8 @@ from rekindle.project.user_exceptions import describe_exception
 PATH_VARIABLE = "REKINDLE_PATH"
 # packages of a project, which extend the reference project's packages with the same name
 SHARED_PACKAGES = ("steps", "pipelines")
-MAX_CONFIG_BYTES = 1 << 20  # maximum size of a pyproject.toml
+# maximum size of a pyproject.toml
+MAX_CONFIG_BYTES = 1 << 20
 DOCS_BY_KIND = {
     "workload": "docs/your-own-model.md",
     "step": "docs/api.md",

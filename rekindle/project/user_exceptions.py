@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 LIBRARY_FOLDERS = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
 UNEXPECTED_ARGUMENT = re.compile(r"\b(\w+)\(\) got an unexpected keyword argument '(\w+)'")
-MAX_TEXT_CHARS = 600  # maximum number of characters of an exception's text in an error
+# maximum number of characters of an exception's text in an error
+MAX_TEXT_CHARS = 600
 TRANSIENT_ERRORS = (OSError, MemoryError, EOFError)
 PATH_ERRORS = (
     FileNotFoundError,

@@ -39,7 +39,8 @@ class PredictionComparison:
     unstable: int = 0
     # text: the first unstable instance, and both predictions
     example: str = ""
-    random: bool = False  # True if two predictions for the same request differ
+    # True if two predictions for the same request differ
+    random: bool = False
 
     def add(
         self,

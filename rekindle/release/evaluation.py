@@ -27,8 +27,10 @@ from rekindle.release.examples import Examples
 from rekindle.release.serve_config import DEFAULT_MAX_BATCH
 from rekindle.workload import read_dataset_digest, read_dataset_facts, takes_champion_facts
 
-PartMasks = dict[str, NDArray[np.bool_]]  # name of a part of the test rows → mask of its rows
-PartMetrics = dict[str, dict[str, float]]  # name of a part → metrics by name
+# name of a part of the test rows → mask of its rows
+PartMasks = dict[str, NDArray[np.bool_]]
+# name of a part → metrics by name
+PartMetrics = dict[str, dict[str, float]]
 
 
 class ScoredModel(NamedTuple):
@@ -255,7 +257,8 @@ def to_array(nested_numbers: object) -> Any:
     unchanged."""
     try:
         number_array = np.asarray(nested_numbers)
-    except ValueError:  # the lists have different lengths
+    except ValueError:
+        # the lists have different lengths
         return nested_numbers
     if number_array.dtype.kind in "biuf":
         return number_array

@@ -24,7 +24,8 @@ from rekindle.release.serve_config import DEFAULT_MAX_BATCH
 from rekindle.release.watch.reference import record_reference
 from rekindle.workload import Example
 
-MAX_REPLAYED_ROWS = 1000  # maximum number of rows that a report contains for `verify`
+# maximum number of rows that a report contains for `verify`
+MAX_REPLAYED_ROWS = 1000
 ExampleColumn = Sequence[Any] | NDArray[Any]
 
 
@@ -48,7 +49,8 @@ class Examples:
     max_batch: int = field(default=DEFAULT_MAX_BATCH, init=False)
     # device.describe_numerics of the process that scored the rows
     numerics: str = field(default="", init=False)
-    _requests: list[Any] = field(default_factory=list, init=False)  # parsed requests, one per row
+    # parsed requests, one per row
+    _requests: list[Any] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         columns = {

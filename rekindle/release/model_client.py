@@ -26,9 +26,11 @@ SHA256_HEADER = "model-sha256"
 VERSION_HEADER = "model-version"
 # request header of `verify`: the server does not count the instances, since they are test rows
 REPLAY_HEADER = "rekindle-replay"
-DATA_UNTIL_HEADER = "model-data-until"  # response header: the data cut-off, if the dataset has one
+# response header: the data cut-off, if the dataset has one
+DATA_UNTIL_HEADER = "model-data-until"
 RETRY_PAUSE_S = 0.1
-MAX_ERROR_BYTES = 1000  # maximum number of bytes to read from the body of an error
+# maximum number of bytes to read from the body of an error
+MAX_ERROR_BYTES = 1000
 UNAVAILABLE_ERRORS = (
     urllib.error.URLError,
     http.client.HTTPException,

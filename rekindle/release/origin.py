@@ -27,7 +27,8 @@ from rekindle.names import ArtifactKey, CommitId, Version, format_untrusted
 from rekindle.release.release_files import download
 from rekindle.storage import NotFound, Store
 
-LossCurve = dict[int, float | None]  # step → loss; None if the loss is not finite
+# step → loss; None if the loss is not finite
+LossCurve = dict[int, float | None]
 JsonObject = dict[str, JsonValue]
 
 
@@ -136,14 +137,18 @@ class Origin:
 
     name: str
     version: str
-    prefix: str  # key prefix of the release
-    sha256: str  # sha256 of the weights
+    # key prefix of the release
+    prefix: str
+    # sha256 of the weights
+    sha256: str
     provenance: dict[str, str]
-    files: Mapping[str, str]  # {file: sha256} of the files that affect predictions
+    # {file: sha256} of the files that affect predictions
+    files: Mapping[str, str]
     model: ModelFile
     run: RunFile
     curve: LossCurve
-    run_id: str = ""  # MLflow run of the workflow
+    # MLflow run of the workflow
+    run_id: str = ""
 
     @property
     def is_of_program(self) -> bool:

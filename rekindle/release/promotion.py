@@ -24,9 +24,12 @@ from rekindle.names import ModelName, ObjectId, ObjectName, RunName, Version, fo
 from rekindle.release.serve_config import ServeConfig
 from rekindle.storage import NotFound, Store
 
-UNFINISHED_TIMEOUT_S = 2.0  # time to wait until another run finishes its promotion
-RETRY_PAUSE_S = 1.0  # pause between attempts while a service is unavailable
-PromotionAndEtag = tuple[dict[str, Any], str | None]  # content of promotion.json, and its etag
+# time to wait until another run finishes its promotion
+UNFINISHED_TIMEOUT_S = 2.0
+# pause between attempts while a service is unavailable
+RETRY_PAUSE_S = 1.0
+# content of promotion.json, and its etag
+PromotionAndEtag = tuple[dict[str, Any], str | None]
 OptionalVersion = Annotated[str, name_field(Version, is_optional=True)]
 OptionalDeployment = Annotated[str, name_field(ObjectName, is_optional=True)]
 T = TypeVar("T")
@@ -51,7 +54,8 @@ class ChampionChangedError(RekindleError):
     """Another version became the champion after the evaluation of the candidate, or after the start
     of a rollback."""
 
-    exit_code = exit_codes.INVALID_DATA  # exit code that the step `verify` ends with
+    # exit code that the step `verify` ends with
+    exit_code = exit_codes.INVALID_DATA
 
 
 @dataclass(frozen=True)

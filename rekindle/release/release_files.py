@@ -81,7 +81,8 @@ class ReleaseOwner(Document):
     version: Annotated[str, name_field(Version)]
     model_sha256: str = ""
     files: dict[Annotated[str, name_field(ArtifactKey)], Sha256] = Field(default_factory=dict)
-    removed: bool = False  # True: retention is removing the files
+    # True: retention is removing the files
+    removed: bool = False
 
 
 class ReleaseRecord(FileHashes):

@@ -110,7 +110,8 @@ def reject_huge_numbers(body: bytes) -> None:
     try:
         parsed_values = from_json(body)
     except ValueError:
-        return  # invalid JSON: the parser reports the position of the error later
+        # invalid JSON: the parser reports the position of the error later
+        return
     for number_path, number in find_numbers(parsed_values):
         if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
             raise DataError(

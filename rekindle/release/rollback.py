@@ -27,7 +27,8 @@ AUTOSCALER_KIND = "HorizontalPodAutoscaler"
 STARTED_ANNOTATION = "rekindle.dev/started"
 # number of attempts to change a Deployment that other clients change at the same time
 CHANGE_ATTEMPTS = 20
-ObjectChange = tuple[str, str, Object]  # kind, name and merge patch of an object
+# kind, name and merge patch of an object
+ObjectChange = tuple[str, str, Object]
 RollbackResult = dict[str, str]
 
 

@@ -5,8 +5,10 @@ from pydantic import Field, model_validator
 from rekindle.sections import Section
 from rekindle.step import StepInputs
 
-DEFAULT_PORT = 8080  # port of a model server in its pod
-DEFAULT_MAX_BATCH = 16  # default of serve.max_batch
+# port of a model server in its pod
+DEFAULT_PORT = 8080
+# default of serve.max_batch
+DEFAULT_MAX_BATCH = 16
 DNS_NAME_PATTERN = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
 # results of a canary; a third result is `taken back: REASON`, after a rollback
 PASSED_RESULT = "passed"

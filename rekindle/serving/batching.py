@@ -19,7 +19,8 @@ class WaitingRequest:
     """A request in the queue."""
 
     body: bytes
-    is_replay: bool  # True for a request of `rekindle verify`, which is not counted
+    # True for a request of `rekindle verify`, which is not counted
+    is_replay: bool
     answer: asyncio.Future[Answer]
     arrival_time: float
 
@@ -45,7 +46,8 @@ class RequestQueue:
     processes: Sequence[ModelProcess]
     size: int
     delay: float
-    count_batch: Callable[[Batch], None]  # called with each answered batch
+    # called with each answered batch
+    count_batch: Callable[[Batch], None]
     queue: deque[WaitingRequest] = field(default_factory=deque)
     # set when a request arrives or a process becomes free
     change_event: asyncio.Event = field(default_factory=asyncio.Event)

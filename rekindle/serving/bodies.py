@@ -16,7 +16,8 @@ from rekindle.release.serve_config import Limits
 # a too large body is still read to its end if it is at most this multiple of the permitted size, so
 # that its client receives the status 413
 OVERSIZE_FACTOR = 4
-BUDGET_FACTOR = 16  # memory for all arriving bodies, as a multiple of the largest permitted body
+# memory for all arriving bodies, as a multiple of the largest permitted body
+BUDGET_FACTOR = 16
 
 
 class RefusalError(Exception):
@@ -39,7 +40,8 @@ class ArrivingBody:
         self.deadline = deadline
         self.start_time = time.monotonic()
         self.data = bytearray()
-        self.drop_reason = ""  # reason why the body was dropped, or ""
+        # reason why the body was dropped, or ""
+        self.drop_reason = ""
 
 
 class ArrivingBodies:
@@ -48,7 +50,8 @@ class ArrivingBodies:
     def __init__(self, server_limits: Limits) -> None:
         self.limits = server_limits
         self.arriving_bodies: set[ArrivingBody] = set()
-        self.bytes_by_client: Counter[str] = Counter()  # client address → number of received bytes
+        # client address → number of received bytes
+        self.bytes_by_client: Counter[str] = Counter()
 
     async def read(self, request: Request) -> bytes:
         """Return the request's body. Raises RefusalError if the body is too large, too slow or

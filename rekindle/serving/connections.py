@@ -48,7 +48,8 @@ class Connection(HttpToolsProtocol):
     shows what the connection expects from its client."""
 
     if TYPE_CHECKING:
-        connections: Any  # uvicorn's set of all open connections
+        # uvicorn's set of all open connections
+        connections: Any
         parser: Any  # httptools.HttpRequestParser
     registry: "ConnectionRegistry"
     # None while a request is being answered
@@ -139,7 +140,8 @@ class Connection(HttpToolsProtocol):
                 return self.finish()
 
         if self.registry.draining and self.is_busy:
-            super().shutdown()  # the answer says `Connection: close`
+            # the answer says `Connection: close`
+            super().shutdown()
 
     def make_head_without_upgrade(self) -> bytes:
         """Return the head of the request without its `Upgrade` header, because this header would
@@ -174,7 +176,8 @@ class Connection(HttpToolsProtocol):
         self.update_group()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.arriving_part == "head":  # a trailer is not a header
+        # a trailer is not a header
+        if self.arriving_part == "head":
             super().on_header(name, value)
 
     @property
@@ -310,8 +313,10 @@ class ConnectionRegistry:
         self.unread: dict[Connection, float] = {}
         # function that rejects one of the arriving requests
         self.drop_body: Callable[[str], bool] = lambda reason: False
-        self.draining = False  # True: answers have `Connection: close`
-        self.closing_idle = False  # True: idle connections are closed
+        # True: answers have `Connection: close`
+        self.draining = False
+        # True: idle connections are closed
+        self.closing_idle = False
         self.protocol = type("Protocol", (Connection,), {"registry": self})
 
     def make_room(self, new_connection: Connection, is_urgent: bool) -> None:

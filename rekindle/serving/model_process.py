@@ -38,8 +38,10 @@ class Answer:
 
     status: int  # HTTP status
     body: bytes  # JSON
-    instances: int = 0  # number of predicted instances
-    warned: bool = False  # True: the body contains a warning
+    # number of predicted instances
+    instances: int = 0
+    # True: the body contains a warning
+    warned: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,8 @@ def run_model_process(server_pipe: Connection, max_instances: int, max_batch: in
             request_bodies, replay_indices = server_pipe.recv()
             server_pipe.send(answer_batch(predictor, request_bodies, max_instances, replay_indices))
     except (EOFError, BrokenPipeError):
-        return  # the server has closed the pipe
+        # the server has closed the pipe
+        return
     except RekindleError as error:
         server_pipe.send(error)
     except Exception as error:
@@ -224,7 +227,8 @@ def parse_request(predictor: Predictor, request_body: bytes, max_instances: int)
         request = parse_body(predictor.Request, request_body)
     except DataError as error:
         return make_failure_answer(422, str(error))
-    except Exception as error:  # a validator of the workload failed
+    except Exception as error:
+        # a validator of the workload failed
         return make_failure_answer(
             500, f"the request could not be validated ({type(error).__name__}); {LOG_HINT}", error
         )

@@ -133,7 +133,8 @@ class ServerMetrics:
         self.age = Gauge(
             "rekindle_data_age_seconds", "time since the model's data cut-off", **registry_arguments
         )
-        self.age.set(math.nan)  # NaN: the age is unknown
+        # NaN: the age is unknown
+        self.age.set(math.nan)
 
     def count(self, batch: Batch) -> None:
         """Count the predictions and instances of a batch."""
@@ -160,7 +161,8 @@ class ModelServer:
         self.failure: Exception | None = None
         self.processes: list[ModelProcess] = []
         self.draining = False
-        self.waiting = 0  # number of requests queued or in progress
+        # number of requests queued or in progress
+        self.waiting = 0
         self.bodies = ArrivingBodies(server_settings)
         self.connections.drop_body = self.bodies.drop_oldest
 
@@ -197,7 +199,8 @@ class ModelServer:
             uvicorn.Config(
                 app,
                 http=self.connections.protocol,
-                ws="none",  # WebSocket connections would bypass Connection
+                # WebSocket connections would bypass Connection
+                ws="none",
                 log_level="warning",
                 access_log=False,
                 proxy_headers=False,
@@ -265,7 +268,8 @@ class ModelServer:
         self.metrics.scores.version = model_version
         self.metrics.features.version = model_version
         for labelled_counter in (self.metrics.warned, self.metrics.replayed):
-            labelled_counter.labels(model_version)  # creates the counter with the value 0
+            # creates the counter with the value 0
+            labelled_counter.labels(model_version)
 
         info_labels = {
             "name": model_name,
@@ -445,7 +449,8 @@ class ModelServer:
             response = await self.answer_predict(request)
         except RefusalError as refusal:
             response = self.reject(request, refusal)
-        except RekindleError as error:  # a model process has ended, so the server will end
+        except RekindleError as error:
+            # a model process has ended, so the server will end
             response = self.reject(request, RefusalError(503, str(error)))
         model_version = self.model.version if self.model else ""
         self.metrics.requests.labels(model_version, response.status_code).inc()

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from rekindle.errors import ConfigError
 
-ALIGNMENT_ELEMENTS = 16  # float32 elements in 64 bytes
+# float32 elements in 64 bytes
+ALIGNMENT_ELEMENTS = 16
 INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 

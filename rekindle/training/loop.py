@@ -233,7 +233,8 @@ class TrainingProcess:
             # change the bits of the sum
             summed_summands = training_group.reduce()
             if summed_summands is None:
-                continue  # a member was lost: the survivors repeat the step
+                # a member was lost: the survivors repeat the step
+                continue
 
             validation_means = (
                 validation.compute_means(summed_summands)

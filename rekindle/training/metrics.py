@@ -13,8 +13,10 @@ from rekindle.training.ledger.argo_progress import write_progress
 
 # maximum number of points of a curve; each point is the mean over the same number of steps
 MAX_CURVE_POINTS = 500
-UPLOAD_INTERVAL_S = 5.0  # time between requests to MLflow
-CLOSE_TIMEOUT_S = 10.0  # time limit for sending the last points to MLflow
+# time between requests to MLflow
+UPLOAD_INTERVAL_S = 5.0
+# time limit for sending the last points to MLflow
+CLOSE_TIMEOUT_S = 10.0
 PROGRESS_LINE_PATTERN = re.compile(
     r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)(?:"
     r" validation_loss=(\S+))?"
@@ -67,10 +69,12 @@ class TrainingMetrics:
         self.plan = run_plan or {}
         self.prefix = f"{name_prefix}/" if name_prefix else ""
         self.steps_per_point = max(1, total_steps // MAX_CURVE_POINTS)
-        self._sums = [0.0, 0.0, 0]  # sum of the losses, sum of the gradient norms, number of steps
+        # sum of the losses, sum of the gradient norms, number of steps
+        self._sums = [0.0, 0.0, 0]
         self._point_start = self._line_time = time.monotonic()
         self._line_step = -1
-        self._validation_loss: float | None = None  # the newest validation loss, if any
+        # the newest validation loss, if any
+        self._validation_loss: float | None = None
         self._points: list[tuple[str, float, int]] = []
         self._lock = threading.Lock()
         self._closing = threading.Event()

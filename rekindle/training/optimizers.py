@@ -182,7 +182,8 @@ class TorchOptimizer:
         device_memory, self._host_state = state_memory.split(
             [sum(element_counts) for element_counts in self._sizes]
         )
-        self._host_copy = self._host_state.cpu()  # the optimizer works on this copy
+        # the optimizer works on this copy
+        self._host_copy = self._host_state.cpu()
         memory_chunks = [
             *device_memory.split(self._sizes[0]),
             *self._host_copy.split(self._sizes[1]),

@@ -40,11 +40,13 @@ from rekindle.view.progress import find_progress
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
 # lines that Argo's executor adds to the log of a step
 EXECUTOR_LINE = re.compile(rb" argo=true( |$)|^Error: exit status \d+$")
-LabelledLine = tuple[str, str]  # label of the pod, text of the line
+# label of the pod, text of the line
+LabelledLine = tuple[str, str]
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 # a thread reconnects after this time without a line, because the connection may be dead
 SILENCE_TIMEOUT_S = 300.0
-DRAIN_TIMEOUT_S = 5.0  # time limit for reading the last log lines of a completed run
+# time limit for reading the last log lines of a completed run
+DRAIN_TIMEOUT_S = 5.0
 PROGRESS_INTERVAL_S = 3.0
 CUT_MESSAGE = (
     "({:,} earlier lines are missing: a node keeps only the end of a long log. Select one step:"
@@ -84,9 +86,11 @@ class Logs:
 
         self.lock = threading.Lock()
         self.readers: dict[tuple[str, str, int], threading.Thread] = {}
-        self.ended = threading.Event()  # set when the run has completed or a thread failed
+        # set when the run has completed or a thread failed
+        self.ended = threading.Event()
         self.completed = threading.Event()
-        self.drained = threading.Event()  # set when threads must stop waiting for lines
+        # set when threads must stop waiting for lines
+        self.drained = threading.Event()
         self.failed: Exception | None = None
         # labels of pods with completely read logs
         self.shown: set[str] = set()

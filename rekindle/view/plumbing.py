@@ -14,10 +14,13 @@ from rekindle.blocks.manifest.workflow_origin import is_rekindle_manifest
 
 DONE_PHASES = ("Succeeded", "Skipped", "Omitted", "Cached")
 NOT_RUN_PHASES = ("Skipped", "Omitted")
-SWITCH_INPUTS = {"server", "running"}  # marks the DAG that blocks.verify adds
-DEPLOY_TASKS = {"deployment", "address"}  # marks the DAG of blocks.deploy
+# marks the DAG that blocks.verify adds
+SWITCH_INPUTS = {"server", "running"}
+# marks the DAG of blocks.deploy
+DEPLOY_TASKS = {"deployment", "address"}
 DELETE_TASK_PATTERN = re.compile(r"(expire|take-back|withdraw|cleanup)(-.+)?")
-REPETITION_TASK_PATTERN = re.compile(r"(next|.+-again)")  # conditional tasks of the DAG `promote`
+# conditional tasks of the DAG `promote`
+REPETITION_TASK_PATTERN = re.compile(r"(next|.+-again)")
 OUTPUT_REFERENCE = re.compile(
     r"tasks(?:\.([\w-]+)|\['([^']+)'\])\.outputs\.parameters(?:\.([\w-]+)|\['([^']+)'\])"
 )

@@ -7,7 +7,8 @@ from argolocal.view.summary import Step, read_end
 from rekindle.program.progress import LOG_LINE_PATTERN
 from rekindle.training.metrics import PROGRESS_LINE_PATTERN
 
-MAX_NUMBER = 1e12  # limit for samples per second and seconds
+# limit for samples per second and seconds
+MAX_NUMBER = 1e12
 
 
 def find_progress(log_text: str) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import truncate
 
-MAX_TEXT_CHARS = 100  # maximum number of characters of an instance or a prediction
+# maximum number of characters of an instance or a prediction
+MAX_TEXT_CHARS = 100
 
 
 def format_rehearsal_report(rehearsal_report: dict[str, Any]) -> str:

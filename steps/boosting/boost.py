@@ -39,7 +39,8 @@ DIGITS = 10
 SHRINKAGE = 0.5
 L2_PENALTY = 1.0
 DEFAULT_PORT = 9999
-MAX_REPLICAS = 256  # since a rank is sent as one byte
+# since a rank is sent as one byte
+MAX_REPLICAS = 256
 TIMEOUT_S = 60.0
 
 

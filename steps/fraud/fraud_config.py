@@ -19,7 +19,8 @@ from steps.fraud.data.simulation_uri import parse, unparse
 CONTEXT = 63
 # minimum number of cards of a reduced simulation; with fewer, a week may contain no fraud
 MIN_CARDS = 200
-MAX_HISTORY = 100_000  # maximum number of history rows in one request to a server
+# maximum number of history rows in one request to a server
+MAX_HISTORY = 100_000
 
 
 class Columns(Section):

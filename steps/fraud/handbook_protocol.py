@@ -33,8 +33,10 @@ from steps.fraud.ranking import average_precision, weighted_ap
 Floats = NDArray[np.float64]
 
 WEEK = 7 * DAY
-BATCH = 64  # windows per forward pass
-REPLAY_ROWS = 200  # approximate number of test rows that `verify` replays
+# windows per forward pass
+BATCH = 64
+# approximate number of test rows that `verify` replays
+REPLAY_ROWS = 200
 
 # The published data of 2018: first day of each test week → (number of transactions until the end of
 # the week, number of frauds among them, number of test rows, number of frauds among these).
@@ -63,8 +65,10 @@ IDEAL = {"ap": 0.775, "auc": 0.900, "cp100": 0.325}
 class Week:
     """The rows of one test week that models are evaluated on."""
 
-    start: int  # µs since the epoch
-    rows: Ints  # ascending indices into Rows
+    # µs since the epoch
+    start: int
+    # ascending indices into Rows
+    rows: Ints
 
     @property
     def name(self) -> str:
@@ -134,9 +138,12 @@ class Boosted:
     trees."""
 
     trees: Trees
-    train_end: int  # end of training; trees score all later rows, also after a refresh
-    ids: Ints  # ids of the last training rows of the release, ascending
-    values: Floats  # log-odds of the rows in `ids`
+    # end of training; trees score all later rows, also after a refresh
+    train_end: int
+    # ids of the last training rows of the release, ascending
+    ids: Ints
+    # log-odds of the rows in `ids`
+    values: Floats
 
     @classmethod
     def load(cls, release_folder: Path) -> "Boosted":

@@ -25,8 +25,10 @@ from rekindle.errors import DataError
 from steps.fraud.data.boosting import BOOSTED
 from steps.fraud.fraud_config import Model
 
-INITIAL_LOGIT = -5.0  # initial log-odds of fraud; low, because fraud is rare
-CLIP = 8.0  # limit of the absolute value of standardized inputs
+# initial log-odds of fraud; low, because fraud is rare
+INITIAL_LOGIT = -5.0
+# limit of the absolute value of standardized inputs
+CLIP = 8.0
 
 
 class Block(nn.Module):
@@ -167,7 +169,8 @@ def build(
 ) -> TreesModel | FraudModel:
     """Build an untrained model for a dataset with `dataset_facts` (keys `features`, `mean`,
     `std`)."""
-    input_deviations = torch.tensor(dataset_facts["std"]).clamp(min=1e-6)  # avoids division by 0
+    # avoids division by 0
+    input_deviations = torch.tensor(dataset_facts["std"]).clamp(min=1e-6)
     return FAMILIES[family_name](
         model_section,
         dataset_facts["features"],

@@ -15,7 +15,8 @@ from steps.fraud.ranking import average_precision, count_flagged
 Floats = NDArray[np.float64]
 Ints = NDArray[np.integer]
 COLOUR = {"candidate": "#c2410c", "champion": "#475569", "baseline": "#0f766e"}
-ALARM_SCORE = 0.5  # scores from here on count as alarms
+# scores from here on count as alarms
+ALARM_SCORE = 0.5
 
 
 def draw(

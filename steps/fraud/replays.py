@@ -13,7 +13,8 @@ from steps.fraud.data.transactions import DAY, UNKNOWN, Rows
 from steps.fraud.facts import read_facts
 from steps.fraud.fraud_config import CONTEXT, MAX_HISTORY
 
-BATCH = 20  # maximum number of transactions per request
+# maximum number of transactions per request
+BATCH = 20
 
 
 def replay(

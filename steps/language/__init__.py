@@ -23,7 +23,8 @@ from rekindle import DataConfig, DataError, Metric, Prepared, Section
 if TYPE_CHECKING:
     import torch
 
-START = 0  # byte that is put before each text, so that the first byte of the text is predicted, too
+# byte that is put before each text, so that the first byte of the text is predicted, too
+START = 0
 
 
 class Data(DataConfig):

@@ -23,7 +23,8 @@ from rekindle.release.watch.notification import (
 )
 from rekindle.step import StepInputs, StepOutputs
 
-MAX_FAILURES = 5  # maximum number of failed steps in a notification
+# maximum number of failed steps in a notification
+MAX_FAILURES = 5
 
 
 class Inputs(StepInputs, NotifyConfig):

@@ -5,7 +5,8 @@ from pydantic import BaseModel, Field
 
 from rekindle import DataConfig, Metric, Prepared, Section
 
-Data = DataConfig  # the config section `data`; define a subclass to add settings
+# the config section `data`; define a subclass to add settings
+Data = DataConfig
 
 
 class Model(Section):

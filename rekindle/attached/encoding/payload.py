@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-LENGTH_STRUCT = struct.Struct("<Q")  # length of the pickle in bytes
+# length of the pickle in bytes
+LENGTH_STRUCT = struct.Struct("<Q")
 ALIGNMENT_BYTES = 64
 
 

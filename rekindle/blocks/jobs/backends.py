@@ -26,8 +26,10 @@ class Backend:
     host: str = ""
     # maximum length of a job's name; the names of its pods are longer, and limited to 63 characters
     max_name_length: int = 45
-    runtime: ManifestBuilder | None = None  # object that must be applied before the job
-    program: MemberModules = PROGRAM_MODULES  # modules of the pods that run a program
+    # object that must be applied before the job
+    runtime: ManifestBuilder | None = None
+    # modules of the pods that run a program
+    program: MemberModules = PROGRAM_MODULES
 
 
 BACKENDS = {

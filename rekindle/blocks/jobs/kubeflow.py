@@ -23,7 +23,8 @@ from rekindle.errors import ConfigError, suggest_similar
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(1, 5))
 # a shell with a trap, because `sleep` as process 1 would ignore SIGTERM
 IDLE_COMMAND = f"trap 'exit {exit_codes.TERMINATED}' TERM; sleep 365d & wait"
-RESTARTS_PER_POD = 10  # maximum average number of container restarts per pod
+# maximum average number of container restarts per pod
+RESTARTS_PER_POD = 10
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,10 @@ class Role(NamedTuple):
     restart_policy: str = "OnFailure"
     min_pods: int = 0
     max_pods: int = 1000
-    is_idle: bool = False  # True: the pods wait until the leader starts processes in them
-    has_account: bool = True  # False: the operator creates the ServiceAccount of the pods
+    # True: the pods wait until the leader starts processes in them
+    is_idle: bool = False
+    # False: the operator creates the ServiceAccount of the pods
+    has_account: bool = True
 
 
 @dataclass(frozen=True)

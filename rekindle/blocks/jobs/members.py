@@ -41,7 +41,8 @@ from rekindle.training.spec import TrainConfig
 SHARED_MEMORY = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
 SHARED_MOUNT = {"name": "shared-memory", "mountPath": "/dev/shm"}
 SECRET_FIELD = "secret"
-METRICS_PORT = 9464  # port of the coordinator's metrics, for Prometheus
+# port of the coordinator's metrics, for Prometheus
+METRICS_PORT = 9464
 # path of the objects of a job kind in the Kubernetes API, by cluster.backend
 JOB_PATHS = {
     "pytorchjob": f"{JOB_API_VERSION}/pytorchjobs",

@@ -17,7 +17,8 @@ from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
 
 SUCCESS = "status.replicaStatuses.Master.succeeded > 0"
-COORDINATOR_HOST = "{0}-master-0"  # host name of the coordinator
+# host name of the coordinator
+COORDINATOR_HOST = "{0}-master-0"
 
 
 def build_pytorch_job(

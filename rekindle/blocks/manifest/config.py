@@ -53,8 +53,10 @@ from rekindle.training.spec import TrainConfig, check_supported_settings
 from rekindle.workload import DataConfig, check_program, load
 
 DEFAULT_PIPELINE = "pipelines.training"
-MAX_ERRORS = 20  # maximum number of errors in one message
-KeyPath = tuple[str, ...]  # path of a value in the config, such as ("train", "workers")
+# maximum number of errors in one message
+MAX_ERRORS = 20
+# path of a value in the config, such as ("train", "workers")
+KeyPath = tuple[str, ...]
 
 
 def _default_section(section_type: type[Section]) -> Any:
@@ -189,7 +191,8 @@ def _is_relative_path(text: str) -> bool:
     candidate_paths = [Path(folder, text) for folder in (Path.cwd(), *project.search_path())]
     try:
         return any(path.is_file() or ("/" in text and path.exists()) for path in candidate_paths)
-    except (OSError, ValueError):  # a text that is too long or contains a null byte is not a path
+    except (OSError, ValueError):
+        # a text that is too long or contains a null byte is not a path
         return False
 
 
@@ -295,7 +298,8 @@ def _merge_settings(
     replaces earlier ones."""
     config_values: dict[str, Any] = {}
     origins_by_path: dict[str, str] = {}
-    section_paths: set[str] = set()  # paths of sections, that is, of values that contain other keys
+    # paths of sections, that is, of values that contain other keys
+    section_paths: set[str] = set()
 
     for key_path, value, origin in settings:
         _assign_value(config_values, key_path, value, origin)
@@ -545,7 +549,8 @@ def _assign_value(
     *parent_keys, last_key = key_path
     for depth, parent in enumerate(parent_keys):
         inner_mapping = config_values.setdefault(parent, {})
-        if inner_mapping is None:  # a section without a value, such as `train:`, is empty
+        # a section without a value, such as `train:`, is empty
+        if inner_mapping is None:
             inner_mapping = config_values[parent] = {}
         if not isinstance(inner_mapping, dict):
             raise ConfigError(

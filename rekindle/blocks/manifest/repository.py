@@ -47,7 +47,8 @@ HARMLESS_SETTINGS = {
 }
 SETTING_VALUE = re.compile(r"[A-Za-z0-9]*")
 
-DATA_FOLDERS = ("refs", "reftable", "logs")  # folders and files that contain only data
+# folders and files that contain only data
+DATA_FOLDERS = ("refs", "reftable", "logs")
 DATA_FILES = ("packed-refs", "shallow", "info/attributes")
 # files of a submodule's repository that git reads
 FILES_TO_READ = (
@@ -66,11 +67,13 @@ LFS_POINTER = re.compile(
 )
 LFS_POINTER_BYTES = 1024
 
-GITLINK = "160000"  # mode that marks a submodule in the index
+# mode that marks a submodule in the index
+GITLINK = "160000"
 INDEX_ENTRY = re.compile(
     r"(?P<flag>\S) (?P<mode>[0-7]{6}) (?P<object_id>[0-9a-f]+) [0-3]\t(?P<name>.*)", re.DOTALL
 )
-MAX_NAMES_PER_COMMAND = 100  # maximum number of file names that one git command gets as arguments
+# maximum number of file names that one git command gets as arguments
+MAX_NAMES_PER_COMMAND = 100
 
 
 class GitError(RekindleError):
@@ -104,7 +107,8 @@ class Repository:
 
     work_tree: Path
     git_dir: Path
-    common_dir: Path  # equal to `git_dir`, except in a linked work tree
+    # equal to `git_dir`, except in a linked work tree
+    common_dir: Path
     private_dir: Path
 
     def git(
@@ -266,7 +270,8 @@ class Repository:
                 text = self.git("cat-file", "blob", object_id)
             else:
                 text = b""
-        except GitError:  # the object is missing if the clone is partial
+        except GitError:
+            # the object is missing if the clone is partial
             return True
 
         pointer_match = LFS_POINTER.fullmatch(text)
@@ -383,7 +388,8 @@ def _fill_private_git_dir(repository: Repository) -> None:
         if (common_dir / name).is_file():
             (private_dir / name).symlink_to(common_dir / name)
 
-    for path in git_dir.glob("sharedindex.*"):  # files of a split index
+    # files of a split index
+    for path in git_dir.glob("sharedindex.*"):
         if path.is_file():
             (private_dir / path.name).symlink_to(path)
 

@@ -19,7 +19,8 @@ from rekindle.blocks.settings import ClusterConfig
 from rekindle.kubernetes_names import COMPONENT_LABEL, INSTANCE_LABEL, NAME_LABEL, SERVING_SECRET
 from rekindle.release.serve_config import DEFAULT_PORT, VERSION_ANNOTATION, ServeConfig
 
-STARTUP_SECONDS = 600  # time limit for loading the model; `verify` uses it, too
+# time limit for loading the model; `verify` uses it, too
+STARTUP_SECONDS = 600
 
 # When all pods are ready, the conditions Available and Progressing, in any order, have these
 # reasons. Right after an apply, the status may still describe the previous manifest, and these

@@ -259,7 +259,8 @@ class _Admission:
         """Compare jobs with the quota of a ClusterQueue, and with its free part."""
         quota = compute_quota(self.kueue, cluster_queue)
         yield from self._check_resources(cluster_queue, quota, jobs)
-        waiting_jobs: dict[str, list[QueuedJob]] = {}  # by the quota that they wait for
+        # by the quota that they wait for
+        waiting_jobs: dict[str, list[QueuedJob]] = {}
 
         for job in jobs:
             refusals = list(self._refuse_job(cluster_queue, quota, job))

@@ -15,7 +15,8 @@ from rekindle.cluster.kubernetes_api import Cluster, Resource
 from rekindle.cluster.queue import KUEUE_VERSIONS
 from rekindle.training.cost.pod_requests import PodRequests, parse_quantity_or_zero
 
-FlavorResource = tuple[str, str]  # names of a flavor and of a resource
+# names of a flavor and of a resource
+FlavorResource = tuple[str, str]
 COHORT_FIELDS = ("cohortName", "cohort", "parentName", "parent")
 
 

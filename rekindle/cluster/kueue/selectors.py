@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from argolocal.manifest.types import Object
 
-NAMESPACE_LABEL = "kubernetes.io/metadata.name"  # label that Kubernetes gives to each namespace
+# label that Kubernetes gives to each namespace
+NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
 
 def matches(selector: Object, labels: Mapping[str, str], is_complete: bool = True) -> bool | None:

@@ -15,8 +15,10 @@ from argolocal.manifest import training_jobs
 from argolocal.manifest.training_jobs import JOB_KINDS
 from argolocal.manifest.types import Object
 
-GetAddress = Callable[[str], str]  # function that returns the address of a pod, given its name
-MPI_MOUNT_PATH = "/etc/mpi"  # directory of an MPIJob's files in the pod of its Launcher
+# function that returns the address of a pod, given its name
+GetAddress = Callable[[str], str]
+# directory of an MPIJob's files in the pod of its Launcher
+MPI_MOUNT_PATH = "/etc/mpi"
 
 
 def get_replica_specs(training_job: Object) -> Object:

@@ -13,7 +13,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-WORKERS_FILE = "workers.json"  # pod → {"pid": ..., "environment": {...}}
+# pod → {"pid": ..., "environment": {...}}
+WORKERS_FILE = "workers.json"
 
 
 @dataclass(frozen=True)

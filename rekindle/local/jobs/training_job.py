@@ -39,15 +39,18 @@ from rekindle.local.jobs.frameworks import (
 )
 from rekindle.local.ports import move_job_port
 
-MIN_RETRYABLE_CODE = 128  # lowest exit code after which restartPolicy ExitCode restarts the pod
-SUCCEEDED_PODS_ANNOTATION = "rekindle/succeeded-pods"  # annotation with the names of succeeded pods
+# lowest exit code after which restartPolicy ExitCode restarts the pod
+MIN_RETRYABLE_CODE = 128
+# annotation with the names of succeeded pods
+SUCCEEDED_PODS_ANNOTATION = "rekindle/succeeded-pods"
 
 
 @dataclass
 class JobState:
     """The state of a job while this process runs it."""
 
-    lock: int  # descriptor of the lock file, which is locked while this process runs the pods
+    # descriptor of the lock file, which is locked while this process runs the pods
+    lock: int
     pods: dict[str, Pod] = field(default_factory=dict)
     # deleted pods that have not exited yet
     terminating: list[Pod] = field(default_factory=list)
@@ -114,12 +117,14 @@ class TrainingJobs(Controller):
     def poll(self) -> None:
         for job_name, job_state in list(self.jobs.items()):
             job_object = self.read(job_name)
-            if job_object is None:  # another command has deleted the job
+            # another command has deleted the job
+            if job_object is None:
                 self.delete(job_name)
                 continue
             try:
                 self._reconcile(job_object, job_state)
-            except Exception as error:  # an error, such as a missing Secret, fails only this job
+            except Exception as error:
+                # an error, such as a missing Secret, fails only this job
                 self._fail(job_object, job_state, error)
 
     def stop(self, grace_seconds: float) -> None:
@@ -419,7 +424,8 @@ class TrainingJobs(Controller):
     def _finish_job(self, clean_policy: str, job_state: JobState, status: Object) -> None:
         if clean_policy in ("Running", "All"):
             self._terminate_pods(job_state, list(job_state.pods))
-        else:  # every other cleanPodPolicy leaves the pods of a finished job unchanged
+        else:
+            # every other cleanPodPolicy leaves the pods of a finished job unchanged
             job_state.pods = {
                 pod_name: pod
                 for pod_name, pod in job_state.pods.items()

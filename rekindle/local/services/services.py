@@ -60,14 +60,17 @@ from rekindle.kubernetes_names import (
 )
 
 DEFAULT_BUCKET = "rekindle"
-DATABASE_FILE = "mlflow.db"  # file name of the embedded MLflow's database in the home
+# file name of the embedded MLflow's database in the home
+DATABASE_FILE = "mlflow.db"
 DEFAULT_REGION = "us-east-1"
-STOP_GRACE_S = 5.0  # maximum time until a service exits
+# maximum time until a service exits
+STOP_GRACE_S = 5.0
 SERVICE_NAMES = ("s3", "mlflow")
 # environment variables with the addresses of external services that replace the embedded services
 ADDRESS_VARIABLES = {"s3": S3_ENDPOINT_URL, "mlflow": MLFLOW_TRACKING_URI}
 LOGIN_VARIABLES = (MLFLOW_TRACKING_TOKEN, MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD)
-CREDENTIALS_FILE, TOKEN_FILE = "credentials.json", "mlflow-token.json"  # file names  # nosec B105
+# file names  # nosec B105
+CREDENTIALS_FILE, TOKEN_FILE = "credentials.json", "mlflow-token.json"
 ERROR_TYPES: dict[str, type[RekindleError]] = {"s3": StorageError, "mlflow": TrackingError}
 
 
@@ -102,7 +105,8 @@ class Services:
         self.folder = self.home / "services"
         self.environ = environment
         self.children: dict[str, subprocess.Popen] = {}
-        self.used_names: set[str] = set()  # names of services that this process uses
+        # names of services that this process uses
+        self.used_names: set[str] = set()
 
     def start(self, *service_names: str) -> None:
         """Start the services `service_names` (default: all), except services that run already,
@@ -300,7 +304,8 @@ class Services:
                 try:
                     # the record keeps the port for the next start
                     self._write(service_record.model_copy(update={"pid": 0, "since": 0}))
-                except OSError:  # the disk is full: delete the record
+                except OSError:
+                    # the disk is full: delete the record
                     (self.folder / f"{service_record.name}.json").unlink(missing_ok=True)
 
             self._delete_token()
@@ -324,7 +329,8 @@ class Services:
     def _launch_service(self, service_name: str) -> None:
         previous_record = self.find(service_name)
         if previous_record and previous_record.alive:
-            return  # another command has started the service
+            # another command has started the service
+            return
 
         listening_socket = _create_listening_socket(previous_record.port if previous_record else 0)
         if (
@@ -422,7 +428,9 @@ class Services:
 def is_answering(url: str, timeout_seconds: float = 2) -> bool:
     """Return True if an HTTP server answers at `url` with a status below 500."""
     import urllib.error
-    import urllib.request  # imported only here, because the import takes 40 ms
+
+    # imported only here, because the import takes 40 ms
+    import urllib.request
 
     try:
         with urllib.request.urlopen(url, timeout=timeout_seconds):  # nosec B310  # our own URLs
@@ -436,7 +444,8 @@ def is_answering(url: str, timeout_seconds: float = 2) -> bool:
 def check_reachable(service_name: str, url: str) -> None:
     """Raise an error unless a process listens at the address of a service."""
     if not url.startswith(("http://", "https://")):
-        return  # not checked: MLflow also supports databases and managed services
+        # not checked: MLflow also supports databases and managed services
+        return
 
     try:
         url_parts = urlsplit(url)
@@ -458,5 +467,6 @@ def check_reachable(service_name: str, url: str) -> None:
 def _create_listening_socket(port: int) -> socket.socket:
     try:
         return socket.create_server(("127.0.0.1", port), backlog=128)
-    except OSError:  # another process uses the previous port now
+    except OSError:
+        # another process uses the previous port now
         return socket.create_server(("127.0.0.1", 0), backlog=128)

@@ -18,7 +18,8 @@ from rekindle.local.services.s3.format import make_file_name, read_file_metadata
 # folder is read again
 CLOCK_TICK_S = 0.05
 
-FileVersion = tuple[int, int, int]  # inode, size and modification time of a file
+# inode, size and modification time of a file
+FileVersion = tuple[int, int, int]
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ class ConnectionServer:
         self.silent_connections: dict[int, tuple[socket.socket, float]] = {}
         self.ready_connections: SimpleQueue[socket.socket] = SimpleQueue()
         self.threads = 0
-        self.taken_count = 0  # number of connections that threads have taken so far
+        # number of connections that threads have taken so far
+        self.taken_count = 0
         self.lock = threading.Lock()
         self.poll = select.epoll()
         _, descriptor_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -115,7 +116,8 @@ class ConnectionServer:
                     self._close_oldest_connection()
                     return
 
-                continue  # the client has disconnected
+                # the client has disconnected
+                continue
 
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -146,7 +148,8 @@ class ConnectionServer:
         for _ in range(thread_count):
             try:
                 threading.Thread(target=self._work, daemon=True).start()
-            except RuntimeError:  # the thread limit is reached: requests wait for running threads
+            except RuntimeError:
+                # the thread limit is reached: requests wait for running threads
                 return
             with self.lock:
                 self.threads += 1

@@ -57,7 +57,8 @@ class TaskForecast:
     status: str
     reason: Reason
     time: Estimate
-    items: int | None  # number of loop items; None if this number is known only at run time
+    # number of loop items; None if this number is known only at run time
+    items: int | None
     pods: list[PodReplicas]
     requests: dict[str, float]
     usage: ResourceSeconds
@@ -72,10 +73,12 @@ class Forecast:
     rows: list[TaskForecast]
     total: TotalEstimate
     unconditional_total: TotalEstimate
-    former_runs: list[str]  # names of the runs that the times come from
+    # names of the runs that the times come from
+    former_runs: list[str]
     peak: dict[str, float]
     releases: list[PlannedRelease]
-    currency: str = ""  # currency of the costs; empty if the prices are unknown
+    # currency of the costs; empty if the prices are unknown
+    currency: str = ""
     shortages: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

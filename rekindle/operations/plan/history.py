@@ -47,7 +47,8 @@ class FormerRun:
 
     name: str
     tree: TaskTree | None
-    seconds: float  # duration of the run; 0 unless it succeeded
+    # duration of the run; 0 unless it succeeded
+    seconds: float
     records: dict[str, TaskRecord]
 
 

@@ -16,8 +16,10 @@ from rekindle.operations.plan.tasks import RUNS_STATUS, Task, TaskTree
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-MAX_CACHE_ENTRIES = 2000  # maximum number of cache entries to read for a comparison
-MAX_VALUE_LENGTH = 24  # maximum number of characters of a value in a line of text
+# maximum number of cache entries to read for a comparison
+MAX_CACHE_ENTRIES = 2000
+# maximum number of characters of a value in a line of text
+MAX_VALUE_LENGTH = 24
 
 
 @dataclass(frozen=True)

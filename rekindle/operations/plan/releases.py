@@ -17,7 +17,8 @@ from rekindle.kubernetes_names import MLFLOW_TRACKING_URI
 from rekindle.local.services.services import DATABASE_FILE
 from rekindle.operations.plan.tasks import CACHED_STATUS, SKIPPED_STATUS, Task, TaskTree
 
-RELEASE_OUTPUTS = {"model_uri", "content"}  # outputs of a step that registers a version of a model
+# outputs of a step that registers a version of a model
+RELEASE_OUTPUTS = {"model_uri", "content"}
 CHAMPION_QUERY = (
     "SELECT version FROM registered_model_aliases WHERE name = ? AND alias = 'champion'"
 )

@@ -39,7 +39,8 @@ CACHE_CONDITION_PATTERN = re.compile(
 LOOP_FIELDS = ("withItems", "withParam", "withSequence")
 # part of an expression in `depends` that is true only if a task fails
 FAILURE_PATTERN = re.compile(r"\.(Failed|Errored|AnyFailed|AllFailed)\b")
-EXIT_PATH = "onExit"  # path of the exit handler
+# path of the exit handler
+EXIT_PATH = "onExit"
 Scope = dict[str, Any]
 
 
@@ -49,9 +50,11 @@ class Task:
 
     path: str
     name: str
-    call: Mapping[str, Any]  # the task as written in its DAG or steps template
+    # the task as written in its DAG or steps template
+    call: Mapping[str, Any]
     template: Mapping[str, Any]
-    scope: Scope  # values of tags that are known before the run
+    # values of tags that are known before the run
+    scope: Scope
     status: str = RUNS_STATUS
     reason: str = ""
     # number of loop items; None if this number is known only at run time

@@ -22,7 +22,8 @@ from rekindle.release.origin import Origin
 from rekindle.training.spec import TrainConfig
 from rekindle.workload import POD_PRIVATE
 
-MAX_NAMES = 8  # maximum number of packages or modules in one finding
+# maximum number of packages or modules in one finding
+MAX_NAMES = 8
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,8 @@ class ReproductionRequest:
     data: str = ""
     ignore_errors: bool = False
     check_only: bool = False
-    values: Mapping[str, str] = field(default_factory=dict)  # outputs of suspended steps
+    # outputs of suspended steps
+    values: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass

@@ -18,7 +18,8 @@ Point = tuple[float, float]
 MAX_PIECES = 150
 MAX_BANDS = 60
 MAX_TABLE_ROWS = 20
-COLOURS = 6  # number of colours in the style sheet
+# number of colours in the style sheet
+COLOURS = 6
 MINUTE_S = 60
 HOUR_S = 3600
 DAY_S = 86400

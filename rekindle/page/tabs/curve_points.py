@@ -23,7 +23,8 @@ MAX_CURVES = 60
 DATABASE_TIMEOUT_S = 2.0
 # matches the names of the metrics of trainings and canaries
 SHOWN_METRICS = re.compile(r"(^|/)(train|validation)/|^canary\.")
-MAX_HISTORY = 25_000  # maximum points of a metric in MLflow's answer
+# maximum points of a metric in MLflow's answer
+MAX_HISTORY = 25_000
 
 # name of a metric → its points, sorted by step
 Curves = Mapping[str, list[Point]]

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 MAX_CACHED_RUNS = 64
 MAX_CACHED_SUMMARIES = 16
-MIN_CHECK_INTERVAL_S = 1.0  # minimum pause between two reads of a ledger
-READ_TIME_SHARE = 0.1  # maximum share of the time that may be spent on reading a ledger
+# minimum pause between two reads of a ledger
+MIN_CHECK_INTERVAL_S = 1.0
+# maximum share of the time that may be spent on reading a ledger
+READ_TIME_SHARE = 0.1
 T = TypeVar("T")
 
 

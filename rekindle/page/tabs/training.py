@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from rekindle.view.explain import RunCosts
 
 MAX_LANES = 60
-MAX_SPANS = 400  # maximum number of spans in a lane; the shortest spans are merged
-MAX_MARKS = 60  # maximum number of marks in a lane
-MAX_ROWS = 100  # maximum number of rows in the tables of generations and checkpoints
+# maximum number of spans in a lane; the shortest spans are merged
+MAX_SPANS = 400
+# maximum number of marks in a lane
+MAX_MARKS = 60
+# maximum number of rows in the tables of generations and checkpoints
+MAX_ROWS = 100
 SPEED_POINTS = 200
 # state in a ledger → state as the page shows it
 STATES = {"running": "running", "complete": "succeeded", "failed": "failed"}

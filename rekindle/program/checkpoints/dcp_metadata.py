@@ -15,7 +15,8 @@ from rekindle.program.checkpoints.paths import is_safe_path
 METADATA_FILE = ".metadata"
 MAX_METADATA_BYTES = 1 << 30
 MAX_FILE_BYTES = 1 << 61
-MAX_LONG_BYTES = 16  # maximum size of an integer in bytes
+# maximum size of an integer in bytes
+MAX_LONG_BYTES = 16
 STOP_OPCODE = ord(".")
 
 
@@ -113,7 +114,8 @@ class _PickleReader:
         self._data = pickle_bytes
         self._position = 0
         self._stack: list[Any] = []
-        self._marks: list[int] = []  # size of the stack at each mark
+        # size of the stack at each mark
+        self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
 
     def read(self) -> Any:

@@ -7,7 +7,8 @@ from rekindle.program.checkpoints.paths import make_family_path
 from rekindle.program.checkpoints.records import CheckpointRecord, ShareRecord, UnitFiles
 from rekindle.program.checkpoints.saves import choose_versions
 
-FileContent = tuple[str, tuple[str, ...]]  # sha256 of a file, and the names of its chunks
+# sha256 of a file, and the names of its chunks
+FileContent = tuple[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,10 @@ from argolocal.common.json_text import loads
 
 ZIP_START = b"PK\x03\x04"
 ZIP_END = b"PK\x05\x06"
-ZIP_END_BYTES = 22  # size of the end record of a zip archive without a comment
-MAX_HEADER_BYTES = 100 << 20  # maximum size of a header that the safetensors library accepts
+# size of the end record of a zip archive without a comment
+ZIP_END_BYTES = 22
+# maximum size of a header that the safetensors library accepts
+MAX_HEADER_BYTES = 100 << 20
 MAX_JSON_BYTES = 64 << 20
 READ_BYTES = 1 << 20
 # at most READ_FACTOR times the archive's size plus MIN_READ_BYTES are decompressed for the check

@@ -37,7 +37,8 @@ ACCELERATE = "accelerate"
 TRAINER_STATE_FILE = "trainer_state.json"
 INCOMPLETE_SENTINEL = "checkpoint-is-incomplete.txt"
 MAX_STATE_BYTES = 256 << 20
-MAX_PROCESSES = 100_000  # maximum number of processes that is inferred from the names of files
+# maximum number of processes that is inferred from the names of files
+MAX_PROCESSES = 100_000
 TRAINER_RNG_FILE = re.compile(r"rng_state(_(\d+))?\.pth")
 ACCELERATE_RNG_FILE = re.compile(r"random_states_(\d+)\.pkl")
 WEIGHTS_FILE = re.compile(

@@ -39,7 +39,8 @@ def hold_files(root: Path, checkpoint_unit: CheckpointUnit) -> Iterator[dict[str
     """Link the files of a unit inside a `with` block. Yields, for each file, the path to read.
     Raises ChangedFile."""
     link_folder = choose_hidden_folder(root) / "held" / uuid.uuid4().hex
-    with suppress(OSError):  # on a full disk, read without links
+    # on a full disk, read without links
+    with suppress(OSError):
         link_folder.mkdir(parents=True)
     try:
         yield {

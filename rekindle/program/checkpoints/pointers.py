@@ -53,7 +53,8 @@ def _find_text_pattern(
             stripped_text
         )
         if unit_parent and not is_in_parent:
-            return ""  # a pointer to a nested unit must name a sibling
+            # a pointer to a nested unit must name a sibling
+            return ""
         return (
             stripped_text[: len(stripped_text) - len(target_name)] + "{name}" + trailing_whitespace
         )

@@ -50,10 +50,13 @@ LISTING_INTERVAL_S = 1.0
 SAME_TIME_TOLERANCE_S = 0.1
 # time between two uploads while another node waits for this node to record that it lacks a unit
 WAITED_FOR_INTERVAL_S = 0.2
-MAX_PAUSE_S = 30.0  # longest pause after an error of the object store
+# longest pause after an error of the object store
+MAX_PAUSE_S = 30.0
 LOG_INTERVAL_S = 10.0
-FULL_DISK_BYTES = 1 << 20  # free space of a disk that counts as full
-NODE_COUNT_FILE = "nodes"  # name of the file with the number of nodes
+# free space of a disk that counts as full
+FULL_DISK_BYTES = 1 << 20
+# name of the file with the number of nodes
+NODE_COUNT_FILE = "nodes"
 
 
 class ProgramCheckpoints:
@@ -80,12 +83,17 @@ class ProgramCheckpoints:
         self.folder = folder
         self.store = ProgramStore(store, prefix, keep_count)
         self.generation = Generation()
-        self.saves = 0  # number of complete checkpoints of the run that this node knows
-        self.last_change_s = time.monotonic()  # time of the last change of the folder
-        self.last_save_s = time.monotonic()  # time of the last save, or else of the program's start
-        self.problem = ""  # reason why the newest checkpoint is not in the store yet
+        # number of complete checkpoints of the run that this node knows
+        self.saves = 0
+        # time of the last change of the folder
+        self.last_change_s = time.monotonic()
+        # time of the last save, or else of the program's start
+        self.last_save_s = time.monotonic()
+        # reason why the newest checkpoint is not in the store yet
+        self.problem = ""
 
-        self._clock_offset_ns = 0  # clock of the object store minus clock of this node
+        # clock of the object store minus clock of this node
+        self._clock_offset_ns = 0
         self._listing_interval_s = listing_interval_s
         self._marker_name = marker_name
         self._result_path = result_path
@@ -102,8 +110,10 @@ class ProgramCheckpoints:
         self._absent_since: dict[str, float] = {}
         self._last_log_s = -LOG_INTERVAL_S
         self._uploads: threading.Thread | None = None
-        self._stop = threading.Event()  # set to stop the threads that `begin` has started
-        self._has_news = threading.Event()  # set to wake the thread that uploads
+        # set to stop the threads that `begin` has started
+        self._stop = threading.Event()
+        # set to wake the thread that uploads
+        self._has_news = threading.Event()
 
         folder.mkdir(parents=True, exist_ok=True)
         remove_leftover_links(folder)

@@ -53,7 +53,8 @@ UnitPath = Annotated[str, AfterValidator(_check_unit_path)]
 FilePath = Annotated[str, AfterValidator(_check_file_path)]
 Count = Annotated[int, Field(ge=0, lt=2**62)]
 Step = Annotated[int, Field(ge=0, le=MAX_STEP)]
-MAX_ORDER = 10**12 - 1  # limited by the digits in RECORD_NAME_PATTERN
+# limited by the digits in RECORD_NAME_PATTERN
+MAX_ORDER = 10**12 - 1
 Order = Annotated[int, Field(ge=0, le=MAX_ORDER)]
 
 

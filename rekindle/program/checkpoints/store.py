@@ -38,10 +38,12 @@ from rekindle.training.checkpoint import chunks
 from rekindle.training.checkpoint.checkpoint_retention import READER_TIMEOUT_S, UNFINISHED_TIMEOUT_S
 from rekindle.training.checkpoint.chunks import PARALLEL_REQUESTS, run_for_chunks
 
-DELETION_TIMEOUT_S = 60.0  # time after which a running deletion stops itself
+# time after which a running deletion stops itself
+DELETION_TIMEOUT_S = 60.0
 # maximum time that a commit waits for another node's deletion, since that node may be lost
 LEASE_TIMEOUT_S = 3.0
-MAX_DELETED_OBJECTS = 1000  # maximum number of objects per delete request
+# maximum number of objects per delete request
+MAX_DELETED_OBJECTS = 1000
 COMMIT_ATTEMPTS = 20
 
 

@@ -37,7 +37,8 @@ from rekindle.program.checkpoints.formats import (
 )
 from rekindle.program.checkpoints.paths import replace_numbers
 
-QUIET_S = 2.0  # seconds without a change after which a save counts as ended
+# seconds without a change after which a save counts as ended
+QUIET_S = 2.0
 
 Clock = Callable[[], float]
 

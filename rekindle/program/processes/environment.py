@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 MAX_RESTARTS = 2**31 - 1
-DEFAULT_PORT = 29500  # the default of torchrun
+# the default of torchrun
+DEFAULT_PORT = 29500
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,11 @@ from rekindle.program.checkpoints.paths import resolve
 from rekindle.program.processes.process_parent import ProcessParent, ProcessStart
 from rekindle.training.launch.launcher import list_children
 
-TAIL_BYTES = 64 << 10  # bytes of a process's output that are kept for error messages
+# bytes of a process's output that are kept for error messages
+TAIL_BYTES = 64 << 10
 READ_BYTES = 1 << 18
-MAX_READS = 64  # number of reads of one output before the agent continues with other work
+# number of reads of one output before the agent continues with other work
+MAX_READS = 64
 MAX_LINE_CHARS = 500
 TRACEBACK_START = "Traceback (most recent call last):"
 FRAME_PATTERN = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
@@ -30,7 +32,8 @@ RANK_PREFIX_PATTERN = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 LAUNCHER_ERROR_PATTERN = re.compile(
     r"^[\w.]*\.(ChildFailedError|CalledProcessError):", re.MULTILINE
 )
-LAUNCHER_LOG_PATTERN = re.compile(r"[EW]\d{4} ")  # the start of a line in the log of torchrun
+# the start of a line in the log of torchrun
+LAUNCHER_LOG_PATTERN = re.compile(r"[EW]\d{4} ")
 STANDARD_LIBRARY_FOLDER = Path(sysconfig.get_path("stdlib"))
 # last line of a traceback: `ValueError: text`
 EXCEPTION_PATTERN = re.compile(
@@ -44,7 +47,8 @@ class ProgramProcess:
     it."""
 
     index: int
-    output: int  # descriptor of the pipe
+    # descriptor of the pipe
+    output: int
     pid: int = 0
     exit_code: int | None = None
     exit_time: float = 0.0  # Unix time

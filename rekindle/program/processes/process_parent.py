@@ -31,8 +31,10 @@ from rekindle.program.processes.python_program import (
 )
 from rekindle.training.launch.forkserver import fork_for_launcher, prepare_forkserver
 
-MAX_MESSAGE_BYTES = 4 << 20  # a command and its environment, which Linux limits to 2 MB
-NOT_FOUND_EXIT_CODE = 127  # exit codes as in a shell
+# a command and its environment, which Linux limits to 2 MB
+MAX_MESSAGE_BYTES = 4 << 20
+# exit codes as in a shell
+NOT_FOUND_EXIT_CODE = 127
 NOT_EXECUTABLE_EXIT_CODE = 126
 
 
@@ -79,7 +81,8 @@ class ProcessParent:
 
     def request(self, process_start: ProcessStart, output_descriptor: int) -> None:
         """Start a process whose output goes to the descriptor `output_descriptor`."""
-        with suppress(ConnectionError, BlockingIOError):  # the agent detects the parent's death
+        # the agent detects the parent's death
+        with suppress(ConnectionError, BlockingIOError):
             socket.send_fds(self.socket, [pickle.dumps(process_start)], [output_descriptor])
 
     def take_started(self) -> list[tuple[int, int]]:
@@ -118,7 +121,8 @@ def _import_modules(module_names: Iterable[str]) -> None:
     for module_name in module_names:
         try:
             importlib.import_module(module_name)
-        except Exception as error:  # the program itself may not need the module
+        except Exception as error:
+            # the program itself may not need the module
             write_stderr(f"program.preload: {module_name} cannot be imported ({error})")
 
 
@@ -188,4 +192,5 @@ def _restore_interpreter() -> None:
 
     numpy_module = sys.modules.get("numpy")
     if numpy_module:
-        numpy_module.random.seed()  # otherwise all processes would draw the same random numbers
+        # otherwise all processes would draw the same random numbers
+        numpy_module.random.seed()

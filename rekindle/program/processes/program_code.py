@@ -6,7 +6,8 @@ from rekindle.cache import code, run_code
 from rekindle.program.config import LAUNCHER_COMMANDS, LAUNCHER_MODULES, ProgramConfig
 from rekindle.program.processes.python_program import find_python_arguments
 
-TEMPLATE_TAG = "{{"  # start of a template tag, as in a section that is a parameter of its template
+# start of a template tag, as in a section that is a parameter of its template
+TEMPLATE_TAG = "{{"
 MODULE_FLAGS = ("-m", "--module")
 # environment variables that contain folders or files from which Python imports modules
 IMPORT_VARIABLES = frozenset({"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP"})

@@ -8,7 +8,8 @@ from typing import Any
 from rekindle.mlflow_api import RunAnswer, send_request
 from rekindle.training.ledger.events import Event
 
-MAX_LISTED_NAMES = 20  # maximum number of reported metrics that a message lists
+# maximum number of reported metrics that a message lists
+MAX_LISTED_NAMES = 20
 
 
 class MissingMetric(Exception):

@@ -27,7 +27,8 @@ from rekindle.training.sweep.trials import record_failure
 
 LOCALHOST = "127.0.0.1"
 SECRET_BYTES = 32
-TRAIN_SETTINGS = ("silence_seconds", "hung_seconds")  # `train` settings used for programs
+# `train` settings used for programs
+TRAIN_SETTINGS = ("silence_seconds", "hung_seconds")
 
 
 class ProgramTrainer:

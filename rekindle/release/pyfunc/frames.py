@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 INSTANCES_KEY = "instances"
-MAX_EXACT_FLOAT = 2**53  # integers above this value lose digits as floats
+# integers above this value lose digits as floats
+MAX_EXACT_FLOAT = 2**53
 JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
 JsonSchema = dict[str, Any]
 

@@ -35,9 +35,11 @@ class Run:
     # True if a later run will be compared with this run, or if a model version refers to it: then
     # its record in MLflow is kept
     compared: bool = False
-    emptied: bool = False  # True if only its record in MLflow still exists
+    # True if only its record in MLflow still exists
+    emptied: bool = False
     number: int = 0
-    uid: str = ""  # uid of the Workflow; "": unknown
+    # uid of the Workflow; "": unknown
+    uid: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,18 @@ class Release:
 
     model: str
     version: int
-    prefix: str  # key prefix of its files
-    pipeline: str  # pipeline of its run; "" if the run is not listed
-    sha256: str = ""  # sha256 of the weights
-    run: str = ""  # name of the run that released it
+    # key prefix of its files
+    prefix: str
+    # pipeline of its run; "" if the run is not listed
+    pipeline: str
+    # sha256 of the weights
+    sha256: str = ""
+    # name of the run that released it
+    run: str = ""
     created: float = 0.0
     needed: bool = False
-    marked: bool = False  # True if its removal has begun, but was interrupted
+    # True if its removal has begun, but was interrupted
+    marked: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,8 @@ class RunRemoval:
 
     run: Run
     kept_tasks: frozenset[str]
-    keep_mlflow: bool  # True if the record in MLflow is kept
+    # True if the record in MLflow is kept
+    keep_mlflow: bool
 
 
 @dataclass(frozen=True)

@@ -312,7 +312,8 @@ def _read_any_mark(object_store: Store, run_name: RunName) -> tuple[RunMark | No
         return None, None
     try:
         return RunMark.model_validate_json(mark_bytes), etag
-    except ValidationError:  # not a valid mark, so Rekindle has not written this object
+    except ValidationError:
+        # not a valid mark, so Rekindle has not written this object
         return None, etag
 
 

@@ -23,7 +23,8 @@ from rekindle.release.retention.decision import Release
 from rekindle.release.retention.mlflow_records import search_all_pages
 from rekindle.storage import Store
 
-RUN_ID_PATTERN = re.compile("[0-9a-f]{32}")  # id of an MLflow run in an artifact address
+# id of an MLflow run in an artifact address
+RUN_ID_PATTERN = re.compile("[0-9a-f]{32}")
 
 
 def has_alias(model_name: str, version: str) -> bool:

@@ -11,7 +11,8 @@ from rekindle.release.watch.scrape import ServerWatch, VersionStats
 
 # number of checks in a step; another check follows if the step must wait for enough requests
 CHECK_COUNT = 10
-MAX_PAUSE_S = 5.0  # longest pause between two scrapes
+# longest pause between two scrapes
+MAX_PAUSE_S = 5.0
 
 
 class Canary:
@@ -117,7 +118,8 @@ class Canary:
         try:
             champion = tracking.champion(self.name)
         except TrackingError:
-            return ""  # ignore it: the promotion checks the champion again
+            # ignore it: the promotion checks the champion again
+            return ""
         if not champion or champion.version == self.champion:
             return ""
         self.champion_changed = True

@@ -26,7 +26,8 @@ BucketCount = Annotated[int, Field(ge=0)]
 BucketCounts = Annotated[
     list[BucketCount], Field(min_length=len(BUCKET_BOUNDS), max_length=len(BUCKET_BOUNDS))
 ]
-Shifts = dict[str, Shift]  # `score OUTPUT` or `feature NAME` → its shift
+# `score OUTPUT` or `feature NAME` → its shift
+Shifts = dict[str, Shift]
 
 
 class Histograms(Document):

@@ -14,9 +14,12 @@ from math import exp, inf, lgamma, log
 from rekindle.release.serve_config import CanaryConfig
 from rekindle.release.watch.scrape import Buckets, VersionStats
 
-QUANTILES = (0.5, 0.9)  # quantiles of the response time that are tested
-MAX_EXACT_REQUESTS = 10**9  # limits the exact test to about 100,000 terms
-TEST_KIND_COUNT = 3  # number of kinds of tests: errors, response times, prediction scores
+# quantiles of the response time that are tested
+QUANTILES = (0.5, 0.9)
+# limits the exact test to about 100,000 terms
+MAX_EXACT_REQUESTS = 10**9
+# number of kinds of tests: errors, response times, prediction scores
+TEST_KIND_COUNT = 3
 
 
 def find_breach(

@@ -24,10 +24,13 @@ from rekindle.release.watch.time_limit import call_with_time_limit
 from rekindle.sections import Section
 
 Event = Literal["failure", "refusal", "release", "rollback", "drift"]
-TIMEOUT_S = 10  # time limit to connect, and to wait for the answer
-TOTAL_TIMEOUT_S = 150  # time limit for all attempts and pauses together
+# time limit to connect, and to wait for the answer
+TIMEOUT_S = 10
+# time limit for all attempts and pauses together
+TOTAL_TIMEOUT_S = 150
 RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
-MAX_ANSWER_BYTES = 4096  # maximum number of bytes to read from the answer if the server refuses
+# maximum number of bytes to read from the answer if the server refuses
+MAX_ANSWER_BYTES = 4096
 MAX_SHOWN_CHARACTERS = 200
 # separators between the parts of an address
 URL_SEPARATOR = re.compile("[/?&=#:@]")
@@ -72,11 +75,13 @@ class NotificationMessage:
     """The content of a notification."""
 
     event: Event
-    name: str  # name of the pipeline or the model
+    # name of the pipeline or the model
+    name: str
     text: str  # one sentence
     reason: str = ""
     workflow: str = ""
-    link: str = ""  # address of the MLflow run
+    # address of the MLflow run
+    link: str = ""
 
     def body(self, message_format: str) -> dict[str, Any]:
         """Return the JSON of the request."""
@@ -170,7 +175,8 @@ def _post_with_retries(webhook_url: str, request_body: dict[str, Any], max_attem
         status_forcelist=RETRIED_STATUSES,
         allowed_methods=None,
         raise_on_status=False,
-        respect_retry_after_header=False,  # limit the pause, because a server may ask for hours
+        # limit the pause, because a server may ask for hours
+        respect_retry_after_header=False,
     )
 
     try:

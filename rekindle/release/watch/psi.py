@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-GROUP_COUNT = 10  # approximate number of groups, with equal shares in the reference
-CHANCE_QUANTILE = 0.999  # quantile of the PSI under no change; a larger PSI is significant
+# approximate number of groups, with equal shares in the reference
+GROUP_COUNT = 10
+# quantile of the PSI under no change; a larger PSI is significant
+CHANCE_QUANTILE = 0.999
 
 
 @dataclass(frozen=True)
@@ -23,9 +25,12 @@ class Shift:
     """The difference of one output or feature between the reference and new data."""
 
     psi: float
-    chance: float  # CHANCE_QUANTILE of the PSI under no change; a larger PSI is significant
-    expected: list[float]  # share of each group in the reference
-    actual: list[float]  # share of each group in the new data
+    # CHANCE_QUANTILE of the PSI under no change; a larger PSI is significant
+    chance: float
+    # share of each group in the reference
+    expected: list[float]
+    # share of each group in the new data
+    actual: list[float]
 
 
 def compute_shift(

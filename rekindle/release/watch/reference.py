@@ -11,7 +11,8 @@ from argolocal.common.json_text import to_json
 from rekindle.content.verified_release import REFERENCE
 from rekindle.release.watch.scores import count_numbers
 
-FEATURE_METRIC = "rekindle_model_feature"  # metric of a server: histograms of the features
+# metric of a server: histograms of the features
+FEATURE_METRIC = "rekindle_model_feature"
 
 
 def convert_instances(instances: Iterable[Any]) -> list[Any]:

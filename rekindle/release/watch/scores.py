@@ -13,7 +13,8 @@ from zlib import crc32
 
 from prometheus_client.core import HistogramMetricFamily
 
-MAX_OUTPUTS = 16  # maximum number of outputs, and of features, to count
+# maximum number of outputs, and of features, to count
+MAX_OUTPUTS = 16
 SCORE_METRIC = "rekindle_model_score"
 # bounds of the buckets for probabilities
 UNIT_EDGES = [1e-4, 1e-3, 0.01, 0.02, *(step / 20 for step in range(1, 20)), 0.98, 0.99, 0.999, 1.0]
@@ -33,10 +34,12 @@ BUCKET_EDGES = (
     *UNIT_EDGES,
     *LARGE_EDGES,
 )
-MAX_NUMBER = 1e300  # larger numbers, which JSON allows, count as this number
+# larger numbers, which JSON allows, count as this number
+MAX_NUMBER = 1e300
 BUCKET_BOUNDS = (*(repr(edge) for edge in BUCKET_EDGES), "+Inf")
 ZERO_COUNTS = [0] * len(BUCKET_BOUNDS)
-Counts = dict[str, list[int]]  # output or feature → the count of each bucket
+# output or feature → the count of each bucket
+Counts = dict[str, list[int]]
 
 
 def count_numbers(predictions: Iterable[Any]) -> Counts:

@@ -30,11 +30,13 @@ USED_SAMPLES = {
     f"{SCORE_METRIC}_bucket",
     f"{FEATURE_METRIC}_bucket",
 }
-TIMEOUT_S = 10  # time limit to connect, and to wait for further bytes
+# time limit to connect, and to wait for further bytes
+TIMEOUT_S = 10
 TOTAL_TIMEOUT_S = 30
 # upper bound → number of values up to it (cumulative, as in Prometheus)
 Buckets = dict[float, float]
-Counts = dict[str, Any]  # "rows": number of instances; "scores" and "features": histograms by name
+# "rows": number of instances; "scores" and "features": histograms by name
+Counts = dict[str, Any]
 
 
 @dataclass
@@ -42,12 +44,16 @@ class VersionStats:
     """The statistics of the servers of one Deployment and version."""
 
     requests: float = 0
-    errors: float = 0  # number of requests without a prediction
+    # number of requests without a prediction
+    errors: float = 0
     crashes: int = 0
     seconds: Buckets = field(default_factory=dict)
-    scores: dict[str, Buckets] = field(default_factory=dict)  # output → its histogram
-    features: dict[str, Buckets] = field(default_factory=dict)  # feature → its histogram
-    instances: float = 0  # number of predicted instances
+    # output → its histogram
+    scores: dict[str, Buckets] = field(default_factory=dict)
+    # feature → its histogram
+    features: dict[str, Buckets] = field(default_factory=dict)
+    # number of predicted instances
+    instances: float = 0
 
     def add(self, current_stats: "VersionStats", earlier_stats: "VersionStats") -> None:
         """Add the increase of a process's statistics between two scrapes."""

@@ -16,9 +16,12 @@ from rekindle.errors import RekindleError
 from rekindle.storage import NotFound, Store, StoredObject
 from rekindle.training.checkpoint import manifest as manifest_file
 
-READER_TIMEOUT_S = 900.0  # age from which the lease of a reader is ignored
-UNFINISHED_TIMEOUT_S = 3600.0  # age from which an unfinished checkpoint counts as abandoned
-LISTING_TIMEOUT_S = 60.0  # age from which a listing counts as outdated
+# age from which the lease of a reader is ignored
+READER_TIMEOUT_S = 900.0
+# age from which an unfinished checkpoint counts as abandoned
+UNFINISHED_TIMEOUT_S = 3600.0
+# age from which a listing counts as outdated
+LISTING_TIMEOUT_S = 60.0
 
 
 @dataclass

@@ -10,8 +10,10 @@ from argolocal.errors import InvalidDocument
 from rekindle.errors import RekindleError
 from rekindle.storage import Store
 
-CHUNK_BYTES = 8 << 20  # size of a chunk, which one request uploads
-PARALLEL_REQUESTS = 4  # maximum number of parallel requests per worker
+# size of a chunk, which one request uploads
+CHUNK_BYTES = 8 << 20
+# maximum number of parallel requests per worker
+PARALLEL_REQUESTS = 4
 
 
 class DamagedChunk(Exception):

@@ -62,7 +62,8 @@ class CheckpointUpload:
 
     step: int
     state: memoryview
-    loader: bytes = b""  # state of the workload's own data loader
+    # state of the workload's own data loader
+    loader: bytes = b""
     facts: IntervalFacts = field(
         default_factory=lambda: IntervalFacts(trained_seconds=0.0, losses=0)
     )
@@ -123,8 +124,10 @@ class RemoteCheckpoints:
         self.damage: list[tuple[str, str]] = []
         # keys of damaged manifests and names of damaged chunks, which are treated as missing
         self._damaged_names: set[str] = set()
-        self._etag: str | None = None  # etag of `latest`, as last read or written
-        self._newest_manifest = ""  # the manifest that `latest` names
+        # etag of `latest`, as last read or written
+        self._etag: str | None = None
+        # the manifest that `latest` names
+        self._newest_manifest = ""
 
     def newest_step(self) -> int:
         """Return the step of the newest checkpoint, or -1. The chunks of the checkpoint are not
@@ -145,7 +148,8 @@ class RemoteCheckpoints:
         try:
             return self._restore(state_bytes, after_step, self._read_latest())
         finally:
-            with suppress(RekindleError):  # a lease that is not deleted expires
+            # a lease that is not deleted expires
+            with suppress(RekindleError):
                 self.store.delete([lease_key])
 
     def _restore(
@@ -321,13 +325,15 @@ class RemoteCheckpoints:
 
     def _write(self, upload: CheckpointUpload, rank_and_group_size: RankAndGroupSize) -> bool:
         if self._etag is None:
-            self._read_latest()  # raises ConfigError if the prefix belongs to another run
+            # raises ConfigError if the prefix belongs to another run
+            self._read_latest()
 
         stored_chunk_names = self._list_chunk_names()
         if parse_step(self._newest_manifest) >= upload.step and stored_chunk_names.issuperset(
             self._read_manifest(self._newest_manifest)["chunks"]
         ):
-            return True  # a checkpoint of this or a later step exists
+            # a checkpoint of this or a later step exists
+            return True
 
         if upload.existing_chunks is None:
             upload.existing_chunks = set(stored_chunk_names)

@@ -36,8 +36,10 @@ class CheckpointInterval:
         # training time and number of losses in previous processes of the run
         self._earlier_seconds = 0.0
         self._losses = 0
-        self._start_time = time.monotonic()  # start of this process
-        self._last_time = self._start_time  # start of the last checkpoint
+        # start of this process
+        self._start_time = time.monotonic()
+        # start of the last checkpoint
+        self._last_time = self._start_time
         self._last_step = 0
 
     def seconds(self) -> float:

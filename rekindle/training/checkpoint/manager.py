@@ -200,7 +200,8 @@ class WorkerCheckpoints:
     def close(self, *, remove_snapshots: bool) -> None:
         """Stop the upload and close the snapshots. `remove_snapshots`: also delete them."""
         if self._upload:
-            self._upload.stop.set()  # the daemon threads of the upload end with the process
+            # the daemon threads of the upload end with the process
+            self._upload.stop.set()
         self.snapshots.close(remove=remove_snapshots)
 
     @property

@@ -8,7 +8,9 @@ import re
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError, with_config
-from typing_extensions import TypedDict  # pydantic needs this TypedDict before Python 3.12
+
+# pydantic needs this TypedDict before Python 3.12
+from typing_extensions import TypedDict
 
 from argolocal.common.json_text import to_json
 from rekindle.errors import format_rule

@@ -32,9 +32,12 @@ SLOT_COUNT = 3
 PAGE_BYTES = 4096
 # bytes that each slot reserves for the state of the workload's own data loader
 MAX_LOADER_STATE_BYTES = 1 << 18
-STALE_AFTER_S = 3600.0  # age from which a file without a live process is removed
-READ_BYTES = 16 << 20  # bytes per read
-MADV_POPULATE_WRITE = 23  # Python's mmap lacks this constant
+# age from which a file without a live process is removed
+STALE_AFTER_S = 3600.0
+# bytes per read
+READ_BYTES = 16 << 20
+# Python's mmap lacks this constant
+MADV_POPULATE_WRITE = 23
 FILE_MAGIC = b"rekindle hot 1\n\0"
 # magic, identity, layout, fingerprint, size of the state in bytes
 HEADER_STRUCT = struct.Struct("<16s 32s 32s 32s Q")
@@ -138,10 +141,12 @@ def _remove_unlocked_files(file_pattern: str, is_selected: Callable[[Path], bool
         # raised for a file that is already removed, locked by a process, or owned by another user
         with suppress(OSError):
             if not is_selected(file):
-                continue  # not even locked briefly, because a worker may be about to lock it
+                # not even locked briefly, because a worker may be about to lock it
+                continue
             with open(file, "r+b") as opened_file:
                 fcntl.lockf(opened_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if is_selected(file):  # the file may have changed before we locked it
+                # the file may have changed before we locked it
+                if is_selected(file):
                     file.unlink()
                     removed_files.append(file)
     return removed_files
@@ -167,8 +172,10 @@ class SnapshotFile:
         self.path = path
         self.size = state_bytes
         self.slot_bytes = -(-(state_bytes + MAX_LOADER_STATE_BYTES) // PAGE_BYTES) * PAGE_BYTES
-        self.damage: list[str] = []  # messages about damage found while reading
-        self.loaded_slot: int | None = None  # slot of the loaded snapshot
+        # messages about damage found while reading
+        self.damage: list[str] = []
+        # slot of the loaded snapshot
+        self.loaded_slot: int | None = None
         self._header = HEADER_STRUCT.pack(
             FILE_MAGIC,
             *(
@@ -184,7 +191,8 @@ class SnapshotFile:
         self._records = _parse_records(header_page)
         # the last step that the previous process recorded, and the Unix time of its end
         self.last_step = _parse_last_step(header_page)
-        self.is_foreign = False  # True if the file is from a worker with another fingerprint
+        # True if the file is from a worker with another fingerprint
+        self.is_foreign = False
         self._is_valid = self._check_header(header_page)
 
     def _check_header(self, header_page: bytes) -> bool:
@@ -348,7 +356,8 @@ def fault_in_pages(mapped_memory: mmap.mmap, start_byte: int, length_bytes: int)
     """Fault in the pages of a shared mapping for writing, without changing their contents."""
     try:
         mapped_memory.madvise(MADV_POPULATE_WRITE, start_byte, length_bytes)
-    except OSError:  # a kernel before 5.14 lacks MADV_POPULATE_WRITE
+    except OSError:
+        # a kernel before 5.14 lacks MADV_POPULATE_WRITE
         for page_offset in range(start_byte, start_byte + length_bytes, PAGE_BYTES):
             mapped_memory[page_offset]
 
@@ -376,7 +385,8 @@ def open_and_lock(path: Path) -> tuple[int, bool]:
             if os.stat(path).st_ino == os.fstat(file_descriptor).st_ino:
                 return file_descriptor, True
 
-        os.close(file_descriptor)  # the file was removed before we locked it
+        # the file was removed before we locked it
+        os.close(file_descriptor)
 
 
 def _parse_records(header_page: bytes) -> list[CommittedSnapshot | None]:

@@ -15,7 +15,8 @@ from rekindle.errors import RekindleError, write_stderr
 from rekindle.training.checkpoint import snapshot_file
 from rekindle.training.training_state import TrainingState
 
-CommitJob = tuple[int, int, bytes]  # slot, step, and state of the data loader
+# slot, step, and state of the data loader
+CommitJob = tuple[int, int, bytes]
 
 
 class SnapshotSlots:

@@ -47,10 +47,12 @@ class IntervalComparison:
     """
 
     losses: int
-    repeated: int  # number of training steps that were repeated after a loss
+    # number of training steps that were repeated after a loss
+    repeated: int
     seconds: float
     best_seconds: float
-    saved: float  # amount of money that the best checkpoint interval would have saved
+    # amount of money that the best checkpoint interval would have saved
+    saved: float
 
 
 @dataclass
@@ -60,15 +62,19 @@ class Bill:
 
     currency: str
     uses: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_USES, 0.0))
-    spot: float = 0.0  # cost of the pods on spot nodes
-    on_demand: float = 0.0  # cost of the pods on on-demand nodes
+    # cost of the pods on spot nodes
+    spot: float = 0.0
+    # cost of the pods on on-demand nodes
+    on_demand: float = 0.0
     preemptions: int = 0
     # cost of the time that workers waited after preemptions, a part of uses["waited"]
     waits: float = 0.0
     # estimated cost of the same training on on-demand nodes, without preemptions
     without_spot: float = 0.0
-    harvest: float | None = None  # cost of the harvested workers; None without such workers
-    harvest_on_demand: float = 0.0  # cost of the same workers on on-demand nodes
+    # cost of the harvested workers; None without such workers
+    harvest: float | None = None
+    # cost of the same workers on on-demand nodes
+    harvest_on_demand: float = 0.0
     checkpoint_interval: IntervalComparison | None = None
 
     @property

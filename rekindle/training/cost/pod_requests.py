@@ -63,7 +63,8 @@ class PodRequests:
     tolerations: tuple[tuple[str, str], ...] = ()
     # GPUs and other devices by resource name
     devices: Mapping[str, float] = field(default_factory=dict)
-    disk_bytes: float = 0.0  # local disk (ephemeral-storage)
+    # local disk (ephemeral-storage)
+    disk_bytes: float = 0.0
 
     def __str__(self) -> str:
         label_texts = [
@@ -104,9 +105,12 @@ class PodReplicas:
     role: str
     count: int
     pod: PodRequests
-    command: tuple[str, ...] = ()  # command and arguments of the containers
-    queue: str = ""  # LocalQueue of Kueue
-    is_executor: bool = False  # True for Argo's pod that applies an object
+    # command and arguments of the containers
+    command: tuple[str, ...] = ()
+    # LocalQueue of Kueue
+    queue: str = ""
+    # True for Argo's pod that applies an object
+    is_executor: bool = False
 
 
 def read_pod(pod_spec: Manifest, containers: list[Manifest] | None = None) -> PodRequests:
@@ -282,7 +286,8 @@ def _list_train_job_replicas(
     node_count = (job_spec.get("trainer") or {}).get("numNodes") or 1
     runtime_replicas = training_runtimes.get((job_spec.get("runtimeRef") or {}).get("name", ""), [])
     if not isinstance(node_count, int):
-        node_count = 0  # a template tag
+        # a template tag
+        node_count = 0
 
     return [
         replace(pod_replicas, count=pod_replicas.count * node_count)
@@ -405,7 +410,8 @@ def parse_quantity_or_zero(quantity: str | float) -> float:
     an amount that the API server would reject."""
     try:
         amount = float(parse_quantity(quantity))
-    except (ValueError, OverflowError):  # a template tag: known only when the pod starts
+    except (ValueError, OverflowError):
+        # a template tag: known only when the pod starts
         return 0.0
 
     if 0 <= amount <= MAX_AMOUNT:

@@ -13,7 +13,8 @@ from rekindle.training.cost.prices import Prices
 
 # output of the step `report` with the costs of trainings
 TRAINING_COSTS_OUTPUT = "training_costs"
-MAX_LISTED_STEPS = 4  # maximum number of steps that the text names
+# maximum number of steps that the text names
+MAX_LISTED_STEPS = 4
 
 
 # an amount of money; the sum of all amounts is finite

@@ -66,7 +66,8 @@ class ExchangeStore(dist.Store):
         return self.client.has_values(self.generation, keys)
 
     def clone(self) -> "ExchangeStore":
-        return self  # nccl's watchdog calls this method
+        # nccl's watchdog calls this method
+        return self
 
 
 class ElasticGroup:

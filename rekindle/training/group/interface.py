@@ -18,8 +18,10 @@ ResultT = TypeVar("ResultT")
 class Membership(Protocol):
     """The connection of this process to the other workers."""
 
-    can_shrink: bool  # True if the remaining members can continue when one leaves
-    is_complete: bool  # True if the run is known to be complete
+    # True if the remaining members can continue when one leaves
+    can_shrink: bool
+    # True if the run is known to be complete
+    is_complete: bool
 
     def form(self, step: int, leaving_event: threading.Event) -> GroupView | None:
         """Wait for the next group and return it; return None once `leaving_event` is set or the run

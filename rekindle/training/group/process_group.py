@@ -17,7 +17,8 @@ from rekindle.training.group.sockets import find_local_address
 from rekindle.training.membership.handshake import compute_proof, read_run_secret
 from rekindle.training.membership.protocol import read_coordinator_port
 
-dist: Any = torch.distributed  # the type stubs lack stores and groups
+# the type stubs lack stores and groups
+dist: Any = torch.distributed
 
 # time limit for connections to live members
 CONNECT_TIMEOUT = timedelta(seconds=10)

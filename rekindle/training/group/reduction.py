@@ -18,17 +18,22 @@ from rekindle.training.group.process_group import GroupView
 from rekindle.training.group.tree import LeafRange, TreeSum, list_rank_subtrees
 from rekindle.training.training_state import TrainingState
 
-CONTROL_VALUE_COUNT = 4  # number of control values: the loss and the three MemberRequests
-kernels: Any = torch  # the type stubs lack the fused operations
+# number of control values: the loss and the three MemberRequests
+CONTROL_VALUE_COUNT = 4
+# the type stubs lack the fused operations
+kernels: Any = torch
 
 
 class MemberRequests(NamedTuple):
     """The requests of a process to all members. The requests are summed like the gradients of the
     process, once for each of its virtual workers."""
 
-    join: bool = False  # a worker wants to join
-    leave: bool = False  # this process must leave
-    save: bool = False  # a durable checkpoint is due after this step
+    # a worker wants to join
+    join: bool = False
+    # this process must leave
+    leave: bool = False
+    # a durable checkpoint is due after this step
+    save: bool = False
 
 
 class PartialSum(NamedTuple):

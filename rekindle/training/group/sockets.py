@@ -13,7 +13,8 @@ def list_open_sockets() -> dict[int, str]:
     descriptor was reused."""
     link_by_descriptor = {}
     for descriptor_name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the descriptor was just closed
+        # the descriptor was just closed
+        with suppress(OSError):
             link_by_descriptor[int(descriptor_name)] = os.readlink(
                 f"/proc/self/fd/{descriptor_name}"
             )

@@ -65,7 +65,8 @@ class StaticGroup:
             self.note("step", step=step)
 
     def report_busy(self, is_busy: bool) -> None:
-        pass  # without a coordinator, no process waits for this report
+        # without a coordinator, no process waits for this report
+        pass
 
     def regroup_pending(self) -> bool:
         return False

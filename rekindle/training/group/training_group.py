@@ -56,9 +56,12 @@ SINGLE_PROCESS = RankAndGroupSize(rank=0, size=1)
 class MemberState:
     """The step and the origin of the state that a member has when a group is formed."""
 
-    step: int  # number of updates; -1 without a state
-    is_from_group: bool  # False if the state is a snapshot that a previous process has left
-    crc: int  # checksum of the snapshot; 0 if the state comes from a group
+    # number of updates; -1 without a state
+    step: int
+    # False if the state is a snapshot that a previous process has left
+    is_from_group: bool
+    # checksum of the snapshot; 0 if the state comes from a group
+    crc: int
 
 
 class TrainingGroup:
@@ -92,7 +95,8 @@ class TrainingGroup:
         self.loss = 0.0
         # True if each member must upload its part of a durable checkpoint after this step
         self.saving = False
-        self.stopped = False  # True if this process leaves before the last step
+        # True if this process leaves before the last step
+        self.stopped = False
 
         # circumstances of the departure, if this process leaves
         self.last_copy = False  # True if this process may hold the only copy of the state
@@ -102,7 +106,8 @@ class TrainingGroup:
 
         # training state of this process
         self._is_from_group = False  # False: the state is the snapshot of a previous process
-        self._loader_state = b""  # state of the data loader before this step
+        # state of the data loader before this step
+        self._loader_state = b""
 
     def start_step(self, last_step: int) -> bool:
         """Join a group unless this process is in one, and announce the next step, `state.step`.
@@ -156,7 +161,8 @@ class TrainingGroup:
 
             summed_tensor = self._reduction.reduce()
         except torch.OutOfMemoryError:
-            raise  # another group would run out of memory, too
+            # another group would run out of memory, too
+            raise
         except RuntimeError as error:
             self.membership.report_failure(error)
             self._leave_group()
@@ -210,7 +216,8 @@ class TrainingGroup:
         are_all_leaving = leave_requests == self.total_virtual_workers
 
         if leave_requests and not self.membership.can_shrink:
-            are_all_leaving = True  # the other members cannot continue without the leaving member
+            # the other members cannot continue without the leaving member
+            are_all_leaving = True
 
         self.last_copy = are_all_leaving
         self.stopped = self._wants_to_leave or are_all_leaving
@@ -342,7 +349,8 @@ class TrainingGroup:
         broadcast still writes to the memory.
         """
         training_state = self.state
-        with suppress(RuntimeError):  # out of memory, on the CPU or on CUDA
+        # out of memory, on the CPU or on CUDA
+        with suppress(RuntimeError):
             return torch.empty_like(training_state.memory)
 
         # a partial state must not be sent to other members

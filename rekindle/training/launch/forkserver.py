@@ -35,8 +35,10 @@ from rekindle.training.launch import signals
 if TYPE_CHECKING:
     from rekindle.training.spec import TrainingSpec
 
-RUN_ABORTED_EXIT_CODE = 71  # of a worker if the coordinator has aborted the run
-WORKLOAD_ERROR_EXIT_CODE = 76  # of a worker if the workload has raised an exception
+# of a worker if the coordinator has aborted the run
+RUN_ABORTED_EXIT_CODE = 71
+# of a worker if the workload has raised an exception
+WORKLOAD_ERROR_EXIT_CODE = 76
 MAX_MESSAGE_BYTES = 200_000
 MAX_LAST_OUTPUT_BYTES = 64 << 10
 
@@ -115,7 +117,8 @@ class Forkserver:
             os.kill(self.pid, signal.SIGKILL)
 
     def _send(self, message: bytes) -> None:
-        with suppress(ConnectionError):  # the forkserver is dead: the launcher will reap it
+        # the forkserver is dead: the launcher will reap it
+        with suppress(ConnectionError):
             self.socket.send(message)
 
 
@@ -166,7 +169,8 @@ def _preload_modules(training_spec: "TrainingSpec") -> None:
     from rekindle.storage import Store
     from rekindle.workload import load
 
-    with suppress(RekindleError):  # the worker raises the same error, and reports it
+    # the worker raises the same error, and reports it
+    with suppress(RekindleError):
         workload = load(training_spec.workload)
         Store.from_env()
         if hasattr(workload, "optimizer"):
@@ -201,7 +205,8 @@ def fork_for_launcher(
         run_child()
 
     os.close(read_descriptor)
-    os.waitpid(intermediate_pid, 0)  # from now on, the launcher is the worker's parent
+    # from now on, the launcher is the worker's parent
+    os.waitpid(intermediate_pid, 0)
     os.write(write_descriptor, b".")
     os.close(write_descriptor)
 

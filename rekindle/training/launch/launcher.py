@@ -60,14 +60,16 @@ if TYPE_CHECKING:
 
 # the launcher gives up after this number of crashes without a newer step in between
 MAX_CRASHES = 3
-MAX_WORKERS = 1024  # maximum number of workers of a pod
+# maximum number of workers of a pod
+MAX_WORKERS = 1024
 MAX_RESTART_DELAY_S = 30.0
 # time in which the other workers must notice that the run is complete
 COMPLETION_TIMEOUT_S = 15.0
 # exit codes that make snapshots obsolete; after other codes the pod may restart in place
 OBSOLETE_SNAPSHOT_CODES = (0, *exit_codes.PERMANENT_ERRORS)
 NEVER_S = float("inf")
-USAGE_TIMEOUT_S = 0.5  # maximum time for which sending the event `usage` blocks the launcher
+# maximum time for which sending the event `usage` blocks the launcher
+USAGE_TIMEOUT_S = 0.5
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
@@ -99,7 +101,8 @@ class RestartBudget:
 
     newest_step: int = -1
     exits: Counter[ExitKind] = field(default_factory=Counter)
-    last_exception: str = ""  # the workload's exception that caused the last exit
+    # the workload's exception that caused the last exit
+    last_exception: str = ""
 
     def record_exit(self, exit_kind: ExitKind, step: int, exception_text: str = "") -> float | None:
         """Record an exit at `step`; return the seconds until the restart, or None to give up."""
@@ -132,7 +135,8 @@ class ProcessSlot:
     name: str
     memory: WorkerSlot = field(default_factory=WorkerSlot)
     pid: int = 0
-    start_time: float = 0.0  # start time of the process (monotonic)
+    # start time of the process (monotonic)
+    start_time: float = 0.0
     budget: RestartBudget = field(default_factory=RestartBudget)
 
 
@@ -169,7 +173,8 @@ class Launcher:
         self.forkserver_slot = ProcessSlot("the process that loads torch for the workers")
         self.oom_kills = self.cgroup.count_oom_kills()
         self.starts = 0
-        self.exit_code: int | None = None  # exit code of the launcher once all children have exited
+        # exit code of the launcher once all children have exited
+        self.exit_code: int | None = None
         self.deadline = NEVER_S
         self.name = pod_name
         self.usage = UsageSampler()

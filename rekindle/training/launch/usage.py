@@ -26,7 +26,8 @@ CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MAX_GPUS = 64
 
-ProcessId = tuple[int, int]  # pid and start time
+# pid and start time
+ProcessId = tuple[int, int]
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,10 @@ class EventAccounting:
 
     def __init__(self) -> None:
         self.summary = LedgerSummary()
-        self.timelines: dict[str, ProcessTimeline] = {}  # by the id of the worker
-        self.group: set[str] = set()  # ids of the live members of the newest group
+        # by the id of the worker
+        self.timelines: dict[str, ProcessTimeline] = {}
+        # ids of the live members of the newest group
+        self.group: set[str] = set()
         self.pause = GroupPause()
         # the pause before a group without members of the previous group; None once the first step
         # of the new group is known

@@ -14,10 +14,12 @@ from pydantic import Field
 
 from rekindle.documents import Document, validate_value
 
-MAX_TIME_S = 1e11  # largest valid time of an event, in Unix seconds (the year 5138)
+# largest valid time of an event, in Unix seconds (the year 5138)
+MAX_TIME_S = 1e11
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
-Step = Annotated[int, Field(ge=-1, lt=2**53)]  # -1: the worker has not trained
+# -1: the worker has not trained
+Step = Annotated[int, Field(ge=-1, lt=2**53)]
 Seconds = Annotated[float, Field(ge=0, lt=2**41)]
 
 

@@ -50,9 +50,12 @@ class Ledger:
         self._store = None
         self._writer = f"{time.time() * 1000:013.0f}-{uuid.uuid4().hex[:6]}"
         self._number = 0
-        self._segment = bytearray()  # bytes of the newest segment
-        self._has_unwritten = False  # True if the object store lacks events of the segment
-        self._waiting_events: list[tuple[str, bytes]] = []  # (event, line) not yet in a segment
+        # bytes of the newest segment
+        self._segment = bytearray()
+        # True if the object store lacks events of the segment
+        self._has_unwritten = False
+        # (event, line) not yet in a segment
+        self._waiting_events: list[tuple[str, bytes]] = []
         self._dropped_count = 0
         self._latest_time = 0.0
         self._quiet_until = 0.0

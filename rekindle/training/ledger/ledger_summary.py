@@ -60,10 +60,12 @@ from rekindle.training.ledger.events import Event
 TRAINED_KIND = "trained"
 WAITED_KIND = "waited"
 LOST_KIND = "lost"
-QUEUED_KIND = "queued"  # of a worker that is not alive; no interval has this kind
+# of a worker that is not alive; no interval has this kind
+QUEUED_KIND = "queued"
 # `Incident.why` of a worker that was lost while no coordinator was running
 UNSEEN_LOSS_REASON = "unseen"
-KILLED_PROCESS_REASON = "process"  # why: a process of a program was killed, its pod survived
+# why: a process of a program was killed, its pod survived
+KILLED_PROCESS_REASON = "process"
 
 
 @dataclass
@@ -81,7 +83,8 @@ class Incident:
     restarted."""
 
     t: float
-    kind: str  # one of: lost, drain, failed, join, coordinator (the coordinator restarted)
+    # one of: lost, drain, failed, join, coordinator (the coordinator restarted)
+    kind: str
     name: str
     why: str = ""
     # newest step that is known to be completed at the time `t`; None if no step is known
@@ -122,7 +125,8 @@ class HarvestShare:
     steps: float
     seconds: float
     seconds_without: float
-    is_measured: bool  # True if the estimate uses the speed measured without harvested workers
+    # True if the estimate uses the speed measured without harvested workers
+    is_measured: bool
 
 
 @dataclass
@@ -131,8 +135,10 @@ class LedgerSummary:
 
     began: float = 0.0
     ended: float = 0.0
-    state: str = "running"  # one of: running, complete, failed
-    message: str = ""  # reason why the run failed, from the event `verdict`
+    # one of: running, complete, failed
+    state: str = "running"
+    # reason why the run failed, from the event `verdict`
+    message: str = ""
     code: int = 0
     sha256: str = ""
     run: dict[str, Any] = field(default_factory=dict)
@@ -144,8 +150,10 @@ class LedgerSummary:
     checkpoints: list[Event] = field(default_factory=list)
     restored: list[Event] = field(default_factory=list)
     unsaved: list[Event] = field(default_factory=list)
-    usage: dict[str, dict[str, float]] = field(default_factory=dict)  # by pod, of all periods
-    progress: dict[str, Any] = field(default_factory=dict)  # newest report of a training program
+    # by pod, of all periods
+    usage: dict[str, dict[str, float]] = field(default_factory=dict)
+    # newest report of a training program
+    progress: dict[str, Any] = field(default_factory=dict)
     steps: int = 0
     repeated: int = 0
     generations: int = 0
@@ -153,20 +161,27 @@ class LedgerSummary:
     groups: list[tuple[float, int, int]] = field(default_factory=list)
     # number of harvested members of each generation
     harvested_members: list[int] = field(default_factory=list)
-    harvested: set[str] = field(default_factory=set)  # names of the harvested workers
-    harvest: HarvestShare | None = None  # None without harvested workers
-    created: float | None = None  # time when the queue time starts; None without a coordinator
+    # names of the harvested workers
+    harvested: set[str] = field(default_factory=set)
+    # None without harvested workers
+    harvest: HarvestShare | None = None
+    # time when the queue time starts; None without a coordinator
+    created: float | None = None
     coordinator_starts: list[CoordinatorStart] = field(default_factory=list)
     # times when the run was complete or aborted; a later process may continue it
     end_times: list[float] = field(default_factory=list)
-    queued_seconds: float = 0.0  # seconds without a live worker since the creation of the job
+    # seconds without a live worker since the creation of the job
+    queued_seconds: float = 0.0
     # worker name → seconds until the worker was alive; "": workers that were never alive
     queued_by_worker: dict[str, float] = field(default_factory=dict)
     # seconds in which a coordinator, but no worker was running
     coordinator_idle_seconds: float = 0.0
-    dropped: int = 0  # number of events that were never written
-    skipped: int = 0  # number of unreadable lines and invalid events
-    counts: dict[str, int] = field(default_factory=dict)  # number of events by name
+    # number of events that were never written
+    dropped: int = 0
+    # number of unreadable lines and invalid events
+    skipped: int = 0
+    # number of events by name
+    counts: dict[str, int] = field(default_factory=dict)
 
     def compute_worker_seconds(self, interval_kind: str, worker_name: str | None = None) -> float:
         """Return the total length of the intervals of a kind, in seconds, of the worker

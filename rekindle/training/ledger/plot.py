@@ -21,7 +21,8 @@ INCIDENT_MARKS = {
     "drain": ("left on request", "v", "#1d4ed8"),
     "failed": ("failed", "D", "#7f1d1d"),
 }
-MAX_NAMED_WORKERS = 40  # number of workers above which the plot shows only how many workers trained
+# number of workers above which the plot shows only how many workers trained
+MAX_NAMED_WORKERS = 40
 TIME_UNITS = (
     (3 * 86400.0, 86400.0, "days"),
     (2 * 3600.0, 3600.0, "hours"),
@@ -197,7 +198,8 @@ def _draw_speed(speed_axes: Any, ledger_summary: LedgerSummary, unit_seconds: fl
 
     duration_s = _compute_duration_s(ledger_summary)
     bin_edges_s = np.linspace(0, duration_s, int(max(2, min(200, duration_s))) + 1)
-    update_counts = [0]  # updates until each point, including repeated steps
+    # updates until each point, including repeated steps
+    update_counts = [0]
     point_times_s = [0.0]
     previous_step = ledger_summary.points[0][1] if ledger_summary.points else 0
 

@@ -25,7 +25,8 @@ RESTORE_SOURCES = {
 # maximum number of lines about incidents; if there are more, only the first and the last lines are
 # shown
 MAX_INCIDENT_LINES = 24
-MIN_QUEUED_SECONDS = 1.0  # a shorter time in the queue is not described
+# a shorter time in the queue is not described
+MIN_QUEUED_SECONDS = 1.0
 # a workflow that ends deletes the job; the workers may then end this long before the exit handler
 MIN_UNENDED_WAIT_S = 300.0
 LOSS_REASONS = {

@@ -80,9 +80,12 @@ class GroupPause:
 
     # time when the coordinator told the previous group to stop after its current step
     opened: float | None = None
-    broken: float | None = None  # time when the previous group broke
-    unseen: bool = False  # True if a member died at a time that is unknown
-    until: float = 0.0  # time when the next group started
+    # time when the previous group broke
+    broken: float | None = None
+    # True if a member died at a time that is unknown
+    unseen: bool = False
+    # time when the next group started
+    until: float = 0.0
     # newest step that a member of the next group has restored from a snapshot or a checkpoint
     restored: int | None = None
     incidents: list[Incident] = field(default_factory=list)

@@ -28,7 +28,8 @@ from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST, REKINDLE_JOB
 CHECKPOINT_ANNOTATION = "rekindle.dev/last-checkpoint-time"
 VOLCANO_ANNOTATION = "volcano.sh/last-checkpoint-time"
 ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-SIGNAL_INTERVAL_S = 30.0  # minimum time between two updates
+# minimum time between two updates
+SIGNAL_INTERVAL_S = 30.0
 REQUEST_TIMEOUT_S = 10.0
 REFUSED_STATUSES = (401, 403)
 

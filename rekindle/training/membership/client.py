@@ -31,7 +31,8 @@ HEARTBEAT_INTERVAL_S = 0.2
 RETRY_INTERVAL_S = 0.1
 # time between two checks whether the run is complete, while the coordinator is unavailable
 COMPLETE_CHECK_INTERVAL_S = 5.0
-LOG_INTERVAL_S = 60.0  # time between two log lines about an unavailable coordinator
+# time between two log lines about an unavailable coordinator
+LOG_INTERVAL_S = 60.0
 
 
 class CoordinatorClient:
@@ -51,7 +52,8 @@ class CoordinatorClient:
         self.coordinator = (host, port)
         self.id = uuid.uuid4().hex[:12]
         self.name = os.environ.get(POD_NAME) or f"{socket.gethostname()}-{os.getpid()}"
-        self.address = ""  # address of this worker in the coordinator's network
+        # address of this worker in the coordinator's network
+        self.address = ""
         self.step = -1
         # True while this worker does work other than steps
         self.is_busy = False
@@ -77,9 +79,11 @@ class CoordinatorClient:
         # `put` messages that this worker has sent to the newest group; after a reconnect, it sends
         # them again
         self._sent_values: dict[str, Message] = {}
-        self._values: dict[str, bytes] = {}  # values of all members of the newest group
+        # values of all members of the newest group
+        self._values: dict[str, bytes] = {}
         self._acked_generation = 0
-        self._waits_for_group = True  # False while this worker is a member of a group
+        # False while this worker is a member of a group
+        self._waits_for_group = True
         self._error: RekindleError | None = None
         self._socket: socket.socket | None = None
         self._condition = threading.Condition()
@@ -222,7 +226,8 @@ class CoordinatorClient:
                 if self._socket:
                     self._socket.sendall(encode_message(message))
             except OSError:
-                self._socket = None  # the receiving thread reconnects
+                # the receiving thread reconnects
+                self._socket = None
 
     def note(self, event: str, **event_fields: object) -> None:
         """Record an event in the ledger, even after `leave`."""

@@ -20,9 +20,12 @@ from rekindle.errors import ConfigError
 from rekindle.kubernetes_names import REKINDLE_SECRET
 from rekindle.training.membership.protocol import Message, encode_message
 
-MIN_SECRET_CHARS = 32  # minimum number of characters of the run's secret
-MAX_LINE_BYTES = 512  # maximum number of bytes of a handshake message
-PROOF_TIMEOUT_S = 5.0  # time limit for the worker's proof
+# minimum number of characters of the run's secret
+MIN_SECRET_CHARS = 32
+# maximum number of bytes of a handshake message
+MAX_LINE_BYTES = 512
+# time limit for the worker's proof
+PROOF_TIMEOUT_S = 5.0
 
 
 def read_run_secret() -> bytes:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 TRAINED_EVENT = "trained"
-TRAINED_INTERVAL_S = 10.0  # trained time between two events
+# trained time between two events
+TRAINED_INTERVAL_S = 10.0
 
 
 def read_creation_time() -> float | None:

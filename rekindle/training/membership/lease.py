@@ -75,7 +75,8 @@ class CoordinatorLease:
             try:
                 self.store.put(self.key, lease_bytes, **write_condition)
             except Conflict:
-                continue  # another coordinator has written the lease at the same time
+                # another coordinator has written the lease at the same time
+                continue
 
             self.is_held = True
             return
@@ -88,6 +89,7 @@ class CoordinatorLease:
             return {}, ""
         try:
             owner = json.loads(lease_bytes)
-        except (ValueError, RecursionError):  # a lease that cannot be parsed counts as free
+        except (ValueError, RecursionError):
+            # a lease that cannot be parsed counts as free
             owner = None
         return owner if isinstance(owner, dict) else {}, etag

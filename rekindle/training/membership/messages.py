@@ -4,7 +4,9 @@ from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError, with_config
 from pydantic_core import from_json
-from typing_extensions import TypedDict  # pydantic needs this TypedDict before Python 3.12
+
+# pydantic needs this TypedDict before Python 3.12
+from typing_extensions import TypedDict
 
 from rekindle.errors import format_rule
 from rekindle.training.membership.protocol import MAX_STEP, MAX_TEXT_CHARS, MAX_VALUE_CHARS, Message

@@ -20,7 +20,8 @@ from rekindle.training.ledger.ledger_summary import LOST_KIND, TRAINED_KIND, WAI
 from rekindle.training.membership.state_machine import MembershipStateMachine
 
 REQUEST_TIMEOUT_S = 5.0
-MAX_REQUESTS = 16  # maximum number of requests that the metrics endpoint serves at the same time
+# maximum number of requests that the metrics endpoint serves at the same time
+MAX_REQUESTS = 16
 MAX_REQUEST_BYTES = 16 << 10
 COUNTED_EVENTS = ("lost", "drain", "join", "failed", "checkpoint")
 # number of recent steps whose completion times are stored; older steps are not needed, since a

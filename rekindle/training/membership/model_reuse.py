@@ -61,14 +61,16 @@ class ReusableModel:
             )
             object_store = Store.from_env().short_retries()
             if object_store.head(f"{self.prefix}/{UNCOVERED_CODE}"):
-                return  # the worker that wrote the model has reported the reason
+                # the worker that wrote the model has reported the reason
+                return
             file_sizes = [
                 object_head.size
                 for file_name in MODEL_FILES
                 if (object_head := object_store.head(f"{self.spec.out}/{file_name}"))
             ]
             if len(file_sizes) < len(MODEL_FILES):
-                return  # one of the model's files has been removed since the run was complete
+                # one of the model's files has been removed since the run was complete
+                return
 
             # the sha256 of the artifact is unknown
             artifacts_by_name = {

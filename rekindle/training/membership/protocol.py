@@ -57,15 +57,21 @@ from rekindle.kubernetes_names import REKINDLE_COORDINATOR
 
 # version of the messages; workers and coordinator of a run must use the same version
 PROTOCOL_VERSION = 2
-DEFAULT_PORT = JOB_KINDS["PyTorchJob"].port[1]  # port of the coordinator, unless MASTER_PORT is set
-MAX_LINE_BYTES = 1 << 20  # maximum number of bytes of a message
-MAX_TEXT_CHARS = 64 << 10  # maximum number of characters of an error message
-MAX_VALUE_CHARS = 256 << 10  # maximum number of characters of a value for other members
-MAX_STEP = 2**53 - 1  # a float represents every integer up to this exactly
+# port of the coordinator, unless MASTER_PORT is set
+DEFAULT_PORT = JOB_KINDS["PyTorchJob"].port[1]
+# maximum number of bytes of a message
+MAX_LINE_BYTES = 1 << 20
+# maximum number of characters of an error message
+MAX_TEXT_CHARS = 64 << 10
+# maximum number of characters of a value for other members
+MAX_VALUE_CHARS = 256 << 10
+# a float represents every integer up to this exactly
+MAX_STEP = 2**53 - 1
 
 Message = dict[str, Any]
 Address = tuple[str, int]
-Members = list[tuple[str, str]]  # (id, address) by rank
+# (id, address) by rank
+Members = list[tuple[str, str]]
 
 
 def encode_message(message: Message) -> bytes:
@@ -75,7 +81,8 @@ def encode_message(message: Message) -> bytes:
 def read_coordinator_port() -> int:
     """Return the coordinator's port from the environment. Raises ConfigError."""
     if REKINDLE_COORDINATOR in os.environ:
-        return DEFAULT_PORT  # MASTER_PORT belongs to the program, not to the coordinator
+        # MASTER_PORT belongs to the program, not to the coordinator
+        return DEFAULT_PORT
     return read_integer("MASTER_PORT", DEFAULT_PORT, 1, MAX_PORT)
 
 

@@ -70,9 +70,12 @@ MAX_TICK_DELAY_S = 0.05
 # maximum number of connections without authentication, in addition to one per worker; a further
 # connection closes the oldest
 MAX_UNVERIFIED_CONNECTIONS = 128
-MAX_UNREAD_BYTES = 64 << 20  # maximum number of bytes to buffer for a peer that does not read
-RECORD_TIMEOUT_S = 10.0  # time limit for recording the model for reuse at the end of a run
-LOG_INTERVAL_S = 60.0  # time between two log lines about rejected connections
+# maximum number of bytes to buffer for a peer that does not read
+MAX_UNREAD_BYTES = 64 << 20
+# time limit for recording the model for reuse at the end of a run
+RECORD_TIMEOUT_S = 10.0
+# time between two log lines about rejected connections
+LOG_INTERVAL_S = 60.0
 
 
 class Coordinator:
@@ -89,11 +92,13 @@ class Coordinator:
         self.has_checked_reuse = False
         self.signal = CheckpointSignal.from_environment()
         self.signalled_time = (
-            0.0  # time of the newest checkpoint that is or will be written to pods
+            # time of the newest checkpoint that is or will be written to pods
+            0.0
         )
         self.is_signalling = False
         self.trained_seconds = 0.0
-        self.recorded_seconds = 0.0  # trained seconds of the newest event in the ledger
+        # trained seconds of the newest event in the ledger
+        self.recorded_seconds = 0.0
         self.has_restored_time = False
         self.max_seconds = read_seconds(
             REKINDLE_DEADLINE, math.inf, "Correct it, or unset it for no limit."
@@ -144,7 +149,8 @@ class Coordinator:
             metrics_server.close()
 
         for connection in self.connections.values():
-            connection.transport.close()  # `close` first sends the data in the buffer
+            # `close` first sends the data in the buffer
+            connection.transport.close()
 
         # after any other code, no coordinator continues this job
         if exit_code == exit_codes.TERMINATED:
@@ -272,7 +278,8 @@ class Coordinator:
         membership = self.membership
         outbox = membership.outbox
         membership.outbox = []
-        line_by_message_id: dict[int, bytes] = {}  # encode a message to several workers only once
+        # encode a message to several workers only once
+        line_by_message_id: dict[int, bytes] = {}
 
         for worker_id, message in outbox:
             connection = self.connections.get(worker_id)
@@ -363,7 +370,8 @@ class Coordinator:
                 return self.set_exit_code(fail(error))
 
         if self.exit_code.done():
-            return  # another check has already ended the run
+            # another check has already ended the run
+            return
 
         if completed_model:
             # the step of the model is the last step, while the newest heartbeat may be older

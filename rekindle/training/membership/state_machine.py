@@ -23,8 +23,10 @@ MAX_FRUITLESS_GROUPS = 3
 MAX_CRASHES = 3
 # maximum number of values that a member sends to the other members of its group, on average
 MAX_FORWARDED_VALUES = 16
-MAX_LISTED_NAMES = 20  # maximum number of workers that a line of the log names
-REMINDER_INTERVAL_S = 30.0  # time between two log lines about the same wait
+# maximum number of workers that a line of the log names
+MAX_LISTED_NAMES = 20
+# time between two log lines about the same wait
+REMINDER_INTERVAL_S = 30.0
 
 
 @dataclass
@@ -47,7 +49,8 @@ class CrashCounter:
     """Counts worker errors. An error that several members report in the same step counts once."""
 
     count: int = 0
-    position: tuple[int, int] = (-1, -1)  # (step, group) of the newest error
+    # (step, group) of the newest error
+    position: tuple[int, int] = (-1, -1)
     reporters: set[str] = field(default_factory=set)
 
     def record(self, worker_name: str, step: int, group_generation: int, member_count: int) -> int:
@@ -84,7 +87,8 @@ class MembershipStateMachine:
     published_generation: int = 0
     # True if the newest group is broken, so its members must not finish their step
     must_abort: bool = False
-    members: list[str] = field(default_factory=list)  # members of the published group
+    # members of the published group
+    members: list[str] = field(default_factory=list)
     alive_workers: dict[str, Worker] = field(default_factory=dict)
     # ids of the workers of the next group: first the current members, then others in the order of
     # their arrival; all further workers are spares
@@ -100,7 +104,8 @@ class MembershipStateMachine:
     refused_since: float = float("inf")
     # `put` messages of the group's members
     values: dict[str, Message] = field(default_factory=dict)
-    expected_members: int = 0  # number of workers to wait for until `join_deadline`
+    # number of workers to wait for until `join_deadline`
+    expected_members: int = 0
     join_deadline: float = 0.0
     step: int = -1
     # time when the newest step was completed, or the newest group published
@@ -515,7 +520,8 @@ class MembershipStateMachine:
             self.generation += 1
             self.open_time = now_s
         elif self.must_abort or not should_abort:
-            return  # the open generation has already told the workers to stop
+            # the open generation has already told the workers to stop
+            return
         self.must_abort = should_abort
         self._announce_generation()
 

@@ -28,9 +28,12 @@ class Trial:
     attrs: dict[str, Any] = field(default_factory=dict)
     # metric of the trial at each rung; None if the trial failed
     values: dict[int, float | None] = field(default_factory=dict)
-    steps: int = 0  # number of updates
-    sha256: str = ""  # sha256 of the trial's weights
-    failure: str = ""  # reason why the trial failed
+    # number of updates
+    steps: int = 0
+    # sha256 of the trial's weights
+    sha256: str = ""
+    # reason why the trial failed
+    failure: str = ""
 
     @property
     def rung(self) -> int:

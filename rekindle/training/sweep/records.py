@@ -44,7 +44,8 @@ class SweepDecision(Document):
 class TrialFailure(Document):
     """The file failed.json, which contains the reason why a trial has failed."""
 
-    value: None = None  # a failed trial has no metric
+    # a failed trial has no metric
+    value: None = None
     why: str
 
 

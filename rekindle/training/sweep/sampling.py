@@ -23,7 +23,8 @@ from argolocal.common.json_text import to_json
 from rekindle.training.sweep.halving import Trial
 from rekindle.training.sweep.sweep_config import SettingChoice, Settings, Sweep
 
-RANDOM_TRIAL_COUNT = 10  # number of random start-up trials of tpe (Optuna's default)
+# number of random start-up trials of tpe (Optuna's default)
+RANDOM_TRIAL_COUNT = 10
 
 
 def sample_settings(

@@ -38,7 +38,8 @@ from rekindle.training.sweep.sweep_config import LOSS_METRIC, Settings, Sweep
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-SEARCH_FOLDER = "search"  # folder of the sweep, below the folder with the name of the workflow
+# folder of the sweep, below the folder with the name of the workflow
+SEARCH_FOLDER = "search"
 POLL_INTERVAL_S = 0.5
 CHECK_INTERVAL_S = 30.0
 # time without progress after which another pod takes over a job; if its own pod restarts earlier,
@@ -91,8 +92,10 @@ class SweepStudy:
         self.store = store
         self.root = key_prefix.rstrip("/")
         self.sweep = sweep
-        self.records: list[dict[str, Any]] = []  # decisions, in order
-        self.results: dict[TrialJob, dict[str, Any]] = {}  # results of the finished jobs
+        # decisions, in order
+        self.records: list[dict[str, Any]] = []
+        # results of the finished jobs
+        self.results: dict[TrialJob, dict[str, Any]] = {}
 
     @property
     def jobs(self) -> list[TrialJob]:

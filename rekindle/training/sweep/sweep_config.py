@@ -14,7 +14,8 @@ from rekindle.workload import load
 if TYPE_CHECKING:
     from rekindle.training.spec import TrainConfig
 
-Settings = dict[str, Any]  # values by dotted path, such as train.learning_rate
+# values by dotted path, such as train.learning_rate
+Settings = dict[str, Any]
 LOSS_METRIC = "loss"
 AnySection = TypeVar("AnySection", bound=BaseModel)
 

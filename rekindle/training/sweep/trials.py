@@ -32,9 +32,12 @@ from rekindle.training.sweep.halving import Trial, TrialJob
 from rekindle.training.sweep.study import SweepStudy
 from rekindle.training.sweep.sweep_config import Settings
 
-OBJECTIVE_METRIC = "objective"  # name of the metric in a trial's MLflow run
-RECORD_INTERVAL_S = 10.0  # time between two records of the seconds that a trial has used
-MAX_CRASHES = 3  # number of crashes in this pod after which a trial counts as failed
+# name of the metric in a trial's MLflow run
+OBJECTIVE_METRIC = "objective"
+# time between two records of the seconds that a trial has used
+RECORD_INTERVAL_S = 10.0
+# number of crashes in this pod after which a trial counts as failed
+MAX_CRASHES = 3
 ResultT = TypeVar("ResultT")
 
 

@@ -27,7 +27,8 @@ BOOSTED = "boosted"
 FOLDS = 2
 # approximate maximum number of genuine rows to fit on; more rows take longer and change little
 MAX_GENUINE_ROWS = 300_000
-BINS = 250  # number of histogram bins per feature; scikit-learn allows at most 255
+# number of histogram bins per feature; scikit-learn allows at most 255
+BINS = 250
 BOOSTING_SETTINGS: dict[str, Any] = {
     "learning_rate": 0.05,
     "max_iter": 200,
@@ -46,12 +47,16 @@ class Trees:
     a leaf are the leaf itself."""
 
     feature: NDArray[np.intp]
-    threshold: Floats  # a row goes left up to the threshold, inclusive
+    # a row goes left up to the threshold, inclusive
+    threshold: Floats
     left: NDArray[np.intp]
     right: NDArray[np.intp]
-    value: NDArray[np.float64]  # log-odds of a leaf; 0 in all other nodes
-    bias: NDArray[np.float64]  # log-odds that are added to the sum of the leaf values; shape []
-    depth: NDArray[np.intp]  # depth of the deepest tree; shape []
+    # log-odds of a leaf; 0 in all other nodes
+    value: NDArray[np.float64]
+    # log-odds that are added to the sum of the leaf values; shape []
+    bias: NDArray[np.float64]
+    # depth of the deepest tree; shape []
+    depth: NDArray[np.intp]
 
     def score(self, feature_table: Floats) -> Floats:
         """Return the log-odds of fraud (float32 [n]) for the features `feature_table` [n, F].

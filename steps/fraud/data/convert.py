@@ -14,7 +14,8 @@ DATES = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d",
 FORMATS = tuple(
     f"{date}{time}" for date in DATES for time in (" %H:%M:%S", " %H:%M", "T%H:%M:%S", "")
 )
-YEAR_2000 = 9.4e8  # approximate Unix time of 2000-01-01
+# approximate Unix time of 2000-01-01
+YEAR_2000 = 9.4e8
 
 
 def to_numbers(column: pl.Series) -> pl.Series | None:
@@ -106,7 +107,8 @@ def to_instants(column: pl.Series, time_format: str) -> pl.Series | None:
     iso_text = stripped_text.set(~stripped_text.str.contains(ISO_PATTERN), None)
     try:
         return iso_text.str.to_datetime(time_unit="us", strict=False).dt.epoch("us")
-    except pl.exceptions.ComputeError:  # raised if no value is a timestamp
+    except pl.exceptions.ComputeError:
+        # raised if no value is a timestamp
         return pl.Series(column.name, [None], pl.Int64).new_from_index(0, len(column))
 
 

@@ -20,8 +20,10 @@ from numpy.typing import NDArray
 
 from steps.fraud.data.transactions import DAY, Ints, Rows, first_rows_of_groups
 
-WINDOWS = (1, 7, 30)  # lengths of the time windows of features, in days
-HABIT_ROWS = 50  # number of a card's latest transactions that define its habits
+# lengths of the time windows of features, in days
+WINDOWS = (1, 7, 30)
+# number of a card's latest transactions that define its habits
+HABIT_ROWS = 50
 
 RAW_NAMES = ("log_amount", "log_ratio_to_mean", "log_gap", "sin_time", "cos_time")
 HANDBOOK_NAMES = (
@@ -67,7 +69,8 @@ def card_features(
     cents_before = _running_sum(transactions.cents)
     amounts = transactions.cents / 100
     second_of_day = transactions.time % DAY / 1e6
-    is_weekend = (transactions.time // DAY + 3) % 7 >= 5  # day 0 of the epoch was a Thursday
+    # day 0 of the epoch was a Thursday
+    is_weekend = (transactions.time // DAY + 3) % 7 >= 5
     features_by_name: dict[str, Column] = {
         "amount": amounts,
         "weekend": is_weekend,

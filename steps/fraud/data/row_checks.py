@@ -21,8 +21,10 @@ COLUMN_TYPES["amount"] = "a number"
 COLUMN_TYPES["fraud"] = "0, 1 or nothing"
 # text ids that `transactions.identity` converts to their numeric value
 INTEGER_PATTERN = r"^-?[0-9]{1,18}$"
-MIN_TIME = 946_684_800_000_000  # 2000-01-01 in µs
-MAX_AMOUNT = 1e9  # larger amounts are probably in another unit
+# 2000-01-01 in µs
+MIN_TIME = 946_684_800_000_000
+# larger amounts are probably in another unit
+MAX_AMOUNT = 1e9
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ def _convert_ids(column: pl.Series) -> pl.Series | None:
     """Convert ids (numbers or text) to numbers."""
     if column.dtype.is_integer():
         return column.cast(pl.Int64, strict=False)
-    if column.dtype.is_float():  # pandas writes integers with gaps as floats
+    # pandas writes integers with gaps as floats
+    if column.dtype.is_float():
         return column.cast(pl.Int64, strict=False).set(column != column.floor(), None)
     if column.dtype not in (pl.String, pl.Categorical):
         return None

@@ -24,9 +24,12 @@ from steps.fraud.data.transactions import UNKNOWN, Ints, first_rows_of_groups
 from steps.fraud.facts import read_facts
 from steps.fraud.fraud_config import CONTEXT
 
-LENGTH = 40  # number of transactions in a training window
-OVERLAP = 16  # number of transactions of a training window that only give context
-SCORED = 128  # window length for scoring many consecutive rows
+# number of transactions in a training window
+LENGTH = 40
+# number of transactions of a training window that only give context
+OVERLAP = 16
+# window length for scoring many consecutive rows
+SCORED = 128
 MAP_FIXED = 0x10
 
 
@@ -63,7 +66,8 @@ class Rows:
                 " Run the step prepare again."
             )
 
-        self.first = first_rows_of_groups(self.cards)  # index of the first row of each row's card
+        # index of the first row of each row's card
+        self.first = first_rows_of_groups(self.cards)
 
     def __len__(self) -> int:
         return len(self.times)

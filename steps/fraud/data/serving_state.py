@@ -66,7 +66,8 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     features: tuple[str, ...]
-    train_end: int  # µs since the epoch
+    # µs since the epoch
+    train_end: int
     label_delay_days: int
 
 
@@ -116,13 +117,18 @@ class State:
     """The transactions before the end of training that a server needs, sorted by card and also by
     terminal."""
 
-    rows: Rows  # sorted by (card, time, id)
-    table: Floats  # features of the rows: float32 [n, F]
+    # sorted by (card, time, id)
+    rows: Rows
+    # features of the rows: float32 [n, F]
+    table: Floats
     trees: Trees
-    by_terminal: Ints  # indices of the rows, sorted by (terminal, time, id)
-    terminals: Ints  # terminal of each row, in the order of `by_terminal`
+    # indices of the rows, sorted by (terminal, time, id)
+    by_terminal: Ints
+    # terminal of each row, in the order of `by_terminal`
+    terminals: Ints
     features: tuple[str, ...]
-    train_end: int  # µs since the epoch
+    # µs since the epoch
+    train_end: int
     label_delay_days: int
 
     @classmethod

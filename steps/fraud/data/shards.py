@@ -46,10 +46,14 @@ from steps.fraud.fraud_config import Data
 
 # columns of a shard of n rows, and their types
 ARRAYS = {
-    "features": np.float32,  # shape [n, F]
-    "labels": np.uint8,  # 1: fraud, 0: genuine, 2 (UNKNOWN): label not known yet
-    "scenarios": np.uint8,  # kind of fraud; 0: genuine or not known
-    "times": np.int64,  # µs since the epoch
+    # shape [n, F]
+    "features": np.float32,
+    # 1: fraud, 0: genuine, 2 (UNKNOWN): label not known yet
+    "labels": np.uint8,
+    # kind of fraud; 0: genuine or not known
+    "scenarios": np.uint8,
+    # µs since the epoch
+    "times": np.int64,
     "cards": np.int64,
     "ids": np.int64,
 }

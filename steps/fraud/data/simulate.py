@@ -31,8 +31,10 @@ from steps.fraud.data.transactions import DAY
 class Payments:
     """Payments as columns of equal length, sorted by card and day."""
 
-    slot: NDArray[np.int64]  # card and day as one number: card * days + day
-    second: NDArray[np.int64]  # time of the payment, in seconds since midnight
+    # card and day as one number: card * days + day
+    slot: NDArray[np.int64]
+    # time of the payment, in seconds since midnight
+    second: NDArray[np.int64]
     terminal: NDArray[np.int64]
     amount: NDArray[np.float64]
 

@@ -18,7 +18,8 @@ MAX_DUPLICATES = 0.001
 MAX_FRAUD_SHARE = 0.03
 # minimum fraction of frauds that the values of a leaking column identify
 MIN_LEAK_SHARE = 0.8
-MIN_FRAUDS = 10  # with fewer frauds, leaks are not checked
+# with fewer frauds, leaks are not checked
+MIN_FRAUDS = 10
 
 
 def strays(row_times: Ints) -> int:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 DAY = 86_400_000_000  # µs
-UNKNOWN = 2  # label of a row whose true label is not known yet
+# label of a row whose true label is not known yet
+UNKNOWN = 2
 Ints = NDArray[np.int64]
 
 
@@ -31,12 +32,16 @@ class Rows:
     """
 
     id: Ints
-    time: Ints  # µs since the epoch, UTC
+    # µs since the epoch, UTC
+    time: Ints
     card: Ints
     terminal: Ints
-    cents: Ints  # amount in cents, rounded
-    fraud: NDArray[np.uint8]  # label: 1 for fraud, 0 for genuine, or UNKNOWN
-    scenario: NDArray[np.uint8]  # kind of fraud; 0: genuine or unknown
+    # amount in cents, rounded
+    cents: Ints
+    # label: 1 for fraud, 0 for genuine, or UNKNOWN
+    fraud: NDArray[np.uint8]
+    # kind of fraud; 0: genuine or unknown
+    scenario: NDArray[np.uint8]
 
     def __len__(self) -> int:
         return len(self.time)

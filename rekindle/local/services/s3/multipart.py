@@ -32,7 +32,8 @@ from rekindle.local.services.s3.values import (
     read_child_texts,
 )
 
-COMPOSITE_CHECKSUM = "COMPOSITE"  # type of the checksum of the parts' checksums
+# type of the checksum of the parts' checksums
+COMPOSITE_CHECKSUM = "COMPOSITE"
 
 
 class MultipartRequest(ObjectRequest):

@@ -51,8 +51,10 @@ from rekindle.local.services.s3.values import (
     read_child_texts,
 )
 
-MAX_XML_BYTES = 8 << 20  # maximum size of an XML request body
-MAX_LISTED_ENTRIES = 1000  # maximum number of entries in a page of a listing, and in DeleteObjects
+# maximum size of an XML request body
+MAX_XML_BYTES = 8 << 20
+# maximum number of entries in a page of a listing, and in DeleteObjects
+MAX_LISTED_ENTRIES = 1000
 MAX_USER_METADATA_BYTES = 2 << 10
 USER_METADATA_PREFIX = "x-amz-meta-"
 STORED_HEADER_NAMES = (

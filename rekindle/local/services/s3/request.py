@@ -115,7 +115,8 @@ class S3Request(BaseHTTPRequestHandler):
         return True
 
     def log_message(self, format: str, *args: object) -> None:
-        return  # requests are not logged; `route` prints the server's own errors
+        # requests are not logged; `route` prints the server's own errors
+        return
 
     def route(self) -> None:
         self.unread_bytes = 0
@@ -127,7 +128,8 @@ class S3Request(BaseHTTPRequestHandler):
         try:
             request_target = self.authenticate()
         except (S3Error, ValueError) as error:
-            self.close_connection = True  # the body of an unauthenticated request is not read
+            # the body of an unauthenticated request is not read
+            self.close_connection = True
             self.unread_bytes = 0
             return self.fail(
                 error if isinstance(error, S3Error) else S3Error(400, "InvalidArgument", str(error))

@@ -19,14 +19,17 @@ from rekindle.local.services.s3.format import S3Error
 from rekindle.local.services.s3.values import RESPONSE_OVERRIDES, RequestTarget, parse_integer
 
 SIGNATURE_ALGORITHM = "AWS4-HMAC-SHA256"
-SCOPE_PATTERN = r"\d{8}/[^/,\s]+/s3/aws4_request"  # day, region, service
+# day, region, service
+SCOPE_PATTERN = r"\d{8}/[^/,\s]+/s3/aws4_request"
 AUTHORIZATION_PATTERN = re.compile(
     rf"{SIGNATURE_ALGORITHM} Credential=([^/,\s]+)/({SCOPE_PATTERN})\s*,"
     r"\s*SignedHeaders=([^,\s]+)\s*,\s*Signature=([0-9a-f]{64})"
 )
 PAYLOAD_PATTERN = re.compile(r"[0-9a-f]{64}|UNSIGNED-PAYLOAD|STREAMING-[A-Z0-9-]{1,60}")
-MAX_CLOCK_SKEW_S = 900  # maximum difference between the time of a signature and the server's clock
-MAX_URL_LIFETIME_S = 7 * 86400  # maximum validity of a URL with a signature of version 4
+# maximum difference between the time of a signature and the server's clock
+MAX_CLOCK_SKEW_S = 900
+# maximum validity of a URL with a signature of version 4
+MAX_URL_LIFETIME_S = 7 * 86400
 EMPTY_SHA256 = hashlib.sha256().hexdigest()
 # parameters that a signature of version 2 includes
 SIGNED_SUBRESOURCES = ("delete", "location", "partNumber", "uploadId", "uploads", "versionId")

@@ -33,7 +33,8 @@ from rekindle.local.services.s3.format import (
 )
 
 MIN_PART_BYTES = 5 << 20
-UPLOAD_LIFETIME_S = 7 * 86400.0  # an upload ends this long after its start
+# an upload ends this long after its start
+UPLOAD_LIFETIME_S = 7 * 86400.0
 RECORD_FILE = "upload.json"
 WriteFunction = Callable[[Iterator[Any], Callable[[int], ClientMetadata]], Path]
 
