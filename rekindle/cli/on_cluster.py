@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,6 +25,9 @@ from rekindle.cli.runs import queue_here
 from rekindle.cli.sources import Manifests, Source
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import ConfigError, write_stderr
+
+if TYPE_CHECKING:
+    from rekindle.cluster.kueue.admission import AdmissionFinding
 
 
 @command
@@ -104,6 +107,8 @@ def submit(
 
         if cluster:
             refuse_inadmissible(cluster, pipeline_manifests.main)
+        else:
+            _refuse_inadmissible_if_reachable(target, namespace, pipeline_manifests.main)
 
         if argo_server_client:
             argo_server_client.namespace = namespace
@@ -151,13 +156,42 @@ def print_warnings(
 def refuse_inadmissible(cluster: Cluster, manifest: dict[str, Any]) -> None:
     """Print notes about jobs that must wait in a queue of Kueue. Raises ConfigError if Kueue can
     never admit a job, or would not queue it."""
-    from rekindle.cluster.kueue.admission import check_admission
-    from rekindle.cluster.kueue.queued_jobs import list_queued_jobs, read_templates
+    from rekindle.cluster.kueue.submission import check_submission
 
-    findings = check_admission(cluster, list_queued_jobs(read_templates(manifest)))
+    _report_findings(check_submission(cluster, manifest))
+
+
+def _refuse_inadmissible_if_reachable(
+    target: Target, namespace: str, manifest: dict[str, Any]
+) -> None:
+    """Compare a manifest for an Argo server with Kueue's queues, if the kubeconfig names a
+    Kubernetes API that answers; else print a note if the manifest has queued jobs. Raises
+    ConfigError if Kueue can never admit a job, or would not queue it."""
+    from rekindle.cluster.errors import ApiError
+    from rekindle.cluster.kueue.queued_jobs import list_queued_jobs, read_templates
+    from rekindle.cluster.kueue.submission import check_submission
+
+    try:
+        # no retries: the run does not need this API
+        cluster = target.connect(namespace, max_retries=0)
+        findings = check_submission(cluster, manifest)
+    except (ConfigError, ApiError) as error:
+        if list_queued_jobs(read_templates(manifest)):
+            write_stderr(f"note: the jobs are not compared with the queues of Kueue: {error}")
+        return
+
+    _report_findings(
+        findings,
+        f"These are the queues of the context {cluster.context}: if the Argo server belongs to"
+        " another cluster, give its context with --context.",
+    )
+
+
+def _report_findings(findings: Sequence["AdmissionFinding"], *hints: str) -> None:
+    """Print findings as notes. Raises ConfigError with the hints if a finding is fatal."""
     refusals = [str(finding) for finding in findings if finding.is_fatal]
     if refusals:
-        raise ConfigError(*refusals)
+        raise ConfigError(*refusals, *hints)
     for finding in findings:
         write_stderr(f"note: {finding}")
 

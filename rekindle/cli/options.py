@@ -12,7 +12,7 @@ import click
 from argolocal.cli.options import NonEmptyPath, make_parameters_option
 from argolocal.cli.output import list_long_options
 from rekindle.cli.sources import Source
-from rekindle.cluster.kubernetes_api import Cluster
+from rekindle.cluster.kubernetes_api import MAX_RETRIES, Cluster
 
 # minimum similarity of a misspelt option to a config key for a hint
 MIN_SIMILARITY = 0.8
@@ -33,8 +33,9 @@ class Target:
     namespace: str
     context: str
 
-    def connect(self, default_namespace: str = "") -> Cluster:
-        return Cluster.connect(self.context or None, self.namespace or default_namespace or None)
+    def connect(self, default_namespace: str = "", max_retries: int = MAX_RETRIES) -> Cluster:
+        namespace = self.namespace or default_namespace or None
+        return Cluster.connect(self.context or None, namespace, max_retries)
 
     def require_none(self, option: str) -> None:
         """Raise UsageError if --namespace or --context is given, because `option` excludes a

@@ -210,6 +210,7 @@ def run_now(
 
     cluster = target.connect()
     workflow = workflows.build_scheduled_workflow(cluster, name)
+    refuse_inadmissible(cluster, workflow)
 
     if not yes:
         confirm_duplicate(workflows.find_duplicate(cluster, workflow))

@@ -31,6 +31,8 @@ WATCH_SECONDS = 45
 RETRYABLE_CODES = (429, 500, 502, 503, 504)
 # size limit of a response: a page of a list has 200 objects of at most 1.5 MB, the limit of etcd
 MAX_ANSWER_BYTES = 512 << 20
+# number of retries of a failed request
+MAX_RETRIES = 4
 # pause before the second retry of a request; the pause doubles with each retry
 BACKOFF_S = 0.3
 # `reason` of an incomplete response, after which a watch retries silently
@@ -66,6 +68,7 @@ class Resource:
 
 WORKFLOWS = Resource(API_VERSION, "workflows")
 WORKFLOW_TEMPLATES = Resource(API_VERSION, "workflowtemplates")
+CLUSTER_WORKFLOW_TEMPLATES = Resource(API_VERSION, "clusterworkflowtemplates", namespaced=False)
 CRON_WORKFLOWS = Resource(API_VERSION, "cronworkflows")
 PODS = Resource("v1", "pods")
 SERVICES = Resource("v1", "services")
@@ -87,7 +90,12 @@ class Cluster:
         self.reported: set[str] = set()
 
     @classmethod
-    def connect(cls, context: str | None = None, namespace: str | None = None) -> "Cluster":
+    def connect(
+        cls,
+        context: str | None = None,
+        namespace: str | None = None,
+        max_retries: int = MAX_RETRIES,
+    ) -> "Cluster":
         """Connect as kubectl does, with KUBECONFIG, ~/.kube/config or the ServiceAccount of this
         pod. Raises ConfigError."""
         from kubernetes.client import ApiClient
@@ -98,7 +106,7 @@ class Cluster:
         settings, context_name, default_namespace = kubeconfig.load_settings(context)
 
         settings.retries = Retry(
-            total=4,
+            total=max_retries,
             backoff_factor=BACKOFF_S,
             status_forcelist=RETRYABLE_CODES,
             allowed_methods=None,

@@ -9,6 +9,7 @@ from argolocal.cli.output import print_errors_as_json
 from argolocal.common import homes
 from argolocal.common.json_text import to_json
 from rekindle.cli.group import command
+from rekindle.cli.on_cluster import refuse_inadmissible
 from rekindle.cli.options import cluster_flag, config_options
 from rekindle.cli.sources import Source
 from rekindle.cluster.kubernetes_api import Cluster
@@ -91,6 +92,8 @@ def backfill(
             loaded_config.name,
             cluster,
         )
+        if cluster:
+            refuse_inadmissible(cluster, manifest)
 
     if not uses_scheduled_time(manifest):
         write_stderr(f"warning: {FIXED_DATA.format(loaded_config.name)}")

@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from argolocal.manifest import read as manifests
-from argolocal.manifest.allowed_values import API_VERSION
 from argolocal.manifest.resolve import make_finder, store_templates
 from argolocal.manifest.shape import find_shape_errors
 from rekindle import project
 from rekindle.cache import lookup
 from rekindle.cache.lookup import CacheResult
-from rekindle.cluster.kubernetes_api import WORKFLOW_TEMPLATES, Cluster, Resource
+from rekindle.cluster.kubernetes_api import (
+    CLUSTER_WORKFLOW_TEMPLATES,
+    WORKFLOW_TEMPLATES,
+    Cluster,
+    Resource,
+)
 from rekindle.cluster.kueue.queued_jobs import list_queued_jobs
 from rekindle.errors import RekindleError
 from rekindle.keys import CACHED_PARAMETER
@@ -43,7 +47,7 @@ POD_STATUSES = (RUNS_STATUS, CONDITIONAL_STATUS)
 # kinds of objects that a manifest may refer to
 REFERENCED_KINDS = {
     "WorkflowTemplate": WORKFLOW_TEMPLATES,
-    "ClusterWorkflowTemplate": Resource(API_VERSION, "clusterworkflowtemplates", namespaced=False),
+    "ClusterWorkflowTemplate": CLUSTER_WORKFLOW_TEMPLATES,
     "ConfigMap": Resource("v1", "configmaps"),
 }
 

@@ -8,8 +8,9 @@ from click.testing import CliRunner, Result
 from rekindle.cli import commands
 from rekindle.errors import ConfigError
 from tests.commands import ROOT
+from tests.http_server import Answer, HttpServer
 from tests.rekindle.cluster.kueue import objects
-from tests.rekindle.cluster.server import ApiServer
+from tests.rekindle.cluster.server import ApiServer, status
 
 CONFIG = str(ROOT / "configs/digits.yaml")
 QUEUED = ["--set", "cluster.gang=kueue", "--set", "cluster.queue=research"]
@@ -43,6 +44,82 @@ def test_a_job_that_can_never_be_admitted_creates_nothing(
     objects.configure(server)
     assert invoke(command[0], CONFIG, *command[1:], *schedule).exception is None
     assert created(server)
+
+
+def test_run_now_and_backfill_refuse_a_schedule_that_can_never_be_admitted(
+    server: ApiServer,
+) -> None:
+    cron = ["--set", "schedule.cron=0 3 * * 1"]
+    assert invoke("schedule", CONFIG, *cron).exception is None
+    first_requests = len(server.requests)
+    days = ["--from", "2026-01-05", "--to", "2026-01-05", "--cluster"]
+    run_now = ["run-now", "digits"]
+    backfill = ["backfill", CONFIG, *cron, *days, *QUEUED]
+
+    server.remove(objects.QUEUES, "research")
+    for command in (run_now, backfill):
+        result = CliRunner().invoke(commands, command, standalone_mode=False)
+        assert isinstance(result.exception, ConfigError), result.output
+        assert "the LocalQueue research does not exist" in str(result.exception)
+    assert all(method == "GET" for method, _, _ in server.requests[first_requests:])
+
+    server.put(
+        objects.QUEUES, {"metadata": {"name": "research"}, "spec": {"clusterQueue": "shared"}}
+    )
+    result = CliRunner().invoke(commands, run_now, standalone_mode=False)
+    assert result.exception is None
+    assert len(created(server)) == 3, "the template, the schedule and the run"
+
+
+def test_a_template_that_may_not_be_read_is_a_note(server: ApiServer) -> None:
+    assert invoke("schedule", CONFIG, "--set", "schedule.cron=0 3 * * 1").exception is None
+    server.refuse("GET", "/workflowtemplates/digits", 403, status(403, "Forbidden", "no"))
+    result = CliRunner().invoke(commands, ["run-now", "digits", "--yes"], standalone_mode=False)
+    assert result.exception is None
+    assert "note: the WorkflowTemplate digits is not compared with queues: " in result.output
+
+
+def test_a_submit_through_an_argo_server_compares_with_the_queues_of_the_kubeconfig(
+    server: ApiServer,
+) -> None:
+    with HttpServer(lambda _: Answer(body='{"items": []}')) as argo:
+        submit = ["submit", CONFIG, "--no-cache", "-n", "models", "--argo-server", argo.url]
+        server.remove(objects.QUEUES, "research")
+        result = invoke(*submit)
+        assert isinstance(result.exception, ConfigError)
+        problem, hint = result.exception.lines
+        assert "the LocalQueue research does not exist in namespace models" in problem
+        assert "if the Argo server belongs to another cluster, give its context" in hint
+        assert argo.requests == []
+
+        server.put(
+            objects.QUEUES, {"metadata": {"name": "research"}, "spec": {"clusterQueue": "shared"}}
+        )
+        assert invoke(*submit).exception is None
+        assert argo.requests[-1].method == "POST"
+        assert created(server) == []
+
+
+@pytest.mark.parametrize("fault", ["no kubeconfig", "the API does not answer"])
+def test_without_a_kubernetes_api_one_note_says_that_nothing_was_compared(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    if fault == "no kubeconfig":
+        monkeypatch.setenv("KUBECONFIG", "/dev/null")
+    else:
+        server.refuse("GET", "/apis/kueue", 503, status(503, "Unavailable", "restarts"), times=9)
+
+    with HttpServer(lambda _: Answer(body='{"items": []}')) as argo:
+        submit = ["submit", CONFIG, "--no-cache", "-n", "models", "--argo-server", argo.url]
+        result = invoke(*submit)
+        assert result.exception is None
+        notes = [line for line in result.output.splitlines() if "compared" in line]
+        assert len(notes) == 1, result.output
+        assert argo.requests[-1].method == "POST"
+        assert len(server.requests) <= 1, "an API that the run does not need is asked once"
+
+        result = CliRunner().invoke(commands, submit, standalone_mode=False)
+        assert "compared" not in result.output, "without queues there is nothing to compare"
 
 
 def test_lint_compares_the_pods_with_a_cluster_only_on_request(server: ApiServer) -> None:
