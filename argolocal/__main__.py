@@ -4,8 +4,8 @@ import os
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
-    # `python -m` puts the working directory first in sys.path; files there must not shadow
-    # libraries
+    # `python -m` puts the working directory first in sys.path; a file of the working directory must
+    # not shadow libraries
     del sys.path[0]
 
 from collections.abc import Callable
@@ -42,8 +42,8 @@ def exit_with(load_command: Callable[[], Callable[[], int | None]]) -> None:
     except KeyboardInterrupt:
         pass
 
-    # The command has already stopped its run, so `_exit` skips Python's shutdown, which takes half
-    # a second.
+    # The command has already stopped its run, so it exits with `os._exit`, which skips Python's
+    # shutdown, which takes half a second.
     if exit_code in SIGNAL_EXIT_CODES:
         sys.stdout.flush()
         sys.stderr.flush()

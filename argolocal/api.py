@@ -58,7 +58,8 @@ class Node:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a run. A temporary home is deleted when this object is garbage-collected."""
+    """The result of a run. A temporary home (a folder with the data of the run) is deleted when the
+    Outcome is garbage-collected."""
 
     name: str
     status: Mapping[str, Any]  # Argo's WorkflowStatus
@@ -68,7 +69,7 @@ class Outcome:
 
     @property
     def phase(self) -> str:
-        """Phase of the run: Succeeded, Failed or Error."""
+        """Phase of the run, which is Succeeded, Failed or Error."""
         return self.status["phase"]
 
     @property
@@ -78,8 +79,8 @@ class Outcome:
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
-        """Maps names to steps: `ship.release` is the step `release` of the template that the task
-        `ship` calls."""
+        """Maps the name of each step to its Node; the name `ship.release` means the step `release`
+        of the template that the task `ship` calls."""
         return {
             step.name: self._make_node(step, step.node)
             for step in summary.list_steps(self.name, self.status)
@@ -147,8 +148,9 @@ def run(
     workflow cannot run.
 
     `objects`: WorkflowTemplates, ConfigMaps and Secrets that the workflow refers to and that are
-    not in its file. `images`, `kinds` and `store` are passed to LocalCluster. The default `home` is
-    a temporary folder, which is deleted when the outcome is garbage-collected.
+    not in its file. `images`, `kinds` and `store` are passed to LocalCluster. `home` is the folder
+    for the data of runs; the default is a temporary folder, which is deleted when the outcome is
+    garbage-collected.
     """
     if parameters is not None and not isinstance(parameters, Mapping):
         raise ConfigError(
@@ -186,8 +188,8 @@ def _convert_images(images: Mapping[str, Image | Mapping[str, Any]]) -> dict[str
 
 
 def lint(workflow: Workflow, objects: Iterable[Manifest] = ()) -> list[Finding]:
-    """Return the mistakes in a workflow and in the `objects` it refers to; Argo rejects only the
-    `fatal` mistakes."""
+    """Return the mistakes in a workflow and in the `objects` that the workflow refers to; Argo
+    rejects only the `fatal` mistakes."""
     return lint_all(
         [("", manifest) for manifest in (*_read_objects(workflow), *_check_manifests(objects))]
     )

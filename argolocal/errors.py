@@ -1,6 +1,6 @@
-"""Errors that users see. Each message names the wrong value, the rule and the remedy.
+"""Errors that users see. Each message of an error names the wrong value, the rule and the remedy.
 
-The process exits with the error's `exit_code`. If a retry cannot help, this is one of
+The process exits with the error's `exit_code`. If a retry cannot help, the exit code is one of
 `exit_codes.PERMANENT_ERRORS`.
 """
 
@@ -16,8 +16,9 @@ class ArgolocalError(Exception):
     """An error that a user can act on; any other exception is a bug, and its traceback is
     printed.
 
-    The arguments are the lines of the message: one line, or one line per mistake. A line break
-    inside an argument belongs to a value that the message quotes, so it is escaped.
+    The arguments of the exception are the lines of its message: one line, or one line per mistake.
+    A line break inside an argument of the exception belongs to a value that the message quotes, so
+    the line break is escaped.
     """
 
     exit_code = 1
@@ -37,8 +38,8 @@ class ConfigError(ArgolocalError):
 
 
 class NodeError(Exception):
-    """An error that fails one node of a workflow, not the run. The text of the error equals Argo's
-    message."""
+    """An error that fails one node of a workflow, not the run. The text of a NodeError equals
+    Argo's message."""
 
 
 class StorageError(ArgolocalError):
@@ -75,7 +76,7 @@ DAMAGE_ERRORS = (ArgolocalError, OSError, *FORM_ERRORS)
 
 def describe(error: BaseException) -> str:
     """Return a message for an exception of any class. If the exception is a bug of this program,
-    the message ends with the file and line that raised it."""
+    the description ends with the file and line that raised it."""
     if isinstance(error, ArgolocalError | NodeError) or (type(error) is ValueError and str(error)):
         return str(error)
 

@@ -93,8 +93,8 @@ def run(
 
 
 def print_queued(local_run: "LocalRun", as_json: bool) -> int:
-    """Print the name of a run that was just queued, and how it starts. Return the exit code of the
-    command."""
+    """Print the name of a run that was just queued, and whether the server will start it. Return
+    the exit code of the command."""
     from argolocal.server.server_lock import find_server
 
     local_run.files.close()
@@ -273,7 +273,7 @@ def logs(name: str | None, step: str, follow: bool, as_json: bool) -> None:
     """Print the logs of a run (default: the newest run), or the logs of its steps whose names
     contain STEP.
 
-    If the run is in progress or was interrupted, stderr says so.
+    If the run is in progress or was interrupted, a note on stderr says this.
 
     Example:
       argolocal logs -f
@@ -306,11 +306,11 @@ def down(as_json: bool) -> None:
 @click.argument("folder", metavar="HOME", type=NonEmptyPath())
 @make_output_option("text", "json")
 def trust(folder: Path, as_json: bool) -> None:
-    """Trust a home that your commands did not create.
+    """Trust a home (a folder with runs and services) that your commands did not create.
 
     A home (.argolocal, or ARGOLOCAL_HOME) can start processes on this machine. Commands do not use
-    a home that came with a copied folder, a home of yours that you moved or copied, or a home that
-    an earlier version created. Trust only homes whose content you know.
+    a home that came with a copied folder, a home that you moved or copied, or a home that an
+    earlier version created. Trust only homes whose content you know.
 
     Example:
       argolocal trust .argolocal
@@ -329,7 +329,7 @@ def trust(folder: Path, as_json: bool) -> None:
 def ui(port: int | None, open_browser: bool) -> None:
     """Serve a page that shows the runs of this machine, until Ctrl-C.
 
-    The page listens on 127.0.0.1 only. Its address contains a token: do not share it.
+    The page listens on 127.0.0.1 only. The address of the page contains a token: do not share it.
 
     Example:
       argolocal ui
@@ -368,8 +368,8 @@ def apply(manifests: tuple[Path, ...], as_json: bool) -> None:
 def get(as_json: bool) -> None:
     """List the templates and schedules that `argolocal apply` has stored on this machine.
 
-    A schedule has its last and next time, the number of times that it missed, and the reason for
-    the newest of them.
+    Each CronWorkflow is listed with its last and next time, the number of times that it missed, and
+    the reason of the newest miss.
 
     Example:
       argolocal get
@@ -396,7 +396,8 @@ def get(as_json: bool) -> None:
 @click.argument("name", type=NonEmptyName())
 @make_output_option("text", "json")
 def delete(kind: str, name: str, as_json: bool) -> None:
-    """Delete a template or a schedule of this machine. Runs are kept, also runs in progress.
+    """Delete a template or a schedule of this machine. Runs of the template or schedule are kept,
+    also runs in progress.
 
     Example:
       argolocal delete CronWorkflow nightly
@@ -419,11 +420,11 @@ def server(
     """Run queued and scheduled workflows, and serve the page.
 
     The server runs what `argolocal run --queue` has queued, by priority and then in the order of
-    submission, and starts the runs of the CronWorkflows that `argolocal apply` has stored. Runs
-    are processes of their own: they continue when the server ends, and the next server watches
-    them. A run whose process was killed is continued.
+    submission, and starts the runs of the CronWorkflows that `argolocal apply` has stored. Runs are
+    processes of their own: they continue when the server ends, and the next server watches them.
+    The server continues a run whose process was killed.
 
-    The page listens on 127.0.0.1 only. Its address contains a token: do not share it.
+    The page listens on 127.0.0.1 only. The address of the page contains a token: do not share it.
 
     Example:
       argolocal server --parallelism 4

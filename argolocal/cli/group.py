@@ -9,7 +9,8 @@ import click
 
 from argolocal.errors import suggest_similar
 
-# commands of argo and kubectl → commands that do the same here, of which a program has some
+# commands of argo and kubectl → commands that do the same here; argolocal and rekindle each have
+# some of these commands
 OTHER_NAMES = {
     "describe": ("explain", "status"),
     "list": ("status",),

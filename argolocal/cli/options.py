@@ -36,8 +36,8 @@ print_unit_option = click.option(
 
 
 class NonEmptyName(click.ParamType):
-    """A name that must not be empty: `argolocal stop "$RUN"` must not stop the newest run if the
-    variable RUN is not set."""
+    """A name that must not be empty, so that `argolocal stop "$RUN"` does not stop the newest run
+    if the variable RUN is not set."""
 
     name = "text"
 

@@ -21,7 +21,7 @@ def print_result(as_json: bool, result: Mapping[str, object], text: str) -> None
 @contextmanager
 def print_errors_as_json(as_json: bool) -> Iterator[None]:
     """With `as_json`, print an ArgolocalError that occurs in the block as a JSON object, in the
-    same form as the result of a run. In any case, the error is raised again."""
+    same form as the result of a run. The error is raised again, also without `as_json`."""
     try:
         yield
     except ArgolocalError as error:

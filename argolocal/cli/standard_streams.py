@@ -20,8 +20,8 @@ class UnwritableStdout(ArgolocalError):
 
 
 class OutputDescriptor(io.FileIO):
-    """A file descriptor for output. Only the first failed write raises an error. Then all output
-    goes to /dev/null, also the output at exit."""
+    """A file descriptor for output. Only the first failed write to this descriptor raises an error.
+    After a failed write, all output goes to /dev/null, also the output at exit."""
 
     def __init__(self, descriptor_number: int, ignore_errors: bool) -> None:
         super().__init__(descriptor_number, "wb", closefd=False)
@@ -34,8 +34,8 @@ class OutputDescriptor(io.FileIO):
             _open_devnull(self.fileno())
             if self.ignore_errors:
                 return memoryview(data).nbytes
-            # A program that reads the pipe, such as `head`, may exit early. This is not reported as
-            # an error of the command.
+            # A program that reads the pipe, such as `head`, may exit early. Such an exit of the
+            # reading program is not an error of the command.
             if error.errno == errno.EPIPE:
                 raise
             raise UnwritableStdout(
@@ -48,7 +48,7 @@ def prepare() -> None:
     """Open /dev/null for each closed stream, because the next file that is opened would otherwise
     become this stream.
 
-    From now on, stdout and stderr escape control characters, and characters that their encoding
+    After this call, stdout and stderr escape control characters, and characters that their encoding
     cannot represent.
     """
     for descriptor_number in range(3):

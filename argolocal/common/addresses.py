@@ -1,8 +1,8 @@
 """Format addresses for messages and records without the secrets that they may contain.
 
 A secret is a password, or the value of a query, a fragment or a path parameter. In presigned
-addresses, these values are signatures and tokens. A malformed address often contains an unescaped
-password, so only its scheme is shown.
+addresses, the values of queries are signatures and tokens. A malformed address often contains an
+unescaped password, so only its scheme is shown.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 HIDDEN_MARK = "…"
 MAX_TEXT_CHARS = 20_000
-# the search for secrets in a line takes O(n²)
+# limit of a line's length, because the search for secrets in a line takes O(n²)
 MAX_LINE_CHARS = 2000
 # appended to a truncated line: the @ makes a truncated user or password at the end recognizable
 CUT_MARK = "@..."
@@ -61,7 +61,8 @@ HOST_OR_USER = re.compile(rf"((?:(?<=:)|{WORD_START})//)[^\s/?#@:]+:\d+[/?#]\S*{
 # the query or fragment of an address, without punctuation at the end
 SECRET_TEXT = r"(?:[^\s'\"<>()#]|['\"<>()](?=[\w%&=+/-]))*[^\s'\"<>()\]}:.,;#]"
 QUERY_IN_ADDRESS = re.compile(rf"(://[^\s?#'\"]*\?){SECRET_TEXT}")
-# A fragment is hidden unless it is the path of a page, as in MLflow, or the anchor of a heading.
+# The fragment of an address is hidden unless it is the path of a page, as in MLflow, or the anchor
+# of a heading.
 PAGE_FRAGMENT = r"(?:/[\w./-]*|[a-z]+(?:-[a-z0-9]+)*)(?:[\s?'\"<>).,:]|$)"
 FRAGMENT_IN_ADDRESS = re.compile(rf"(://[^\s#'\"]*\#)(?!{PAGE_FRAGMENT}){SECRET_TEXT}")
 PARAMETERS_IN_ADDRESS = re.compile(rf"(://[^\s?#;'\"]*;)(?=[\w.-]+=){SECRET_TEXT}")

@@ -1,7 +1,8 @@
 """Find the reason why a step failed.
 
-The message of a node may only refer to its attempts or children. For example, the message of a
-retried step is "No more retries left". Then the message of an attempt states the reason.
+The message of a failed node may only refer to its attempts or children: for example, "No more
+retries left" is the message of a retried step, and only the message of its last attempt states the
+reason.
 """
 
 import re
@@ -33,8 +34,8 @@ UNREPORTED_CAUSE = "its job or Deployment has failed: the logs of the pods show 
 
 
 def extract_cause(message: str) -> str:
-    """Return the cause that a message about a failed Kubernetes object states. Return any other
-    message unchanged."""
+    """Return the cause that a message about a failed Kubernetes object states. Return a message of
+    any other form unchanged."""
     match = OBJECT_FAILED_MESSAGE.fullmatch(message)
     if not match:
         return message

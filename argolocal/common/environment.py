@@ -15,7 +15,7 @@ SECRET_WORD = re.compile(
     r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY|WEBHOOK|NOTIFY_URL",
     re.IGNORECASE,
 )
-# names of variables, flags and settings whose values are secrets. The pattern matches fewer names
+# names of variables, flags and settings whose values are secrets. SECRET_NAME matches fewer names
 # than SECRET_WORD, because a configuration with a literal value for such a name is rejected.
 SECRET_NAME = re.compile(
     r"(.*(PASSWORD|PASSWD|PASSPHRASE|SECRET|SECRET_KEY|ACCESS_KEY|API_?KEY|PRIVATE_KEY"
@@ -108,8 +108,8 @@ def find_secret_flags(command_words: Sequence[str]) -> Iterator[tuple[str, str]]
 def remove_secrets(environment: Mapping[str, str], needs_services: bool = True) -> dict[str, str]:
     """Return the environment without variables that look like secrets.
 
-    `needs_services`: True keeps the variables of the object store and MLflow, including
-    credentials.
+    `needs_services`: Keep the variables of the object store and MLflow, including credentials, if
+    `needs_services`.
     """
     return {
         name: value

@@ -31,7 +31,7 @@ def write_atomically(path: Path, text: str, permissions: int = 0o666) -> None:
 
 def write_if_missing(path: Path, text: str, permissions: int = 0o666) -> str:
     """Write a file unless it exists, and return its content. If several processes write the file,
-    the first one wins."""
+    the content of the first process is kept."""
     draft_path = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     with open(os.open(draft_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, permissions), "w") as file:
         file.write(text)
@@ -52,8 +52,8 @@ def read_regular_file(path: Path, max_bytes: int) -> bytes:
 
 
 def open_regular_file(path: Path, max_bytes: int) -> BinaryIO:
-    """Open a regular file of at most `max_bytes` bytes for reading. Raises OSError for any other
-    file."""
+    """Open a regular file of at most `max_bytes` bytes for reading. Raises OSError for a file that
+    is too large or not regular."""
     file = _open_without_blocking(path)
     try:
         file_status = os.fstat(file.fileno())
@@ -90,8 +90,8 @@ def _open_without_blocking(path: Path) -> BinaryIO:
 
 
 def make_private_directory(directory: Path) -> None:
-    """Create a directory that only its owner can enter. If the directory exists, restrict its
-    permissions."""
+    """Create a directory that only its owner can enter. If the directory exists, remove the
+    permissions of other users."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_mode & 0o077:
         with suppress(PermissionError):  # chmod fails if the directory belongs to another user

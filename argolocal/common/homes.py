@@ -1,10 +1,11 @@
-"""The home: the directory of runs and their data. The home is $ARGOLOCAL_HOME or, by default,
+"""The home is the directory of runs and their data. The home is $ARGOLOCAL_HOME or, by default,
 .argolocal in the working directory.
 
-The files of a home decide which programs start, which processes end and where credentials are sent,
-so commands must not use a home that was copied from elsewhere. `create_home` writes a mark into
-each home: an empty file, named by a keyed hash of the home's path. The key is in the user's
-~/.local/state/argolocal, so other users cannot make a mark, and a mark is invalid at another path.
+The files of a home (the directory of runs and their data) decide which programs start, which
+processes end and where credentials are sent, so commands must not use a home that was copied from
+elsewhere. `create_home` writes an owner mark into each home: an empty file whose name is a keyed
+hash of the home's path. The key of the hash is in the user's ~/.local/state/argolocal, so other
+users cannot make an owner mark, and a mark is invalid at another path.
 """
 
 import errno
@@ -31,8 +32,8 @@ def home_path() -> Path:
 
 
 def require_home() -> Path:
-    """Return the home that commands use. Raises ConfigError unless this user made the home at its
-    current path."""
+    """Return the home, the directory of runs, that commands use. Raises ConfigError unless this
+    user made the home at its current path."""
     home = home_path()
     require_owned_home(home)
     return home
@@ -58,19 +59,19 @@ def require_owned_home(home: Path) -> None:
 
 
 def create_home(home: Path) -> None:
-    """Make a home that only its owner can enter, or restrict the permissions of an existing
-    home."""
+    """Make a home (a directory of runs) that only its owner can enter, or restrict the permissions
+    of an existing home."""
     _check_owner(home)
     make_private_directory(home)
-    # check again, because another user may have made the directory in the meantime
+    # check the owner again, because another user may have made the directory in the meantime
     _check_owner(home)
     if not _has_entries(home):
         trust_home(home)
 
 
 def trust_home(home: Path) -> None:
-    """Mark a home that was made elsewhere as trusted. Raises ConfigError if the home belongs to
-    another user."""
+    """Mark a home (a directory of runs) that was made elsewhere as trusted. Raises ConfigError if
+    the home belongs to another user."""
     _check_owner(home)
     (home / _owner_mark_name(Path(os.path.realpath(home)), creates_key=True)).touch(mode=0o600)
 
@@ -106,8 +107,8 @@ def _has_entries(home: Path) -> bool:
         with os.scandir(home) as directory_entries:
             return any(directory_entries)
     except (FileNotFoundError, NotADirectoryError):
-        # `home` is missing or its parent is a file. If its parent is a file, the next write into
-        # `home` reports it.
+        # `home` is missing, or its parent is a file; in the second case, the next write into `home`
+        # raises an error.
         return False
     except OSError as error:
         raise ConfigError(
@@ -136,7 +137,7 @@ def _owner_mark_name(real_path: Path, creates_key: bool = False) -> str:
         if key_file.exists():
             key = key_file.read_text()
         else:
-            # No key is stored. With a random key, the mark of every home is invalid.
+            # If no key is stored, use a random key, with which the mark of every home is invalid.
             key = os.urandom(32).hex()
     except OSError as error:
         raise ConfigError(
@@ -151,8 +152,8 @@ def _owner_mark_name(real_path: Path, creates_key: bool = False) -> str:
 
 
 def write_redirect_page(home: Path, url: str) -> str:
-    """Write a file that redirects to the secret `url`, and return its path. Start the browser with
-    this path instead of the URL, because all local users can see the arguments of a process."""
+    """Write a file that redirects to the secret `url`, and return its path. Pass this path, and not
+    the URL, to the browser, because all local users can see the arguments of a process."""
     create_home(home)
     page_path = home / "page.html"
     page_html = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">'

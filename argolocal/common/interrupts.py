@@ -1,4 +1,4 @@
-"""Handle the signals that stop a run: Ctrl-C, SIGTERM and SIGHUP.
+"""Handle the signals that stop a run, which are SIGINT (Ctrl-C), SIGTERM and SIGHUP.
 
 # in a command: after Ctrl-C, `run` raises KeyboardInterrupt, and `signals.caught` is 2 (SIGINT)
 with StopSignals(stop_file, asks_before_stop=True, exit_after_seconds=3.0) as signals:
@@ -31,10 +31,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 class InterruptHandlers:
     """Signal handlers that are active in a `with` block, in the main thread only. Under `nohup`,
-    SIGHUP remains ignored.
+    SIGHUP remains ignored in the `with` block.
 
-    A handler calls the previous handler of the signal. If the signal did not have a handler, it
-    raises KeyboardInterrupt.
+    Each of these handlers calls the handler that the signal had before the `with` block. If a
+    signal had the default action before the `with` block, its handler raises KeyboardInterrupt.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,8 @@ class InterruptHandlers:
         """Defer signals until `allowed` is entered: an exception before that could lose track of a
         process that has just started.
 
-        A second signal is not deferred if it arrives more than FORCE_STOP_AFTER_S after the first.
+        A second signal is not deferred if it arrives more than FORCE_STOP_AFTER_S after the first
+        signal.
         """
         self.is_deferring = True
         try:
@@ -74,8 +75,8 @@ class InterruptHandlers:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """Deliver the deferred signals, and deliver new signals immediately. May raise
-        KeyboardInterrupt."""
+        """Deliver the deferred signals, and deliver new signals immediately. The delivery of a
+        deferred signal may raise KeyboardInterrupt."""
         was_deferring = self.is_deferring
         self.is_deferring = False
         try:
@@ -110,8 +111,8 @@ class StopSignals(InterruptHandlers):
 
     `stop_file`: file that exists while `argolocal stop` stops the workflow; the signal of that
     command is not recorded in `caught`. `asks_before_stop`: ask before the first Ctrl-C on a
-    terminal stops the run. `exit_after_seconds`: a further signal more than this many seconds after
-    the first exits at once; then `argolocal resume` cleans up.
+    terminal stops the run. `exit_after_seconds`: a signal that arrives more than this many seconds
+    after the first signal ends the program at once; then `argolocal resume` cleans up.
     """
 
     def __init__(

@@ -4,7 +4,7 @@
     loads(data)          # parses JSON from outside; raises ValueError that names the violated rule
     read_object(path)    # the JSON object in a file; raises InvalidDocument that names the file
 
-Python's own writer and parser accept NaN, infinity and duplicate keys.
+Python's module `json` accepts NaN, infinity and duplicate keys.
 """
 
 import json
@@ -92,7 +92,7 @@ def find_numbers(value: object, path: ValuePath = ()) -> Iterator[tuple[ValuePat
 
 
 def format_path(path: ValuePath) -> str:
-    """Format a location in a JSON value: `instances[3].amount`."""
+    """Format a location in a JSON value, such as `instances[3].amount`."""
     text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
     return shorten(text.removeprefix("."))
 
@@ -119,14 +119,15 @@ def loads(json_document: bytes | str) -> Any:
 
 def loads_finite(json_document: bytes | str) -> Any:
     """Parse a JSON text that `to_json` has written. Raises ValueError for invalid JSON, NaN and
-    infinity. It is much faster than `loads`, and also accepts lone surrogates."""
+    infinity. `loads_finite` is much faster than `loads`, and also accepts lone surrogates."""
     if isinstance(json_document, bytes):
         json_document = json_document.decode(errors="surrogatepass")
     return FINITE_DECODER.decode(json_document)
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises OSError, InvalidDocument."""
+    """Return the JSON object in a file. Raises OSError if the file cannot be read, and
+    InvalidDocument if its content is not a JSON object."""
     try:
         json_object = loads(read_regular_file(path, MAX_BYTES))
         if not isinstance(json_object, dict):
@@ -137,7 +138,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def make_malformed_error(path: Path, error: Exception) -> InvalidDocument:
-    """Return the exception to raise for a file whose content is invalid. `error` states why."""
+    """Return the exception to raise for a file whose content is invalid. `error`: the exception
+    that states why the content is invalid."""
     reason = f"{error} is missing" if isinstance(error, KeyError) else error
     return InvalidDocument(f"{path} is malformed ({reason}): restore the file, or remove it.")
 
@@ -183,7 +185,7 @@ def _reject_unsafe_values(value: object) -> None:
             else:
                 children = [*checked_value.keys(), *checked_value.values()]
 
-            # numbers are left out, since a list may have millions of them
+            # numbers are not checked one by one, since a list may have millions of them
             unchecked_values += [
                 (child, depth + 1) for child in children if isinstance(child, str | list | dict)
             ]

@@ -88,8 +88,8 @@ QUALIFIED_NAME_RULE = NameRule(
     "a qualified name must consist of at most 63 alphanumeric characters, '-', '_' or '.', must"
     " start and end with an alphanumeric character, and may have a DNS subdomain and '/' in front",
 )
-# Source: the rules of Amazon S3 and MinIO. Names of older buckets may contain upper case letters
-# and underscores.
+# The rule combines the rules of Amazon S3 and MinIO. Bucket names that were created before 2018 may
+# contain upper case letters and underscores.
 BUCKET_NAME_RULE = NameRule(
     re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]*"),
     255,

@@ -2,8 +2,9 @@
 to them as kubectl does.
 
 A plain `Controller` only stores objects, such as ConfigMaps and PodDisruptionBudgets. Kinds whose
-objects have an effect have subclasses of it. The file of an object is changed under a lock, because
-another process, the supervisor of the Deployments, may change the object's status at the same time.
+objects have an effect have subclasses of `Controller`. The file of an object is changed under a
+lock, because another process, the supervisor of the Deployments, may change the object's status at
+the same time.
 """
 
 import copy
@@ -58,8 +59,8 @@ class Controller:
             object_names.check_data(kubernetes_object, self.kind, metadata["name"])
 
     def apply(self, kubernetes_object: Object) -> Object:
-        """Create or update the object as `kubectl apply` does. Fields that no earlier `apply` has
-        set are kept.
+        """Create or update the object as `kubectl apply` does. Fields of the stored object that no
+        earlier `apply` has set are kept.
 
         Raises ConfigError, and Conflict if `kubernetes_object` has a resourceVersion that differs
         from the current object's.
@@ -143,7 +144,8 @@ class Controller:
         return stored_object
 
     def get(self, name: str) -> Object | None:
-        """Return the object with this name, or None. A subclass may update the object first."""
+        """Return the object with this name, or None. A subclass may update the object before it is
+        returned."""
         return self.read(name)
 
     def read(self, name: str) -> Object | None:
@@ -173,8 +175,8 @@ class Controller:
         return existed
 
     def change(self, name: str, update: Callable[[Object | None], Object | None]) -> Object | None:
-        """Replace the object by the result of `update(object)`. If the result is None, keep the
-        object. Return the object that is then stored; None if it does not exist."""
+        """Replace the object by the result of `update(object)`. Keep the object if the result is
+        None. Return the object that is stored after the call; None if it does not exist."""
         with self._locked():
             current_object = self.read(name)
             new_object = update(copy.deepcopy(current_object))

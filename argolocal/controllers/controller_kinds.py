@@ -33,13 +33,13 @@ class Kinds:
         self.register(Controller, *STORE_ONLY_KINDS)
 
     def register(self, controller: type[Controller], *kinds: str) -> None:
-        """Register `controller` for objects of `kinds` (default: `controller.kind`). It replaces
-        their previous controllers."""
+        """Register `controller` for objects of `kinds`, in place of the controllers that these
+        kinds had. Without `kinds`, use the attribute `controller.kind`."""
         self.types.update(dict.fromkeys(kinds or (controller.kind,), controller))
 
     def controllers(self, cluster: Cluster, run_directory: Path) -> dict[str, Controller]:
-        """Return a new controller for each kind. They store the logs and directories of pods below
-        `run_directory`."""
+        """Return a new controller for each kind. The controllers store the logs and directories of
+        pods below `run_directory`."""
         controllers = {
             kind: controller_class(cluster, kind=kind, run=run_directory)
             for kind, controller_class in self.types.items()

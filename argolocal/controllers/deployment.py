@@ -1,11 +1,12 @@
-"""Deployments and their Services. The pods of a Deployment outlive the run that applied it.
+"""Deployments and their Services. The pods of a Deployment continue after the end of the run that
+applied the Deployment.
 
 Each change of a Deployment writes its object, and starts the supervisor if it is not running. The
-supervisor is a separate process (deployment_supervisor.py) that runs the pods. Its pid is recorded
-in `deployments/supervisor.json`. If the supervisor dies, the next command restarts it, unless the
-command `down` has stopped it.
+supervisor is a separate process (deployment_supervisor.py) that runs the pods. The pid of the
+supervisor is recorded in `deployments/supervisor.json`. If the supervisor dies, the next command
+restarts it, unless the command `down` has stopped it.
 
-Differences from Kubernetes: no autoscaler changes `replicas`. A rollout also fails before its
+Unlike in Kubernetes, no autoscaler changes `replicas`. A rollout also fails before its
 progressDeadlineSeconds, if a new pod exits four times in a row, or once with a code in
 `exit_codes.PERMANENT_ERRORS`, which a restart cannot fix. A Service listens on 127.0.0.1. Each
 headless Service listens on a loopback address of its own.
@@ -133,9 +134,9 @@ class Deployments(Controller):
                 raise ConfigError(f"{field_path}: {probe_field} must be an httpGet here.")
 
     def apply(self, kubernetes_object: Object) -> Object:
-        """Apply the object. Unless the object already has an Origin, set it to the Origin of this
-        process: the supervisor starts pods of several projects, and needs it to find their
-        code."""
+        """Apply the object. Unless the object already has an Origin (the interpreter and import
+        path of its pods), set it to the Origin of this process: the supervisor starts pods of
+        several projects, and needs the Origin to find their code."""
         metadata = kubernetes_object.get("metadata") or {}
         process_identity = f"{os.getpid()}/{read_start_ticks(os.getpid())}"
         origin = to_json(asdict(Origin(path=self.cluster.path)) | {"process": process_identity})
@@ -213,7 +214,8 @@ class Deployments(Controller):
     def down(self) -> list[str]:
         """Stop the supervisor and all pods, and wait until they have ended.
 
-        Return the names of the Deployments that ran. Their objects are not deleted.
+        Return the names of the Deployments that ran. The objects of the stopped Deployments are not
+        deleted.
         """
         supervisor_record = self._record()
         (self.home / RECORD_FILE_NAME).unlink(missing_ok=True)

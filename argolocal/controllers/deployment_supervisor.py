@@ -1,5 +1,6 @@
-"""The supervisor of a home's Deployments and Services. The supervisor starts and ends pods as the
-objects on disk demand, and listens on the ports of the Services.
+"""The supervisor is the process that runs the Deployments and Services of a home, the directory of
+runs. The supervisor starts and ends pods as the objects on disk demand, and listens on the ports of
+the Services.
 
 On SIGTERM, the supervisor terminates the pods and exits. No request is lost when a pod is
 terminated: the client's connection stays open, and requests that the pod's server has not read are
@@ -99,8 +100,8 @@ class Client:
 
 
 class Supervisor:
-    """Runs the pods of all Deployments of a home, and forwards connections from the Services to the
-    pods."""
+    """Runs the pods of all Deployments of a home (a directory of runs), and forwards connections
+    from the Services to the pods."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -217,7 +218,7 @@ class Supervisor:
                 print(f"port {address[1]}: {error}", file=sys.stderr, flush=True)
 
     def _read_routes(self) -> None:
-        """Read the HTTPRoutes. An unchanged route keeps its connection counts."""
+        """Read the HTTPRoutes. An HTTPRoute that has not changed keeps its connection counts."""
         routes: dict[str, Route] = {}
 
         for kubernetes_object in Controller(self.cluster, "HTTPRoute").objects().values():
@@ -244,8 +245,8 @@ class Supervisor:
         self.routes = routes
 
     def _choose_replica(self, selector: dict[str, str]) -> Replica | None:
-        """Return the ready pod with the fewest open connections, or None if no pod is ready. Ties
-        are broken at random."""
+        """Return the ready pod with the fewest open connections, or None if no pod is ready. If
+        several pods have the fewest connections, choose one of them at random."""
         replicas = [replica for rollout in self.rollouts.values() for replica in rollout.replicas]
         ready_replicas = [
             replica
@@ -325,8 +326,8 @@ class Supervisor:
                 replica.pod.is_ending
                 and not client.awaits_answer
                 and not client.writer.is_closing()
-                # in other states, the server may have closed the connection after its response on
-                # purpose
+                # in all other states of the client, the server may have closed the connection after
+                # its response on purpose
                 and (client.has_unread_bytes or client.idle)
             ):
                 request_task.cancel()

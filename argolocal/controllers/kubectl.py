@@ -172,7 +172,7 @@ class Resources:
         """Remove files that completed jobs left because their runner died."""
         # the names of StoredObjects' files begin with a dot
         stored_kinds = {folder.name for folder in (self.cluster.home / "objects").glob("[!.]*")}
-        # skip the other kinds: the import of a controller takes time
+        # skip the kinds that are not stored: the import of a controller takes time
         for kind in stored_kinds - {*CORE_KINDS, *PASSIVE_KINDS}:
             self._controller(kind).clean_up()
 
@@ -364,8 +364,8 @@ class Resources:
         return kind_by_type_name.get(resource_type.lower().split(".")[0], resource_type)
 
     def _delete_named(self, kinds: list[str], name: str) -> tuple[str, str]:
-        """For each of the kinds, delete the object called `name` if it exists. Return the first
-        kind and the name."""
+        """For each of the kinds, delete the object called `name` if it exists. Return the first of
+        the kinds, and the name."""
         for kind in map(self._resolve_kind, kinds):
             controller = self._controller(kind)
             if controller.get(name) is not None:
@@ -373,7 +373,8 @@ class Resources:
         return self._resolve_kind(kinds[0]), name
 
     def _delete_selected(self, resource_type: str, selector: str) -> tuple[str, str]:
-        """Delete the objects whose labels match the selector. Return their kind and the name ""."""
+        """Delete the objects whose labels match the selector. Return the kind of the deleted
+        objects, and the name ""."""
         kind = self._resolve_kind(resource_type)
         controller = self._controller(kind)
         try:

@@ -18,7 +18,7 @@ SHARED_MEMORY = Path("/dev/shm")
 DIRECTORY_PREFIX = "argolocal-job-"
 # name of the file with the path of the run that owns a memory volume
 OWNER_FILE = "run"
-# a run that has not written to its memory volume for this many seconds is unlikely to be resumed
+# a run counts as abandoned if it has not written to its memory volume for this many seconds
 ABANDONED_AFTER_S = 3600.0
 
 
@@ -56,7 +56,8 @@ def clean_up_shared_memory() -> None:
     """Remove the memory volumes of deleted runs, and of runs that are not running and have not
     written to the volume for an hour.
 
-    If such a run is resumed later, it continues from its checkpoints in the object store.
+    If a run whose memory volume was removed is resumed later, it continues from its checkpoints in
+    the object store.
     """
     for volume_directory in SHARED_MEMORY.glob(f"{DIRECTORY_PREFIX}*"):
         # another process may remove the directory at the same time

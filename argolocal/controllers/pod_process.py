@@ -2,7 +2,7 @@
 with SIGTERM, then SIGKILL.
 
 The delays before successive restarts are 0, 1, 2, 4 and 8 s (a kubelet's: 10 s, 20 s, ... 5 min).
-After the container has run for a minute, the delay is 0 s again.
+After the container has run for a minute, the next restart has a delay of 0 s again.
 """
 
 import os
@@ -47,8 +47,9 @@ class Pod:
     ) -> None:
         """`directories`: name of a volume that the pod shares with others → its directory.
         `claim_names`: names of the PersistentVolumeClaims that the pod's workflow creates.
-        `counts_resources`: True makes the pod wait while other runs use the GPUs or the memory that
-        it requests. False lets it share them, as for the pods of a Deployment, which never end."""
+        `counts_resources`: make the pod wait while other runs use the GPUs or the memory that it
+        requests. False lets the pod share them, as for the pods of a Deployment, which never
+        end."""
         self.counts_resources = counts_resources
         self.is_waiting = False
         self.variables: Mapping[str, str] = {}
@@ -109,8 +110,8 @@ class Pod:
         return process.code
 
     def _acquire_resources(self) -> bool:
-        """Reserve the GPUs and the memory that the pod requests. Return False if other runs use
-        them."""
+        """Reserve the GPUs and the memory that the pod requests. Return False if other runs use the
+        GPUs or the memory."""
         if not self.counts_resources:
             return True
 
@@ -179,7 +180,7 @@ class Pod:
 
     def last_log_line(self) -> str:
         """Return the last line that the container has printed, for an error message; "" if it has
-        printed nothing. If the log cannot be written, return the reason."""
+        printed nothing. If the log could not be written, return the reason."""
         if self.log_error:
             return f"its log cannot be written: {self.log_error}"
         if not self.log.exists():
@@ -216,7 +217,7 @@ class Pod:
         self._create_volumes(container_run)
         self.process = start_container(replace(container_run, volumes=self.volumes), self.cluster)
 
-        # the command `status` reads this record; a full disk must not stop the pod
+        # a full disk must not stop the pod; only the command `status` reads this record
         with suppress(OSError):
             self.pid_record.parent.mkdir(exist_ok=True)
             self.pid_record.write_text(

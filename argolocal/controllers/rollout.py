@@ -1,10 +1,10 @@
 """Manage the pods of one Deployment: probe the pods, perform rolling updates, and write the
 Deployment's status.
 
-A pod of a new version receives connections once it is ready. Then a pod of the old version receives
-SIGTERM and finishes its open connections. A Deployment that a workflow owns has pods only while the
-workflow is running. A pod whose exit code is in `exit_codes.PERMANENT_ERRORS` is not restarted
-until another command applies the Deployment.
+A pod of a new version receives connections once it is ready. When a new pod is ready, a pod of the
+old version receives SIGTERM and finishes its open connections. A Deployment that a workflow owns
+has pods only while the workflow is running. A pod whose exit code is in
+`exit_codes.PERMANENT_ERRORS` is not restarted until another command applies the Deployment.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class Progress:
 
 
 class Rollout:
-    """The pods of one Deployment. No method blocks."""
+    """The pods of one Deployment. No method of a Rollout blocks."""
 
     def __init__(self, cluster: Cluster, deployments: Deployments, name: str) -> None:
         self.cluster = cluster
@@ -144,7 +144,8 @@ class Rollout:
     def _start_replica(
         self, template: Object, version: str, run_files: RunFiles | None, origin: dict[str, str]
     ) -> None:
-        """Add a pod of the template. `run_files`: the run that owns the Deployment, or None."""
+        """Add a pod of the template. `run_files`: the folder of the run that owns the Deployment,
+        or None."""
         pod_name = f"{self.name}-{version}-{self.next_pod_number}"
         spec = template["spec"]
         self.next_pod_number += 1
@@ -185,8 +186,9 @@ class Rollout:
         self.terminating_replicas.append(replica)
 
     def reap(self) -> None:
-        """Forget terminated pods, restart pods that have exited, and probe pods that have started.
-        Record the failure of the rollout if a pod of the new version cannot run."""
+        """Remove the record of terminated pods, restart pods whose container has exited, and probe
+        pods that have started. Record the failure of the rollout if a pod of the new version cannot
+        run."""
         for replica in self.terminating_replicas:
             if replica.pod.poll() is not None or not replica.pod.running:
                 replica.pod.remove_files()

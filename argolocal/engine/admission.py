@@ -2,7 +2,7 @@
 outputs.
 
 A node that waits for a lock is Pending, and its message names the lock. A node whose memoized
-outputs are found succeeds without running. Source: the functions operate, executeTemplate,
+outputs are found succeeds without running. The code follows the functions operate, executeTemplate,
 markNodeWaitingForLock and initializeCacheHitNode of Argo's operator.go.
 """
 
@@ -27,7 +27,7 @@ LOCK_POLL_S = 0.2  # seconds between attempts to acquire a lock that another run
 
 def acquire_workflow_locks(context: Context) -> bool:
     """Acquire the workflow's locks. Return True if the workflow holds all its locks, or if it has
-    ended. An error ends the workflow."""
+    ended. An error of a lock ends the workflow."""
     synchronization = context.spec.get("synchronization")
     if not synchronization or context.done:
         return True
@@ -179,7 +179,7 @@ def check_parallelism(
     context: Context, template: Template, node: Node | None, boundary_id: str
 ) -> None:
     """Raise LimitReached if `parallelism` or `failFast` of the workflow, the node or its parent
-    forbids running the node. `node`: None if the node does not exist yet."""
+    forbids running the node. `node`: the node to check; None if it does not exist yet."""
     # pods that a dead runner left are restarted first, without limits
     if node and context.table.orphaned_pods:
         return
@@ -204,7 +204,7 @@ def check_parallelism(
 
 
 def _count_active_pods(context: Context, boundary_id: str) -> int:
-    """Return the number of active pods whose boundary is this node."""
+    """Return the number of active pods that belong to the DAG or steps node `boundary_id`."""
     return sum(
         context.nodes[node_id].get("boundaryID") == boundary_id
         for node_id in context.table.active_pods
@@ -217,8 +217,9 @@ def _enforce_limits(
     """Raise LimitReached if `parallelism` or `failFast` in the `template` of `parent_node` forbids
     a new child. If `failFast` applies and all pods have ended, mark `parent_node` as failed.
 
-    `count_active` returns the number of active children of a node. As in Argo, it counts only pods
-    when `parent_node` itself is checked, and all nodes when a new child is checked.
+    `count_active` returns the number of active children of a node. As in Argo, `count_active`
+    counts only pods when `parent_node` itself is checked, and all nodes when a new child is
+    checked.
     """
     boundary_id = parent_node["id"]
     max_parallel_pods = template.get("parallelism")

@@ -1,8 +1,8 @@
 """The state of one workflow that the engine's modules share: nodes, inputs, locks and pending
 actions.
 
-The functions of the other modules get a Context as their argument. Its subclass Scheduler
-implements `execute`, so that these modules need not import the scheduler.
+The functions of the other modules get a Context as their argument. The subclass Scheduler of
+Context implements `execute`, so that these modules need not import the scheduler.
 """
 
 from collections.abc import Mapping
@@ -44,19 +44,19 @@ class Locks(Protocol):
 @dataclass(slots=True)
 class Expansion:
     """Values that the engine computes for one node and that are not part of the node's status. A
-    restarted runner computes them again."""
+    restarted runner computes the values of an Expansion again."""
 
     # the node's template with all inputs and tags substituted
     template: Template | None = None
-    # for a loop or StepGroup: the expanded tasks or steps
+    # for the node of a loop or StepGroup: the tasks or steps that it consists of
     members: list[Task] | None = None
     # the `members` that are not fulfilled yet
     pending_tasks: list[Task] | None = None
     # for a DAG template: the Dag (dag.py) that executes it
     dag: Any = None
-    # for a steps template: the scope of its next group
+    # for a steps template: the scope of its next step group
     scope: Scope | None = None
-    # for a steps template: number of completed groups whose outputs `scope` already contains
+    # for a steps template: number of completed step groups whose outputs `scope` already contains
     completed_group_count: int = 0
     # names of the children whose outputs.result the template references
     referenced_results: set[str] | None = None
@@ -141,8 +141,8 @@ class Context:
         self.wake = unix_time if self.wake is None else min(self.wake, unix_time)
 
     def may_run(self, is_exit_handler: bool) -> bool:
-        """Return True if nodes may start in spite of a shutdown: Stop allows only exit handlers,
-        and Terminate nothing."""
+        """Return True if nodes may start in spite of a shutdown; the shutdown Stop allows only exit
+        handlers, and Terminate allows no node."""
         return not self.shutdown or (self.shutdown == "Stop" and is_exit_handler)
 
     def is_in_exit_handler(self, node: Node) -> bool:
@@ -150,7 +150,8 @@ class Context:
         return ".onExit" in node["name"]
 
     def expansion(self, name: str) -> Expansion:
-        """Return the Expansion of node `name`. The first call creates an empty one."""
+        """Return the Expansion of node `name`. The first call for a node creates an empty
+        Expansion."""
         return self.expansions.setdefault(name, Expansion())
 
     def template_of(self, name: str) -> Template | None:
@@ -197,8 +198,8 @@ class Context:
             if node_table.needs_requeue or running_pod_ids - self.daemons.keys():
                 return
 
-            # Only daemons are running. The template that started them cannot complete any longer,
-            # so it would never end them.
+            # Only daemons are running. The template that started the running daemons cannot
+            # complete any longer, so it would never end them.
             phase = "Error"
             is_deadlocked = True
             message += " (a daemon still runs: Argo would wait for it for ever)"

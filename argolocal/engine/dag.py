@@ -162,7 +162,7 @@ class Dag:
         """Advance a task as far as possible, and return its VisitResult.
 
         Raises NodeError if a hook of a target fails, or if a target cannot read the outputs of a
-        loop. The error fails the whole DAG.
+        loop. An error of a target's hooks or inputs fails the whole DAG.
         """
         visit_result = self._visit(name)
 
@@ -208,8 +208,7 @@ class Dag:
 
         if node and node["phase"] in FULFILLED_PHASES:
             self.context.deferred_releases.discard(node["id"])
-            # run the exit hook before the call of `are_hooks_completed`, which also checks this
-            # hook
+            # run the exit hook first, because `are_hooks_completed` also checks this hook
             is_completed = not has_hooks or self._exit_hook_completed(name, node)
             return self.table.are_hooks_completed(node), is_completed
 
@@ -241,8 +240,8 @@ class Dag:
         )
 
     def _may_start(self, name: str, task: Task) -> bool:
-        """Return True if the `depends` of a task is true. If it is false or invalid, create the
-        task's node, which is omitted or fails."""
+        """Return True if the `depends` of a task is true. If `depends` is false or invalid, create
+        the task's node, which is omitted or fails."""
         full_name = f"{self.name}.{name}"
         try:
             is_satisfied = self.evaluate_depends(name)
@@ -393,11 +392,12 @@ class Dag:
     def _run_member(
         self, name: str, task: Task, member_task: Task, group_name: str | None
     ) -> bool | None:
-        """Start or advance a task, or one item of a loop. Return True if it and its exit hook have
-        completed, False if not, and None if Argo would stop visiting tasks here.
+        """Start or advance a task, or one item of a loop. Return True if the task or item and its
+        exit hook have completed, False if not, and None if Argo would stop visiting tasks at this
+        point.
 
-        As in Argo, the id of the task is added to its parent's children before the task starts.
-        If the task cannot start, a node with this id does not exist.
+        As in Argo, the id of the task is added to its parent's children before the task starts. If
+        the task cannot start, a child with this id is listed, but its node does not exist.
         """
         full_name = f"{self.name}.{member_task['name']}"
         options = self.child_options()
@@ -448,8 +448,8 @@ class Dag:
         return is_fulfilled(member_node)
 
     def _exit_hook_completed(self, name: str, node: Node) -> bool:
-        """Run the exit hook of a completed task. Return True if the hook has completed or does not
-        exist, else False."""
+        """Run the exit hook of a completed task. Return True if the task has no exit hook, or if
+        the hook has completed."""
         try:
             return hooks.run_exit_hook(
                 self.context, self.tasks[name], node, self.scope(name), self.child_options()
@@ -517,7 +517,8 @@ class Dag:
 
     def _find_group_phase(self, node: Node) -> str:
         """Return the final phase of a loop if all its started items are fulfilled; "" for an
-        unfinished loop and for other nodes. Items that have not started will never start."""
+        unfinished loop and for other nodes. Items of a loop that have not started when the others
+        are fulfilled will never start."""
         item_ids = node.get("children", []) if node["type"] == "TaskGroup" else []
         nodes = (self.table.nodes.get(node_id) for node_id in reversed(item_ids))
         if not item_ids or any(not item_node or not is_fulfilled(item_node) for item_node in nodes):
@@ -593,8 +594,8 @@ def execute(
             raise NodeError(str(error)) from None
 
         if outputs:
-            # The outputs are not exported here. If this DAG is a task of another DAG, the other DAG
-            # exports them, together with the outputs of its other tasks.
+            # The outputs of the DAG are not exported here, because a DAG may be a task of another
+            # DAG, which exports them together with the outputs of its other tasks.
             node["outputs"] = outputs
 
         admission.try_save_outputs(context, node)

@@ -1,8 +1,8 @@
 """Lifecycle hooks: templates that run during or after the workflow, a task or a step.
 
-The hook `exit` (or `onExit`) runs after its node has completed. Any other hook runs once, as soon
-as its expression is true. Tasks that depend on a node wait until the node's hooks have completed.
-Source: Argo's exit_handler.go and hooks.go.
+The hook `exit` (or `onExit`) runs after its node has completed. Any hook other than `exit` runs
+once, as soon as its expression is true. Tasks that depend on a node wait until the node's hooks
+have completed. Source: Argo's exit_handler.go and hooks.go.
 """
 
 import re
@@ -129,10 +129,10 @@ def run_exit_hook(
     context: Context, caller: Task, node: Node, scope: Scope, options: ExecutionOptions
 ) -> bool:
     """Run the exit hook of a completed step or task. Return True if the hook has completed, or if
-    it does not exist or must not run.
+    the hook does not exist or must not run.
 
-    Raises NodeError if the hook cannot run now. This error fails a step group, but a DAG ignores
-    it.
+    Raises NodeError if the hook cannot run now. The NodeError of a hook fails a step group, but a
+    DAG ignores it.
     """
     hook = find_exit_hook(context, caller)
     if not hook or node["phase"] not in COMPLETED_PHASES or not context.may_run(True):
@@ -174,17 +174,18 @@ def _is_condition_true(context: Context, hook: Task, scope: Scope) -> bool:
 def _run_hook(
     context: Context, name: str, hook: Task, arguments: dict[str, Any], options: ExecutionOptions
 ) -> bool:
-    """Run a hook. Return True if the hook has completed. Raises NodeError."""
+    """Run a hook, and return True if it has completed. Raises NodeError."""
     try:
         node = context.execute(name, hook, arguments, options)
-    except LimitReached as error:  # for a hook, Argo treats a reached limit as an error
+    # a parallelism limit that prevents a hook from starting is an error, as in Argo
+    except LimitReached as error:
         raise NodeError("Max parallelism reached") from error
     return is_fulfilled(node)
 
 
 def _conditional_hooks(caller: Task, name: str) -> Iterator[tuple[str, Task]]:
     """Yield (name of the hook's node, hook) for each hook of a workflow, step or task except the
-    exit hook. `name` is the name of the caller's node. Raises NodeError."""
+    exit hook. `name` is the name of the node of the workflow, step or task. Raises NodeError."""
     for hook_name, hook in (caller.get("hooks") or {}).items():
         if hook_name == EXIT_HOOK:
             continue

@@ -200,7 +200,7 @@ class Inputs:
         self, parameter: dict[str, Any], argument: dict[str, Any] | None
     ) -> dict[str, Any]:
         """Return an input parameter with its value: the argument's, or else the input's own value
-        or default. Raises NodeError if all are missing."""
+        or default. Raises NodeError if the input has none of these values."""
         value = parameter.get("value", parameter.get("default"))
         if argument is not None:
             if argument.get("value") == ABSENT_VALUE_MARK:
@@ -306,8 +306,8 @@ def add_labels(workflow: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bind_artifact(artifact: dict[str, Any], argument: dict[str, Any] | None) -> dict[str, Any]:
-    """Return an input artifact with the location of the argument. Raises NodeError if a required
-    artifact does not have a location."""
+    """Return an input artifact with the location of the argument. Raises NodeError if neither the
+    input nor the argument has a location, unless the input is optional."""
     has_default = has_location(artifact)
     if not artifact.get("optional") and not has_default:
         if argument is None:

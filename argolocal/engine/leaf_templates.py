@@ -160,7 +160,7 @@ def _create_container_nodes(
     context: Context, node: Node, template: Template, caller: Task, options: ExecutionOptions
 ) -> dict[str, str]:
     """Create the nodes of a containerSet's containers, or reset them after a crash of the runner.
-    Return a mapping from the containers' names to the nodes' ids."""
+    Return a mapping from the names of the containers to the ids of their nodes."""
     node_names = {
         container["name"]: f"{node['name']}.{container['name']}"
         for container in template["containerSet"]["containers"]

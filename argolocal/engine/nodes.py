@@ -20,8 +20,8 @@ from argolocal.errors import NodeError, describe
 from argolocal.manifest.allowed_values import FAILED_PHASES, FULFILLED_PHASES
 from argolocal.manifest.types import Node, Task, Template
 
-# Maximum number of nodes of a run. This stops endless recursion after about 10 s. A workflow with
-# so many nodes would exceed the size limit of Argo's status.
+# Maximum number of nodes of a run; the limit ends an endless recursion after about 10 s. A workflow
+# with more nodes would exceed the size limit of Argo's status.
 MAX_NODES = 50_000
 LEAF_NODE_TYPES = ("Pod", "Container", "Skipped", "Suspend", "HTTP")
 
@@ -39,12 +39,12 @@ class LimitReached(Exception):
 
 
 class ControllerCrash(Exception):
-    """An error that ends the workflow: Argo's controller would look up a missing node, or the run
-    has more than MAX_NODES nodes."""
+    """An error that ends the workflow: the run has more than MAX_NODES nodes, or a node is missing
+    that Argo's controller would look up."""
 
 
 class NodeTimedOut(NodeError):
-    """The node's `timeout` passed before it could run."""
+    """The node's `timeout` passed before the node could run."""
 
 
 @contextmanager
@@ -114,7 +114,8 @@ class Resources(Protocol):
 @dataclass(frozen=True)
 class NodeResumed:
     """The event that `argolocal resume` or `argo node set` changes a suspended node. `values`:
-    output parameter → value. `phase`: final phase of the node, or "" if it stays suspended."""
+    output parameter → value. `phase`: final phase of the node, or "" if the node stays
+    suspended."""
 
     id: str
     values: dict[str, str]
@@ -165,8 +166,8 @@ def parse_time(text: str) -> float:
 
 
 class NodeTable:
-    """The nodes of one workflow. `changed_nodes` and `added_children` record the changes since the
-    last call of `drain_changes`."""
+    """The nodes of one workflow. `changed_nodes` and `added_children` record the changes of the
+    nodes since the last call of `drain_changes`."""
 
     def __init__(self, name: str, status: dict[str, Any]) -> None:
         self.name = name
@@ -206,8 +207,8 @@ class NodeTable:
         self.needs_requeue = False
 
     def drain_changes(self) -> dict[str, Any]:
-        """Return the changes since the last call: the changed nodes, and the new children of
-        unchanged nodes."""
+        """Return the changes since the last call of this method: the changed nodes, and the new
+        children of unchanged nodes."""
         changed_nodes = self.changed_nodes
         self.changed_nodes = {}
         added_children = self.added_children
@@ -315,8 +316,8 @@ class NodeTable:
         return node
 
     def mark(self, name: str, phase: str, message: str | None = None) -> Node:
-        """Set the phase of node `name`, and its `finishedAt` if the phase is final. None keeps the
-        message, and "" removes it. Return the node."""
+        """Set the phase of node `name`, and its `finishedAt` if the phase is final. `message`: None
+        keeps the node's message, and "" removes it. Return the marked node."""
         node = self.nodes[self.ids[name]]
         if node["phase"] != phase or (message is not None and message != node.get("message", "")):
             self.changed_nodes[node["id"]] = None
@@ -340,7 +341,7 @@ class NodeTable:
 
     def mark_error(self, name: str, caller: Task, options: ExecutionOptions, message: str) -> Node:
         """Set the phase of node `name` to Error, and return the node. If the node does not exist,
-        create it."""
+        create it with the phase Error."""
         if self.get(name):
             return self.mark(name, "Error", message)
         return self.create(name, "Skipped", "Error", caller, options, message)
@@ -403,7 +404,7 @@ class NodeTable:
 
     def _list_outbound_nodes(self, group_node: Node, child_id: str) -> list[str]:
         """Return the outbound nodes of a child of a loop, a container or a containerSet. A
-        container is itself an outbound node if the child runs after the containerSet."""
+        container is also an outbound node itself if the child runs after the containerSet."""
         if child_id not in self.nodes:
             raise ControllerCrash("was unable to obtain child node for child")
         if group_node["type"] == "Container" and self.nodes[child_id].get(
@@ -458,8 +459,8 @@ class NodeTable:
 
 
 def _template_fields(caller: Task, local_scope: str) -> dict[str, Any]:
-    """Return the fields of a node that identify its template: `templateScope`, and `templateName`
-    or `templateRef`."""
+    """Return the fields of a node that identify its template, which are `templateScope`, and
+    `templateName` or `templateRef`."""
     template_reference = caller.get("templateRef")
     if template_reference:
         return {"templateRef": template_reference, "templateScope": local_scope}

@@ -3,9 +3,9 @@
     order = TaskOrder(targets, dependencies_by_task, eager_tasks)
     order.walk(visit, on_blocked)    # `visit` returns a VisitResult
 
-In every pass, Argo visits the ancestors of each target, then the target. This module skips
-completed tasks and tasks with unfinished dependencies, so the time of a pass is proportional to the
-number of running tasks, not of all tasks.
+In every pass, Argo visits the ancestors of each target, then the target. This module does not visit
+completed tasks and tasks with unfinished dependencies. Therefore, the time of a pass is
+proportional to the number of running tasks, not of all tasks.
 """
 
 import re
@@ -25,7 +25,7 @@ BLOCKED_BY_LIMIT: VisitResult = (None, False)
 
 class TaskOrder:
     """The order of the tasks of one DAG. `eager_tasks`: tasks that are visited even if a limit
-    prevents new tasks from starting, because they may not need a pod: their `when` may be false."""
+    prevents new tasks from starting, because a task whose `when` is false does not need a pod."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ def parse_dependencies(task: Task, tasks: dict[str, dict[str, Any]]) -> tuple[li
     """Return the names of a task's dependencies, and its `depends` as an expression that calls them
     t0, t1, ...
 
-    With these aliases, many tasks have the same expression, which is parsed only once.
+    With the aliases t0, t1, ..., many tasks have the same expression, which is parsed only once.
     """
     aliases: dict[str, str] = {}
 
@@ -171,8 +171,8 @@ def parse_dependencies(task: Task, tasks: dict[str, dict[str, Any]]) -> tuple[li
 
 
 def _default_condition(name: str, continue_on: dict[str, Any]) -> str:
-    """Return the expression for a task name without a result in `depends`. `continue_on`: the
-    field `continueOn` of this task."""
+    """Return the expression for a task name without a result in `depends`. `continue_on`: the field
+    `continueOn` of the task."""
     accepted_results = ["Succeeded", "Skipped", "Daemoned"]
     accepted_results += ["Errored"] if continue_on.get("error") else []
     accepted_results += ["Failed"] if continue_on.get("failed") else []

@@ -2,9 +2,9 @@
 retry.
 
 The conditions are checked in Argo's order: shutdown and deadline, maxDuration, backoff, policy,
-limit, expression. Therefore the node waits for the backoff even after a failure that the policy
-does not retry. If the strategy lacks a limit, the node never waits. Source: Argo's operator.go
-(executeTemplate, processNodeRetries, mergedTemplateDefaultsInto).
+limit, expression. The backoff is checked before the policy, so the node waits for its backoff even
+after a failure that the policy does not retry. If the strategy lacks a limit, the node never waits.
+Source: Argo's operator.go (executeTemplate, processNodeRetries, mergedTemplateDefaultsInto).
 """
 
 import re
@@ -45,8 +45,9 @@ TRANSIENT_MESSAGES = (
 
 @dataclass(frozen=True)
 class RetryDecision:
-    """The final `phase` of a Retry node, or "" if another attempt follows. `start_at`: unix time
-    when the next attempt may start; None: now. `deadline`: unix time when it is killed."""
+    """A decision about a Retry node. `phase`: the node's final phase, or "" if another attempt
+    follows. `start_at`: unix time when the next attempt may start; None: now. `deadline`: unix time
+    when the next attempt is killed."""
 
     phase: str = ""
     message: str = ""
@@ -62,7 +63,8 @@ def execute(
     strategy: dict[str, Any],
     options: ExecutionOptions,
 ) -> Node:
-    """Create or advance a Retry node, and return it. Raises LimitReached, NodeError."""
+    """Create or advance a Retry node, and return it. Raises LimitReached if a limit prevents an
+    attempt from starting, and NodeError if the node fails."""
     node_table = context.table
 
     retry_node = node_table.get(name)
@@ -74,7 +76,7 @@ def execute(
     attempt_node = None
 
     # The first iteration may start an attempt that ends at once, for example because its template
-    # is invalid. Then the second iteration starts the next attempt.
+    # is invalid. The second iteration then starts the next attempt.
     for _ in range(2):
         attempts = node_table.attempts(retry_node)
         if attempt_node:
@@ -130,7 +132,7 @@ def _plan_next_attempt(
     context: Context, retry_node: Node, attempt_nodes: list[Node], strategy: dict[str, Any]
 ) -> float | None:
     """Decide how the node continues after its last attempt. Return the deadline of the next attempt
-    (0: unlimited), or None if no attempt may start now: the node has then ended or waits for its
+    (0: unlimited), or None if no attempt may start now, because the node has ended or waits for its
     backoff. Raises NodeError."""
     try:
         decision = decide_retry(context, retry_node, attempt_nodes, strategy)
@@ -162,7 +164,8 @@ def _execute_attempt(
     options: ExecutionOptions,
 ) -> Node | None:
     """Start or advance one attempt, a child of `retry_node`. Return the attempt's node, or None if
-    the node could not be created. Raises LimitReached, NodeError."""
+    the node could not be created. Raises LimitReached if a limit prevents the attempt from
+    starting, and NodeError if it fails."""
     node_table = context.table
 
     try:
@@ -190,7 +193,7 @@ def _execute_attempt(
 def decide_retry(
     context: Context, retry_node: Node, attempt_nodes: list[Node], strategy: dict[str, Any]
 ) -> RetryDecision:
-    """Decide whether another attempt follows the last one of a Retry node. Raises ExprError and
+    """Decide whether another attempt follows the last attempt of a Retry node. Raises ExprError and
     ValueError for an invalid strategy."""
     last_attempt = attempt_nodes[-1]
     now = context.table.now
@@ -273,7 +276,8 @@ def compute_backoff_seconds(backoff: dict[str, Any], attempt_count: int) -> floa
 
 
 def parse_int(value: object) -> int:
-    """Parse an integer of the manifest. Raises ValueError with Argo's message."""
+    """Parse an integer of the manifest. Raises ValueError with Argo's message for any other
+    text."""
     text = str(value)
     if not re.fullmatch(r"[+-]?[0-9]+", text):
         raise ValueError(f"value '{text}' cannot be resolved to an int")
@@ -283,8 +287,8 @@ def parse_int(value: object) -> int:
 def make_last_retry_variables(
     last_attempt: Node | None, default_exit_code: str = "0"
 ) -> dict[str, str]:
-    """Return the values of the tags lastRetry.* for the next attempt: "0" or "" before the first
-    attempt."""
+    """Return the values of the tags lastRetry.* for the next attempt; before the first attempt, all
+    values are "0" or ""."""
     if last_attempt is None:
         return {
             "lastRetry.exitCode": "0",

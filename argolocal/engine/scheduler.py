@@ -1,12 +1,13 @@
-"""The state machine of a workflow: it maps nodes, events and the time to new nodes and actions. It
-never reads a clock or a file.
+"""The state machine of a workflow: it maps nodes, events and the time to new nodes and actions. The
+state machine never reads a clock or a file.
 
     scheduler = Scheduler(workflow, status={})    # `status` is Argo's WorkflowStatus as plain data
     actions = scheduler.advance(now, events)
 
 As in Argo's controller, each call of `advance` walks the templates from the entrypoint and compares
-them with the nodes in `status`. Therefore, a run can be resumed from a status that was stored on
-disk. Source: Argo's workflow/controller/operator.go, exec_control.go, exit_handler.go (v4.1).
+them with the nodes in `status`. Therefore, the runner can resume a run from a `status` that was
+stored on disk. Source: Argo's workflow/controller/operator.go, exec_control.go, exit_handler.go
+(v4.1).
 """
 
 import contextlib
@@ -52,10 +53,11 @@ class Scheduler(Context):
 
     def advance(self, now: float, events: Iterable[Event] = ()) -> list[StartPod | KillPod]:
         """Apply the events, advance all nodes as far as possible, and return the actions to take.
-        Afterwards, `wake` is the unix time of the next call; None: after the next event.
+        After the call, `wake` is the unix time of the next call; None: call `advance` after the
+        next event.
 
-        As in Argo, an unexpected exception fails the node that is being executed. Outside a node,
-        it fails the workflow.
+        As in Argo, an unexpected exception fails the node that is being executed. An unexpected
+        exception outside a node fails the workflow.
         """
         self.table.now = now
         self.wake = None
@@ -157,8 +159,8 @@ class Scheduler(Context):
             self.table.mark(node["name"], "Failed", "the runner of the pod died")
 
     def _can_progress(self, excluded_ids: AbstractSet[str] = frozenset()) -> bool:
-        """Return True if an event of a pod, an HTTP request or a suspended node, or the time, can
-        advance the workflow. Pods with `excluded_ids` are ignored."""
+        """Return True if an event of a pod, an HTTP request or a suspended node, or the passing of
+        time, can advance the workflow. Pods with `excluded_ids` are ignored."""
         waiting_types = ("Suspend", "HTTP")
         return (
             # a daemon ends only when the template that started it completes
@@ -171,7 +173,7 @@ class Scheduler(Context):
         )
 
     def _apply_event(self, event: Event) -> None:
-        """Update the node of an event. Events of completed nodes are ignored."""
+        """Update the node of an event. An event of a completed node is ignored."""
         if isinstance(event, NodeResumed):
             suspend.resume(self, event)
             return
@@ -204,7 +206,8 @@ class Scheduler(Context):
         self.daemons.pop(node["id"], None)
 
         if node.pop("daemoned", None) and phase == "Succeeded":
-            # A daemon must run until the template that started it completes. This one ended before.
+            # A daemon must run until the template that started it completes. This daemon ended
+            # before.
             phase = "Failed"
 
         if phase == "Succeeded" and node.get("memoizationStatus"):

@@ -1,8 +1,8 @@
 """The tag values that a step or task may use: inputs of its template, workflow outputs, and outputs
 of earlier steps or ancestor tasks.
 
-A value is a string or an artifact (a dict). It is None for an output of a skipped step if the
-output does not have a default. Source: Argo's scope.go, and buildLocalScope and
+A value is a string or an artifact (a dict). The value is None for an output of a skipped step if
+the output does not have a default. Source: Argo's scope.go, and buildLocalScope and
 processAggregateNodeOutputs of operator.go.
 """
 
@@ -36,8 +36,8 @@ class Scope(dict[str, Any]):
 
 
 class StringValues(Mapping[str, str | None]):
-    """A read-only view of the values of a scope that are strings or None. Values are looked up on
-    demand, because a step may use only one or two of a thousand tags."""
+    """A read-only view of the values of a scope that are strings or None. The values of tags are
+    looked up on demand, because a step may use only one or two of a thousand tags."""
 
     def __init__(self, scope: Scope, global_values: Mapping[str, str]) -> None:
         self.scope = scope
@@ -120,7 +120,7 @@ def add_node_tags(table: NodeTable, scope: Scope, caller_kind: str, name: str, n
 
 def reject_inline_template(caller: Mapping[str, Any]) -> None:
     """Raise ValueError if the step or task `caller`, a completed loop, has an inline template. Argo
-    fails here, because it looks the template up by name."""
+    fails at such a loop, because it looks the template up by name."""
     if caller.get("inline"):
         raise ValueError("failed to get a template")
 
@@ -129,7 +129,8 @@ def add_outputs(
     scope: Scope, tag_prefix: str, outputs: Mapping[str, Any], default_value: str | None = None
 ) -> None:
     """Add the tags PREFIX.outputs.parameters.* and PREFIX.outputs.artifacts.* to the scope.
-    `default_value`: value of a parameter without a value; None leaves its tag out."""
+    `default_value`: value for a parameter that lacks one; with None, the tag of such a parameter is
+    left out."""
     for parameter in outputs.get("parameters") or []:
         value = parameter.get("value", default_value)
         if value is not None:
@@ -159,8 +160,8 @@ def add_skipped_outputs(
 
 
 def add_loop_outputs(scope: Scope, caller_kind: str, name: str, nodes: Iterable[Node]) -> None:
-    """Add the outputs of a loop as JSON lists, in the order of its items. Raises ValueError if a
-    result is not JSON."""
+    """Add the outputs of a loop as JSON lists, in the order of its items. Raises ValueError if the
+    result of an item is not JSON."""
     item_nodes = (node for node in nodes if not node.get("nodeFlag"))
 
     ordered_nodes = sorted(
@@ -200,8 +201,8 @@ def add_loop_outputs(scope: Scope, caller_kind: str, name: str, nodes: Iterable[
 
 
 def _parse_if_structured(values: list[str]) -> list[Any]:
-    """Return the values parsed as JSON if all are JSON lists or objects. Otherwise, return the
-    strings unchanged."""
+    """Return the values parsed as JSON if all are JSON lists or objects. If a value is anything
+    else, return the strings unchanged."""
     try:
         parsed_values = [gofmt.parse_json(value, convert_int=float) for value in values]
     except ValueError:
@@ -212,8 +213,8 @@ def _parse_if_structured(values: list[str]) -> list[Any]:
 
 
 def mark_absent_arguments(scope: Scope, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments. An argument that consists of one tag, whose value is None, gets the
-    value ABSENT_VALUE_MARK, so that the default of the input is used."""
+    """Return the arguments of a step or task, in which each argument that consists of one tag with
+    the value None is replaced by ABSENT_VALUE_MARK, so that the default of the input is used."""
 
     def mark(parameter: dict[str, Any]) -> dict[str, Any]:
         value = parameter.get("value")
@@ -234,8 +235,9 @@ def resolve_references(
 ) -> Task:
     """Return a copy of a task or step with all tags replaced, except the tags of loop items.
 
-    If the `when` condition is false, only the tags in `when` are replaced. Raises WhenError, and
-    TemplateError. The message of an error about an artifact starts with `message_prefix`.
+    If the `when` condition is false, only the tags in `when` are replaced. Raises WhenError for an
+    invalid condition, and TemplateError for an invalid tag; the message about an artifact starts
+    with `message_prefix`.
     """
     tag_values = scope.parameters(global_values)
     task_fields = {key: value for key, value in task.items() if key != "hooks"}

@@ -1,7 +1,7 @@
 """Execute steps templates: the groups run one after another, and the steps of a group in parallel.
 
-A group completes when all its steps have completed. A failed step fails its group and the template,
-unless the step's `continueOn` accepts the failure. Source: Argo's steps.go.
+A group of steps completes when all its steps have completed. A failed step fails its group and the
+template, unless the step's `continueOn` accepts the failure. Source: Argo's steps.go.
 """
 
 from argolocal.engine import admission, hooks
@@ -25,8 +25,8 @@ from argolocal.manifest.types import Node, Task, Template
 def execute(
     context: Context, name: str, caller: Task, template: Template, options: ExecutionOptions
 ) -> Node:
-    """Create or advance a steps node. Return this node, or the node of a group whose exit hook
-    could not run. Raises NodeError."""
+    """Create or advance a steps node. Return the node of the steps template, or the node of a group
+    whose exit hook could not run. Raises NodeError."""
     node = context.table.get_or_create(name, "Steps", "Running", caller, template, options)
     expansion = context.expansion(name)
     scope = expansion.scope = expansion.scope or scopes.Scope()
@@ -58,7 +58,7 @@ def execute(
             if is_blocked:
                 return group_node
 
-        # failFast may have ended the template
+        # the option `failFast` may have ended the template
         if node["phase"] in FULFILLED_PHASES:
             return node
         if group_node["phase"] not in FULFILLED_PHASES:
@@ -173,8 +173,8 @@ class Group:
         self.inputs = context.inputs
 
     def run(self, steps: list[Task]) -> bool:
-        """Advance the group, and mark it when it completes. Return True if the template cannot
-        continue now, because an exit hook could not run."""
+        """Advance the group, and mark it when it completes. Return True if the steps template
+        cannot continue now, because an exit hook could not run."""
         expanded_steps = self._expand_steps(steps)
         if expanded_steps is None:
             return False
@@ -208,7 +208,8 @@ class Group:
             try:
                 self.context.execute(node_name, step, step.get("arguments") or {}, self.options)
             except LimitReached:
-                # the limit also prevents the following steps from starting
+                # the limit that prevents this step from starting also prevents the following steps
+                # from starting
                 if not node and not self.table.orphaned_pods:
                     unfinished_steps += pending_steps[index:]
                     break

@@ -3,10 +3,10 @@
     list_suspended_nodes(status)
     select_resume_values(status, {"approve": "YES"})    # {node id: {output: value}}
 
-The values that the user passes become the outputs with `valueFrom: {supplied: {}}`. An output
-without a value gets its default, or the default of the input with the same name. Source: Argo's
-operator.go (executeSuspend, addRawOutputFields), workflow/util/util.go (ResumeWorkflow,
-updateSuspendedNode); v4.1.
+The values that the user passes become the outputs with `valueFrom: {supplied: {}}`. An output for
+which the user passes no value gets its default, or the default of the input with the same name.
+Source: Argo's operator.go (executeSuspend, addRawOutputFields), workflow/util/util.go
+(ResumeWorkflow, updateSuspendedNode); v4.1.
 """
 
 from collections.abc import Mapping
@@ -95,7 +95,7 @@ def select_resume_values(
     status: Mapping[str, Any], resume_values: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
     """Return {node id: {output: value}}, which assigns `resume_values` to all outputs with the same
-    names. Raises ConfigError for unknown and missing values."""
+    names. Raises ConfigError for an unknown name and for an output without a value."""
     suspended_nodes = list_suspended_nodes(status)
 
     expected_sources = {
@@ -156,8 +156,8 @@ def _expected_parameters(template: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def list_missing_parameters(node: Node) -> list[dict[str, Any]]:
-    """Return the output parameters of a suspended node that do not have a value yet. Their default
-    is in `valueFrom`."""
+    """Return the output parameters of a suspended node that do not have a value yet. The default of
+    such a parameter is in its `valueFrom`."""
     return [
         parameter
         for parameter in (node.get("outputs") or {}).get("parameters") or []
@@ -167,7 +167,7 @@ def list_missing_parameters(node: Node) -> list[dict[str, Any]]:
 
 def _complete_node(context: Context, node: Node) -> Node:
     """End a suspended node successfully, with the defaults of missing outputs. Raises NodeError if
-    a default is missing."""
+    an output has neither a value nor a default."""
     for parameter in list_missing_parameters(node):
         value_source = parameter.pop("valueFrom")
         if value_source.get("default") is None:
@@ -182,7 +182,7 @@ def _complete_node(context: Context, node: Node) -> Node:
 
 def check_suspend(template: Mapping[str, Any], field_path: str) -> None:
     """Raise ConfigError for an output with `valueFrom.supplied` outside a suspend template, and for
-    an output of a suspend template without it."""
+    an output of a suspend template that lacks `valueFrom.supplied`."""
     for index, parameter in enumerate((template.get("outputs") or {}).get("parameters") or []):
         is_supplied = (parameter.get("valueFrom") or {}).get("supplied") is not None
         if is_supplied != ("suspend" in template):

@@ -1,4 +1,5 @@
-"""Evaluate expr-lang expressions: `{{=...}}`, `depends`, retry and hook expressions.
+"""Evaluate expr-lang expressions, as in `{{=...}}`, in `depends`, and in retry and hook
+expressions.
 
 Source: expr-lang/expr v1.17 (vm), Argo's util/expr.
 """
@@ -60,7 +61,7 @@ def evaluate_bool(expression: str, scope: Mapping[str, Any]) -> bool:
 
 def _evaluate_node(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]) -> Any:
     """Evaluate a node of the syntax tree. Inside a predicate, `predicate_frame` is (element, index,
-    accumulator). Outside, it is an empty tuple."""
+    accumulator). Outside of a predicate, `predicate_frame` is an empty tuple."""
     node_type = node[0]
     if node_type == "const":
         return node[1]
@@ -156,7 +157,7 @@ def _call_method(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[An
 
 
 def _evaluate_slice(node: Node, scope: Mapping[str, Any], predicate_frame: tuple[Any, ...]) -> Any:
-    """Return the value of `value[start:end]`. Indexes of a string count bytes."""
+    """Return the value of `value[start:end]`. Indexes of a string in expr-lang count bytes."""
     start_index, end_index = (
         None if operand is None else int(_evaluate_node(operand, scope, predicate_frame))
         for operand in node[2:4]
@@ -169,8 +170,8 @@ def _evaluate_slice(node: Node, scope: Mapping[str, Any], predicate_frame: tuple
 
 
 def _get_member(container: object, key: object, is_optional: bool) -> Any:
-    """Return the member of a map, list or string. `is_optional`: return nil for a nil container.
-    Raises ExprError."""
+    """Return the value of a map's key, a list's index or a string's index. `is_optional`: return
+    nil for a nil container. Raises ExprError."""
     if container is None:
         if is_optional:
             return None

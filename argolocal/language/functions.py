@@ -34,8 +34,8 @@ MEMORY = _MemoryBudget()
 
 
 def reserve_memory(element_count: int) -> None:
-    """Subtract `element_count` elements or bytes from the memory budget of this evaluation.
-    Raises ExprError if the budget is exceeded."""
+    """Subtract `element_count` elements or bytes from the memory budget of the running evaluation
+    of an expression. Raises ExprError if the memory budget is exceeded."""
     MEMORY.remaining -= element_count
     if MEMORY.remaining <= 0:
         raise ExprError("memory budget exceeded")

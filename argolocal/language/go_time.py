@@ -1,6 +1,7 @@
-"""Values of Go's time.Time and time.Duration in expressions: `(now() - t).Seconds() > 30`.
+"""Values of Go's time.Time and time.Duration in expressions such as `(now() - t).Seconds() > 30`.
 
-They are dicts whose values are the methods, because expr.py looks up a method like a key.
+The times and durations are dicts whose values are the methods, because expr.py looks up a method
+like a key.
 """
 
 from argolocal.language.functions import ExprError

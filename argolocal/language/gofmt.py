@@ -75,8 +75,8 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """Parse a duration as Go's time.ParseDuration does, and return it in seconds. Every number
-    except 0 needs a unit. Raises ValueError."""
+    """Parse a duration as Go's time.ParseDuration does, and return it in seconds. Every number in a
+    duration except 0 needs a unit. Raises ValueError."""
     text = text.strip()
     if INTEGER.fullmatch(text):
         if int(text):
@@ -143,8 +143,8 @@ def humanize(seconds: float) -> str:
 
 
 def format_f(number: float) -> str:
-    """Format a float as Go's strconv does in format 'f' with the fewest digits. For example, 1e-05
-    becomes 0.00001, and 1.0 becomes 1."""
+    """Format a float as Go's strconv does in format 'f' with the fewest digits. With this format,
+    1e-05 becomes 0.00001, and 1.0 becomes 1."""
     if not math.isfinite(number):
         return {math.inf: "+Inf", -math.inf: "-Inf"}.get(number, "NaN")
     return f"{Decimal(repr(number)):f}".removesuffix(".0")
@@ -160,8 +160,8 @@ def format_g(number: float, lower_bound: float = 1e-4, upper_bound: float = 1e6)
 
 
 def int64(number: float) -> int:
-    """Convert a number to int64. An int wraps around on overflow, and a float out of range becomes
-    the smallest int64."""
+    """Convert a number to int64. An int that is too large wraps around ,and a float out of range
+    becomes the smallest int64."""
     if isinstance(number, float):
         if abs(number) < 2**63:
             return int(number)
@@ -213,7 +213,7 @@ class Nil(list[Any]):
 
 class AnyKeyMap(dict[Any, Any]):
     """A Go map whose keys have any type. Go cannot write such a map as JSON. `value_type` is the Go
-    type of its values."""
+    type of the map's values."""
 
     def __init__(self, value_type: str, pairs: Iterable[tuple[Any, Any]] = ()) -> None:
         super().__init__(pairs)
@@ -223,8 +223,9 @@ class AnyKeyMap(dict[Any, Any]):
 def dumps(value: object, indentation: str | None = None) -> str:
     """Format a value as JSON, as Go's encoding/json does: keys are sorted, and `<>&` are escaped.
 
-    With None, the JSON is one line without spaces. Otherwise, each member has its own line, which
-    starts with `indentation` and two spaces per level. Raises ValueError for NaN and Inf.
+    Without an indentation (None), the JSON is one line without spaces. With an indentation, each
+    member has its own line, which starts with `indentation` and two spaces per level. Raises
+    ValueError for NaN and Inf.
     """
     inner_indentation, key_separator = (
         (None, ":") if indentation is None else (indentation + "  ", ": ")
@@ -256,7 +257,8 @@ def dumps(value: object, indentation: str | None = None) -> str:
 
 
 def _join_rows(brackets: str, json_rows: list[str], indentation: str | None) -> str:
-    """Return the JSON of a list or object. `json_rows`: the JSON texts of its members."""
+    """Return the JSON of a list or object. `json_rows`: the JSON texts of the members of the list
+    or object."""
     if indentation is None or not json_rows:
         return brackets[0] + ",".join(json_rows) + brackets[1]
     separator = f"\n{indentation}  "
@@ -310,8 +312,8 @@ def quote_text(text: str) -> str:
 
 
 def sprintf(format_text: str, number: int) -> str:
-    """Format one whole number as Go's `fmt.Sprintf` does. Raises ValueError for an unsupported
-    verb, flag or precision."""
+    """Format one integer as Go's `fmt.Sprintf` does. Raises ValueError for an unsupported verb,
+    flag or precision."""
     verb_count = 0
 
     def format_verb(match: re.Match[str]) -> str:
@@ -378,8 +380,8 @@ def list_members(text: str) -> list[str]:
 
 
 def format_loop_item(item_json: str) -> str:
-    """Convert a loop item (compact JSON) to the text that Argo uses in names and tags. In this
-    text, strings are not quoted."""
+    """Convert a loop item (compact JSON) to the text that Argo uses in names and tags. A string is
+    not quoted in this text."""
     item_json = item_json[1:-1] if item_json.startswith('"') else item_json
     return item_json.replace("\\u003c", "<").replace("\\u003e", ">").replace("\\u0026", "&")
 

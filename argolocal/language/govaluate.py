@@ -7,9 +7,10 @@ does.
            | ( - ! ~ ) value | "(" value ("," value)* ")"
 
 A word without quotes is a string. The longest sequence of symbols is read as one operator, so `1
-==-1` contains the unknown operator "==-". This has surprising consequences: `1e-3` is not a number,
-`a-1` is a subtraction, `True` is a string, and '10' is less than '9'. Source: Knetic/govaluate
-(parsing.go, lexerState.go, evaluationStage.go), Argo's steps.go shouldExecute."""
+==-1` contains the unknown operator "==-". Argo's reading of words and operators has surprising
+consequences: `1e-3` is not a number, `a-1` is a subtraction, `True` is a string, and '10' is less
+than '9'. Source: Knetic/govaluate (parsing.go, lexerState.go, evaluationStage.go), Argo's steps.go
+shouldExecute."""
 
 import math
 import re
@@ -36,7 +37,8 @@ TOKENS_AFTER_OPERAND = {
     "TERNARY",
     "SEPARATOR",
 }
-# kind of a token → kinds of tokens that may follow it; UNKNOWN: the start of the condition
+# kind of a token → kinds of the tokens that may follow; UNKNOWN stands for the start of the
+# condition
 NEXT_TOKENS: dict[str, set[str]] = {
     "UNKNOWN": OPERAND_TOKENS | {"PREFIX"},
     "CLAUSE": OPERAND_TOKENS | {"PREFIX", "CLAUSE_CLOSE"},
@@ -68,7 +70,7 @@ Token = tuple[str, Any]
 
 
 class WhenError(NodeError):
-    """A condition cannot be parsed or evaluated. The message equals Argo's."""
+    """A condition cannot be parsed or evaluated. The message of a WhenError equals Argo's."""
 
 
 def should_execute(condition: str) -> bool:
@@ -193,7 +195,7 @@ def _read_span(
     text: str, position: int, is_accepted: Callable[[str], bool], allows_spaces: bool = False
 ) -> tuple[str, int]:
     """Return the longest text from `position` whose characters are accepted, and the position after
-    it. A character after a backslash is always accepted."""
+    that text. A character after a backslash is always accepted."""
     characters: list[str] = []
     while position < len(text):
         if text[position] == "\\":
@@ -232,7 +234,8 @@ def _make_text_token(value: str) -> Token:
 
 
 def _check_order(tokens: list[Token]) -> None:
-    """Raise WhenError if a token must not follow the previous one, or must not be the last."""
+    """Raise WhenError if a token must not follow the previous token, or must not be the last
+    token."""
     previous_kind = "UNKNOWN"
     last_value = None
 

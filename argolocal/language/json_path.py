@@ -193,7 +193,7 @@ def _is_comparison_true(
 
 
 def _require_bool(value: object) -> bool:
-    # this also accepts 1 and 0, which equal True and False
+    # this comparison also accepts 1 and 0, which equal True and False
     if value in (None, True, False):
         return bool(value)
     raise PathError("expected a boolean")

@@ -1,9 +1,10 @@
-r"""Render templates of kubectl's `-o jsonpath=`. Each {...} is replaced by the values at a path.
+r"""Render templates of kubectl's `-o jsonpath=`. Each {...} in a template is replaced by the values
+at a path.
 
     render_template({"data": {"a.b": "1"}}, "{.data.a\.b}/{.kind}")     # 1/
 
-A missing key is rendered as "". The values of a map are rendered in the map's order, while kubectl
-may use any order. Source: k8s.io/client-go/util/jsonpath, as kubectl get uses it
+A missing key of a path is rendered as "". The values of a map are rendered in the map's order,
+while kubectl may use any order. Source: k8s.io/client-go/util/jsonpath, as kubectl get uses it
 (allow-missing-template-keys).
 """
 
@@ -31,7 +32,8 @@ NO_VALUE = object()
 
 
 class KubectlPathError(ValueError):
-    """The path is invalid or does not match the object. The message equals kubectl's."""
+    """The path is invalid or does not match the object. The message of a KubectlPathError equals
+    kubectl's."""
 
 
 def render_template(value: object, template: str) -> str:
@@ -85,7 +87,7 @@ def parse(template: str) -> list[Node]:
 
 def _parse_action(text: str, position: int) -> tuple[list[Node], int]:
     """Parse the nodes from `position` to the closing brace. Return the nodes and the position after
-    the brace."""
+    the closing brace."""
     nodes: list[Node] = []
 
     while text[position : position + 1] != "}":

@@ -1,5 +1,5 @@
-"""Evaluate the conditions of resource templates: Kubernetes label selectors whose keys are gjson
-paths.
+"""Evaluate the conditions of resource templates, which are Kubernetes label selectors whose keys
+are gjson paths.
 
     selector := requirement ("," requirement)*
     requirement := key | "!" key | key (= | == | !=) value | key (> | <) integer
@@ -7,9 +7,9 @@ paths.
 
 A key is a path like `status.conditions.1.type` that consists of letters, digits and `._-`. A
 success condition is true if all of its requirements are met, and a failure condition if at least
-one is met. The failure condition is checked first. If a path does not exist, the requirements `!=`,
-`notin` and `!key` are met. Source: k8s.io/apimachinery/pkg/labels, Argo's executor/resource.go
-matchConditions."""
+one is met. The failure condition of a template is checked first. If a path does not exist, the
+requirements `!=`, `notin` and `!key` are met. Source: k8s.io/apimachinery/pkg/labels, Argo's
+executor/resource.go matchConditions."""
 
 import re
 from collections.abc import Mapping

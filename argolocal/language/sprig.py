@@ -88,7 +88,7 @@ def _div(left_operand: object, right_operand: object) -> int:
 
 
 def _make_decimal_function(apply: Callable[[Decimal, Decimal], Decimal]) -> Callable[..., float]:
-    """Return a function that applies `apply` to its first two arguments, then to the result and the
+    """Return a function that applies `apply` to the first two arguments, then to the result and the
     next argument, and so on."""
     # the addition of 0.0 converts -0.0 to 0.0
     return lambda *v: (
@@ -234,8 +234,8 @@ def _nil_as_empty(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _date(layout: str, unix_seconds: Any) -> str:
-    """Apply sprig's date: format a unix time in the local time zone. If `unix_seconds` is not an
-    integer, format the current time."""
+    """Apply sprig's `date`, which formats a unix time in the local time zone. If `unix_seconds` is
+    not an integer, format the current time."""
     is_timestamp = is_number(unix_seconds) and isinstance(unix_seconds, int)
     return format_date(
         layout,

@@ -48,16 +48,17 @@ EXPRESSION = TagPattern("=")
 TAGS_RESOLVED_LATER = {"item", "retries", "workflow.status", "workflow.failures"} | {
     f"lastRetry.{name}" for name in ("exitCode", "status", "duration", "message")
 }
-# control characters that Go's strconv.Quote escapes in a way that is invalid in JSON
+# control characters for which Go's strconv.Quote writes escapes that are invalid in JSON
 INVALID_JSON_IF_QUOTED_BY_GO = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 
 
 class TemplateError(NodeError):
-    """A tag can never be substituted. The message equals Argo's."""
+    """A tag can never be substituted. The message of a TemplateError equals Argo's."""
 
 
 class MissingValue(TemplateError):
-    """A required tag does not have a value yet. Argo would repeat the substitution forever."""
+    """A required tag does not have a value yet. Argo would repeat the substitution of the tag
+    forever."""
 
 
 def substitute(
@@ -69,8 +70,8 @@ def substitute(
     """Return `value` with all its tags replaced. Raises TemplateError.
 
     `required_tags`: pattern for the names of tags that must have a value.
-    `allows_missing_artifacts`: tags of output artifacts may lack a value even if they match this
-    pattern.
+    `allows_missing_artifacts`: tags of output artifacts may lack a value even if they match
+    `required_tags`.
     """
     value_json = to_json(value)
     if "{{" not in value_json:

@@ -203,7 +203,7 @@ class _Parser:
 
     def parse_conditional(self, condition: Node) -> Node:
         while self.accept("?"):
-            if self.accept(":"):  # a ?: b means a ? a : b
+            if self.accept(":"):  # the expression a ?: b means a ? a : b
                 condition = ("if", condition, condition, self.parse_expression(0))
                 continue
             then_node = self.parse_expression(0)

@@ -5,9 +5,9 @@ are created from it.
 
 Where PyYAML differs from Kubernetes' Go library, YAML is parsed as in Go: `y` and `n` are booleans,
 1e3 is a number, and keys, dates and 1:30 are strings. As in kubectl, a JSON text is parsed as JSON
-rather than YAML, because some escapes of JSON are invalid in YAML. The limits are checked in linear
-time, on the events of the YAML parser. An alias or merge key counts as many values as its target.
-Sources: goyaml's decode.go; libyaml's scanner.c."""
+rather than YAML, because some escapes of JSON are invalid in YAML. The limits of a text's size are
+checked in linear time, on the events of the YAML parser. An alias or merge key counts as as many
+values as its target contains. Sources: goyaml's decode.go; libyaml's scanner.c."""
 
 import io
 import json
@@ -109,15 +109,15 @@ Loader.add_implicit_resolver(f"{TAG_PREFIX}float", FLOAT, NUMBER_START_CHARACTER
 
 
 def read_text(file: Path) -> str:
-    """Return at most MAX_CHARACTERS + 1 characters of a file or a pipe. Raises OSError,
-    UnicodeDecodeError."""
+    """Return at most MAX_CHARACTERS + 1 characters of a file or a pipe. Raises OSError, and
+    UnicodeDecodeError for a text that is not UTF-8."""
     file_bytes = read_file_or_pipe(file, MAX_CHARACTERS * MAX_CHARACTER_BYTES)
     return io.TextIOWrapper(io.BytesIO(file_bytes), "utf-8").read(MAX_CHARACTERS + 1)
 
 
 def parse(text: str, source_name: str = "the manifest") -> list[Any]:
-    """Return the non-empty documents of a YAML or JSON text. Raises ConfigError with a one-line
-    message."""
+    """Return the non-empty documents of a YAML or JSON text. Raises ConfigError, with a one-line
+    message, for an invalid text."""
     try:
         documents = [document for document in _read_documents(text) if document is not None]
     except yaml.YAMLError as error:
@@ -147,7 +147,8 @@ def parse_one(text: str, source_name: str) -> Any:
 
 
 def _read_documents(text: str) -> list[Any]:
-    """Return all documents of a text. Raises _LimitExceeded, yaml.YAMLError, ValueError."""
+    """Return all documents of a text. Raises _LimitExceeded for a text that is too large, and
+    yaml.YAMLError or ValueError for an invalid text."""
     if len(text) > MAX_CHARACTERS:
         raise _LimitExceeded(f"it has more than {MAX_CHARACTERS:,} characters: split it.")
 
@@ -312,9 +313,9 @@ class _LimitChecker:
         self._count(event, value_count, character_count)
 
     def _check_key(self, event: Any, key_text: str | None) -> None:
-        """Count a child of the innermost open list or mapping. If it is a key, check its text; None
-        is the text of a list or mapping. Raises an error for a key that is not a scalar, is too
-        long, or is a duplicate."""
+        """Count a child of the innermost open list or mapping. If the child is a key, check its
+        `text`, which is None for a list or mapping. Raises an error for a key that is not a scalar,
+        is too long, or is a duplicate."""
         if not self.open_collections:
             return
 
@@ -340,7 +341,7 @@ class _LimitChecker:
         parent_collection.keys.add(key_text)
 
     def _count(self, event: object, value_count: int, character_count: int) -> None:
-        """Add to the counts. Raises _LimitExceeded."""
+        """Add values and characters to the counts. Raises _LimitExceeded."""
         self.value_count += value_count
         self.character_count += character_count
         for total_count, max_count, unit_name in (
@@ -377,8 +378,8 @@ def _check_json(text: str) -> None:
 
 @dataclass
 class _TextPosition:
-    """A position in a JSON text. Its line and column are computed only when an error message needs
-    them, because this takes time."""
+    """A position in a JSON text. The line and column of a position are computed only when an error
+    message needs them, because this takes time."""
 
     text: str
     position: int = 0

@@ -1,6 +1,6 @@
 """Values that Argo and Kubernetes allow: types of templates and nodes, phases, policies."""
 
-# A template has exactly one of these fields. Source: workflow_types.go, Template.GetType.
+# A template has exactly one of these fields (Template.GetType in Argo's workflow_types.go).
 TEMPLATE_TYPES = (
     "container",
     "script",
@@ -16,12 +16,12 @@ TEMPLATE_TYPES = (
 # template type → type of its node. Templates of all other types have nodes of the type Pod.
 NODE_TYPES = {"dag": "DAG", "steps": "Steps", "suspend": "Suspend", "http": "HTTP"}
 
-# path in a pod of the file with the `source` of a script template. Source: common.go,
-# ExecutorScriptSourcePath
+# path of the file, in a pod, with the `source` of a script template (ExecutorScriptSourcePath in
+# Argo's common.go)
 SCRIPT_PATH = "/argo/staging/script"
 
-# Sets of phases of a node. Source: workflow_types.go, NodePhase.Fulfilled, Completed and
-# FailedOrError.
+# Sets of phases of a node (NodePhase.Fulfilled, Completed and FailedOrError in Argo's
+# workflow_types.go).
 FULFILLED_PHASES = frozenset({"Succeeded", "Failed", "Error", "Skipped", "Omitted"})
 COMPLETED_PHASES = frozenset({"Succeeded", "Failed", "Error"})
 FAILED_PHASES = frozenset({"Failed", "Error"})

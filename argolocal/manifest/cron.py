@@ -110,8 +110,8 @@ def list_run_times(
 def times_between(
     schedules: Sequence["Schedule"], start: datetime, end: datetime
 ) -> Iterator[datetime]:
-    """Yield the UTC times of several schedules after `start` and up to `end`, in order. A time of
-    two schedules is yielded once."""
+    """Yield the UTC times of several schedules after `start` and up to `end`, in order. A time that
+    is in two of the schedules is yielded once."""
     seconds = start.timestamp()
     while True:
         next_times = [schedule.next_time(seconds) for schedule in schedules]
@@ -123,9 +123,9 @@ def times_between(
 
 
 def parse_schedule(text: str, timezone: str = "", anchor: int = 0) -> "Schedule":
-    """Parse a schedule for which `find_schedule_error` returns "". `timezone`: IANA name of its
-    time zone; "" stands for UTC, the time zone of Argo's containers. `anchor`: unix time from which
-    the intervals of @every are counted."""
+    """Parse a schedule for which `find_schedule_error` returns "". `timezone`: IANA name of the
+    schedule's time zone; "" stands for UTC, the time zone of Argo's containers. `anchor`: unix time
+    from which the intervals of @every are counted."""
     zone_text, _, expression = text.partition(" ")
     if zone_text.startswith(("TZ=", "CRON_TZ=")):
         timezone = zone_text.partition("=")[2]
@@ -155,8 +155,8 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class IntervalSchedule:
-    """The schedule `@every`. Argo counts its intervals from the start of the controller. Here, they
-    are counted from `anchor`, a unix time, so that a restart does not move them."""
+    """The schedule `@every`. The intervals are counted from `anchor`, a unix time, so that a
+    restart does not move them; Argo counts them from the start of its controller."""
 
     seconds: int
     anchor: int
@@ -168,11 +168,12 @@ class IntervalSchedule:
 @dataclass(frozen=True)
 class FieldSchedule:
     """A schedule with five fields. `has_any_day`: the day of the month or the day of the week is *.
-    Then a day must match both fields; otherwise, a day must match one of them.
+    If it is, a day must match both fields; otherwise, a day must match one of them.
 
-    If a change of clocks skips a local time, the schedule skips it, too. If a local time occurs
-    twice, the schedule has it twice. The algorithm is the same as in robfig/cron, so that the
-    results are equal at all changes of clocks. Source: robfig/cron v3 spec.go, SpecSchedule.Next.
+    If a change of clocks skips a local time, the schedule has no run at this time. If a local time
+    occurs twice, the schedule has a run at both times. The algorithm is the same as in robfig/cron,
+    so that the results are equal at all changes of clocks. Source: robfig/cron v3 spec.go,
+    SpecSchedule.Next.
     """
 
     minutes: Set[int]
@@ -192,8 +193,8 @@ class FieldSchedule:
         return None
 
     def _advance(self, moment: "_Moment") -> bool:
-        """Advance a moment until it matches, or until a field wraps around. Return True if it
-        matches, and False if a larger field has changed and must be checked again."""
+        """Advance a moment until it matches, or until a field wraps around. Return True if the
+        moment matches, and False if a larger field has changed and must be checked again."""
         while moment.wall_time.month not in self.months:
             moment.reset("month")
             moment.add_month()
@@ -243,7 +244,7 @@ class _Moment:
 
     def reset(self, field: str) -> None:
         """On the first call, set the fields that are smaller than `field` to their minimum. Later
-        calls do nothing."""
+        calls for the same moment do nothing."""
         if self.is_reset:
             return
         self.is_reset = True
@@ -266,14 +267,14 @@ class _Moment:
         previous_seconds = self.seconds
         self._set_wall_time(self.wall_time + timedelta(days=1))
         hour = self.wall_time.hour
-        # A change of clocks may skip midnight. Then robfig/cron skips the whole day in time zones
-        # east of Greenwich.
+        # If a change of clocks skips midnight, robfig/cron skips the whole day in time zones east
+        # of Greenwich.
         if hour > 12:
             self.add_seconds((24 - hour) * HOUR_S)
         elif hour:
             self.add_seconds(-hour * HOUR_S)
 
-        # When a zone moves to the other side of the date line, it skips a day. There, robfig/cron
+        # When a zone moves to the other side of the date line, it skips a day, on which robfig/cron
         # would loop forever.
         while self.seconds <= previous_seconds:
             self.add_seconds(HOUR_S)
@@ -283,8 +284,8 @@ class _Moment:
         self.wall_time = self._read_wall_time()
 
     def _set_wall_time(self, wall_time: datetime) -> None:
-        """Move to a local time. If this local time occurs twice or never, move to the time that
-        Go's time.Date returns."""
+        """Move the moment to a local time. If this local time occurs twice or never, move to the
+        time that Go's time.Date returns."""
         wall_seconds = int(wall_time.replace(tzinfo=UTC).timestamp())
         offset = self._offset(wall_seconds)
         actual_offset = self._offset(wall_seconds - offset)

@@ -44,7 +44,8 @@ def expand_loop(step: Task, scope: Mapping[str, str | None]) -> list[Task]:
             ) from None
 
     step_fields = {key: value for key, value in step.items() if key not in LOOP_FIELDS}
-    # `scope` may be a view that looks values up on demand. A dict is faster to copy for each item.
+    # `scope` may be a view that looks values up on demand. A copy of a dict for each item is faster
+    # than a copy of such a view.
     tag_values = dict(scope)
     return [
         _expand_item(step_fields, index, loop_item, tag_values)
@@ -93,7 +94,7 @@ def _loop_items(step: Task) -> list[str]:
 
 
 def parse_int(value: object) -> int:
-    """Parse an integer. Raises ValueError with Go's message."""
+    """Parse an integer. Raises ValueError with Go's message for any other text."""
     text = str(value)
     if not re.fullmatch(r"[+-]?[0-9]+", text):
         raise ValueError(f'strconv.Atoi: parsing "{text}": invalid syntax')
@@ -101,7 +102,8 @@ def parse_int(value: object) -> int:
 
 
 def _may_run(when_condition: str) -> bool:
-    """Return False if the condition is false. A condition that still contains tags may be true."""
+    """Return False if the step's or task's condition is false. A condition that still contains tags
+    may be true."""
     try:
         return should_execute(when_condition)
     except WhenError:

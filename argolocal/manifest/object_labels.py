@@ -21,7 +21,8 @@ CREATOR = (
 CONFIG_MAP_TYPE_LABEL = f"{ARGO_PREFIX}/configmap-type"
 NODE_ID_ANNOTATION = f"{ARGO_PREFIX}/node-id"
 NODE_NAME_ANNOTATION = f"{ARGO_PREFIX}/node-name"
-# its value is also the value of the tag {{workflow.scheduledTime}}
+# annotation with the time for which a schedule started the workflow, also the value of the tag
+# {{workflow.scheduledTime}}
 SCHEDULED_TIME_ANNOTATION = f"{ARGO_PREFIX}/scheduled-time"
 DEFAULT_ARTIFACT_REPOSITORY = f"{ARGO_PREFIX}/default-artifact-repository"
 

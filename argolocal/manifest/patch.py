@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 # Name of a list → fields that may identify its items (patchMergeKey in apimachinery). A patch
-# replaces all other lists.
+# replaces a list whose name is not in MERGE_KEYS.
 MERGE_KEYS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("containers", "initContainers", "volumes", "env", "imagePullSecrets"), ("name",)
@@ -36,7 +36,7 @@ ARGO_MERGE_KEYS["volumeDevices"] = "devicePath"
 
 
 class PatchError(Exception):
-    """A patch cannot be applied. The message equals the API server's."""
+    """A patch cannot be applied. The message of a PatchError equals the API server's."""
 
 
 def apply_strategic_patch(base_object: object, patch: object) -> Any:
@@ -113,7 +113,7 @@ def _merge_lists(
 
 def merge_over(base_object: Any, patch: Any, field_name: str = "") -> Any:
     """Return `base_object` overridden by `patch`, merged as Argo merges templates. Maps are merged,
-    and so are lists with a key in ARGO_MERGE_KEYS. `field_name`: name of the field that contains
+    and lists whose name is in ARGO_MERGE_KEYS, too. `field_name`: name of the field that contains
     both values."""
     if isinstance(base_object, dict) and isinstance(patch, dict):
         merged_map = {**base_object, **patch}

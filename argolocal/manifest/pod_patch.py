@@ -1,5 +1,5 @@
 """Apply podSpecPatch, a strategic merge patch of a pod. Only the fields env, resources, and the
-pod's deadlines have an effect here.
+pod's deadlines of a patch have an effect here.
 
     template = apply_patches(template, [spec.get("podSpecPatch"), template.get("podSpecPatch")])
 
@@ -32,7 +32,8 @@ ARGO_CONTAINER_NAMES = ("wait", "init")
 
 
 def apply_patches(template: Template, patch_texts: Iterable[str | None]) -> Template:
-    """Return the template with the patches applied. Raises ConfigError, PatchError."""
+    """Return the template with the patches applied. Raises ConfigError for an invalid patch, and
+    PatchError if it cannot be applied."""
     for patch_text in filter(None, patch_texts):
         patch = _load_patch(patch_text, "podSpecPatch")
         list(find_ignored_fields(patch, "PodPatch", "podSpecPatch"))
@@ -94,7 +95,7 @@ def _patch_container(template: Template, container_list: str, patch: dict[str, A
 
 
 def _load_patch(patch_text: str, field_path: str) -> dict[str, Any]:
-    """Parse a patch. Raises ConfigError if it is not a YAML object."""
+    """Parse a patch. Raises ConfigError if the patch is not a YAML object."""
     patch = parse_one(patch_text, field_path)
     if not isinstance(patch, dict):
         raise ConfigError(f"{field_path} is {patch!r:.200}: it must be an object.")

@@ -68,7 +68,8 @@ def parse_objects(text: str) -> list[dict[str, Any]]:
 
 
 def _list_items(document: object) -> list[Any]:
-    """Return the items of a List, as kubectl does. Return [document] for any other document."""
+    """Return the items of a List, as kubectl does. If the document is not a List, return
+    [document]."""
     if isinstance(document, dict) and str(document.get("kind")).endswith("List"):
         list_items = document.get("items")
         if isinstance(list_items, list):
@@ -190,8 +191,8 @@ class ManifestDocuments:
 
 
 def _is_manifest(document: object) -> bool:
-    """Return True if a document is a Kubernetes object. Helm values, kustomizations and settings of
-    other programs are not."""
+    """Return True if a document is a Kubernetes object. Values for Helm, kustomizations and
+    settings of other programs are not Kubernetes objects."""
     if not isinstance(document, dict):
         return False
     api_version = str(document.get("apiVersion") or "")
@@ -223,7 +224,7 @@ def build_workflow(
     `parameters`. Raises ConfigError.
 
     `find_object`: function that returns an object to which the manifest refers.
-    `is_for_this_machine`: also reject fields that only a cluster supports."""
+    `is_for_this_machine`: True also rejects fields that only a cluster supports."""
     kind = _check_kind(manifest, is_for_this_machine)
     creation_time = format_timestamp(identity.created)
     template_reference = None
@@ -286,7 +287,7 @@ def make_submitted_spec(
     manifest: Mapping[str, Any], parameters: Mapping[str, str] | None = None
 ) -> dict[str, Any] | None:
     """Return the spec of a workflow before its `workflowTemplateRef` is resolved, with the values
-    of `parameters`. Return None for a workflow without such a reference."""
+    of `parameters`. Return None for a workflow without a `workflowTemplateRef`."""
     spec = copy.deepcopy(remove_nulls(manifest.get("spec") or {}))
     if manifest.get("kind") == "CronWorkflow":
         spec = spec.get("workflowSpec") or {}
@@ -305,7 +306,7 @@ def make_submitted_spec(
 
 
 def _check_kind(manifest: Mapping[str, Any], is_for_this_machine: bool) -> str:
-    """Return the kind of an object. Raises ConfigError if the object cannot be run as a
+    """Return the kind of an object. Raises ConfigError if an object of this kind cannot be run as a
     workflow."""
     problem = next(find_shape_errors(manifest), "")
     if problem:
@@ -353,7 +354,8 @@ def _check_choices(spec: Mapping[str, Any]) -> None:
 
 
 def _set_parameters(spec: dict[str, Any], parameters: Mapping[str, str]) -> None:
-    """Set the values of the workflow's parameters. Raises ConfigError for an unknown name."""
+    """Set the values of the workflow's parameters. Raises ConfigError for a parameter that the
+    workflow does not have."""
     declared_parameters = (spec.get("arguments") or {}).get("parameters") or []
     for name, value in parameters.items():
         for parameter in declared_parameters:

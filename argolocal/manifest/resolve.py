@@ -367,7 +367,7 @@ def qualify_names(
     for field_owner, caller_path in list_callers(spec, path):
         reference = field_owner.get("templateRef")
         if isinstance(reference, dict):
-            # a caller with both fields is reported by lint
+            # a caller that has both a `template` and a `templateRef` is reported by lint
             field_owner.setdefault("template", make_qualified_name(reference))
             pending_references.append(
                 (make_template_prefix(reference), reference, f"{caller_path}.templateRef")

@@ -1,9 +1,10 @@
-"""The fields of Argo's API that the local runner supports, as a table. Other fields and values of a
-wrong type are rejected.
+"""The fields of Argo's API that the local runner supports, as a table. The runner rejects other
+fields, and values of a wrong type.
 
     ignored_fields = list(find_ignored_fields(workflow, "Workflow", ""))     # raises ConfigError
 
-Each line of FIELD_TABLE starts with the name of a type of objects. The other words are its fields:
+Each line of FIELD_TABLE starts with the name of a type of objects. The other words of a line are
+the fields of this type, each with its type:
 
     field       supported
     field*      required
@@ -155,7 +156,8 @@ Cache configMap*=Key
 Retry limit=intstr retryPolicy=policy expression backoff=Backoff -affinity
 Backoff duration=duration factor=intstr cap=duration maxDuration=duration
 """
-# type of objects → name of a field → type of the field; "-" if it is ignored, "!" if it is rejected
+# type of objects → name of a field → type of the field; the type "-" means that the field is
+# ignored, and "!" that it is rejected
 TABLES: dict[str, dict[str, str]] = {}
 # type of objects → name of a field → type of the field
 FIELD_TYPES: dict[str, dict[str, str]] = {}
@@ -329,7 +331,7 @@ RULE_BY_TYPE: dict[str, Rule] = {
 def find_ignored_fields(value: object, type_name: str, path: str) -> Iterator[str]:
     """Yield the name of every field that is ignored on this machine. Raises ConfigError for a field
     that is unsupported, of a wrong type, or missing. `type_name`: a type of objects in FIELD_TABLE,
-    also as [X] or {X}."""
+    or such a type X as [X] (list) or {X} (map)."""
     if type_name.startswith("["):
         if not isinstance(value, list):
             raise ConfigError(f"{path} is {value!r:.200}: it must be a list.")
@@ -391,7 +393,8 @@ def find_ignored_fields(value: object, type_name: str, path: str) -> Iterator[st
 
 def check_types(value: object, type_name: str, path: str) -> None:
     """Raise ValueError for a value of a wrong type, or a missing field. Fields that are unknown or
-    unsupported are accepted. `type_name`: a type of values or objects, also as [X] or {X}."""
+    unsupported are accepted. `type_name`: a type of values or objects, or such a type X as [X]
+    (list) or {X} (map)."""
     if type_name in RULE_BY_TYPE:
         # the quotes of YAML do not help with a value in a JSON file
         problem = RULE_BY_TYPE[type_name](value).removesuffix(f". {QUOTE_HINT}")
@@ -416,7 +419,7 @@ def check_types(value: object, type_name: str, path: str) -> None:
 
 
 def _require(value: object, path: str) -> Any:
-    """Return the value. Raises ConfigError for None."""
+    """Return a value that is not None. Raises ConfigError if the value is None."""
     if value is None:
         raise ConfigError(f"{path} is empty: give it a value, or remove it.")
     return value

@@ -71,8 +71,8 @@ MANIFEST_SHAPE = {
 def find_shape_errors(
     value: Any, shape: Any = MANIFEST_SHAPE, path: str = "manifest"
 ) -> Iterator[str]:
-    """Yield a message for each value of a wrong type. `shape` contains a mapping or a list where
-    the value must be one.
+    """Yield a message for each value of a wrong type. `shape` contains a mapping or a list wherever
+    the value must contain one.
 
     In a shape, the key "" matches all keys, and an empty mapping or list allows any members.
     """

@@ -48,7 +48,7 @@ def has_value(parameter: Data) -> bool:
 
 
 def list_workflow_tags(spec: Data, metadata: Data) -> set[str]:
-    """Return the tags that have a value in all fields of the workflow. A leading `=` marks tags
+    """Return the tags that have a value in all fields of the workflow. A leading `=` marks the tags
     that have a value only in expressions.
 
     `metadata`: the workflow's labels and annotations. Source: validate.go, Workflow and
@@ -135,7 +135,8 @@ def list_declared_artifacts(direction: str, template: Data) -> set[str]:
 
 class TagSet:
     """A set of tags that have a value. A leading `=` in a looked-up tag stands for a name in an
-    expression. There, `a` has a value if a tag such as `a.b` has one, because it is a map."""
+    expression. In an expression, `a` has a value if a tag such as `a.b` has one, because `a` is
+    then a map."""
 
     def __init__(self, tags: Iterable[str]) -> None:
         self.names = frozenset(tags)
@@ -157,8 +158,8 @@ class TagSet:
 
 
 class LoopItemTags(TagSet):
-    """The tags of the items of a loop: `item`, and `item.KEY` for each key of at least one item.
-    For withParam, all keys are accepted. Source: Argo's addItemsToScope."""
+    """The tags of the items of a loop, which are `item`, and `item.KEY` for each key of at least
+    one item. For a loop with withParam, all keys are accepted. Source: Argo's addItemsToScope."""
 
     def __init__(self, task: Data) -> None:
         self.allows_any_member = bool(task.get("withParam"))
@@ -210,8 +211,8 @@ class NodeTags:
         self.cache: dict[str, TagSet] = {}
 
     def list_allowed_tags(self, task_name: str) -> Container[str]:
-        """Return the tags that Argo's validation accepts for a task outside expressions, without
-        their prefix `tasks.NAME.`."""
+        """Return the tags that Argo's validation accepts for a task outside expressions. The
+        returned tags lack the prefix `tasks.NAME.`."""
         task = self.tasks[task_name]
 
         template = task.get("inline") or self.templates.get(str(task.get("template")))
@@ -235,7 +236,7 @@ class NodeTags:
         return tags
 
     def list_tags(self, task_name: str) -> TagSet:
-        """Return all tags of a task, without their prefix `tasks.NAME.`."""
+        """Return all tags of a task; the returned tags lack the prefix `tasks.NAME.`."""
         task = self.tasks[task_name]
         if "inline" in task:
             return self._list_node_tags(task["inline"])
@@ -273,7 +274,7 @@ class TagScope:
         return self._is_done(node_name) and node_tag in node_group.list_allowed_tags(node_name)
 
     def list_global_names(self) -> set[str]:
-        """Return the tags that have a value and that do not belong to a task or step."""
+        """Return the tags that have a value and do not start with `tasks.` or `steps.`."""
         return {name for layer in self.layers for name in layer.names}
 
     def find_alternatives(self, tag: str) -> tuple[str, set[str]]:
@@ -312,7 +313,8 @@ def _first_word(name: str) -> str:
 
 
 def _parent_prefixes(name: str) -> Iterator[str]:
-    """Yield the names of the maps that contain a dotted name: `a` and `a.b` for `a.b.c`."""
+    """Yield the names of the maps that contain a dotted name, for example `a` and `a.b` for
+    `a.b.c`."""
     dot_index = name.find(".")
     while dot_index >= 0:
         yield name[:dot_index]

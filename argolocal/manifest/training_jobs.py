@@ -25,7 +25,7 @@ class JobKind:
     # The first of these roles that the job contains decides whether the job succeeds. If the tuple
     # is empty, the workers decide.
     leader_roles: tuple[str, ...] = ()
-    single_roles: tuple[str, ...] = ()  # roles that must have `replicas: 1`
+    single_roles: tuple[str, ...] = ()  # roles of the training job that must have `replicas: 1`
     required_roles: tuple[str, ...] = ()
     restart_policy: str = "Never"
     # True if the operator requires a container with the name `container_name`
@@ -89,8 +89,8 @@ REMOVED_KINDS = {
 
 
 def make_pod_name(job_name: str, role: str, replica_index: int = 0) -> str:
-    """Return the name of a job's pod. The pod's Service has the same name, which is its host
-    name."""
+    """Return the name of a job's pod. The pod's Service has the same name as the pod, which is also
+    its host name."""
     name = f"{job_name}-{role.lower()}"
     if role == "Launcher":
         return name

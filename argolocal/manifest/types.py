@@ -1,5 +1,5 @@
-"""Types of Argo's objects, which are dicts and lists here. Their fields are listed and checked in
-schema.py.
+"""Types of Argo's objects, which are dicts and lists here. The fields of these objects are listed
+and checked in schema.py.
 
 Source: Argo's pkg/apis/workflow/v1alpha1/workflow_types.go.
 """

@@ -22,7 +22,7 @@ FORM_TOKEN = "form_token"  # key in the ASGI scope, and name of the form field  
 HEADERS = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
-    # with "no-referrer", browsers send forms of this page with the origin "null"
+    # under the policy "no-referrer", browsers send forms of this page with the origin "null"
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -79,7 +79,7 @@ class Access:
                 # send the SameSite=Strict cookie
                 address = escape(f"http://{sent_headers['host'][0]}{path}")
                 page = f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">'
-                # without a referrer, because the address of this request contains the token
+                # no referrer is sent, because the address of this request contains the token
                 headers = {"Set-Cookie": cookie, "Referrer-Policy": "no-referrer"}
                 return HTMLResponse(page, headers=headers)
             case Refusal(status, message):

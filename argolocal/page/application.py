@@ -1,6 +1,6 @@
-"""The web page as an ASGI application. It shows the list of runs, and each run with its tabs.
+"""The web page as an ASGI application. The page shows the list of runs, and each run with its tabs.
 
-Every URL returns HTML or, for `Accept: application/json`, the same content as JSON.
+Every URL of the page returns
 """
 
 import hashlib
@@ -56,7 +56,7 @@ class Section:
     """A page that the navigation lists next to the list of runs, for example the page of models.
 
     `build` receives the query parameters, and returns an object of the type `content`. The template
-    `NAME.html` shows this object.
+    `NAME.html` shows the object that `build` returns.
     """
 
     name: str
@@ -67,8 +67,8 @@ class Section:
 
 @dataclass(frozen=True)
 class RunDocument:
-    """A JSON object about a run, at the URL path /runs/RUN/NAME. `build` returns the object. A
-    command prints the same object with `-o json`."""
+    """A JSON object about a run, at the URL path /runs/RUN/NAME. `build` returns the JSON object. A
+    command prints the same JSON object with `-o json`."""
 
     name: str
     title: str
@@ -77,12 +77,14 @@ class RunDocument:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts from which a web page is assembled. `rekindle` adds tabs and sections.
+    """The parts from which a web page is assembled. The package `rekindle` adds tabs and sections
+    to the page of argolocal.
 
-    `rows`: the rows of the list of runs (default: rows without additional columns). `packages`:
-    Python packages with templates; the first one that contains a template is used. `routes`:
-    additional HTTP routes. `links`: links in the navigation, title → URL. `actions`: actions on a
-    run. `page_actions`: all other actions. `documents`: JSON objects about a run.
+    `rows`: creates the rows of the list of runs (default: rows without additional columns).
+    `packages`: Python packages with templates; the first package that contains a template is used.
+    `routes`: additional HTTP routes. `links`: links in the navigation, title → URL. `actions`:
+    actions on a run. `page_actions`: actions on other objects than runs. `documents`: JSON objects
+    about a run.
     """
 
     source: RunSource
@@ -265,9 +267,8 @@ class Page:
         return self.rows.reader.row(run)
 
     def cached(self, key: tuple[str, ...], render: Callable[[], Response]) -> Response:
-        """Return the response with this key from memory. If it is not in memory, call `render` and
-        keep the response. The key begins with the name of the run, or "", and ends with the media
-        type."""
+        """Return the response with the key `key` from memory. If the response is not in memory,
+        call `render` and keep its result. The key of a response begins"""
         with self.lock:
             render_lock = self.render_locks.setdefault(key[0], Lock())
         # if several viewers request the same page at the same time, it is rendered only once
@@ -352,7 +353,8 @@ class Page:
 
     def refuse_malformed(self, request: Request, error: Exception) -> Response:
         """Respond to a request for a run whose records have an unexpected form."""
-        # write the traceback to the log, because the cause may also be a bug of this program
+        # write the traceback to the log, because the cause of the error may be a bug of this
+        # program
         log.error("%s could not be shown", request.url.path, exc_info=error)
         run = request.path_params.get("run")
         message = describe_malformed(run, error) if run else describe(error)
@@ -368,8 +370,8 @@ class Page:
         return run.version
 
     def _version(self, subject: str) -> str:
-        """Return the version of a subject: RUN is a run, RUN/TAB a tab of a run, and "" the list of
-        runs. The version of a removed run is "removed"."""
+        """Return the version of a subject; the subject RUN is a run, RUN/TAB a tab of a run, and ""
+        the list of runs. The version of a removed run is "removed"."""
         if subject:
             name, _, tab_name = subject.partition("/")
             tab = self.tabs.get(tab_name)
@@ -386,7 +388,7 @@ class Page:
 
 
 def _encode(text: str) -> bytes:
-    """Encode a text in UTF-8. Half of a surrogate pair, which JSON permits, becomes `?`."""
+    """Encode a text in UTF-8. Half of a surrogate pair, which JSON permits, is replaced by `?`."""
     return text.encode(errors="replace")
 
 

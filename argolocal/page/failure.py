@@ -121,10 +121,11 @@ def step_name(run: str, node_name: str) -> str:
 
 
 def find_failed_nodes(run: Run) -> list[Mapping[str, Any]]:
-    """Return the nodes of the failed steps. The first one is the step that made the run fail.
+    """Return the nodes of the failed steps. The first of the nodes is the step that made the run
+    fail.
 
-    A step that succeeded in a later attempt is not included. Exit handlers, and steps whose failure
-    the manifest allows, come last.
+    A step that succeeded in a later attempt is not among the nodes. Exit handlers, and steps whose
+    failure the manifest allows, are the last nodes.
     """
     nodes = {node["name"]: node for node in list((run.status.get("nodes") or {}).values())}
     tolerated_tasks = _tolerated_tasks(run)
@@ -172,7 +173,7 @@ def _tolerated_tasks(run: Run) -> set[str]:
 
 
 def _root_message(run: Run, node: Mapping[str, Any]) -> str:
-    """Return the message of a node. If this message only refers to other attempts, return the
+    """Return the message of a node. If the node's message only refers to other attempts, return the
     message of the last attempt that states a reason."""
     message = str(node.get("message") or "")
     if not causes.is_secondary_message(message):
@@ -193,8 +194,8 @@ def _log_of_job(run: Run, node: Mapping[str, Any], logs: Mapping[str, LogFile]) 
 
 
 def lines_around_error(text: str) -> tuple[list[str], int]:
-    """Return the lines around the last error of a log and the index of the error's line. Without an
-    error, return the last lines and -1."""
+    """Return the lines around the last error of a log and the index of the error's line. If the log
+    contains no error, return the last lines and -1."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     errors = [index for index, line in enumerate(lines) if summary.ERROR_LINE.match(line)]
     if not errors:
@@ -202,7 +203,7 @@ def lines_around_error(text: str) -> tuple[list[str], int]:
 
     error = errors[-1]
     first = error
-    # an `error:` line after a traceback is its summary, so show the traceback, too
+    # an `error:` line after a traceback is a summary of the traceback, so show the traceback, too
     if len(errors) > 1 and first - errors[-2] < MAX_LOG_LINES - LINES_BEFORE_ERROR:
         first = errors[-2]
 
@@ -215,8 +216,8 @@ def lines_around_error(text: str) -> tuple[list[str], int]:
 
 
 def _error_of_log(text: str) -> str:
-    """Return the error at the end of a log: the text of its last `error: ` line, or the exception
-    of its last traceback."""
+    """Return the error at the end of a log: the text of its last line `error: ...`, or the
+    exception of its last traceback."""
     error = summary.find_last_error(text)
     if error:
         return error

@@ -1,7 +1,7 @@
 """Server-sent events, which tell an open page that its run, or the list of runs, has changed.
 
-An event contains only the new version. The page in the browser then requests its content again, so
-the server renders each version only once for all viewers.
+An event contains only the new version of its subject, not the content. The page in the browser
+requests its content after each event, so the server renders each version only once for all viewers.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ log = logging.getLogger("uvicorn.error")
 
 
 class EventStream(StreamingResponse):
-    """A response with server-sent events. Its generator is closed as soon as the viewer
-    disconnects."""
+    """A response with server-sent events. The generator of the events is closed as soon as the
+    viewer disconnects."""
 
     def __init__(self, events: AsyncGenerator[str]) -> None:
         super().__init__(events, media_type="text/event-stream")
@@ -92,7 +92,7 @@ class ChangeBudget:
 class Watchers:
     """Watches each subject once for all of its viewers, and only while it has viewers.
 
-    Its methods may be called only in the thread of the event loop.
+    The methods of Watchers may be called only in the thread of the event loop.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class Watchers:
 
 
 def format_event(name: str, data: str, id: str = "") -> str:
-    """Format one server-sent event. The data and the id contain no line breaks."""
+    """Format one server-sent event. The data and the id of an event contain no line breaks."""
     lines = [f"event: {name}", f"data: {data}"]
     if id:
         lines.append(f"id: {id}")

@@ -1,4 +1,4 @@
-"""Log files of pods. Logs are read in parts, because a log can be larger than the memory."""
+"""Log files of pods. A log is read in parts, because it can be larger than the memory."""
 
 import os
 import stat
@@ -13,8 +13,8 @@ SEARCHED_END_BYTES = 65_536  # number of bytes at the end of a log that are sear
 
 
 class LogFile(Protocol):
-    """The log of one pod. All methods may be called from several threads. If the log was removed,
-    `size` returns 0 and `read` returns b""."""
+    """The log of one pod. All methods may be called from several threads. If the log file was
+    removed"""
 
     @property
     def name(self) -> str:
@@ -37,7 +37,8 @@ class LogFile(Protocol):
 
 @dataclass(frozen=True)
 class LocalLog:
-    """A log in the home of this machine. A path that is not a regular file counts as empty."""
+    """A log in the home of this machine, the directory of runs. A path that is not a regular file
+    counts as an empty log."""
 
     name: str
     path: Path
@@ -85,7 +86,8 @@ def find_log_with_error(logs: Iterable[LogFile]) -> LogFile | None:
 
 
 def _last_change(log: LogFile) -> float:
-    """Return the unix time at which the last line was written, or 0 if it is unknown."""
+    """Return the unix time at which the last line of a log was written, or 0 if the time is
+    unknown."""
     if not isinstance(log, LocalLog):
         return 0.0
     try:

@@ -1,9 +1,9 @@
 """Access control of a server that serves only one user of this machine.
 
-Programs send the token of the home as a bearer token. A browser sends the token only once, in the
-URL that a command prints, and receives a cookie. A page of another origin cannot use this cookie.
-Another origin may also be another port of this machine, or a host name that resolves to this
-machine (DNS rebinding).
+Programs send the token of the home (the directory of runs) as a bearer token. A browser sends the
+token only once, in the URL that a command prints, and receives a cookie. A page of another origin
+cannot use the cookie of a browser that has logged in. Another origin may also be another port of
+this machine, or a host name that resolves to this machine (DNS rebinding).
 """
 
 import hmac
@@ -92,7 +92,7 @@ class Login:
 
 def _is_cross_site(method: str, headers: Headers) -> bool:
     """Return True if, according to the browser's headers, a page of another site has sent this
-    request without a user who followed a link."""
+    request , and that no user has followed a link."""
     site, mode, purpose = (
         ",".join(headers.get(f"sec-fetch-{name}", [])) for name in ("site", "mode", "dest")
     )

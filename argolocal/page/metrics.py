@@ -1,4 +1,4 @@
-"""Export the runs of a home as metrics in the Prometheus text format.
+"""Export the runs of a home (a directory of runs) as metrics in the Prometheus text format.
 
 Source: prometheus.io/docs/instrumenting/exposition_formats, version 0.0.4.
 """

@@ -31,7 +31,8 @@ class ErrorAnswer:
 
 @dataclass(frozen=True)
 class Resource:
-    """A URL path. The response to a GET request is an object of the type `content`."""
+    """A URL path. The response to a GET request for this path is an object of the type
+    `content`."""
 
     path: str
     title: str

@@ -31,8 +31,9 @@ STATES = {
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run in the list. `started` and `finished`: times in the format of RFC 3339. `done` and
-    `total`: numbers of steps without a parent."""
+    """One run in the list. `started` and `finished`: times in the format of RFC 3339. `done`,
+    `total`: number of finished steps and number of all steps, of the steps that are not part of
+    another step."""
 
     name: str
     pipeline: str
@@ -85,7 +86,7 @@ ReadLogs = Callable[[str], Mapping[str, LogFile]]
 class RowReader:
     """Creates the row of a run. Subclasses add columns.
 
-    `read_logs`: function that returns the logs of a run; they are searched for the cause of its
+    `read_logs`: function that returns the logs of a run; the logs are searched for the cause of a
     failure.
     """
 
@@ -177,7 +178,7 @@ class RunRows:
     """The rows of all runs of a source. A row is computed again only if its run has changed.
 
     Without a filter, `find` computes only the rows on the shown page, so that the first page
-    appears quickly. A thread then computes the other rows.
+    appears quickly. While the first page is shown, a thread computes the other rows.
     """
 
     def __init__(self, source: RunSource, reader: RowReader) -> None:
@@ -188,8 +189,8 @@ class RunRows:
         self.is_filling = False
 
     def find(self, query: Mapping[str, str]) -> RunList:
-        """Return the rows that match the query parameters of a URL: `q`, `state`, `page`, and the
-        titles of the reader's filters in lower case."""
+        """Return the rows that match the query parameters of a URL, which are `q`, `state`, `page`,
+        and the titles of the reader's filters in lower case."""
         text = query.get("q", "").strip()
         state = query.get("state", "")
         if state and state not in STATES:
@@ -241,7 +242,8 @@ class RunRows:
         return "/".join(versions)
 
     def _make_filter(self, title: str, selected: str) -> Filter:
-        """Return the filter of a column. Its choices are the values in the computed rows."""
+        """Return the filter of a column. The choices of the filter are the values in the computed
+        rows."""
         values = {cached.row.facts.get(title, "") for cached in list(self.rows.values())}
         choices = sorted(filter(None, values | {selected}))
         return Filter(title.lower(), title, choices, selected)

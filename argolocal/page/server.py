@@ -27,14 +27,15 @@ TOKEN_FILE = "page-token"  # name of the file in the home  # nosec B105
 
 
 def read_token(home: Path) -> str:
-    """Return the access token of a home's page. On first use, the token is created."""
+    """Return the access token of the page of a home, the directory of runs. The access token is
+    created when it is read for the first time."""
     homes.create_home(home)
     return write_if_missing(home / TOKEN_FILE, secrets.token_urlsafe(32), 0o600)
 
 
 def listen(port: int | None) -> socket.socket:
-    """Return a socket that listens on a port of the loopback interface. The default is the first
-    free port from FIRST_PORT on. Raises ConfigError if the port is taken."""
+    """Return a socket that listens on a port of the loopback interface. The default port is the
+    first free port from FIRST_PORT on. Raises ConfigError if the port is taken."""
     if port is not None:
         try:
             return socket.create_server(("127.0.0.1", port))
@@ -53,7 +54,7 @@ def listen(port: int | None) -> socket.socket:
 class Connection(AutoHTTPProtocol):
     """uvicorn's protocol for one connection. Every user of this machine can connect to the page.
     Therefore a connection without a request is closed soon, or earlier if there are too many of
-    them, so that it never blocks other connections."""
+    these connections, so that they never block other connections."""
 
     if TYPE_CHECKING:
         loop: asyncio.AbstractEventLoop
@@ -92,7 +93,7 @@ class Connection(AutoHTTPProtocol):
         self.deadline = self.loop.call_later(REQUEST_TIMEOUT_S, self._check_progress)
 
     def _check_progress(self) -> None:
-        """Close the connection if it has only waited for a request since the last check."""
+        """Close the connection if it has waited for a request since the last check."""
         is_waiting = self.cycle is None or self.cycle.response_complete
         if is_waiting and self.cycle is self.last_cycle:
             self.abort()
@@ -102,7 +103,8 @@ class Connection(AutoHTTPProtocol):
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of open files of this process, because each viewer of a page needs one."""
+    """Raise the limit of open files of this process, because each viewer of a page needs an open
+    file."""
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MAX_DESCRIPTORS if hard_limit < 0 else min(hard_limit, MAX_DESCRIPTORS)
     if 0 <= soft_limit < limit:

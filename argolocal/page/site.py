@@ -28,14 +28,14 @@ def make_tabs(source: RunSource, overview: OverviewTab, artifacts: ArtifactsTab)
 
 
 def serve(home: Path, port: int | None, announce: Callable[[str], None]) -> None:
-    """Serve the page of a home until SIGINT or SIGTERM. Raises ConfigError if the port is
-    taken."""
+    """Serve the page of a home (a directory of runs) until SIGINT or SIGTERM. Raises ConfigError if
+    the port is taken."""
     page = Page(make_parts(home))
     server.serve(page.application(), server.read_token(home), server.listen(port), announce)
 
 
 def make_parts(home: Path) -> Parts:
-    """Return the parts of the page of a home."""
+    """Return the parts of the page of a home (a directory of runs)."""
     source = LocalRuns(home)
     stored_artifacts = StoredArtifacts.in_home(home, LocalCluster.bucket)
     overview = OverviewTab(source, stored_artifacts)

@@ -1,4 +1,4 @@
-"""The source of the runs that a page shows: the home on this machine.
+"""The source of the runs that a page shows: the home, the directory of runs on this machine.
 
 `rekindle.page` contains another source with the same interface: the runs of a cluster.
 """
@@ -76,7 +76,7 @@ class RunSource(Protocol):
 
     def version(self, name: str) -> str:
         """Return a text that changes whenever the run changes, or "" if the run does not exist.
-        Called several times per second."""
+        This method is called several times per second."""
         ...
 
     def read(self, name: str) -> Run:
@@ -97,8 +97,8 @@ def describe_malformed(name: str, error: Exception) -> str:
 
 
 class LocalRuns:
-    """The runs of a home. The parsed files of recently read runs stay in memory, so that only the
-    lines must be parsed that a runner has appended in the meantime."""
+    """The runs of a home (a directory of runs). The parsed files of recently read runs stay in
+    memory, so that only the lines that were appended in the meantime must be parsed."""
 
     def __init__(self, home: Path) -> None:
         self.home = home.resolve()
@@ -157,7 +157,7 @@ class LocalRuns:
 
         status = runs.settle_phase(status, reader.files)
         if status["phase"] in FINISHED_PHASES:
-            # if the files change later, `version` returns another text than this one
+            # if the files change later, `version` returns another text than this version
             version = "-".join(version.split("-")[:2])
             self.finished[name] = version
         self._limit_memory(reader)
@@ -178,8 +178,9 @@ class LocalRuns:
             return reader
 
     def _limit_memory(self, reader: "RunReader") -> None:
-        """Add the size of a run that was read to the total. Then remove the least recently read
-        runs from memory until the total is below the limit, or until one run is left."""
+        """Add the size of a run that was read to the total size of the runs in memory. If the total
+        size is above the limit, remove the least recently read runs from memory, but keep at least
+        one run."""
         with self.lock:
             if self.readers.get(reader.files.name) is reader:
                 self.readers_size += reader.size - reader.counted_size
@@ -190,12 +191,12 @@ class LocalRuns:
 
 
 class RunReader:
-    """The parsed files of a run. Use it only while holding its lock."""
+    """The parsed files of a run. Use a RunReader only while holding its lock."""
 
     def __init__(self, files: RunFiles) -> None:
         self.files = files
         self.lock = Lock()
-        # size of this run in the total that LocalRuns has computed
+        # size of this run's files in the total that LocalRuns has computed
         self.counted_size = 0
         self.journal = JournalReader(files.root / JOURNAL_FILE)
         self.manifest: Mapping[str, Any] = {}

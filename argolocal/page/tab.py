@@ -12,8 +12,9 @@ class Tab(Protocol):
     """One tab of the page of a run.
 
     `build` returns an object of the type `content`, a frozen dataclass of plain values. The
-    template `TAB.html` shows it as `content`, and `Accept: application/json` returns it as JSON. A
-    tab with query parameters may describe them in `parameters`: name → description.
+    template `TAB.html` shows the object as `content`; a request with `Accept: application/json`
+    gets the object as JSON. A tab with query parameters may describe them in `parameters`: name →
+    description.
     """
 
     name: str
@@ -22,7 +23,7 @@ class Tab(Protocol):
     content: type
 
     def is_shown(self, run: Run) -> bool:
-        """Return True if the tab has content for this run. Must be fast."""
+        """Return True if the tab has content for this run. This method must be fast."""
         ...
 
     def build(self, run: Run, query: QueryParams) -> Any:
@@ -39,8 +40,8 @@ class ChangingTab(Protocol):
     """A tab whose content can change while its run does not, such as the ledger of a training."""
 
     def version(self, run: Run) -> str:
-        """Return a text that changes whenever the tab's content changes. Called several times per
-        second."""
+        """Return a text that changes whenever the tab's content changes. This method is called
+        several times per second."""
         ...
 
 

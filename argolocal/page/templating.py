@@ -1,5 +1,5 @@
-"""Render HTML with Jinja templates, which escape all values. The templates of a package are in its
-folder `templates/`."""
+"""Render HTML with Jinja templates, which escape all values. The Jinja templates of a package are
+in its folder `templates/`."""
 
 import time
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ def age(text: str | None) -> str:
     try:
         start = datetime.fromisoformat(text).timestamp()
     except (ValueError, TypeError):
-        # another program has written the time in another format
+        # another program may have written the time in another format, which is shown unchanged
         return escape_control_chars(str(text))
     seconds = max(0.0, time.time() - start)
     if seconds >= 2 * 86400:

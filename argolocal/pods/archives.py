@@ -2,12 +2,13 @@
 
 The data filter of `tarfile` is not enough: it does not exist before Python 3.11.4, long chains of
 links bypass it in later versions (CVE-2025-4517), and it does not limit sizes. Therefore `tarfile`
-only reads the tarball, and this module writes the files. It first writes files and directories,
-while no link exists that a write could follow. Then it creates the links, whose targets must be
-inside the directory. It also limits the disk space, the number of entries and the size of a header.
+only reads the tarball, and the module `archives` writes the files. Files and directories are
+written first, while no link exists that a write could follow. The links of an archive are created
+last, and their targets must be inside the directory. The disk space of an unpacked archive, its
+number of entries and the size of a header are limited.
 
-As in Argo's executor.go (untar), some entries are dropped or rejected. Entries with a negative size
-are rejected because of CVE-2025-8194.
+As in Argo's executor.go (untar), some entries of an archive are dropped or rejected. Entries of a
+tarball with a negative size are rejected because of CVE-2025-8194.
 """
 
 import io
@@ -62,7 +63,7 @@ class _CountingZipFile(io.BufferedReader):
         self.max_entries = max_entries
 
     def read(self, size: int | None = -1) -> bytes:
-        # zipfile reads this much at once only for the central directory
+        # zipfile reads more than MAX_DIRECTORY_BYTES at once only for the central directory
         if size and size > MAX_DIRECTORY_BYTES:
             raise zipfile.BadZipFile(
                 f"its central directory has more than {MAX_DIRECTORY_BYTES >> 20} MB"
@@ -127,8 +128,8 @@ def unpack_tar(
     max_entries: int = MAX_ENTRIES,
     max_disk_share: float = MAX_DISK_SHARE,
 ) -> None:
-    """Unpack a gzipped tar, and delete it. If it has a single entry, this entry becomes `path`.
-    Otherwise, `path` becomes a folder with the entries.
+    """Unpack a gzipped tar, and delete it. If the tar has a single entry, this entry becomes
+    `path`. If the tar has several entries, `path` becomes a folder with the entries.
 
     As in Argo, owners, setuid bits, devices and hard links are dropped. Raises ArchiveError.
     """
@@ -227,11 +228,11 @@ def _check_zip(
 
 
 class _EntryCounter:
-    """Counts the entries of the next part of a tarball before they are written. Thus a tarball with
-    too many entries fails early, before many files are written, which is slow.
+    """Counts the entries of the next part of a tarball before they are written. The early count
+    makes a tarball with too many entries fail before many files are written, which is slow.
 
-    The next part is counted only after UNCOUNTED_ENTRIES entries, so that parts with large files
-    are not counted: counting decompresses a part a second time.
+    The next part of a tarball is counted only after UNCOUNTED_ENTRIES entries, so that parts with
+    large files are not counted: counting decompresses a part a second time.
     """
 
     def __init__(self, archive_name: str, max_entries: int) -> None:
@@ -242,8 +243,8 @@ class _EntryCounter:
         self.uncounted_entries = UNCOUNTED_ENTRIES
 
     def check(self, tar_stream: TarStream, offset: int, max_entries: int) -> None:
-        """Raise ArchiveError if the part at `offset` has more than `max_entries` entries. Call this
-        method before each entry is written; most calls do nothing."""
+        """Raise ArchiveError if the part at `offset` has more than `max_entries` entries. Call the
+        method `check` before each entry is written; most calls do nothing."""
         if offset < self.end:
             return
         self.uncounted_entries += 1
@@ -299,8 +300,8 @@ def _check_sparse(tar_entry: Any, stored_bytes: int) -> None:
 
 @contextmanager
 def _unpack_directory(archive: Path, path: Path) -> Iterator[Path]:
-    """Yield an empty directory. At the end of the `with` block, move the directory to `path`. If it
-    has a single entry, move only this entry.
+    """Yield an empty directory. At the end of the `with` block, the directory is moved to `path`.
+    If the directory has a single entry, only this entry is moved to `path`.
 
     After a failure, the directory is deleted.
     """
@@ -431,6 +432,6 @@ def _stays_inside(link_path: tuple[str, ...], link_targets: dict[tuple[str, ...]
         else:
             return bool(current_directory)
 
-    # The links form a loop: the kernel reports an error, but a program that resolves paths itself
-    # may leave the directory.
+    # If the links form a loop, the kernel reports an error to `open`, but a program that resolves
+    # paths itself may leave the directory.
     return False

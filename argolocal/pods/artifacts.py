@@ -37,11 +37,13 @@ class GoTarFile(tarfile.TarFile):
 
 
 class ArtifactError(Exception):
-    """An artifact cannot be loaded or saved. The message is the one that Argo would show."""
+    """An artifact cannot be loaded or saved. The message of an ArtifactError is the message that
+    Argo would show."""
 
 
 def load(artifact: dict[str, Any], path: Path, open_store: OpenStore) -> None:
-    """Load an input artifact to `path`. Raises ArtifactError, StorageError."""
+    """Load an input artifact to `path`. Raises ArtifactError if the artifact is missing or invalid,
+    and StorageError if the store fails."""
     # an artifact has no location if it is the output of a skipped step
     if not any(artifact.get(location_kind) for location_kind in ("s3", "raw", "http")):
         if artifact.get("optional"):
@@ -50,8 +52,8 @@ def load(artifact: dict[str, Any], path: Path, open_store: OpenStore) -> None:
         raise ArtifactError(f"required artifact '{artifact['name']}' not supplied")
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    # in the folder of the artifact, so that a rename moves the files; the name is unique, because
-    # other artifacts may be in the same folder
+    # use the folder of the artifact, so that a rename moves the files; the name of the directory is
+    # unique, because other artifacts may be in the same folder
     with TemporaryDirectory(prefix=".artifact-", dir=path.parent) as temporary_folder:
         downloaded_file = Path(temporary_folder) / "downloaded"
         if not _fetch(artifact, downloaded_file, open_store):
@@ -67,8 +69,9 @@ def load(artifact: dict[str, Any], path: Path, open_store: OpenStore) -> None:
 
 
 def _fetch(artifact: dict[str, Any], target_file: Path, open_store: OpenStore) -> bool:
-    """Write an artifact to `target_file`, still packed. Return False if an optional artifact does
-    not exist. Raises ArtifactError, StorageError."""
+    """Write an artifact to `target_file`, as it is stored, not unpacked. Return False if an
+    optional artifact does not exist. Raises ArtifactError if a required artifact is missing, and
+    StorageError if the store fails."""
     if artifact.get("raw"):
         target_file.write_text(artifact["raw"]["data"])
         # all users may write to the file, as in Argo, whose executor runs without a umask
@@ -144,7 +147,7 @@ def save_artifact(
     is missing.
 
     `link_path`: file at the artifact's path in the pod, possibly a link. `path`: file or directory
-    to which this link leads. `temporary_folder`: directory for temporary archives.
+    to which the link at `link_path` leads. `temporary_folder`: directory for temporary archives.
     `archive_location`: `s3` of the template's archiveLocation, the default location. Raises
     ArtifactError.
     """
@@ -186,7 +189,8 @@ def _pack_artifact(
     artifact: dict[str, Any], link_path: Path, path: Path, temporary_folder: Path
 ) -> tuple[Path, str]:
     """Pack an output artifact into the archive that its field `archive` asks for. Return the file
-    to upload, and its name in the default key. Without an archive, the file to upload is `path`."""
+    to upload, and the file's name in the default key. If the artifact is not packed, the file to
+    upload is `path`."""
     archive_options = artifact.get("archive") or {}
 
     if "zip" in archive_options:
@@ -218,8 +222,8 @@ def _pack_artifact(
 
 
 def _find_failing_call(artifact: dict[str, Any], link_path: Path, path: Path) -> str:
-    """Return the system call of Argo's executor that would not find its file, or "". For example,
-    Argo can zip a file only if its name is the artifact's name."""
+    """Return the system call of Argo's executor that would not find the artifact's file, or "". For
+    example, Argo can zip a file only if its name is the artifact's name."""
     archive_options = artifact.get("archive") or {}
     if not path.exists():
         return f"open /var/run/argo/outputs/artifacts{artifact['path']}.tgz"
@@ -249,7 +253,8 @@ def save_log(
     key_prefix: str,
     open_store: OpenStore,
 ) -> dict[str, Any]:
-    """Upload a container's log. Return the artifact with its key. Raises StorageError."""
+    """Upload a container's log. Return the artifact of the log with its key. Raises
+    StorageError."""
     base_location = _default_location(template["archiveLocation"].get("s3"), key_prefix)
     target_location = {**base_location, "key": f"{base_location['key']}/{container_name}.log"}
     open_store(target_location).upload(log_path, target_location["key"])
@@ -277,9 +282,9 @@ def collect_garbage(
     """Delete the output artifacts whose garbage collection strategy is OnWorkflowCompletion, and
     mark them as deleted in `status`. Return the ids of the changed nodes.
 
-    A failure becomes a condition of the status. The strategy OnWorkflowDeletion has no effect here,
-    because workflows are never deleted. As in Argo's S3 driver, a key with a trailing / is a
-    directory. Source: Argo's artifact_gc.go.
+    A failed deletion adds a condition to the status of the workflow. The strategy
+    OnWorkflowDeletion has no effect here, because workflows are never deleted. As in Argo's S3
+    driver, a key with a trailing / is a directory. Source: Argo's artifact_gc.go.
     """
     changed_node_ids = []
 
@@ -320,8 +325,8 @@ def _delete_objects(key: str, store: ObjectStore) -> None:
 
 
 def find_gc_strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
-    """Return the garbage collection strategy of an artifact. If it has none, return the strategy of
-    the workflow, or else "Never"."""
+    """Return the garbage collection strategy of an artifact. If the artifact has none, return the
+    strategy of the workflow, or else "Never"."""
     strategies = (
         (strategy_owner.get("artifactGC") or {}).get("strategy")
         for strategy_owner in (artifact, spec)

@@ -26,8 +26,8 @@ class Image:
     """The properties of an image on this machine.
 
     `python`: Python interpreter that runs if the command of a container is `python`. `env`:
-    environment variables of the image. `command`, `args` and `directory`: ENTRYPOINT, CMD and
-    WORKDIR of the image.
+    environment variables of the image. `command`, `args`, `directory`: ENTRYPOINT, CMD and WORKDIR
+    of the image.
     """
 
     python: str = sys.executable

@@ -60,7 +60,7 @@ def check_containers(template: Data, field_path: str, cluster: Cluster) -> None:
 
 def check_pod_names(template: Data, pod_name: str) -> None:
     """Raise ConfigError for a name in a pod that the API server would reject. Call this function
-    when the pod starts, because names may contain tags before."""
+    when the pod starts, because the names may contain tags before the start."""
     message_prefix = f'Pod "{pod_name}" is invalid'
     for container_path, container in list_containers(template):
         if "name" in container:

@@ -86,7 +86,8 @@ class Executor:
         self.threads: list[threading.Thread] = []
 
     def start(self, action: StartPod) -> None:
-        """Start the pod of a node. An error ends the node instead of being raised."""
+        """Start the pod of a node. An error at the start of the pod ends the node instead of being
+        raised."""
         with self._end_node_on_error(action.id):
             self._start(action)
 
@@ -154,7 +155,7 @@ class Executor:
 
     def wait(self, timeout: float | None) -> list[PodStarted | PodEnded]:
         """Wait for at most `timeout` seconds, or about one second, until something has happened.
-        Return the new events, possibly none."""
+        Return the new events, which may be none."""
         timeouts_s = [0.1 if self.resources.busy else 1.0]
         if self.deadline is not None:
             timeouts_s.append(self.deadline - time.time())
@@ -266,8 +267,8 @@ class Executor:
 
     @property
     def deadline(self) -> float | None:
-        """The unix time of the next deadline or retry; `wait` may sleep until then. None if no
-        deadline or retry is due."""
+        """The unix time of the next deadline or retry; `wait` may sleep until then. The time is
+        None if no pod has a deadline or a retry."""
         wake_times: list[float | None] = []
         for pod in self.running.values():
             wake_times.append(pod.kill_at or pod.action.deadline)
@@ -297,8 +298,8 @@ class Executor:
 
     @contextmanager
     def _end_node_on_error(self, node_id: str) -> Iterator[None]:
-        """On an unexpected exception, end the node `node_id` with Error instead of ending the
-        run."""
+        """If the `with` block raises an unexpected exception, end the node `node_id` with Error
+        instead of ending the run."""
         try:
             yield
         except StateError:  # the journal cannot be written, so let this error interrupt the run
@@ -334,7 +335,7 @@ class Executor:
         on_finished: Callable[[PodRun, Future[Any]], None],
     ) -> None:
         """Run `slow_call` in a daemon thread, because a daemon thread does not delay Ctrl-C.
-        Afterwards, call `on_finished` in the event loop."""
+        After the call has ended, call `on_finished` in the event loop."""
         future = Future[Any]()
         pod.work = future, on_finished
 
@@ -347,12 +348,14 @@ class Executor:
         self.threads[-1].start()
 
     def _store(self, s3_location: dict[str, Any]) -> ObjectStore:
-        # one thread at a time, because the first call may import boto3 and start a service
+        # one thread at a time may open the store, because the first call may import boto3 and start
+        # a service
         with self.store_lock:
             return self.cluster.store(s3_location)
 
     def _on_loaded(self, pod: PodRun, future: Future[Any]) -> None:
-        """Start a pod whose input artifacts have been loaded, or end it with their error."""
+        """Start a pod whose input artifacts have been loaded, or end the pod with the error of the
+        loading."""
         try:
             future.result()
         except (ArtifactError, ArgolocalError, OSError, ValueError) as error:
@@ -584,7 +587,7 @@ class Executor:
 
 def _resolve_future(future: Future[Any], slow_call: Callable[[], Any]) -> Future[Any]:
     """Set the result of `future` to the result of `slow_call`, or to its exception. Return the
-    future."""
+    completed future."""
     try:
         future.set_result(slow_call())
     except BaseException as error:

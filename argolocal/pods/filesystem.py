@@ -2,16 +2,17 @@
 directories.
 
 A pod sees all files of the machine, but it has its own /tmp, and its own directories for the files
-that the manifest declares. For example, /tmp/out.txt is a different file in each pod: on the
-machine, it is the file tmp/out.txt below the pod's root directory. In a system directory such as
-/usr, only the declared path itself is private.
+that the manifest declares. For example, the path /tmp/out.txt is a different file in each pod: on
+the machine, it is the file tmp/out.txt below the pod's root directory. In a system directory such
+as /usr, only the declared path itself is private.
 
 As in a container, writes and deletions outside of the private directories never reach the machine:
-they go to an overlay (overlayfs, in memory) that is deleted with the pod. Where an overlay is
-impossible (on some kernels, and on file systems mounted below the overlay), the pod has read-only
-access. If the user is root and the kernel allows it, one overlay covers all files of the machine,
-and the runner reads outputs behind links from this overlay. Otherwise, each top-level directory has
-its own overlay. The pod shares /dev/shm with the machine, unless a volume is mounted there.
+they go to an overlay (overlayfs, in memory) that is deleted with the pod. If an overlay of a
+directory is impossible (on some kernels, and on file systems mounted below the overlay), the pod
+has read-only access. If the user is root and the kernel allows it, one overlay covers all files of
+the machine, and the runner reads outputs behind links from this overlay. Without root or this
+support of the kernel, each top-level directory has its own overlay. The pod shares /dev/shm with
+the machine, unless a volume is mounted there.
 """
 
 import contextlib
@@ -57,7 +58,7 @@ BindMount = tuple[Path, str, bool]  # (source, mount path, read only)
 
 def find_unsupported_path(paths: Iterable[str]) -> str | None:
     """Return the first path that cannot be private: a system directory, or a path below /dev, /proc
-    or /sys. None if all paths can be private."""
+    or /sys. Return None if all paths can be private."""
     for path in paths:
         top_level = _find_top_level(Path(path))
         if Path(path) != Path(SHARED_MEMORY_PATH) and (
@@ -72,7 +73,7 @@ def path_in_root(root: Path, path: str) -> Path:
     """Return the path on this machine of the file that a pod with the root directory `root` sees at
     `path`."""
     path_parts = Path(os.path.normpath(path)).parts[1:]
-    # a system directory may be a link to another one, as /bin often is to /usr/bin
+    # a system directory may be a link to another one, for example, /bin is often a link to /usr/bin
     if path_parts[:1] and path_parts[0] in SYSTEM_DIRECTORIES:
         path = str(Path(os.path.realpath(Path("/", *path_parts[:-1]))) / path_parts[-1])
     return root / os.path.normpath(path).lstrip("/")
@@ -82,7 +83,7 @@ def resolve_links(path: str, host_path: Callable[[Path], Path]) -> Path:
     """Resolve all links of `path` in a pod. `host_path` maps a path of the pod without links to a
     file on this machine. Raises OSError for a loop of links."""
     resolved_path = Path("/")
-    # the names that are not resolved yet, in reverse order
+    # the names in the path that are not resolved yet, in reverse order
     remaining_names = [*reversed(Path(os.path.normpath(path)).parts[1:])]
     link_count = 0
 
@@ -129,13 +130,14 @@ def succeeds_in_child(action: Callable[[], None]) -> bool:
 
 @cache
 def supports_namespaces() -> bool:
-    """Return True if this system allows mount namespaces. The result is cached."""
+    """Return True if this system allows mount namespaces. The result of the check is cached."""
     return succeeds_in_child(lambda: _enter_namespace(os.getuid(), os.getgid()))
 
 
 @cache
 def _supports_root_overlay() -> bool:
-    """Return True if one overlay can cover all files of the machine. The result is cached."""
+    """Return True if one overlay can cover all files of the machine. The result of the check is
+    cached."""
 
     def mount_test_overlay() -> None:
         _enter_namespace(os.getuid(), os.getgid())
@@ -152,11 +154,12 @@ class _MountPlan:
     """The mounts that make the file system tree of one container.
 
     `view`: directory that becomes the root of the container. `scratch`: directory for the changes
-    in the overlays; a tmpfs is mounted there. `separate_mounts`: directories of the machine that
-    are mounted one by one. `private_names`: private top-level directories to mount over the
-    overlay of the machine. `nested_mounts`: mount points of the machine that overlays do not
-    contain, by the path below which they are. `binds`: (source, target, read only), sorted by the
-    depth of the target; with None as third value, the source gets an overlay.
+    in the overlays; a tmpfs is mounted in this directory. `separate_mounts`: directories of the
+    machine that are mounted one by one. `private_names`: private top-level directories to mount
+    over the overlay of the machine. `nested_mounts`: mount points of the machine that overlays do
+    not contain, by the path of the directory that contains the mount points. `binds`: (source,
+    target, read only), sorted by the depth of the target; if the third value is None, the source
+    gets an overlay.
     """
 
     root: Path
@@ -170,8 +173,8 @@ class _MountPlan:
     child_socket: socket.socket
 
     def enter(self) -> None:
-        """Mount everything and move this process into the tree. In a tree with one overlay, also
-        send a descriptor of the tree to the parent process."""
+        """Mount all directories of the tree, and move this process into the tree. In a tree with
+        one overlay, also send a descriptor of the tree to the parent process."""
         _enter_namespace(os.getuid(), os.getgid())
         _raise_on_error(LIBC.mount(b"none", os.fsencode(self.scratch), b"tmpfs", 0, None), "mount")
         if self.covers_machine:
@@ -253,8 +256,8 @@ class FileSystemView:
         """Return the path on this machine of the file that the pod sees at `path`. Only the last
         part of `path` may be a link.
 
-        With `must_exist`, raises OSError if only a file of the machine itself is at `path`: the pod
-        cannot have written it.
+        With `must_exist`, raises OSError if the file at `path` is a file of the machine itself,
+        because the pod cannot have written such a file.
         """
         for source_path, mount_path, _ in reversed(self.binds):
             if path.is_relative_to(mount_path):
@@ -282,8 +285,8 @@ class FileSystemView:
         return path
 
     def prepare(self, paths_to_keep: Iterable[Path]) -> Callable[[], None]:
-        """Prepare the directories. Return a function that the new process must call to enter the
-        tree. The function only makes system calls.
+        """Prepare the directories of the file system tree. Return a function that the new process
+        must call to enter the tree. The returned function only makes system calls.
 
         `paths_to_keep`: paths of the machine that the pod must see even if a private directory
         hides them. Raises OSError.
@@ -313,7 +316,7 @@ class FileSystemView:
             private_names = [name for name in os.listdir(root) if name in self.private_top_levels]
         else:
             # `root` itself becomes the view, since it contains the private files; the machine's
-            # directories are mounted into it
+            # directories are mounted into `root`
             view_path = root
             separate_mounts = [*_make_root_mount_points(top_levels, root, self.declared_paths)]
             private_names = []
@@ -361,7 +364,7 @@ class FileSystemView:
 
     def _has_own_top_levels(self) -> bool:
         """Return True if no declared path needs a top-level directory that the pod shares with the
-        machine: each is below a private top-level directory."""
+        machine, because each declared path is below a private top-level directory."""
         top_levels = [(_find_top_level(path), path) for path in self.declared_paths]
         return all(
             top_level not in SYSTEM_DIRECTORIES
@@ -371,8 +374,8 @@ class FileSystemView:
 
     def _make_mount_points(self, paths_to_keep: Iterable[Path]) -> list[Path]:
         """Create the private directories and the mount points in them. Return the paths of the
-        machine that private directories hide although the pod needs them. The caller must mount
-        these paths."""
+        machine that private directories hide although the pod needs them. The caller must mount the
+        returned paths."""
         home_directory = Path(os.environ.get("HOME", "/"))
         # top-level directories of the declared paths, except of files directly below /
         top_levels = {
@@ -414,7 +417,7 @@ class FileSystemView:
                 continue
 
             _make_mount_point(source_path, path_in_root(self.root, path))
-            # if `path` is inside another volume, the mount point must exist in this volume, too
+            # if `path` is inside another volume, its mount point must exist in that volume, too
             for outer_source, mount_path, _ in self.binds:
                 if path != mount_path and Path(path).is_relative_to(mount_path):
                     inner_path = Path("/", Path(path).relative_to(mount_path))
@@ -460,8 +463,8 @@ def _read_mount_points() -> set[bytes]:
 
 
 def _list_mounts_below(all_mount_points: set[bytes], directories: Iterable[Path]) -> list[Path]:
-    """Return the outermost mount points below `directories`. These file systems must be mounted
-    separately, because an overlay of a directory does not contain them."""
+    """Return the outermost mount points below `directories`. The file systems of mount points must
+    be mounted separately, because an overlay of a directory does not contain other file systems."""
     prefixes = tuple(os.fsencode(directory) + b"/" for directory in directories)
     mount_points: list[bytes] = []
     for mount_point in sorted(all_mount_points):
@@ -476,8 +479,8 @@ def _list_mounts_below(all_mount_points: set[bytes], directories: Iterable[Path]
 
 
 def _mount_layer(source_path: Path, target_path: Path, layer_path: Path) -> None:
-    """Mount a directory of the machine at `target_path`. Changes go to an overlay in the directory
-    `layer_path`."""
+    """Mount a directory of the machine at `target_path`. Changes of files in this directory go to
+    an overlay in the directory `layer_path`."""
     if _find_top_level(source_path) in KERNEL_DIRECTORIES:
         _bind_mount(
             source_path,
@@ -490,7 +493,8 @@ def _mount_layer(source_path: Path, target_path: Path, layer_path: Path) -> None
 
 
 def _mount_overlay(source_path: Path, target_path: Path, layer_path: Path) -> bool:
-    """Mount an overlay of `source_path` at `target_path`. Return False if the kernel refuses."""
+    """Mount an overlay of `source_path` at `target_path`. Return False if the kernel refuses the
+    overlay."""
     for folder in (layer_path, layer_path / "upper", layer_path / "work"):
         folder.mkdir()
     lower, layer = (re.sub(r"([\\\\:,])", r"\\\1", str(path)) for path in (source_path, layer_path))
@@ -536,8 +540,9 @@ def _bind_mount(
 def _make_root_mount_points(
     top_level_paths: Iterable[Path], root: Path, declared_paths: Iterable[Path]
 ) -> Iterator[Path]:
-    """Create mount points in `root` for the entries of /. Yield the paths to mount there. In a
-    system directory with declared paths, each other entry is mounted separately."""
+    """Create mount points in `root` for the entries of /. Yield the paths to mount at these mount
+    points. In a system directory with declared paths, each entry that is not declared is mounted
+    separately."""
     private_tree: dict[str, Any] = {}
     for path in declared_paths:
         if _find_top_level(path) in SYSTEM_DIRECTORIES - KERNEL_DIRECTORIES:
@@ -565,7 +570,7 @@ def _mirror_public_entries(
     source_path: Path, target_path: Path, private_tree: dict[str, Any]
 ) -> Iterator[Path]:
     """Make mount points for the entries of a system directory that are not private. Yield the paths
-    to mount."""
+    to mount at these mount points."""
     target_path.mkdir(exist_ok=True)
 
     for directory_entry in os.scandir(source_path):

@@ -6,7 +6,7 @@ below its own cgroup.
     cgroup.close()             # after the exit
     cgroup.limit_exceeded      # True if the kernel has killed a process of the container (OOM kill)
 
-In cgroup version 2, a cgroup that contains processes cannot have children with memory limits.
+In cgroup version 2, a cgroup that contains processes cannot have child cgroups with memory limits.
 Therefore a new cgroup is a sibling of the runner's cgroup, below the user's systemd app.slice.
 Source: the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
 """
@@ -29,7 +29,8 @@ from argolocal.pods.filesystem import succeeds_in_child
 
 # matches a field `limits` with its contents in JSON or YAML
 LIMITS_IN_TEXT = re.compile(r"\blimits\b[^{}]*\{[^{}]*\}|\blimits:\s*\n(?:\s+\w.*\n?)+")
-# start of a cgroup's name; the pid and start time of its creator follow
+# start of a cgroup's name; after it, the name contains the pid and start time of the process that
+# created the cgroup
 CGROUP_PREFIX = "argolocal-"
 # control file that not every kernel has → text to write; "" stands for the memory limit
 OPTIONAL_FILES = {
@@ -119,8 +120,8 @@ def _cgroup_prefix() -> str:
 
 
 def find_limit_names(value: object) -> Iterator[str]:
-    """Yield the names of all resource limits in a spec, such as `memory`. In texts, such as patches
-    of a pod spec, only the limit `memory` is found."""
+    """Yield the names of all resource limits in a spec, such as `memory`. In a value that is a
+    text, such as a patch of a pod spec, only the limit `memory` is found."""
     if isinstance(value, str):
         yield from re.findall(r"\bmemory\b", "".join(LIMITS_IN_TEXT.findall(value)))
     for key, child_value in value.items() if isinstance(value, Mapping) else ():
@@ -138,9 +139,9 @@ def supports_memory_limits() -> bool:
 
 @cache
 def _find_cgroup_parent() -> tuple[Path, int] | None:
-    """Return the folder for new cgroups and the cgroup version. None if this system cannot limit
-    memory. The result is cached: only the first call creates test cgroups, and child processes that
-    enter them."""
+    """Return the folder for new cgroups and the cgroup version. Return None if this system cannot
+    limit memory. The result is cached, so only the first call creates cgroups and child processes
+    for the test."""
     for parent_folder, cgroup_version in _candidate_cgroups():
         _remove_abandoned_cgroups(parent_folder)
         with contextlib.suppress(OSError):
@@ -155,7 +156,7 @@ def _find_cgroup_parent() -> tuple[Path, int] | None:
 
 
 def _remove_abandoned_cgroups(parent_folder: Path) -> None:
-    """Remove the cgroups that runners have left when they were killed."""
+    """Remove the cgroups of runners that were killed."""
     for cgroup in parent_folder.glob(f"{CGROUP_PREFIX}*-*-*"):
         pid, start_ticks = cgroup.name.removeprefix(CGROUP_PREFIX).split("-")[:2]
         if str(read_start_ticks(int(pid))) != start_ticks:

@@ -1,5 +1,5 @@
 """Copy container output to log files through pipes, as container runtimes do. If stdout were the
-log file itself, `echo > /dev/stdout` would truncate it.
+log file itself, `echo > /dev/stdout` would truncate the log.
 
     with LogPipe(log) as log_pipe:
         process = Popen(..., stdout=log_pipe.out, stderr=log_pipe.err)
@@ -30,9 +30,9 @@ class LogPipe:
     """Copies stdout and stderr of one process to the file `log_path`, and stdout also to the file
     `copy_path`.
 
-    `out` and `err`: write ends of the pipes. They are closed at the end of the `with` block.
-    `sinks`: read end of each pipe → files to which its output is copied. `error`: the reason why
-    the log is incomplete, or None.
+    `out` and `err`: write ends of the pipes. The write ends of the pipes are closed at the end of
+    the `with` block. `sinks`: read end of each pipe → files to which its output is copied. `error`:
+    the reason why the log is incomplete, or None.
     """
 
     def __init__(self, log_path: Path, copy_path: Path | None = None) -> None:
@@ -72,8 +72,8 @@ class LogPipe:
             self.finish()
 
     def read(self, read_end: int) -> int:
-        """Copy at most one chunk of output. Return its number of bytes, 0 at the end of the pipe,
-        or -1 if no output is available yet."""
+        """Copy at most one chunk of output. Return the number of copied bytes, 0 at the end of the
+        pipe, or -1 if no output is available yet."""
         try:
             chunk = os.read(read_end, CHUNK_BYTES)
         except BlockingIOError:
@@ -84,7 +84,8 @@ class LogPipe:
                 remaining_bytes = memoryview(chunk)
                 while remaining_bytes:
                     remaining_bytes = remaining_bytes[log_file.write(remaining_bytes) or 0 :]
-        except OSError as error:  # as in a container runtime, a full disk does not stop the process
+        # as in a container runtime, a full disk does not stop the container's process
+        except OSError as error:
             self.error = error
 
         return len(chunk)
@@ -106,7 +107,8 @@ class LogPipe:
 
 
 class _Reader(threading.Thread):
-    """The thread that copies the output of all containers. `pipes`: read end → its LogPipe."""
+    """The thread that copies the output of all containers. `pipes`: read end of a pipe → LogPipe of
+    the container."""
 
     def __init__(self) -> None:
         super().__init__(name="logs", daemon=True)
@@ -121,8 +123,8 @@ class _Reader(threading.Thread):
             self.ready.register(read_end, select.EPOLLIN)
 
     def end(self, log_pipe: LogPipe) -> None:
-        """Copy the available output of `log_pipe` and close it. Several threads may call this
-        method at the same time."""
+        """Copy the available output of `log_pipe` and close `log_pipe`. Several threads may call
+        this method at the same time."""
         with self.lock:
             for read_end in [
                 read_end for read_end in log_pipe.sinks if self.pipes.get(read_end) is log_pipe

@@ -6,8 +6,8 @@
 
 A pod's private files are below its root directory (filesystem.py). If mount namespaces are
 unavailable, the tags `{{inputs|outputs...path}}` are replaced by paths on this machine. As in Argo,
-outputs are collected even if the main container has failed, and then the message of the pod is
-about this failure, not about missing outputs.
+outputs are collected even if the main container has failed, but the message of the pod is then
+about the failure of the main container, not about missing outputs.
 """
 
 import json
@@ -79,8 +79,8 @@ class PodRun:
 
     @cached_property
     def private_paths(self) -> tuple[str, ...] | None:
-        """The paths of the pod's private files. None if mount namespaces are unavailable; then the
-        template may refer to its files only by tags."""
+        """The paths of the pod's private files. The value is None if mount namespaces are
+        unavailable; the template may then refer to its files only by tags."""
         if not filesystem.supports_namespaces():
             return None
         paths = [
@@ -105,8 +105,9 @@ class PodRun:
 
     @property
     def processes(self) -> list[Process]:
-        """The processes to signal when the pod is killed. Sidecars are not included, because
-        `collect` ends them after these processes have exited."""
+        """The processes to signal when the pod is killed. The processes of sidecars are not
+        included, because `collect` ends sidecars after all other processes of the pod have
+        exited."""
         if self.group:
             return [*self.group.running.values()]
         if self.process:
@@ -160,7 +161,8 @@ class PodRun:
 
     @property
     def view(self) -> filesystem.FileSystemView | None:
-        """The file system tree of the main container. None if mount namespaces are unavailable."""
+        """The file system tree of the main container. The value is None if mount namespaces are
+        unavailable."""
         if self.private_paths is None:
             return None
         if self.group:
@@ -201,7 +203,8 @@ class PodRun:
         return True
 
     def create_volumes(self, cluster: Cluster, workflow: dict[str, Any]) -> None:
-        """Create the directories of the pod's volumes. Raises ConfigError, OSError."""
+        """Create the directories of the pod's volumes. Raises ConfigError or OSError if a volume
+        cannot be created."""
         container_run = self.container_run({}, workflow["metadata"]["namespace"])
         artifacts.remove_directory(self.volumes_folder)
         run_claims = [
@@ -218,9 +221,10 @@ class PodRun:
 
     def prepare(self, cluster: Cluster, namespace: str) -> ContainerRun:
         """Prepare the pod's files, and return its main container. Set `sidecars` if the pod has
-        other containers. Raises ConfigError, OSError or ValueError."""
-        # check the image again, because the check before the run cannot check image names that
-        # contain tags
+        other containers. Raises ConfigError, OSError or ValueError if the files cannot be
+        prepared."""
+        # check the image again, because its name may have contained tags when it was checked before
+        # the run
         containers.check_images(self.template, self.action.pod, cluster)
         template = resolve_paths(self.template, self.root if self.private_paths is None else None)
         container = {"name": "main", **main_container(template)}
@@ -277,8 +281,8 @@ class PodRun:
 
     def collect(self, workflow_name: str, open_store: Store) -> tuple[str, str, Outputs]:
         """Stop the sidecars of a pod whose other processes have exited, and collect its outputs.
-        Return its phase, message and outputs. Raises StorageError or OSError if a log cannot be
-        saved."""
+        Return the pod's phase, message and outputs. Raises StorageError or OSError if a log cannot
+        be saved."""
         sidecar_failure = self.sidecars.stop(SIDECAR_GRACE_S) if self.sidecars else ""
         if self.sidecars and self.sidecars.log_error:
             raise self.sidecars.log_error
@@ -360,8 +364,8 @@ class PodRun:
             yield "".join(f"{error_text}; " for error_text in artifact_errors)
 
     def _read_parameter(self, parameter: dict[str, Any]) -> str | None:
-        """Return the value of an output parameter. None if its file is missing and it has no
-        default."""
+        """Return the value of an output parameter. Return None if the file of the parameter is
+        missing and the parameter has no default."""
         value_source = parameter.get("valueFrom") or {}
         if "path" not in value_source:
             return parameter.get("value", value_source.get("default"))
@@ -398,8 +402,8 @@ def list_declared_paths(template: dict[str, Any]) -> Iterator[str]:
 
 
 def resolve_paths(template: dict[str, Any], root: Path | None) -> dict[str, Any]:
-    """Return the template with `root` instead of each POD_PATH_MARK, which stands before the paths
-    from tags. Without `root`, only remove the marks."""
+    """Return the template with `root` instead of each POD_PATH_MARK, the prefix of each path that
+    has replaced a tag. Without `root`, only remove the marks."""
     template_json = to_json(template, ensure_ascii=False)
     if POD_PATH_MARK not in template_json:
         return template
@@ -420,7 +424,7 @@ def _read_result(stdout: Path) -> Outputs:
 
 def check_paths(template: dict[str, Any]) -> None:
     """Raise ConfigError if a template uses paths that cannot be redirected into the pod's folder.
-    The template still contains its tags."""
+    The template `template` still contains its tags."""
     template_text = f'template "{template.get("name")}"'
     container_json = to_json(main_container(template))
     # paths that the container uses directly, not by a tag

@@ -63,8 +63,8 @@ class Probe:
             return False
 
     async def passes(self, ip: str) -> bool:
-        """Return the result of `answers`. The call runs in a new thread, so that a blocked probe
-        delays neither other probes nor the exit of this process."""
+        """Probe the container, and return True if the probe has succeeded. The probe runs in a new
+        thread, so that a blocked probe delays neither other probes nor the exit of this process."""
         event_loop = asyncio.get_running_loop()
         result_future: asyncio.Future[bool] = event_loop.create_future()
 

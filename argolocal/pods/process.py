@@ -32,13 +32,15 @@ ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")  # printable ASCII except =, as in K
 
 
 class StartError(OSError):
-    """A container that no runtime could start. The kubelet reports exit code 128 for it."""
+    """A container that no runtime could start. The kubelet reports exit code 128 for a container
+    that no runtime could start."""
 
 
 @dataclass(frozen=True)
 class Origin:
     """The Python interpreter and import path of the command that created a pod. The processes of
-    the pod use them, too (see Cluster.path). `prefix`: the interpreter's sys.prefix."""
+    the pod use this interpreter and import path, too (see Cluster.path). `prefix`: the
+    interpreter's sys.prefix."""
 
     python: str = sys.executable
     prefix: str = sys.prefix
@@ -92,7 +94,7 @@ class TerminationMessage:
         self.variable = {program.TERMINATION_LOG_VARIABLE: f"/proc/self/fd/{self.file}"}
 
     def read(self) -> None:
-        """Read the text from the file and close the file."""
+        """Return the termination message, and close its file."""
         if self.file >= 0:
             self.text = os.pread(self.file, MAX_MESSAGE_BYTES, 0).decode(errors="replace")
             os.close(self.file)
@@ -128,7 +130,7 @@ class Process(subprocess.Popen[bytes]):
 
     @property
     def code(self) -> int:
-        """The exit code of a container: 128 + N for signal N."""
+        """The exit code of a container, which is 128 + N if signal N ended the container."""
         if self.returncode >= 0:
             return self.returncode
         return 128 - self.returncode
@@ -220,8 +222,9 @@ def start_container(container_run: ContainerRun, cluster: Cluster) -> Process:
 def _make_arguments(
     container_run: ContainerRun, image: Image, environment: Mapping[str, str]
 ) -> list[str]:
-    """Return the command line of a container: `command` and `args`, each of them by default from
-    the image. Raises ConfigError if both are unknown."""
+    """Return the command line of a container, which consists of `command` and `args`; the image
+    defines their default values. Raises ConfigError if neither the container nor the image defines
+    a command."""
     container = container_run.container
     command = container.get("command") or image.command
 
@@ -243,10 +246,10 @@ def _prepare_view(
     working_directory: str | None,
 ) -> tuple[filesystem.FileSystemView | None, Callable[[], None] | None]:
     """Return a container's file system tree, and the function with which its process enters the
-    tree. The first is None if the tree belongs to another process. Both are None if the container
-    sees the machine's files.
+    tree. The returned tree is None if it belongs to another process. The returned tree and function
+    are None if the container sees the machine's files.
 
-    Raises ConfigError or OSError.
+    Raises ConfigError or OSError if the tree cannot be prepared.
     """
     if working_directory:
         private_paths = _paths_with_working_directory(container_run, working_directory)
@@ -278,8 +281,8 @@ def _reject_nul_bytes(named_texts: list[tuple[str, str]]) -> None:
 def _paths_with_working_directory(
     container_run: ContainerRun, working_directory: str
 ) -> tuple[str, ...] | None:
-    """Return the private paths of the container, and its working directory if it is missing on this
-    machine, because container runtimes would create it.
+    """Return the private paths of the container, and its working directory if this directory is
+    missing on this machine, because container runtimes would create it.
 
     Raises StartError, or ConfigError if this system does not allow private directories.
     """
@@ -335,7 +338,7 @@ def _make_child_setup(
         if enter_view:
             enter_view()
             if working_directory:
-                # the directory is private: see _paths_with_working_directory
+                # the working directory is private to the pod: see _paths_with_working_directory
                 os.makedirs(working_directory, exist_ok=True)
                 os.chdir(working_directory)
 
@@ -343,8 +346,9 @@ def _make_child_setup(
 
 
 def make_environment(container_run: ContainerRun, cluster: Cluster) -> dict[str, str]:
-    """Return the environment of a container: PATH, HOME, LANG and HOSTNAME, then the variables of
-    envFrom, env and `extra_env`. Later variables override earlier ones."""
+    """Return the environment of a container, which consists of PATH, HOME, LANG and HOSTNAME,
+    followed by the variables of envFrom, env and `extra_env`. A later variable overrides an earlier
+    variable with the same name."""
     container = container_run.container
     origin = container_run.origin or Origin(path=cluster.path)
 
@@ -411,7 +415,7 @@ def _read_object(
     read_object: Callable[[str], Mapping[str, str]],
     object_reference: Mapping[str, Any],
 ) -> Mapping[str, str]:
-    """Return the data of a ConfigMap or Secret, or {} if it is optional and missing. Raises
+    """Return the data of a ConfigMap or Secret, or {} if the object is optional and missing. Raises
     ConfigError."""
     try:
         return read_object(object_reference["name"])
@@ -427,8 +431,8 @@ def _read_object(
 def _resolve_variable(
     container_run: ContainerRun, env_variable: Mapping[str, Any], cluster: Cluster
 ) -> str | None:
-    """Return the value of an environment variable. None if its key is optional and missing. Raises
-    ConfigError."""
+    """Return the value of an environment variable. Return None if the key of the ConfigMap or
+    Secret is optional and missing. Raises ConfigError."""
     value_source = env_variable.get("valueFrom")
     if not value_source:
         return str(env_variable.get("value") or "")

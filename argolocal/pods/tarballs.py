@@ -26,7 +26,7 @@ ORDINARY_TYPES = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE)
 
 
 class TarEntry(tarfile.TarInfo):
-    """An entry of a tar. A negative size is an error."""
+    """An entry of a tar. A negative size of an entry is an error."""
 
     def _block(self, count: int) -> int:
         if count < 0:  # a negative size would make tarfile read the same headers forever
@@ -35,8 +35,8 @@ class TarEntry(tarfile.TarInfo):
 
 
 class CountedTarEntry(TarEntry):
-    """An entry of a tar that is counted, but not unpacked. Parsing is fast, because only the type
-    and the size of an ordinary entry are read."""
+    """An entry of a tar that is counted, but not unpacked. Such an entry is parsed fast, because
+    only its type and size are read."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
@@ -56,7 +56,7 @@ class CountedTarEntry(TarEntry):
 
 class GzipMembers(io.RawIOBase):
     """The decompressed content of a gzip file, which may consist of several members. The number of
-    small members is limited, because decompressing many of them is slow.
+    small members is limited, because decompressing many small members is slow.
 
     `input`: compressed bytes that were read from the file but not decompressed yet.
     `small_members`: number of small members that may still follow.
@@ -125,8 +125,8 @@ class GzipMembers(io.RawIOBase):
 
 
 class TarStream:
-    """A gzipped tar that is read from start to end. `budget`: number of bytes that `read` may still
-    return. `position`: number of bytes that were read."""
+    """A stream of a gzipped tar that is read from start to end. `budget`: number of bytes that
+    `read` may still return. `position`: number of bytes that `read` has returned."""
 
     def __init__(self, path: Path) -> None:
         self.members = GzipMembers(path)

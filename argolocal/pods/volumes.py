@@ -1,9 +1,10 @@
 """Create the volumes of a pod as directories of this machine: emptyDir, configMap, secret,
 projected, downwardAPI and claims.
 
-A claim is a directory in the home. It still exists after the pods have ended, and after the run has
-ended unless the run deletes its claims. Sources: Argo's addVolumeReferences, createPVCs and
-deletePVCs; Kubernetes' volume plugins.
+A claim (PersistentVolumeClaim) is a directory in the home, the directory of runs. The directory of
+a claim still exists after the pods have ended, and after the run has ended unless the run deletes
+its claims. Sources: Argo's addVolumeReferences, createPVCs and deletePVCs; Kubernetes' volume
+plugins.
 """
 
 import os
@@ -55,8 +56,9 @@ def create(
     read_field: FieldValue,
     run_claims: Collection[str],
 ) -> dict[str, VolumeDirectory]:
-    """Create the directories of volumes, below `folder` except for claims. Return them by the names
-    of the volumes. `run_claims`: names of the claims that the run creates.
+    """Create the directories of a pod's volumes below `folder`; directories of claims are in the
+    home instead. Return the directories by the names of the volumes. `run_claims`: names of the
+    claims that the run creates.
 
     Raises ConfigError for a missing ConfigMap, Secret, key or claim.
     """
@@ -121,7 +123,8 @@ def make_bind_mounts(
     expand_expression: Callable[[str], str] = str,
 ) -> list[tuple[Path, str, bool]]:
     """Return (source, mount path, read only) for each volume mount of a container, outer mounts
-    first. A missing subPath is created. `expand_expression`: function that evaluates a subPathExpr.
+    first. A subPath that does not exist is created as a directory. `expand_expression`: function
+    that evaluates a subPathExpr.
 
     Raises ConfigError, for example for a missing subPath in a read-only volume.
     """
@@ -205,8 +208,8 @@ def _list_volume_files(
 def _list_object_files(
     volume_kind: str, volume_source: Data, volume_name: str, cluster: Cluster
 ) -> Iterator[tuple[str, bytes, int | None]]:
-    """Yield path, content and mode of the files in a ConfigMap or Secret. The mode is None if the
-    volume does not set one for the file. Raises ConfigError."""
+    """Yield path, content and mode of the files in a ConfigMap or Secret. The mode of a file is
+    None if the volume does not set one for this file. Raises ConfigError."""
     object_name = volume_source.get("secretName") or volume_source["name"]
     object_kind = "ConfigMap" if volume_kind == "configMap" else "Secret"
 

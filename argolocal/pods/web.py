@@ -1,10 +1,11 @@
-"""Send HTTP and HTTPS requests as Go's client does. Redirections do not leak credentials.
+"""Send HTTP and HTTPS requests as Go's client does. A redirection does not leak credentials to
+another host.
 
     with request("https://example.com/a", headers=[("Authorization", "...")]) as response: ...
 
 After a redirection to another host, LOGIN_HEADERS are sent only if the new host is a subdomain of
-the first host. Ports are not compared. Source: Go's net/http/client.go (redirectBehavior,
-makeHeadersCopier, shouldCopyHeaderOnRedirect, refererForURL).
+the first host. The comparison of the hosts ignores their ports. Source: Go's net/http/client.go
+(redirectBehavior, makeHeadersCopier, shouldCopyHeaderOnRedirect, refererForURL).
 """
 
 import base64
@@ -121,8 +122,8 @@ def request(
 
 
 def copy_body(response: HTTPResponse, file: BinaryIO, max_bytes: int) -> None:
-    """Write the body of a response to a file. Raises OSError, and WebError if the body is
-    incomplete or too long."""
+    """Write the body of a response to a file. Raises OSError for a file that cannot be written, and
+    WebError if the body is incomplete or too long."""
     written_bytes = 0
     for chunk in iter(lambda: _read_chunk(response), b""):
         written_bytes += file.write(chunk)
@@ -209,7 +210,7 @@ def _split_url(url: str) -> SplitResult:
     """Parse a web address. Raises WebError for an address that is neither http nor https."""
     try:
         url_parts = urllib.parse.urlsplit(url)
-        _ = url_parts.port  # raises ValueError for an invalid port
+        _ = url_parts.port  # `port` raises ValueError for an invalid port
     except ValueError:
         # do not show the error, because it contains the port, which may be part of a password
         raise WebError(hide_password(url), "invalid host or port") from None
@@ -222,7 +223,7 @@ def _split_url(url: str) -> SplitResult:
 
 def _is_same_or_subdomain(url_parts: SplitResult, first_url_parts: SplitResult) -> bool:
     """Return True if the host of `url_parts` is the host of `first_url_parts` or a subdomain of
-    it. IPv6 addresses have no subdomains."""
+    it. An IPv6 address has no subdomains."""
     host = url_parts.hostname or ""
     first_host = first_url_parts.hostname or ""
     return host == first_host or (not set(":%") & set(host) and host.endswith(f".{first_host}"))
@@ -242,8 +243,8 @@ def _without_user(url: str) -> str:
 
 
 def hide_password(url: str) -> str:
-    """Replace the password in a URL by ***, as Go does. Also hide the query, which Go would
-    show."""
+    """Replace the password in a URL by ***, as Go does. The query of the URL is hidden, too,
+    although Go would show it."""
     shown_url = PASSWORD_IN_URL.sub(r"\1***@", url)
     if shown_url == url:
         return format_address(url)

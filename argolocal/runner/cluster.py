@@ -1,12 +1,12 @@
-"""The local cluster in which workflows run. It provides ConfigMaps, Secrets, images, addresses and
-an object store.
+"""The local cluster in which workflows run. The local cluster provides ConfigMaps, Secrets, images,
+addresses and an object store.
 
     cluster = LocalCluster(Path(".argolocal"))
     cluster.configmap("settings")["REGION"]
 
-All state is in the home: `objects/<Kind>/<name>.json`, `deployments/`, `store/<bucket>/`. An
-optional file `images.yaml` in the home maps images to local commands: `alpine/git:v2: {command:
-[git], env: {A: b}}`.
+All state of the local cluster is in the home, a directory with `objects/<Kind>/<name>.json`,
+`deployments/` and `store/<bucket>/`. An optional file `images.yaml` in the home maps images to
+local commands: `alpine/git:v2: {command: [git], env: {A: b}}`.
 """
 
 import base64
@@ -49,7 +49,8 @@ MAX_ADDRESSES = 1000
 
 
 class LocalCluster:
-    """The cluster whose state is in `home` (default: the home that commands use).
+    """The cluster whose state is in `home` (default: the directory that commands use, see
+    require_home).
 
     `images`: image name → local command (default: images.yaml). `kinds`: the kinds of objects that
     can be applied. `store`: function that returns the object store for the field `s3` of an
@@ -82,14 +83,15 @@ class LocalCluster:
 
     @cached_property
     def kinds(self) -> "Kinds":
-        """The kinds of objects that can be applied. The module is imported only on first use,
-        because the import takes time."""
+        """The kinds of objects that can be applied. The module with the controllers is imported
+        only on first use, because the import takes time."""
         from argolocal.controllers.controller_kinds import Kinds
 
         return self._kinds or Kinds()
 
     def poll(self) -> None:
-        """Restart supervisors that have died. Calls within one second after a check do nothing."""
+        """Restart supervisors (processes that run Deployments and services) that have died. A call
+        within one second after a check does nothing."""
         if time.monotonic() - self._polled_at > 1:
             self._polled_at = time.monotonic()
             self.keep_running()
@@ -107,7 +109,7 @@ class LocalCluster:
 
     def configmap(self, name: str) -> dict[str, str]:
         """Return the data of a ConfigMap, without its binaryData, which only volumes use. Raises
-        KeyError if it does not exist."""
+        KeyError if the ConfigMap does not exist."""
         binary_data = (self.find("ConfigMap", name) or {}).get("binaryData") or {}
         object_data = _require_texts(self.files("ConfigMap", name), name)
         return {
@@ -117,12 +119,12 @@ class LocalCluster:
         }
 
     def secret(self, name: str) -> dict[str, str]:
-        """Return the data of a Secret. Raises KeyError if it does not exist."""
+        """Return the data of a Secret. Raises KeyError if the Secret does not exist."""
         return _require_texts(self.files("Secret", name), name)
 
     def files(self, kind: str, name: str) -> dict[str, bytes] | None:
-        """Return the files that a volume with this ConfigMap or Secret contains, by name. None if
-        the object does not exist."""
+        """Return the files that a volume with this ConfigMap or Secret contains, by name. Return
+        None if the ConfigMap or Secret does not exist."""
         file_contents = {}
         kubernetes_object = self.find(kind, name)
 
@@ -158,7 +160,8 @@ class LocalCluster:
 
     def store(self, s3_location: Mapping[str, Any] | None = None) -> ObjectStore:
         """Return the object store for an artifact with the location `s3_location`; {} means the
-        default location. Raises ConfigError, KeyError."""
+        default location. Raises ConfigError for an invalid location, and KeyError for a missing
+        Secret with its credentials."""
         if self._stores:
             return self._stores(s3_location or {})
         bucket_name = (s3_location or {}).get("bucket") or self.bucket
@@ -168,8 +171,8 @@ class LocalCluster:
         return FolderStore(store_folder, bucket_name)
 
     def address(self, pod_name: str) -> str:
-        """Return the loopback address of a pod. Later calls return the same address, and no other
-        pod of the home gets it."""
+        """Return the loopback address of a pod. Later calls for this pod return the same address,
+        and no other pod of the home gets it."""
         homes.create_home(self.home)
 
         addresses_file = self.home / "addresses.json"
@@ -255,7 +258,8 @@ class LocalCluster:
         return Deployments(self)
 
     def revive(self) -> bool:
-        """Restart the supervisor of the Deployments if it has died. Return True in this case."""
+        """Restart the supervisor of the Deployments if it has died. Return True if the supervisor
+        had died."""
         return self.deployments.revive()
 
     def down(self) -> list[str]:
@@ -275,8 +279,8 @@ class LocalCluster:
         return [f"deployment {deployment_name}" for deployment_name in self.deployments.down()]
 
     def overview(self) -> list[dict[str, Any]]:
-        """Return a dict for each Deployment, see `Deployments.overview`. If the supervisor has
-        died, restart it first."""
+        """Return a dict for each Deployment, see `Deployments.overview`. If the supervisor of the
+        Deployments has died, restart it first."""
         self.revive()
         return self.deployments.overview()
 
@@ -334,8 +338,9 @@ def check_storable(kubernetes_object: Mapping[str, Any]) -> None:
 
 
 def trust(home: Path) -> None:
-    """Trust a home that this user did not create at this path, for example because it was moved or
-    copied. In a copy, also delete the records of processes, which belong to the original home.
+    """Trust a home (a directory of runs) that this user did not create at this path, for example
+    because it was moved or copied. In a copy of a home, also delete the records of processes, which
+    belong to the original home.
 
     Raises ConfigError for a home that does not exist or belongs to another user.
     """

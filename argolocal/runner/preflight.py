@@ -1,8 +1,8 @@
-"""Reject workflows that would not run here as they do on Argo.
+"""Reject workflows that would not run here as on Argo.
 
     notes = check_workflow(workflow, cluster)    # raises ConfigError with the field and the remedy
 
-schema.py checks fields and their types, and this module checks their values.
+The module schema.py checks fields and their types, and this module checks their values.
 """
 
 import posixpath
@@ -82,8 +82,9 @@ def check_workflow(
 
 
 def _check_objects(spec: dict[str, Any], cluster: Cluster) -> None:
-    """Raise ConfigError if an object is missing for which pods would wait. A workflow with resource
-    templates is not checked, because they may create the object."""
+    """Raise ConfigError if pods would wait for an object, such as a ConfigMap, that does not exist.
+    A workflow with resource templates is not checked, because the templates may create the
+    object."""
     if any("resource" in template for template, _ in list_templates(spec, "spec")):
         return
     for reference_path, kind, name, key in find_required_objects(spec):
@@ -247,8 +248,8 @@ def _check_callers(spec: dict[str, Any]) -> None:
 
 
 def _check_expressions(value: object, field_path: str) -> None:
-    """Raise ConfigError for an expression that calls an unknown function. Without this check, the
-    call would fail during the run, or it would remain in the text as it is."""
+    """Raise ConfigError for an expression that calls an unknown function. Without the check, the
+    call of an unknown function would fail during the run, or remain in the text as it is."""
     if isinstance(value, dict):
         for key, child_value in value.items():
             _check_expressions(child_value, f"{field_path}.{key}")
@@ -269,7 +270,8 @@ def _check_functions(expression: str, field_path: str) -> None:
     try:
         function_calls = expr.find_calls(expression)
     except ExprError:
-        return  # as in Argo, a syntax error is reported when the expression is evaluated
+        # as in Argo, a syntax error of an expression is reported when the expression is evaluated
+        return
 
     for qualified_name, arguments in function_calls:
         # only a path that is a constant can be checked before the run

@@ -4,8 +4,9 @@ its suspended steps.
     send(files, RunRequest(shutdown="Stop"))
     send(files, RunRequest(nodes={"demo-17": NodeChange("Failed", "rejected")}))
 
-A request is the file `asked` of a run. The runner deletes the file once the request is in the
-journal. If no process runs the workflow, the next one reads the file when it starts.
+A request is a file `asked` in the folder of a run. The runner deletes the file of a request once
+the request is in the journal. If no process runs the workflow, the next runner of the workflow
+reads the file of the request when it starts.
 """
 
 import contextlib
@@ -25,8 +26,8 @@ CHECK_INTERVAL_S = 0.02
 
 @dataclass(frozen=True)
 class NodeChange:
-    """The change of a suspended node. `phase`: its new phase, or "" if it stays suspended.
-    `outputs`: values of its output parameters."""
+    """The change of a suspended node. `phase`: the new phase of the node, or "" if the node stays
+    suspended. `outputs`: values of the node's output parameters."""
 
     phase: str = "Succeeded"
     message: str = ""
@@ -88,7 +89,7 @@ def read_pending(files: RunFiles) -> RunRequest | None:
 
 
 def complete(files: RunFiles, request: RunRequest) -> None:
-    """Delete a request that is in the journal, unless a later request was added to it."""
+    """Delete a request that is in the journal, unless a later request was added to its file."""
     with _locked(files):
         if read_pending(files) == request:
             files.resume_request.unlink(missing_ok=True)

@@ -18,8 +18,8 @@ RUN_FIELDS = ("name", "uid", "creationTimestamp")
 
 def make_name_prefix(manifest: Mapping[str, Any]) -> str:
     """Return the part that the names of all runs of a workflow have in common, with a final "-".
-    It comes from generateName, from the name of the CronWorkflow, or from the name of the run
-    without its random suffix."""
+    The common part comes from generateName, from the name of the CronWorkflow, or from the name of
+    the run without its random suffix."""
     metadata = manifest.get("metadata") or {}
     cron_workflow_name = (metadata.get("labels") or {}).get(object_labels.CRON_WORKFLOW_LABEL)
     prefix = str(metadata.get("generateName") or cron_workflow_name or "").strip("-")

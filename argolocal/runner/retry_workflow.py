@@ -74,8 +74,8 @@ def reset_for_retry(
 
 
 def _add_later_nodes(node_ids: Iterable[str], nodes: Mapping[str, Any]) -> set[str]:
-    """Return the ids of the given nodes, of all nodes after them, and of all nodes inside of
-    them."""
+    """Return the ids of the given nodes, of all nodes after them, and of all nodes inside of these
+    nodes."""
     all_ids = set(node_ids)
     queue = list(all_ids)
     for node_id in queue:

@@ -69,8 +69,8 @@ OnChange = Callable[[Status], None]
 def stop(name: str, cluster: Cluster) -> str:
     """Stop a run as `argo stop` does: terminate its pods, then run the exit handlers.
 
-    Wait until the run has ended, and return its name. If the runner of the run is dead, run the
-    exit handlers in this process. Raises ConfigError for a completed run.
+    Wait until the stopped run has ended, and return its name. If the runner of the run is dead, run
+    the exit handlers in this process. Raises ConfigError for a run that has already completed.
     """
     run_files = RunFiles(cluster.home, name)
     run_files.workflow()
@@ -84,7 +84,7 @@ def stop(name: str, cluster: Cluster) -> str:
 
     (run_files.root / "stop").touch()
     try:
-        # another process may continue the run after the first one has ended
+        # another process may continue the run after the first process has ended
         for pid in iter(run_files.runner, None):
             os.kill(pid, signal.SIGTERM)
             deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -106,7 +106,7 @@ def resume_suspended(name: str, resume_values: Mapping[str, str], home: Path) ->
     outputs.
 
     Return True once the runner has recorded the request. Return False if no process runs the
-    workflow; then a process that resumes the run will find the values in the request. Raises
+    workflow; a process that later resumes the run finds the values in the stored request. Raises
     ConfigError, and Busy if a process runs the workflow but no step is suspended.
     """
     run_files = RunFiles(home, name)
@@ -158,9 +158,9 @@ class LocalRun:
     ) -> "LocalRun":
         """Validate a manifest and create its run on disk, without starting it. Raises ConfigError.
 
-        `report_note` receives the notes of preflight.py. `report_warning` receives the warnings
-        about tasks whose failure or result has no effect. `queued_path`: for a run that the server
-        of the home will run, the folders with Python modules for its pods.
+        `report_note`: function that receives the notes of preflight.py. `report_warning`: function
+        that receives the warnings about tasks whose failure or result has no effect. `queued_path`:
+        the folders with Python modules for the run's pods, if the server of the home will run it.
         """
         workflow = validate_workflow(manifest, parameters, cluster, report_note, report_warning)
         is_scheduled = manifest["kind"] == "CronWorkflow"
@@ -171,8 +171,9 @@ class LocalRun:
     def load(cls, name: str, cluster: Cluster, is_queued: bool = False) -> "LocalRun":
         """Load a run from disk to resume it, and kill the processes that a dead runner has left.
 
-        `is_queued`: True if the server of the home runs or continues the run. Raises ConfigError,
-        Busy, and NotQueued for a queued run that another process has ended in the meantime.
+        `is_queued`: True if the server of the home runs or continues the run. Raises ConfigError
+        for an unknown run, Busy for a run in progress, and NotQueued for a queued run that another
+        process has ended in the meantime.
         """
         run_files = RunFiles(cluster.home, name)
         workflow, status, process_records = run_files.open()
@@ -257,7 +258,7 @@ class LocalRun:
 
     def _loop(self, scheduler: Scheduler, executor: Executor) -> Status:
         """Pass the events of the pods to the scheduler, and its actions to the executor, until the
-        workflow is completed. Return its status."""
+        workflow is completed. Return the status of the completed workflow."""
         self.status = scheduler.status
         events: list[Any] = self._read_request(scheduler)
 
@@ -287,8 +288,8 @@ class LocalRun:
             events = [*executor.wait(timeout_seconds), *self._read_request(scheduler)]
 
     def _read_request(self, scheduler: Scheduler) -> list[NodeResumed]:
-        """Read the request that a user has sent, if any. Change the workflow's spec accordingly,
-        and return an event for each node that the request changes."""
+        """Read the request that a user has sent, if any. Change the workflow's spec as the request
+        demands, and return an event for each node that the request changes."""
         request = requests.read_pending(self.files)
         if request is None:
             return []
@@ -356,8 +357,8 @@ def validate_workflow(
         if warn:
             warn(str(finding))
 
-    # also check the Workflow that a CronWorkflow creates, because Argo would reject it if it is
-    # invalid
+    # also check the Workflow that a CronWorkflow creates, because Argo rejects a CronWorkflow with
+    # an invalid Workflow
     if manifest["kind"] == "CronWorkflow":
         validate.check({**manifest, "spec": {**manifest["spec"], "workflowSpec": workflow["spec"]}})
 
@@ -368,8 +369,8 @@ def validate_workflow(
     )
     submitted_spec = manifests.make_submitted_spec(manifest, parameters)
     if submitted_spec:
-        # the server shows the submitted spec, and a copy of the run uses it, so that the copy
-        # refers to the WorkflowTemplate again
+        # the server shows the submitted spec, and a copy of the run is made from it, so that the
+        # copy refers to the WorkflowTemplate again
         workflow["submittedSpec"] = submitted_spec
     return workflow
 
@@ -378,7 +379,8 @@ def _create_files(
     home: Path, workflow: dict[str, Any], is_scheduled: bool, queued_path: str | None
 ) -> RunFiles:
     """Create the run on disk. The name of a CronWorkflow's run ends with its scheduled time in unix
-    seconds. If this name exists, use the next unused second instead. Raises ConfigError."""
+    seconds. If a run with this name exists, use the next unused second instead. Raises
+    ConfigError."""
     while True:
         run_files = RunFiles(home, workflow["metadata"]["name"])
         try:
@@ -393,9 +395,9 @@ def _create_files(
 
 def _kill_leftover_processes(run_files: RunFiles, process_records: Mapping[str, list[int]]) -> None:
     """Kill all processes of this run's pods. A process belongs to a pod if it is in the pod's
-    session, if its root directory is that of the pod, or if it has the environment variable
-    program.POD_VARIABLE of the pod. `process_records`: pid and start time of the first process of
-    each pod. Raises ArgolocalError if a process does not exit."""
+    session, if its root directory is the pod's root directory, or if it has the environment
+    variable program.POD_VARIABLE of the pod. `process_records`: pid and start time of the first
+    process of each pod. Raises ArgolocalError if a process does not exit."""
     start_ticks_by_session = {pid: start_ticks for pid, start_ticks in process_records.values()}
     pods_folder = f"{run_files.pods}/"
     pids = [

@@ -1,5 +1,5 @@
-"""The entry point of the process that supervises the Deployments. `Deployments.apply` starts this
-process, which continues after the run has ended.
+"""The entry point of the process that supervises the Deployments on this machine.
+`Deployments.apply` starts the process of this module, which continues after the run has ended.
 
     python -m argolocal.runner.supervise_deployments \\
         --home .argolocal --cluster argolocal.runner.cluster:LocalCluster

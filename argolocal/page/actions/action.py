@@ -1,7 +1,7 @@
 """The interface of the actions of a page, such as stopping a run.
 
-A user confirms each action: GET shows its plan and the equivalent command, POST performs it. Both
-work without JavaScript.
+A user confirms each action: a GET request shows its plan and the equivalent command, and a POST
+request performs it. The plan and the confirmation of an action work without JavaScript.
 """
 
 import shlex
@@ -35,9 +35,9 @@ class Field:
 class Plan:
     """The description of an action that is possible now.
 
-    `effect`: a sentence about what the action does. `command`: the equivalent command line.
-    `address`: URL path of the action. `back`: URL path of the page to return to. `ends_something`:
-    True if the action ends processes or replaces a version.
+    `effect`: a sentence about what the action does. `command`: the command line with the same
+    effect as the action. `address`: URL path of the action. `back`: URL path of the page to return
+    to. `ends_something`: True if the action ends processes or replaces a version.
     """
 
     name: str
@@ -74,8 +74,8 @@ class Action(Protocol):
 
 
 class PageAction(Protocol):
-    """An action on an object other than a run. `path`: its URL path, with parameters in braces.
-    `section`: name of the section that the navigation marks."""
+    """An action on an object other than a run. `path`: the URL path of the action, with parameters
+    in braces. `section`: name of the section that the navigation marks."""
 
     path: str
     section: str

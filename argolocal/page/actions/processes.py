@@ -1,5 +1,5 @@
-"""Start the commands that perform the actions of the page. A command does not end with the page's
-server. It writes its output to a file in the home."""
+"""Start the commands that perform the actions of the page. A command continues when the page's
+server ends. A command writes its output to a file in the home, the directory of runs."""
 
 import subprocess
 import time
@@ -44,7 +44,8 @@ class StartedCommand:
 
 
 class Commands:
-    """Starts commands of this program for one home. `environ`: the environment of the commands."""
+    """Starts commands of this program for one home (a directory of runs). `environ`: the
+    environment variables of the commands."""
 
     def __init__(self, home: Path, environ: Mapping[str, str]) -> None:
         self.home = home.resolve()

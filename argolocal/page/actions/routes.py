@@ -1,7 +1,8 @@
-"""The HTTP routes of the actions: GET asks the user for confirmation, POST performs the action.
+"""The HTTP routes of the actions: a GET request asks the user for confirmation, and a POST request
+performs the action.
 
-The form must contain the form token, so that a page of another site cannot submit it. access.py
-checks the login.
+The form must contain the form token, so that a page of another site cannot submit the form.
+access.py checks the login.
 """
 
 import hmac
@@ -48,8 +49,8 @@ class Actions:
 
 
 class ActionPages:
-    """Handles the HTTP requests for actions. `notes`: messages of the last outcomes, by the random
-    id in the query parameter `note` of the page that shows the message."""
+    """Handles the HTTP requests for actions. `notes`: messages about the latest actions, by the
+    random id in the query parameter `note` of the page that shows the message."""
 
     def __init__(
         self, page: PageMethods, actions: Sequence[Action], page_actions: Sequence[PageAction]
@@ -135,9 +136,9 @@ class ActionPages:
         perform: Callable[[Mapping[str, str]], Outcome],
         current_section: str,
     ) -> Response:
-        """If `form` is None, return a page with the plan of the action. Otherwise, call `perform`
-        with the values of the form, and return a redirect to the page with the result, or the
-        outcome as JSON."""
+        """If `form` is None, return a page with the plan of the action. If `form` is a form, call
+        `perform` with its values, and return a redirect to the page with the result, or the outcome
+        as JSON."""
         if form is None:
             return self.page.answer(
                 request,
@@ -188,7 +189,7 @@ async def read_form(request: Request) -> dict[str, str]:
     values = dict(pairs)
     token = values.pop(FORM_TOKEN, "")
     expected_token = str(request.scope.get(FORM_TOKEN, ""))
-    # a program that sends the token of the home does not need the form token
+    # a program that sends the access token of the home does not need the form token
     has_bearer_token = "authorization" in request.headers
     if not has_bearer_token and not hmac.compare_digest(token.encode(), expected_token.encode()):
         raise HTTPException(403, "the form is not from this page: reload the page, and try again.")

@@ -39,8 +39,8 @@ def make_actions(
 
 
 class _LocalAction:
-    """Base class of the actions that a command of this program performs. `home`: the home with the
-    runs."""
+    """Base class of the actions that a command of this program performs. `home`: the directory of
+    the runs."""
 
     def __init__(self, home: Path, commands: Commands) -> None:
         self.home = home
@@ -48,7 +48,8 @@ class _LocalAction:
         self.source = LocalRuns(home)
 
     def start(self, run: Run, *arguments: str) -> str:
-        """Start a command, and wait until the run has changed. Return the path of its output."""
+        """Start a command, and wait until the run has changed. Return the path of the command's
+        output file."""
         command = self.commands.start(*arguments)
         command.wait_until(lambda: self.source.version(run.name) != run.version)
         return str(command.output)
@@ -136,7 +137,7 @@ class Approve(_LocalAction):
         if runner.resume_suspended(run.name, values, self.home):
             message = f"{run.name} continues."
         else:
-            # the process of the run has died since the page was shown
+            # the process of the run has died since the page was shown, so continue the run
             arguments = ["resume", run.name, *parameter_flags(values), "--yes"]
             output = self.start(run, *arguments)
             message = f"{run.name} continues. The output of the command is in {output}."
@@ -186,8 +187,8 @@ class RunAgain(_LocalAction):
 
 
 def _suspended_field(step: Mapping[str, Any], parameter: Mapping[str, Any]) -> Field:
-    """Return the form field for an output of a suspended step. Its choices and description come
-    from the input with the same name."""
+    """Return the form field for an output of a suspended step. The choices and the description of
+    the field come from the input with the same name."""
     name = str(parameter["name"])
     default = (parameter.get("valueFrom") or {}).get("default")
     inputs = (step.get("inputs") or {}).get("parameters") or []

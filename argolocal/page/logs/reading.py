@@ -36,8 +36,9 @@ ERROR_BYTES = tuple(text.encode() for text in ERRORS)
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line of a log. `offset`: position of its first byte. `cut`: number of bytes at its end that
-    are not shown. `is_complete`: False if its line break has not been written yet."""
+    """A line of a log. `offset`: position of the line's first byte. `cut`: number of bytes at the
+    end of the line that are not shown. `is_complete`: False if the line break at the end has not
+    been written yet."""
 
     offset: int
     number: int | None
@@ -50,8 +51,8 @@ class LogLine:
 
 @dataclass(frozen=True)
 class LogPage:
-    """The part of a log from the byte `start` to the byte `end`. `data`: its bytes. `size`: number
-    of bytes of the whole log."""
+    """The part of a log from the byte `start` to the byte `end`. `data`: the bytes of the page.
+    `size`: number of bytes of the whole log."""
 
     start: int
     end: int
@@ -61,8 +62,8 @@ class LogPage:
 
 @dataclass(frozen=True)
 class Match:
-    """A line that contains the searched text, split into the text before, the match, and the text
-    after it."""
+    """A line that contains the searched text, split into the text before the match, the match, and
+    the text after the match."""
 
     offset: int
     number: int
@@ -73,7 +74,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Matches:
-    """The first matching lines of a log. `more`: number of matches after these lines."""
+    """The first matching lines of a log. `more`: number of matching lines after these lines."""
 
     lines: list[Match]
     more: int
@@ -118,8 +119,8 @@ def find_previous_page(log: LogFile, start: int, size: int = PAGE_BYTES) -> int:
 
 
 def split_lines(page: LogPage, first_number: int | None, mark: int | None = None) -> list[LogLine]:
-    """Return the lines of a page. `first_number`: number of its first line, or None if lines are
-    not numbered. `mark`: offset of a byte in the line to mark."""
+    """Return the lines of a page. `first_number`: number of the page's first line, or None if lines
+    are not numbered. `mark`: offset of a byte in the line to mark."""
     lines: list[LogLine] = []
     offset = page.start
     number = first_number
@@ -138,7 +139,8 @@ def split_lines(page: LogPage, first_number: int | None, mark: int | None = None
 
 def make_line(line: bytes, offset: int, number: int | None = None) -> LogLine:
     """Return a line in the form that users see: shortened, without colours, with visible control
-    characters. If a progress bar has overwritten the line, it only contains the last state."""
+    characters. If a progress bar has overwritten the line, the returned line only contains the last
+    state of the bar."""
     text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
     cut = len(text[MAX_LINE_LENGTH:].encode(errors="replace"))
     return LogLine(
@@ -165,7 +167,7 @@ def count_lines(log: LogFile, offset: int) -> int | None:
 
 
 def _blocks(log: LogFile, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the blocks of a log with their offsets, up to the byte `end`."""
+    """Yield the blocks of a log, with their offsets, that end before the byte `end`."""
     offset = 0
     while offset < end:
         block = log.read(offset, min(BLOCK_BYTES, end - offset))

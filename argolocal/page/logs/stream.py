@@ -70,7 +70,8 @@ class LogStreams:
         ]
 
     def _find(self, run: str, pod: str) -> LogFile:
-        """Return the log of a pod. Raises HTTPException with status 404."""
+        """Return the log of a pod. Raises HTTPException with status 404 if the log does not
+        exist."""
         run_name = RunName.parse_or_none(run)
         logs: Mapping[str, LogFile] = {}
         if run_name and self.source.version(run_name):
@@ -90,8 +91,8 @@ class LogStreams:
         )
 
     async def respond(self, request: Request) -> Response:
-        """Answer GET /runs/RUN/log-events?pod=POD&from=BYTE. When the browser reconnects, it sends
-        the position of the last event."""
+        """Answer GET /runs/RUN/log-events?pod=POD&from=BYTE. When the browser reconnects, its
+        request contains the position of the last event."""
         run = request.path_params["run"]
         pod = request.query_params.get("pod", "")
         position = request.headers.get("last-event-id") or request.query_params.get("from", "0")
@@ -130,7 +131,7 @@ class LogStreams:
 
 def _make_event(followed_log: FollowedLog, offset: int, size: int) -> tuple[str, int]:
     """Return the event for the bytes from `offset` to `size`, and the position at which the next
-    event starts. The event is "" if the log has no new bytes."""
+    event starts. The returned event is "" if the log has no new bytes."""
     key = (offset, size)
     cached_event = followed_log.events.get(key)
     if cached_event:
@@ -151,7 +152,7 @@ def read_new_lines(log: LogFile, offset: int, size: int) -> NewLines | None:
     bytes."""
     skipped = 0
     if size < offset:
-        # the log was replaced by a shorter log, so read it from its start
+        # the log was replaced by a shorter log, so read the new log from its start
         offset = 0
     if size - offset > MAX_EVENT_BYTES:
         start = size - PAGE_BYTES

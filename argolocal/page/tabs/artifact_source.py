@@ -38,9 +38,10 @@ class Stream(Protocol):
 
 @dataclass(frozen=True)
 class ArtifactRow:
-    """An artifact of a run. `name`: unique name in the run. `node`: identifier of its step in URLs
-    of the graph. `artifact`: name in the template. `key`: key in the object store. `note`: reason
-    why its content is missing, or ""."""
+    """An artifact of a run. `name`: unique name in the run. `node`: identifier of the artifact's
+    step in URLs of the graph. `artifact`: name of the artifact in the template. `key`: key of the
+    artifact in the object store. `note`: reason why the content of the artifact is missing, or
+    ""."""
 
     name: str
     step: str
@@ -70,7 +71,7 @@ class Files:
 
 @dataclass(frozen=True)
 class OpenFile:
-    """A file that is open for reading. `name`: its last path segment."""
+    """A file that is open for reading. `name`: last segment of the file's path."""
 
     name: str
     stream: Stream
@@ -116,7 +117,8 @@ class ObjectReader(Protocol):
 
 
 class StoredArtifacts:
-    """The artifacts that the nodes of runs record. Their content is in an object store.
+    """The artifacts that the nodes of runs record. The content of these artifacts is in an object
+    store.
 
     `open_store`: function that returns the store for the field `s3` of an artifact.
     `open_listing`: function that returns the same store for listing, without starting a service; it
@@ -133,8 +135,8 @@ class StoredArtifacts:
 
     @classmethod
     def in_home(cls, home: Path, default_bucket: str) -> "StoredArtifacts":
-        """Return a source for the artifacts of a home, whose folder `store` contains the
-        buckets."""
+        """Return a source for the artifacts of a home, a directory of runs whose folder `store`
+        contains the buckets."""
 
         def open_store(s3: Mapping[str, Any]) -> ObjectReader:
             bucket = str(s3.get("bucket") or default_bucket)
@@ -180,15 +182,15 @@ class StoredArtifacts:
             try:
                 size = self._size(run, row)
             except (StorageError, ConfigError):
-                # the user sees this error when the artifact is opened
+                # the user sees the error when he opens the artifact
                 continue
             if size is not None:
                 sizes[row.name] = size
         return sizes
 
     def _size(self, run: Run, row: ArtifactRow) -> int | None:
-        """Return the total size of the objects of an artifact in bytes. None if it has no objects,
-        or too many of them."""
+        """Return the total size of the objects of an artifact in bytes. Return None if the artifact
+        has no objects, or too many of them."""
         store = self.open_listing(self._location(run, row))
         if store is None:
             return None
@@ -250,7 +252,8 @@ class StoredArtifacts:
 
 
 def _recorded_artifacts(run: Run) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Yield (node, artifact) for each output artifact of a run, without those of groups."""
+    """Yield (node, artifact) for each output artifact of a run that is not the artifact of a group
+    of steps."""
     for node in list((run.status.get("nodes") or {}).values()):
         if node["type"] in ("Retry", "DAG", "Steps", "StepGroup", "TaskGroup"):
             continue
@@ -260,7 +263,8 @@ def _recorded_artifacts(run: Run) -> Iterator[tuple[Mapping[str, Any], Mapping[s
 
 
 class _LimitedGzip(io.RawIOBase):
-    """The decompressed content of a gzip stream. Raises _TooLarge after MAX_UNPACKED_BYTES."""
+    """The decompressed content of a gzip stream. Reading raises _TooLarge after MAX_UNPACKED_BYTES
+    bytes."""
 
     def __init__(self, stream: Stream) -> None:
         self.source = stream
@@ -284,14 +288,15 @@ class _TooLarge(ValueError):
 
 
 class _Readable:
-    """A stream as a file object, for GzipFile."""
+    """A file object that reads a stream, for GzipFile."""
 
     def __init__(self, stream: Stream) -> None:
         self.read = stream.read
 
 
 def _files_of_archive(stream: Stream, size: int) -> Files:
-    """Return the files in a gzipped tar. Any other object counts as a single file."""
+    """Return the files in a gzipped tar. Any object other than a gzipped tar counts as a single
+    file."""
     files: list[ArtifactFile] = []
     try:
         with tarfile.open(fileobj=_LimitedGzip(stream), mode="r|") as archive:

@@ -2,7 +2,7 @@
 
 Artifacts are untrusted: an HTML page or a picture can contain scripts. The browser displays only
 raster images, and SVG inside an `img` element; all other files are downloads. The headers of the
-response forbid scripts and further requests.
+response with an artifact's content forbid scripts and further requests.
 """
 
 import csv
@@ -34,12 +34,13 @@ from argolocal.page.tabs.artifact_source import (
 from argolocal.page.templating import format_bytes
 
 PREVIEW_BYTES = 1 << 20
-# a longer text is cut, because a browser would need long to display it
+# a longer text is cut, because a browser would need much time to display it
 MAX_TEXT_CHARACTERS = 100_000
 MAX_TABLE_ROWS = 50
 MAX_TABLE_COLUMNS = 30
 MAX_CELL_CHARACTERS = 200
-# maximum size of a table in a binary format; it is read completely, because its index is at its end
+# maximum size of a table in a binary format; such a table is read completely, because its index is
+# at the end of the file
 MAX_TABLE_BYTES = 64_000_000
 ROWS_PER_PAGE = 100
 CHUNK_BYTES = 65_536
@@ -63,7 +64,7 @@ CONTENT_HEADERS = {
 
 @dataclass(frozen=True)
 class FileLink:
-    """A file of an artifact. `link`: URL of its preview; `download`: URL of its content."""
+    """A file of an artifact. `link`: URL of the file's preview; `download`: URL of its content."""
 
     path: str
     size: int | None
@@ -121,12 +122,13 @@ class Artifacts:
 
 
 class UnreadableTable(Exception):
-    """A table cannot be shown. The message is the reason."""
+    """A table cannot be shown. The message of the exception is the reason."""
 
 
 @dataclass(frozen=True)
 class TableContent:
-    """The first rows of a table. `row_count`, `column_count`: size of the complete table."""
+    """The first rows of a table. `row_count`, `column_count`: size of the complete table, of which
+    this object contains the start."""
 
     columns: list[str]
     rows: list[list[str]]
@@ -294,7 +296,8 @@ def list_artifacts(run: Run, rows: list[ArtifactRow]) -> list[Listed]:
 
 
 def find_row(rows: list[ArtifactRow], name: str) -> ArtifactRow:
-    """Return the row with a name. Raises HTTPException with status 404."""
+    """Return the row of the artifact with the name `name`. Raises HTTPException with status 404 if
+    no artifact has this name."""
     row = next((row for row in rows if row.name == name and not row.note), None)
     if row is None:
         raise HTTPException(404, f"the artifact {name[:100]!r} does not exist in this run.")
@@ -302,7 +305,7 @@ def find_row(rows: list[ArtifactRow], name: str) -> ArtifactRow:
 
 
 def content_url(run: Run, row: ArtifactRow, path: str) -> str:
-    """Return the URL of a file's content. The path "" means the stored object."""
+    """Return the URL of a file's content. The path "" means the whole stored object."""
     query = {"artifact": row.name} | ({"file": path} if path else {})
     return f"/runs/{run.name}/artifact?{urlencode(query)}"
 
@@ -419,7 +422,7 @@ def _make_table(text: str, delimiter: str, is_cut: bool) -> Preview | None:
 
 def content_disposition(name: str, is_inline: bool) -> str:
     """Return the Content-Disposition header for a file name. Characters other than letters, digits
-    and `._-` appear only in the encoded name."""
+    and `._-` appear only in the header's encoded name."""
     simple_name = "".join(
         character if character.isascii() and (character.isalnum() or character in "._-") else "_"
         for character in name

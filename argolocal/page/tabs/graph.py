@@ -1,9 +1,9 @@
 """The graph of a run as an SVG picture: boxes, edges and links.
 
-A closed group is drawn as one box, an open group as a box that contains its steps. The picture
-needs no JavaScript, because it is controlled by query parameters: `open` (identifiers of the open
-groups, separated by spaces), `root` (the group whose steps are drawn), `node` (the selected step)
-and `all` (1: internal steps are drawn, too).
+A closed group of steps is drawn as one box, an open group as a box that contains its steps. The
+picture is controlled by query parameters and needs no JavaScript. The parameters are `open`
+(identifiers of the open groups, separated by spaces), `root` (the group whose steps are drawn),
+`node` (the selected step) and `all` (1: internal steps are drawn, too).
 """
 
 from collections import Counter
@@ -77,8 +77,8 @@ class DrawnNode:
 
 @dataclass(frozen=True)
 class DrawnEdge:
-    """An edge of the picture. `path`: an SVG path. `is_idle`: True if the step at its end has not
-    run."""
+    """An edge of the picture. `path`: an SVG path. `is_idle`: True if the step at the end of the
+    edge has not run."""
 
     path: str
     is_idle: bool
@@ -99,7 +99,7 @@ class Hook:
 
 @dataclass(frozen=True)
 class Crumb:
-    """A link to a group that contains the drawn graph, for navigation."""
+    """A link to a group that contains the drawn graph; the user follows it to leave the group."""
 
     label: str
     link: str
@@ -141,7 +141,8 @@ class Links:
         self.query: dict[str, str] = {name: query[name] for name in names if name in query}
 
     def to(self, anchor: str = "", **changes: str | None) -> str:
-        """Return a URL with some query parameters changed. The value None removes a parameter."""
+        """Return a URL with some query parameters changed. The value None removes a query
+        parameter."""
         values = {**self.query, **changes}
         query = urlencode({name: value for name, value in values.items() if value is not None})
         return f"?{query}{anchor}"
@@ -171,8 +172,8 @@ class Drawing:
         return root
 
     def _find_open_groups(self, query: Mapping[str, str]) -> set[str]:
-        """Return the identifiers of the open groups. If the query does not contain them, all groups
-        of a small run are open, and in a large run the groups around the failed step."""
+        """Return the identifiers of the open groups. If the query does not contain open groups, all
+        groups of a small run are open, and in a large run the groups around the failed step."""
         if "open" in query:
             return {unquote(word) for word in query["open"].split()}
 
@@ -231,7 +232,8 @@ class Drawing:
         )
 
     def visible_children(self, step: PlannedStep) -> list[PlannedStep]:
-        """Return the steps of a group, without internal steps unless they are shown."""
+        """Return the steps of a group; internal steps are included only if the user has asked for
+        them."""
         if step.kind == "loop":
             return self.plan.children(step)
         children, internal_count = hide_internal(self.plan.children(step), self.is_internal)
@@ -481,8 +483,8 @@ def title_of(member: Member, length: int) -> str:
 
 
 def shorten_label(text: str, length: int) -> str:
-    """Return a text of at most `length` characters. A longer text loses its middle, because names
-    often differ only at their ends."""
+    """Return a text of at most `length` characters. A text that is longer than `length` loses its
+    middle, because names often differ only at their ends."""
     if len(text) <= length:
         return text
     end = length // 3
@@ -500,8 +502,8 @@ def _move(piece: Piece, x: float, y: float) -> Piece:
 
 def _join_edges(count: int, edges: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
     """If each node of one set is linked to each node of another set, replace these edges by edges
-    to a join point between the sets. Return the edges and the number of join points, whose indexes
-    start at `count`."""
+    to a join point between the sets. Return the new edges and the number of join points, whose
+    indexes start at `count`."""
     sources_of: dict[int, set[int]] = {}
     for source, target in edges:
         sources_of.setdefault(target, set()).add(source)

@@ -1,5 +1,5 @@
-"""Determine the boxes that a graph draws for the steps of a group. Such a box is called a member.
-Many similar steps are folded into one member.
+"""Determine the boxes that a graph draws for the steps of a group. A box of a graph is called a
+member. Many similar steps are folded into one member.
 
 A page never draws more than about MAX_MEMBERS members of a group. The identifier of a folded member
 is `FIRST+N`: the identifier of its first step, and the number of its other steps. Users can open a
@@ -22,7 +22,7 @@ MIN_EQUAL_STEPS = 8
 
 # function that returns True for an internal step, which a program has added to the workflow
 IsInternal = Callable[[PlannedStep], bool]
-# function that returns this function for the workflow of a plan
+# function that returns, for the workflow of a plan, the function that recognizes internal steps
 FindInternal = Callable[[Plan], IsInternal]
 
 
@@ -62,7 +62,7 @@ class Members:
 def hide_internal(
     steps: Sequence[PlannedStep], is_internal: IsInternal
 ) -> tuple[list[PlannedStep], int]:
-    """Return the steps that are not internal, and the number of internal steps. If a returned step
+    """Return the steps that are not internal, and the number of the other steps. If a returned step
     depends on an internal step, it depends on the dependencies of the internal step instead."""
     internal = {step.label: step.needs for step in steps if is_internal(step)}
     visible_steps: list[PlannedStep] = []
@@ -211,8 +211,8 @@ def _make_member(plan: Plan, steps: Sequence[PlannedStep], has_edges: bool) -> M
 
 
 def remove_implied_edges(count: int, edges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the edges without those whose nodes are also connected by a longer path. This is slow,
-    so the number of edges must be small."""
+    """Return the edges without the implied edges, whose nodes are also connected by a longer path.
+    The removal is slow, so the number of edges must be small."""
     successors: list[list[int]] = [[] for _ in range(count)]
     for source, target in edges:
         successors[source].append(target)

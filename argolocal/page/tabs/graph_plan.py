@@ -1,10 +1,10 @@
-"""The steps of a run according to its manifest. A step that has started also has a node.
+"""The steps of a run according to its manifest. Each step that has started also has a node.
 
     plan = Plan(run)
     for step in plan.children(plan.root):
         print(step.label, step.phase, step.needs)
 
-The names of nodes are those of Argo (argolocal/engine/nodes.py): PARENT.TASK for a task,
+The names of nodes are those of Argo (see engine/nodes.py): PARENT.TASK for a task,
 PARENT[GROUP].STEP for a step, NAME(INDEX:ITEM) for an item of a loop, NAME(N) for an attempt, and
 NAME.hooks.KEY for a hook.
 """
@@ -33,11 +33,11 @@ class PlannedStep:
     """A step of the manifest.
 
     `node_name`: Argo's name for the step's node, even if the node does not exist yet. `task`: the
-    entry in the manifest, which is a task, a step or a hook. `template`: the template that it
-    calls. `scope`: prefix of the names of templates that this template calls. `needs`: labels of
-    the steps in the same group on which the step depends. `kind`: `loop`, or the field that defines
-    the template, such as `dag`. `parent`: template that contains the step. `depth`: nesting level
-    of the template.
+    entry in the manifest, which is a task, a step or a hook. `template`: the template that the step
+    calls. `scope`: prefix of the names of templates that the step's template calls. `needs`: labels
+    of the steps in the same group on which the step depends. `kind`: `loop`, or the field that
+    defines the template, such as `dag`. `parent`: template that contains the step. `depth`: nesting
+    level of the template.
     """
 
     node_name: str
@@ -59,7 +59,8 @@ class PlannedStep:
 
 
 class Plan:
-    """The steps of one run. They are created on demand from the run's manifest and nodes."""
+    """The steps of one run. The steps of a plan are created on demand from the run's manifest and
+    nodes."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -192,8 +193,8 @@ class Plan:
         return path if path[-1].node_name == name else []
 
     def _node_name(self, address: str) -> str:
-        """Return the name of the node with this identifier. For an attempt, return the name of its
-        step."""
+        """Return the name of the node with this identifier. For an attempt of a retried step,
+        return the name of the step's node."""
         separator = "" if address.startswith(("[", "(")) else "."
         name = f"{self.run.name}{separator}{address}"
         attempt = ATTEMPT.fullmatch(name)
@@ -259,8 +260,8 @@ class Plan:
         return step.node
 
     def phase_of(self, node: Mapping[str, Any] | None) -> str:
-        """Return the phase of a node. In addition to Argo's phases: Planned (not started), Cached,
-        Interrupted, and Waiting (suspended, or waiting for a lock or a retry)."""
+        """Return the phase of a node. In addition to Argo's phases, a step may be Planned (not
+        started), Cached, Interrupted, or Waiting (suspended, or waiting for a lock or a retry)."""
         if not node:
             return "Planned"
         message = str(node.get("message") or "")
@@ -284,8 +285,8 @@ class Plan:
         return phase
 
     def _items_of(self, step: PlannedStep) -> list[PlannedStep]:
-        """Return a step for each item of a loop. Its label is `INDEX: ITEM`, or the index alone if
-        the item is the same number."""
+        """Return a step for each item of a loop. The label of such a step is INDEX:ITEM, or the
+        index alone if the item is the same number."""
         task = without_loop(step.task)
         items = []
         for node in self.items.get(step.node_name, []):
@@ -349,7 +350,7 @@ class Plan:
         self, caller: Mapping[str, Any], scope: str
     ) -> tuple[Mapping[str, Any], str]:
         """Return the template that a task calls, and the scope of the template's own calls. If the
-        name contains tags, the template is unknown and {} is returned."""
+        name of the template contains tags, the template is unknown and {} is returned."""
         if caller.get("inline"):
             return caller["inline"], scope
 

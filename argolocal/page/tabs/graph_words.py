@@ -13,7 +13,7 @@ RESULT = re.compile(
     r"\.(?:outputs\.)?(?:parameters(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])|result|exitCode|status)"
 )
 INPUT = re.compile(r"\b(?:inputs|workflow)\.parameters(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
-# matches calls of functions that only check or convert a value; conditions are shown without them
+# conditions are shown without them~conditions are shown without these calls
 CHECK = re.compile(r"sprig\.regexFind\('[^']*',\s*([^()]*)\)")
 QUOTED_TAG = re.compile(r"'\{\{=?([^{}']*)\}\}'")
 CONVERSION = re.compile(r"\b(?:asInt|asFloat|string|int|float)\(([^()]*)\)")
@@ -64,8 +64,9 @@ PHASE_WORDS = {
 
 
 def simplify_condition(condition: str) -> str:
-    """Return a condition in a short form for users: `evaluate.verdict == 'release'` for
-    `{{=tasks.evaluate.outputs.parameters.verdict == 'release'}}`."""
+    """Return a condition in a short form for users. For example, the condition
+    {{=tasks.evaluate.outputs.parameters.verdict == 'release'}} becomes evaluate.verdict ==
+    'release'."""
 
     def replace_result(match: re.Match[str]) -> str:
         task = match[1] or match[2]
@@ -99,7 +100,7 @@ def describe_dependencies(task: Mapping[str, Any]) -> str:
 
 def describe_omission(task: Mapping[str, Any], phases: Mapping[str, str]) -> str:
     """Return the reason why a task was omitted, such as `not run, because clean failed`, or "".
-    `phases`: phases of the tasks that it depends on, by the name of the task."""
+    `phases`: phases of the tasks that the task depends on, by the name of the task."""
     text = task.get("depends") or " ".join(task.get("dependencies") or [])
     unmet_dependencies: list[str] = []
     met_dependencies: list[str] = []
@@ -159,8 +160,8 @@ def describe_counts(counts: Mapping[str, int]) -> str:
 
 
 def describe_counts_briefly(counts: Mapping[str, int]) -> str:
-    """Return the most important count, such as `1 of 6 failed`, or else the progress, such as `3 of
-    6 done`."""
+    """Return the most important number of steps as a text, such as `1 of 6 failed`, or else the
+    progress, such as `3 of 6 done`."""
     total = sum(counts.values())
     for phase in ("Failed", "Error", "Waiting", "Interrupted"):
         if counts.get(phase):

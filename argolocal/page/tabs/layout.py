@@ -3,10 +3,10 @@
     layout = arrange([Size(180, 44), Size(180, 44)], [(0, 1)])
     layout.boxes[1].y > layout.boxes[0].y
 
-Each node is in a layer below the layers of all its predecessors. A long edge passes through an
-invisible node in each layer between its ends. Repeated passes over the layers reduce the number of
-crossings (median heuristic). Further passes align the nodes with their neighbours without changing
-their order.
+In a layered layout, each node is in a layer below the layers of all its predecessors. A long edge
+passes through an invisible node in each layer between its ends. Repeated passes over the layers of
+the graph reduce the number of crossings (median heuristic). Further passes over the layers align
+the nodes with their neighbours without changing their order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -117,7 +117,7 @@ def assign_layers(count: int, edges: Iterable[Edge]) -> list[int]:
 
     while len(finished) < count:
         if not ready:
-            # only nodes of a cycle remain: continue with the first of them
+            # only nodes of a cycle remain: continue with the first of these nodes
             ready = [next(node for node in candidates if open_edges[node] > 0)]
             open_edges[ready[0]] = 0
         node = ready.pop()
@@ -151,8 +151,8 @@ def _neighbours(count: int, links: Iterable[Edge]) -> tuple[list[list[int]], lis
 def _order_layers(
     layer_of: Sequence[int], upper: list[list[int]], lower: list[list[int]]
 ) -> list[list[int]]:
-    """Return the nodes of each layer from left to right. The order is the one with the fewest
-    crossings among the orders that were tried."""
+    """Return the nodes of each layer from left to right. Of the orders that were tried, the order
+    with the fewest crossings of edges is returned."""
     layers: list[list[int]] = [[] for _ in range(max(layer_of, default=-1) + 1)]
     for node, layer in enumerate(layer_of):
         layers[layer].append(node)
@@ -191,8 +191,8 @@ def _order_layers(
 def _count_crossings(
     layers: Iterable[Sequence[int]], rank: Sequence[float], lower: list[list[int]]
 ) -> int:
-    """Return the number of pairs of links that cross each other: the number of inversions of the
-    lower ends if the links are sorted by their upper ends."""
+    """Return the number of pairs of links that cross each other. This is the number of inversions
+    of the lower ends if the links are sorted by their upper ends."""
     crossings = 0
     for layer in layers:
         ends = [end for node in layer for end in sorted(int(rank[low]) for low in lower[node])]
@@ -219,8 +219,8 @@ def _assign_centers(
     upper: list[list[int]],
     lower: list[list[int]],
 ) -> list[float]:
-    """Return the x coordinate of the center of each node. It is close to the mean of the node's
-    neighbours, but nodes do not overlap."""
+    """Return the x coordinate of the center of each node. The center of a node is close to the mean
+    of the node's neighbours, but nodes do not overlap."""
     centers = [0.0] * len(widths)
     for layer in layers:
         position = 0.0

@@ -62,7 +62,8 @@ class LogChoice:
 
 @dataclass(frozen=True)
 class LogView:
-    """A part of a log, with the URLs of other parts of the log. A URL is "" if it is not needed.
+    """A part of a log, with the URLs of other parts of the log. A URL of the view is "" if it is
+    not needed.
 
     `missing_error`: True if the user looked for the first error, but the log contains no error.
     `without`: URL that shows the other logs without this log. `follow`: URL of the events with new
@@ -243,8 +244,8 @@ def find_steps(run: Run, logs: Mapping[str, LogFile]) -> dict[str, Step]:
 
 
 def _order_pods(logs: Mapping[str, LogFile], steps: Mapping[str, Step]) -> list[str]:
-    """Return the names of the pods: failed pods first, then running pods, then all others. Within
-    each of these groups, newer pods are first."""
+    """Return the names of the pods: failed pods first, then running pods, then all others. Of the
+    failed pods, of the running pods and of the others, newer pods are first."""
 
     def rank(pod: str) -> int:
         phase = steps[pod].phase if pod in steps else ""

@@ -64,11 +64,11 @@ class Item:
 class NodeDetails:
     """One step.
 
-    `name`: identifier of the step. `condition`: its dependencies and its condition in words.
+    `name`: identifier of the step. `condition`: the step's dependencies and its condition in words.
     `unmet_condition`: the condition that was not true, for a skipped step. `log`: lines around the
-    error, or the last lines. `log_link`: URL of the full log. `items`: a page of its inner steps,
+    error, or the last lines. `log_link`: URL of the full log. `items`: a page of the inner steps,
     failed steps first. `counts`: the counts of the inner steps in words. `graph_link`: URL of the
-    graph of its inner steps. `close_link`: URL of the page without these details.
+    graph of the inner steps. `close_link`: URL of the page without these details.
     """
 
     name: str
@@ -122,8 +122,8 @@ class NodeReader:
         self.log_tab = log_tab
 
     def read(self, address: str, page: int) -> NodeDetails | None:
-        """Return the details of the step or folded box with the identifier `address`, or None if it
-        does not exist. `page`: number of the page of its inner steps."""
+        """Return the details of the step or folded box with the identifier `address`, or None if no
+        step has this identifier. `page`: number of the page of the inner steps of the step."""
         step = self.plan.find(address)
         if step:
             return self._describe_step(step, address, page)

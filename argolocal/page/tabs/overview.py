@@ -158,7 +158,7 @@ class OverviewTab:
 
 
 def parse_page(text: str | None) -> int:
-    """Parse the page number in a query parameter. Return 1 for an invalid number."""
+    """Parse the page number in a query parameter. Return 1 for an invalid page number."""
     if text and text.isdecimal() and text.isascii() and len(text) < 9:
         return max(1, int(text))
     return 1

@@ -53,7 +53,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class TimelineRow:
-    """A row for a step, an iteration of a loop, or a whole loop with `count` iterations. `open` and
+    """A row for a step, an iteration of a loop, or a whole loop with `count` iterations. `open`,
     `close`: URLs that open or close the loop, or ""."""
 
     name: str
@@ -156,8 +156,8 @@ class Axis:
         return round(100 * min(1.0, max(0.0, share)), 3)
 
     def ticks(self, zoom: int) -> list[Tick]:
-        """Return the ticks of the axis: about MAX_TICKS in the visible part, whose width is 1/zoom
-        of the axis."""
+        """Return the ticks of the axis: about MAX_TICKS in the visible part, which is 1/zoom of the
+        axis."""
         length_s = self.end - self.start
         whole_days_s = max(1, round(length_s / DAY_S / MAX_TICKS / zoom)) * DAY_S
         long_enough = (
@@ -211,7 +211,7 @@ class _Row:
 
 def _make_rows(run: Run, steps: Sequence[Step], axis: Axis, open_name: str) -> list[_Row]:
     """Return the rows of the timeline. A retried step and its attempts share one row. The
-    iterations of a large loop also share one row."""
+    iterations of a large loop share one row, too."""
     parents = find_parents(run.status)
     rows: list[_Row] = []
     index = 0

@@ -1,4 +1,5 @@
-"""Divide the time of a step into stages: waiting for its turn, starting its pod, and running."""
+"""Divide the time of a step into stages: waiting until it may start, starting its pod, and
+running."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,8 @@ from argolocal.manifest.allowed_values import FAILED_PHASES
 from argolocal.page.sources import Run
 from argolocal.view.summary import FINISHED_PHASES, Step, parse_timestamp
 
-# minimum time of a wait that is shown; the runner itself needs up to this time to start a step
+# minimum time of a wait that is shown; the runner itself needs up to this many seconds to start a
+# step
 MIN_WAIT_S = 0.1
 # times from the journal and from the kernel differ by less than this number of seconds
 CLOCK_TOLERANCE_S = 0.1
@@ -131,7 +133,8 @@ def divide_loop(run: Run, steps: Sequence[Step], parents: Parents, now: float) -
 
 
 def _merge(pieces: Sequence[Piece]) -> list[Piece]:
-    """Join time spans that overlap or nearly touch. Return them sorted by their start."""
+    """Join time spans that overlap or nearly touch. Return the joined time spans sorted by their
+    start."""
     merged_pieces: list[Piece] = []
     for piece in sorted(pieces, key=lambda piece: piece.start):
         if merged_pieces and piece.start <= merged_pieces[-1].end + MIN_WAIT_S:

@@ -6,10 +6,10 @@ dependencies.
         for container_name, process in group.start_ready(now): ...
         group.on_exit(container_name, now)    # after the exit of a process
 
-Each container has a separate root directory, and all share the volumes. The outputs of the template
-are those of the container `main`. `retries` is the total number of attempts, as in Argo. Source:
-Argo's container_set_template.go, operator.go (assessNodeStatus, inferFailedReason),
-cmd/argoexec/commands/emissary.go; v4.1.
+Each container of a containerSet has a separate root directory, and all its containers share the
+volumes. The outputs of the template are the outputs of the container `main`. `retries` is the total
+number of attempts, as in Argo. Source: Argo's container_set_template.go, operator.go
+(assessNodeStatus, inferFailedReason), cmd/argoexec/commands/emissary.go; v4.1.
 """
 
 from collections.abc import Iterator, Mapping
@@ -60,8 +60,8 @@ class ContainerSet(Sidecars):
     """The containers of one containerSet template.
 
     `is_inline`: True for a template inside a step or task, which has no name. `attempts_left`:
-    number of attempts by container name. `errors` and `reasons`: causes of failures by container
-    name.
+    number of remaining attempts by container name. `errors` and `reasons`: causes of failures by
+    container name.
     """
 
     def __init__(
@@ -105,8 +105,9 @@ class ContainerSet(Sidecars):
         return min(self.retry_at.values(), default=None)
 
     def start_ready(self, now: float) -> Iterator[tuple[str, Process]]:
-        """Start the containers whose dependencies have succeeded and whose retry is due. Yield
-        their names and processes. Raises ConfigError, OSError."""
+        """Start the containers whose dependencies have succeeded and whose retry is due. Yield the
+        names and processes of the started containers. Raises ConfigError or OSError if a container
+        cannot start."""
         has_changed = True
         while has_changed:
             has_changed = False
@@ -131,13 +132,14 @@ class ContainerSet(Sidecars):
                     has_changed = True
 
     def _try_start(self, container_name: str) -> None:
-        """Start a container. If its command cannot be started, complete the container."""
+        """Start a container. If the command of the container cannot be started, complete the
+        container."""
         try:
             self.running[container_name] = self._run(container_name)
         except StartError as error:
             self._record_end(container_name, START_ERROR_CODE, str(error))
         except (FileNotFoundError, PermissionError) as error:
-            # in Argo, the exit code of a container with dependencies gets lost
+            # Argo loses the exit code of a container with dependencies
             if self.containers[container_name].get("dependencies"):
                 visible_exit_code = 0
             else:
@@ -168,7 +170,8 @@ class ContainerSet(Sidecars):
 
     def failure(self) -> str:
         """Return Argo's message about the first failed container in alphabetical order, or "". In
-        inline templates, a failed container `main` takes precedence."""
+        an inline template, a failed container `main` takes precedence over other failed
+        containers."""
         failed_names = sorted(
             (container_name for container_name, exit_code in self.codes.items() if exit_code),
             key=lambda container_name: (
@@ -189,8 +192,8 @@ class ContainerSet(Sidecars):
         ]
 
     def _dependencies_succeeded(self, container_name: str) -> bool:
-        """Return True if all dependencies of a container have succeeded. If one of them has failed,
-        complete the container with Error."""
+        """Return True if all dependencies of a container have succeeded. If a dependency has
+        failed, complete the container with Error."""
         for dependency in self.containers[container_name].get("dependencies") or []:
             if dependency not in self.visible_codes:
                 return False

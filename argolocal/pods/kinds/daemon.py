@@ -27,7 +27,7 @@ def wait_until_ready(
     container_run: ContainerRun, cluster: Cluster, is_running: Callable[[], bool]
 ) -> bool:
     """Wait until the probe has passed as often as its successThreshold demands. Return False if the
-    container exits first."""
+    container exits before its probe has passed."""
     probe = Probe(container_run.container, "readinessProbe")
     success_count = 0
     time.sleep(probe.delay)
@@ -40,7 +40,7 @@ def wait_until_ready(
 
 
 def _passes(probe: Probe, container_run: ContainerRun, cluster: Cluster) -> bool:
-    """Run the probe once, as a command in the container or over the network."""
+    """Run the readiness probe once, as a command in the container or over the network."""
     if not probe.command:
         return probe.answers(container_run.ip)
     probe_run = replace(

@@ -21,7 +21,7 @@ def run_data_template(
     data_template: Mapping[str, Any], open_store: Callable[[dict[str, Any]], Any]
 ) -> Result:
     """List the keys and apply the transformations. Return the phase, message and outputs of the
-    node. With any error, such as a missing bucket, the phase is Failed."""
+    node. After any error, such as a missing bucket, the phase is Failed."""
     try:
         listed_values = _list_keys(data_template["source"]["artifactPaths"]["s3"], open_store)
     except (StorageError, ConfigError) as error:
@@ -45,8 +45,8 @@ def run_data_template(
 def _list_keys(
     s3_location: dict[str, Any], open_store: Callable[[dict[str, Any]], Any]
 ) -> list[str]:
-    """Return all keys below the key of `s3_location`. Raises StorageError, for example if no
-    such key exists."""
+    """Return all keys below the key of `s3_location`. Raises StorageError, for example if no key
+    exists below the key of `s3_location`."""
     if not s3_location.get("bucket"):
         # as in Argo, the bucket of the artifact repository is not the default here
         raise StorageError("Bucket name cannot be empty")

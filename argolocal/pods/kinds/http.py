@@ -2,7 +2,7 @@
 
     phase, message, outputs = run_http_template(template["http"], cluster.secret)
 
-The body of the response becomes `outputs.result`. Source: Argo's workflow/executor/agent.go
+The body of the HTTP response becomes `outputs.result`. Source: Argo's workflow/executor/agent.go
 (executeHTTPTemplate), v4.1.
 """
 
@@ -25,8 +25,8 @@ ReadSecret = Callable[[str], Mapping[str, str]]
 
 
 def run_http_template(http_template: Mapping[str, Any], read_secret: ReadSecret) -> Result:
-    """Send the request and check the response. Return the phase, message and outputs of the node.
-    Without `timeoutSeconds`, wait for ever, as Argo does."""
+    """Send the request and check the response. Return the phase, message and outputs of the http
+    template's node. Without `timeoutSeconds`, wait for ever, as Argo does."""
     try:
         headers = [
             (header["name"], _resolve_header_value(header, read_secret))
@@ -36,7 +36,7 @@ def run_http_template(http_template: Mapping[str, Any], read_secret: ReadSecret)
     except KeyError as error:
         return "Failed", f"secrets {error} not found", None
     except (web.WebError, ValueError) as error:
-        # a ValueError means that bodyFrom is not base64
+        # any other error is a ValueError, which means that bodyFrom is not base64
         if isinstance(error, web.WebError):
             web_error = error
         else:

@@ -1,11 +1,12 @@
-"""Run initContainers one after another before the main container, and sidecars in parallel with it.
+"""Run initContainers one after another before the main container, and sidecars in parallel with the
+main container.
 
     sidecars = Sidecars(template, container_run, cluster)
     process = sidecars.start_next_init()
     sidecars.start_sidecars()
     failure_message = sidecars.stop(grace_seconds)
 
-Each container has a separate root directory, and all share the volumes.
+Each container of a pod has a separate root directory, and all its containers share the volumes.
 """
 
 import contextlib
@@ -54,7 +55,7 @@ class Sidecars:
 
     def start_next_init(self) -> Process | None:
         """Start the next init container and return its process. Return None if all init containers
-        have run. Raises ConfigError, OSError."""
+        have run. Raises ConfigError or OSError if the init container cannot start."""
         if not self.init_specs:
             self.init_name = ""
             return None
@@ -63,15 +64,15 @@ class Sidecars:
         return self._start(container)
 
     def start_sidecars(self) -> None:
-        """Start all sidecars. Raises ConfigError, OSError."""
+        """Start all sidecars. Raises ConfigError or OSError if a sidecar cannot start."""
         for container in self.sidecar_specs:
             self.running[container["name"]] = self._start(container)
 
     def stop(self, grace_seconds: float) -> str:
         """Send SIGTERM to the sidecars, send SIGKILL after `grace_seconds` seconds, and wait for
-        their end. Return Argo's message about a failed sidecar, or "" if none has failed."""
-        # two threads may call `stop` at the same time: one to collect outputs, the other to stop
-        # the run
+        their end. Return Argo's message about a failed sidecar, or "" if no sidecar has failed."""
+        # two threads may call `stop` at the same time: one thread to collect outputs, another to
+        # stop the run
         processes = dict(self.running)
         for process in processes.values():
             signal_group(process.pid, signal.SIGTERM)
@@ -127,9 +128,9 @@ class Sidecars:
         )
 
     def _mirror_mounts(self) -> tuple[list[dict[str, Any]], dict[str, VolumeDirectory]]:
-        """Return the volume mounts of the main container, for a container that mirrors them. In
-        Argo, they include the input artifacts. Therefore also return a volume for each input
-        artifact."""
+        """Return the volume mounts of the main container, for a container with the field
+        `mirrorVolumeMounts`. The returned mounts include a volume for each input artifact, because
+        Argo mounts the input artifacts, too."""
         volume_mounts = [*(self.main.get("volumeMounts") or [])]
 
         unmounted_paths = [

@@ -1,5 +1,5 @@
-"""The addresses that change a workflow: stop, terminate, suspend, resume, set, retry and resubmit.
-Source: Argo's workflow/util/util.go."""
+"""The URL paths of the API that change a workflow: stop, terminate, suspend, resume, set, retry and
+resubmit. Source: Argo's workflow/util/util.go."""
 
 import shutil
 import time
@@ -51,8 +51,8 @@ Perform = Callable[[Entry, Body], Object]
 
 @dataclass(frozen=True)
 class RetryOptions:
-    """The settings of a retry. `selector`: nodes to run again although they succeeded, which
-    `restarts_successful` allows. `parameters`: new values, as NAME=VALUE."""
+    """The settings of a retry. `selector`: nodes to run again although they succeeded; only used if
+    `restarts_successful` is True. `parameters`: new values, as NAME=VALUE."""
 
     restarts_successful: bool
     selector: str
@@ -124,7 +124,7 @@ class Actions:
         return self._shut_down(entry, "Terminate")
 
     def suspend(self, entry: Entry, body: Body) -> Object:
-        """Start no further nodes of a workflow."""
+        """Let no further nodes of a workflow start."""
         workflow = self.backend.workflow(entry)
         if workflow["status"]["phase"] in COMPLETED_PHASES:
             raise ApiError(
@@ -190,8 +190,8 @@ class Actions:
         return self._send(entry, RunRequest(shutdown=strategy))
 
     def _change_nodes(self, entry: Entry, selector: str, change: NodeChange) -> Object:
-        """Change the suspended nodes that a selector matches. Raises ApiError if it matches
-        none."""
+        """Change the suspended nodes that a selector matches. Raises ApiError if the selector
+        matches no node."""
         workflow = self.backend.workflow(entry)
         nodes = [
             node for node in list_suspended_nodes(workflow["status"]) if match_node(selector, node)
@@ -207,8 +207,8 @@ class Actions:
         return self._send(entry, RunRequest({node["id"]: change for node in nodes}))
 
     def _send(self, entry: Entry, request: RunRequest) -> Object:
-        """Send a request to the runner of a workflow, and return the workflow after it. A run that
-        waits in the queue gets the request when it starts."""
+        """Send a request to the runner of a workflow, and return the Workflow object after the
+        change. A run that waits in the queue gets a request when it starts."""
         requests.send(self.backend.files(entry), request, REQUEST_TIMEOUT_S)
         return self.backend.read_again(entry.name)
 
@@ -237,8 +237,9 @@ def retry_run(backend: Backend, entry: Entry, options: RetryOptions) -> Object:
 
 
 def _open_ended(files: RunFiles) -> tuple[Object, Object, Mapping[str, Any]]:
-    """Lock a run that has ended, and return its workflow, status and processes. Its process holds
-    the lock for a moment after the end. Raises Busy, ConfigError."""
+    """Lock a run that has ended, and return its workflow, status and processes. The process of a
+    run holds the lock of the run for a moment after the end of the run. Raises Busy for a run in
+    progress, and ConfigError for an unknown run."""
     deadline = time.monotonic() + END_TIMEOUT_S
     while True:
         try:
@@ -252,14 +253,14 @@ def _open_ended(files: RunFiles) -> tuple[Object, Object, Mapping[str, Any]]:
 def _prepare_retry(
     files: RunFiles, workflow: Object, status: Object, options: RetryOptions
 ) -> None:
-    """Write the first state of a retried run. The caller has locked the run."""
+    """Write the first status of a retried run. The caller has locked the run."""
     restarted_ids = options.select_restarted(status["nodes"])
     new_status = reset_for_retry(status, restarted_ids, bool(options.parameters))
     for field in ("spec", "submittedSpec"):
         if field in workflow:
             override_parameters(workflow[field], options.parameters)
     workflow["spec"].pop("shutdown", None)
-    # a request that came when the run had just ended
+    # delete a request that came when the run had just ended
     files.resume_request.unlink(missing_ok=True)
     shutil.rmtree(files.root / "creates", ignore_errors=True)
     write_atomically(files.root / MANIFEST_FILE, to_json(workflow, indent=1))

@@ -1,5 +1,5 @@
-"""The REST API of an Argo server for the runs of one home, below /api/v1. `argo`, with
-ARGO_HTTP1=true, and Hera's WorkflowsService work with it.
+"""The REST API of an Argo server for the runs of one home (a directory of runs), below /api/v1. The
+command `argo`, with ARGO_HTTP1=true, and Hera's WorkflowsService work with this API.
 
     run_catalogue = RunCatalogue(LocalRuns(home), NAMESPACE)
     api = make_api(Backend(cluster, queue, objects, run_catalogue, open_store))
@@ -44,10 +44,10 @@ from argolocal.server.api.stored import (
 from argolocal.server.api.streams import StreamLimit, WorkflowWatches
 from argolocal.server.api.workflows import Workflows
 
-# the version of Argo whose clients this API is made for
+# the version of Argo whose clients can use this API
 ARGO_VERSION = "v4.0.7"
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
-# beginnings of addresses that need Kubernetes → their purpose
+# beginnings of addresses that need Kubernetes → what the addresses are for
 KUBERNETES_ADDRESSES: Mapping[str, str] = {
     "/event-sources": "event sources of Argo Events",
     "/stream/event-sources": "event sources of Argo Events",
@@ -71,7 +71,8 @@ API = "/api/v1"
 
 
 class WithApi:
-    """An application that answers the addresses of the API, and passes other requests on."""
+    """An application that answers requests to the addresses of the API, and passes all other
+    requests to another application."""
 
     def __init__(self, api: ASGIApp, other_app: ASGIApp) -> None:
         self.api = api
@@ -84,7 +85,8 @@ class WithApi:
 
 
 def make_api(backend: Backend) -> Starlette:
-    """Return the application that answers the addresses of the API, without access control."""
+    """Return the application that answers requests to the addresses of the API, without access
+    control."""
     limit = StreamLimit()
     parts = [
         Workflows(backend),
@@ -139,7 +141,8 @@ class Information:
         )
 
     def show_version(self, request: Request) -> Response:
-        """Answer GET /version. The version is the one of Argo whose API this is."""
+        """Answer GET /version. The answer is the version of Argo whose API this server
+        implements."""
         name = f"{program.name} {version('rekindle')}"
         return JSONResponse(
             {
@@ -155,7 +158,7 @@ class Information:
         )
 
     def show_user(self, request: Request) -> Response:
-        """Answer GET /userinfo: the user who has the token of the home."""
+        """Answer GET /userinfo: the user who has the token of the home (the directory of runs)."""
         return JSONResponse({"subject": getuser(), "name": getuser()})
 
     async def ignore_event(self, request: Request) -> Response:
@@ -165,7 +168,7 @@ class Information:
 
 
 def refuse_unknown(request: Request) -> Response:
-    """Refuse an address that this API does not have. Raises ApiError."""
+    """Answer a request to an address that this API does not have. Raises ApiError."""
     path = f"/{request.path_params['path']}"
     for beginning, purpose in KUBERNETES_ADDRESSES.items():
         if path == beginning or path.startswith(f"{beginning}/"):

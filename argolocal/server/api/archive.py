@@ -37,7 +37,8 @@ class Archive:
         ]
 
     def list(self, request: Request) -> Response:
-        """Answer GET /archived-workflows: without the nodes, as the archive of Argo."""
+        """Answer GET /archived-workflows with the workflows without their nodes, as Argo's archive
+        does."""
         query = request.query_params
         options = parse_list_options(query, query.get("namespace", ""))
         entries = [item for item in select_entries(self.backend, options) if _has_ended(item[1])]
@@ -105,7 +106,7 @@ class Archive:
         return [(entry, facts) for entry, facts in runs if _has_ended(facts)]
 
     def _find(self, uid: str, name: str = "") -> Entry:
-        """Return a run that has ended. Raises ApiError."""
+        """Return a run that has ended, by its uid. Raises ApiError."""
         for entry, facts in self._ended():
             if facts.uid == uid or (name and entry.name == name):
                 return entry

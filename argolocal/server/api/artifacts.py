@@ -76,7 +76,8 @@ class Artifacts:
         return answer
 
     def show_file(self, request: Request) -> Response:
-        """Answer GET /artifact-files/...: a file of an artifact, or the list of its files."""
+        """Answer GET /artifact-files/...: a file of an artifact, or the list of the artifact's
+        files."""
         parameters = request.path_params
         direction = parameters["direction"]
         if direction not in DIRECTIONS:
@@ -174,7 +175,7 @@ class Artifacts:
 
 
 def _first_part(path: str) -> str:
-    """Return the name of a file, or of the folder that contains it, with a slash."""
+    """Return the name of a file, or of the top folder that contains the file, with a slash."""
     name, slash, _ = path.partition("/")
     return f"{name}{slash}"
 
@@ -185,7 +186,7 @@ def _render(names: Sequence[str]) -> str:
 
 
 def _read_blocks(stream: Stream, size: int) -> Iterator[bytes]:
-    """Yield exactly `size` bytes of a stream, and close it."""
+    """Yield exactly `size` bytes of a stream, and close the stream."""
     try:
         while size > 0 and (block := stream.read(min(BLOCK_BYTES, size))):
             size -= len(block)

@@ -1,4 +1,5 @@
-"""The shared state of the API: the runs, the queue and the stored objects of a home."""
+"""The shared state of the API: the runs, the queue and the stored objects of a home (a directory of
+runs)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,8 +38,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Backend:
-    """The runs, the queue and the stored objects of a home. `namespace`: the only namespace that
-    the API has. `open_store`: returns the store for the field `s3` of an artifact."""
+    """The runs, the queue and the stored objects of a home (a directory of runs). `namespace`: the
+    only namespace that the API has. `open_store`: function that returns the object store for the
+    field `s3` of an artifact."""
 
     cluster: Cluster
     queue: Queue
@@ -49,11 +51,12 @@ class Backend:
 
     @cached_property
     def item_texts(self) -> ItemTexts:
-        """The runs in lists as JSON texts."""
+        """The JSON texts of runs for lists of workflows."""
         return ItemTexts(self.run_catalogue)
 
     def has_namespace(self, namespace: str) -> bool:
-        """Return True if a list of a namespace contains the objects; "" means all namespaces."""
+        """Return True if a list of objects in a namespace includes the objects of this home; ""
+        means all namespaces."""
         return namespace in ("", self.namespace)
 
     def require_namespace(self, namespace: str) -> None:
@@ -62,7 +65,8 @@ class Backend:
             raise missing_namespace(namespace)
 
     def find_entry(self, namespace: str, name: str, uid: str = "") -> Entry:
-        """Return a run by its name, "@latest" or its uid. Raises ApiError."""
+        """Return a run by its name or its uid; the name "@latest" stands for the newest run. Raises
+        ApiError."""
         if not self.has_namespace(namespace):
             raise missing_object("workflows", name)
         if name == LATEST:
@@ -82,7 +86,7 @@ class Backend:
         try:
             return self.run_catalogue.workflow(entry)
         except FORM_ERRORS as error:
-            # the cause may also be a bug of this program
+            # the cause of the error may also be a bug of this program
             log.error("%s could not be shown", entry.name, exc_info=error)
             raise ApiError(INTERNAL, describe_malformed(entry.name, error)) from error
         except (ArgolocalError, OSError) as error:
@@ -97,7 +101,8 @@ class Backend:
         return RunFiles(self.cluster.home, entry.name)
 
     def validate(self, manifest: Mapping[str, Any]) -> Object:
-        """Return the workflow that would run for a manifest. Raises ApiError if it cannot run."""
+        """Return the workflow that would run for a manifest. Raises ApiError if the workflow cannot
+        run."""
         check_metadata(manifest)
         return refuse_invalid(lambda: validate_workflow(manifest, {}, self.cluster))
 
@@ -117,7 +122,7 @@ class Backend:
 
 
 def refuse_invalid(call: Callable[[], Result]) -> Result:
-    """Return the result of a call, with its errors as errors of the API. Raises ApiError."""
+    """Return the result of a call, and convert its errors to errors of the API. Raises ApiError."""
     try:
         return call()
     except RunExists as error:

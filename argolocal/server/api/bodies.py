@@ -1,4 +1,5 @@
-"""The body of a request: a JSON object of a limited size, with fields of known types."""
+"""The body of a request to the API is a JSON object of a limited size, with fields of known
+types."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from argolocal.server.api.errors import INVALID_ARGUMENT, RESOURCE_EXHAUSTED, Ap
 
 # The API server of Kubernetes takes at most 3 MiB, and a message of gRPC has at most 4 MiB.
 MAX_BODY_BYTES = 4 << 20
-# fields of `metadata` that a user sets; the others belong to the server
+# fields of `metadata` that a user sets; the server sets all other fields
 METADATA_FIELDS = ("name", "generateName", "namespace", "labels", "annotations")
 
 
@@ -26,7 +27,7 @@ class Body:
 
     @classmethod
     async def read(cls, request: Request) -> "Body":
-        """Return the body of a request; {} if it is empty. Raises ApiError."""
+        """Return the body of a request; {} for an empty body. Raises ApiError."""
         too_large = ApiError(
             RESOURCE_EXHAUSTED,
             f"the body is larger than {MAX_BODY_BYTES >> 20} MiB: send a smaller object",
@@ -45,7 +46,7 @@ class Body:
 
     @classmethod
     def parse(cls, data: bytes) -> "Body":
-        """Return the body in a JSON text. Raises ApiError."""
+        """Parse the JSON text of a body. Raises ApiError."""
         try:
             values = loads(data) if data.strip() else {}
         except ValueError as error:
@@ -58,11 +59,11 @@ class Body:
         return cls(values)
 
     def text(self, name: str) -> str:
-        """Return a field that is a text; "" if it is missing. Raises ApiError."""
+        """Return a field that is a text; "" if the field is missing. Raises ApiError."""
         return self._typed(name, str, "")
 
     def boolean(self, name: str) -> bool:
-        """Return a field that is true or false; False if it is missing. Raises ApiError."""
+        """Return a field that is true or false; False if the field is missing. Raises ApiError."""
         return self._typed(name, bool, False)
 
     def integer(self, name: str) -> int | None:
@@ -73,7 +74,7 @@ class Body:
         return value
 
     def texts(self, name: str) -> list[str]:
-        """Return a field that is a list of texts; [] if it is missing. Raises ApiError."""
+        """Return a field that is a list of texts; [] if the field is missing. Raises ApiError."""
         values: list[object] = self._typed(name, list, [])
         texts = [value for value in values if isinstance(value, str)]
         if len(texts) < len(values):
@@ -81,7 +82,7 @@ class Body:
         return texts
 
     def part(self, name: str) -> "Body":
-        """Return a field that is an object; {} if it is missing. Raises ApiError."""
+        """Return a field that is an object; {} if the field is missing. Raises ApiError."""
         return Body(self._typed(name, dict, {}))
 
     def manifest(self, name: str, kind: str, namespace: str) -> Object:
@@ -149,5 +150,5 @@ def _drop_empty_names(value: object) -> None:
 
 
 def query_flag(query: Mapping[str, str], name: str) -> bool:
-    """Return a parameter of an address that is true or false; False if it is missing."""
+    """Return the boolean value of a query parameter; False if the parameter is missing."""
     return query.get(name, "").lower() in ("true", "1", "t")

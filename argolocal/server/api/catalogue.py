@@ -1,4 +1,5 @@
-"""The runs of a home as Workflow objects with resource versions, and their changes.
+"""The runs of a home (a directory of runs) as Workflow objects with resource versions, and their
+changes.
 
     run_catalogue = RunCatalogue(LocalRuns(home), "argo")
     run_catalogue.refresh()                          # reads the changes on disk
@@ -7,8 +8,8 @@
     changes = run_catalogue.changes_since(version)   # raises ApiError with status 410
 
 A resource version is a number of microseconds since the epoch that grows with each change, so that
-a version from before a restart of the server is recognized as old. A change without a reader or
-watch is noticed at the next reading.
+a version from before a restart of the server is recognized as old. While no client reads or watches
+the runs, a change of a run is noticed at the next request.
 """
 
 import json
@@ -36,18 +37,18 @@ from argolocal.server.api.selectors import Fields
 from argolocal.server.api.workflow_object import make_workflow
 from argolocal.state.journal import JOURNAL_FILE, MANIFEST_FILE, RunFiles
 
-# number of changes that a watch can start before
+# number of changes in memory: a watch can start at a version that is at most this many changes old
 MAX_CHANGES = 10_000
-# bytes of compressed objects without nodes that stay in memory
+# maximum size in bytes of the compressed Workflow objects without nodes that stay in memory
 MAX_CACHED_BYTES = 32_000_000
-# bytes of the texts for lists that stay in memory
+# maximum size in bytes of the JSON texts for lists that stay in memory
 MAX_TEXT_BYTES = 16_000_000
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a run. `type`: ADDED, MODIFIED or DELETED. `facts`: the last known facts of a
-    deleted run."""
+    """A change of a run. `type`: ADDED, MODIFIED or DELETED. `facts`: the Facts of a deleted run
+    before its deletion."""
 
     resource_version: int
     type: str
@@ -58,8 +59,9 @@ class Change:
 @dataclass
 class Entry:
     """A run that has not been deleted. `file_version`: text that changes with the files of the run.
-    `summary`: the Workflow object without nodes, compressed. `facts` and `summary` were read when
-    `file_version` was `summary_version`; `journal` is the state of the journal at that time."""
+    `summary`: the Workflow object without nodes, as compressed JSON. `facts` and `summary` belong
+    to the version `summary_version` of the run's files, and `journal` is the state of the journal
+    in that version."""
 
     name: str
     file_version: str
@@ -72,8 +74,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Facts:
-    """The properties of a run that a list needs. Times are in seconds since the epoch;
-    `finished`: 0 if the run has not ended."""
+    """The properties of a run that a list needs. The times are in seconds since the epoch;
+    `finished` is 0 if the run has not ended."""
 
     uid: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -83,7 +85,8 @@ class Facts:
 
 
 class RunCatalogue:
-    """The runs of a home. All methods may be called from several threads."""
+    """The runs of a home (a directory of runs). All methods of the catalogue may be called from
+    several threads."""
 
     def __init__(self, source: LocalRuns, namespace: str) -> None:
         self.source = source
@@ -94,7 +97,7 @@ class RunCatalogue:
         # start of the last refresh, as time.monotonic
         self.refreshed_at = -math.inf
         self.latest_version = time.time_ns() // 1000
-        # the changes before this version are forgotten
+        # the changes before this version are no longer in memory
         self.oldest_version = self.latest_version
         self.entries: dict[str, Entry] = {}
         self.changes: deque[Change] = deque()
@@ -110,10 +113,12 @@ class RunCatalogue:
         Thread(target=self.list, name="catalogue", daemon=True).start()
 
     def refresh(self) -> None:
-        """Notice the runs that were created, changed or deleted before this call."""
+        """Update the catalogue with the runs that were created, changed or deleted before this
+        call."""
         called_at = time.monotonic()
         with self.refresh_lock:
-            # of many simultaneous requests, one reads the runs, and the others use the result
+            # of many simultaneous requests, only one reads the runs, and the other requests use its
+            # result
             if self.refreshed_at < called_at:
                 self.refreshed_at = time.monotonic()
                 self._refresh()
@@ -122,7 +127,8 @@ class RunCatalogue:
         with self.lock:
             known_entries = dict(self.entries)
         names = self._list_folders()
-        # a run that has ended seldom changes, and there may be thousands of them
+        # a run that has ended seldom changes, so the files of such runs, of which there may be
+        # thousands, are not read here
         changed_names = [
             name
             for name in names
@@ -170,13 +176,14 @@ class RunCatalogue:
         """Return runs in the order of their creation."""
         times: dict[str, int] = {}
         for name in names:
-            # a run that was deleted in the meantime comes first
+            # runs that were deleted in the meantime come first
             with suppress(OSError):
                 times[name] = os.stat(f"{self.folder}/{name}/{MANIFEST_FILE}").st_mtime_ns
         return sorted(names, key=lambda name: times.get(name, 0))
 
     def refresh_run(self, name: str) -> Entry | None:
-        """Notice the change of one run, and return its entry, or None if the run does not exist."""
+        """Update the entry of one run in the catalogue, and return the entry, or None if the run
+        does not exist."""
         run_name = RunName.parse_or_none(name)
         if run_name is None:
             return None
@@ -197,7 +204,8 @@ class RunCatalogue:
         return [(entry, facts) for entry, facts in pairs if facts]
 
     def workflow(self, entry: Entry) -> Object:
-        """Return the Workflow object of a run. Raises ConfigError if its files are malformed."""
+        """Return the Workflow object of a run. Raises ConfigError if the files of the run are
+        malformed."""
         files = RunFiles(self.source.home, entry.name)
         run = self.source.read(entry.name)
         request = None if run.is_finished else requests.read_pending(files)
@@ -210,7 +218,8 @@ class RunCatalogue:
         )
 
     def _find_interruption(self, run: Run) -> str | None:
-        """Return the time when a run was interrupted that no server continues, or None."""
+        """Return the time when a run was interrupted, or None if the run was not interrupted or a
+        server continues it."""
         if run.phase != "Interrupted":
             return None
         files = RunFiles(self.source.home, run.name)
@@ -220,8 +229,8 @@ class RunCatalogue:
         return format_time(journal[2] / 1e9) if journal else None
 
     def summary(self, entry: Entry) -> Object:
-        """Return the Workflow object of a run without its nodes. Raises ConfigError if its files
-        are malformed."""
+        """Return the Workflow object of a run without its nodes. Raises ConfigError if the files of
+        the run are malformed."""
         with self.lock:
             summary = entry.summary
             is_current = entry.summary_version == entry.file_version
@@ -249,7 +258,7 @@ class RunCatalogue:
 
     def changes_since(self, resource_version: int) -> Sequence[Change]:
         """Return the changes after a version, oldest first. Raises ApiError with the status 410 if
-        some of them are forgotten."""
+        some of these changes are no longer in memory."""
         with self.lock:
             if resource_version < self.oldest_version:
                 raise ApiError(
@@ -263,7 +272,8 @@ class RunCatalogue:
             return [self.changes[index] for index in range(position, len(self.changes))]
 
     def _note(self, name: str, file_version: str) -> Entry | None:
-        """Record the state of a run's files. Return its entry, or None if it does not exist."""
+        """Record the state of a run's files. Return the entry of the run, or None if the run does
+        not exist."""
         entry = self.entries.get(name)
         if entry and not file_version:
             del self.entries[name]
@@ -289,8 +299,8 @@ class RunCatalogue:
         return self.latest_version
 
     def _summarize(self, entry: Entry) -> bytes:
-        """Read a run, and keep its facts and its object without nodes."""
-        # read first: a later change leads to another version
+        """Read a run, and store its facts and its Workflow object without nodes in the entry."""
+        # read the version first, so that a later change leads to another version
         with self.lock:
             file_version = entry.file_version
         journal = self._read_journal_state(entry.name)
@@ -325,9 +335,9 @@ class RunCatalogue:
 
 
 class ItemTexts:
-    """The JSON texts of runs without their nodes, which stay in memory: clients request the same
-    fields of thousands of finished runs again and again. All methods may be called from several
-    threads."""
+    """The JSON texts of runs without their nodes. The texts stay in memory, because clients request
+    the same fields of thousands of finished runs again and again. All methods of ItemTexts may be
+    called from several threads."""
 
     def __init__(self, run_catalogue: RunCatalogue) -> None:
         self.run_catalogue = run_catalogue
@@ -337,8 +347,8 @@ class ItemTexts:
         self.bytes = 0
 
     def read(self, entry: Entry, fields: Fields) -> bytes:
-        """Return the JSON text of a run with the fields of it that a client wants. Raises
-        ConfigError if its files are malformed."""
+        """Return the JSON text of a run with only the fields that a client wants. Raises
+        ConfigError if the files of the run are malformed."""
         key = (entry.name, fields)
         version = entry.resource_version
         with self.lock:

@@ -1,5 +1,5 @@
-"""Errors of the API, as grpc-gateway answers them: an HTTP status, and a JSON object with the code
-of gRPC and a message.
+"""Errors of the API, as grpc-gateway answers them with an HTTP status, and a JSON object with the
+code of gRPC and a message.
 
 Source: grpc.io/docs/guides/status-codes, Argo's server/utils/errors.go.
 """

@@ -1,8 +1,7 @@
 """The addresses of logs: the lines of all pods of a workflow, or of one pod.
 
-Source: Argo's util/logs/workflow-logger.go. The lines of a pod are stored without times: the pods
-follow each other in the order of their start, and a line gets the time of the last change of its
-log.
+Source: Argo's util/logs/workflow-logger.go. Log files contain no times, so the logs of pods are
+sent in the order of the pods' start, and each line gets the time of the last change of its log.
 """
 
 import re
@@ -45,9 +44,9 @@ NEW_LINES_INTERVAL_S = 0.2
 
 @dataclass(frozen=True)
 class LogOptions:
-    """The options of a request for logs. `is_line_shown`: decides by the text of a line.
-    `tail_lines`, `limit_bytes`: maximum size for each pod, or None. `since`: time in seconds since
-    the epoch; older logs are left out."""
+    """The options of a request for logs. `is_line_shown`: function that returns True if the client
+    wants a line with this text. `tail_lines`, `limit_bytes`: maximum number of lines and of bytes
+    for each pod, or None. `since`: time in seconds since the epoch; older logs are left out."""
 
     pod: str
     container: str
@@ -68,7 +67,7 @@ class LogOptions:
         elif query.get("logOptions.sinceTime.seconds"):
             since = parse_count(query, "logOptions.sinceTime.seconds")
         else:
-            # as `argo` sends it
+            # the name under which `argo` sends the option
             since = parse_time(query.get("logOptions.sinceTime", "")) or 0.0
 
         container = query.get("logOptions.container", "") or MAIN_CONTAINER
@@ -92,8 +91,8 @@ class LogOptions:
 
 @dataclass
 class PodLog:
-    """A log that is sent. `offset`: number of bytes that were read. `rest`: the bytes of a line
-    that is not complete. `sent`: number of bytes that were sent."""
+    """A log that is sent. `offset`: number of bytes that were read. `rest`: the bytes at the end
+    that are not a complete line yet. `sent`: number of bytes that were sent."""
 
     pod: str
     log: LocalLog
@@ -102,8 +101,8 @@ class PodLog:
     sent: int = 0
 
     def read_lines(self, is_complete: bool) -> Iterator[str]:
-        """Yield the new lines. `is_complete`: the pod has ended, so that its last line may lack a
-        line break."""
+        """Yield the new lines of a log. `is_complete`: the pod has ended, so that its last line may
+        lack a line break."""
         while block := self.log.read(self.offset, BLOCK_BYTES):
             self.offset += len(block)
             *lines, self.rest = (self.rest + block).split(b"\n")
@@ -118,7 +117,7 @@ class PodLog:
 
 @dataclass
 class LogReader:
-    """Reads the logs of a run again and again, each line once."""
+    """Reads the logs of a run again and again, and returns each line once."""
 
     folder: Path
     run: str
@@ -126,7 +125,8 @@ class LogReader:
     logs: dict[str, PodLog] = field(default_factory=dict)
 
     def read(self, workflow: Object, has_ended: bool) -> Iterator[str]:
-        """Yield the JSON texts of the new lines. `has_ended`: the pods write no more lines."""
+        """Yield the JSON texts of the new lines. `has_ended`: True if the pods write no more
+        lines."""
         self._add_logs(workflow)
         for log in self.logs.values():
             for line in log.read_lines(has_ended):
@@ -135,7 +135,7 @@ class LogReader:
                     yield text
 
     def _add_logs(self, workflow: Object) -> None:
-        """Add the logs of the pods that have started since the last time."""
+        """Add the logs of the pods that have started since the last call."""
         for pod, labels in list_pods(workflow):
             path = self.folder / f"{pod}{self._suffix()}.log"
             if pod in self.logs or not self._is_selected(pod, labels) or not path.is_file():
@@ -157,7 +157,7 @@ class LogReader:
         return all(item.matches(labels.get(item.key, MISSING)) for item in self.options.selector)
 
     def _format(self, log: PodLog, line: str) -> str:
-        """Return the JSON text of a line, or "" if the client does not want it."""
+        """Return the JSON text of a line, or "" if the client does not want the line."""
         limit = self.options.limit_bytes
         if not self.options.is_line_shown(line) or (limit is not None and log.sent >= limit):
             return ""
@@ -189,20 +189,22 @@ class WorkflowLogs:
         """Answer GET /workflows/NAMESPACE/NAME/log and .../POD/log."""
         self.limit.check()
         parameters = request.path_params
-        # in a thread, because a pattern of thousands of characters needs seconds
+        # parse the options in a thread, because a pattern of thousands of characters needs seconds
         options = await run_in_threadpool(
             LogOptions.parse, request.query_params, parameters.get("pod", "")
         )
         entry = await run_in_threadpool(
             self.backend.find_entry, parameters["namespace"], parameters["name"]
         )
-        # an error after the first bytes of the stream would come with the status 200
+        # report a malformed run now, because an error after the first bytes of the stream would
+        # come with the status 200
         await run_in_threadpool(self.backend.workflow, entry)
         reader = LogReader(self.backend.files(entry).logs, entry.name, options)
         return Stream(request, self.limit.count(self.lines(reader)))
 
     async def lines(self, reader: LogReader) -> AsyncGenerator[str]:
-        """Yield the lines of logs; with `follow`, until the run has ended."""
+        """Yield the lines of the logs; with `follow`, also the lines that are written until the run
+        ends."""
         yield ""
         async with aclosing(self.watchers.versions(reader.run)) as versions:
             async for _ in versions:
@@ -260,7 +262,7 @@ def pod_name(workflow: str, node: Mapping[str, Any], template: str | None) -> st
 
 
 def _take(lines: Iterator[str]) -> list[str]:
-    """Return the next lines, with at most about BLOCK_BYTES."""
+    """Return the next lines of a log, with at most about BLOCK_BYTES bytes."""
     batch: list[str] = []
     size = 0
     for line in lines:

@@ -25,8 +25,8 @@ NODE_TERM = re.compile(r"(.*?)(!=|==|=)(.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class ListOptions:
-    """The options of a list. Times are in seconds since the epoch. `offset`: number of objects
-    before the first one, which a client sends as `continue`."""
+    """The options of a list. The times of the options are in seconds since the epoch. `offset`:
+    number of objects before the first returned object; a client sends this number as `continue`."""
 
     labels: list[Requirement] = field(default_factory=list)
     namespace: str = ""
@@ -68,16 +68,17 @@ class ListOptions:
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields that a client wants or, with `is_exclusion`, does not want: paths joined by dots;
-    the items of a list have the path of the list. Source: Argo's util/fields/cleaner.go."""
+    """The fields that a client wants or, with `is_exclusion`, does not want: a field is a path of
+    names joined by dots, and the items of a list have the path of the list. Source: Argo's
+    util/fields/cleaner.go."""
 
     paths: frozenset[str] = frozenset()
     is_exclusion: bool = False
 
     @classmethod
     def parse(cls, text: str, prefix: str = "") -> "Fields":
-        """Return the fields that a parameter names; "" means all fields. `prefix`: beginning of
-        paths to remove."""
+        """Return the fields that the query parameter `fields` names; "" means all fields. `prefix`:
+        beginning that is removed from each path."""
         if not text:
             return cls()
         paths = text.removeprefix("-").split(",")
@@ -158,7 +159,8 @@ def parse_labels(text: str) -> list[Requirement]:
 
 
 def parse_count(query: Mapping[str, str], name: str) -> int:
-    """Return a parameter that is a number of objects; 0 if it is missing. Raises ApiError."""
+    """Return a parameter that is a number of objects; 0 if the parameter is missing. Raises
+    ApiError."""
     text = query.get(name, "") or "0"
     # `argo` sends a million as 1e+06
     parts = re.fullmatch(r"([0-9]{1,18})|([0-9](?:\.[0-9]{1,17})?e\+[01][0-9])", text)

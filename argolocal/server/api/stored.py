@@ -29,8 +29,8 @@ Answer = Callable[[Body, Mapping[str, str]], Object]
 
 @dataclass(frozen=True)
 class StoredKind:
-    """A kind of stored objects. `address`: beginning of its addresses; `field`: its field in the
-    body of a request."""
+    """A kind of stored objects, such as WorkflowTemplate. `address`: beginning of the URL paths for
+    objects of this kind; `field`: name of the request body's field that contains the object."""
 
     kind: str
     address: str
@@ -148,7 +148,8 @@ class StoredKindAddresses:
         return manifest
 
     def update(self, body: Body, path: Mapping[str, str]) -> Object:
-        """Replace the spec, the labels and the annotations of an object. Its status stays."""
+        """Replace the spec, the labels and the annotations of an object. The status of the object
+        does not change."""
         manifest = self._read(body, path)
         path_name = path.get("name", "")
         name = manifest["metadata"].setdefault("name", path_name)
@@ -186,11 +187,11 @@ class StoredKindAddresses:
         return JSONResponse({})
 
     def suspend(self, body: Body, path: Mapping[str, str]) -> Object:
-        """Start no further runs of a CronWorkflow."""
+        """Let no further runs of a CronWorkflow start."""
         return self._set_suspended(path, True)
 
     def resume(self, body: Body, path: Mapping[str, str]) -> Object:
-        """Start runs of a CronWorkflow again."""
+        """Let runs of a CronWorkflow start again."""
         return self._set_suspended(path, False)
 
     def _set_suspended(self, path: Mapping[str, str], is_suspended: bool) -> Object:
@@ -223,7 +224,7 @@ class StoredKindAddresses:
         refuse_invalid(lambda: validate.check(manifest, find_object=self.backend.cluster.find))
 
     def _find(self, path: Mapping[str, str]) -> Object:
-        """Return the object of an address. Raises ApiError."""
+        """Return the object that the address of a request names. Raises ApiError."""
         name = path["name"]
         item = None
         if self.backend.has_namespace(path.get("namespace", "")):
@@ -233,7 +234,7 @@ class StoredKindAddresses:
         return item
 
     def _present(self, item: Object) -> Object:
-        """Return an object with the namespace of the API."""
+        """Return a copy of an object with the namespace of the API."""
         if not self.stored.is_namespaced:
             return item
         return {**item, "metadata": {**item["metadata"], "namespace": self.backend.namespace}}

@@ -1,7 +1,8 @@
-"""Answers that do not end: the changes of workflows, and events.
+"""Responses that do not end: the changes of workflows, and events.
 
 A client that accepts text/event-stream gets server-sent events, any other client gets one JSON
-object in each line, as from grpc-gateway. Each object is {"result": ...} or {"error": ...}.
+object in each line, as from grpc-gateway. Each object of a stream is {"result": ...} or {"error":
+...}.
 """
 
 from collections import OrderedDict
@@ -30,17 +31,18 @@ from argolocal.server.api.selectors import (
     selected_name,
 )
 
-# Each open stream takes a connection and about 100 kB.
+# Each open stream needs a connection and about 100 kB of memory.
 MAX_STREAMS = 1000
 # encoded objects that several watches of the same change share
 MAX_CACHED_EVENTS = 100
 EVENT_STREAM = "text/event-stream"
-# version of a watch that first gets all workflows
+# resource versions with which a watch first gets all workflows
 ANY_VERSIONS = ("", "0")
 
 
 class Stream(StreamingResponse):
-    """A stream of JSON objects. Its generator is closed as soon as the client leaves."""
+    """A stream of JSON objects. The generator of the stream is closed as soon as the client
+    disconnects."""
 
     def __init__(self, request: Request, objects: AsyncGenerator[str]) -> None:
         """`objects`: JSON texts without line breaks; "" keeps the connection alive."""
@@ -100,7 +102,7 @@ class StreamLimit:
 @dataclass(frozen=True)
 class Watch:
     """The workflows that a client watches. `name`: the only workflow, or "" for all. `version`:
-    the version before the first change."""
+    resource version before the first change that the client gets."""
 
     options: ListOptions
     fields: Fields
@@ -146,7 +148,7 @@ class WorkflowWatches:
         return Stream(request, self.limit.count(self._silence("events")))
 
     async def _silence(self, subject: str) -> AsyncGenerator[str]:
-        """Keep a stream without objects open."""
+        """Keep a stream open without sending objects."""
         async with aclosing(self.watchers.versions(f"nothing/{subject}")) as versions:
             async for _ in versions:
                 yield ""
@@ -174,7 +176,7 @@ class WorkflowWatches:
 
     async def events(self, watch: Watch) -> AsyncGenerator[str]:
         """Yield the workflows that exist, if the watch includes them, and then each change."""
-        # the headers are sent at once, also if the first event happens much later
+        # send the headers of the response at once, even if the first event happens much later
         yield ""
         if watch.has_existing:
             for entry in await run_in_threadpool(self._list, watch):
@@ -219,7 +221,7 @@ class WorkflowWatches:
 
     def _encode_existing(self, watch: Watch, entry: Entry) -> str:
         if entry.resource_version > watch.version:
-            # it has changed after the start of the watch, which reports the change
+            # the run has changed after the start of the watch, which reports this change
             return ""
         return self._encode_change(watch, Change(entry.resource_version, "ADDED", entry.name))
 
@@ -271,8 +273,8 @@ class WorkflowWatches:
 
 
 def coalesce(changes: Iterable[Change]) -> Iterator[Change]:
-    """Yield the last change of each run: a watch gets the current object, which would be the same
-    for all changes."""
+    """Yield the last change of each run, because a watch gets the current object of the run for
+    each of its changes."""
     kept: dict[str, Change] = {}
     for change in changes:
         earlier = kept.pop(change.name, None)

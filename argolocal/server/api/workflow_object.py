@@ -19,14 +19,16 @@ from argolocal.runner.requests import RunRequest
 POD_NAME_FORMAT = "workflows.argoproj.io/pod-name-format"
 # types of the nodes that count for the progress
 EXECUTED_TYPES = ("Pod", "HTTP", "Plugin", "Suspend")
-# beginning of the name of a template of another object → True for a ClusterWorkflowTemplate
+# first part of the name that a template of another object has in a run → True for a
+# ClusterWorkflowTemplate
 SCOPES = {"namespaced": False, "cluster": True}
 # fields of the spec that a user changes while the workflow runs
 CHANGING_FIELDS = ("suspend", "shutdown")
 TIME_FIELDS = ("startedAt", "finishedAt")
 INTERRUPTED_MESSAGE = "The process of the run has ended before the run: retry it to continue it"
 
-# the progress of groups is only computed for runs with fewer nodes: it takes quadratic time
+# the progress of groups is only computed for runs with fewer nodes, because the computation takes
+# quadratic time
 MAX_PROGRESS_NODES = 1000
 
 
@@ -38,9 +40,10 @@ def make_workflow(
     has_nodes: bool = True,
     interrupted_at: str | None = None,
 ) -> Object:
-    """Return the Workflow object of a run. `request`: a request that its runner has not read yet.
-    `has_nodes`: False leaves out the nodes, but not the progress. `interrupted_at`: time of the
-    interruption of a run that no server continues; for clients, the run has ended with an error."""
+    """Return the Workflow object of a run. `request`: a request to the run that its runner has not
+    read yet. `has_nodes`: False leaves out the nodes, but not the progress. `interrupted_at`: time
+    of the interruption of a run that no server continues; for clients, the run has ended with an
+    error."""
     phase = run.phase
     if phase == "Interrupted":
         phase = "Error" if interrupted_at else "Running"
@@ -76,8 +79,8 @@ def make_workflow(
 
 
 def _store_templates(spec: Object, reference: Object) -> Object:
-    """Return the templates that a workflow takes from a WorkflowTemplate, by their name in
-    `storedTemplates`."""
+    """Return the templates that a workflow takes from a WorkflowTemplate, by the name of each
+    template in `storedTemplates`."""
     scope = "cluster" if reference.get("clusterScope") else "namespaced"
     return {
         f"{scope}/{reference['name']}/{template['name']}": template
@@ -220,7 +223,7 @@ def _restore_template_references(template: Object) -> Object:
 
 
 def _callers(template: Object) -> Iterator[Object]:
-    """Yield the tasks and steps of a template, and their hooks."""
+    """Yield the tasks and steps of a template, and the hooks of the tasks and steps."""
     groups = [(template.get("dag") or {}).get("tasks") or [], *(template.get("steps") or [])]
     for group in groups:
         for caller in group:

@@ -1,5 +1,5 @@
-"""The addresses of workflows: list, get, create, lint, submit and delete. Source: Argo's
-server/workflow/workflow_server.go."""
+"""The URL paths of the API for workflows: list, get, create, lint, submit and delete. Source:
+Argo's server/workflow/workflow_server.go."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -105,7 +105,7 @@ class Workflows:
         return JSONResponse(manifest)
 
     async def submit(self, request: Request) -> Response:
-        """Answer POST /workflows/NAMESPACE/submit: a workflow of a stored object."""
+        """Answer POST /workflows/NAMESPACE/submit, which starts a run of a stored object."""
         body = await Body.read(request)
         return await run_in_threadpool(self._submit, body, request.path_params["namespace"])
 
@@ -166,8 +166,8 @@ class Workflows:
 def create_workflow(
     backend: Backend, manifest: Object, is_dry_run: bool, is_server_dry_run: bool
 ) -> Object:
-    """Queue a workflow, and return its object. A dry run returns the workflow as it is, and a dry
-    run of the server returns it with a name. Raises ApiError."""
+    """Queue a workflow, and return its object. A dry run of the client returns the workflow
+    unchanged, and a dry run of the server returns it with a generated name. Raises ApiError."""
     require_new_name(backend, manifest["metadata"].get("name"))
     if is_dry_run:
         backend.validate(manifest)
@@ -182,8 +182,8 @@ def create_workflow(
 
 
 def select_entries(backend: Backend, options: ListOptions) -> Sequence[tuple[Entry, Facts]]:
-    """Return the runs in a list, in Argo's order: first the runs that have not ended, and in both
-    groups the newest first."""
+    """Return the runs in a list, in Argo's order: first the runs in progress, then the runs that
+    have ended, each from the newest to the oldest."""
     if not backend.has_namespace(options.namespace):
         return []
     backend.run_catalogue.refresh()
@@ -221,7 +221,7 @@ def answer_list(
     has_nodes: bool,
 ) -> Response:
     """Return a part of a list as a WorkflowList with only some fields. Runs that were deleted in
-    the meantime are left out."""
+    the meantime are left out of the list."""
     run_catalogue = backend.run_catalogue
     end = options.offset + options.limit if options.limit else len(entries)
     metadata: Object = {"resourceVersion": str(run_catalogue.latest_version)}
@@ -244,7 +244,8 @@ def answer_list(
 
 
 def format_page(metadata: Object, item_texts: list[bytes], fields: Fields) -> bytes:
-    """Return the JSON text of a list with these items. An empty list is null, as in Argo."""
+    """Return the JSON text of a list with these items. An empty list is null in the JSON text, as
+    in Argo."""
     page = fields.select({"metadata": metadata, "items": None})
     if "items" not in page or not item_texts:
         return to_json(page).encode()

@@ -1,5 +1,5 @@
-"""Evaluate the conditions of a CronWorkflow: `when` before each run, and `stopStrategy.expression`
-after each run.
+"""Evaluate the conditions of a CronWorkflow, which are `when` before each run, and
+`stopStrategy.expression` after each run.
 
 Source: Argo's workflow/cron/operator.go (evalWhen, checkStopingCondition).
 """
@@ -20,7 +20,7 @@ JSON_SUFFIX = ".json"
 
 
 def may_run(cron: Object, now: float) -> bool:
-    """Return True if `when` allows a run. Raises NodeError."""
+    """Return True if the condition `when` of a CronWorkflow allows a run. Raises NodeError."""
     condition = cron["spec"].get("when")
     if not condition:
         return True
@@ -32,7 +32,7 @@ def may_run(cron: Object, now: float) -> bool:
 
 
 def must_stop(cron: Object, now: float) -> bool:
-    """Return True if `stopStrategy` ends the schedule. Raises ExprError."""
+    """Return True if `stopStrategy` of a CronWorkflow ends the schedule. Raises ExprError."""
     expression = (cron["spec"].get("stopStrategy") or {}).get("expression")
     if not expression:
         return False

@@ -1,11 +1,13 @@
-"""The controller of a home's CronWorkflows: it starts their runs, and updates their status.
+"""The controller that starts the runs of a home's CronWorkflows, and updates the status of the
+CronWorkflows.
 
     controller = CronController(cluster, objects, clock=time.time)
     controller.reconcile()    # several times per second
 
-The name of a run is NAME-UNIXTIME with its scheduled time, so a run cannot start twice. First the
-run is written, then the status of the CronWorkflow, then the decision (`cron/NAME.json` in the
-home). Because of this order, a server that was killed at any point can continue. Source: Argo's
+The name of a run is NAME-UNIXTIME with its scheduled time, so a run cannot start twice. To start a
+run, the controller first writes the run, then the status of the CronWorkflow, then the decision
+about the scheduled time (`cron/NAME.json` in the home). Because the decision is written last,
+another server can continue after a server that was killed at any point. Source: Argo's
 workflow/cron/operator.go.
 """
 
@@ -54,9 +56,9 @@ TERMINATE_TIMEOUT_S = 1.0
 
 
 class CronController:
-    """Starts the runs of all CronWorkflows. Only the server of a home uses it. `version`: version
-    of the stored objects that `crons` contains. `progress`: decisions by the name of the
-    CronWorkflow."""
+    """Starts the runs of all CronWorkflows. Only the server of a home uses a CronController.
+    `version`: version of the stored objects that `crons` contains. `progress`: decisions by the
+    name of the CronWorkflow."""
 
     def __init__(
         self, cluster: Cluster, objects: StoredObjects, clock: Callable[[], float]
@@ -70,7 +72,7 @@ class CronController:
         self.progress: dict[str, Progress] = {}
         # name of a CronWorkflow → its next scheduled time
         self.next_times: dict[str, float] = {}
-        # name of a CronWorkflow → the last warning about it
+        # name of a CronWorkflow → the last warning about this CronWorkflow
         self.messages: dict[str, str] = {}
 
     def reconcile(self) -> None:
@@ -170,7 +172,8 @@ class CronController:
         return decision.is_new or has_new_schedule or not is_continuous
 
     def _run(self, name: str, time: int, now: float) -> str:
-        """Start the run of a scheduled time. Return the reason why it was not started, or ""."""
+        """Start the run of a scheduled time. Return the reason why the run was not started, or
+        ""."""
         cron = self.crons[name]
         spec = cron["spec"]
         if spec.get("suspend"):
@@ -197,7 +200,8 @@ class CronController:
         return self._submit(name, time)
 
     def _submit(self, name: str, time: int) -> str:
-        """Queue the run of a scheduled time. Return the reason why it was not queued, or ""."""
+        """Queue the run of a scheduled time. Return the reason why the run was not queued, or
+        ""."""
         workflow = build_workflow(self.crons[name], time)
         try:
             path = (self.crons[name]["metadata"].get("annotations") or {}).get(PATH_ANNOTATION)
@@ -214,7 +218,7 @@ class CronController:
         return ""
 
     def _terminate(self, run: str) -> None:
-        """End the active run of a CronWorkflow that another one replaces."""
+        """End the active run of a CronWorkflow that another run replaces."""
         files = RunFiles(self.cluster.home, run)
         if (files.root / MANIFEST_FILE).exists():
             requests.send(files, RunRequest(shutdown="Terminate"), TERMINATE_TIMEOUT_S)
@@ -259,7 +263,7 @@ class CronController:
 
     def _reconcile_active(self, name: str) -> None:
         """Remove the runs that have ended from the active runs in the status of a CronWorkflow, and
-        count them. Then remove old runs."""
+        count them. Then remove old runs of the CronWorkflow."""
         references = _status(self.crons[name]).get("active") or []
         # uid of a run that has ended → its phase
         final_phases = {
@@ -287,8 +291,8 @@ class CronController:
         history.remove_old_runs(self.cluster.home, self.crons[name])
 
     def _stop_if_needed(self, name: str) -> bool:
-        """End the schedule of a CronWorkflow if its stopStrategy demands it. Return True if it has
-        ended."""
+        """End the schedule of a CronWorkflow if its stopStrategy demands it. Return True if the
+        schedule has ended."""
         try:
             must_stop = conditions.must_stop(self.crons[name], self.clock())
         except ExprError as error:
@@ -334,8 +338,8 @@ class CronController:
 
 
 def read_progress(home: Path, name: str) -> dict[str, Progress]:
-    """Return {name: progress of the CronWorkflow}, or {} if the server has not decided about it
-    yet. Raises InvalidDocument."""
+    """Return {name: progress of the CronWorkflow}, or {} if the server has not decided about any
+    scheduled time yet. Raises InvalidDocument."""
     try:
         document = read_object(home / FOLDER / f"{name}.json")
     except FileNotFoundError:

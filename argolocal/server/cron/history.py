@@ -35,7 +35,7 @@ def read_final_phase(home: Path, run: str) -> str:
 
 
 def owner_uid(metadata: Mapping[str, Any]) -> str:
-    """Return the uid of the CronWorkflow that a run belongs to, or ""."""
+    """Return the uid of the CronWorkflow that has started a run, or ""."""
     for owner in metadata.get("ownerReferences") or []:
         if owner.get("controller"):
             return str(owner.get("uid") or "")

@@ -1,4 +1,5 @@
-"""List the schedules of a home as rows of a table, with their last, next and missed times.
+"""List the schedules of a home (a directory of runs) as rows of a table, with their last, next and
+missed times.
 
 rows = list_rows(home, now)
 """
@@ -16,10 +17,10 @@ from argolocal.state.stored_objects import StoredObjects
 
 @dataclass(frozen=True)
 class ScheduleRow:
-    """A schedule. `at`: its schedules in crontab format. `last`, `next`: the last and the next
-    scheduled time. `missed`: number of recorded missed times. `missed_time`: the newest missed
-    time. `reason`: problem of the schedule, or the reason for the newest missed time, or "". Times
-    are in the format of RFC 3339, or None."""
+    """A schedule. `at`: schedules of the CronWorkflow in crontab format. `last`, `next`: the last
+    and the next scheduled time. `missed`: number of recorded missed times. `missed_time`: the
+    newest missed time. `reason`: problem of the schedule, or the reason for the newest missed time,
+    or "". The times of a row are in the format of RFC 3339, or None."""
 
     schedule: str
     at: str
@@ -33,7 +34,7 @@ class ScheduleRow:
 
 
 def list_rows(home: Path, now: float) -> list[ScheduleRow]:
-    """Return the schedules of a home, sorted by name. `now`: unix time."""
+    """Return the schedules of a home (a directory of runs), sorted by name. `now`: unix time."""
     return [make_row(home, cron, now) for cron in StoredObjects(home).list(KIND)]
 
 
@@ -66,8 +67,8 @@ def make_row(home: Path, cron: Object, now: float) -> ScheduleRow:
 
 
 def read_missed(home: Path, name: str) -> list[Missed]:
-    """Return the missed times of a schedule, newest first. Return [] if its progress is missing or
-    unreadable."""
+    """Return the missed times of a schedule, newest first. Return [] if the progress file of the
+    schedule is missing or unreadable."""
     try:
         progress = read_progress(home, name).get(name)
     except (ConfigError, KeyError, TypeError):

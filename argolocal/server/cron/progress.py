@@ -5,9 +5,10 @@ module does not read the clock and does no I/O.
     decision.due        # scheduled time of the run to start, in unix seconds, or None
     decision.progress   # to be stored once the run has started
 
-Each scheduled time is decided once: its run is started, the CronWorkflow skips it, or it is missed.
-After a pause of the server or of the machine, only the run of the newest time is started, unless
-startingDeadlineSeconds is over. If the clock is set back, a decided time is not decided again.
+Each scheduled time is decided once: a run starts, the CronWorkflow skips the time, or the time is
+missed. After a pause of the server or of the machine, only the run of the newest time is started,
+unless this time is more than startingDeadlineSeconds ago. If the clock is set back, a decided time
+is not decided again.
 """
 
 from collections.abc import Iterable
@@ -41,10 +42,10 @@ class Missed:
 class Progress:
     """The decisions about the scheduled times of a CronWorkflow.
 
-    `uid`: uid of the CronWorkflow. `schedule`: its schedules and time zone. `position`: unix time
-    until which all scheduled times are decided. `decided`: (start, end) of the intervals in which
-    all scheduled times are decided, in unix seconds; they are needed if the clock is set back.
-    `missed`: the missed times, newest last.
+    `uid`: uid of the CronWorkflow. `schedule`: the schedules and the time zone of the CronWorkflow.
+    `position`: unix time until which all scheduled times are decided. `decided`: (start, end) of
+    the intervals in which all scheduled times are decided, in unix seconds; the intervals are
+    needed if the clock is set back. `missed`: the missed times, newest last.
     """
 
     uid: str
@@ -77,9 +78,9 @@ class Progress:
 @dataclass(frozen=True)
 class Decision:
     """The result of `decide`. `due`: the scheduled time whose run must start now, or None.
-    `missed`: other scheduled times that are decided now; a time whose run exists was not missed,
-    because a server may have been killed just after it had started the run. `reason`: why these
-    times have no run."""
+    `missed`: other scheduled times that are decided now; a time whose run exists is not a missed
+    time, since a server may have been killed just after it had started this run. `reason`: why the
+    times in `missed` have no run."""
 
     progress: Progress
     due: int | None = None
@@ -93,8 +94,8 @@ class Decision:
 
 
 def decide(cron: Object, progress: Progress | None, now: float, is_continuous: bool) -> Decision:
-    """Return the decision about a CronWorkflow at the unix time `now`. `progress`: the decisions
-    so far, or None for a new CronWorkflow. `is_continuous`: True if the server has checked the
+    """Return the decision about a CronWorkflow at the unix time `now`. `progress`: the decisions so
+    far, or None for a new CronWorkflow. `is_continuous`: True if the server has checked the
     CronWorkflow a moment ago, so that no time was missed."""
     uid = cron["metadata"]["uid"]
     schedule = describe_schedule(cron)
@@ -156,16 +157,16 @@ def list_schedules(cron: Object) -> list[str]:
 
 
 def parse_schedules(cron: Object) -> list[crontab.Schedule]:
-    """Return the parsed schedules of a valid CronWorkflow. The intervals of @every are counted from
-    the creation of the CronWorkflow."""
+    """Return the parsed schedules of a valid CronWorkflow. The intervals of the schedule @every are
+    counted from the creation of the CronWorkflow."""
     anchor = int(parse_time(cron["metadata"]["creationTimestamp"]))
     timezone = cron["spec"].get("timezone") or ""
     return [crontab.parse_schedule(line, timezone, anchor) for line in list_schedules(cron)]
 
 
 def find_next(cron: Object, after: float) -> int | None:
-    """Return the first scheduled time after the time `after`, both in unix seconds. None if no
-    scheduled time follows."""
+    """Return the first scheduled time after the time `after`, both in unix seconds. Return None if
+    no scheduled time follows."""
     times = [schedule.next_time(after) for schedule in parse_schedules(cron)]
     return min((time for time in times if time is not None), default=None)
 
