@@ -1,284 +1,346 @@
-"""Measure the load of a real coordinator process with 512 simulated workers, which do not train.
+"""Measure a real coordinator process with 512 real launchers, each with one worker without torch.
 
-    python -m benchmarks.scale [--members 512] [--runs 10] [--json]
+    python -m benchmarks.scale [--members 512] [--nodes 16] [--runs 10] [--json]
 
-Each run closes the connections of 1 to 5 workers at once. The last run closes the connections of a
-third of all workers, as if a rack were lost. The figure is the time until all remaining workers
-have received the member list of the next generation. Afterwards, new workers replace the lost ones.
-All simulated workers run in the process of this benchmark, and the figure includes their work.
+Each launcher, its forkserver and its worker are separate processes; threads simulate nothing. A
+worker is a member of the group through the real `CoordinatorClient`, and makes steps of a second
+without any computation (benchmarks/launchers/worker.py). With root, the pods are distributed over
+16 network namespaces behind a bridge, and each pod has its own address and process namespace.
+Without root, all pods share the network of this machine. The coordinator and all pods share the
+CPUs of this machine, so all times include the work of the pods.
+
+The benchmark kills 1 to 5 pods at once, then single workers, which their launchers start again,
+then a third of all pods; afterwards, this third starts again at once. Finally, it replaces the
+coordinator twice by SIGKILL: first during the training of an unchanged group, then while a new pod
+waits for the coordinator. A time ends when all workers have received the member list of their next
+generation.
 """
 
-import asyncio
-import json
 import os
 import random
 import resource
 import secrets
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from benchmarks.bars import make_bar, make_parser, report
-from rekindle.local.services.services import Services
-from rekindle.training.membership import handshake
-from rekindle.training.membership.client import HEARTBEAT_INTERVAL_S, CoordinatorClient
-from rekindle.training.membership.protocol import PROTOCOL_VERSION
+from benchmarks.bars import Bar, make_bar, make_parser, report
+from benchmarks.launchers.network import Network
+from benchmarks.launchers.nodes import NodeSettings, Pods
+from benchmarks.launchers.worker import Board
+from benchmarks.programs.services import start_object_store
+from rekindle.kubernetes_names import POD_IP, REKINDLE_SECRET
 
-COORDINATOR_FLAGS = (
+RUN_FLAGS = (
     *("--workload=steps.digits", "--dataset=d", f"--digest={'d' * 64}"),
     *("--out=scale/model", "--checkpoints=scale/checkpoints", "--virtual-workers=4096"),
+    "--min-workers=1",
 )
+# in the fallback without namespaces, other benchmarks may run on the same machine
+COORDINATOR_PORT = 20000 + os.getpid() % 10000
+TIMEOUT_S = 300.0
+POLL_INTERVAL_S = 0.002
+REST_S = 10.0  # duration of the measurement of the CPU at rest
+SAMPLED_PODS = 32  # number of pods whose use of CPU is measured
+WORKER_LOSSES = 5
 
 
-class SimulatedWorker(asyncio.Protocol):
-    """A simulated worker, which joins, acknowledges new generations, and records when it received a
-    list of members."""
-
-    def __init__(self, member_number: int) -> None:
-        self.id = f"member-{member_number}"
-        self.pending = b""
-        self.opened = 0
-        self.group = 0
-        self.list_time = 0.0
-        self.joined = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-
-    def introduce(self, nonce: str) -> None:
-        self.send(
-            {
-                "nonce": self.id,
-                "proof": handshake.compute_proof(
-                    handshake.read_run_secret(), "worker", nonce, self.id
-                ),
-            }
-        )
-
-        hello_message = {
-            "protocol": PROTOCOL_VERSION,
-            "id": self.id,
-            "name": self.id,
-            "address": "127.0.0.1",
-            "step": 0,
-        }
-
-        self.send(
-            {"join": hello_message | {"fingerprint": {}, "generation": 0, "group": 0, "peers": []}}
-        )
-        self.joined = True
-
-    def send(self, message: dict[str, Any]) -> None:
-        self.transport.write(json.dumps(message).encode() + b"\n")
-
-    def data_received(self, data: bytes) -> None:
-        *message_lines, self.pending = (self.pending + data).split(b"\n")
-        for message_line in message_lines:
-            if message_line.startswith(b'{"nonce"'):
-                self.introduce(json.loads(message_line)["nonce"])
-            elif message_line.startswith(b'{"open"'):
-                self.opened = json.loads(message_line)["open"]
-                self.send({"ack": self.opened, "step": 0})
-            elif message_line.startswith(b'{"members"'):
-                self.group = int(message_line.rpartition(b":")[2].rstrip(b"}"))
-                self.list_time = time.monotonic()
+def wait_until(condition: Callable[[], bool], description: str) -> float:
+    """Wait for a condition, and return the time."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"not within {TIMEOUT_S:.0f} s: {description}")
+        time.sleep(POLL_INTERVAL_S)
+    return time.monotonic()
 
 
-async def wait_for_group(simulated_workers: list[SimulatedWorker], last_group_number: int) -> float:
-    """Wait until all members are in one generation whose number is above `last_group_number`.
+class CoordinatorProcess:
+    """The coordinator, which is replaced by SIGKILL and a new process at the same address."""
 
-    Returns the time when the last member received the list of the group.
-    """
-    deadline_seconds = time.monotonic() + 60
-    while (
-        len({member.group for member in simulated_workers}) != 1
-        or simulated_workers[0].group <= last_group_number
-    ):
-        if time.monotonic() > deadline_seconds:
-            raise TimeoutError("the members did not agree within a minute")
-        await asyncio.sleep(0.005)
-    return max(member.list_time for member in simulated_workers)
+    def __init__(self, flags: list[str], environment: dict[str, str], log_path: Path) -> None:
+        self.flags = flags
+        self.environment = environment
+        self.log_path = log_path
+        self.max_memory_bytes = 0
+        self.process: psutil.Popen | None = None
 
-
-async def measure_coordinator(
-    coordinator_port: int, coordinator_process: psutil.Process, worker_count: int, loss_count: int
-) -> tuple[list[float], float, float]:
-    """Measure the seconds from each loss to the next generation, and the CPU share and memory of
-    the coordinator.
-
-    The CPU share is the share of a core that the coordinator uses while no member is lost; memory
-    is in MB.
-    """
-    event_loop = asyncio.get_running_loop()
-    simulated_workers = list[SimulatedWorker]()
-    worker_numbers = iter(range(10**6))
-
-    async def add() -> None:
-        while len(simulated_workers) < worker_count:
-            missing_count = min(32, worker_count - len(simulated_workers))
-            connection_batch = [
-                event_loop.create_connection(
-                    lambda: SimulatedWorker(next(worker_numbers)), "127.0.0.1", coordinator_port
-                )
-                for _ in range(missing_count)
-            ]
-            simulated_workers.extend(
-                connection_and_worker
-                for _, connection_and_worker in await asyncio.gather(*connection_batch)
+    def start(self) -> float:
+        """Start a coordinator; return the time when it accepts connections."""
+        with open(self.log_path, "w") as log_file:
+            self.process = psutil.Popen(
+                [sys.executable, "-m", "rekindle.training.membership.server", *self.flags],
+                env=os.environ | self.environment,
+                stderr=log_file,
             )
+        return wait_until(self._accepts_connections, "the coordinator accepts connections")
 
-    async def beat() -> None:
-        for turn_number in range(10**9):
-            await asyncio.sleep(HEARTBEAT_INTERVAL_S / 8)
-            for member in [
-                member for member in simulated_workers[turn_number % 8 :: 8] if member.joined
-            ]:
-                member.send({"beat": turn_number // 8, "busy": False})
+    def kill(self) -> None:
+        """Kill the coordinator."""
+        if self.process:
+            self.max_memory_bytes = max(self.max_memory_bytes, self.read_peak_memory())
+            self.process.kill()
+            self.process.wait()
+            self.process = None
 
-    await add()
-    heartbeat_task = asyncio.create_task(beat())
-    await wait_for_group(simulated_workers, 0)
-    start_cpu_seconds = sum(coordinator_process.cpu_times()[:2])
-    start_seconds = time.monotonic()
-    await asyncio.sleep(10)
-    cpu_share = (sum(coordinator_process.cpu_times()[:2]) - start_cpu_seconds) / (
-        time.monotonic() - start_seconds
-    )
-    regroup_seconds = []
+    def measure_cpu_seconds(self) -> float:
+        assert self.process
+        return sum(self.process.cpu_times()[:2])
 
-    for loss_number in range(loss_count):
-        group_before_loss = simulated_workers[0].group
-        lost_worker_count = (
-            worker_count // 3 if loss_number == loss_count - 1 else loss_number % 5 + 1
-        )
-        lost_workers = [
-            simulated_workers.pop(random.randrange(len(simulated_workers)))
-            for _ in range(lost_worker_count)
-        ]
-        loss_seconds = time.monotonic()
+    def read_peak_memory(self) -> int:
+        """Return the largest resident memory of this process in bytes."""
+        assert self.process
+        status_lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        peak_line = next(line for line in status_lines if line.startswith("VmHWM:"))
+        return 1024 * int(peak_line.split()[1])
 
-        for lost_worker in lost_workers:
-            lost_worker.transport.abort()
+    def has_logged(self, text: str) -> bool:
+        return text in self.log_path.read_text()
 
-        regroup_seconds.append(
-            await wait_for_group(simulated_workers, group_before_loss) - loss_seconds
-        )
-        group_before_loss = simulated_workers[0].group
-        await add()
-        await wait_for_group(simulated_workers, group_before_loss)
-
-    heartbeat_task.cancel()
-    return regroup_seconds, cpu_share, coordinator_process.memory_info().rss / 1e6
-
-
-def wait_for_coordinator(coordinator_port: int) -> None:
-    """Wait until the coordinator accepts connections."""
-    deadline_seconds = time.monotonic() + 60
-    while True:
+    def _accepts_connections(self) -> bool:
+        assert self.process
+        if self.process.poll() is not None:
+            raise RuntimeError(f"the coordinator has ended:\n{self.log_path.read_text()}")
         with socket.socket() as probe_socket:
-            if probe_socket.connect_ex(("127.0.0.1", coordinator_port)) == 0:
-                return
-        if time.monotonic() > deadline_seconds:
-            raise TimeoutError("the coordinator did not start within a minute")
-        time.sleep(0.05)
+            address = self.environment[POD_IP], COORDINATOR_PORT
+            return probe_socket.connect_ex(address) == 0
 
 
-def measure_membership_share(coordinator_port: int, measured_seconds: float = 10.0) -> float:
-    """Return the share of a core that an idle worker uses to stay a member of the group."""
-    membership_client = CoordinatorClient("127.0.0.1", coordinator_port, {}, lambda: False)
-    threading.Thread(
-        target=membership_client.wait_for_group, args=(0, 0, lambda: False), daemon=True
-    ).start()
-    time.sleep(1)
-    start_usage = resource.getrusage(resource.RUSAGE_SELF)
-    time.sleep(measured_seconds)
-    end_usage = resource.getrusage(resource.RUSAGE_SELF)
-    return (
-        end_usage.ru_utime + end_usage.ru_stime - start_usage.ru_utime - start_usage.ru_stime
-    ) / measured_seconds
+@dataclass
+class MeasuredGroup:
+    """The coordinator, all pods, and the measurements."""
+
+    coordinator: CoordinatorProcess
+    pods: Pods
+    pod_count: int
+    alive_pods: set[int] = field(default_factory=set)
+
+    def find_generation(self) -> int:
+        """Return the generation that all live pods are in, else 0."""
+        entries = self.pods.board.read()
+        generations = {entries[pod_number][0] for pod_number in self.alive_pods}
+        return generations.pop() if len(generations) == 1 else 0
+
+    def wait_for_generation(self, earlier_generation: int) -> float:
+        """Wait until all live pods are in one generation after `earlier_generation`. Return the
+        time when the last of them received the member list."""
+        wait_until(
+            lambda: self.find_generation() > earlier_generation,
+            f"{len(self.alive_pods)} pods in a generation after {earlier_generation}",
+        )
+        entries = self.pods.board.read()
+        return max(entries[pod_number][1] for pod_number in self.alive_pods)
+
+    def start_pods(self, pod_numbers: set[int]) -> float:
+        """Start pods; return the seconds until all pods are in one generation."""
+        earlier_generation = self.find_generation()
+        start_s = time.monotonic()
+        self.pods.start(pod_numbers)
+        self.alive_pods |= pod_numbers
+        return self.wait_for_generation(earlier_generation) - start_s
+
+    def kill_pods(self, pod_count: int) -> tuple[set[int], float]:
+        """Kill pods at once; return their numbers, and the seconds until the others are in their
+        next generation."""
+        killed_pods = set(random.sample(sorted(self.alive_pods), pod_count))
+        earlier_generation = self.find_generation()
+        self.alive_pods -= killed_pods
+        kill_s = time.monotonic()
+        self.pods.kill(killed_pods)
+        return killed_pods, self.wait_for_generation(earlier_generation) - kill_s
+
+    def kill_worker(self) -> float:
+        """Kill the worker of a pod; return the seconds until all pods, this one included, are in
+        one generation."""
+        pod_number = random.choice(sorted(self.alive_pods))
+        # the forkserver is older than the worker
+        worker_process = max(
+            psutil.Process(self.pods.pids[pod_number]).children(), key=psutil.Process.create_time
+        )
+        earlier_generation = self.find_generation()
+        self.pods.board.clear(pod_number)
+        kill_s = time.monotonic()
+        worker_process.kill()
+        return self.wait_for_generation(earlier_generation) - kill_s
+
+    def measure_rest(self) -> tuple[float, float]:
+        """Return the shares of a core that the coordinator and one pod use at rest."""
+        sampled_processes = [
+            process
+            for pod_number in sorted(self.alive_pods)[:SAMPLED_PODS]
+            for process in [
+                psutil.Process(self.pods.pids[pod_number]),
+                *psutil.Process(self.pods.pids[pod_number]).children(),
+            ]
+        ]
+        sampled_pods = min(SAMPLED_PODS, len(self.alive_pods))
+
+        def measure_pods() -> float:
+            return sum(sum(process.cpu_times()[:2]) for process in sampled_processes)
+
+        start_s = time.monotonic()
+        start_coordinator_s = self.coordinator.measure_cpu_seconds()
+        start_pods_s = measure_pods()
+        time.sleep(REST_S)
+        seconds = time.monotonic() - start_s
+        coordinator_share = (self.coordinator.measure_cpu_seconds() - start_coordinator_s) / seconds
+        return coordinator_share, (measure_pods() - start_pods_s) / seconds / sampled_pods
+
+    def replace_during_training(self) -> tuple[float, float, int]:
+        """Replace the coordinator during the training of its group. Return the seconds until all
+        workers are connected again, from the kill and from the time when the new coordinator
+        accepts connections; and the number of generations that the replacement has opened."""
+        earlier_generation = self.find_generation()
+        kill_s = time.monotonic()
+        self.coordinator.kill()
+        listen_s = self.coordinator.start()
+        end_s = wait_until(
+            lambda: self.coordinator.has_logged("are connected again"), "all workers connected"
+        )
+        time.sleep(1)
+        newest_generation = max(generation for generation, _ in self.pods.board.read())
+        return end_s - kill_s, end_s - listen_s, newest_generation - earlier_generation
+
+    def replace_with_newcomer(self) -> tuple[float, float]:
+        """Replace the coordinator while a new pod waits for it. Return the seconds until all pods
+        are in their next generation, from the kill and from the time when the new coordinator
+        accepts connections."""
+        new_pods, _ = self.kill_pods(1)
+        earlier_generation = self.find_generation()
+        kill_s = time.monotonic()
+        self.coordinator.kill()
+        self.pods.start(new_pods)
+        self.alive_pods |= new_pods
+        listen_s = self.coordinator.start()
+        end_s = self.wait_for_generation(earlier_generation)
+        return end_s - kill_s, end_s - listen_s
+
+
+def measure_group(group: MeasuredGroup, run_count: int) -> list[Bar]:
+    """Take all measurements."""
+    pod_count = group.pod_count
+    node_count = len(group.pods.nodes)
+    if group.pods.network.has_namespaces:
+        network_text = f"{3 * pod_count} processes in {node_count} network namespaces"
+    else:
+        network_text = f"{3 * pod_count} processes in one network namespace"
+    start_seconds = group.start_pods(set(range(pod_count)))
+    coordinator_share, pod_share = group.measure_rest()
+
+    loss_seconds = []
+    for run_number in range(run_count - 1):
+        killed_pods, seconds = group.kill_pods(min(run_number % 5 + 1, pod_count - 1))
+        loss_seconds.append(seconds)
+        group.start_pods(killed_pods)
+
+    worker_seconds = [group.kill_worker() for _ in range(min(WORKER_LOSSES, run_count))]
+    third, third_seconds = group.kill_pods(pod_count // 3)
+    herd_seconds = group.start_pods(third)
+    trained_from_kill, trained_from_listen, opened_generations = group.replace_during_training()
+    joined_from_kill, joined_from_listen = group.replace_with_newcomer()
+    memory_bytes = max(group.coordinator.max_memory_bytes, group.coordinator.read_peak_memory())
+
+    return [
+        make_bar(
+            f"start of {pod_count} launchers: first generation",
+            start_seconds,
+            "s",
+            remark_text=network_text,
+        ),
+        make_bar(
+            f"next generation of {pod_count} workers after the loss of 1 to 5 pods",
+            loss_seconds,
+            "s",
+            0.5,
+        ),
+        make_bar(
+            f"next generation of {pod_count} workers after the loss of a third",
+            third_seconds,
+            "s",
+            0.5,
+        ),
+        make_bar(
+            "SIGKILL of a worker: generation with the worker that its launcher starts again",
+            worker_seconds,
+            "s",
+        ),
+        make_bar("a third comes back at once: generation of all workers", herd_seconds, "s"),
+        make_bar(
+            "coordinator replaced: all workers of the same group connected",
+            trained_from_listen,
+            "s",
+            1,
+            remark_text=f"{trained_from_kill:.2f} s from SIGKILL of the old coordinator",
+        ),
+        make_bar("generations that this replacement opened", opened_generations, "", 0),
+        make_bar(
+            "coordinator replaced while a pod waits: next generation of all workers",
+            joined_from_listen,
+            "s",
+            1,
+            remark_text=f"{joined_from_kill:.2f} s from SIGKILL of the old coordinator",
+        ),
+        make_bar("memory of the coordinator", memory_bytes / 1e6, "MB", 300),
+        make_bar(
+            "CPU of the coordinator while no worker is lost",
+            100 * coordinator_share,
+            "% of a core",
+            30,
+        ),
+        make_bar("CPU of a pod for its membership", 100 * pod_share, "% of a core", 1),
+    ]
 
 
 def main() -> int:
-    coordinator_command = make_parser(__doc__)
-    coordinator_command.add_argument(
-        "--members", type=int, default=512, help="number of simulated workers (default: 512)"
+    argument_parser = make_parser(__doc__)
+    argument_parser.add_argument(
+        "--members", type=int, default=512, help="number of pods (default: 512)"
     )
-    coordinator_command.add_argument(
-        "--runs", type=int, default=10, help="number of runs (default: 10)"
+    argument_parser.add_argument(
+        "--nodes", type=int, default=16, help="number of nodes (default: 16)"
     )
-    options = coordinator_command.parse_args()
+    argument_parser.add_argument(
+        "--runs", type=int, default=10, help="number of losses (default: 10)"
+    )
+    options = argument_parser.parse_args()
     descriptor_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor_limit, descriptor_limit))
-    os.environ[handshake.REKINDLE_SECRET] = secrets.token_hex(32)
 
-    with tempfile.TemporaryDirectory() as temporary_folder:
-        services = Services(Path(temporary_folder) / "home", {})
-        services.start("s3")
-        coordinator_port = 20000 + os.getpid() % 10000
-        environment = services.credentials() | {
-            "S3_ENDPOINT_URL": services.url("s3"),
-            "S3_BUCKET": "rekindle",
+    with ExitStack() as exit_stack:
+        folder = Path(exit_stack.enter_context(tempfile.TemporaryDirectory()))
+        network = Network.create()
+        flags = [*RUN_FLAGS, f"--workers={options.members}"]
+        environment = {
+            "MASTER_ADDR": network.coordinator_address,
+            "MASTER_PORT": str(COORDINATOR_PORT),
+            REKINDLE_SECRET: secrets.token_hex(32),
+            "REKINDLE_SHM": str(folder),
         }
+        # the nodes are forked first, before this process has threads
+        pods = Pods.create(
+            NodeSettings(network, Board(options.members), flags, environment, folder),
+            options.members,
+            min(options.nodes, options.members),
+        )
+        exit_stack.callback(pods.close)
 
-        coordinator_command = [
-            sys.executable,
-            "-m",
-            "rekindle.training.membership.server",
-            *COORDINATOR_FLAGS,
-            f"--workers={options.members}",
-        ]
+        store_environment = exit_stack.enter_context(start_object_store())
+        coordinator = CoordinatorProcess(
+            flags,
+            environment | store_environment | {POD_IP: network.coordinator_address},
+            folder / "coordinator.log",
+        )
+        exit_stack.callback(coordinator.kill)
+        coordinator.start()
+        bars = measure_group(MeasuredGroup(coordinator, pods, options.members), options.runs)
 
-        coordinator_command += [
-            "--min-workers=1",
-            "--silence-seconds=10",
-        ]  # long timeout: heartbeats may be late, because a single process sends all of them
-        environment["MASTER_PORT"] = str(coordinator_port)
-        environment["POD_IP"] = "127.0.0.1"
-
-        with open(Path(temporary_folder) / "log", "w") as log_file:
-            coordinator_process = subprocess.Popen(
-                coordinator_command, env=os.environ | environment, stderr=log_file
-            )
-
-        try:
-            wait_for_coordinator(coordinator_port)
-            coordinator = psutil.Process(coordinator_process.pid)
-            regroup_seconds, cpu_share, memory_megabytes = asyncio.run(
-                measure_coordinator(coordinator_port, coordinator, options.members, options.runs)
-            )
-            client_cpu_share = measure_membership_share(coordinator_port)
-        finally:
-            coordinator_process.kill()
-            coordinator_process.wait()
-            services.down()
-
-    bars = [
-        make_bar(
-            f"next generation of {options.members} workers after the loss of 1 to 5",
-            regroup_seconds[:-1],
-            "s",
-            0.5,
-        ),
-        make_bar(
-            f"next generation of {options.members} workers after the loss of a third",
-            regroup_seconds[-1:],
-            "s",
-            0.5,
-        ),
-        make_bar("memory of the coordinator", memory_megabytes, "MB", 300),
-        make_bar(
-            "CPU of the coordinator while no worker is lost", 100 * cpu_share, "% of a core", 30
-        ),
-        make_bar("CPU of a worker for its membership", 100 * client_cpu_share, "% of a core", 1),
-    ]
     return report(bars, as_json=options.json)
 
 

@@ -55,6 +55,7 @@ def test_the_stubs_list_the_same_names_and_modules(package: ModuleType) -> None:
             "from rekindle import Evaluation, Prepared",
             {"hera", "torch", "boto3", "rekindle.blocks.manifest.config"},
         ),
+        ("import rekindle.training.membership.server", {"torch", "boto3"}),
     ],
 )
 def test_an_import_loads_only_its_own_modules(statement: str, free_of: set[str]) -> None:

@@ -1,19 +1,21 @@
 """Reuses the model of an identical earlier training, and records the model of this training for
-reuse by later runs."""
+reuse by later runs.
+
+The methods import the cache, because it imports the S3 library, which takes half a second: by then,
+the coordinator already accepts connections.
+"""
 
 import time
 from contextlib import suppress
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
-from rekindle.cache import entries
-from rekindle.cache.difference import record_code
-from rekindle.cache.key import Facts, UnknownKey, collect_facts, compute_cache_key
-from rekindle.cache.reused_models import MODEL_FILES, copy_model
 from rekindle.errors import StorageError, write_stderr
 from rekindle.keys import MODEL, UNCOVERED_CODE
-from rekindle.storage import Store
 from rekindle.training.membership.run_spec import RunSpec
 from rekindle.training.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from rekindle.cache.key import Facts
 
 
 class ReusableModel:
@@ -31,6 +33,11 @@ class ReusableModel:
         """Copy the model of an identical training, if one exists."""
         if not self.spec.reuse:
             return
+
+        from rekindle.cache import entries
+        from rekindle.cache.key import UnknownKey, collect_facts, compute_cache_key
+        from rekindle.cache.reused_models import copy_model
+        from rekindle.storage import Store
 
         with suppress(UnknownKey, StorageError, OSError):
             self.facts = collect_facts("steps.train", cast(TrainingSpec, self.spec), {})
@@ -52,6 +59,12 @@ class ReusableModel:
         """Record the completed model for later runs."""
         if self.is_reused or not self.spec.reuse:
             return
+
+        from rekindle.cache import entries
+        from rekindle.cache.difference import record_code
+        from rekindle.cache.key import UnknownKey, collect_facts, compute_cache_key
+        from rekindle.cache.reused_models import MODEL_FILES
+        from rekindle.storage import Store
 
         with suppress(UnknownKey, StorageError, OSError):
             # the facts describe the inputs and the code, and their hash is the cache key. They are

@@ -1,0 +1,1 @@
+"""Many real launchers on one machine: their network, their processes, and their workers."""
