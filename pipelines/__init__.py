@@ -1,2 +1,2 @@
-"""The reference pipelines: `build(config)` of each module returns a Hera Workflow. No module
-imports torch."""
+"""The reference pipelines. The function `build(config)` of each module returns a Hera Workflow. No
+module imports torch."""

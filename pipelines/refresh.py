@@ -3,8 +3,8 @@ switch.
 
     rekindle run configs/refresh.yaml --set data.source=october.parquet
 
-The weights stay the same, and only the serving state changes. `verify` checks the new release like
-every other release.
+A refresh keeps the weights of the model, and changes only its serving state (data for predictions).
+The step `verify` checks the new release like every other release.
 """
 
 from typing import Any

@@ -4,8 +4,9 @@ verify → switch.
     rekindle render configs/demo.yaml
 
 For training and serving, the workflow applies Kubernetes objects; every other step runs in a
-container of its own. A candidate gets its own servers, which clients reach only after verification;
-the previous servers are kept for a rollback. docs/your-own-pipeline.md describes the blocks.
+container of its own. A new release gets its own servers, which clients reach only after the step
+`verify`; the servers of the previous release are kept for a rollback. docs/your-own-pipeline.md
+describes the blocks.
 """
 
 from typing import Any

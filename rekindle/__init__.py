@@ -1,8 +1,8 @@
 """Rekindle: Argo Workflows, written with Hera, that train PyTorch models on preemptible nodes
 without losing work.
 
-The names below are the public API (docs/api.md). `import rekindle` does not import these names;
-each is imported on first use.
+The names in PUBLIC_NAMES are the public API (docs/api.md). `import rekindle` does not import the
+public names; each name is imported on its first use.
 """
 
 from argolocal import lazy_exports

@@ -6,7 +6,7 @@
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
-    # `python -m` searches the working directory first; files there must not shadow libraries
+    # `python -m` searches the working directory first, and its files must not shadow libraries
     del sys.path[0]
 
 from collections.abc import Callable

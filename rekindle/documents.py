@@ -64,8 +64,8 @@ CHECKSUM = "checksum"
 
 
 class Document(BaseModel):
-    """The base class of documents. Types are strict: a text field, for example, rejects a
-    number."""
+    """The base class of documents. The fields of documents have strict types: a text field, for
+    example, rejects a number."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
 
@@ -88,7 +88,7 @@ D = TypeVar("D", bound=BaseModel)
 class BestValidation(Document):
     """The training step whose weights had the lowest loss on the held-out samples.
     `validation_loss` is None if that loss is not finite. `released` is True if the trained model
-    has the weights of this step, and False if it has the weights of the last step."""
+    has the weights of this best step, and False if the model has the weights of the last step."""
 
     step: int = Field(ge=0, lt=2**53)
     validation_loss: float | None
@@ -96,7 +96,7 @@ class BestValidation(Document):
 
 
 class Sealed(Document):
-    """A document with the sha256 of its other fields in `checksum`.
+    """A document whose field `checksum` is the sha256 of the other fields.
 
     The checksum is "" if an earlier version of Rekindle or another program wrote the document.
     """
@@ -135,7 +135,7 @@ class ModelFile(Sealed):
     add its own fields.
 
     `files`: files of the result of a training program, by path; empty for a model with weights.
-    `is_file`: True if the result is one file, not a folder.
+    `is_file` is True if the result is one file, not a folder.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -163,7 +163,8 @@ class ModelFile(Sealed):
         return self
 
     def as_json(self) -> dict[str, Any]:
-        """Return the fields that are set in the document; leave out defaults."""
+        """Return the fields that are set in the document; leave out fields with their default
+        values."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -206,8 +207,8 @@ def parse(
 
 
 def parse_and_validate(document_type: type[D], json_content: bytes | str) -> D:
-    """Parse a document. Raises ValueError with the first wrong field and its rule; unlike the error
-    of `parse`, this error does not name the source of the document."""
+    """Parse a document. Raises ValueError with the first wrong field and the violated rule; unlike
+    the error of `parse`, the ValueError does not name the source of the document."""
     try:
         parsed_value = loads(json_content)
     except ValueError as error:
@@ -221,8 +222,8 @@ def validate_value(document_type: type[D], parsed_value: Any) -> D:
     with suppress(ValidationError):
         return document_type.model_validate(parsed_value)
 
-    # validate the JSON text instead, which accepts tuples as arrays, and whose error messages name
-    # the types of JSON
+    # validate JSON text instead of the value, because pydantic then accepts tuples as arrays, and
+    # its error messages name the types of JSON
     try:
         return document_type.model_validate_json(to_json(parsed_value, default=str))
     except ValidationError as error:
@@ -294,7 +295,7 @@ class StatusDetails(Document):
 
 
 class KubernetesStatus(Document):
-    """An error of the API server. Source: Kubernetes, meta/v1 Status."""
+    """An error of the Kubernetes API server. Source: Kubernetes, meta/v1 Status."""
 
     message: str | None = None
     reason: str | None = None

@@ -1,7 +1,7 @@
-"""User-facing errors. A message names the wrong value, the rule, and the remedy.
+"""User-facing errors. The message of an error names the wrong value, the rule, and the remedy.
 
-`exit_code` is the exit code of the process. Retry strategies do not retry the codes in
-`exit_codes.PERMANENT`, which mean that a retry cannot help.
+`exit_code` of an error is the exit code of the process. Retry strategies do not retry the exit
+codes in `exit_codes.PERMANENT`, which mean that a retry cannot help.
 """
 
 import re
@@ -83,7 +83,7 @@ def without_secrets(text: str) -> str:
     """Remove secrets from a message, namely passwords and tokens in addresses, and values of
     invalid headers.
 
-    To show a single address, use `format_address`: it also hides secrets that look like ordinary
+    To show a single address, use `format_address`, which also hides secrets that look like ordinary
     words in a message.
     """
     shown_text = addresses.remove_address_secrets(text)
@@ -94,7 +94,7 @@ def describe_cause(error: BaseException, request_address: str) -> str:
     """Return the text of an error of a request to `request_address`, without secrets.
 
     For a malformed address, return only the class of the error. HTTP clients disagree about which
-    part of such an address is the password, and may quote the password as the host or port.
+    part of a malformed address is the password, and may quote the password as the host or port.
     """
     if HIDDEN_MARK in format_address(request_address):
         return f"{type(error).__name__}; the address must be http(s)://HOST[:PORT]"

@@ -1,5 +1,5 @@
-"""Families are several models that a workload defines for the same data. All families are trained,
-and validation chooses one of them.
+"""Families are several models that a workload defines for the same data. A training trains a model
+of each family, and validation chooses the best model.
 
     families = {"network": network, "trees": Fitted(trees, fit_trees)}
 
@@ -25,9 +25,9 @@ class Fitted:
     """A model without training steps, such as boosted trees.
 
     `model(section, facts)` returns a torch.nn.Module for the config section `model` and the facts
-    of the dataset. `fit(model, samples)` sets its parameters and buffers; `samples` is a Dataset of
-    the training samples. `fit` runs in one process and is repeated after an interruption, so its
-    result must be the same each time.
+    of the dataset. `fit(model, samples)` sets the parameters and buffers of the model; `samples` is
+    a Dataset of the training samples. `fit` runs in one process and is repeated after an
+    interruption, so its result must be the same each time.
     """
 
     model: Callable[[Any, dict[str, Any]], Any]
@@ -36,7 +36,7 @@ class Fitted:
 
 def has_model(workload_module: Any) -> bool:
     """Return True if the workload defines `model` or `families`. A workload for a training program
-    defines only `load`, which loads the result."""
+    defines only `load`, which loads the result of the program."""
     return hasattr(workload_module, "model") or hasattr(workload_module, "families")
 
 
@@ -51,8 +51,8 @@ def get_families(workload_module: Any) -> dict[str, Any]:
 
 
 def select_families(workload_module: Any, requested_names: Collection[str]) -> list[str]:
-    """Return the names of the families to train: `requested_names` or, if it is empty, all
-    families.
+    """Return the names of the families to train, which are `requested_names` or, if this is empty,
+    all families.
 
     Raises ConfigError for an unknown name, a name that occurs twice, or a workload with only
     `load`.
@@ -92,7 +92,8 @@ def select_families(workload_module: Any, requested_names: Collection[str]) -> l
 def build(
     workload_module: Any, name: str, model_section: object, dataset_facts: dict[str, Any]
 ) -> Any:
-    """Return a new model of the family `name`. Raises ConfigError if this family does not exist."""
+    """Return a new model of the family `name`. Raises ConfigError if the family `name` does not
+    exist."""
     [name] = select_families(workload_module, [name])
     family = get_families(workload_module)[name]
     return (family.model if isinstance(family, Fitted) else family)(model_section, dataset_facts)
@@ -114,8 +115,8 @@ def iterate_functions(
 
 
 def get_selection_metric(workload_module: Any) -> Metric:
-    """Return the validation metric by which families are compared: `chosen_by` of the workload or,
-    by default, the loss."""
+    """Return the validation metric by which families are compared, which is `chosen_by` of the
+    workload or, by default, the loss."""
     return getattr(workload_module, "chosen_by", LOSS_METRIC)
 
 

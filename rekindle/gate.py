@@ -1,6 +1,7 @@
 """The gate: decides from an evaluation whether to release a candidate, and explains the verdict.
 
-Pipelines import `Gate` from this module, so it must be cheap to import: it does not import NumPy.
+Pipelines import `Gate` from this module, so this module must be cheap to import, and does not
+import NumPy.
 """
 
 import math
@@ -26,9 +27,9 @@ class Metric:
 
     `function(predictions, truths)` gets the results of the workload's `predict` and the truths of
     its `examples`, as NumPy arrays if they are numbers, else as lists. `weighted(predictions,
-    truths, group, draws)` is optional: it computes the metric for many bootstrap draws at once, to
-    speed up the interval of the first metric. Bootstrap draw d contains each row of group g
-    `draws[g, d]` times. `description` explains the metric on the page of a run.
+    truths, group, draws)` is optional. `weighted` computes the metric for many bootstrap draws at
+    once, to speed up the confidence interval of the first metric. Bootstrap draw d contains each
+    row of group g `draws[g, d]` times. `description` explains the metric on the page of a run.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Metric:
             )
 
     def text(self, value: float) -> str:
-        """Format a value: `rmse 0.1234 kWh`."""
+        """Format a value of this metric with its name and unit, for example `rmse 0.1234 kWh`."""
         return f"{self.name} {value:.{self.digits}f}{self.unit and ' ' + self.unit}"
 
     def gain(self, change: float) -> float:
@@ -57,8 +58,8 @@ class Metric:
 
 
 class Gate(Section):
-    """The rules for releasing a candidate. The first model of a name has no champion to be compared
-    with, so it is released only if at least one bound (`minimum` or `maximum`) is set."""
+    """The rules for releasing a candidate. The first model of a name cannot be compared with a
+    champion, so it is released only if at least one bound (`minimum` or `maximum`) is set."""
 
     minimum: dict[str, float] = Field(
         default_factory=dict,
@@ -93,8 +94,8 @@ class Gate(Section):
 
 @dataclass(frozen=True)
 class Difference:
-    """Candidate's value of `metric` minus another model's value, over the same rows, with a
-    confidence interval."""
+    """The candidate's value of `metric` minus the value of another model, computed on the same
+    rows, with a confidence interval."""
 
     metric: str
     mean: float
@@ -104,11 +105,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Result of an evaluation. `metrics`: metrics of the candidate and, if they were scored, of the
-    champion and the baseline, by these names."""
+    """Result of an evaluation. `metrics`: metrics of the candidate and, if they were evaluated, of
+    the champion and the baseline, by the names `candidate`, `champion` and `baseline`."""
 
     metrics: dict[str, dict[str, float]]
-    # number of rows evaluated
+    # number of evaluated rows
     rows: int = 0
     # results for parts of the rows, such as weeks: {"name", "rows", "candidate": {...}, ...}
     parts: list[dict[str, Any]] = field(default_factory=list)
@@ -118,7 +119,7 @@ class Evaluation:
     baseline_difference: Difference | None = None
     # the chosen family of the candidate, and the validation results of all families
     chosen: dict[str, Any] | None = None
-    # reason why the champion cannot score this data; empty if it can
+    # reasons why the champion could not be evaluated on this data; empty if it could
     incomparable: str = ""
     warnings: list[str] = field(default_factory=list)
 
@@ -136,8 +137,8 @@ class Decision:
     champion: Champion | None
     # number of rows on which the champion was evaluated before its release; 0 if unknown
     champion_rows: int = 0
-    # if the champion has the same weights: what differs nevertheless, such as `its code`; "" if
-    # nothing differs
+    # if the champion has the same weights as the candidate, the difference that remains, such as
+    # `its code`; "" if nothing differs
     changed: str = ""
 
     def decide(self) -> tuple[Verdict, str]:
@@ -288,7 +289,8 @@ class Decision:
 
     def _check_baseline_margin(self) -> tuple[list[str], list[str]]:
         """Return two lists as `_check_bounds` does, for the bound gate.beats_baseline. One of the
-        lists contains the text about this bound; both are empty if the bound is not set."""
+        two lists contains the text about gate.beats_baseline; both lists are empty if
+        gate.beats_baseline is not set."""
         margin = self.gate.beats_baseline
         difference = self.evaluation.baseline_difference
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 # commands find runs and servers by these labels
 NAME_LABEL = "app.kubernetes.io/name"  # value: the pipeline of a run, or the model of servers
-# value: Deployment of a pod
+# the value of the label is the name of a pod's Deployment
 INSTANCE_LABEL = "app.kubernetes.io/instance"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 PART_OF_LABEL = "app.kubernetes.io/part-of"
@@ -44,16 +44,18 @@ REKINDLE_TOKEN = "REKINDLE_TOKEN"  # nosec B105
 # environment variables of only some pods
 KUBERNETES_SERVICE_HOST = "KUBERNETES_SERVICE_HOST"  # set by Kubernetes
 POD_IP = "POD_IP"
-# the launcher appends a worker's index
+# in the environment of a worker process, the launcher appends the worker's index to the name of the
+# pod
 POD_NAME = "POD_NAME"
 # directory for copies of datasets; its disk must be large enough for them
 REKINDLE_CACHE = "REKINDLE_CACHE"
 # checkpoint folder of a training program
 REKINDLE_CHECKPOINTS = "REKINDLE_CHECKPOINTS"
-# coordinator's host in jobs of other frameworks, whose programs need MASTER_ADDR for themselves
+# host name of the coordinator in jobs of other frameworks, whose programs use MASTER_ADDR for their
+# own processes
 REKINDLE_COORDINATOR = "REKINDLE_COORDINATOR"
-# times when the steps before the job ended, from which on the job could be created: RFC 3339,
-# separated by commas
+# end times of the steps before the job, in the format of RFC 3339, separated by commas; the job
+# could be created from the last of these times on
 REKINDLE_CREATED = "REKINDLE_CREATED"
 # maximum duration of the run in seconds
 REKINDLE_DEADLINE = "REKINDLE_DEADLINE"
@@ -78,8 +80,8 @@ REKINDLE_SERVER = "REKINDLE_SERVER"
 
 class MemberModules(NamedTuple):
     """The modules that the pods of an elastic job run. `launcher`: first process in a worker's pod;
-    `coordinator`: process in the coordinator's pod. Both get the inputs of the step module `step`
-    as flags."""
+    `coordinator`: process in the coordinator's pod. The launcher and the coordinator get the inputs
+    of the step module `step` as flags."""
 
     step: str
     launcher: str
@@ -87,7 +89,8 @@ class MemberModules(NamedTuple):
 
 
 def _join_module_names(*name_parts: str) -> str:
-    # not written as one text, because the cache key counts a text that names a module as an import
+    # the name is joined from parts, because the cache key counts a text that names a module as an
+    # import
     return ".".join(("rekindle", *name_parts))
 
 

@@ -1,10 +1,10 @@
 """Send requests to MLflow's REST API at $MLFLOW_TRACKING_URI. Errors contain MLflow's answer and a
 remedy.
 
-Each answer is parsed into a type, which contains only the fields that Rekindle reads; other fields
-are ignored. As in the JSON of proto3, an optional field may be missing or null.
+Each answer of MLflow is parsed into a type, which contains only the fields that Rekindle reads;
+other fields are ignored. As in the JSON of proto3, an optional field may be missing or null.
 
-Source: MLflow 3.17, service.proto and model_registry.proto.
+Source: The types are defined by MLflow 3.17 (service.proto and model_registry.proto).
 """
 
 import math
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 # environment variable of MLflow's client; the pauses before five retries are 0, 2, 4, 8 and 16 s
 RETRIES_VARIABLE = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 DEFAULT_RETRIES = 5
-# the maximum that MLflow's client accepts
+# longest time limit of a request that MLflow's client accepts
 MAX_RETRIES = 10
 TIMEOUT_S = 30
 # for comparison, 1,000 runs with 100 parameters take 10 MB
 MAX_ANSWER_BYTES = 64 << 20
 # sent by proxies without a server
 UNAVAILABLE_STATUSES = (502, 503, 504)
-# maximum characters of an answer in an error message
+# maximum number of characters of MLflow's answer in an error message
 MAX_SHOWN_LENGTH = 300
 SERVER_REMEDY = "Check that MLFLOW_TRACKING_URI is the address of an MLflow server."
 # matches HTML tags, and scripts and styles with their content. An unclosed tag ends at the next <,
@@ -107,7 +107,7 @@ def _parse_metrics(json_value: Any) -> dict[str, float]:
         if not is_number and metric_value not in NOT_FINITE_TEXTS:
             raise ValueError(f"the value of {format_untrusted(name)} must be a number")
 
-        # not the type `float`, because it raises OverflowError for a long integer
+        # convert the text, because `float` of a long integer raises OverflowError
         metric_value = float(str(metric_value))
         if math.isfinite(metric_value):
             metrics_by_name[name] = metric_value
@@ -139,8 +139,8 @@ VersionNumber = Annotated[str, name_field(Version)]
 
 
 class Answer(Document):
-    """The base class of MLflow's answers. It is also the type of answers whose fields Rekindle does
-    not read."""
+    """The base class of MLflow's answers. The class Answer is also the type of answers whose fields
+    Rekindle does not read."""
 
 
 class ArtifactChanged(Answer):
@@ -166,7 +166,8 @@ class RunInfo(Answer):
 
 
 class RunContent(Answer):
-    """The metrics, parameters and tags of a run. Metrics that are not finite are left out."""
+    """The metrics, parameters and tags of a run. Metrics with the values NaN and infinity are left
+    out."""
 
     metrics: Metrics = Field(default_factory=dict)
     params: Tags = Field(default_factory=dict)
@@ -183,7 +184,7 @@ class RunAnswer(Answer):
 
 
 class Page(Answer):
-    """One page of a list; `next_page_token` is "" on the last page."""
+    """One page of a list that MLflow returns; `next_page_token` is "" on the last page."""
 
     next_page_token: Text = ""
 
@@ -287,8 +288,8 @@ def get_server_address() -> str:
 def send_request(method: str, path: str, answer_type: type[A], **request_options: Any) -> A:
     """Return MLflow's answer to a request as a document of the type `answer_type`.
 
-    Raises RequestRefused if MLflow answers with an error, and TrackingError if it does not answer,
-    or if the answer is malformed or does not come from MLflow.
+    Raises RequestRefused if MLflow answers with an error, and TrackingError if MLflow does not
+    answer, or if the answer is malformed or does not come from MLflow.
     """
     import requests
 
@@ -453,7 +454,8 @@ def _create_session(max_retries: int, token: str) -> "requests.Session":
         session.set_token(f"Bearer {token}")
     elif user_name := os.environ.get(MLFLOW_TRACKING_USERNAME):
         password = os.environ.get(MLFLOW_TRACKING_PASSWORD, "")
-        # encode here, because servers expect UTF-8 (RFC 7617), but `requests` would use Latin-1
+        # encode the login as UTF-8, which servers expect (RFC 7617), because `requests` would use
+        # Latin-1
         login_parts = [text.encode().decode("latin-1") for text in (user_name, password)]
         session.auth = (login_parts[0], login_parts[1])
 

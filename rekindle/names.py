@@ -3,8 +3,8 @@
     ModelName(tags["model"], "the tag model of MLflow")
     TaskReference("fraud-x7k2p/prepare").run
 
-An instance is always valid: the constructor raises InvalidName for an invalid value, and `or_none`
-returns None (argolocal/common/checked_names.py).
+An instance of these types is always valid: the constructor raises InvalidName for an invalid value,
+and `or_none` returns None (argolocal/common/checked_names.py).
 """
 
 import re
@@ -45,7 +45,7 @@ def split_address(text: str) -> SplitResult:
     """Return the parts of a URL; if the URL is invalid, all parts are empty."""
     try:
         return urlsplit(text)
-    # raised if the host starts with [, but is not an IPv6 address
+    # `urlsplit` raises ValueError if the host starts with [, but is not an IPv6 address
     except ValueError:
         return urlsplit("")
 
@@ -70,11 +70,11 @@ def parse_s3_address(text: str) -> S3Address | None:
 
 
 SEGMENT_PATTERN = (
-    # part of a key; not "." or ".."
+    # matches a part of an object key, except "." and ".."
     rf"(?!\.{{1,2}}(?:/|\Z))[^/{INVISIBLE_CHARACTERS}]+"
 )
 TASK_PATTERN = "[a-zA-Z0-9][-a-zA-Z0-9_]*"
-# the limit of S3
+# maximum length of an object key in S3
 MAX_KEY_BYTES = 1024
 
 
@@ -127,7 +127,8 @@ class ArtifactKey(CheckedName):
 
 
 class TaskReference(ArtifactKey):
-    """RUN/TASK: a task of a run. The text is also the common key prefix of the task's artifacts."""
+    """RUN/TASK: a task of a run. The text RUN/TASK is also the common key prefix of the task's
+    artifacts."""
 
     KIND = "a reference to a task"
     RULE = "it must be RUN/TASK"

@@ -70,8 +70,8 @@ class Inputs(StepInputs):
 
 
 class CachedTask(Document):
-    """A task that may reuse the outputs of an earlier run; `source`: RUN/TASK whose outputs it
-    reuses, or "" if this is not known yet."""
+    """A task that may reuse the outputs of an earlier run; `source` is the RUN/TASK whose outputs
+    the task reuses, or "" if the source is not known yet."""
 
     task: str
     source: str = Field(alias="at")

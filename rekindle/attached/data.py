@@ -1,7 +1,8 @@
 """The position in the training data: an index into the stream of all samples of all epochs. The
-index does not depend on the number of processes.
+position does not depend on the number of processes.
 
-A batch is a range of this stream. The processes divide the samples of a batch among themselves.
+A batch is a range of the sample stream. The processes divide the samples of a batch among
+themselves.
 """
 
 from collections.abc import Iterator
@@ -16,9 +17,9 @@ from rekindle.training.sampler import mix_seed
 
 @dataclass
 class Progress:
-    """The position of a training. `step`: number of completed steps; `epoch`: number of completed
-    epochs; `offset`: number of samples of the current epoch that were used; `samples`: number of
-    samples in an epoch, 0 if unknown."""
+    """The position of a training in its data. `step`: number of completed steps; `epoch`: number of
+    completed epochs; `offset`: number of samples of the current epoch that were used; `samples`:
+    number of samples in an epoch, 0 if unknown."""
 
     step: int = 0
     epoch: int = 0
@@ -94,8 +95,8 @@ def check_dataset_length(progress: Progress, sample_count: int) -> None:
 def make_data_loader(
     dataset: Any, batch_indices: list[list[int]], seed: int, loader_options: dict[str, Any]
 ) -> Any:
-    """Return a DataLoader for the batches `batch_indices`. It has its own random generator, so
-    that it does not advance the global one."""
+    """Return a DataLoader for the batches `batch_indices`. The DataLoader has its own random
+    generator, so that it does not advance the global generator."""
     from torch.utils.data import DataLoader
 
     generator = torch.Generator().manual_seed(seed)

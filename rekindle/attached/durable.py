@@ -1,5 +1,5 @@
-"""Durable checkpoints of a state that is equal on all ranks: files `step-N.pt` in the checkpoint
-folder.
+"""Durable checkpoints of a training state that is equal on all ranks: files `step-N.pt` in the
+checkpoint folder.
 
 A file is written under a temporary name and renamed, so an incomplete file never has the final
 name.
@@ -64,7 +64,8 @@ def remove_temporary_files(folder: Path) -> None:
 
 
 def read_run_id(folder: Path) -> str | None:
-    """Return the id of the run that writes into a folder, None for a new folder."""
+    """Return the id of the training that writes checkpoints into a folder; None for a new
+    folder."""
     with suppress(OSError):
         text = (folder / RUN_ID_FILE).read_text().strip()
         if re.fullmatch(r"[0-9a-f]{12}", text):
@@ -79,8 +80,8 @@ def write_run_id(folder: Path, run_id: str) -> None:
 
 
 def write_checkpoint(folder: Path, step: int, state_tree: dict[str, Any]) -> None:
-    """Write a state to the folder. Raises OSError if the disk fails, and ConfigError if the state
-    could not be loaded again."""
+    """Write a training state to the checkpoint folder. Raises OSError if the disk fails, and
+    ConfigError if `torch.load` would reject the written state."""
     file_name = format_checkpoint_name(step, is_sharded=False)
     temporary_path = folder / f"{TEMPORARY_PREFIX}{file_name}"
     try:
@@ -99,8 +100,8 @@ def write_checkpoint(folder: Path, step: int, state_tree: dict[str, Any]) -> Non
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the state in a checkpoint file. Raises an exception of torch.load if the file is
-    damaged."""
+    """Return the training state in a checkpoint file. Raises an exception of torch.load if the file
+    is damaged."""
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
@@ -122,7 +123,7 @@ class CheckpointWriter:
     """Writes one checkpoint at a time, in a thread."""
 
     def __init__(self) -> None:
-        # wall-clock time and CPU time that the last checkpoint took
+        # wall-clock time and CPU time of writing the last checkpoint, in seconds
         self.duration_s = 0.0
         self.cpu_s = 0.0
         self.error: ConfigError | None = None
@@ -133,13 +134,14 @@ class CheckpointWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, write_function: Callable[[], None]) -> None:
-        """Call `write_function` in a thread. Call only while the writer is not busy."""
+        """Call `write_function` in a thread. `start` may be called only while the writer is not
+        busy."""
         self._thread = threading.Thread(target=self._run, args=(write_function,), name="checkpoint")
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the checkpoint is written. Raises ConfigError if the state can never be
-        saved."""
+        """Wait until the checkpoint is written. Raises ConfigError if the training state can never
+        be saved."""
         if self._thread:
             self._thread.join()
         self.raise_write_error()

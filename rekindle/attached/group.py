@@ -1,5 +1,5 @@
-"""The processes of a program that train together, and the data that they exchange between two
-steps."""
+"""The processes of a program that train one model together, and the data that the processes
+exchange between two steps."""
 
 import os
 import socket
@@ -15,16 +15,17 @@ from rekindle.kubernetes_names import POD_NAME
 
 # maximum size of a message in bytes
 MAX_MESSAGE_BYTES = 64 << 20
-# time limit of an exchange; it is long, because another process may still load a large dataset
+# time limit of an exchange between processes; the limit is long, because a process may still load a
+# large dataset
 EXCHANGE_TIMEOUT = timedelta(hours=1)
 
 T = TypeVar("T")
 
 
 class Group:
-    """The processes of torch.distributed; a single process if it is not initialized.
+    """The processes of torch.distributed; a single process if torch.distributed is not initialized.
 
-    All methods except `start_sum` must be called by all processes in the same order. This class
+    All processes must call the methods of Group, except `start_sum`, in the same order. This class
     creates separate process groups with the backend gloo, so its messages do not mix with those of
     the program.
     """

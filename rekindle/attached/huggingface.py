@@ -4,9 +4,9 @@
     trainer = Trainer(..., callbacks=[callback])
     trainer.train(resume_from_checkpoint=callback.resume(trainer))
 
-The snapshots contain all that the Trainer's own checkpoints contain. At the start, the newest
-snapshot is converted to a checkpoint of the Trainer, which then restores the state and skips the
-used data.
+The snapshots of `rekindle.attach` contain everything that the Trainer's own checkpoints contain. At
+the start, the newest snapshot is converted to a checkpoint of the Trainer, which then restores the
+state and skips the used data.
 """
 
 import dataclasses
@@ -83,8 +83,8 @@ class TrainerContent:
 
 
 class TrainerCallback(transformers.TrainerCallback):
-    """Saves the state of a Trainer as `rekindle.attach` does, with the same settings. `folder`:
-    by default the Trainer's `output_dir`."""
+    """Saves the state of a Hugging Face Trainer as `rekindle.attach` does, with the same settings.
+    `folder`: by default the Trainer's `output_dir`."""
 
     def __init__(self, **settings: Any) -> None:
         self._settings = settings
@@ -134,7 +134,7 @@ class TrainerCallback(transformers.TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         attached_program = self._require_program()
         if self._resume_folder:
-            # now that the first step is done, all processes have read the checkpoint in this folder
+            # after the first step, all processes have read the checkpoint in `_resume_folder`
             shutil.rmtree(self._resume_folder, ignore_errors=True)
             self._resume_folder = None
         attached_program.step()
@@ -152,7 +152,7 @@ class TrainerCallback(transformers.TrainerCallback):
 
 
 def _convert_random_states(random_states: dict[str, Any]) -> dict[str, Any]:
-    """Convert random states to the format of the Trainer's files."""
+    """Convert the states of random generators to the format of the Trainer's files."""
     numpy_state: Any = np.random.get_state()
     if "numpy" in random_states:
         numpy_generator_name, numpy_words, *remaining_fields = random_states["numpy"]

@@ -5,8 +5,9 @@
     path = callback.resume(trainer)
     trainer.fit(model, callback.loader(dataset, batch_size=64), ckpt_path=path)
 
-The snapshots contain all that Lightning's own checkpoints contain. At the start, the newest
-snapshot is converted to a checkpoint of Lightning, which Lightning then restores.
+The snapshots of `rekindle.attach` contain everything that Lightning's own checkpoints contain. At
+the start, the newest snapshot is converted to a checkpoint of Lightning, which Lightning then
+restores.
 """
 
 import hashlib
@@ -39,8 +40,8 @@ class LightningContent:
 
 
 class Loader:
-    """A loader for the batches of `AttachedProgram.batches`. After a restart, it continues in the
-    middle of the epoch."""
+    """A loader for the batches of `AttachedProgram.batches`. After a restart of the program, the
+    loader continues in the middle of the epoch."""
 
     def __init__(
         self, attached_program: AttachedProgram, dataset: Any, loader_options: dict[str, Any]
@@ -85,7 +86,8 @@ class LightningCallback(lightning.Callback):
         """Return the checkpoint to pass to `trainer.fit(ckpt_path=...)`, None for a new training.
         Raises ConfigError."""
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            # start the process group now, because Lightning starts it only in `fit`
+            # start the process group of torch.distributed now, because Lightning would start it
+            # only in `fit`
             trainer.strategy.setup_environment()
 
         trainer_content = LightningContent(trainer)
@@ -103,7 +105,8 @@ class LightningCallback(lightning.Callback):
 
     def loader(self, dataset: Any, *, batch_size: int, **options: Any) -> Loader:
         """Return a loader for `fit`, with the arguments of `AttachedProgram.batches`. For any
-        number of processes, each sample is used once per epoch. Call after `resume`."""
+        number of processes, each sample is used once per epoch. Call `loader` only after
+        `resume`."""
         return Loader(self._require_program(), dataset, {"batch_size": batch_size, **options})
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

@@ -2,9 +2,10 @@
 
     /dev/shm/rekindle-<run>-<host>-<index>.<slot>      ($REKINDLE_SHM: another directory)
 
-Each process has three files. Two hold the newest snapshots; the third receives the next snapshot,
-or is read by the writer of a durable checkpoint. A file starts with a record, which is cleared
-before the snapshot is written and committed after it, with a checksum of every byte.
+Each process has three snapshot files. Two files hold the newest snapshots; the third file receives
+the next snapshot, or is read by the writer of a durable checkpoint. A snapshot file starts with a
+record, which is cleared before the snapshot is written, and is written again after the snapshot,
+with a checksum of every byte.
 """
 
 import hashlib
@@ -33,7 +34,8 @@ from rekindle.training.checkpoint.snapshot_file import (
 
 SLOT_COUNT = 3
 FILE_MAGIC = b"rekindle attach1"
-# magic, run, lineage, step, shard, world, size, crc32 of the snapshot
+# fields of a snapshot's record: magic, run, lineage, step, shard, world, size, crc32 of the
+# snapshot
 RECORD_STRUCT = struct.Struct("<16s 12s 12s q q q Q I")
 CHECKSUM_STRUCT = struct.Struct("<I")
 # number of bytes that a growing file gets in addition to the size of the state
@@ -43,8 +45,8 @@ MAX_INLINE_BYTES = 16 << 20
 
 
 class SnapshotRecord(NamedTuple):
-    """A committed snapshot. `lineage`: random id that each start of the program draws, here of the
-    start that wrote the snapshot; `shard`: the rank whose shards the snapshot contains, -1 for the
+    """The record of a complete snapshot. `lineage`: random id that the program drew at its start,
+    before it wrote the snapshot; `shard`: the rank whose shards the snapshot contains, -1 for the
     whole state; `world`: number of ranks; `size`: in bytes."""
 
     lineage: str
@@ -56,7 +58,7 @@ class SnapshotRecord(NamedTuple):
 
 
 def list_slot_paths(run_id: str, host_name: str, process_index: int) -> list[Path]:
-    """Return the files of the process `process_index` of a host."""
+    """Return the snapshot files of the process `process_index` of a host."""
     host_hash = hashlib.sha256(host_name.encode()).hexdigest()[:12]
     directory = find_snapshot_directory()
     return [
@@ -66,8 +68,8 @@ def list_slot_paths(run_id: str, host_name: str, process_index: int) -> list[Pat
 
 
 def read_snapshot_record(path: Path, run_id: str) -> SnapshotRecord | None:
-    """Return the record of a file of this run and user; None if the file has no valid record. The
-    snapshot itself is not verified."""
+    """Return the record in a snapshot file of this training and user; None if the file does not
+    have a valid record. The bytes of the snapshot are not verified."""
     with suppress(OSError):
         file_descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with open(file_descriptor, "rb") as file:
@@ -78,7 +80,7 @@ def read_snapshot_record(path: Path, run_id: str) -> SnapshotRecord | None:
 
 
 def read_snapshot(path: Path, run_id: str, snapshot_record: SnapshotRecord) -> torch.Tensor | None:
-    """Return the bytes of a snapshot, uint8 [size]; None if they are not intact."""
+    """Return the bytes of a snapshot, uint8 [size]; None if the bytes are damaged."""
     if read_snapshot_record(path, run_id) != snapshot_record:
         return None
 
@@ -167,12 +169,12 @@ class SnapshotSlot:
 
 
 class SnapshotMemory:
-    """The snapshots that this process writes. A thread computes their checksums and commits
-    them."""
+    """The snapshots that this process writes. A thread computes the checksums of the snapshots, and
+    marks each snapshot as complete."""
 
     def __init__(self, run_id: str, host_name: str, process_index: int, newest_step: int) -> None:
         """`newest_step`: the step that the program continues from; newer snapshots are removed.
-        Raises OSError if the files cannot be opened."""
+        Raises OSError if the snapshot files cannot be opened."""
         self.run_id = run_id
         # CPU time of the last commit, in seconds
         self.commit_s = 0.0
@@ -191,7 +193,7 @@ class SnapshotMemory:
             if slot.record and slot.record.step > newest_step:
                 slot.clear()
 
-        # set while the thread has no snapshot to commit and no memory to reserve
+        # set while the thread is idle: it neither completes a snapshot nor reserves memory
         self._idle = threading.Event()
         self._idle.set()
         self._jobs: SimpleQueue[tuple[SnapshotSlot, SnapshotRecord] | int | None] = SimpleQueue()
@@ -199,9 +201,9 @@ class SnapshotMemory:
         self._thread.start()
 
     def save(self, payload: Payload, snapshot_record: SnapshotRecord) -> SnapshotSlot | None:
-        """Copy a state to the oldest slot, and let the thread commit it; return the slot. Return
-        None without a copy while the thread still commits the previous snapshot or reserves
-        memory, or if the memory could not be reserved."""
+        """Copy a training state to the oldest slot (snapshot file), and let the thread mark the
+        snapshot as complete; return the slot. Return None without a copy while the thread still
+        commits the previous snapshot or reserves memory, or if the memory could not be reserved."""
         if not self._idle.is_set() or self.problem:
             return None
 
@@ -227,7 +229,8 @@ class SnapshotMemory:
         self._idle.wait()
 
     def close(self, *, remove: bool) -> None:
-        """Commit the last snapshot and close the files; if `remove` is True, delete the files."""
+        """Mark the last snapshot as complete and close the snapshot files; if `remove` is True,
+        delete the files."""
         if self._thread:
             self._jobs.put(None)
             self._thread.join()

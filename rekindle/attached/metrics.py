@@ -15,8 +15,8 @@ RECORD_INTERVAL_S = 1.0
 
 
 class MetricsRecorder:
-    """Sends the metrics of rank 0 to the MLflow run $MLFLOW_RUN_ID. Does nothing unless this
-    variable and MLFLOW_TRACKING_URI are set."""
+    """Sends the metrics of rank 0 to the MLflow run $MLFLOW_RUN_ID. A recorder does nothing unless
+    MLFLOW_RUN_ID and MLFLOW_TRACKING_URI are set."""
 
     def __init__(self, rank: int) -> None:
         self._run_id = os.environ.get("MLFLOW_RUN_ID", "")
@@ -29,7 +29,7 @@ class MetricsRecorder:
         self._problem = ""
 
     def record(self, step: int, metric_values: Mapping[str, Any]) -> None:
-        """Record values of a step: numbers, or tensors with one element. At most one step per
+        """Record the metrics of a step: numbers, or tensors with one element. At most one step per
         second is recorded, because reading a tensor waits for the GPU."""
         if not self.is_on or not metric_values:
             return
@@ -53,7 +53,7 @@ class MetricsRecorder:
             self._thread.start()
 
     def close(self) -> None:
-        """Send the last points."""
+        """Send the last points of all metrics to MLflow."""
         self._stop.set()
         if self._thread:
             self._thread.join()
@@ -77,7 +77,7 @@ class MetricsRecorder:
             log_metrics(self._run_id, unsent_points)
             self._problem = ""
         except TrackingError as error:
-            # the points are sent again after the next interval
+            # MLflow did not answer: the points are sent again after the next interval
             with self._lock:
                 self._points = unsent_points + self._points
             if str(error) != self._problem:

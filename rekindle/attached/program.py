@@ -1,5 +1,5 @@
-"""A training program that survives: `rekindle.attach` restores its state at the start, and saves it
-while it trains.
+"""A training program that survives interruptions. `rekindle.attach` restores the program's state at
+the start, and saves the state during the training.
 
     run = rekindle.attach(model=model, optimizer=optimizer, scheduler=scheduler)
     for epoch in run.epochs(3):
@@ -7,8 +7,8 @@ while it trains.
             ...  # forward, backward, optimizer.step()
             run.step(loss=loss)
 
-Two copies are kept. A *snapshot* in shared memory, at most 2 s old, survives the death of the
-processes; a *durable checkpoint* in the checkpoint folder survives the loss of the machine.
+Two copies of the state are kept. A *snapshot* in shared memory, at most 2 s old, survives the death
+of the processes; a *durable checkpoint* in the checkpoint folder survives the loss of the machine.
 """
 
 import os
@@ -89,7 +89,7 @@ class AttachedProgram:
             self.restored.step,
             self._interval_facts,
         )
-        # a process overwrites its snapshots only after all others have read them
+        # a process must not overwrite its snapshots before all other processes have read them
         self.group.barrier()
         self._saver.open()
         self._install_sigterm_handler()
@@ -111,8 +111,8 @@ class AttachedProgram:
 
     @property
     def is_leaving(self) -> bool:
-        """True if this process got SIGTERM. The other processes learn this at the end of the
-        step."""
+        """True if this process got SIGTERM. The other processes learn of the signal at the end of
+        the step."""
         return self._leaving.is_set()
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -171,8 +171,8 @@ class AttachedProgram:
             self._end_epoch()
 
     def start_next_epoch(self, *, batch_size: int, drop_last: bool = False) -> None:
-        """End the current epoch if all its batches are used. For loops that do not exhaust the
-        iterator `batches`."""
+        """End the current epoch if all its batches are used. Call this method in loops that do not
+        exhaust the iterator `batches`."""
         progress = self.progress
         remaining_batch_sizes = plan_batches(
             progress.samples, progress.offset, batch_size, drop_last
@@ -183,8 +183,8 @@ class AttachedProgram:
     def step(self, **metrics: Any) -> None:
         """Record that a step is completed, and save the state if a snapshot or checkpoint is due.
 
-        Call it on all ranks, after the update of the parameters; with gradient accumulation, only
-        after an update. `metrics`: numbers or tensors with one element, which rank 0 sends to
+        Call `step` on all ranks, after each update of the parameters (with gradient accumulation:
+        not after each batch). `metrics`: numbers or tensors with one element, which rank 0 sends to
         MLflow if MLFLOW_TRACKING_URI and MLFLOW_RUN_ID are set.
 
         After a SIGTERM to any rank, all ranks save the state of the same step and raise
@@ -203,14 +203,14 @@ class AttachedProgram:
             self._handle_rank_sums()
 
     def save(self) -> None:
-        """Write a durable checkpoint of the current state now, and wait for it. Call on all
-        ranks."""
+        """Write a durable checkpoint of the current state now, and wait until it is written. Call
+        `save` on all ranks."""
         self._saver.save(self.progress, checkpoint=True)
         self._saver.wait()
 
     def finish(self) -> None:
-        """Write the last checkpoint, and remove the snapshots. Call it on all ranks when the
-        training is complete; `epochs` calls it automatically."""
+        """Write the last checkpoint, and remove the snapshots. Call `finish` on all ranks when the
+        training is complete; `epochs` calls `finish` automatically."""
         if self._has_finished:
             return
 
@@ -262,8 +262,8 @@ class AttachedProgram:
         raise SystemExit(exit_codes.TERMINATED)
 
     def _agree_on_run_id(self) -> str:
-        """Return the id of the run, which the checkpoint folder stores. If the folder was deleted,
-        the id is new, and earlier snapshots are not used."""
+        """Return the id of this training, which the checkpoint folder stores. If the checkpoint
+        folder was deleted, the id is new, and earlier snapshots are not used."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -332,7 +332,7 @@ def attach(
     keep: int = 2,
     **objects: Any,
 ) -> AttachedProgram:
-    """Restore the state of `objects`, if a copy exists, and return an object that saves it.
+    """Restore the state of `objects`, if a copy exists, and return an object that saves this state.
 
     `objects`: objects with the methods state_dict and load_state_dict, under names of your choice,
     for example model=, optimizer= and scheduler=. Models that fully_shard has sharded, and their
@@ -345,7 +345,7 @@ def attach(
     from the measured costs. `checkpoint_steps`: maximum number of steps between two durable
     checkpoints, 0 for no limit. `keep`: number of durable checkpoints to keep.
 
-    Call it on all ranks, after torch.distributed.init_process_group. Raises ConfigError.
+    Call `attach` on all ranks, after torch.distributed.init_process_group. Raises ConfigError.
     """
     save_settings = SaveSettings(snapshot_seconds, checkpoint_seconds, checkpoint_steps, keep)
     checkpoint_folder = Path(os.environ.get(REKINDLE_CHECKPOINTS) or folder)

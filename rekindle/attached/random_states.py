@@ -1,7 +1,8 @@
-"""Reads and restores the random number generators of one process: Python, NumPy, torch on the CPU
-and on the GPU.
+"""Reads and restores the random number generators of one process (Python, NumPy, torch on the CPU
+and on the GPU).
 
-The states consist of plain values, so torch.load can read them without running code.
+The states of the generators consist of plain values, so torch.load can read them without running
+code.
 """
 
 import random
@@ -16,7 +17,7 @@ MAX_NUMPY_SEED = 1 << 32
 
 
 def read_random_states() -> dict[str, Any]:
-    """Return the states of the generators of this process."""
+    """Return the states of the random number generators of this process."""
     generator_states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
 
     # a program that has not imported NumPy does not use its generator
@@ -37,8 +38,8 @@ def read_random_states() -> dict[str, Any]:
 
 
 def restore_random_states(rank_states: list[dict[str, Any]], rank: int, step: int) -> None:
-    """Set the generators of this process to the state of its rank. A rank without a saved state
-    gets new seeds, which differ from those of the other ranks."""
+    """Set the random number generators of this process to the saved states of its rank. A rank
+    without saved states gets new seeds, which differ from the seeds of the other ranks."""
     if rank < len(rank_states):
         _restore_generators(rank_states[rank])
         return

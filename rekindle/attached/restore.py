@@ -1,9 +1,10 @@
 """Chooses the state from which a program continues: the newest state that all ranks can load.
 
-If the state is not sharded, one rank with a copy is enough: it sends the state to the others.
-Shards in memory are used only if the shards of all ranks exist, come from the same save, and the
-number of ranks is unchanged. Otherwise the ranks load the newest durable checkpoint. The ranks
-exchange lists of their states, and all choose the same one.
+If the state is not sharded, one rank with a copy is enough, because this rank sends the state to
+the other ranks. Shards in memory are used only if the shards of all ranks exist, come from the same
+save, and the number of ranks is unchanged. Without usable shards in memory, the ranks load the
+newest durable checkpoint. The ranks exchange lists of their saved states, and all ranks choose the
+same state.
 """
 
 from collections import defaultdict
@@ -37,8 +38,9 @@ class RestoredState(NamedTuple):
 
 
 class StateCandidate(NamedTuple):
-    """A saved state that at least one rank can read. `lineage`: "" for a durable checkpoint;
-    `world`: number of ranks that saved shards in memory, 0 otherwise."""
+    """A saved state that at least one rank can read. `lineage`: id of the program start that saved
+    a snapshot, "" for a durable checkpoint; `world`: number of ranks that saved shards in memory, 0
+    otherwise."""
 
     step: int
     lineage: str
@@ -58,8 +60,8 @@ class ReadableCopies:
 
 
 class StateSource:
-    """The saved states of a program. `run_id`: the id of the run, which is a part of the snapshots'
-    file names."""
+    """The saved states of a program. `run_id`: the id of the training, which is a part of the
+    snapshots' file names."""
 
     def __init__(
         self, process_group: Group, attached_objects: AttachedObjects, folder: Path, run_id: str
@@ -99,8 +101,7 @@ class StateSource:
             if owner_rank is None:
                 continue
 
-            # the checkpoint folders of different machines may contain different states of the same
-            # step
+            # the checkpoint folders of two machines may contain different states of the same step
             if set(rank_lineages) != {rank_lineages[owner_rank]}:
                 payload_bytes = (
                     Payload(state_tree).to_bytes() if self.group.rank == owner_rank else None
@@ -111,8 +112,8 @@ class StateSource:
         return None
 
     def load_shards(self) -> tuple[dict[str, Any], RestoredState] | None:
-        """Load the newest sharded state into the objects, and return the values that are not
-        sharded; None if no state exists."""
+        """Load the newest sharded state into the attached objects, and return the values that are
+        not sharded; None if no state exists."""
         candidates = self._list_candidates()
         if not candidates:
             return None
@@ -130,8 +131,8 @@ class StateSource:
         return None
 
     def _list_candidates(self) -> list[StateCandidate]:
-        """Return the usable states, newest first; of the same step, snapshots in memory before
-        durable checkpoints."""
+        """Return the usable states, newest first. Among states of the same step, a snapshot in
+        memory is listed before a durable checkpoint."""
         offered_candidates: list[tuple[StateCandidate, int]] = [
             (
                 StateCandidate(
@@ -227,7 +228,8 @@ class StateSource:
         if set(held_shards) != set(range(self.group.world)):
             return None
 
-        # a process may hold the shard of another rank, because ranks may change at a restart
+        # a process may hold the shard of another rank, because a restart may assign the ranks in
+        # another order
         sender_by_receiver = {
             receiver_rank: held_shards.index(receiver_rank)
             for receiver_rank in range(self.group.world)

@@ -1,6 +1,7 @@
 """Saves the state of a program as snapshots in memory and as durable checkpoints in a folder.
 
-The training waits only until the state is copied. Threads compute checksums and write files.
+The training waits only until its state is copied. Threads compute the checksums and write the
+files.
 """
 
 import io
@@ -34,7 +35,8 @@ from rekindle.training.checkpoint.snapshot_file import remove_stale_files
 class SaveSettings(NamedTuple):
     """`snapshot_seconds`: longest time between two snapshots, 0 for none; `checkpoint_seconds`:
     time between two durable checkpoints, 0 for automatic; `checkpoint_steps`: maximum number of
-    steps between them, 0 for no limit; `keep`: number of durable checkpoints to keep."""
+    steps between two durable checkpoints, 0 for no limit; `keep`: number of durable checkpoints to
+    keep."""
 
     snapshot_seconds: float
     checkpoint_seconds: float
@@ -42,7 +44,7 @@ class SaveSettings(NamedTuple):
     keep: int
 
     def check(self) -> None:
-        """Raise ConfigError for a value that is not allowed."""
+        """Raise ConfigError for a setting whose value is not allowed."""
         for setting_name, setting_value in self._asdict().items():
             smallest_value = 1 if setting_name == "keep" else 0
             if setting_value < smallest_value:
@@ -60,8 +62,8 @@ class DueCopies(NamedTuple):
 
 
 class StateSaver:
-    """Makes the snapshots and checkpoints of one rank. All ranks must call the methods in the same
-    order."""
+    """Makes the snapshots and checkpoints of one rank. All ranks must call the methods of
+    StateSaver in the same order."""
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class StateSaver:
 
     def find_due_copies(self, step: int, step_s: float) -> DueCopies:
         """Return the copies that should be made at the end of the next step, which takes about
-        `step_s` seconds. All ranks follow the answer of rank 0."""
+        `step_s` seconds. All ranks make the copies that rank 0 returns."""
         if self._is_writing:
             return DueCopies(self._snapshots.is_due(step_s), False)
         return DueCopies(self._snapshots.is_due(step_s), self._checkpoints.is_due(step + 1))
@@ -145,10 +147,11 @@ class StateSaver:
         self._writer.raise_write_error()
 
     def save(self, progress: Progress, *, checkpoint: bool) -> None:
-        """Copy the state to memory; if `checkpoint` is True, also start to write it to the
-        folder."""
+        """Copy the state to memory; if `checkpoint` is True, also start to write the state to the
+        checkpoint folder."""
         random_states = self.group.gather(read_random_states())
-        # start the clock after the exchange: waiting for slower ranks is not a cost of the copies
+        # start the clock after the exchange between the ranks, because waiting for slower ranks is
+        # not a cost of the copies
         start_s = time.monotonic()
         shared_values = {
             "lineage": self.lineage,
@@ -198,7 +201,7 @@ class StateSaver:
         temporary_path = self._make_temporary_path(checkpoint_name)
         checkpoint_path = self.folder / checkpoint_name
         if self.group.local_index == 0 and temporary_path.exists():
-            # an earlier process may have written the same step
+            # an earlier process may have written a checkpoint of the same step
             shutil.rmtree(checkpoint_path, ignore_errors=True)
             try:
                 temporary_path.rename(checkpoint_path)
@@ -210,8 +213,8 @@ class StateSaver:
             durable.remove_old_checkpoints(self.folder, self.settings.keep, is_sharded=True)
 
     def has_written(self, step: int) -> bool:
-        """Return True if all ranks have written the durable checkpoint of `step`. Call after
-        `wait`."""
+        """Return True if all ranks have written the durable checkpoint of `step`. Call
+        `has_written` only after `wait`."""
         return set(self.group.gather(self._written_step)) == {step}
 
     def close(self) -> None:
@@ -304,8 +307,8 @@ class StateSaver:
             self._finish_save_future()
 
     def _finish_save_future(self) -> None:
-        """Wait until the shards of this rank are written; report an error to stderr and remove the
-        incomplete checkpoint."""
+        """Wait until the shards of this rank are written. If this fails, print the error to stderr
+        and remove the incomplete checkpoint."""
         assert self._future
         try:
             self._future.result()

@@ -70,8 +70,8 @@ class AttachedObjects:
         }
 
     def load(self, states_by_name: Mapping[str, Any]) -> None:
-        """Restore all objects from an unsharded state. Raises ConfigError if the state does not
-        fit."""
+        """Restore all objects from an unsharded state. Raises ConfigError if the state does not fit
+        the objects."""
         self._check_object_names(states_by_name)
         for object_name, attached_object in self._objects.items():
             self._load(object_name, attached_object, states_by_name[object_name])
@@ -95,8 +95,8 @@ class AttachedObjects:
     def load_shards(
         self, shard_states: Mapping[str, Any], shared_states: Mapping[str, Any]
     ) -> None:
-        """Restore all objects from shards. The model must be sharded as it was when the shards were
-        saved. All ranks must call this method. Raises ConfigError if the states do not fit."""
+        """Restore all objects from shards. The model must be sharded as when the shards were saved.
+        All ranks must call this method. Raises ConfigError if the shards do not fit the objects."""
         self._check_object_names({**shard_states, **shared_states})
         for object_name, attached_object in self._objects.items():
             if isinstance(attached_object, torch.nn.Module):
@@ -143,7 +143,7 @@ class AttachedObjects:
 
 
 def take_local_shards(nested_state: Any) -> Any:
-    """Return the nested state with each DTensor replaced by the shard of this rank."""
+    """Return a nested state with each DTensor replaced by the shard of this rank."""
     if isinstance(nested_state, DTensor):
         return nested_state.to_local()
     if isinstance(nested_state, dict):

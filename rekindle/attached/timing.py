@@ -12,7 +12,7 @@ MAX_SNAPSHOT_SHARE = 0.03
 
 
 class StepClock:
-    """Computes a moving average of the duration of steps."""
+    """Computes a moving average of the duration of training steps."""
 
     def __init__(self) -> None:
         self.step_s = 0.0
@@ -23,7 +23,7 @@ class StepClock:
         return self.step_s >= SLOW_STEP_S
 
     def record_step(self) -> None:
-        """Record that a step is completed now."""
+        """Record that a training step is completed now."""
         now_s = time.monotonic()
         if self._last_s is not None:
             duration_s = now_s - self._last_s
@@ -38,7 +38,7 @@ class SnapshotInterval:
 
     def __init__(self, interval_seconds: float) -> None:
         self._seconds = interval_seconds
-        # delay of the program by the last snapshot, in seconds
+        # time by which the last snapshot delayed the program, in seconds
         self.cost_s = 0.0
         self._last_s: float | None = None
 
@@ -48,8 +48,8 @@ class SnapshotInterval:
         return max(self._seconds, self.cost_s / MAX_SNAPSHOT_SHARE)
 
     def is_due(self, step_s: float) -> bool:
-        """Return True if a snapshot should be made now, because after another step of `step_s`
-        seconds it would be late."""
+        """Return True if a snapshot should be made now, because a snapshot after another step of
+        `step_s` seconds would be too late."""
         if not self._seconds:
             return False
         if self._last_s is None:

@@ -1,5 +1,5 @@
-"""Building blocks of pipelines: `from rekindle import blocks`. The manual is
-docs/your-own-pipeline.md.
+"""Building blocks of pipelines, which a pipeline imports by `from rekindle import blocks`.
+docs/your-own-pipeline.md describes all blocks.
 
     with blocks.pipeline(config) as workflow:    # a Hera Workflow
         data = blocks.prepare()                  # a Hera Task with typed outputs
@@ -22,8 +22,8 @@ The functions of `jobs`, `serving`, `resource` and `volume` return Kubernetes ob
 
 from argolocal import lazy_exports
 
-# The public names of each module, as in __init__.pyi. They are imported on first use, because Hera
-# is slow to import and reading a config does not need Hera.
+# The public names of each module, as in __init__.pyi. The names are imported on their first use,
+# because Hera is slow to import and reading a config does not need Hera.
 PUBLIC_NAMES = {
     "workflow": ("pipeline", "group", "at_exit", "step"),
     "recipe.training": ("prepare", "train", "program", "choose"),

@@ -53,8 +53,8 @@ def check_input_names(
     input_fields: Mapping[str, FieldInfo],
     valid_options: Collection[str] = (),
 ) -> None:
-    """Raise WiringError for unknown or missing inputs. `valid_options`: other valid names, which
-    the error may suggest for a misspelt input."""
+    """Raise WiringError for unknown or missing inputs of a step. `valid_options`: other valid
+    names, which the error may suggest for a misspelt input."""
     for name in sorted(input_values.keys() - input_fields.keys()):
         if name in TASK_OPTIONS:
             raise_error(
@@ -107,7 +107,7 @@ def check_section(name: str, section_value: object, section_type: type[Section])
             f" config.{name}.model_copy(update={{...}}) or a {section_type.__name__}."
         )
 
-    # validate again, because `model_copy` does not validate changed fields
+    # validate the section again, because `model_copy` does not validate changed fields
     valid_fields = set(type(section_value).model_fields)
     for unknown_field in vars(section_value).keys() - valid_fields:
         raise_error(
@@ -126,7 +126,8 @@ def check_workload(
     """Raise WiringError unless the workload exists, accepts the settings in `data_settings` and
     computes the metrics in `metric_bounds`.
 
-    Values that contain a template tag are not checked, because they are known only at run time.
+    A setting that contains a template tag is not checked, because its value is known only at run
+    time.
     """
     if "{{" in str(workload_name):
         return
@@ -142,7 +143,8 @@ def check_workload(
 
 
 def check_options(task_name: str, task_options: Mapping[str, Any]) -> None:
-    """Raise WiringError for a loop or a condition that Argo could not evaluate."""
+    """Raise WiringError if the task options contain a loop or a condition that Argo could not
+    evaluate."""
     if task_options.get("when") is not None:
         check_condition(f"`when` of {task_name}", task_options["when"])
 
@@ -170,7 +172,7 @@ def check_options(task_name: str, task_options: Mapping[str, Any]) -> None:
 
 
 def check_pod_kinds(cluster: ClusterConfig, known_kinds: Collection[str]) -> None:
-    """Raise WiringError if a setting names a kind of pods that no task has."""
+    """Raise WiringError if a setting names a kind of pods that no task of the pipeline creates."""
     settings_by_kind = {kind: f"cluster.pods.{kind} is set" for kind in cluster.pods}
     settings_by_kind.update({kind: f"cluster.unqueued names {kind}" for kind in cluster.unqueued})
     for pod_kind in sorted(settings_by_kind.keys() - set(known_kinds)):

@@ -37,7 +37,8 @@ RETRY_CONDITION = f"lastRetry.exitCode not in {[str(code) for code in exit_codes
 
 def retries(limit: int, expression: str | None = None, factor: int = 3) -> RetryStrategy:
     """Return a retry strategy that retries a pod up to `limit` times if `expression` is true (None:
-    always). It retries pods in the phases Failed (for example evicted) and Error (deleted)."""
+    always). Pods in the phases Failed (for example evicted pods) and Error (deleted pods) are
+    retried."""
     backoff = m.Backoff(duration="2s", factor=m.IntOrString(root=factor), cap="1m")
     return RetryStrategy(limit=limit, retry_policy="Always", backoff=backoff, expression=expression)
 
@@ -46,9 +47,9 @@ def retry_watcher(max_retries: int) -> RetryStrategy:
     """Return the retry strategy of a pod that watches a job. After a retry, the new pod continues
     to watch the same job.
 
-    If the job itself has failed, the pod is not retried, because the job has already used up its
-    own retries. If the API server rejects the pod's request, the pod is retried `max_retries`
-    times.
+    If the job itself has failed, the watching pod is not retried, because the job has already used
+    up its own retries. If the API server rejects the watching pod's request, the pod is retried
+    `max_retries` times.
     """
     unavailable_pattern = (
         "'failed calling webhook|connection re|imeout|EOF|unavailable|nternal error'"
@@ -139,8 +140,8 @@ def _build_inputs(step_definition: Step) -> tuple[list[Any], list[str]]:
         parameter = Parameter(name=field_name)
         if not field_info.is_required():
             default_value = field_info.get_default(call_default_factory=True)
-            # text cannot express None: if the default is None, omit the flag, so that the step uses
-            # its default
+            # text cannot express None: if the default of an input is None, omit its flag, so that
+            # the step uses the default
             if default_value is None:
                 continue
             parameter.default = format_parameter(default_value)
@@ -174,7 +175,7 @@ def _build_output(
     output_name: str, output_field: FieldInfo, in_loop: bool
 ) -> Parameter | S3Artifact:
     """Return the output of a template for a field of the step. In a loop, each pod stores its
-    artifact under its own key."""
+    output artifact under its own object key."""
     path = f"/tmp/outputs/{output_name}"
     if not is_artifact(output_field):
         return Parameter(name=output_name, value_from=m.ValueFrom(path=path))
@@ -207,12 +208,12 @@ def set_worker_settings(
 def set_queue(
     templates: Iterable[Any], cluster: ClusterConfig, pod_kinds: Mapping[str, str]
 ) -> None:
-    """Let the pods of `templates` wait in the queue of Kueue, each on its own, except the
-    pods of the kinds in cluster.unqueued. `pod_kinds`: kind of pod, by name of the template.
+    """Let the pods of `templates` wait in the queue of Kueue, each on its own, except the pods of
+    the kinds in cluster.unqueued. `pod_kinds`: kind of pod, by name of the template.
 
-    Resource templates are left out: their pod only watches an object, so a job could wait for the
-    quota that its own watcher uses. Daemons are left out too, because the steps that need a daemon
-    could wait for the quota that the daemon uses.
+    The pods of resource templates never wait in the queue: they only watch an object, so a job
+    could wait for the quota that its own watcher uses. Daemons never wait in the queue either,
+    because the steps that need a daemon could wait for the quota that the daemon uses.
     """
     queue_labels = gang.preset_fields("labels", cluster, cluster.queue_priority)
     if not queue_labels:
@@ -233,7 +234,7 @@ def add_variables(template: Any, variable_manifests: Iterable[pods.Manifest]) ->
 
 def set_security_contexts(templates: Iterable[Any]) -> None:
     """Set the security context that the PodSecurity standard `restricted` requires on each template
-    that does not set its own."""
+    without a security context."""
     for template in templates:
         if isinstance(template, Container | Script):
             template.security_context = (

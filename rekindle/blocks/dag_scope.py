@@ -29,21 +29,21 @@ class Graph(DAG):
 
 @dataclass(eq=False)
 class Scope:
-    """A DAG with blocks. If the DAG belongs to a group, `outer` is the scope around the group, and
-    `task` is the task of the group in it."""
+    """A DAG with blocks. If the DAG belongs to a group (a nested DAG), `outer` is the scope of the
+    outer DAG, and `task` is the task of the outer DAG that runs the group."""
 
     dag: DAG
     outer: "Scope | None" = None
     task: Block | None = None
-    # tasks whose failure fails the DAG, even if later tasks succeed
+    # guarded tasks: the failure of one of these tasks fails the DAG, even if later tasks succeed
     guarded: list[str] = field(default_factory=list)
     # the tasks that each block depends on, by name of the block
     predecessors: dict[str, list[str]] = field(default_factory=dict)
-    # position of each block in the order of creation
+    # position of each block in the order in which the blocks were created
     order: dict[str, int] = field(default_factory=dict)
 
     def enclosing(self) -> Iterator["Scope"]:
-        """Yield this scope, then the scopes around it, innermost first."""
+        """Yield this scope, then the scopes of its outer DAGs, innermost first."""
         scope: Scope | None = self
         while scope:
             yield scope
@@ -56,8 +56,8 @@ class Scope:
         )
 
     def add_dependencies(self, task_name: str, predecessor_names: Iterable[str]) -> Dependencies:
-        """Record that `task_name` depends on `predecessor_names`. Return these dependencies without
-        those that follow from others: if b depends on a, (a, b) becomes b."""
+        """Record that `task_name` depends on `predecessor_names`. Return `predecessor_names`
+        without the names that follow from other names: if b depends on a, (a, b) becomes b."""
         unique_names = list(dict.fromkeys(predecessor_names))
         direct_predecessors = [
             name
@@ -98,8 +98,8 @@ class Scope:
         """Set the target of the DAG if some of its tasks are guarded, so that the DAG fails if one
         of the guarded tasks fails.
 
-        The target also contains the tasks that no other task waits for, because Argo runs only the
-        target tasks and their dependencies.
+        The target of the DAG also contains the tasks that no other task waits for, because Argo
+        runs only the target tasks and their dependencies.
         """
         if not self.guarded:
             return
@@ -158,8 +158,8 @@ def export_outputs(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
     """Export each output named in WORKFLOW_OUTPUTS as an output of the workflow if exactly one task
     has it.
 
-    The verdict of an evaluation that may be repeated is not exported: Argo exports outputs in the
-    order of the manifest, so it would export the verdict of the first evaluation.
+    The verdict of an evaluation that may be repeated is not exported, because Argo exports outputs
+    in the order of the manifest, and would export the verdict of the first evaluation.
     """
     all_tasks = [task for scope in scopes if scope.dag.name != "finish" for task in scope.dag.tasks]
     blocks = [task for task in all_tasks if isinstance(task, Block) and not task.is_repetition]
@@ -179,7 +179,7 @@ def export_outputs(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
 
 
 def reject_repeated_groups(scopes: Collection[Scope], templates: Iterable[Any]) -> None:
-    """Raise WiringError if several tasks, or a loop, run the DAG of one group."""
+    """Raise WiringError if several tasks, or a loop, run the DAG of one group (a nested DAG)."""
     all_tasks = [
         task
         for template in templates
@@ -223,8 +223,8 @@ def sort_templates(scopes: Iterable[Scope], templates: list[Any]) -> None:
 
 
 def set_cache_default(workflow_parameters: Iterable[Any], task_names: Iterable[str]) -> None:
-    """Set the default value of the workflow parameter CACHED. With this default, no task is cached,
-    and each task in `task_names` may look for a cached result."""
+    """Set the default value of the workflow parameter CACHED. The default value of CACHED says that
+    no task is cached, and that each task in `task_names` may look for a cached result."""
     cache_rows = {cached_name(task_name): {"task": task_name, "at": ""} for task_name in task_names}
     for workflow_parameter in workflow_parameters:
         if workflow_parameter.name == CACHED_PARAMETER:

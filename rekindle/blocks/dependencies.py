@@ -15,8 +15,8 @@ CONJUNCTION = re.compile(r"[\w.-]+( && [\w.-]+)*")
 
 @dataclass(frozen=True)
 class Alternatives:
-    """Results of tasks, at least one of which must occur. Examples: `train.Failed`, `train`
-    (succeeded or skipped), or a `depends` expression of the user."""
+    """Results of tasks, at least one of which must occur. Examples: An alternative is
+    `train.Failed`, `train` (succeeded or skipped), or a `depends` expression of the user."""
 
     results: tuple[str, ...]
 
@@ -42,7 +42,7 @@ class Dependencies:
         return Dependencies(self.conditions + other.conditions)
 
     def with_tasks(self, task_names: Iterable[str]) -> "Dependencies":
-        """Return these dependencies, extended by those of the tasks `task_names` that are not yet
+        """Return these dependencies, extended by the tasks in `task_names` that are not yet
         included."""
         missing_tasks = [name for name in dict.fromkeys(task_names) if name not in self.tasks]
         return self & after_all(missing_tasks)
@@ -55,8 +55,8 @@ class Dependencies:
 
 
 def after_all(task_results: Iterable[str]) -> Dependencies:
-    """Return dependencies that are met when all of `task_results` have occurred. A result is a
-    task name or, for example, `train.Failed`."""
+    """Return dependencies that are met when all of `task_results` have occurred. A task result is
+    the name of a task, or for example `train.Failed`."""
     return Dependencies(tuple(Alternatives((task_result,)) for task_result in task_results))
 
 

@@ -11,15 +11,15 @@ from rekindle.blocks.wiring import Block
 TASK_NAME = "new-data"
 
 
-# `pipeline` has the type Pipeline, which cannot be imported here, because its module imports this
-# one
+# `pipeline` has the type Pipeline, which cannot be imported here, because the module of Pipeline
+# imports this module
 def require_new_data(pipeline: Any, data_block: Block) -> None:
     """Let Argo omit all tasks that depend on `data_block` if the data source, the code and the
     config are unchanged since the last run.
 
-    Argo runs the successors of a skipped task, but not those that require `TASK.Succeeded`. So the
-    direct successors of `data_block` require the success of an added Suspend task, which needs no
-    pod.
+    Argo runs the successors of a skipped task, but not the successors that require
+    `TASK.Succeeded`. So the direct successors of `data_block` require the success of an added
+    Suspend task, which needs no pod.
     """
     dag_scope = pipeline.current_scope()
 
@@ -29,7 +29,8 @@ def require_new_data(pipeline: Any, data_block: Block) -> None:
         if isinstance(task, Task) and data_block.name in get_dependencies(task).tasks
     ]
     if not successors or data_block not in dag_scope.dag.tasks:
-        # no task of this DAG depends on `data_block`, for example because it is in a group
+        # no task of this DAG depends on `data_block`, for example because `data_block` is in a
+        # group (a nested DAG)
         return
 
     task_arguments: dict[str, Any] = data_block.arguments  # pyright: ignore[reportAssignmentType]

@@ -1,5 +1,5 @@
-"""The task that sends a notification at the end of a workflow; if it fails, the workflow does not
-fail."""
+"""The task that sends a notification at the end of a workflow; if this task fails, the workflow
+does not fail."""
 
 from collections.abc import Mapping
 
@@ -23,8 +23,8 @@ def build_notification_dag(
     """Return a DAG with one task, which runs the template `notify_template` with the fields of
     `notify_config` and with `step_inputs`.
 
-    The DAG is separate, because the task sets `continueOn`, which Argo does not allow in a DAG with
-    `depends`.
+    The notification has its own DAG, because its task sets `continueOn`, which Argo does not allow
+    in a DAG with `depends`.
     """
     notify_template.env_from = [
         m.EnvFromSource.model_validate(environment_source)

@@ -1,7 +1,7 @@
 """Settings that all pods share, as plain data: environment, security, resources, placement.
 
 Pods read addresses and credentials from a ConfigMap and a Secret in the namespace; the manifest
-contains neither.
+contains no addresses and no credentials.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rekindle.blocks.settings import PodConfig
     from rekindle.release.serve_config import ServeConfig
 
-# a Kubernetes object, or a part of one, as plain data
+# a Kubernetes object, or a part of a Kubernetes object, as plain data
 Manifest = dict[str, Any]
 
 # id of the user "nonroot" in distroless images; every id except 0 would work
@@ -42,7 +42,8 @@ POD_SECURITY = {
 }
 # fields that the PodSecurity standard `restricted` requires of a container
 RESTRICTED_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-# do not reorder the fields, because the hash that identifies servers depends on their order
+# do not reorder the fields, because the hash that identifies model servers depends on the order of
+# the fields
 CONTAINER_SECURITY = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -50,7 +51,7 @@ CONTAINER_SECURITY = {
 }
 # Patch for the containers that Argo adds to the pod of a step: without it, a namespace that
 # enforces the PodSecurity standard `restricted` rejects the pod. The pods of resource templates do
-# not have these containers, so the patch would fail there.
+# not have these containers, so EXECUTOR_SECURITY would fail there.
 EXECUTOR_SECURITY = {
     "initContainers": [{"name": "init", "securityContext": CONTAINER_SECURITY}],
     "containers": [{"name": "wait", "securityContext": CONTAINER_SECURITY}],
@@ -107,7 +108,7 @@ def shutdown_variables(pod_config: "PodConfig") -> list[Manifest]:
 
 def resource_requirements(pod_config: "PodConfig") -> Manifest:
     """Return the resource requests and limits of a pod. The memory limit equals the memory request.
-    There is no CPU limit, because it would throttle the pod even on an idle node."""
+    Pods have no CPU limit, because a CPU limit would throttle a pod even on an idle node."""
     resource_limits = {"memory": pod_config.memory}
     if pod_config.gpus:
         resource_limits[pod_config.gpu_resource] = str(pod_config.gpus)
@@ -121,7 +122,7 @@ def resource_requirements(pod_config: "PodConfig") -> Manifest:
 
 def tmp_volumes(pod_config: "PodConfig") -> list[Manifest]:
     """Return the volume of /tmp, the only writable directory of a pod; Argo stores artifacts in
-    it."""
+    /tmp."""
     return [{"name": "tmp", "emptyDir": {"sizeLimit": pod_config.disk}}]
 
 

@@ -18,8 +18,8 @@ def read_presets() -> dict[str, dict[str, Any]]:
 
 
 def find_preset(name: str, config_key: str, available_presets: Mapping[str, Any]) -> Any:
-    """Return the preset called `name`. Raises ValueError with a suggestion if it does not exist;
-    the message names `config_key`, the config key that selects the preset."""
+    """Return the preset called `name`. Raises ValueError with a suggestion if the preset does not
+    exist; the message names `config_key`, the config key that selects the preset."""
     if name not in available_presets:
         refusal_reason = read_presets()["refused"].get(name)
         if refusal_reason:

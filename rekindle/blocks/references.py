@@ -29,8 +29,8 @@ class References:
 
     def __init__(self) -> None:
         self.scopes: dict[int, Scope] = {}
-        # by the reference to an output, the template tag for the output's value, which comes from
-        # the task or the cache
+        # reference to an output → the template tag for the output's value, which comes from the
+        # task or the cache
         self.tags: dict[str, str] = {}
 
     def find_producers(self, scope: Scope, referring_value: object) -> list[str]:
@@ -43,9 +43,9 @@ class References:
 
     # the type is Any, because the result is either text or has the type of `referring_value`
     def localize(self, scope: Scope, referring_value: Any) -> Any:
-        """Return `referring_value` rewritten for the DAG of `scope`. If it refers to outputs of
-        outer DAGs, also pass these outputs to the groups around `scope`, and let the groups depend
-        on the tasks that produce them."""
+        """Return `referring_value` rewritten for the DAG of `scope`. If `referring_value` refers to
+        outputs of outer DAGs, also pass these outputs to the groups (nested DAGs) around `scope`,
+        and let the groups depend on the tasks that produce the outputs."""
         for output_producer in self._iterate_producers(scope, referring_value):
             if output_producer.scope is not scope:
                 enclosing_group = next(
@@ -69,9 +69,9 @@ class References:
         return referring_value
 
     def _iterate_producers(self, scope: Scope, referring_value: object) -> Iterator[Producer]:
-        """Yield the tasks whose outputs `referring_value` refers to. If a task is inside a
-        group, yield the group's task instead, in the innermost DAG that contains both the group
-        and `scope`."""
+        """Yield the tasks whose outputs `referring_value` refers to. If a task is inside a group
+        (nested DAG), yield the group's task instead, in the innermost DAG that contains the group
+        as well as `scope`."""
         if isinstance(referring_value, StoredArtifact):
             names_by_scope: dict[Scope, str] = {}
             name = referring_value.producer.task
@@ -200,8 +200,8 @@ class References:
         return reference_text
 
     def pass_to_group(self, group_scope: Scope, name: str, outer_value: object) -> str:
-        """Pass `outer_value`, which is valid in the outer DAG, into a group as the input `name`;
-        return the template tag of this input."""
+        """Pass `outer_value`, which is valid in the outer DAG, into a group (nested DAG) as the
+        input `name`; return the template tag of the input `name`."""
         assert group_scope.outer
         for producer_name in self.find_producers(group_scope.outer, outer_value):
             self._let_group_depend_on(group_scope, producer_name)
@@ -211,7 +211,8 @@ class References:
         return f"{{{{inputs.parameters.{input_name}}}}}"
 
     def _add_group_input(self, scope: Scope, outer_value: str, name: str, task_name: str) -> str:
-        """Pass `outer_value` to a group as an input; return the name of this input."""
+        """Pass `outer_value` to a group (nested DAG) as an input; return the name of the added
+        input."""
         assert scope.task
         group_arguments: dict[str, Any] = scope.task.arguments or {}  # pyright: ignore[reportAssignmentType]
         if group_arguments.get(name, outer_value) != outer_value:

@@ -1,7 +1,7 @@
 """Build resource templates, which apply a Kubernetes object and wait for its status, or read, scale
 or delete an object.
 
-A condition is a label selector whose labels are paths of the object's JSON (grammar:
+A condition on an object is a label selector whose labels are paths in the object's JSON (grammar:
 argolocal/language/selector.py). An object has succeeded if all requirements of `success` hold, and
 has failed if one requirement of `failure` holds; Argo evaluates `failure` first.
 """
@@ -20,8 +20,8 @@ from rekindle.blocks.pod_settings import Manifest, resource_requirements
 from rekindle.blocks.settings import PodConfig
 from rekindle.blocks.wiring import to_expression
 
-# `depends` of the tasks after `scale`. They also run if `scale` fails, because the ready pods can
-# serve the requests if the cluster has no capacity for all pods.
+# `depends` of the tasks after `scale`. The tasks after `scale` also run if `scale` fails, because
+# the ready pods can serve the requests if the cluster has no capacity for all pods.
 AFTER_SCALE_CONDITION = "scale || scale.Failed || scale.Errored"
 NUMBER_TAG = re.compile(r'"\{!(.+?)!\}"')
 
@@ -44,7 +44,7 @@ def integer_placeholder(expression: str) -> str:
 
 
 def render(manifest_or_patch: Manifest | list[Manifest]) -> str:
-    """Return an object, or the operations of a patch, as JSON; placeholders of integers become
+    """Return an object, or the operations of a patch, as JSON. Placeholders of integers become
     template tags without quotes.
 
     Argo replaces template tags before it parses the JSON, so texts with tags are quoted
@@ -69,8 +69,9 @@ def apply(
     """Return a template that applies `manifest` and waits until the condition `success` or one of
     the conditions `failure` holds.
 
-    If `owned` is True, Kubernetes deletes the object together with the workflow. If the waiting pod
-    is lost, a new pod applies the same object again, which changes nothing, and continues to wait.
+    If `owned` is True, Kubernetes deletes the applied object together with the workflow. If the
+    waiting pod is lost, a new pod applies the same object again, which changes nothing, and
+    continues to wait.
     """
     return Resource(
         name=name,
@@ -92,8 +93,8 @@ def read_template(
     json_paths: dict[str, str],
     input_names: tuple[str, ...] = (),
 ) -> Resource:
-    """Return a template that reads an object. Its outputs are the fields at `json_paths` (JSONPath
-    by output name), and are empty if the object does not exist."""
+    """Return a template that reads an object. The outputs of the template are the fields at
+    `json_paths` (JSONPath by output name), and are empty if the object does not exist."""
     return Resource(
         name=name,
         action="get",
@@ -136,8 +137,8 @@ def delete_template(name: str, retry_strategy: RetryStrategy) -> Resource:
     """Return a template that deletes the object given by the inputs `kind` and `object`, if the
     object exists.
 
-    The objects that it owns are deleted first (--cascade=foreground), because otherwise a new job
-    of the same name would adopt the pods of the old job.
+    The objects that the deleted object owns are deleted first (--cascade=foreground), because
+    otherwise a new job of the same name would adopt the pods of the old job.
     """
     template_inputs = [Parameter(name="kind"), Parameter(name="object")]
     kubectl_flags = [text_tag("kind"), text_tag("object"), "--cascade=foreground"]
@@ -152,7 +153,7 @@ def delete_template(name: str, retry_strategy: RetryStrategy) -> Resource:
 
 def set_pod_settings(templates: Iterable[Any], pod_config: PodConfig) -> None:
     """Apply the settings of `pod_config` to the resource templates among `templates`: their pods
-    run only Argo's executor. Keep the settings that a template already has."""
+    run only Argo's executor. Settings that a template already has are kept."""
     pod_spec_patch = to_json(
         {"containers": [{"name": "main", "resources": resource_requirements(pod_config)}]}
     )

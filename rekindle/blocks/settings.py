@@ -24,7 +24,7 @@ Names = Annotated[
 
 
 class PodConfig(Section):
-    """Settings of one kind of pod. Each kind has its own defaults."""
+    """Settings of one kind of pod. Each kind of pod has its own defaults."""
 
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
@@ -152,8 +152,8 @@ POD_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class CacheConfig(Section):
-    """Limits of the cache. Each run ends by removing the oldest cache entries that exceed these
-    limits."""
+    """Limits of the cache. Each run ends by removing the oldest cache entries that exceed the
+    limits of this section."""
 
     keep_days: float = Field(
         90,
@@ -296,8 +296,8 @@ class ClusterConfig(Section):
 
     @field_serializer("pods", "presets")
     def _dump_set_fields(self, pod_configs: dict[str, PodConfig]) -> dict[str, Any]:
-        """Dump only the fields that the user has set. The other defaults depend on the kind of pod,
-        and a recorded config must render to the same manifest."""
+        """Dump only the fields that the user has set. The defaults of the other fields depend on
+        the kind of pod, and a recorded config must render to the same manifest."""
         return {
             name: pod_config.model_dump(mode="json", exclude_unset=True)
             for name, pod_config in pod_configs.items()
@@ -305,7 +305,8 @@ class ClusterConfig(Section):
 
     @property
     def workflow_hours(self) -> int:
-        """Time limit of a workflow in hours. Argo also counts the time in a queue."""
+        """Time limit of a workflow in hours. Argo also counts the time that a workflow waits in a
+        queue."""
         return self.deadline_hours + (self.queue_hours if self.queue else 0)
 
     def pod(self, pod_kind: str) -> PodConfig:
@@ -371,7 +372,8 @@ class ClusterConfig(Section):
 
         return "default"
 
-    # The validators check the settings with presets applied, so that `render` cannot fail later.
+    # The validators check the cluster settings with presets applied, so that `render` cannot fail
+    # later.
     @model_validator(mode="after")
     def _check_jobs(self) -> Self:
         if self.restart_job and self.backend != "jobset":
@@ -433,7 +435,8 @@ class ClusterConfig(Section):
                     " start more workers"
                 )
 
-            # source: NVIDIA's device plugin, internal/plugin/mps.go; see also members.SHARED_MOUNT
+            # source: NVIDIA's device plugin mounts its own /dev/shm (internal/plugin/mps.go); see
+            # also members.SHARED_MOUNT
             if name == "train" and pod_config.node_selector.get(SHARING_LABEL) == "mps":
                 raise ValueError(
                     "cluster.pods.train shares its GPU by MPS, which is not supported for training:"

@@ -2,8 +2,8 @@
 dataset from S3.
 
 Pods of several runs can share the volume: each dataset is stored under its digest, written under a
-lock and renamed when complete (rekindle/training/local_dataset.py). The volume contains only
-copies: if it is lost, the datasets are downloaded again.
+lock and renamed when complete (rekindle/training/local_dataset.py). The shared volume contains only
+copies: if the volume is lost, the datasets are downloaded again.
 """
 
 from typing import Any
@@ -11,15 +11,15 @@ from typing import Any
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.kubernetes_names import REKINDLE_CACHE
 
-# in /tmp, the only directory to which pods can write
+# path of the dataset cache, in /tmp, because pods can write only to /tmp
 CACHE_PATH = "/tmp/cache"
 
 
 def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = True) -> Manifest:
-    """Return a PersistentVolumeClaim. If `shared` is True, all nodes can mount it (ReadWriteMany:
-    NFS, EFS, Filestore, Azure Files), otherwise only one node.
+    """Return a PersistentVolumeClaim. If `shared` is True, all nodes can mount the volume
+    (ReadWriteMany, for example NFS, EFS, Filestore or Azure Files), otherwise only one node.
 
-    Source: Kubernetes v1 PersistentVolumeClaim.
+    Source: the fields are defined by Kubernetes (v1, PersistentVolumeClaim).
     """
     claim_spec: dict[str, Any] = {
         "accessModes": ["ReadWriteMany" if shared else "ReadWriteOnce"],
@@ -39,8 +39,8 @@ def volume_claim(name: str, size: str, storage_class: str = "", shared: bool = T
 
 
 def mount_cache(pod: Manifest, claim: str) -> Manifest:
-    """Return the PodSpec with `claim` mounted as a cache of datasets; return it unchanged if
-    `claim` is empty."""
+    """Return the PodSpec with the volume `claim` mounted as a cache of datasets; return the PodSpec
+    unchanged if `claim` is empty."""
     if not claim:
         return pod
 

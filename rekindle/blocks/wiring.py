@@ -39,13 +39,13 @@ class WiringError(ConfigError):
 
 
 class UnknownOutput(WiringError, AttributeError):
-    """The pipeline uses an output that the task does not have. The error is also an AttributeError,
-    because `hasattr` and debuggers expect one."""
+    """The pipeline uses an output that the task does not have. UnknownOutput is also an
+    AttributeError, because `hasattr` and debuggers expect one."""
 
 
 def current_line() -> str:
-    """Return FILE:LINE of the innermost call outside Rekindle and Hera, or the location that
-    `blame` has set."""
+    """Return FILE:LINE of the innermost call outside Rekindle and Hera, or the location that the
+    context manager `blame` has set."""
     if BLAMED_LINE.get():
         return BLAMED_LINE.get()
     frame = sys._getframe(1)
@@ -165,7 +165,8 @@ class Value(str):
     def _compare(self, comparison_sign: str, other_value: object) -> Any:
         number_function = NUMBER_FUNCTIONS.get(self.kind)
         if not isinstance(other_value, (str, int, float)):
-            # Hera also compares arguments with its own sentinel objects
+            # the other object is not a value: Hera also compares arguments with its own sentinel
+            # objects
             return NotImplemented
 
         if isinstance(other_value, Value) and (other_value.kind in NUMBER_FUNCTIONS) is not bool(
@@ -239,8 +240,8 @@ class Value(str):
 
 
 def check_condition(condition_label: str, condition_value: object) -> Condition | str:
-    """Return `condition_value` if Argo can evaluate it: a Condition, or text with a template
-    tag. Raises WiringError if Argo cannot evaluate `condition_value`."""
+    """Return `condition_value` if it is a condition that Argo can evaluate (a Condition, or text
+    with a template tag). Raises WiringError if Argo cannot evaluate `condition_value`."""
     if isinstance(condition_value, Value):
         raise_error(
             f"{condition_label} is the output {condition_value.name}: compare it, as in"
@@ -261,8 +262,8 @@ def check_condition(condition_label: str, condition_value: object) -> Condition 
 
 
 def self_or_cached(output_value: Value, task_name: str, experiment_name: object) -> Value:
-    """Return an output of `task_name`. Its value comes from the cached run if `task_name` is
-    cached, otherwise from `task_name` itself.
+    """Return an output of `task_name`. The value of the output comes from the cached run if
+    `task_name` is cached, otherwise from `task_name` itself.
 
     The outputs `run_id` and REUSED_MODELS always belong to the current run.
     """
@@ -273,8 +274,8 @@ def self_or_cached(output_value: Value, task_name: str, experiment_name: object)
     reused_expression = own_expressions.get(output_value.name) or cached_expression(
         task_name, output_value.name
     )
-    # not the operator `??`, because Argo before 3.7.16 and 4.0.7 would not replace the template tag
-    # of a skipped task
+    # do not use the operator `??`, because Argo before 3.7.16 and 4.0.7 would not replace the
+    # template tag of a skipped task
     return Value(
         output_value.name,
         "",
@@ -322,7 +323,7 @@ class Block(Task):
     predecessor: "Block | None" = None
     # the step that the block runs, and the kind of its pod
     origin: tuple[str, str] = ("", "")
-    # the blocks that repeat this block, see recipe/repetition.py
+    # the blocks that repeat the evaluation of this block, see recipe/repetition.py
     repetitions: "list[Block]"
     # True if this block repeats another block or its DAG
     is_repetition: bool = False
@@ -337,8 +338,8 @@ class Block(Task):
         self.waits_for = parse_depends(text)
 
     def follow(self, previous_block: "Block") -> "Block":
-        """Set the predecessor of this block, which is the block whose outputs it uses; return this
-        block."""
+        """Set the predecessor of this block, that is, the block whose outputs this block uses;
+        return this block."""
         self.predecessor = previous_block
         return self
 
@@ -380,10 +381,11 @@ def resolve(start_block: object, name: str, default_value: object = None) -> Any
 
 
 def resolve_digest(block: Block, step_inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the input `digest`, the digest of the dataset of `block`. It is "" if the block that
-    provides the dataset has no output `digest`.
+    """Return the input `digest`, the digest of the dataset of `block`. The digest is "" if the
+    block that provides the dataset has no output `digest`.
 
-    Return {} if `step_inputs` contains another dataset, because its digest is unknown.
+    Return {} if `step_inputs` contains another dataset, because the digest of this dataset is
+    unknown.
     """
     if "dataset" in step_inputs:
         return {}
@@ -395,7 +397,7 @@ def resolve_digest(block: Block, step_inputs: Mapping[str, Any]) -> dict[str, An
 
 
 def find_provider(start_block: Block, name: str) -> Block | None:
-    """Return the block with the output `name`: `start_block`, or the nearest of its
+    """Return the block with the output `name`, which is `start_block` or the nearest of its
     predecessors."""
     return next(
         (

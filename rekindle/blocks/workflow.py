@@ -83,8 +83,8 @@ SUFFIX_LENGTH = 11
 
 
 class StepTemplate(NamedTuple):
-    """The key of a template that several tasks share: tasks with the same step and kind of pod,
-    inside or outside of loops."""
+    """The key of a template that several tasks share. Tasks share a template if they have the same
+    step and kind of pod, and either all or none of them are in loops."""
 
     module: str
     kind: str
@@ -107,12 +107,12 @@ class Pipeline(References):
         self.unshare_templates: dict[str, Resource] = {}
         # kinds of pods in cluster.pods
         self.pod_kinds: set[str] = set(POD_DEFAULTS)
-        # kind of the Kubernetes job, by training task
+        # training task → kind of its Kubernetes job
         self.job_kinds: dict[str, str] = {}
         # object keys of the ledgers of all trainings
         self.ledger_keys: list[str] = []
-        # By step, one function per task of the step. The function passes the task's name to the
-        # step as the input `part`; it is called only if the step has several tasks.
+        # step → one function for each task of the step. The function passes the task's name to the
+        # step as the input `part`, and is called only if several tasks run the same step.
         self.part_setters: dict[str, list[Callable[[], Any]]] = {}
         # tasks that are skipped if their outputs are cached
         self.cacheable: list[str] = []
@@ -142,11 +142,11 @@ class Pipeline(References):
         return self.scopes.setdefault(id(active_dag), Scope(active_dag))
 
     def reserve_name(self, requested_name: str, default_name: str) -> str:
-        """Reserve the name of a new task: `requested_name` or, if empty, `default_name`, with a
-        suffix or number if necessary.
+        """Reserve and return the name of a new task. The name is `requested_name` or, if empty,
+        `default_name`, with a suffix or number if necessary.
 
-        In the group `ship-wide`, `release` is called `release-wide`. In the group `wide`, `release`
-        is called `release-wide` only if the name `release` is already in use.
+        In the group `ship-wide`, a task `release` is called `release-wide`. In the group `wide`, a
+        task `release` is called `release-wide` only if the name `release` is already in use.
         """
         if requested_name and not (
             isinstance(requested_name, str) and TASK_NAME.fullmatch(requested_name)
@@ -184,7 +184,7 @@ class Pipeline(References):
         return next(iter(group_names), ""), next(iter(name_suffixes), "")
 
     def make_template_name(self, requested_name: str) -> str:
-        """Return a unique template name: `requested_name`, with a number appended if another
+        """Return a unique template name. A number is appended to `requested_name` if another
         template has this name."""
         existing_names = {template.name for template in self.workflow.templates}
         name = requested_name
@@ -211,7 +211,7 @@ class Pipeline(References):
 
     @cached_property
     def deletion_template(self) -> Resource:
-        """The template of the tasks that delete a Kubernetes object."""
+        """The template that all tasks share which delete a Kubernetes object."""
         return delete_template(
             self.make_template_name("delete"), retries(self.config.cluster.retries)
         )
@@ -305,7 +305,7 @@ class Pipeline(References):
         return skip_if(cached_expression(task_name))
 
     def close(self) -> None:
-        """Check and complete the workflow; called after all its tasks were added."""
+        """Check and complete the workflow, after all tasks of the workflow were added."""
         reject_repeated_groups(self.scopes.values(), self.workflow.templates)
         for part_setters in self.part_setters.values():
             if len(part_setters) > 1:
@@ -460,7 +460,7 @@ def pipeline(config: "Config", **options: Any) -> Iterator[Workflow]:
 
 
 def _default_workflow_fields(config: "Config") -> dict[str, Any]:
-    """Return the fields of every Workflow, which the options of `pipeline` override."""
+    """Return the default fields of a Workflow, which the options of `pipeline` override."""
     cluster_config = config.cluster
     return {
         "generate_name": f"{config.name}-",
@@ -484,7 +484,7 @@ def group(
     """Create a nested DAG, which is a single task of the outer DAG and runs only if the Condition
     `when` holds.
 
-    With `mutex`, only one workflow at a time runs a group with this mutex. Tasks in the group
+    With `mutex`, only one workflow at a time runs a group with the same mutex. Tasks in the group
     can use outputs of outer tasks. `options` are fields of Hera's DAG.
     """
     if mutex:
@@ -609,8 +609,8 @@ def _is_unchanged(input_value: object) -> bool:
 
 
 def _build_output_value(block: Block, name: str, output_type: object, *, is_cached: bool) -> Value:
-    """Return the output parameter `name` of a block. If the block is cached, its value comes from
-    the cached run."""
+    """Return the output parameter `name` of a block. If the block is cached, the value of the
+    output comes from the cached run."""
     path = f"tasks.{block.name}.outputs.parameters.{name}"
     own_value = Value(name, path, output_type)
     if not is_cached:

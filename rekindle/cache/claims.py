@@ -5,8 +5,8 @@ reuses, until the new run itself is recorded.
     cache-claims/releases    {releases/NAME/HASH: the same}, for releases that a run reads
 
 A new run claims an entry, and then checks that the entry still exists; retention deletes the entry,
-and then reads the claims. Because of this order, at least one of the two, the run or retention,
-sees the change of the other.
+and then reads the claims. Because of this order, at least one side notices a conflict: the run
+finds the entry deleted, or retention finds the claim.
 """
 
 import time
@@ -31,7 +31,7 @@ CLAIMS_FOLDER = "cache-claims/"
 RENEWAL_INTERVAL_S = 3600
 # a claim older than this, in seconds, is deleted when the next claim is made
 EXPIRY_S = 366 * 86400
-# first part of the key of a release
+# first part of the object key of a release
 RELEASES_CLAIM = "releases"
 THREADS = 8
 
@@ -100,7 +100,7 @@ def _record_claims(store: "Store", run_name: str, task_references: Iterable[str]
             if current_time - claim_time < EXPIRY_S
         }
         claims_json = to_json(recent_claims | dict.fromkeys(outdated_tasks, current_time)).encode()
-        # retry, because another run has changed the claims or retention has removed them
+        # retry, because another run has changed the claims, or retention has removed the claims
         with suppress(Conflict, NotFound):
             store.put(f"{CLAIMS_FOLDER}{run_name}", claims_json, if_match=etag, if_absent=not etag)
             return

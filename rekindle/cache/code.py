@@ -24,14 +24,14 @@ from rekindle.content.hashes import linked_files_below
 from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST, REKINDLE_IMAGE
 from rekindle.project.folders import ENGINE_FOLDERS
 
-# marks a file of the project in a list of modules
+# prefix that marks a file of the project in a list of module names
 FILE_PREFIX = "./"
 DOTTED_NAME = re.compile(r"\b[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+\b")
 # suffixes in the order of Python's search
 MODULE_SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
 # prefix of an identity that is the digest of an image
 IMAGE_DIGEST = "sha256:"
-# suffixes of names with a version
+# suffixes of file names that contain a version
 PACKAGE_RECORDS = (".dist-info", ".egg-info", ".egg")
 
 
@@ -63,7 +63,7 @@ def _compute_digest(module_names: tuple[str, ...], folders: tuple[str, ...]) -> 
 
 
 def identity_facts(module_names: Iterable[str]) -> dict[str, Any]:
-    """Return the values that are hashed as the identity of the code, if the pod's image is not
+    """Return the values that the identity of the code is the hash of, if the pod's image is not
     pinned by digest."""
     return _identity_facts(tuple(sorted(set(module_names))), tuple(project.search_path()))
 
@@ -84,16 +84,16 @@ def module_digests(module_names: Iterable[str], folders: Iterable[str]) -> dict[
 
 
 def existing_modules(candidate_names: Iterable[str], folders: Iterable[str]) -> list[str]:
-    """Return the names that are modules of the project, of editable installations or of
-    Rekindle."""
+    """Return the names in the argument that are modules of the project, of editable installations
+    or of Rekindle."""
     root_folders = [*map(Path, folders), project.REFERENCE]
     find_package = cache(partial(_find_package, root_folders=root_folders))
     return sorted(name for name in candidate_names if _find_file(name, find_package))
 
 
 def is_installed_module(name: str) -> bool:
-    """Return True if a module belongs to an installed package: the identity contains the version of
-    the package, not its files."""
+    """Return True if a module belongs to an installed package, since the code identity contains the
+    version of an installed package, not its files."""
     with suppress(ImportError, ValueError, AttributeError):
         module_spec = importlib.util.find_spec(name.partition(".")[0])
         return bool(module_spec and module_spec.origin and is_installed(Path(module_spec.origin)))
@@ -131,7 +131,7 @@ def imported_files(module_names: Iterable[str], folders: Iterable[str]) -> dict[
     for name in module_names:
         script_file = _find_script(name, root_folders)
         if script_file:
-            # Python searches the folder of a program first
+            # Python searches the folder of the started program first
             script_imports = _imported_files(
                 _list_imports(script_file, ""), [script_file.parent, *root_folders]
             )
@@ -150,7 +150,8 @@ def _imported_files(module_names: Iterable[str], root_folders: list[Path]) -> di
     files_by_module: dict[str, Path] = {}
     pending_modules = list(module_names)
 
-    # most names belong to a few installed packages, of which only the first name is searched
+    # cached, because most module names belong to a few installed packages, and only the first part
+    # of such a name is searched
     find_package = cache(partial(_find_package, root_folders=root_folders))
 
     while pending_modules:
@@ -204,7 +205,8 @@ def _find_file(
     name: str, find_package: Callable[[str], tuple[Path | None, list[Path]]]
 ) -> Path | None:
     """Return the file of a module of the project or of an editable installation; None for a module
-    of an installed package. `find_package`: _find_package with the folders of the project."""
+    of an installed package. `find_package`: the function _find_package with the folders of the
+    project as an argument."""
     if name.startswith(FILE_PREFIX):
         return None
 
@@ -220,8 +222,8 @@ def _find_file(
 def _find_package(
     package_name: str, root_folders: Iterable[Path]
 ) -> tuple[Path | None, list[Path]]:
-    """Return the file of a package or module without parent, and the folders of its submodules.
-    Both are empty for an installed package."""
+    """Return the file of a package or module without parent, and the folders of its submodules. For
+    an installed package, return no file and no folders."""
     engine_folders = [folder.parent for folder in ENGINE_FOLDERS if folder.name == package_name]
     folder_groups = (
         [engine_folders]
@@ -237,7 +239,7 @@ def _find_package(
             break
 
     if package_name in project.SHARED_PACKAGES:
-        # `project.load` merges all folders of such a package
+        # `project.load` merges all folders of a package that projects share
         folders = [
             root_folder / package_name
             for folder_group in folder_groups
@@ -252,7 +254,8 @@ def _find_in_folders(folders: Iterable[Path], name: str) -> tuple[Path | None, l
     folders of its submodules.
 
     As in Python, a folder without `__init__` is part of a namespace package, and is used only if no
-    folder has a module or a regular package of that name. A namespace package has no file.
+    folder has a module or a regular package of that name. For a namespace package, no file is
+    returned.
     """
     path_stems = [folder / name for folder in folders]
     submodule_folders = [path_stem for path_stem in path_stems if path_stem.is_dir()]
@@ -289,8 +292,8 @@ def _sort_by_search_order(package_name: str, root_folders: list[Path]) -> list[l
     contains the module or a folder of its name.
     """
     source_roots = _source_roots(package_name)
-    # the project comes first for the packages `steps` and `pipelines`, because its modules extend
-    # them
+    # the project comes first for the packages `steps` and `pipelines`, because the project's
+    # modules extend these packages
     if package_name in project.SHARED_PACKAGES or not source_roots:
         return [[*root_folders, *source_roots]]
 
@@ -337,7 +340,8 @@ def _source_roots(package_name: str) -> list[Path]:
                 or [package_spec.origin or "/"]
             ]
             project_folders = project.search_path()
-            # a package of Python itself that is not a library, such as `test`
+            # a package in the folder of Python's library, such as `test`, is not part of an
+            # editable installation
             library_folder = Path(sysconfig.get_path("stdlib"))
 
             return [
@@ -352,14 +356,15 @@ def _source_roots(package_name: str) -> list[Path]:
 
 
 def is_installed(path: Path) -> bool:
-    """Return True for a file or folder of an installed package: the identity contains the version
-    of the package, not its files."""
+    """Return True for a file or folder of an installed package, since the code identity contains
+    the version of an installed package, not its files."""
     return bool({"site-packages", "dist-packages"} & set(path.parts))
 
 
 @cache
 def _list_imports(file: Path, package_name: str) -> list[str]:
-    """Return the modules that a source file of `package_name` imports; [] for a compiled file."""
+    """Return the names of the modules that a source file of `package_name` imports; [] for a
+    compiled file."""
     if file.suffix not in SOURCE_SUFFIXES:
         return []
     module_names: dict[str, None] = {}
@@ -395,7 +400,7 @@ def _iterate_imports(syntax_tree: ast.AST) -> Iterator[str]:
             case ast.Constant(value=str() as text) if text.startswith(
                 ("argolocal.", "rekindle.")
             ) and DOTTED_NAME.fullmatch(text):
-                # the text may be the name of a module that Rekindle loads
+                # a text in the code may be the name of a module that Rekindle loads
                 yield text
             case _:
                 pass

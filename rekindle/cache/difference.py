@@ -1,7 +1,7 @@
 """Compare the facts of two cache keys, to explain why a step does not reuse an earlier result.
 
-The fact `code` is one hash of many files. The object `cache-code/HASH` lists these files, once for
-all entries with this hash.
+The fact `code` is one hash of many files. The object `cache-code/HASH` lists the hashed files, once
+for all cache entries with this hash.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ MISSING_VALUE = "missing"
 
 @dataclass(frozen=True)
 class Difference:
-    """A fact that has changed. `kind`: code, image, input, data or upstream; `name`: the changed
-    module, config key, URI, artifact or task."""
+    """A fact of a cache key that has changed. `kind`: code, image, input, data or upstream; `name`:
+    the changed module, config key, URI, artifact or task."""
 
     kind: str
     name: str
@@ -35,7 +35,7 @@ class Difference:
 
 
 class CodeFile(Document):
-    """The object `cache-code/HASH`: the values that HASH was computed from."""
+    """The content of the object `cache-code/HASH`: the values that HASH was computed from."""
 
     python: str
     packages: list[str]
@@ -55,7 +55,7 @@ def record_code(store: "Store", step_facts: Facts) -> None:
 
 
 def remove_unused_code(store: "Store") -> None:
-    """Delete the lists of files that no entry refers to. Raises StorageError."""
+    """Delete the lists of code files that no cache entry refers to. Raises StorageError."""
     used_keys = {
         f"{CODE_FOLDER}{cache_entry.facts.get('code')}"
         for cache_entry in entries.read_entries(store)
@@ -69,8 +69,8 @@ def remove_unused_code(store: "Store") -> None:
 
 
 def list_differences(store: "Store", facts_before: Facts, current_facts: Facts) -> list[Difference]:
-    """List the differences between two sets of facts, most relevant first. Inputs and data that
-    `current_facts` does not contain are ignored."""
+    """List the differences between the facts of two cache keys, most relevant first. Inputs and
+    data that `current_facts` does not contain are ignored."""
     if facts_before.get("code") != current_facts["code"]:
         all_differences = list(_find_code_differences(store, facts_before, current_facts))
     else:

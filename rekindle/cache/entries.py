@@ -1,8 +1,9 @@
 """Cache entries: one object per key in the object store, below `cache/`.
 
-An entry refers to the artifacts of the task that computed it; the artifacts are not copied. An
-entry is valid only while all its artifacts exist with the recorded sizes, because an entry may be
-written before its artifacts are uploaded, and `rekindle prune` may delete them.
+A cache entry refers to the artifacts of the task that computed the result; the artifacts are not
+copied. A cache entry is valid only while all its artifacts exist with the recorded sizes, because
+an entry may be written before its artifacts are uploaded, and `rekindle prune` may delete the
+artifacts.
 """
 
 import time
@@ -36,28 +37,29 @@ INDEX_KEY = "cache-book.json"
 # for at least this number of tasks, one listing of the cache is cheaper than single requests
 MIN_BULK_TASKS = 20
 VALID_DAYS = 90
-# an entry with a longer duration of its step, in seconds, is invalid
+# a cache entry is invalid if its step took more than this number of seconds
 MAX_SECONDS = 1e9
-# outputs that an entry never contains: each run has its own MLflow run and its own trainings
+# outputs that a cache entry never contains, because each run has its own MLflow run and its own
+# trainings
 NOT_REUSED = ("run_id", REUSED_MODELS)
 DAY_S = 86400
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The outputs of one run of a step. `outputs`: the parameters as text; `artifacts`: sha256,
-    number of files and bytes of each artifact."""
+    """A cache entry: the outputs of one run of a step. `outputs`: the output parameters as text;
+    `artifacts`: sha256, number of files and bytes of each artifact."""
 
     key: str
     # WORKFLOW/TASK of the run that computed the outputs; prefix of its artifacts' keys
     at: str
     outputs: dict[str, str]
     artifacts: dict[str, dict[str, Any]]
-    # the values whose hash is the cache key
+    # the facts whose hash is the cache key
     facts: dict[str, Any]
     # duration of the step in seconds
     seconds: float
-    # Unix time in seconds when the entry was created
+    # Unix time in seconds when the cache entry was created
     made: float = field(default_factory=time.time)
 
     @property
@@ -70,8 +72,8 @@ class Entry:
 
 
 def _reject_future(time_made: float) -> float:
-    """Raise ValueError if the entry's time is in the future, because such an entry would never
-    expire."""
+    """Raise ValueError if the time of a cache entry is in the future, because such an entry would
+    never expire."""
     if time_made > time.time() + DAY_S:
         raise ValueError("it is more than a day in the future")
     return time_made
@@ -87,7 +89,7 @@ class ArtifactFacts(Document):
 
 
 class FactsFile(Document):
-    """The facts of an entry that are compared with the facts of a later run."""
+    """The facts of a cache entry that are compared with the facts of a later run."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -99,7 +101,7 @@ class FactsFile(Document):
 
 
 class EntryFile(Document):
-    """An entry in the object store."""
+    """A cache entry as it is stored in the object store."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -119,8 +121,8 @@ class EntryFile(Document):
 
 
 class IndexFile(RootModel[dict[str, tuple[str, EntryFile | None]]]):
-    """Copies of the cache entries by key, each with its ETag. An entry that another program wrote
-    is null."""
+    """Copies of the cache entries by key, each with its ETag. A cache entry that another program
+    wrote is null."""
 
     model_config = ConfigDict(strict=True)
 
@@ -136,9 +138,11 @@ def find_valid_entry(store: "Store", key: str, max_age_days: float = VALID_DAYS)
 
 
 def reason_unusable(cache_entry: Entry, step_module: Step) -> str:
-    """Return the reason why an entry cannot be used as the result of a step; "" if it can be used.
+    """Return the reason why a cache entry cannot be used as the result of a step; "" if the entry
+    can be used.
 
-    An entry is not trusted, because everybody who may write to the object store can write one.
+    A cache entry is not trusted, because everybody who may write to the object store can write an
+    entry.
     """
     output_model = step_module.Outputs
     output_names = output_model.model_fields.keys() - set(NOT_REUSED)
@@ -161,19 +165,19 @@ def reason_unusable(cache_entry: Entry, step_module: Step) -> str:
 
 
 def record_entry(store: "Store", cache_entry: Entry) -> None:
-    """Write an entry; replace an earlier entry with the same key, because the artifacts of the
+    """Write a cache entry; replace an earlier entry with the same key, because the artifacts of the
     earlier entry may be damaged. Raises StorageError."""
     store.put(_object_key(cache_entry.key), to_json(asdict(cache_entry)).encode())
 
 
 def read_entries(store: "Store") -> list[Entry]:
-    """Return all entries, including invalid ones. Raises StorageError."""
+    """Return all cache entries, including invalid entries. Raises StorageError."""
     return Index(store).read()
 
 
 def find_and_claim(store: "Store", key: str) -> Entry | None:
-    """Claim the valid entry of `key` for this run and return it; None if no valid entry exists.
-    Raises StorageError."""
+    """Claim the valid cache entry of `key` for this run and return the entry; None if no valid
+    entry exists. Raises StorageError."""
     cache_lookup = Lookup(store, 1)
     cache_entry = cache_lookup.find(key)
     if cache_lookup.close():
@@ -218,7 +222,8 @@ def read_entry(store: "Store", key: str) -> Entry | None:
 
 
 def _parse_entry(key: str, entry_json: bytes | str) -> Entry | None:
-    """Return the entry of `key`, or None if another program or version of Rekindle wrote it."""
+    """Return the cache entry of `key`, or None if another program or version of Rekindle wrote the
+    entry."""
     try:
         parsed_entry = Entry(**parse_and_validate(EntryFile, entry_json).model_dump())
     except ValueError:
@@ -233,8 +238,8 @@ def reason_invalid(
     measure_artifact: Callable[[str], tuple[int, int]],
     max_age_days: float = VALID_DAYS,
 ) -> str:
-    """Return the reason why an entry is invalid; "" if it is valid. `measure_artifact`: function
-    that returns the number of files and the number of bytes of an artifact."""
+    """Return the reason why a cache entry is invalid; "" if the entry is valid. `measure_artifact`:
+    function that returns the number of files and the number of bytes of an artifact."""
     if time.time() - cache_entry.made > max_age_days * DAY_S:
         return f"older than {max_age_days:g} days"
     for name, recorded_facts in cache_entry.artifacts.items():
@@ -265,8 +270,8 @@ def result_or_none(
     *arguments: Arguments.args,
     **keyword_arguments: Arguments.kwargs,
 ) -> Result | None:
-    """Return the result of `function`; None if it raises StorageError, so that the step runs
-    without the cache."""
+    """Return the result of `function`; None if `function` raises StorageError, so that the step
+    runs without the cache."""
     try:
         return function(*arguments, **keyword_arguments)
     except StorageError:
@@ -274,8 +279,8 @@ def result_or_none(
 
 
 def trim_cache(store: "Store", max_days: float, max_entries: int, max_size: str) -> list[Entry]:
-    """Delete the oldest entries that exceed a limit, but not their artifacts; return the deleted
-    entries. Raises StorageError.
+    """Delete the oldest cache entries that exceed a limit, but not their artifacts; return the
+    deleted entries. Raises StorageError.
 
     `max_size`: total size of the artifacts of the remaining entries, such as 100Gi.
     """
@@ -307,10 +312,11 @@ def trim_cache(store: "Store", max_days: float, max_entries: int, max_size: str)
 
 class Index:
     """All entries of the cache, read with few requests: the object INDEX_KEY contains copies of the
-    entries. Only entries whose ETag has changed since the copy are read one by one, in parallel.
+    entries. Only cache entries whose ETag has changed since the copy are read one by one, in
+    parallel.
 
-    Methods raise StorageError. `copies`: ETag and entry by key (None for an entry that another
-    version of Rekindle wrote).
+    Methods raise StorageError. `copies` maps a key to the ETag and the cache entry (None for an
+    entry that another version of Rekindle wrote).
     """
 
     def __init__(self, store: "Store") -> None:
@@ -323,7 +329,7 @@ class Index:
         self.is_outdated = bool(self.unread) or self.copies.keys() != self.etags.keys()
 
     def read(self) -> list[Entry]:
-        """Return all entries, except entries that another version of Rekindle wrote."""
+        """Return all cache entries, except entries that another version of Rekindle wrote."""
         if self.unread:
             with ThreadPoolExecutor(claims.THREADS) as thread_pool:
                 for key, cache_entry in zip(
@@ -336,7 +342,7 @@ class Index:
         return [cache_entry for key in self.etags if (cache_entry := self.copies[key][1])]
 
     def find(self, key: str) -> Entry | None:
-        """Return the entry of `key`, valid or not, or None."""
+        """Return the cache entry of `key`, valid or not; None if no entry exists."""
         if key not in self.etags:
             return None
         self.read()
@@ -375,11 +381,11 @@ class Index:
 
 
 class Lookup:
-    """A lookup of the cache entries of `task_count` tasks. For at least MIN_BULK_TASKS tasks, it
-    uses the index.
+    """A lookup of the cache entries of `task_count` tasks. For at least MIN_BULK_TASKS tasks, the
+    lookup uses the index of the cache.
 
-    If `read_only` is True, nothing is written, and no entries are claimed. Methods raise
-    StorageError.
+    If `read_only` is True, nothing is written, and no entries are claimed. The methods of Lookup
+    raise StorageError.
     """
 
     def __init__(self, store: "Store", task_count: int, read_only: bool = False) -> None:
@@ -404,10 +410,10 @@ class Lookup:
         return cache_entry
 
     def close(self) -> bool:
-        """Claim the entries that were found, and write the index if it has changed.
+        """Claim the cache entries that were found, and write the index if it has changed.
 
-        Return False if retention has removed one of these entries in the meantime; the caller must
-        then repeat the lookup.
+        Return False if retention has removed a found entry in the meantime; the caller must then
+        repeat the lookup.
         """
         if self.read_only or not self.found_entries:
             return True

@@ -10,7 +10,8 @@ from rekindle.kubernetes_names import REKINDLE_CACHE
 
 
 def cache_folder() -> Path:
-    """Return the directory for datasets and results of checks. Raises RekindleError."""
+    """Return this user's cache directory, for datasets and results of checks. Raises
+    RekindleError."""
     directory = os.environ.get(REKINDLE_CACHE)
     if directory:
         return Path(directory)

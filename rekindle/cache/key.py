@@ -53,9 +53,9 @@ def collect_facts(
     data that it reads.
 
     `artifact_digests`: digests of the input artifacts; `code_identity`: identity of the code
-    (default: computed from the code of this process); `is_this_machine`: True if the step runs on
-    this machine, so that this process can read the local paths in its inputs. Raises UnknownKey if
-    some of the data cannot be read.
+    (default: computed from the code of this process); `is_this_machine` is True if the step runs on
+    this machine, so that this process can read the local paths in the step's inputs. Raises
+    UnknownKey if some of the data cannot be read.
     """
     not_reused_reason = load_step_module(step_module).REUSE.not_reused_if(step_inputs)
     if not_reused_reason:
@@ -113,7 +113,7 @@ def list_modules(step_facts: Facts) -> list[str]:
 
 def reason_not_covered(step_module: str, workload_name: str = "") -> str:
     """Return the reason why the cache key of a step does not cover all code files that this process
-    has loaded; "" if it covers them all.
+    has loaded; "" if the key covers all loaded code files.
 
     `loaded.record_loaded_files` must have been called at the start of the process.
     """
@@ -133,7 +133,7 @@ def data_digest(
 ) -> str:
     """Return a digest of the data at a path or s3:// URI. For generated data (simulate://) and for
     data in an installed package, return the URI itself. Raises UnknownKey if the data cannot be
-    read, or has another scheme, because changes of such data cannot be detected."""
+    read, or if changes of the data cannot be detected because its URI has another scheme."""
     s3_address = parse_s3_address(data_uri)
     if s3_address:
         data_objects = find_objects(open_bucket(s3_address.bucket), s3_address.key)
@@ -165,8 +165,8 @@ def find_objects(store: "Store", key: str) -> "list[StoredObject]":
     """Return the object `key`; if it does not exist, the objects in the folder `key`; if none
     exists, all objects whose key starts with `key`.
 
-    In the first two cases, an object whose key only starts with `key`, such as a backup, does not
-    belong to the data.
+    If the object `key` or the folder `key` exists, an object whose key only starts with `key`, such
+    as a backup, does not belong to the data.
     """
     listed_objects = list(store.list(key))
     folder_prefix = f"{key.rstrip('/')}/"
@@ -196,8 +196,8 @@ def data_digest_or_empty(data_uri: str) -> str:
 
 
 def digest_if_unchanged(data_uri: str, digest_before: str) -> tuple[str, list[str]]:
-    """Return a digest and warnings: `digest_before` and no warnings if the data is unchanged since
-    this digest was computed, otherwise "" and one warning."""
+    """Return a digest and warnings. If the data is unchanged since `digest_before` was computed,
+    return `digest_before` and no warnings, otherwise "" and one warning."""
     if data_digest_or_empty(data_uri) == digest_before:
         return digest_before, []
     return "", [

@@ -1,10 +1,10 @@
-"""Find the files that this process has loaded as code. A result is cached only if its cache key
-covers all of them.
+"""Find the files that this process has loaded as code. The result of a step is cached only if its
+cache key covers all loaded files.
 
     record_loaded_files()                  # before the step is imported
     reason = reason_uncovered(modules)     # after the step has run
 
-Three sources report the files. Python's audit events report the code that Python executes or
+Three sources report the loaded files. Python's audit events report the code that Python executes or
 opens as a library. `sys.modules` contains the modules that a startup hook (sitecustomize, a .pth
 file) imported before `record_loaded_files` was called. On Linux, the kernel lists the libraries
 that other libraries have loaded.
@@ -30,7 +30,7 @@ SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/snap", "/System", 
 COMPILED_SUFFIXES = tuple(BYTECODE_SUFFIXES)
 # flags in the header of a compiled module (.pyc) that Python does not compare with its source
 UNCHECKED_HASH_FLAG = 0b01
-# suffix by which the kernel marks a mapped file that was deleted or replaced
+# suffix that the kernel appends to the name of a mapped file that was deleted or replaced
 DELETED_MARK = " (deleted)"
 
 _files_seen: set[str] = set()
@@ -61,8 +61,8 @@ def _record_event(event_name: str, event_arguments: tuple[object, ...]) -> None:
 
 
 def _find_existing_file(name: str) -> set[str]:
-    """Return a set with the named file, or with the archive that contains it; return an empty set
-    if the name denotes generated code."""
+    """Return a set with the named file, or with the archive that contains the named file; return an
+    empty set if the name denotes generated code."""
     # OSError: the name is relative, and the working directory no longer exists
     with suppress(OSError):
         path = os.path.abspath(name)
@@ -76,7 +76,7 @@ def _find_existing_file(name: str) -> set[str]:
 
 def reason_uncovered(module_names: Iterable[str]) -> str:
     """Return the reason why the cache key of the step and workload `module_names` does not cover
-    all loaded files; "" if it covers them."""
+    all loaded files; "" if the key covers all loaded files."""
     search_path = project.search_path()
     covered_files = {
         path.resolve() for path in code.imported_files(module_names, search_path).values()
@@ -147,7 +147,8 @@ def _find_unchecked_reason(own_folders: frozenset[str]) -> str:
 def _has_unchecked_hash(compiled_file: Path) -> bool:
     """Return True for a compiled module that Python does not compare with its source (PEP 552)."""
     if not compiled_file.is_file():
-        # the file was removed, so it is unknown whether Python has compared it
+        # the compiled file was removed, so it is unknown whether Python has compared the file with
+        # its source
         return True
     with compiled_file.open("rb") as file:
         file_header = file.read(8)

@@ -45,7 +45,7 @@ STEP_COMMANDS = {
 }
 # JSONPath of a task's row in the parameter CACHED
 JSON_PATH_NAME = re.compile(r"\$\.(\w+)")
-# used in messages
+# name of the step, for messages
 CACHED_SOURCE = f"the parameter `{CACHED_PARAMETER}`"
 # flags that are not inputs of the step
 RUNNER_FLAGS = ("--output", "--entry", "--reuse")
@@ -71,13 +71,13 @@ class CacheResult:
     reason: str = ""
     key: str = ""
     call: StepCall | None = field(default=None, compare=False)
-    # `key` is their hash
+    # the facts that the cache key `key` is the hash of
     facts: Facts | None = field(default=None, compare=False)
 
 
 class _KnownOutputs:
-    """The outputs that are known before the run: those of the tasks whose cached results were found
-    so far. `artifact_digests`: sha256 of each artifact by its object key."""
+    """The outputs that are known before the run, that is, the outputs of the tasks whose cached
+    results were found so far. `artifact_digests`: sha256 of each artifact by its object key."""
 
     def __init__(self, parameter_values: Mapping[str, str]) -> None:
         self.cached_rows = _read_cached_rows(parameter_values)
@@ -85,7 +85,7 @@ class _KnownOutputs:
         self._parameter_tags: dict[str, Any] = {
             f"workflow.parameters.{name}": value for name, value in parameter_values.items()
         }
-        # output tags of each cached task, by the name of its row
+        # name of a cached task's row → the task's output tags
         self._output_tags = {
             row_name: _list_output_tags(cached_row["task"], cached_row)
             for row_name, cached_row in self.cached_rows.items()
@@ -97,8 +97,8 @@ class _KnownOutputs:
     ) -> dict[str, Any]:
         """Return the values of the template tags in a task and its template.
 
-        The values contain only the rows and outputs that the task refers to, because `substitute`
-        copies all values for each expression.
+        Rows of the parameter `cached` and outputs that the task does not refer to are left out,
+        because `substitute` copies all values for each expression.
         """
         row_names = set(JSON_PATH_NAME.findall(to_json([dag_task, template])))
         used_rows = {name: self.cached_rows[name] for name in row_names if name in self.cached_rows}
@@ -182,8 +182,8 @@ def look_up_tasks(
 def cached_parameter(
     manifest: Mapping[str, Any], cache_results: list[CacheResult], allows_reuse: bool = True
 ) -> str:
-    """Return the value of the workflow parameter CACHED. If `allows_reuse` is False, the value
-    lets every task run."""
+    """Return the value of the workflow parameter CACHED. If `allows_reuse` is False, the returned
+    value lets every task run."""
     cached_rows = _read_cached_rows(_read_parameters(manifest))
     for cache_result in cache_results if allows_reuse else []:
         cache_entry = cache_result.entry
@@ -226,8 +226,8 @@ def _read_cached_rows(parameter_values: Mapping[str, str]) -> dict[str, Any]:
 
 
 class CachedRow(Document):
-    """A row of the workflow parameter CACHED. It names a task, and the RUN/TASK whose outputs this
-    task reuses, or ""."""
+    """A row of the workflow parameter CACHED. A row names a task, and the RUN/TASK whose outputs
+    the task reuses ("" if the task runs)."""
 
     task: str
     at: str
@@ -277,7 +277,8 @@ def _list_output_tags(task_name: str, output_names: Iterable[str]) -> dict[str, 
 def parse_step_call(
     dag_task: Mapping[str, Any], template: Mapping[str, Any], tag_values: Mapping[str, Any]
 ) -> StepCall:
-    """Return the step that a task runs. Raises UnknownKey if the task does not run a step."""
+    """Return the step that a task runs. Raises UnknownKey if the task does not run a step of
+    Rekindle."""
     task_arguments = substitute(dag_task.get("arguments") or {}, tag_values)
     template_inputs = template.get("inputs") or {}
     parameter_values = {

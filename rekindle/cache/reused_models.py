@@ -1,7 +1,7 @@
 """Find cached models for the trainings of a run before their jobs start, in the pod of `prepare`.
 
-The look-up before a run cannot find these models, because the digest of the dataset is unknown
-until `prepare` ends. Scheduled runs have no look-up before the run at all.
+The look-up before a run cannot find the models of trainings, because the digest of the dataset is
+unknown until `prepare` ends. For scheduled runs, no look-up takes place before the run.
 """
 
 import os
@@ -42,9 +42,9 @@ def copy_reused_models(
 ) -> dict[str, Any]:
     """Copy the models of identical trainings of earlier runs to the trainings of this run.
 
-    `own_reference`: RUN/TASK of the current step; `step_outputs`: outputs of this step. Return the
-    workflow parameter CACHED, extended by the trainings whose models were copied. All other
-    trainings run.
+    `own_reference` is the RUN/TASK of the current step; `step_outputs`: outputs of the current
+    step. Return the workflow parameter CACHED, extended by the trainings whose models were copied.
+    A training whose model was not copied runs.
     """
     reused_models = dict(cached_rows)
 
@@ -78,7 +78,8 @@ def _look_up_trainings(
     own_reference: str,
     step_outputs: Mapping[str, str],
 ) -> list[lookup.CacheResult]:
-    """Look up the trainings of the manifest, with the outputs of this step as known inputs."""
+    """Look up the trainings of the manifest in the cache, with the outputs of the current step as
+    known inputs."""
     workflow_spec = unpack_manifest(packed_manifest)["spec"]
     templates = workflow_spec.get("templates") or []
     job_templates = {template["name"] for template in templates if "resource" in template}

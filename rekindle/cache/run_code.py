@@ -4,7 +4,7 @@
     identity = code.code_identity(modules)
 
 Names of modules are searched in the whole manifest, and files of the project in the commands of
-containers and training programs. A module that begins with `./` denotes a file of the project.
+containers and training programs. A module name that begins with `./` denotes a file of the project.
 """
 
 import itertools
@@ -76,7 +76,7 @@ def program_sections(manifest: Mapping[str, Any]) -> list[str]:
 
 def reason_other_images(manifest: Mapping[str, Any]) -> str:
     """Return the reason if it is unknown whether all steps of the workflow run the code of this
-    pod; "" if they do. Outside a cluster, images are ignored."""
+    pod; "" if all steps run this code. Outside a cluster, images are ignored."""
     if KUBERNETES_SERVICE_HOST not in os.environ:
         return ""
 

@@ -47,8 +47,8 @@ def execute(
     output_files: dict[str, Path],
     cache_options: argparse.Namespace,
 ) -> None:
-    """Reuse the cached outputs of a step. If none exist, run the step as `rekindle.step.execute`
-    does, and record its outputs in the cache."""
+    """Reuse the cached outputs of a step. Without cached outputs, run the step as
+    `rekindle.step.execute` does, and record its outputs in the cache."""
     task_reference = getattr(cache_options, "entry", "")  # RUN/TASK
     if not task_reference or not os.environ.get(S3_BUCKET):
         return step.execute(step_module, step_inputs, output_files, cache_options)
@@ -70,9 +70,9 @@ def execute(
 
 @dataclass(frozen=True)
 class _StepRun:
-    """One run of a step. `output_files`: file of each output; `task_reference`: RUN/TASK;
-    `allows_reuse`: False if the user does not want to reuse results; `store`: the object store with
-    the cache."""
+    """One run of a step. `output_files`: file of each output; `task_reference`: the step as
+    RUN/TASK; `allows_reuse` is False if the user does not want to reuse results; `store`: the
+    object store with the cache."""
 
     step_module: str
     step_inputs: Any
@@ -82,7 +82,7 @@ class _StepRun:
     store: "Store"
 
     def collect_facts(self) -> Facts | None:
-        """Return the facts whose hash is the cache key; None if some are unknown."""
+        """Return the facts whose hash is the cache key; None if some of the facts are unknown."""
         with suppress(UnknownKey, StorageError, OSError):
             return collect_facts(
                 self.step_module,
@@ -120,8 +120,8 @@ class _StepRun:
         return True
 
     def compute_outputs(self, step_facts: Facts | None) -> None:
-        """Run the step and write its outputs; record them in the cache, where they replace an
-        earlier entry, if `step_facts` cover all that the step has read."""
+        """Run the step and write its outputs; record the outputs in the cache, in place of an
+        earlier entry, if `step_facts` cover everything that the step has read."""
         start_time = time.monotonic()
         step_outputs = load_step_module(self.step_module).run(self.step_inputs)
         if step_facts and not self._is_covered(step_facts):
@@ -163,7 +163,7 @@ class _StepRun:
         )
         if uncovered_reason:
             write_stderr(uncovered_reason)
-            # scheduled runs read the reason from this object (steps.prepare)
+            # scheduled runs read the reason from the object UNCOVERED_CODE (steps.prepare)
             entries.result_or_none(
                 self.store.put,
                 f"{self.task_reference}/{UNCOVERED_CODE}",
@@ -177,8 +177,9 @@ class _StepRun:
         return None
 
     def _copy_models(self, output_texts: Mapping[str, str]) -> None:
-        """If trainings of this run will follow, look up their cached models, and copy them. This is
-        possible now, because the outputs of this step, `output_texts`, are known."""
+        """If trainings of this run will follow, look up their cached models, and copy them. The
+        cached models can be looked up now, because the outputs of this step, `output_texts`, are
+        known."""
         if (
             REUSED_MODELS in self.output_files
             and self.allows_reuse

@@ -14,7 +14,7 @@ from argolocal.cli.output import run_command
 from rekindle import project
 from rekindle.blocks.manifest import variables
 
-# the imports register the commands in the group
+# importing these modules registers the commands in the command group `rekindle`
 from rekindle.cli import (  # noqa: F401
     checks,
     demo,

@@ -173,7 +173,8 @@ def lint(
     for path in manifests:
         lint_documents.add(path)
 
-    # omit the warning about the default image: it matters only for `submit`, which prints it
+    # omit the warning about the default image, which matters only for `submit`, and which `submit`
+    # prints
     default_warning = f'"{DEFAULT_IMAGE}" can change'
     rendered_files = {str(file) for file in configs}
 

@@ -4,7 +4,7 @@ import click
 
 from argolocal.cli.group import CONTEXT_SETTINGS, Commands
 
-# sections of `rekindle --help`, each with its commands
+# section of `rekindle --help` → the commands in the section
 SECTIONS = {
     "Get started": ("init", "demo", "doctor", "trust"),
     "Run and watch": (

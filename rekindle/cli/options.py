@@ -14,7 +14,8 @@ from argolocal.cli.output import list_long_options
 from rekindle.cli.sources import Source
 from rekindle.cluster.kubernetes_api import MAX_RETRIES, Cluster
 
-# minimum similarity of a misspelt option to a config key for a hint
+# minimum similarity of an unknown option and a config key, from which on the error recommends the
+# key
 MIN_SIMILARITY = 0.8
 
 no_cache_option = click.option(
@@ -45,7 +46,7 @@ class Target:
 
 
 def config_options(command_function: Callable[..., Any]) -> Any:
-    """Add CONFIG and --set to a command. The command receives their values, and those of
+    """Add CONFIG and --set to a command. The command receives their values, and the values of
     `manifest_options`, in its argument `source`."""
 
     @wraps(command_function)
@@ -115,7 +116,7 @@ def add_config_key(error: click.NoSuchOption) -> click.UsageError:
     ):
         return error
 
-    # imported here, because the import is slow, and only this error message needs it
+    # Config is imported here, because the import is slow, and only this error message needs Config
     from rekindle.blocks.manifest.config import Config
 
     path_by_key = {section_name: section_name for section_name in Config.model_fields}

@@ -59,7 +59,7 @@ def run(source: Source, as_json: bool, yes: bool, no_cache: bool, is_queued: boo
 
     with run_output(as_json):
         pipeline_run = _create_run(source, no_cache)
-        # print the full status only of the user's own manifests
+        # print the full status of a run only if the user gave the manifest
         return pipeline_display.run_here(
             pipeline_run, as_json=as_json, ask=not yes, full_status=bool(source.manifest)
         )
@@ -371,8 +371,8 @@ def scale(name: str, workers: int, task: str, cluster: Cluster | None, as_json: 
 
 
 def _require_name(name: str | None, command_verb: str) -> str:
-    """Return `name`. Raises UsageError if it is empty, because the newest run in a shared namespace
-    may belong to another user."""
+    """Return `name`, the name of a run. Raises UsageError if `name` is empty, because the newest
+    run in a shared namespace may belong to another user."""
     if not name:
         raise click.UsageError(
             f"{command_verb} --cluster needs the NAME of a run: `rekindle status --cluster` lists"

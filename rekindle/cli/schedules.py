@@ -73,14 +73,15 @@ def schedule(
     loaded = source.load()
     template, cron = (render_manifest(loaded.config, kind) for kind in ("template", "cron"))
 
-    # the flag `--suspend` changes only the CronWorkflow, not the WorkflowTemplate
+    # the flags `--suspend` and `--unsuspend` change only the CronWorkflow, not the WorkflowTemplate
     if suspend is not None:
         cron["spec"].pop("suspend", None)
     if suspend:
         cron["spec"]["suspend"] = True
 
     if not is_local:
-        # on one machine, images are programs of the machine, so their tags do not matter
+        # on one machine, the names of images stand for programs of the machine, so the tags of
+        # images do not matter
         for manifest in (template, cron):
             print_warnings(manifest, source.config)
 

@@ -24,8 +24,8 @@ class Manifests:
     has_chosen_port: bool = True
 
     def main_for_this_machine(self) -> dict[str, Any]:
-        """Return the manifest. If the user has not chosen a port, the returned manifest lets the
-        model server use any free port."""
+        """Return the main manifest. If the user has not chosen a port, the returned manifest lets
+        the model server use any free port."""
         if self.has_chosen_port:
             return self.main
 
@@ -89,7 +89,7 @@ class Source:
 
     def scheduled_time(self) -> str:
         """Return the scheduled time that --parameter sets, or "". Raises ConfigError if the value
-        is not a time."""
+        of the parameter is not a time."""
         from rekindle.blocks.manifest.provenance import SCHEDULED_TIME
         from rekindle.step import parse_time
 
@@ -99,8 +99,8 @@ class Source:
 
 
 def check_paths(pipeline_config: Any) -> None:
-    """Raise ConfigError if data.source does not exist, or if pods cannot read it. Also warn about
-    relative paths, which the steps cannot find."""
+    """Raise ConfigError if data.source does not exist, or if pods cannot read data.source. Also
+    warn about relative paths, which the steps cannot find."""
     from rekindle.blocks.manifest.config import relative_paths
 
     pipeline_config.data.check_source()

@@ -3,7 +3,8 @@
     server = ArgoServer.from_url("https://argo.example.com", "models")   # or from ARGO_SERVER
     server.submit(workflow)
 
-Like the `argo` command, the class reads ARGO_TOKEN, ARGO_SECURE and ARGO_INSECURE_SKIP_VERIFY.
+Like the `argo` command, the class ArgoServer reads ARGO_TOKEN, ARGO_SECURE and
+ARGO_INSECURE_SKIP_VERIFY.
 """
 
 import os
@@ -88,7 +89,7 @@ class ArgoServer:
 
     def read(self, name: str) -> Object:
         """Return a run with its nodes, from the cluster or from Argo's archive. Raises
-        RekindleError, also if the run is malformed."""
+        RekindleError if the server does not answer, or if the run is malformed."""
         workflow_object = self._request("GET", name)
         object_fault = find_fault(WORKFLOWS.plural, workflow_object)
         if object_fault:
@@ -99,8 +100,8 @@ class ArgoServer:
         return workflow_object
 
     def _list(self, label_selector: str, is_metadata_only: bool) -> list[Object]:
-        """Return the runs that a label selector matches. A malformed run is left out with a
-        warning."""
+        """Return the runs that a label selector matches. A malformed run is left out, and a warning
+        is printed."""
         list_answer = self._request("GET", params={"listOptions.labelSelector": label_selector})
         listed_runs = list_answer.get("items")
         # an Argo server returns null instead of an empty list
@@ -125,8 +126,8 @@ class ArgoServer:
         return valid_runs
 
     def _request(self, method: str, name: str = "", **request_options: Any) -> Object:
-        """Send a request. Raises ConfigError if the server rejects the workflow, RekindleError for
-        other errors."""
+        """Send a request to the Argo server. Raises ConfigError if the server rejects the workflow,
+        RekindleError for other errors."""
         from requests import RequestException
 
         from rekindle.content.http_answers import send

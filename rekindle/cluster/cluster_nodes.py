@@ -21,7 +21,7 @@ REPELLING_EFFECTS = ("NoSchedule", "NoExecute")
 
 @dataclass(frozen=True)
 class Obstacle:
-    """The reason why no node can run a pod. `may_end`: True if the reason may disappear, for
+    """The reason why no node can run a pod. `may_end` is True if the reason may disappear, for
     example when an autoscaler adds a node or another pod ends."""
 
     text: str
@@ -129,8 +129,8 @@ def list_shortages(
 ) -> list[str]:
     """Return a text for each resource of which less is available than the pod requests.
 
-    A device (its name contains "/") that is missing in `available_amounts` is not available; any
-    other missing resource counts as unlimited.
+    A device (a resource whose name contains "/") that is missing in `available_amounts` is not
+    available; any other missing resource counts as unlimited.
     """
     return [
         f"{_format_amount(name, requested_amount)} {name} of"

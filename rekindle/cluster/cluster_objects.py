@@ -40,8 +40,8 @@ class ClusterObjects:
         )
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
-        """Apply a merge patch. Raises ApiError; raises Conflict if the resourceVersion in `change`
-        is outdated."""
+        """Apply the merge patch `change` to an object. Raises ApiError; raises Conflict if the
+        resourceVersion in `change` is outdated."""
         try:
             self.cluster.patch(KINDS[kind], name, change, dry_run)
         except ApiError as error:

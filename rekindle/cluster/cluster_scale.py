@@ -19,9 +19,9 @@ def scale_workers(
     """Set the number of workers of the training `task_name` of a run. Return what `rekindle scale`
     prints: the workflow, the task, and the number of workers now and before.
 
-    This scales the Deployment of extra workers (cluster.harvest) if it exists, otherwise the
-    PyTorchJob. Raises ConfigError if the training is not running, or may not have this number of
-    workers.
+    The function scales the Deployment of extra workers (cluster.harvest) if this Deployment exists,
+    otherwise the PyTorchJob. Raises ConfigError if the training is not running, or may not have
+    this number of workers.
     """
     name = f"{run_name}-{task_name}"
     deployment = kubernetes_objects.find("Deployment", name)
@@ -102,7 +102,8 @@ def _count_workers_per_pod(pod_spec: Object, job: Object) -> int:
     worker_count_text = str(
         variable_values.get("PET_NPROC_PER_NODE") or (job.get("spec") or {}).get("nprocPerNode")
     )
-    # any other value, such as the operator's default "auto", means one worker per pod
+    # a number of workers per pod that is not an integer, such as the operator's default "auto",
+    # means one worker per pod
     if WHOLE_NUMBER.fullmatch(worker_count_text):
         return max(int(worker_count_text), 1)
     return 1

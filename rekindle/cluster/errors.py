@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ApiError(RekindleError):
-    """The API server rejected a request, or did not answer (`code` 0). `code`: HTTP status;
+    """The API server rejected a request, or did not answer (`code` 0). `code` is the HTTP status;
     `reason`: the `reason` field of the Kubernetes Status."""
 
     def __init__(self, message: str, code: int = 0, reason: str = "") -> None:
@@ -136,10 +136,10 @@ PROVIDERS = {
 VALIDATION_REGEX = re.compile(
     r",? (regex used for validation is|in body should match) '.*?'(?=[),]|$)"
 )
-# of a longer message, only this many characters are searched
+# maximum number of characters of a server's message that are searched
 MAX_MESSAGE_CHARS = 10_000
 PERMANENT_CODES = (400, 404, 409, 413, 422)
-# messages of errors that are permanent with any HTTP status
+# matches the messages of errors that are permanent with any HTTP status
 PERMANENT_MESSAGE = re.compile("denied the request|violates PodSecurity|request is too large")
 
 
@@ -221,8 +221,8 @@ def _remove_regex(status_message: str) -> str:
 
 
 def _parse_status(response_body: bytes) -> "KubernetesStatus":
-    """Parse a response as a Kubernetes Status object; return an empty Status if it is another text,
-    such as the error page of a proxy."""
+    """Parse a response as a Kubernetes Status object; return an empty Status if the response is
+    another text, such as the error page of a proxy."""
     # imported in this function, because pydantic would slow down `rekindle --help`
     from rekindle.documents import KubernetesStatus, parse_and_validate
 

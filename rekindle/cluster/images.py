@@ -19,7 +19,7 @@ BUILD_ARGUMENTS = {
     "train": [],
     "serve": ["--build-arg", "EXTRAS=serve"],
     "mlflow": ["--build-arg", "EXTRAS=mlflow", "--target", "mlflow"],
-    # image that is built from the project's Dockerfile, on top of the image `train`
+    # name of the image that is built from the project's Dockerfile, on top of the image `train`
     "project": [],
 }
 # remedy for a failure of the builder, by the subcommand that has failed
@@ -97,7 +97,7 @@ def build_image(
     with TemporaryDirectory() as scratch_folder:
         id_file = Path(scratch_folder, "id")
         builder_arguments = ["--file", str(file), "--tag", tag, "--iidfile", str(id_file)]
-        # enable the layer cache, which docker uses by default
+        # enable the layer cache of buildah, because only docker uses a layer cache by default
         if builder_tool == "buildah":
             builder_arguments.append("--layers")
 
@@ -141,7 +141,8 @@ def _push(builder_tool: str, image: Image, file: Path, is_insecure: bool) -> str
 
 
 def _find_tool() -> str:
-    """Return the first builder that works, docker or buildah. Raises ConfigError without one."""
+    """Return the first builder that works, docker or buildah. Raises ConfigError without a working
+    builder."""
     for builder_tool, probe_command in TOOL_PROBES.items():
         if (
             shutil.which(builder_tool)
@@ -163,8 +164,8 @@ def _find_tool() -> str:
 
 
 def _run_builder(*command: str) -> str:
-    """Run the builder, and return its stdout. Also copy this output to stderr, because our own
-    stdout is reserved for the result."""
+    """Run the builder, and return its stdout. Also copy the builder's output to stderr, because
+    stdout of the command is reserved for the result."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as builder_process:
         assert builder_process.stdout
         builder_output = ""

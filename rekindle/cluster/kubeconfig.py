@@ -39,19 +39,19 @@ INVALID_FILE_ERRORS = (
 
 
 class Settings(client.Configuration):
-    """The configuration of the kubernetes client. It removes the line break at the end of a token,
-    as kubectl does."""
+    """The configuration of the kubernetes client. A line break at the end of a token is removed, as
+    kubectl does."""
 
     def get_api_key_with_prefix(self, identifier: str, alias: str | None = None) -> str:
-        # do not print the error of a failed credential plugin: the server then answers 401, and
-        # this error is reported
+        # do not print the error of a failed credential plugin, because the server then answers 401,
+        # which is reported
         with _capture_errors():
             return str(super().get_api_key_with_prefix(identifier, alias) or "").strip()
 
 
 def load_settings(requested_context: str | None) -> tuple[Settings, str, str]:
-    """Return the settings, context and namespace that kubectl would use. `requested_context`: None
-    for the current context. Raises ConfigError."""
+    """Return the settings, context and namespace that kubectl would use. `requested_context` is
+    None for the current context. Raises ConfigError."""
     settings = Settings()
 
     kubeconfig_files = _list_existing_files()
@@ -127,8 +127,8 @@ def _convert_errors(
 
 
 def _parse_file(file: str) -> Any:
-    """Return the content of a YAML file. Raises OSError if it cannot be read, ValueError if it is
-    malformed."""
+    """Return the content of a YAML file. Raises OSError if the file cannot be read, ValueError if
+    the file is malformed."""
     try:
         return parse_one(read_text(Path(file).expanduser()), "it")
     except ConfigError as error:

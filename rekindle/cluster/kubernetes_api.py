@@ -6,9 +6,9 @@ remedy.
     for kind, workflow in cluster.watch(WORKFLOWS, name="demo-4k2xp"): ...
 
 If the connection is lost or the server is overloaded, a call is retried for some seconds, and a
-watch is retried without limit. Each object is compared with its type (objects/types.py): a
-malformed object is an error, and in a list it is left out with one warning. Only `connect` imports
-the kubernetes client, which takes half a second.
+watch is retried without limit. Each object is compared with its type (objects/types.py): reading a
+malformed object raises an error, and listing leaves malformed objects out, with one warning for
+each. Only `connect` imports the kubernetes client, which takes half a second.
 """
 
 import shlex
@@ -35,7 +35,7 @@ MAX_ANSWER_BYTES = 512 << 20
 MAX_RETRIES = 4
 # pause before the second retry of a request; the pause doubles with each retry
 BACKOFF_S = 0.3
-# `reason` of an incomplete response, after which a watch retries silently
+# `reason` of the error for an incomplete response, after which a watch retries silently
 CONNECTION_LOST = "BrokenOff"
 # seconds that a restarted API server may need to load its users and roles
 STARTUP_SECONDS = 30.0
@@ -50,8 +50,8 @@ class Resource:
     namespaced: bool = True
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        """Return the path of an object or, without `name`, of all objects. Raises InvalidName if
-        `name` cannot be used as one segment of a path."""
+        """Return the API path of an object or, without `name`, of all objects of this kind. Raises
+        InvalidName if `name` cannot be used as one segment of a path."""
         if self.namespaced:
             namespace_segment = f"namespaces/{PathName(namespace, 'the namespace').quoted}"
         else:
@@ -86,7 +86,7 @@ class Cluster:
         # flags of kubectl and rekindle that select this cluster and namespace
         self.flags = command_flags
         self.server: str = format_address(api_client.configuration.host)
-        # warnings that were already printed
+        # texts of the warnings that were already printed
         self.reported: set[str] = set()
 
     @classmethod
@@ -126,14 +126,14 @@ class Cluster:
         return Cluster(self.client, self.context, namespace, self.flags)
 
     def get(self, resource: Resource, name: str) -> Object:
-        """Return the object. Raises ApiError; raises MalformedObject if the object does not match
-        its type."""
+        """Read an object from the API server. Raises ApiError; raises MalformedObject if the object
+        does not match its type."""
         kubernetes_object = self.call("GET", resource.path(self.namespace, name))
         self._require_valid(resource, kubernetes_object)
         return kubernetes_object
 
     def find(self, resource: Resource, name: str) -> Object | None:
-        """Return the object, or None if it does not exist."""
+        """Read an object from the API server; return None if the object does not exist."""
         try:
             return self.get(resource, name)
         except ApiError as error:
@@ -148,8 +148,9 @@ class Cluster:
         metadata_only: bool = False,
         on_malformed: Callable[[object], None] | None = None,
     ) -> list[Object]:
-        """Return all objects that are not malformed. For each malformed object, print one warning,
-        and call `on_malformed`. Raises ApiError, also if the server repeats a page token."""
+        """Return all objects of a kind that are not malformed. For each malformed object, print one
+        warning, and call `on_malformed`. Raises ApiError, also if the server repeats a page
+        token."""
         media_type = (
             "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
         )
@@ -185,7 +186,7 @@ class Cluster:
             list_query["continue"] = continue_token
 
     def _read_items(self, resource: Resource, list_page: Object) -> list[object]:
-        """Return the items of a list. Raises MalformedObject."""
+        """Return the items of a Kubernetes list. Raises MalformedObject."""
         listed_objects = list_page.get("items")
         # the API may return null instead of an empty list
         if listed_objects is None and "items" in list_page:
@@ -195,7 +196,7 @@ class Cluster:
         raise self._make_malformed_error(resource, "list", "items: it must be a list")
 
     def _read_page_metadata(self, resource: Resource, list_page: Object) -> dict[str, str]:
-        """Return the metadata of a list. Raises MalformedObject."""
+        """Return the metadata of a Kubernetes list. Raises MalformedObject."""
         page_metadata = list_page.get("metadata", {})
         text_fields = ("continue", "resourceVersion")
         is_valid = isinstance(page_metadata, dict) and all(
@@ -210,7 +211,8 @@ class Cluster:
     def _is_valid(
         self, resource: Resource, listed_object: object, metadata_only: bool = False
     ) -> bool:
-        """Return False for a malformed object, and print one warning, which names the object."""
+        """Return True for a valid object. For a malformed object, print one warning with its name,
+        and return False."""
         try:
             self._require_valid(resource, listed_object, metadata_only)
         except MalformedObject as error:
@@ -238,9 +240,9 @@ class Cluster:
         )
 
     def read(self, kind: str, method: str, path: str, body: object = None) -> Object:
-        """Send a request, and return an answer that is not a Kubernetes object. `kind`: the type
-        of the answer, "version", "apiresources" or "accessreviews". Raises ApiError; raises
-        MalformedObject if the answer is not of this type."""
+        """Send a request, and return an answer that is not a Kubernetes object. `kind`: the type of
+        the answer, "version", "apiresources" or "accessreviews". Raises ApiError; raises
+        MalformedObject if the answer is not of the type `kind`."""
         # imported in this function, because pydantic would slow down `rekindle --help`
         from rekindle.cluster.objects.validation import find_fault
 
@@ -259,8 +261,8 @@ class Cluster:
         )
 
     def replace(self, resource: Resource, body: Object) -> Object:
-        """Replace an object. Raises ApiError 409 if the object has changed since `body` was
-        read."""
+        """Replace an object on the API server. Raises ApiError 409 if the object has changed since
+        `body` was read."""
         return self.call("PUT", resource.path(self.namespace, body["metadata"]["name"]), body)
 
     def patch(self, resource: Resource, name: str, change: Object, dry_run: bool = False) -> Object:
@@ -293,8 +295,8 @@ class Cluster:
         query: Mapping[str, str] | None = None,
         accept: str = "",
     ) -> Object:
-        """Send a request, retry it after a temporary error, and return the response. Raises
-        ApiError."""
+        """Send a request, retry the request after a temporary error, and return the response.
+        Raises ApiError."""
         response_body = self._read(self._request(method, path, body, query, accept)) or b"{}"
         answer_object = parse_object(response_body)
         if answer_object is not None:
@@ -352,8 +354,8 @@ class Cluster:
 
         Resumes after an expired resource version, a server restart and a lost connection; calls
         `on_lost` while the server is unreachable. Raises ApiError for permanent errors, such as a
-        missing permission or an unknown kind. A malformed object is left out with a warning; with
-        `name`, it raises MalformedObject.
+        missing permission or an unknown kind. A malformed object is left out with a warning. If
+        `name` is set, a malformed object raises MalformedObject.
         """
         selectors: dict[str, str] = {}
         if name:
@@ -416,8 +418,8 @@ class Cluster:
             pause_seconds = min(5.0, pause_seconds * 2)
 
     def _is_watchable(self, resource: Resource, name: str, kubernetes_object: object) -> bool:
-        """Return False for a malformed object. If `name` is set, so that only one object is
-        watched, raise MalformedObject instead."""
+        """Return True for a valid object, False for a malformed object. If `name` is set, so that
+        only one object is watched, a malformed object raises MalformedObject."""
         if name:
             self._require_valid(resource, kubernetes_object)
             return True
@@ -514,7 +516,8 @@ class Cluster:
 
 
 def parse_object(json_bytes: bytes) -> Object | None:
-    """Return the JSON object in a response; None if the response is not a JSON object."""
+    """Parse a response of the API server as a JSON object; return None if the response is not a
+    JSON object."""
     # imported in this function, because pydantic would slow down `rekindle --help`
     from pydantic_core import from_json
 
@@ -563,7 +566,8 @@ def _parse_event(line: bytes) -> tuple[str, Object, str]:
 
 
 def _read_version(kubernetes_object: Object) -> str:
-    """Return the resource version of an object that may be malformed; "" without one."""
+    """Return the resource version of an object that may be malformed; "" for an object without a
+    resource version."""
     object_metadata = kubernetes_object.get("metadata")
     resource_version = (
         object_metadata.get("resourceVersion") if isinstance(object_metadata, dict) else None

@@ -54,11 +54,11 @@ class Platform:
     # address of MLflow; if empty, the MLflow in `components`
     mlflow: str = ""
     components: tuple[str, ...] = ()
-    # True: pods use a cloud (IAM) role instead of the Secret with keys
+    # True if pods use a cloud (IAM) role instead of the Secret with the keys of the object store
     iam: bool = False
     # quota of the namespace: total CPU and memory requests
     quota: tuple[str, str] | None = None
-    # True: MLflow and MinIO keep their data only as long as their pods exist
+    # True: True if MLflow and MinIO keep their data only as long as their pods exist
     ephemeral: bool = False
     images: dict[str, str] = field(default_factory=dict)
 
@@ -286,8 +286,8 @@ def _render_file(
 
 
 def _substitute(yaml_node: object, placeholder_values: dict[str, str]) -> Any:
-    """Return the parsed YAML with its placeholders replaced. They are replaced after parsing, so
-    that a value cannot change the structure of the YAML."""
+    """Return the parsed YAML with its placeholders replaced. Placeholders are replaced after
+    parsing, so that a value cannot change the structure of the YAML."""
     if isinstance(yaml_node, dict):
         return {
             key: _substitute(child_node, placeholder_values)
@@ -323,7 +323,8 @@ def _repository_settings(platform: Platform, store_endpoint: str) -> dict[str, A
 
 
 def _remove_secret(platform_objects: list[Manifest]) -> None:
-    """Remove references to the Secret with keys, which does not exist if pods use a cloud role."""
+    """Remove references to the Secret with the keys of the object store, which does not exist if
+    pods use a cloud role."""
     for pod_spec in _iterate_pod_specs(platform_objects):
         for container in pod_spec["containers"]:
             container["envFrom"] = [

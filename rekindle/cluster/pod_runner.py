@@ -33,8 +33,8 @@ def run_pod(
     python_arguments: Sequence[str],
     timeout_seconds: float,
 ) -> Iterator[Object]:
-    """Run a pod named NAME-SUFFIX, yield it when its containers have ended or `timeout_seconds`
-    have passed, and then delete it."""
+    """Run a pod named NAME-SUFFIX, yield the pod when its containers have ended or
+    `timeout_seconds` have passed, and then delete the pod."""
     pod_settings = PodConfig.model_validate({"cpu": "50m", "memory": "512Mi"})
     pod_object = build_pod_manifest(
         f"{name}-{uuid.uuid4().hex[:6]}",
@@ -59,8 +59,8 @@ def read_log(cluster: Cluster, pod_object: Object) -> list[str]:
 
 
 def _create_pod(cluster: Cluster, pod_object: Object) -> None:
-    """Create a pod. If this function raises ApiError, the pod does not exist: a pod whose creation
-    was not confirmed is deleted."""
+    """Create a pod. If _create_pod raises ApiError, the pod does not exist, because a pod whose
+    creation was not confirmed is deleted."""
     try:
         cluster.create(PODS, pod_object)
     except ApiError as error:

@@ -35,17 +35,19 @@ def list_kueue_objects(
 
 
 def has_queue(workflow_spec: Object) -> bool:
-    """Return True if a template of a workflow, or an object that it applies, names a queue."""
+    """Return True if a template of a workflow, or an object that a template applies, names a queue
+    of Kueue."""
     return QUEUE_LABEL in to_json(workflow_spec)
 
 
 @dataclass(frozen=True)
 class WaitingJob:
     """A job that waits in a queue. `job`: name of the job within its run, or its full name if the
-    jobs of all runs were requested. `behind`: names of the jobs ahead of it, as NAMESPACE/NAME if
-    they are in another namespace; `sees_all_namespaces`: False if the user may not read the jobs of
-    other namespaces; `reason`: Kueue's reason. `extra_pods`: number of harvested workers that wait;
-    the other fields except `queue` are then empty."""
+    jobs of all runs were requested. `behind`: names of the jobs that are ahead in the queue, as
+    NAMESPACE/NAME if a job is in another namespace; `reason`: the reason that Kueue gives.
+    `sees_all_namespaces` is False if the user may not read the jobs of other namespaces.
+    `extra_pods`: number of harvested workers that wait; if `extra_pods` is set, only `queue` of the
+    other fields has a value."""
 
     job: str
     queue: str
@@ -164,8 +166,8 @@ def _list_owners_ahead(
     cluster_queues: dict[tuple[str, str], str],
     namespace: str,
 ) -> tuple[str, ...]:
-    """Return the owners of the waiting Workloads that Kueue considers before `workload`: Workloads
-    of its LocalQueue, and of other LocalQueues with the same ClusterQueue."""
+    """Return the owners of the waiting Workloads that Kueue considers before `workload`, in the
+    LocalQueue of `workload` and in other LocalQueues with the same ClusterQueue."""
     own_queue = namespace, _read_queue_name(workload)
     own_cluster_queue = cluster_queues.get(own_queue)
 
@@ -225,7 +227,8 @@ def _belongs_to_pod(workload: Object) -> bool:
 
 
 def _belongs_to_step(workload: Object) -> bool:
-    """Return True if a workload is the pod of a step: harvested workers have a role in a job."""
+    """Return True if a Workload of Kueue is the pod of a step. (The pods of harvested workers have
+    a role in a job.)"""
     pod_sets = workload["spec"].get("podSets") or []
     if not pod_sets:
         return False

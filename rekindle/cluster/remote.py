@@ -106,7 +106,7 @@ def _find_step_image(workflow_object: Object) -> str:
         container = workflow_template.get("container") or {}
         container_command = [*(container.get("command") or []), *(container.get("args") or [])]
         if container_command[1:4] == ["-m", "rekindle", "step"]:
-            # skip the user's own containers, which may not contain Rekindle
+            # skip the user's own containers, whose images may lack Rekindle
             return str(container["image"])
     raise RekindleError(
         f"{workflow_object['metadata']['name']} does not run a step of Rekindle: the object store"

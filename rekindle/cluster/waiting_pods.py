@@ -1,9 +1,9 @@
 """Find out why pods of a run do not start: no node has enough resources, an image is missing, a
 quota is used up.
 
-Argo knows only the pods that it has created itself. A step that has applied a job therefore has the
-phase Running, even while the job's pods wait. `add_waiting_reasons` also reads the pods and events
-of jobs and servers.
+Argo knows only the pods that Argo itself has created. A step that has applied a job therefore has
+the phase Running, even while the job's pods wait. `add_waiting_reasons` also reads the pods and
+events of jobs and servers.
 
 Sources: types PodCondition and ContainerStateWaiting of Kubernetes 1.34, and NodeStatus of Argo
 3.7.
@@ -24,7 +24,7 @@ from rekindle.kubernetes_names import INSTANCE_LABEL
 EVENTS = Resource("v1", "events")
 # `reason` of the events of a controller that could not create a pod
 REFUSED_REASONS = ("FailedCreate", "FailedCreatePod")
-# `reason` of a waiting container that is merely being started
+# `reason` of a waiting container that is being started without a problem
 STARTING_REASONS = ("ContainerCreating", "PodInitializing")
 ACTIVE_PHASES = ("Pending", "Running")
 
@@ -95,8 +95,8 @@ def describe_queue(cluster: Cluster, workflow: Object) -> list[str]:
 
 
 def find_waiting_reason(pod_object: Data) -> str:
-    """Return the reason why a pod waits, as one line `REASON: MESSAGE`; "" if the pod does not
-    wait."""
+    """Return the reason why a pod waits, as one line with the reason, a colon and a message; "" if
+    the pod does not wait."""
     pod_status = pod_object.get("status") or {}
     for pod_condition in pod_status.get("conditions") or []:
         if pod_condition["type"] == "PodScheduled" and pod_condition.get("status") != "True":
@@ -163,7 +163,8 @@ def _apply_changes(workflow: Object, changes_by_node_id: Mapping[str, Data]) -> 
 
 def _find_creation_error(cluster: Cluster, object_prefix: str) -> str:
     """Return the newest message of a controller that could not create a pod; "" if none exists. The
-    pod is for the object `object_prefix`, or for an object whose name starts with it and "-"."""
+    missing pod belongs to the object `object_prefix`, or to an object whose name starts with
+    `object_prefix` and "-"."""
     creation_events = [
         creation_event
         for creation_event in _list_readable(cluster, EVENTS)

@@ -51,7 +51,7 @@ SUBMISSION_ANNOTATION = "rekindle.dev/submission"
 # Pause between applying a WorkflowTemplate and its CronWorkflow. Argo's controller reads templates
 # from a cache: if the template is not in the cache yet, the CronWorkflow does not start runs until
 # Argo processes the CronWorkflow again, minutes later. The status of the CronWorkflow does not show
-# this.
+# that runs are not started.
 TEMPLATE_DELAY_S = 3.0
 
 
@@ -177,7 +177,8 @@ def list_result_parameters(workflow: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_run(cluster: Cluster, name: str) -> Object:
-    """Return a workflow with its nodes. Raises ConfigError if the workflow does not exist."""
+    """Return a workflow with its nodes. Raises ConfigError if the workflow does not exist on the
+    cluster."""
     return decompress_nodes(_get_existing(cluster, WORKFLOWS, "workflow", name))
 
 
@@ -211,7 +212,7 @@ def find_newest_run(cluster: Cluster) -> str:
 
 def decompress_nodes(workflow: Object) -> Object:
     """Return the workflow with its nodes decompressed, because Argo compresses the nodes of a large
-    workflow. Raises RekindleError if they cannot be read."""
+    workflow. Raises RekindleError if the nodes cannot be read."""
     changed_status = dict(workflow.get("status") or {})
 
     text = changed_status.pop("compressedNodes", None)
@@ -231,7 +232,8 @@ def decompress_nodes(workflow: Object) -> Object:
 
 
 def _decompress(text: str) -> Object:
-    """Return the nodes in the field compressedNodes. Raises ValueError, zlib.error."""
+    """Return the nodes of a workflow that Argo has compressed into the field compressedNodes.
+    Raises ValueError, zlib.error."""
     # imported in this function, because pydantic would slow down `rekindle --help`
     from rekindle.cluster.objects.validation import find_nodes_fault
 
@@ -327,7 +329,7 @@ def resume_run(cluster: Cluster, name: str) -> str:
 
 
 def _continue_suspended(workflow: Object) -> Object:
-    """Return the workflow with its suspended nodes resumed, and no longer suspended itself. Raises
+    """Return the workflow with all suspended nodes resumed, and with `spec.suspend` removed. Raises
     ConfigError if the run is not suspended."""
     changed_spec = dict(workflow["spec"])
     changed_status = dict(workflow.get("status") or {})
@@ -483,8 +485,8 @@ def apply_schedule(
 def build_scheduled_workflow(
     cluster: Cluster, name: str, parameter_values: Mapping[str, str] = {}
 ) -> Object:
-    """Return the Workflow that the schedule `name` would create now. Raises ConfigError if no such
-    schedule exists."""
+    """Return the Workflow that the schedule `name` would create now. Raises ConfigError if the
+    schedule `name` does not exist."""
     cron_workflow = _get_existing(cluster, CRON_WORKFLOWS, "schedule", name)
 
     cron_manifest = {
@@ -507,9 +509,9 @@ def build_scheduled_workflow(
 
 
 def delete_schedule(cluster: Cluster, name: str) -> None:
-    """Delete a schedule and the WorkflowTemplate that `schedule` has created, but not the runs.
+    """Delete a schedule and its WorkflowTemplate, but not the runs of the schedule.
 
-    Raises ConfigError if no such schedule exists.
+    Raises ConfigError if the schedule does not exist.
     """
     cron_spec = (
         _get_existing(cluster, CRON_WORKFLOWS, "schedule", name)["spec"].get("workflowSpec") or {}

@@ -27,7 +27,7 @@ REMEDY = (
 
 
 class RecordedFile(BaseModel):
-    """The recorded content of a file."""
+    """Size and sha256 of a file of a dataset."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -60,14 +60,15 @@ def record_files(folder: Path) -> str:
 
 def _remove_empty_folders(folder: Path) -> None:
     for path, _, _ in os.walk(folder, topdown=False):
-        # `rmdir` fails for a folder with content, so such a folder is kept
+        # `rmdir` fails for a folder that is not empty, so only empty folders are removed
         with suppress(OSError):
             if Path(path) != folder:
                 os.rmdir(path)
 
 
 def list_dataset_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a dataset, except the list, by their path relative to `folder`.
+    """Return the files of a dataset, except `dataset.files.json`, by their path relative to
+    `folder`.
 
     Also return paths that a dataset may not contain, such as empty folders (hashes.list_paths).
     """

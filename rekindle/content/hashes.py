@@ -1,4 +1,4 @@
-"""Hashes of files, and the record of files that this process has already verified."""
+"""Hashes of files; remembers which files this process has already verified."""
 
 import hashlib
 from collections import Counter
@@ -25,8 +25,8 @@ def file_sha256(path: Path) -> str:
 def list_paths(folder: Path) -> dict[str, Path]:
     """Return all paths below a folder by their relative path; leave out folders that have content.
 
-    A link to a folder is returned and not followed. Pipes, broken links and empty folders are
-    returned, too.
+    The path of a link to a folder is returned, and the link is not followed. The paths of pipes,
+    broken links and empty folders are returned, too.
     """
     sorted_paths = sorted(path for path in folder.rglob("*") if not _has_content(path))
     return {path.relative_to(folder).as_posix(): path for path in sorted_paths}

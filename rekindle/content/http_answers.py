@@ -24,11 +24,11 @@ class Body(Protocol):
 
 
 class UnreadableAnswer(requests.RequestException):
-    """An answer is too large, or arrives too slowly."""
+    """The answer of a server is too large, or arrives too slowly."""
 
 
 class HttpAnswer(NamedTuple):
-    """An answer that was read to its end."""
+    """The answer of a server, read to its end."""
 
     status_code: int
     reason: str
@@ -60,7 +60,8 @@ class Session(requests.Session):
             request.headers["Authorization"] = header_value
             return request
 
-        # not as a header of the session, because a login in ~/.netrc would replace it
+        # set `auth` instead of a header of the session, because a login in ~/.netrc would replace
+        # the header
         self.auth = add_header
 
 
@@ -90,8 +91,8 @@ def send(
 
 
 def read_limited(answer_body: Body, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S) -> bytes:
-    """Read the body of an answer. Raises UnreadableAnswer if it has more than `max_bytes` bytes, or
-    takes more than `timeout_s` seconds, and urllib3's HTTPError for other errors."""
+    """Read the body of an answer. Raises UnreadableAnswer if the body has more than `max_bytes`
+    bytes, or takes more than `timeout_s` seconds, and urllib3's HTTPError for other errors."""
     deadline_time = time.monotonic() + timeout_s
     answer_content = bytearray()
 

@@ -1,9 +1,9 @@
 """The types of a workflow's manifest and of the pods in it, with the fields that Rekindle reads.
 
-Only a field whose type contains None may be null. The other fields with a default may be missing,
-but not null.
+Only a field whose type contains None may be null. A field with a default value may be missing from
+the manifest.
 
-Sources: Kubernetes 1.34; Argo 3.7, WorkflowSpec.
+Sources: The types are defined by Kubernetes 1.34 and Argo 3.7 (WorkflowSpec).
 """
 
 from pydantic import Field
@@ -11,7 +11,7 @@ from pydantic import Field
 from rekindle.documents import Document
 
 Scalar = str | int | float | bool
-# name of a resource → quantity
+# mapping of texts, such as the name of a resource → its quantity
 Amounts = dict[str, str | int | float]
 Texts = dict[str, str]
 

@@ -14,7 +14,7 @@ REMEDY = "Submit the run again."
 
 
 class _Object(Document):
-    """A JSON object that may have other fields."""
+    """A JSON object that may have more fields than its type."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -54,7 +54,7 @@ def parse_manifest(text: str) -> dict[str, Any]:
 
 
 def validate_manifest(manifest: Any, manifest_source: str) -> None:
-    """Raise InvalidDocument unless a value is a manifest."""
+    """Raise InvalidDocument unless a value is the manifest of a workflow."""
     try:
         validate_value(Manifest, manifest)
     except ValueError as error:

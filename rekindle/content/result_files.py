@@ -59,7 +59,7 @@ def list_result_files(path: Path) -> dict[str, Path]:
 
 
 def describe_files(files_by_name: Mapping[str, Path]) -> dict[str, ResultFile]:
-    """Return size and sha256 of each file. Raises OSError."""
+    """Return size and sha256 of each file of a result. Raises OSError."""
     content_hashes = hashes.compute_sha256s(files_by_name.values())
     return {
         name: ResultFile(size=path.stat().st_size, sha256=sha256)

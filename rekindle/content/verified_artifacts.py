@@ -29,7 +29,7 @@ def verify_artifact(name: str, path: Path, expected_digest: str) -> None:
     the digest of the artifact `dataset`; "" if the step does not have this input.
     """
     dataset_digest = expected_digest if name == DATASET_INPUT else ""
-    # a release contains the list of its training dataset's files, but not these files
+    # a release contains the list of its training dataset's files, but not the listed files
     is_release = name != DATASET_INPUT and _has_fields(path / RELEASE_RECORD, RELEASE_FIELDS)
     if is_release:
         _verify_release(path)
@@ -55,8 +55,8 @@ def _verify_release(path: Path) -> None:
 def _has_fields(file: Path, expected_fields: tuple[str, ...]) -> bool:
     """Return True if a file contains all field names in `expected_fields`, or all but one.
 
-    A file of another program with the same file name lacks several of these names; a damaged file
-    may lack one.
+    A file of another program with the same file name lacks several of the field names; a damaged
+    file may lack one field name.
     """
     try:
         file_content = file.read_bytes()

@@ -34,8 +34,8 @@ MLFLOW_FILES = {MLMODEL, INPUT_EXAMPLE, SERVING_EXAMPLE}
 DESCRIBED_FILES = (REFERENCE, ORIGIN, CURVE)
 # MLflow adds the last of these files when it downloads a release
 UNHASHED_FILES = {RELEASE_RECORD, VERDICT, *DESCRIBED_FILES, "registered_model_meta"}
-# Earlier versions of Rekindle used only the first 12 digits of the hash in the key of a release.
-# Such a short hash detects damage, but an attacker who can write to the bucket could create other
+# Earlier versions of Rekindle used only the first 12 digits of the hash in the key of a release. A
+# hash of 12 digits detects damage, but an attacker who can write to the bucket could create other
 # files with the same 12 digits.
 RELEASE_KEY = re.compile("releases/[^/]+/(?:[0-9a-f]{64}|[0-9a-f]{12})")
 EARLIER_HASH_LENGTH = 12
@@ -97,9 +97,9 @@ def reject_wrong_hash(key: str, sha256_by_name: Mapping[str, str], release_addre
 def read_verified_files(
     store: "Store", key: str, file_names: Iterable[str], max_bytes: int | None = MAX_BYTES
 ) -> dict[str, bytes]:
-    """Return the content of some files of a release. Raises NotFound if a file is missing,
-    DataError if a file was changed, and InvalidDocument if a file has more than `max_bytes` bytes
-    (None: no limit)."""
+    """Return the verified content of the requested files of a release. Raises NotFound if a file is
+    missing, DataError if a file was changed, and InvalidDocument if a file has more than
+    `max_bytes` bytes (None: no limit)."""
     require_release_key(key, store.uri(key))
     release_record = read_object(FileHashes, store, f"{key}/{RELEASE_RECORD}")
     reject_wrong_hash(key, release_record.files, store.uri(key))
@@ -126,8 +126,8 @@ def read_described_file(store: "Store", key: str, name: str) -> bytes:
     """Return the content of a file in DESCRIBED_FILES. Raises NotFound if the file is missing, and
     DataError if it was changed.
 
-    The file is not verified if an earlier version of Rekindle, which did not record its sha256, has
-    written the release.
+    The described file is not verified if the release was written by an earlier version of Rekindle,
+    which did not record the sha256 of this file.
     """
     release_record = read_object(FileHashes, store, f"{key}/{RELEASE_RECORD}")
     if name in release_record.described:

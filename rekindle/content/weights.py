@@ -1,5 +1,5 @@
-"""The description of a trained model, `model.json`, and the verification of its weights,
-`model.safetensors`, or of its result files."""
+"""Reads the description of a trained model, `model.json`, and verifies the model's weights,
+`model.safetensors`, or its result files."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping

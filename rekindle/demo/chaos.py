@@ -50,7 +50,7 @@ DISTURBED = "under attack"
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Options of the command."""
+    """Options of the command `rekindle demo chaos`."""
 
     workers: int = 3
     # time in seconds between two attacks
@@ -62,8 +62,8 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class Attack:
-    """A signal that is sent to one or more victims. `target` is "trainer" (the training process),
-    "launcher", "coordinator" or "all"."""
+    """A signal that is sent to one or more victims. The target of the signal is "trainer" (the
+    training process), "launcher", "coordinator" or "all"."""
 
     signal_number: signal.Signals
     target: str
@@ -81,7 +81,8 @@ ATTACKS = (
     Attack(signal.SIGKILL, "trainer"),
     Attack(signal.SIGKILL, COORDINATOR),
     Attack(signal.SIGKILL, "trainer", 2),
-    # like the preemption of a node, after which the worker leaves at the end of its current step
+    # this attack is like the preemption of a node, after which the worker leaves at the end of its
+    # current step
     Attack(signal.SIGTERM, "launcher"),
     Attack(signal.SIGSTOP, "trainer"),
     Attack(signal.SIGKILL, "launcher"),
@@ -91,8 +92,8 @@ ATTACKS = (
 
 
 def run_demo(home: Path, demo_options: DemoOptions, as_json: bool) -> int:
-    """Run both trainings and return the exit code. Raises RekindleError if a training stalls,
-    without deleting its logs."""
+    """Run both trainings of the demo and return the exit code. Raises RekindleError if a training
+    stalls; the logs of this training are kept."""
     cluster = DemoCluster(home)
     name = f"chaos-{secrets.token_hex(3)}"
     demo_folder = cluster.home / "demo" / name
@@ -162,8 +163,8 @@ def prepare_dataset(cluster: DemoCluster, demo_config: Any) -> tuple[str, str]:
     dataset_definition = {
         "workload": demo_config.workload,
         "data": demo_config.data.model_dump(mode="json"),
-        # the file's name is part of the hash, because earlier versions of Rekindle wrote datasets
-        # without this list of files
+        # FILE_LIST is part of the hash, because earlier versions of Rekindle wrote datasets without
+        # the file FILE_LIST
         "list": FILE_LIST,
     }
     definition_sha256 = hashlib.sha256(
@@ -213,7 +214,7 @@ def build_demo_job(
 def train_undisturbed(
     training: WatchedTraining, recording: DemoRecording, recording_view: View
 ) -> None:
-    """Train without attacks, and record the steps."""
+    """Train without attacks, and record the steps of the training."""
     for _ in training.poll_until_done():
         recording.undisturbed.record_step(training.step)
         recording_view.tick()
@@ -328,7 +329,7 @@ def find_target_pids(attack: Attack, training: WatchedTraining, name: str) -> li
 def update_record(
     attack_record: AttackRecord, training: WatchedTraining, recording: DemoRecording
 ) -> None:
-    """Update the record of an attack with its consequences that have been observed so far."""
+    """Update the record of an attack with the consequences that were observed so far."""
     if attack_record.settled:
         return
 
@@ -344,7 +345,8 @@ def update_record(
 
         attack_record.pids = set()
 
-    # wait for two more steps, because one step may have been in progress during the attack
+    # the training has continued once two more steps are done, because one step may have been in
+    # progress during the attack
     if attack_record.next_step_after_s is None and training.step >= attack_record.step + 2:
         attack_record.next_step_after_s = elapsed_s
         resumed_steps = training.resumed_steps[attack_record.resume_count :]

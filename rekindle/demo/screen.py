@@ -30,7 +30,7 @@ from argolocal.common.wording import format_duration, open_raw_stream
 from argolocal.view.display import is_terminal
 
 # character and style of each state of a process. If a process had several states during the time of
-# a column of the timeline, the first of them in this order is shown.
+# a column of the timeline, the first of these states in the order of STYLE_OF_STATE is shown.
 STYLE_OF_STATE = {
     "dead": ("╌", "red"),
     "stopped": ("╌", "magenta"),
@@ -49,7 +49,7 @@ BAR_CHARACTERS = " ▁▂▃▄▅▆▇█"
 @dataclass
 class AttackRecord:
     """One attack and its consequences. The fields `..._after_s` are in seconds since the attack,
-    and None until known."""
+    and are None until the value is known."""
 
     # time of the attack in seconds since the start of the training
     seconds: float
@@ -138,7 +138,7 @@ class DemoRun:
         self.step = self.total
 
     def speed(self, start_time: float, end_time: float) -> float:
-        """Return the steps per second between two times."""
+        """Return the training steps per second between two times."""
         if end_time > start_time:
             return (self._step_at(end_time) - self._step_at(start_time)) / (end_time - start_time)
         return 0.0
@@ -169,7 +169,7 @@ class DemoRecording:
 
     @property
     def training(self) -> bool:
-        """True if a worker has trained since the last attack."""
+        """True if a worker has completed a training step since the last attack."""
         has_recovered = not self.attacks or self.attacks[-1].next_step_after_s is not None
         return has_recovered and "training" in self.states
 
@@ -223,7 +223,7 @@ def live_view(recording: DemoRecording, output_stream: TextIO) -> Iterator[View]
 
 
 class LineView:
-    """Prints one line per event, and one line every five seconds of training."""
+    """Prints one line for each event of the demo, and one line every five seconds of training."""
 
     def __init__(self, recording: DemoRecording, output_stream: TextIO) -> None:
         self.recording = recording
@@ -284,7 +284,7 @@ class LivePicture:
         self.console = console
 
     def tick(self) -> None:
-        """Do nothing, because the live picture is redrawn automatically."""
+        """Do nothing at a tick, because the live picture is redrawn automatically."""
 
     def draw(self) -> Group:
         recording = self.recording

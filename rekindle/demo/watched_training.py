@@ -60,7 +60,8 @@ class DemoCluster(LocalCluster):
 
 
 class WatchedTraining:
-    """A running job. The names of its pods are `coordinator` and `worker-N`."""
+    """A running training job of the demo. The names of the job's pods are `coordinator` and
+    `worker-N`."""
 
     def __init__(self, cluster: DemoCluster, folder: Path, job_manifest: dict[str, Any]) -> None:
         self.cluster = cluster
@@ -123,7 +124,7 @@ class WatchedTraining:
 
     def poll_until_done(self, step_timeout_s: float = 120) -> Iterator[None]:
         """Observe the job until its model is complete. Raises RekindleError if the job fails or
-        stalls."""
+        makes no progress."""
         last_step_time = time.monotonic()
         last_poll_time = last_step_time
 

@@ -14,7 +14,7 @@ from rekindle.training.cost.pod_requests import read_pod
 
 def check_admission(cluster: Cluster, cluster_config: ClusterConfig) -> Iterator[Check]:
     """Check that a pod of each kind is admitted (PodSecurity, quota, LimitRange, PriorityClass,
-    ServiceAccount) and that it fits a node."""
+    ServiceAccount) and that the pod fits a node."""
     try:
         nodes = read_nodes(cluster, reads_pods=True)
         capacity_note = ""

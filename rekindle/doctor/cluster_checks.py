@@ -1,11 +1,11 @@
-"""Check that pipelines can run in a namespace of a cluster. Each failure has a remedy.
+"""Check that pipelines can run in a namespace of a cluster. Each failed check has a remedy.
 
     for check in check_cluster(Cluster.connect(namespace="models"), config.cluster, config.train):
         print(check)
 
-Pods and a job are created as a dry run, the webhook gets a job that it must refuse, and a temporary
-pod tests the object store and MLflow. If the user lacks the permission to read an object, the
-result is only a warning.
+Pods and a job are created as a dry run, the operator's webhook gets a job that it must refuse, and
+a temporary pod tests the object store and MLflow. If the user lacks the permission to read an
+object, the result is only a warning.
 """
 
 import re
@@ -67,12 +67,12 @@ def check_cluster(
     secret_names: Sequence[str] = (),
     queued_jobs: Sequence[QueuedJob] = (),
 ) -> list[Check]:
-    """Run all checks in order. An error in a check becomes its result, so that the other checks
-    still run.
+    """Run all checks of a cluster in order. An error in a check becomes the result of the check, so
+    that the other checks still run.
 
-    `probe_timeout_seconds`: time limit of the pod, including the time to pull its image.
-    `needs_token`: value of `serve.token`. `secret_names`: value of `program.secrets`.
-    `queued_jobs`: the jobs and pods of the config that wait in a queue of Kueue.
+    `probe_timeout_seconds`: time limit of the temporary pod, including the time to pull its image.
+    `needs_token`: value of the setting `serve.token`. `secret_names`: value of the setting
+    `program.secrets`. `queued_jobs`: the jobs and pods of the config that wait in a queue of Kueue.
     """
     finished_checks = [_check_api_server(cluster)]
     if not finished_checks[0].ok:
@@ -89,7 +89,7 @@ def check_cluster(
             for finished_check in check_iterator:
                 finished_checks.append(finished_check)
         except RekindleError as error:
-            # 403: the user may not read the object, which is only a warning
+            # the code 403 means that the user may not read the object, which is only a warning
             is_required = getattr(error, "code", 0) != 403
             finished_checks.append(
                 Check(

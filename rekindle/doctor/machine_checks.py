@@ -1,11 +1,11 @@
-"""Check that this machine has everything that Rekindle needs. Each failure has a remedy.
+"""Check that this machine has everything that Rekindle needs. Each failed check has a remedy.
 
     for check in check_machine(Path(".rekindle")):
         print(check)
 
-The checks write to the object store, query MLflow and bind addresses. They stop the services that
-they have started. If S3_ENDPOINT_URL or MLFLOW_TRACKING_URI is set, they test the service at this
-address instead of the embedded one.
+The checks write to the object store, query MLflow and bind addresses. The checks stop the services
+that they have started. If S3_ENDPOINT_URL or MLFLOW_TRACKING_URI is set, the service at this
+address is tested instead of the embedded service.
 """
 
 import os
@@ -36,14 +36,14 @@ GIB = 1 << 30
 # minimum free bytes: disk, memory, shared memory
 MIN_DISK_BYTES = 5 * GIB
 MIN_MEMORY_BYTES = 3 * GIB
-# enough for the snapshots of a small model
+# minimum free shared memory, which is enough for the snapshots of a small model
 MIN_SHARED_MEMORY_BYTES = 1 * GIB
 # minimum number of files that a process must be allowed to open
 MIN_OPEN_FILES = 1024
 
 
 def check_machine(home: Path) -> list[Check]:
-    """Run all checks in order. The checks of the services take several seconds."""
+    """Run all checks of this machine in order. The checks of the services take several seconds."""
     machine_checks: list[Callable[[Path], Check]] = [
         check_python,
         check_packages,
@@ -94,8 +94,8 @@ def check_python(_: Path) -> Check:
 
 
 def check_packages(_: Path) -> Check:
-    """Check the packages of `rekindle[all]` by their metadata, because importing them would take
-    seconds."""
+    """Check the packages of `rekindle[all]` by the metadata of the packages, because importing them
+    would take seconds."""
     try:
         from packaging.requirements import Requirement
 

@@ -1,4 +1,5 @@
-"""Check the objects and permissions of a namespace: ServiceAccounts, Secrets, addresses."""
+"""Check the objects and permissions of a namespace, such as ServiceAccounts, Secrets and
+addresses."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +34,8 @@ RENDER_COMMAND = "rekindle platform render -n {0} ... | kubectl apply -f -"
 
 
 def check_namespace(cluster: Cluster) -> Iterator[Check]:
-    """Check that the namespace enforces the PodSecurity standard `restricted`; else warn."""
+    """Check that the namespace enforces the PodSecurity standard `restricted`; if it does not,
+    return a warning."""
     security_level = read_enforced_level(cluster)
     remedy = f"kubectl label namespace {cluster.namespace} {POD_SECURITY_LABEL}=restricted"
     yield Check(
@@ -197,8 +199,8 @@ def _describe_denied(
     **review_subject: str,
 ) -> str:
     """Return a text that lists the permissions that are not granted; "" if all are granted.
-    `review_kind`: kind of the access review that answers; `review_subject`: its user, if it is not
-    the current one."""
+    `review_kind`: kind of the access review that answers; `review_subject`: user of the access
+    review, if not the current user."""
     denied_verbs: dict[str, list[str]] = {}
 
     for api_group, resource_path, verb in permissions:

@@ -16,7 +16,8 @@ def read_data(cluster: Cluster, resource: Resource, name: str) -> dict[str, Any]
 
 
 def read_enforced_level(cluster: Cluster) -> str:
-    """Return the PodSecurity standard that the namespace enforces; "" if it enforces none."""
+    """Return the PodSecurity standard that the namespace enforces; "" if the namespace enforces no
+    PodSecurity standard."""
     return (cluster.get(NAMESPACES, cluster.namespace)["metadata"].get("labels") or {}).get(
         POD_SECURITY_LABEL, ""
     )

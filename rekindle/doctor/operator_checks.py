@@ -1,4 +1,5 @@
-"""Check that the kinds of objects exist, and that Argo and the operators handle them."""
+"""Check that the cluster defines the kinds of objects that workflows create, and that Argo and the
+operators handle these kinds."""
 
 import json
 import re
@@ -98,7 +99,8 @@ def _list_defined_kinds(cluster: Cluster, api_version: str) -> set[str]:
 
 
 def check_controllers(cluster: Cluster, backend_name: str) -> Iterator[Check]:
-    """Check that the controllers run, watch this namespace, and are new enough."""
+    """Check that the controllers of Argo and the operators run, watch this namespace, and are new
+    enough."""
     for name, (label_selector, min_version, remedy) in CONTROLLERS.items():
         if name == "training operator" and backend_name != "pytorchjob":
             continue
@@ -157,7 +159,7 @@ def check_gang(
 def _check_kueue(
     cluster: Cluster, queue_name: str, queued_jobs: Sequence[QueuedJob]
 ) -> Iterator[Check]:
-    """Check that Kueue can admit the jobs. What delays them is a warning."""
+    """Check that Kueue can admit the jobs. A reason that only delays a job is a warning."""
     findings = check_admission(cluster, queued_jobs)
     if not any(finding.is_fatal for finding in findings):
         yield Check(f"queue {queue_name}", True, f"{len(queued_jobs)} kinds of pods may wait in it")
@@ -197,7 +199,8 @@ def check_webhook(
     cluster: Cluster, cluster_config: ClusterConfig, train_config: TrainConfig
 ) -> Iterator[Check]:
     """Check that the operator's webhook admits the job of the config, and refuses a job without the
-    main container. (Without the webhook, the API server accepts such a job.)"""
+    main container. (Without the webhook, the API server accepts a job without the main
+    container.)"""
     valid_job = _build_job(cluster_config, train_config)
     invalid_job = json.loads(to_json(valid_job).replace('"name": "pytorch"', '"name": "another"'))
     is_refused = False
@@ -261,8 +264,8 @@ def _build_job(cluster_config: ClusterConfig, train_config: TrainConfig) -> Obje
 
 
 def check_init_container(cluster: Cluster) -> Iterator[Check]:
-    """Check that the operator hardens the init container that it adds. Without this, the
-    PodSecurity standard `restricted` refuses the workers."""
+    """Check that the operator hardens the init container that it adds. If the init container is not
+    hardened, the PodSecurity standard `restricted` refuses the workers."""
     if read_enforced_level(cluster) != "restricted":
         yield Check(
             "init container", True, "not needed: the namespace does not enforce `restricted`"

@@ -21,7 +21,7 @@ from rekindle.documents import parse_and_validate
 from rekindle.errors import Check
 from rekindle.kubernetes_names import DOCTOR_NAME
 
-# arguments of `python` in the pod
+# arguments of `python` in the temporary pod
 PROBE = ("-m", "rekindle.doctor.probe")
 # default time limit in seconds for the pod to start and finish; pulling an image of several GB
 # takes longer
@@ -108,7 +108,8 @@ def _parse_results(cluster: Cluster, probe_pod: Object, image_name: str) -> Iter
 
 
 def _parse_findings(line: str) -> Findings | None:
-    """Return the results in a line of the probe's output; None for another line."""
+    """Return the results in a line of the probe's output; None for a line that does not contain
+    results."""
     try:
         return parse_and_validate(Findings, line)
     except ValueError:

@@ -66,11 +66,11 @@ def check_mlflow() -> Finding:
 
 
 def make_bucket(object_store: Store) -> None:
-    """Create the bucket unless it exists. Raises StorageError."""
+    """Create the bucket of the object store unless the bucket exists. Raises StorageError."""
     try:
         next(object_store.list("doctor/"), None)
     except ConfigError:
-        # the store is reachable, but the bucket does not exist
+        # the object store is reachable, but the bucket does not exist
         object_store.client.create_bucket(Bucket=object_store.bucket)
 
 

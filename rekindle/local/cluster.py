@@ -5,7 +5,7 @@ jobs.
     cluster.prefetch()
     cluster.configmap("rekindle")["S3_ENDPOINT_URL"]
 
-The embedded services keep their files in the home: `services/`, `s3/` and `mlflow.db`.
+The embedded services keep their files in REKINDLE_HOME, in `services/`, `s3/` and `mlflow.db`.
 """
 
 import os
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 class LocalCluster(cluster.LocalCluster):
-    """The cluster with its state in `home_folder` (default: the home of commands). `images` maps
-    the names of container images to local equivalents (default: images.yaml)."""
+    """This machine as a cluster, with its state in `home_folder` (default: REKINDLE_HOME). `images`
+    maps the names of container images to local equivalents (default: images.yaml)."""
 
     bucket = DEFAULT_BUCKET
     modules = ("rekindle",)
@@ -69,17 +69,18 @@ class LocalCluster(cluster.LocalCluster):
         self.revive()
 
     def ready(self, timeout: float = 60) -> None:
-        """Wait until the services answer. Raises StorageError or TrackingError."""
+        """Wait until the embedded services answer. Raises StorageError or TrackingError."""
         self.services.ready(timeout)
 
     def keep_running(self) -> None:
-        """Restart dead services and deployments. Raises StorageError or TrackingError."""
+        """Restart services and deployments whose processes have ended. Raises StorageError or
+        TrackingError."""
         self.services.restart_dead()
         super().keep_running()
 
     def built_in(self) -> Mapping[tuple[str, str], Callable[[], Mapping[str, str]]]:
-        """Return functions that make the content of the built-in ConfigMap and Secrets, by kind and
-        name. Model servers get the same S3 keys as other pods, because all processes on this
+        """Return, by kind and name, functions that return the content of the built-in ConfigMap and
+        Secrets. Model servers get the same S3 keys as other pods, because all processes on this
         machine run as the same user."""
         services = self.services
         return {
@@ -107,7 +108,7 @@ class LocalCluster(cluster.LocalCluster):
         specifies. Raises ConfigError, KeyError."""
         from rekindle.storage import Store
 
-        # this method needs only the keys, so it does not start MLflow
+        # only the keys of the object store are needed here, so MLflow is not started
         store_credentials = self.services.credentials()
 
         if s3_location and (s3_location.get("bucket") or s3_location.get("endpoint")):

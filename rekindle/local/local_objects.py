@@ -30,7 +30,7 @@ class LocalObjects:
         ]
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
-        """Apply a merge patch. A dry run does nothing, since this machine has no admission checks.
-        Raises Conflict."""
+        """Apply a merge patch to an object of this machine. A dry run does nothing, since this
+        machine has no admission checks. Raises Conflict."""
         if not dry_run:
             self.controllers[kind].patch(name, lambda now: apply_patch(now, change, "merge"))

@@ -2,7 +2,7 @@
 
 Each pod has a loopback address of its own, so pods do not take ports from each other. But a program
 that listens on all addresses of this machine takes its port from every pod. If the manifest allows
-it, the pods use another port instead.
+another port, the pods then use another port.
 """
 
 import copy

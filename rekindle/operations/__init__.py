@@ -1,2 +1,2 @@
-"""The actions behind the commands that work on runs: forecast, reproduce, backfill, reuse, roll
-back, scale, remove."""
+"""The actions of the commands that work on runs: forecast, reproduce, backfill, reuse, roll back,
+scale, remove."""

@@ -1,8 +1,8 @@
-"""Run the missed runs of a schedule, several at a time. The only state of a backfill is its runs,
+"""Run the missed runs of a schedule, several at a time. A backfill stores no state except its runs,
 so an interrupted backfill can be repeated.
 
-The models of these runs are evaluated and recorded, but the gate never releases them, because of
-the workflow parameter `backfill`.
+The models of the missed runs are evaluated and recorded, but the gate never releases them, because
+of the workflow parameter `backfill`.
 """
 
 import subprocess
@@ -28,7 +28,7 @@ from rekindle.operations.missed_runs import MissedRun
 
 POLL_INTERVAL_S = 0.5
 CLUSTER_POLL_INTERVAL_S = 5.0
-# folder in the home with the manifests and the output of the runs
+# folder in REKINDLE_HOME with the manifests and the output of the missed runs
 BACKFILL_FOLDER = "backfill"
 
 
@@ -38,8 +38,8 @@ def backfill(
     max_parallel_runs: int,
     log_message: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """Execute the runs, `max_parallel_runs` at a time, and return a row per run, in order. A
-    failed run does not stop the others."""
+    """Execute the missed runs, `max_parallel_runs` at a time, and return a row for each run, in the
+    order of the runs. A failed run does not stop the other runs."""
 
     def execute_and_log(missed_run: MissedRun) -> dict[str, Any]:
         log_message(f"{missed_run.name} is the run of {missed_run.time:%Y-%m-%d %H:%M} UTC")
@@ -70,7 +70,7 @@ def run_on_this_machine(
     was_tried = False
 
     while True:
-        # another backfill executes this run, or a killed backfill has left it running
+        # another backfill executes this run, or a killed backfill has left the run running
         if run_files.runner():
             time.sleep(POLL_INTERVAL_S)
             continue

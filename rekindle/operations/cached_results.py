@@ -61,7 +61,7 @@ def add_cluster_cached_parameter(
 
 def set_bucket_variable() -> None:
     """Set S3_BUCKET as in the pods of this machine, so that s3:// URIs of input data refer to the
-    same objects here."""
+    same objects in this process."""
     os.environ.setdefault(S3_BUCKET, DEFAULT_BUCKET)
 
 

@@ -2,7 +2,7 @@
 
     changes = store_schedule(cluster, template, cron)
 
-The server of the home starts the runs (argolocal/server/cron).
+The server of REKINDLE_HOME starts the scheduled runs (argolocal/server/cron).
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ KEPT_RUNS = 1_000_000
 
 
 def prepare_cron(cron: Object, has_deadline: bool) -> Object:
-    """Return the CronWorkflow of a config, adapted to this machine. `has_deadline`: True if the
+    """Return the CronWorkflow of a config, adapted to this machine. `has_deadline` is True if the
     config sets schedule.deadline_minutes. Without a deadline, a machine that was off starts the
     newest missed run as soon as it is on again."""
     spec = {
@@ -35,8 +35,8 @@ def prepare_cron(cron: Object, has_deadline: bool) -> Object:
 
 
 def store_schedule(cluster: LocalCluster, template: Object, cron: Object) -> list[str]:
-    """Store a WorkflowTemplate and the CronWorkflow that runs it. Return the changes as lines, as
-    `kubectl apply` prints them. Raises ConfigError."""
+    """Store a WorkflowTemplate and the CronWorkflow that runs it. Return the changed fields as
+    lines of text, as `kubectl apply` prints them. Raises ConfigError."""
     objects = Objects(cluster)
     annotations = {**(cron["metadata"].get("annotations") or {}), PATH_ANNOTATION: cluster.path}
     cron = {**cron, "metadata": {**cron["metadata"], "annotations": annotations}}
@@ -55,7 +55,7 @@ def _select_times(spec: Object) -> Object:
 
 
 def set_suspended(cluster: LocalCluster, name: str, is_suspended: bool) -> None:
-    """Suspend or resume a schedule. Raises ConfigError if it does not exist."""
+    """Suspend or resume a schedule. Raises ConfigError if the schedule does not exist."""
 
     def change(cron: Object) -> None:
         cron["spec"]["suspend"] = is_suspended
@@ -64,7 +64,7 @@ def set_suspended(cluster: LocalCluster, name: str, is_suspended: bool) -> None:
 
 
 def find_schedule(cluster: LocalCluster, name: str) -> Object:
-    """Return the CronWorkflow of a schedule. Raises ConfigError if it does not exist."""
+    """Return the CronWorkflow of a schedule. Raises ConfigError if the schedule does not exist."""
     objects = Objects(cluster)
     cron = objects.find("CronWorkflow", name)
     if cron is None:
@@ -77,8 +77,8 @@ def find_schedule(cluster: LocalCluster, name: str) -> Object:
 
 
 def delete_schedule(cluster: LocalCluster, name: str) -> None:
-    """Delete a schedule and its WorkflowTemplate, but not its runs. Raises ConfigError if it does
-    not exist."""
+    """Delete a schedule and its WorkflowTemplate, but not its runs. Raises ConfigError if the
+    schedule does not exist."""
     spec = find_schedule(cluster, name)["spec"].get("workflowSpec") or {}
     objects = Objects(cluster)
     objects.delete("CronWorkflow", name)

@@ -50,9 +50,9 @@ def list_missed_runs(
     last_day: date,
     current_time: datetime,
 ) -> list[MissedRun]:
-    """Return the scheduled runs on the days from `first_day` to `last_day` (in the schedule's
-    time zone), oldest first. Raises ConfigError if the schedule does not start a run on these
-    days, or if a run is in the future."""
+    """Return the runs that the schedule should have started on the days from `first_day` to
+    `last_day` (in the schedule's time zone), oldest first. Raises ConfigError if the schedule does
+    not start a run on these days, or if a run is in the future."""
     if first_day > last_day:
         raise ConfigError(
             f"--from is {first_day}, which is after --to, {last_day}: exchange the two days."

@@ -28,8 +28,8 @@ def read_parameters(workflow_status: Status) -> dict[str, str]:
     """Return the global outputs of the workflow (globalName), by name. If the run has exactly one
     evaluation, include its results.
 
-    If the canary was rolled back, or the source has no new data, the verdict and its reason say
-    this instead.
+    If the canary was rolled back, or the source has no new data, the verdict and its reason are
+    replaced accordingly.
     """
     output_values = list_outputs(workflow_status)
     evaluations = list(_read_evaluations(workflow_status).values())
@@ -39,7 +39,7 @@ def read_parameters(workflow_status: Status) -> dict[str, str]:
         for output_parameter in (workflow_node.get("outputs") or {}).get("parameters") or []:
             verdict, _, reason = str(output_parameter.get("value", "")).partition(": ")
             if output_parameter["name"] == "run_id" and output_parameter.get("value"):
-                # a step's output run_id is used if no global output has this name
+                # the output run_id of a step is used if no global output is called run_id
                 output_values.setdefault("run_id", output_parameter["value"])
 
             if output_parameter["name"] == "canary" and verdict == "taken back":
@@ -60,7 +60,8 @@ def needs_token(workflow: Mapping[str, Any]) -> bool:
 
 
 def compute_costs(workflow_status: Status, workflow: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the costs of a run, as a sentence and by task; {} if its manifest has no prices."""
+    """Return the costs of a run, as a sentence and by task; {} if the run's manifest contains no
+    prices."""
     from rekindle.training.cost import tariff
     from rekindle.training.cost.run_cost import compute_run_costs
 
@@ -130,7 +131,7 @@ def parse_metrics(evaluation_values: Mapping[str, str]) -> dict[str, float | Non
     """Return the metrics of the candidate by name, with None for NaN or infinity; {} if the run has
     no evaluation."""
     try:
-        # a step of another program may write NaN
+        # a step that another program implements may write NaN
         metric_numbers = json.loads(evaluation_values.get("metrics") or "{}", parse_int=float)
     except (ValueError, RecursionError):
         return {}

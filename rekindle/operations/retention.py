@@ -1,5 +1,5 @@
 """Apply retention: at the end of each run on this machine, and for `rekindle prune` on this machine
-or a cluster. `rekindle/release/retention` decides what is removed."""
+or a cluster. `rekindle/release/retention` decides which runs and releases are removed."""
 
 import fcntl
 import itertools
@@ -46,13 +46,14 @@ from rekindle.storage import Store
 # lifetime of a claim (which reserves a cached result for a new run) on this machine; longer than
 # the time from the look-up in the cache to the start of the run
 CLAIM_SECONDS = 7200.0
-# time after its end during which a run of another machine may be resumed
+# seconds after its end during which a run of another machine may be resumed
 RESUMABLE_SECONDS = compute_resumable_seconds(ClusterConfig.model_validate({}).model_dump())
 # limit of `rekindle prune` on this machine for pipelines without limits
 DEFAULT_KEEP_RUNS = 5
-# texts that may contain RUN/TASK; they begin with a word, so that the search takes O(n)
+# matches texts that may contain RUN/TASK; a match begins at the start of a word, so that the search
+# takes linear time
 PATH_PATTERN = re.compile(r"(?<![\w.-])[\w.-]+(?:/[\w.-]+)+", re.ASCII)
-# folder in the home for run folders that are being deleted
+# folder in REKINDLE_HOME for run folders that are being deleted
 REMOVED_FOLDER = "removed"
 
 
@@ -60,7 +61,7 @@ REMOVED_FOLDER = "removed"
 class RetentionScope:
     """This machine or a namespace, with its runs and the limits of each pipeline.
 
-    `shared`: True if other machines or namespaces may use the same MLflow and object store.
+    `shared` is True if other machines or namespaces may use the same MLflow and object store.
     `needed`: the tasks (RUN/TASK) whose artifacts a malformed workflow may use.
     """
 
@@ -114,14 +115,14 @@ class RetentionScope:
 
 
 class MachineHost:
-    """The runs in a home."""
+    """The runs in REKINDLE_HOME."""
 
     def __init__(self, home_folder: Path) -> None:
         self.home = home_folder
 
     @contextmanager
     def hold(self, run_name: str) -> Iterator[bool]:
-        """Lock the run, so that it cannot be resumed. Yield False if the run is active."""
+        """Lock the run, so that the run cannot be resumed. Yield False if the run is active."""
         run_files = RunFiles(self.home, run_name)
         if not run_files.root.exists():
             yield True
@@ -158,7 +159,8 @@ class NamespaceHost:
     @contextmanager
     def hold(self, run_name: str) -> Iterator[bool]:
         """Yield True if the workflow has ended, or does not exist. The workflow is read again,
-        because a cluster has no lock against a resume. A malformed workflow counts as active."""
+        because on a cluster nothing prevents a user from resuming the workflow. A malformed
+        workflow counts as active."""
         try:
             workflow = self.cluster.find(WORKFLOWS, run_name)
         except MalformedObject as error:
@@ -180,8 +182,8 @@ class NamespaceHost:
 
 
 def apply_limits_after_run(home_folder: Path, workflow: Mapping[str, Any]) -> None:
-    """Apply the limits in the config of a completed run to its pipeline on this machine. Print
-    errors instead of raising them."""
+    """Apply the limits in the config of a completed run to its pipeline on this machine. Errors are
+    printed instead of raised."""
     pipeline_limits = _read_limits(workflow)
     pipeline_name = workflow_origin.pipeline_label(workflow)
     if pipeline_limits == NO_LIMITS or not pipeline_name:
@@ -335,8 +337,8 @@ def _hold_lock(home_folder: Path) -> Iterator[None]:
 
 
 def _make_local_scope(home_folder: Path) -> RetentionScope:
-    """Return the scope of this machine. Set the environment variables of the services for this
-    process, and delete run folders whose removal was interrupted."""
+    """Return the retention scope of this machine. Also set the environment variables of the
+    services for this process, and delete run folders whose removal was interrupted."""
     local_cluster = LocalCluster(home_folder)
     service_addresses = local_cluster.configmap(CONFIG_MAP)
     os.environ.update(service_addresses | local_cluster.secret(STORE_SECRET))
@@ -347,8 +349,8 @@ def _make_local_scope(home_folder: Path) -> RetentionScope:
     is_own_store = _is_embedded(local_cluster, "s3", service_addresses)
     is_own_mlflow = _is_embedded(local_cluster, "mlflow", service_addresses)
     retention_scope.shared = not (is_own_store and is_own_mlflow)
-    # with a shared object store but separate MLflow servers, releases of other homes are unknown
-    # here
+    # if machines share an object store but have separate MLflow servers, the releases of other
+    # machines are unknown on this machine
     retention_scope.removes_releases = is_own_store or not is_own_mlflow
 
     shutil.rmtree(home_folder / REMOVED_FOLDER, ignore_errors=True)
@@ -376,7 +378,7 @@ def _make_local_scope(home_folder: Path) -> RetentionScope:
         retention_scope.runs[run_name] = _make_run(
             run_name, workflow, end_seconds, run_status["phase"]
         )
-        # runs are listed newest first, so these are the limits of the newest run
+        # runs are listed newest first, so the limits of the newest run are set first
         retention_scope.limits.setdefault(
             retention_scope.runs[run_name].pipeline, _read_limits(workflow)
         )
@@ -461,7 +463,7 @@ def _keep_malformed_run(retention_scope: RetentionScope, workflow: object) -> No
 
 
 def find_references(searched_text: str) -> set[str]:
-    """Return each RUN/TASK that a text may contain."""
+    """Return every part of a text that may be a RUN/TASK."""
     references = set[str]()
     for found_path in PATH_PATTERN.findall(searched_text):
         path_names = found_path.split("/")

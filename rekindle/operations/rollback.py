@@ -1,4 +1,5 @@
-"""Roll a model back to an earlier version, on this machine or on a cluster: `rekindle rollback`."""
+"""Roll a model back to an earlier version, on this machine or on a cluster (`rekindle
+rollback`)."""
 
 import os
 from collections.abc import Callable
@@ -31,8 +32,8 @@ def roll_back_model(
     """Roll a model back to `version` (empty: the version before the champion), or finish an
     interrupted rollback.
 
-    Afterwards, call `report_result`, and send a notification according to the config of the run
-    that made the new champion.
+    After the rollback, call `report_result`, and send a notification according to the config of the
+    run that made the new champion.
     """
 
     def finish(rollback_result: RollbackResult) -> None:
@@ -102,8 +103,8 @@ def _parse_events(events_text: str) -> list[Any]:
 
 
 def _open_objects(home_folder: Path, cluster: Cluster | None) -> ClusterObjects | LocalObjects:
-    """Return access to the Kubernetes objects. For this machine, set the environment variables of
-    the services for this process."""
+    """Return access to the Kubernetes objects of this machine or a cluster. For this machine, set
+    the environment variables of the services for this process."""
     if cluster:
         return ClusterObjects(cluster)
 

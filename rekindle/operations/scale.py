@@ -1,4 +1,5 @@
-"""Change the number of workers of a training, on this machine or on a cluster: `rekindle scale`."""
+"""Change the number of workers of a training, on this machine or on a cluster (`rekindle
+scale`)."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ def scale_training(
 ) -> dict[str, Any]:
     """Set the number of workers of the training `task_name` of a run.
 
-    Raises ConfigError if the training is not running, or may not have this number of workers.
+    Raises ConfigError if the training is not running, or if `worker_count` is not allowed for this
+    training.
     """
     if cluster:
         return scale_workers(ClusterObjects(cluster), run_name, task_name, worker_count)

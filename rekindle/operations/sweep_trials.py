@@ -1,6 +1,6 @@
-"""List the trials of a running or completed sweep, best first: `rekindle sweep --of RUN`.
+"""List the trials of a running or completed sweep, best first (`rekindle sweep --of RUN`).
 
-For a run on a cluster, a pod runs this command, which prints the trials as JSON:
+For a run on a cluster, a pod runs the following command, which prints the trials as JSON:
 
     python -m rekindle.operations.sweep_trials WORKFLOW SWEEP TARIFF
 """

@@ -1,7 +1,7 @@
 """The artifacts of runs in the object store of this machine, and the readers of their tables.
 
-The object store is started only when a user opens an artifact. The list of artifacts does not need
-it: it is read from the status of the run and from the store's files.
+The object store is started only when a user opens an artifact. The list of artifacts is read from
+the status of the run and from the files of the object store, without starting it.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ TABLE_READERS: Mapping[str, ReadTable] = {parquet.SUFFIX: parquet.read_parquet}
 
 
 def open_home_artifacts(home: Path) -> StoredArtifacts:
-    """Return access to the artifacts of all runs in `home`."""
+    """Return access to the artifacts of all runs in REKINDLE_HOME (`home`)."""
 
-    # bucket → its listing, which is kept, so that later calls read only what has changed
+    # bucket → its listing, which is kept, so that later calls read only changes
     listings: dict[str, ObjectLister | None] = {}
 
     def open_store(s3: Mapping[str, Any]) -> ObjectReader:
@@ -29,7 +29,7 @@ def open_home_artifacts(home: Path) -> StoredArtifacts:
 
     def open_listing(s3: Mapping[str, Any]) -> ObjectLister | None:
         if s3.get("endpoint"):
-            # an external store may be slow to list
+            # an external object store is not listed, because listing may be slow
             return None
         bucket = str(s3.get("bucket") or "")
         if bucket not in listings:

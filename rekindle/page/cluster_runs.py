@@ -1,7 +1,7 @@
 """Reads the runs of a cluster with the kubeconfig permissions of the user who opened the page.
 
-One watch keeps all Workflows of the namespace in memory, for all viewers of the page. Nothing is
-written to the cluster.
+One watch keeps all Workflows of the namespace in memory, for all viewers of the page. ClusterRuns
+writes nothing to the cluster.
 """
 
 import time
@@ -21,10 +21,11 @@ from rekindle.errors import ConfigError, RekindleError
 from rekindle.page.pod_logs import PodLogs
 
 FIRST_LIST_TIMEOUT_S = 20.0
-# pause before a failed watch starts again; a watch fails, for example, without list permission
+# pause in seconds before a failed watch starts again; a watch fails, for example, if the user may
+# not list Workflows
 RETRY_PAUSE_S = 5.0
-# after a failed poll, the page says for this long that the cluster does not answer; the next poll
-# comes after at most 5 s
+# number of seconds after a failed poll during which the page says that the cluster does not answer;
+# the next poll comes after at most 5 s
 LOST_FOR_S = 15.0
 
 
@@ -53,8 +54,8 @@ class ClusterRuns:
         return f"{text}, which has not answered for {silent_for}"
 
     def names(self) -> list[str]:
-        """Return the names of all runs, newest first. Raises ApiError without the permission to
-        list Workflows."""
+        """Return the names of all runs, newest first. Raises ApiError if the user may not list
+        Workflows."""
         workflows = self._list_workflows()
         return sorted(
             workflows,
@@ -63,7 +64,7 @@ class ClusterRuns:
         )
 
     def version(self, name: str) -> str:
-        """Return a text that changes whenever the workflow changes; "" for a deleted one."""
+        """Return a text that changes whenever the workflow changes; "" for a deleted workflow."""
         workflow = self._list_workflows().get(name)
         if workflow is None:
             return ""
@@ -102,7 +103,7 @@ class ClusterRuns:
         return self.pod_logs.files(decompress_nodes(workflow))
 
     def _list_workflows(self) -> dict[str, Object]:
-        """Return all workflows. The first call waits until the watch has listed them."""
+        """Return all workflows. The first call waits until the watch has listed the workflows."""
         with self.changed:
             if self.thread is None or not self.thread.is_alive():
                 self.thread = Thread(target=self._watch, name="workflows", daemon=True)
@@ -116,7 +117,7 @@ class ClusterRuns:
     def _watch(self) -> None:
         while True:
             try:
-                # list first, because the watch of an empty namespace yields no event
+                # list the workflows first, because the watch of an empty namespace yields no event
                 self._set_listed(self.cluster.list_objects(WORKFLOWS))
                 for event_type, workflow in self.cluster.watch(WORKFLOWS, on_lost=self._note_lost):
                     self._apply_event(event_type, workflow)

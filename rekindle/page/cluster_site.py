@@ -49,8 +49,8 @@ def serve(
     allow_actions: bool,
     announce: Callable[[str], None],
 ) -> None:
-    """Serve the page of a namespace until SIGINT or SIGTERM. Raises ConfigError if the port is
-    taken."""
+    """Serve the page of a namespace until SIGINT or SIGTERM. Raises ConfigError if another program
+    uses the port of the page."""
     with TemporaryDirectory(prefix="rekindle-page-") as folder:
         app = Page(make_parts(home, cluster, Path(folder), allow_actions)).application()
         token = server.read_token(home)
@@ -94,8 +94,8 @@ def make_parts(home: Path, cluster: Cluster, folder: Path, allow_actions: bool) 
 
 
 def open_store(s3: Mapping[str, Any] | None = None) -> "Store":
-    """Return the object store that the environment variables of the page's user name. `s3`:
-    location of an artifact, which may name another bucket. Raises ConfigError."""
+    """Return the object store whose address is set by the environment variables of the page's user.
+    `s3`: location of an artifact, which may name another bucket. Raises ConfigError."""
     from rekindle.storage import Store
 
     if not os.environ.get(S3_BUCKET):
@@ -153,7 +153,7 @@ class Stop:
 
 
 class Resume:
-    """Resumes a suspended run on a cluster, or retries a failed one."""
+    """Resumes a suspended run on a cluster, or retries a failed run."""
 
     name = "resume"
 

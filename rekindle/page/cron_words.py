@@ -1,4 +1,4 @@
-"""Schedules in words: `0 3 * * 1` is `every Monday at 03:00`."""
+"""Describes schedules in words, such as `every Monday at 03:00` for `0 3 * * 1`."""
 
 import re
 
@@ -21,7 +21,7 @@ MONTH_NAMES = (
     "November",
     "December",
 )
-# forms of a field that can be described in words
+# forms of a field of a schedule that can be described in words
 NUMBERS = re.compile(r"\d{1,2}(,\d{1,2})*")
 STEP = re.compile(r"\*/(\d{1,2})")
 RANGE = re.compile(r"(\d{1,2})-(\d{1,2})")
@@ -44,7 +44,7 @@ def describe_schedule(line: str) -> str:
         return ""
 
     if times.startswith("every "):
-        # every hour of each day
+        # the schedule runs every hour of each described day
         days = "" if days == "every day" else f"{days}, "
         return f"{days}{times}{months}"
     return f"{days} {times}{months}"
@@ -52,7 +52,7 @@ def describe_schedule(line: str) -> str:
 
 def _describe_times(minute: str, hour: str) -> str:
     """Describe the times of a day, such as `at 03:00` or `every 15 minutes`; return "" for times
-    that are not supported."""
+    that cannot be described."""
     if hour == "*" and minute == "*":
         return "every minute"
 
@@ -86,7 +86,8 @@ def _describe_times(minute: str, hour: str) -> str:
 
 
 def _describe_days(day: str, weekday: str) -> str | None:
-    """Describe the days, such as `every Monday`; return None for days that are not supported."""
+    """Describe the days of a schedule, such as `every Monday`; return None for days that cannot be
+    described."""
     weekday = _replace_names(weekday, DAYS, 0)
     if day == "*" and weekday == "*":
         return "every day"
@@ -103,7 +104,7 @@ def _describe_days(day: str, weekday: str) -> str | None:
 
 def _describe_months(month: str) -> str | None:
     """Describe the months, such as ` in January`; return "" for all months, and None for months
-    that are not supported."""
+    that cannot be described."""
     month = _replace_names(month, MONTHS, 1)
     if month == "*":
         return ""
@@ -113,8 +114,8 @@ def _describe_months(month: str) -> str | None:
 
 
 def _replace_names(field: str, names: tuple[str, ...], first_number: int) -> str:
-    """Return a field with numbers in place of the names of days or months. `first_number`: number
-    of the first name."""
+    """Return a field of a schedule with numbers in place of the names of days or months.
+    `first_number`: number of the first day or month."""
     for number, name in enumerate(names, first_number):
         field = field.replace(name, str(number))
     return field

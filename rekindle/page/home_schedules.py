@@ -34,9 +34,10 @@ STORE_NOTE = (
 
 
 class HomeSchedules:
-    """The CronWorkflows of a home, and the schedules of the project's configs that are not stored.
+    """The CronWorkflows in REKINDLE_HOME, and the schedules of the project's configs that are not
+    stored.
 
-    `project`: the schedules of the configs, or None to leave them out.
+    `project`: the schedules of the project's configs, or None to leave these schedules out.
     """
 
     def __init__(self, home: Path, project: ProjectSchedules | None = None) -> None:
@@ -44,7 +45,8 @@ class HomeSchedules:
         self.project = project
 
     def read(self, query: Mapping[str, str]) -> Schedules:
-        """Return the schedules, with a note if no server runs that would start them."""
+        """Return the schedules, with a note if no server runs that would start the scheduled
+        runs."""
         now = datetime.now(UTC)
         crons = StoredObjects(self.home).list(KIND)
         stored = [make_home_schedule(self.home, cron, now) for cron in crons]
@@ -61,7 +63,7 @@ class HomeSchedules:
 
 
 def make_home_schedule(home: Path, cron: Object, now: datetime) -> Schedule:
-    """Return the schedule of a CronWorkflow that is stored in a home."""
+    """Return the schedule of a CronWorkflow that is stored in REKINDLE_HOME."""
     name = cron["metadata"]["name"]
     spec = cron["spec"]
     status = cron.get("status") or {}

@@ -31,7 +31,7 @@ class ExternalTracking:
         self.environ = environ
 
     def connect(self) -> str:
-        # no retries, since the user waits for the page
+        # requests to MLflow are not retried, since the user waits for the page
         os.environ[mlflow_api.RETRIES_VARIABLE] = "0"
         if self.environ.get(MLFLOW_TRACKING_URI):
             return ""
@@ -39,9 +39,11 @@ class ExternalTracking:
 
 
 class LocalTracking:
-    """The embedded MLflow of a home, or the server at $MLFLOW_TRACKING_URI if it is set.
+    """The embedded MLflow of REKINDLE_HOME or, if MLFLOW_TRACKING_URI is set, the MLflow server at
+    this address.
 
-    `environ`: the environment at the start of the page, because the page's own environment changes.
+    `environ`: the environment variables at the start of the page, because the page's own
+    environment changes.
     """
 
     def __init__(self, home: Path, environ: Mapping[str, str]) -> None:

@@ -25,8 +25,8 @@ COMPARED_PREFIXES = ("baseline_", "champion_")
 
 @dataclass(frozen=True)
 class Server:
-    """A Deployment of a model. `ready`: number of pods that answer; `pods`: number of pods that it
-    should have."""
+    """A Deployment of a model. `ready`: number of ready pods; `pods`: number of pods that the
+    Deployment should have."""
 
     deployment: str
     version: str
@@ -45,8 +45,9 @@ class Server:
 
 @dataclass(frozen=True)
 class ModelRelease:
-    """A version of a model. `registered`: time in the format of RFC 3339; `run`: name of its run;
-    `can_roll_back`: True if a rollback to this version is possible."""
+    """A version of a model. `registered`: time of the registration in the format of RFC 3339;
+    `run`: name of the run that registered the version. `can_roll_back` is True if a rollback to
+    this version is possible."""
 
     version: str
     is_champion: bool
@@ -69,7 +70,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class Model:
-    """A model. `since`: time when the champion was promoted, if it is known."""
+    """A model. `since`: time when the champion was promoted, if the time is known."""
 
     name: str
     champion: str
@@ -82,7 +83,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Models:
-    """All models. `notes`: sentences about services that do not answer; `has_releases`: True if
+    """All models. `notes`: sentences about services that do not answer. `has_releases` is True if
     MLflow has answered, so that the champions and releases are complete."""
 
     models: list[Model]
@@ -96,8 +97,8 @@ class ModelReader:
     """Reads the models from MLflow, and their servers from the Kubernetes objects.
 
     `server_address`: function that returns the address of a Service; `is_serving`: function that
-    returns False if the servers of this machine are down; `can_roll_back`: True if the user of the
-    page may roll back.
+    returns False if the servers of this machine are down. `can_roll_back` is True if the user of
+    the page may roll back.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class ModelReader:
         name = deployment["metadata"]["name"]
         selector = (service or {}).get("spec", {}).get("selector") or {}
         metadata = deployment["spec"]["template"].get("metadata") or {}
-        # the pods of a canary have the labels that the Service selects, too
+        # the pods of a canary also have the labels that the Service selects
         has_traffic = bool(selector) and selector.items() <= (metadata.get("labels") or {}).items()
         ready = (deployment.get("status") or {}).get("readyReplicas") or 0
         return Server(
@@ -240,7 +241,7 @@ def _make_release(
 
 
 def _find_run(run_id: str) -> mlflow_api.Run | None:
-    """Return a run, or None if it was deleted."""
+    """Return an MLflow run, or None if the run was deleted."""
     if not run_id:
         return None
     try:
@@ -265,8 +266,8 @@ def _find_promotion_time(
     versions: list[mlflow_api.ModelVersion],
     releases: list[ModelRelease],
 ) -> str | None:
-    """Return the time when the version became the champion. Return None if it is unknown, after a
-    rollback by an earlier version of Rekindle, which did not record it."""
+    """Return the time when the version became the champion. Return None if the time is unknown
+    because an earlier version of Rekindle, which did not record the time, rolled the model back."""
     tags = next((version.tags for version in versions if version.version == champion.version), {})
     recorded_time = tags.get(tracking.CHAMPION_SINCE, "")
     if MILLISECONDS.fullmatch(recorded_time):
@@ -307,7 +308,7 @@ def _find_drift(name: str) -> Drift | None:
 
 
 def format_ms(milliseconds: int) -> str | None:
-    """Return a time of MLflow in the format of RFC 3339; None if it is unknown."""
+    """Return a time of MLflow in the format of RFC 3339; None if the time is unknown."""
     if not milliseconds:
         return None
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")

@@ -2,8 +2,9 @@
 
     python -m rekindle.page.parquet ROWS COLUMNS MEMORY < FILE
 
-The file comes from a run, and may expand to a million times its size. So the memory and the time of
-the process are limited. The separate process also keeps polars out of the memory of the page.
+A parquet file comes from a run, and may expand to a million times its size. So the memory and the
+time of the process that reads the file are limited. The separate process also keeps polars out of
+the memory of the page.
 """
 
 import io
@@ -28,7 +29,7 @@ def read_parquet(file: BinaryIO, rows: int, columns: int) -> TableContent:
     """Return the first rows and columns of a parquet file. Raises UnreadableTable."""
     limits = (rows, columns, MAX_MEMORY_BYTES)
     command = make_python_command("-m", "rekindle.page.parquet", *map(str, limits))
-    # one thread reserves less memory
+    # polars reserves less memory with one thread
     environ = {**os.environ, "POLARS_MAX_THREADS": "1"}
     try:
         finished_process = subprocess.run(

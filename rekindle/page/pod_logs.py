@@ -1,5 +1,5 @@
-"""Copies the logs of pods to a private folder, so that the tabs can read them like local files. For
-a forbidden or deleted log, the file contains a sentence with the reason."""
+"""Copies the logs of pods to a private folder, so that the tabs can read them like local files. If
+a log is forbidden or deleted, its copy contains a sentence with the reason."""
 
 import os
 import re
@@ -25,7 +25,7 @@ POLL_INTERVAL_S = 2.0
 # the logs of a run are no longer copied this long after the last request of a viewer
 IDLE_AFTER_S = 60.0
 FIRST_COPY_TIMEOUT_S = 3.0
-# limit for the first read of a log
+# maximum number of pods of a run whose logs are copied
 MAX_FIRST_BYTES = 64 << 20
 MAX_PODS = 200
 SILENCE_TIMEOUT_S = 10.0
@@ -41,9 +41,9 @@ class PodLogs:
         self.lock = Lock()
 
     def files(self, workflow: Object) -> Mapping[str, LogFile]:
-        """Return the copies of the logs of a run, by the name of the pod. Start to copy them in the
-        background, and wait up to three seconds for the first copies. The copies are kept up to
-        date as long as this method is called regularly."""
+        """Return the copies of the logs of a run, by the name of the pod. Start to copy the logs in
+        the background, and wait up to three seconds for the first copies. The copies of the logs
+        are kept up to date as long as `files` is called regularly."""
         run_name = workflow["metadata"]["name"]
         with self.lock:
             run_copy = self.copies.get(run_name)
@@ -120,7 +120,7 @@ class _RunCopy:
                     if text is not None:
                         file.write(text)
         except ApiError as error:
-            # 400: not yet available; 404: pod deleted
+            # the code 400 means that the log is not yet available, and 404 that the pod was deleted
             if error.code not in (400, 404):
                 path.write_text(f"The log cannot be read: {error}\n")
                 self.complete_names.add(name)
@@ -142,8 +142,8 @@ class _RunCopy:
                 self.complete_names.add(name)
 
     def _open(self, name: str) -> Path:
-        """Create the file of a log if it is missing, and return its path. From then on, the page
-        lists it."""
+        """Create the file of a log if it is missing, and return its path. The page lists the log as
+        soon as the file exists."""
         path = self.folder / f"{name}.log"
         if name not in self.files:
             path.touch(mode=0o600)
@@ -152,8 +152,8 @@ class _RunCopy:
 
 
 class _Position:
-    """The position in a log: the newest timestamp, and the number of lines read with this
-    timestamp."""
+    """The position up to which a log was read: the newest timestamp, and the number of lines read
+    with this timestamp."""
 
     def __init__(self) -> None:
         self.last = ""

@@ -20,7 +20,8 @@ from rekindle.view.progress import LogProgress
 
 # title of the column with the time that a schedule or a backfill set
 SCHEDULED = "Scheduled"
-# unpacked manifests are cached, because all runs of a config record the same manifest
+# maximum number of unpacked manifests in the cache; manifests are cached, because all runs of a
+# config record the same manifest
 MAX_CACHED_MANIFESTS = 16
 
 VERDICT_WORDS = {
@@ -34,7 +35,7 @@ VERDICT_WORDS = {
 class RekindleRows(RowReader):
     """Adds the verdict, the model and the cost of a run, and the progress of a training.
 
-    `home`: home with the logs of the runs, or None for the runs of a cluster.
+    `home` is REKINDLE_HOME with the logs of the runs, or None for the runs of a cluster.
     """
 
     filters = ("Model",)
@@ -116,7 +117,8 @@ def _read_recorded_manifest(workflow: Mapping[str, Any]) -> Any:
     try:
         return _unpack(text)
     except InvalidDocument:
-        # other programs may use a parameter with this name for something else
+        # ignore the value, because other programs may use a parameter with this name for another
+        # purpose
         return workflow
 
 

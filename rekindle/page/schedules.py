@@ -26,17 +26,17 @@ MAX_DAYS_AHEAD = 400
 MAX_DAYS_BACK = 31
 MAX_CONFIG_BYTES = 1 << 20
 MAX_CONFIGS = 200
-# a scheduled time counts as missed if its run has not started after this time
+# a scheduled time counts as missed if its run has not started within this time
 LATE_AFTER = timedelta(minutes=2)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """One schedule. Times are in the format of RFC 3339. `words`: the schedule in words, or "".
-    `missed`: times without a run, newest first; `problem`: a sentence about an invalid schedule;
-    `command`: the command that runs the missed times; `reasons`: missed time → why its run was not
-    started; `is_scheduled`: False for a config that is not scheduled anywhere, so that its runs do
-    not start by themselves."""
+    """One schedule. A schedule, with its times in the format of RFC 3339. `words`: the schedule in
+    words, or "". `missed`: times without a run, newest first; `problem`: a sentence about an
+    invalid schedule; `command`: the command that runs the missed times; `reasons`: missed time →
+    why its run was not started. `is_scheduled` is False for a config that is not scheduled
+    anywhere, so that its runs do not start by themselves."""
 
     name: str
     source: str
@@ -56,7 +56,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Schedules:
-    """All known schedules. `notes`: sentences to show next to them."""
+    """All known schedules. `notes`: sentences to show next to the schedules."""
 
     schedules: list[Schedule]
     notes: list[str]
@@ -66,7 +66,7 @@ class ProjectSchedules:
     """The schedules in the configs of the project. A time is missed if it is after the oldest known
     run of the pipeline, and no run has this scheduled time.
 
-    `list_rows`: returns the rows of all runs, newest first.
+    `list_rows`: function that returns the rows of all runs, newest first.
     """
 
     def __init__(self, project: Path, list_rows: Callable[[], Sequence[RunRow]]) -> None:
@@ -140,7 +140,7 @@ class ClusterSchedules:
         self.cluster = cluster
 
     def read(self, query: Mapping[str, str]) -> Schedules:
-        """Return the schedules, or a sentence if the reader may not see them."""
+        """Return the schedules, or a sentence if the user of the page may not see schedules."""
         try:
             objects = self.cluster.list_objects(CRON_WORKFLOWS)
         except RekindleError as error:
@@ -211,8 +211,8 @@ def list_next_times(
     lines: Sequence[str], timezone: str, now: datetime, last_time: datetime | None = None
 ) -> list[str]:
     """Return the next times of a schedule. `last_time`: time of the newest run that the schedule
-    has started. The times of `@every` are counted from `last_time`; without it, they are left
-    out."""
+    has started. The times of `@every` are counted from `last_time`; if `last_time` is None, these
+    times are left out."""
     end = now + timedelta(days=MAX_DAYS_AHEAD)
     times = cron.times_between(_parse_lines(lines, timezone, last_time), now, end)
     return [format_time(time) for time in islice(times, NEXT_TIMES)]
@@ -229,7 +229,7 @@ def _parse_lines(
     lines: Sequence[str], timezone: str, last_time: datetime | None = None
 ) -> list[cron.Schedule]:
     """Parse the lines of a schedule. `last_time`: time of the last run, from which Argo counts the
-    intervals of `@every`. Without it, lines with `@every` are left out."""
+    intervals of `@every`. If `last_time` is None, lines with `@every` are left out."""
     anchor_seconds = int(last_time.timestamp()) if last_time else 0
     return [
         cron.parse_schedule(line, timezone, anchor_seconds)
@@ -249,7 +249,7 @@ def _make_backfill_command(config: str, missed_times: Sequence[datetime], timezo
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
-    """Return the content of a config; {} for a file that is not a config."""
+    """Return the content of a config; {} if the file is not a config."""
     try:
         documents = parse(read_regular_file(path, MAX_CONFIG_BYTES).decode())
     except (OSError, UnicodeDecodeError, ConfigError):
@@ -259,14 +259,14 @@ def _read_config(path: Path) -> Mapping[str, Any]:
 
 
 def parse_time(text: str) -> datetime:
-    """Return a time in the format of RFC 3339; without a time zone, it is in UTC."""
+    """Parse a time in the format of RFC 3339; a time without a time zone is in UTC."""
     time = datetime.fromisoformat(text)
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def parse_time_or_none(text: str) -> datetime | None:
-    """Return a time in the format of RFC 3339, or None for another text: users choose the
-    parameters of a run."""
+    """Parse a time in the format of RFC 3339; return None for another text, because users choose
+    the parameters of a run."""
     try:
         return parse_time(text)
     except ValueError:

@@ -67,8 +67,8 @@ def find_mlflow_page(home: Path, name: str, environ: Mapping[str, str] | None = 
 
 
 def serve(home: Path, name: str | None, port: int | None, announce: Callable[[str], None]) -> None:
-    """Serve the page of a home until SIGINT or SIGTERM. Raises ConfigError if the port is
-    taken."""
+    """Serve the page of REKINDLE_HOME until SIGINT or SIGTERM. Raises ConfigError if another
+    program uses the port of the page."""
     app = Page(make_parts(home)).application()
     token = server.read_token(home)
     server.serve(app, token, server.listen(port), make_announcer(name, announce))
@@ -76,7 +76,7 @@ def serve(home: Path, name: str | None, port: int | None, announce: Callable[[st
 
 def make_announcer(name: str | None, announce: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that gets the address of the list of runs, and passes to `announce` the
-    address of the run `name` instead. Without a name, the address is passed unchanged."""
+    address of the run `name` instead. If `name` is empty, the address is passed unchanged."""
 
     def announce_run(address: str) -> None:
         if name:
@@ -87,8 +87,9 @@ def make_announcer(name: str | None, announce: Callable[[str], None]) -> Callabl
 
 
 def make_parts(home: Path) -> Parts:
-    """Create the sections, tabs and actions of the page of a home."""
-    # commands get this copy, because connecting to MLflow changes os.environ
+    """Create the sections, tabs and actions of the page of REKINDLE_HOME."""
+    # commands that the page starts get this copy of the environment, because connecting to MLflow
+    # changes os.environ
     environ = dict(os.environ)
     commands = Commands(home, environ)
     source = LocalRuns(home)
@@ -142,7 +143,7 @@ def make_documents(home: Path) -> list[RunDocument]:
 
 
 def make_model_reader(home: Path, environ: Mapping[str, str]) -> ModelReader:
-    """Return the reader of the models of a home."""
+    """Return the reader of the models in REKINDLE_HOME."""
     cluster = LocalCluster(home)
 
     def list_names() -> set[str]:

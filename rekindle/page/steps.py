@@ -23,7 +23,7 @@ def describe_verdicts(run: Run) -> list[str]:
 
 def find_internal(plan: Plan) -> IsInternal:
     """Return a function that tells whether a step is internal, that is, added by a block. Running
-    and failed steps never are."""
+    and failed steps are never internal."""
     internal_steps = InternalSteps(plan.run.manifest, plan.run.status)
 
     def is_internal(step: PlannedStep) -> bool:

@@ -14,14 +14,14 @@ from rekindle.names import ModelName, Version
 from rekindle.operations.scale import scale_training
 
 MAX_WORKERS = 4096
-# a rollback that is impossible fails within this time
+# seconds within which an impossible rollback fails
 ROLLBACK_WAIT_S = 8.0
 
 
 class Scale:
     """Changes the number of workers of a running training.
 
-    `cluster`: cluster of the run, or None for the runs in `home`.
+    `cluster`: cluster of the run, or None for the runs in REKINDLE_HOME (`home`).
     """
 
     name = "scale"

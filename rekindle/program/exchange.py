@@ -28,9 +28,9 @@ class ReportMessage(BaseModel):
 class NodeReport(ReportMessage):
     """The state of a node before the start: its number of processes, and a free port.
 
-    `last_generation`: key of the last generation that the node took part in, or "";
-    `damaged`: keys of checkpoints that it could not restore; `rank`: rank of the node if its job
-    prescribes one; `is_server`: True if the node's processes do not end by themselves.
+    `last_generation`: key of the last generation that the node took part in, or ""; `damaged`: keys
+    of checkpoints that it could not restore; `rank`: rank of the node if its job prescribes one;
+    `is_server` is True if the node's processes do not end by themselves.
     """
 
     processes: int = Field(ge=1)

@@ -19,7 +19,7 @@ POD_INDEX_PATTERN = re.compile(r"-(\d+)$")
 
 @dataclass(frozen=True)
 class PodPosition:
-    """The rank of a pod: rank 0 runs the coordinator and stores the result. `is_server`: True if
+    """The rank of a pod: rank 0 runs the coordinator and stores the result. `is_server` is True if
     the program of this pod does not end by itself."""
 
     rank: int

@@ -1,4 +1,4 @@
-"""Create a project from the folder `template`: `rekindle init`."""
+"""Create a project from the folder `template` (`rekindle init`)."""
 
 import re
 import shutil

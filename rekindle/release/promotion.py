@@ -104,10 +104,10 @@ def promote(
 ) -> str:
     """Make `version` the champion if the current champion is still version `champion_version`.
 
-    Returns the Deployment of the previous champion; "" if it is the same Deployment. `run_id`:
-    MLflow run that promotes the version. Raises ChampionChangedError. Repeated calls with the same
-    arguments change nothing, even after a later promotion. A promotion cancels a rollback in
-    progress, unless the rollback is already `decided`.
+    Returns the Deployment of the previous champion; "" if it is the same Deployment. `run_id`: id
+    of the MLflow run that promotes the version. Raises ChampionChangedError. Repeated calls with
+    the same arguments change nothing, even after a later promotion. A promotion cancels a rollback
+    in progress, unless the rollback is already `decided`.
     """
     promotion_key = _make_promotion_key(model_name)
     deadline_seconds = time.monotonic() + UNFINISHED_TIMEOUT_S
@@ -290,8 +290,8 @@ def list_expired_deployments(
     """Return the Deployments to delete: those of releases before `version`, except the newest
     `keep_count` of them.
 
-    `previous_deployment`: Deployment of the previous champion; it is deleted, too, if the same
-    version has a new Deployment.
+    `previous_deployment`: the Deployment of the previous champion, which is also deleted if the
+    same version has a new Deployment.
     """
     promoted_releases = tracking.promoted_releases(model_name)
     return _select_replaced_deployments(

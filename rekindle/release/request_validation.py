@@ -72,7 +72,7 @@ def make_fail_fast_validator(request_type: type[BaseModel]) -> SchemaValidator:
 
 
 def add_fail_fast(schema: Any, is_alternative: bool = False) -> Any:
-    """Return a schema whose validation stops at the first error. `is_alternative`: True inside a
+    """Return a schema whose validation stops at the first error. `is_alternative` is True inside a
     union, where an unknown key only excludes an alternative and must not stop the validation."""
     if isinstance(schema, list):
         return [add_fail_fast(inner_schema, is_alternative) for inner_schema in schema]

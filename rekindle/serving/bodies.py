@@ -23,7 +23,7 @@ BUDGET_FACTOR = 16
 class RefusalError(Exception):
     """Raised for a request that is rejected with an HTTP status and a reason.
 
-    `should_close`: True to close the connection without reading the rest of the request.
+    `should_close` is True to close the connection without reading the rest of the request.
     """
 
     def __init__(self, status: int, reason: str, should_close: bool = False) -> None:

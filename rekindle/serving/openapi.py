@@ -62,7 +62,7 @@ def make_openapi(
     component_schemas: dict[str, Any],
     needs_token: bool = False,
 ) -> dict[str, Any]:
-    """Return the OpenAPI document of a served model. `needs_token`: True if requests need a
+    """Return the OpenAPI document of a served model. `needs_token` is True if requests need a
     token."""
     paths = _make_paths(model_name, example_request)
     components: dict[str, Any] = {

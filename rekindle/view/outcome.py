@@ -38,7 +38,7 @@ def describe_success(
 ) -> str:
     """Return the outcome of a successful run as text, with one line per fact. `outcome_facts`
     (endpoint, commands, cost, ...): further lines, placed before the line with the duration.
-    `is_rekindle`: True if Rekindle rendered the workflow; otherwise outputs such as `verdict` may
+    `is_rekindle` is True if Rekindle rendered the workflow; otherwise outputs such as `verdict` may
     mean something else, and are not shown."""
     output_values = read_parameters(run_status) if is_rekindle else {}
     start_time = run_status.get("startedAt")

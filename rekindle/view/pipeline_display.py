@@ -35,8 +35,8 @@ def create_run(
 ) -> "Pipeline":
     """Create the run of a manifest, without starting it. Raises ConfigError.
 
-    `shows_notes`: True to print the notes of `rekindle lint`. `is_queued`: True if the run waits
-    until `rekindle server` starts it.
+    `shows_notes` is True to print the notes of `rekindle lint`. `is_queued` is True if the run
+    waits until `rekindle server` starts it.
     """
     local_run = foreground.create_run(
         LocalCluster(home),

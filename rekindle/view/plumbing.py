@@ -59,8 +59,8 @@ class InternalSteps:
         parent_template: Mapping[str, Any],
         has_run: bool,
     ) -> bool:
-        """Return True if a block added the task `task_name` of the DAG `parent_template`.
-        `has_run`: True if the task has run."""
+        """Return True if a block added the task `task_name` of the DAG `parent_template`. `has_run`
+        is True if the task has run."""
         if not self.is_rekindle:
             return False
 

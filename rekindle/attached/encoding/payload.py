@@ -1,7 +1,7 @@
-"""A state as bytes: a pickle of its structure, followed by the data of its tensors.
+"""A training state as bytes: a pickle of its structure, followed by the data of its tensors.
 
-The tensors are copied once, from their device into the target. Like torch.save, this module
-replaces the tensors in the pickle by persistent ids.
+The tensors of the state are copied once, from their device to the final memory. Like torch.save,
+this module replaces the tensors in the pickle by persistent ids.
 """
 
 import io
@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-# length of the pickle in bytes
+# a payload begins with the length of its pickle in bytes
 LENGTH_STRUCT = struct.Struct("<Q")
 ALIGNMENT_BYTES = 64
 
 
 class _TensorSpan(NamedTuple):
-    """The location of a tensor's data; `offset`: number of bytes after the end of the pickle."""
+    """The location of a tensor's data in a payload; `offset`: number of bytes after the end of the
+    pickle."""
 
     offset: int
     dtype: torch.dtype
@@ -25,7 +26,8 @@ class _TensorSpan(NamedTuple):
 
 
 class Payload:
-    """A state that is ready to be copied. Its tensors share memory with the program's tensors."""
+    """A training state that is ready to be copied. The tensors of a Payload share memory with the
+    program's tensors."""
 
     def __init__(self, state_tree: Any) -> None:
         self._tensors: list[tuple[_TensorSpan, torch.Tensor]] = []
@@ -51,8 +53,8 @@ class Payload:
         return tensor_span
 
     def write(self, target_bytes: torch.Tensor) -> None:
-        """Copy the state to `target_bytes`, uint8 [at least `size`]. Waits until the copies from
-        GPUs are complete."""
+        """Copy the training state to `target_bytes`, uint8 [at least `size`]. Waits until the
+        copies from GPUs are complete."""
         structure_bytes = torch.frombuffer(bytearray(self._structure), dtype=torch.uint8)
         target_bytes[: LENGTH_STRUCT.size] = torch.frombuffer(
             bytearray(LENGTH_STRUCT.pack(len(structure_bytes))), dtype=torch.uint8
@@ -72,15 +74,15 @@ class Payload:
                 torch.cuda.synchronize(device)
 
     def to_bytes(self) -> torch.Tensor:
-        """Return a copy of the state, uint8 [size]."""
+        """Return a copy of the training state as bytes, uint8 [size]."""
         target_bytes = torch.empty(self.size, dtype=torch.uint8)
         self.write(target_bytes)
         return target_bytes
 
 
 def decode_payload(payload_bytes: torch.Tensor) -> Any:
-    """Return the state in the bytes `payload_bytes`, uint8 [size or more]. Its tensors share the
-    memory of `payload_bytes`."""
+    """Return the training state in `payload_bytes`, uint8 [size or more]. The tensors of the
+    returned state share the memory of `payload_bytes`."""
     (structure_length,) = LENGTH_STRUCT.unpack(
         payload_bytes[: LENGTH_STRUCT.size].numpy().tobytes()
     )

@@ -1,7 +1,7 @@
 """Reads checkpoints of torch.distributed.checkpoint without running code that their files contain.
 
-The reader of torch unpickles `.metadata` and other values without restrictions, so that a malicious
-file could run code.
+torch's own reader of distributed checkpoints unpickles `.metadata` and other values without
+restrictions, so that a malicious file could run code.
 """
 
 import io
@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import ReadItem
 
-# module → names of the classes and functions that `.metadata` may contain; they only store values
+# module → names of the classes and functions that `.metadata` may contain; all of them only store
+# values
 ALLOWED_NAMES_BY_MODULE = {
     "collections": {"OrderedDict"},
     "pathlib": {"PosixPath", "PurePosixPath"},
@@ -38,8 +39,8 @@ class SafeReader(FileSystemReader):
     """A reader of a checkpoint whose `.metadata` may be malicious."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the metadata. Raises UnpicklingError if the metadata contains a class that is not
-        allowed."""
+        """Return the metadata of the checkpoint. Raises UnpicklingError if the metadata contains a
+        class that is not allowed."""
         path = self._get_metadata_path(kwargs.get("rank"))
         with self.fs.create_stream(path, "rb") as file:
             metadata = _Unpickler(file).load()
@@ -72,7 +73,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def encode_named_values(named_values: dict[str, Any]) -> bytes:
-    """Return the values as bytes, which `decode_named_values` converts back."""
+    """Return values by name as bytes, which `decode_named_values` converts back."""
     buffer = io.BytesIO()
     torch.save(named_values, buffer)
     return buffer.getvalue()
@@ -80,6 +81,6 @@ def encode_named_values(named_values: dict[str, Any]) -> bytes:
 
 def decode_named_values(encoded_values: bytes) -> dict[str, Any]:
     """Return the values that `encode_named_values` has encoded. Raises an exception of torch.load
-    if they are damaged, or contain a class that torch.serialization.add_safe_globals has not
+    if the bytes are damaged, or contain a class that torch.serialization.add_safe_globals has not
     allowed."""
     return torch.load(io.BytesIO(encoded_values), map_location="cpu", weights_only=True)

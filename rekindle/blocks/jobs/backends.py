@@ -26,9 +26,9 @@ class Backend:
     host: str = ""
     # maximum length of a job's name; the names of its pods are longer, and limited to 63 characters
     max_name_length: int = 45
-    # object that must be applied before the job
+    # function that builds an object which must be applied before the job, such as a TrainingRuntime
     runtime: ManifestBuilder | None = None
-    # modules of the pods that run a program
+    # modules of the pods that run a training program
     program: MemberModules = PROGRAM_MODULES
 
 

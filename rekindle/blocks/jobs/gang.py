@@ -1,5 +1,5 @@
-"""Gang scheduling, which starts all pods of a job together: `cluster.gang` adds fields from the
-section `gang` of presets.yaml to the objects of a job.
+"""Gang scheduling, which starts all pods of a job together. The setting `cluster.gang` adds fields
+from the section `gang` of presets.yaml to the objects of a job.
 
 The training operator must be started with its flag for the gang scheduler.
 """
@@ -13,7 +13,7 @@ from rekindle.blocks.settings import ClusterConfig
 
 def job_metadata(name: str, cluster: ClusterConfig) -> Manifest:
     """Return the metadata of a job. A job with the label of a queue is suspended until the queue
-    admits all its pods."""
+    admits all pods of the job."""
     return {
         "name": name,
         "labels": WORKFLOW_LABEL | preset_fields("labels", cluster, cluster.queue_priority),

@@ -1,8 +1,8 @@
 """Extra elastic workers on idle capacity (`cluster.harvest`), as a Deployment with the job's name.
 
-A queue such as Kueue admits and evicts each pod of the Deployment individually, whereas it can only
-admit or evict all pods of a job together. The extra workers join the job's coordinator like other
-workers, so the trained weights do not depend on when they join or leave.
+A queue such as Kueue admits and evicts each pod of the Deployment individually, whereas the pods of
+a job are admitted or evicted only together. The extra workers join the job's coordinator like other
+workers, so the trained weights do not depend on the times at which extra workers join or leave.
 
 Source: the fields are defined by Kubernetes (apps/v1, DeploymentSpec), and the admission of the
 pods by Kueue 0.19 (plain pods of a Deployment).
@@ -26,7 +26,7 @@ HARVEST_KIND = "deployment"
 
 
 def limit_to_minimum(train_config: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
-    """Return the settings of the job, which has only `train.min_workers` workers if
+    """Return the training settings of the job, which has only `train.min_workers` workers if
     `cluster.harvest` is set.
 
     Raises ConfigError if no workers remain for the Deployment.

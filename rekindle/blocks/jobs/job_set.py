@@ -54,7 +54,7 @@ def build_job_set(
     """Return the JobSet `name`, whose pods run `commands`. The name has at most 45 characters,
     because the names of the pods are longer.
 
-    The job succeeds or fails with the coordinator. Raises ConfigError if train.workers is not
+    The JobSet succeeds or fails with the coordinator. Raises ConfigError if train.workers is not
     divisible by the number of GPUs per pod.
     """
     pod_counts = count_pods(train_config, cluster)

@@ -18,8 +18,8 @@ from rekindle.blocks.pod_settings import Manifest, hardened_container, pod_spec
 from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError, suggest_similar
 
-# The condition Failed has one of the indices 1 to 4 in `status.conditions`: Created comes first,
-# and other conditions, such as Running, may come before Failed.
+# The condition Failed has one of the indices 1 to 4 in `status.conditions`, because Created comes
+# first, and other conditions, such as Running, may come before Failed.
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(1, 5))
 # a shell with a trap, because `sleep` as process 1 would ignore SIGTERM
 IDLE_COMMAND = f"trap 'exit {exit_codes.TERMINATED}' TERM; sleep 365d & wait"
@@ -29,7 +29,7 @@ RESTARTS_PER_POD = 10
 
 @dataclass(frozen=True)
 class Replica:
-    """`count` pods that run `python ARGS` with the settings of `pod`."""
+    """A role of a job, with `count` pods that run `python ARGS` with the settings of `pod`."""
 
     pod: PodConfig
     args: list[str]
@@ -47,9 +47,9 @@ class Role(NamedTuple):
     restart_policy: str = "OnFailure"
     min_pods: int = 0
     max_pods: int = 1000
-    # True: the pods wait until the leader starts processes in them
+    # True if the pods only wait until the leading pod starts processes in them
     is_idle: bool = False
-    # False: the operator creates the ServiceAccount of the pods
+    # False if the operator creates the ServiceAccount of the pods
     has_account: bool = True
 
 
@@ -65,35 +65,37 @@ class Framework:
 
 
 FRAMEWORKS = {
-    # Containers find each other through TF_CONFIG. The job completes when the Chief completes.
-    # Without a Chief, it completes with worker 0 or, if successPolicy is "AllWorkers", with all
-    # workers. A deleted worker (a drain, a preemption) fails the job; with
+    # Containers of a TFJob find each other through TF_CONFIG. A TFJob completes when its Chief
+    # completes. Without a Chief, a TFJob completes with worker 0 or, if successPolicy is
+    # "AllWorkers", with all workers. A deleted worker (a drain, a preemption) fails the TFJob; with
     # enableDynamicWorker=True, workers may join and leave, and TF_CONFIG lists only the worker
     # itself and the parameter servers.
     "TFJob": Framework(
         {"Chief": Role(max_pods=1), "Worker": Role(), "PS": Role(), "Evaluator": Role(max_pods=1)},
         completing_roles=("Chief", "Worker"),
     ),
-    # XGBoost and LightGBM: MASTER_ADDR and MASTER_PORT are the address of the tracker, RANK and
-    # WORLD_SIZE describe the process. The Master is rank 0 and also trains. The restart policy is
-    # ExitCode, because with every other policy a lost pod fails the job.
+    # An XGBoostJob runs XGBoost or LightGBM. MASTER_ADDR and MASTER_PORT are the address of the
+    # tracker, RANK and WORLD_SIZE describe the process. The Master of an XGBoostJob is rank 0 and
+    # also trains. The restart policy is ExitCode, because with every other policy a lost pod fails
+    # the job.
     "XGBoostJob": Framework(
         {"Master": Role("ExitCode", min_pods=1, max_pods=1), "Worker": Role("ExitCode")},
         success="status.replicaStatuses.Master.succeeded > 0",
         completing_roles=("Master", "Worker"),
     ),
-    # Without a Master, the workers train collectively. With a Master, it acts as a parameter
-    # server. Containers run `-m paddle.distributed.launch`, which reads PADDLE_MASTER,
-    # PADDLE_NNODES and PADDLE_JOB_ID.
+    # Without a Master, the workers of a PaddleJob train collectively. The Master of a PaddleJob, if
+    # there is one, acts as a parameter server. Containers run `-m paddle.distributed.launch`, which
+    # reads PADDLE_MASTER, PADDLE_NNODES and PADDLE_JOB_ID.
     "PaddleJob": Framework({"Master": Role(max_pods=1), "Worker": Role(min_pods=1)}),
-    # All processes are equal, and worker 0 coordinates them. Each process calls
-    # jax.distributed.initialize(f"{COORDINATOR_ADDRESS}:{COORDINATOR_PORT}", NUM_PROCESSES,
-    # PROCESS_ID).
+    # All processes of a JAXJob run the same program, and worker 0 coordinates them. Each process of
+    # a JAXJob calls jax.distributed.initialize(f"{COORDINATOR_ADDRESS}:{COORDINATOR_PORT}",
+    # NUM_PROCESSES, PROCESS_ID).
     "JAXJob": Framework({"Worker": Role(min_pods=1)}),
-    # The Launcher runs `mpirun` on the Workers through `kubectl exec`. With ExitCode, a deleted or
-    # drained worker is replaced (with OnFailure, the job would fail). If a node evicts a worker for
-    # lack of memory, the job fails. An MPIJob cannot run in a namespace that enforces the
-    # PodSecurity standard `restricted`: the operator's init container violates it.
+    # The Launcher runs `mpirun` on the Workers through `kubectl exec`. With the restart policy
+    # ExitCode, a deleted or drained worker of an MPIJob is replaced (with OnFailure, the MPIJob
+    # would fail). If a node evicts a worker for lack of memory, the MPIJob fails. An MPIJob cannot
+    # run in a namespace that enforces the PodSecurity standard `restricted`: the operator's init
+    # container violates it.
     "MPIJob": Framework(
         {
             "Launcher": Role(min_pods=1, max_pods=1, has_account=False),
@@ -112,8 +114,8 @@ def build_training_job(
     cluster: ClusterConfig,
     **more_spec_fields: object,
 ) -> Manifest:
-    """Return the job `name`. The name has at most 50 characters, because the names of the pods are
-    longer. `more_spec_fields`: additional fields of the job's spec.
+    """Return the training job `name`. The name has at most 50 characters, because the names of the
+    pods are longer. `more_spec_fields`: additional fields of the job's spec.
 
     Raises ConfigError for a kind that the operator no longer supports, an unknown role, or a wrong
     number of pods.

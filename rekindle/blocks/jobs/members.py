@@ -54,10 +54,10 @@ METRICS_PORTS = [{"name": "metrics", "containerPort": METRICS_PORT}]
 
 def build_run_secret(name: str) -> Manifest:
     """Return the Secret by which the processes of the job `name` authenticate each other. Argo
-    generates its value.
+    generates the value of this Secret.
 
-    The value is visible to users who may read Secrets and, while the pod that applies the Secret
-    exists, to users who may read pods.
+    The value of the Secret is visible to users who may read Secrets and, while the pod that applies
+    the Secret exists, to users who may read pods.
     """
     secret_manifest = {
         "apiVersion": "v1",
@@ -73,9 +73,9 @@ def build_run_secret(name: str) -> Manifest:
 
 @dataclass(frozen=True)
 class MemberCommands:
-    """The arguments of `python` in the two kinds of pods. `secrets`: environment variables of a
-    worker whose values come from Secrets; `created`: template tag with the times from which on the
-    job could be created."""
+    """The arguments of `python` in the coordinator and in the workers of an elastic training.
+    `secrets`: environment variables of a worker whose values come from Secrets; `created`: template
+    tag with the times from which on the job could be created."""
 
     coordinator: tuple[str, ...]
     worker: tuple[str, ...]
@@ -89,7 +89,8 @@ def member_commands(
     secret_names: Sequence[str] = (),
     created: str = "",
 ) -> MemberCommands:
-    """Return the commands of a training; all its processes get the arguments `step_flags`."""
+    """Return the commands of an elastic training; all processes of the training get the arguments
+    `step_flags`."""
     return MemberCommands(
         coordinator=("-m", member_modules.coordinator, *step_flags),
         worker=("-m", member_modules.launcher, *step_flags),
@@ -133,8 +134,8 @@ def count_pods(train_config: TrainConfig, cluster: ClusterConfig) -> PodCounts:
 
 
 def member_metadata(name: str, role_name: str, pod_config: PodConfig) -> Manifest:
-    """Return the metadata of a pod, with the labels that the training operator would set; network
-    policies, metrics and logs select pods by these labels."""
+    """Return the metadata of a pod of an elastic training, with the labels that the training
+    operator would set; network policies, metrics and logs select pods by these labels."""
     return pod_metadata(
         pod_config, WORKFLOW_LABEL | {JOB_NAME_LABEL: name, REPLICA_TYPE_LABEL: role_name}
     )
@@ -178,8 +179,9 @@ def build_coordinator_spec(
         container_name, pod_config, python_arguments, env=environment_variables, ports=METRICS_PORTS
     )
 
-    # The operator checks the deadline of the job only when a pod changes. So this pod gets the same
-    # deadline: when the pod ends, the operator checks the job.
+    # The training operator checks the deadline of a job only when one of its pods changes. So the
+    # coordinator gets the same deadline as the job: when the coordinator ends, the operator checks
+    # the job.
     return pod_spec(
         pod_config,
         cluster.signal_account or cluster.pod_account,
@@ -200,8 +202,8 @@ def build_worker_spec(
     is_harvested: bool = False,
 ) -> Manifest:
     """Return the PodSpec of a worker. `coordinator_host`: host name of the coordinator; empty if
-    the operator of the job sets it in the workers. `is_harvested`: True for an extra worker on idle
-    capacity."""
+    the operator of the job sets it in the workers. `is_harvested` is True for an extra worker on
+    idle capacity."""
     pod_config = cluster.pod("train")
     gpus_per_pod = count_pods(train_config, cluster).workers_per_pod
     pod_config = pod_config.model_copy(
@@ -228,7 +230,7 @@ def build_member_spec(
     variables: Mapping[str, str],
     **container_fields: object,
 ) -> Manifest:
-    """Return the PodSpec of a member of the group. `variables`: environment variables that only
+    """Return the PodSpec of a coordinator or worker. `variables`: environment variables that only
     this member needs."""
     main_container = hardened_container(
         container_name,

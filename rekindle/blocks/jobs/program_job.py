@@ -2,7 +2,7 @@
 program, and the leading pod also runs the coordinator.
 
 The number of pods is fixed, since the environment that the training operator sets for the framework
-names all of them. If a pod is lost, all pods start the program again from its newest checkpoint.
+names all pods. If a pod is lost, all pods start the program again from its newest checkpoint.
 """
 
 from collections.abc import Mapping
@@ -31,14 +31,16 @@ from rekindle.kubernetes_names import REKINDLE_COORDINATOR, REKINDLE_ROLE_RANK, 
 from rekindle.training.spec import TrainConfig
 
 # Unless its restartPolicy is OnFailure, a Launcher that exits fails the MPIJob. With OnFailure, the
-# kubelet restarts the Launcher after every error, and the job fails after this number of restarts.
+# kubelet restarts the Launcher after every error, and the MPIJob fails after LAUNCHER_RESTARTS
+# restarts.
 LAUNCHER_RESTARTS = 3
 
 
 @dataclass(frozen=True)
 class ProgramJob:
-    """The settings of one job, of the `kind` that Kubernetes calls it. `counts`: number of pods by
-    role; `pod`: settings of the pods; `spec`: additional fields of the job's spec."""
+    """The settings of one job of another framework; `kind` is the kind of the Kubernetes object.
+    `counts`: number of pods by role; `pod`: settings of the pods; `spec`: additional fields of the
+    job's spec."""
 
     kind: str
     counts: Mapping[str, int]
@@ -60,7 +62,7 @@ class ProgramJob:
 
     @property
     def members(self) -> int:
-        """Number of pods that run the program."""
+        """Number of pods that run the training program."""
         return sum(self.counts[role] for role in self.roles)
 
     def check(self, name: str) -> None:

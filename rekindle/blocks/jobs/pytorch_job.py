@@ -17,7 +17,7 @@ from rekindle.blocks.settings import ClusterConfig
 from rekindle.training.spec import TrainConfig
 
 SUCCESS = "status.replicaStatuses.Master.succeeded > 0"
-# host name of the coordinator
+# host name of the coordinator, with {0} for the job's name
 COORDINATOR_HOST = "{0}-master-0"
 
 
@@ -27,17 +27,17 @@ def build_pytorch_job(
     """Return the job `name`. The name has at most 53 characters, because the names of the pods are
     longer. All pods run `commands` and share the Secret `name`.
 
-    The exit code of the Master decides: with 0, the job completes; with 1 to 127, it fails; from
-    128 on (a signal, a drain), the Master is restarted. The operator always restarts workers,
-    because the coordinator decides when the run fails. A pod with several GPUs runs one worker per
-    GPU. Raises ConfigError if the numbers of workers are not multiples of the number of GPUs per
-    pod.
+    The exit code of the Master decides: with 0, the job completes; with 1 to 127, the job fails;
+    from 128 on (a signal, a drain), the Master is restarted. The training operator always restarts
+    workers, because the coordinator decides when the run fails. A pod with several GPUs runs one
+    worker per GPU. Raises ConfigError if the numbers of workers are not multiples of the number of
+    GPUs per pod.
     """
     pod_counts = count_pods(train_config, cluster)
     master_pod = build_coordinator_spec(name, cluster, commands, "pytorch")
     worker_pod = build_worker_spec(name, train_config, cluster, commands, "pytorch")
 
-    # one more pod, for the coordinator
+    # add one pod for the coordinator
     run_policy = build_run_policy(cluster, cluster.pod("train"), pod_counts.min_pods + 1)
     # The job gets the deadline of the whole workflow. The coordinator enforces the time limit of
     # one attempt, which excludes the time that pods wait for nodes.

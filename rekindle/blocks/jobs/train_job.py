@@ -1,8 +1,8 @@
 """An elastic TrainJob of Kubeflow Trainer v2, with a TrainingRuntime that adds the coordinator.
 
 A TrainJob can set only the command of its nodes, so each training has its own TrainingRuntime,
-which is applied before the job. The Job controller replaces a lost node after 10 s or more (its
-back-off counts the failures of all nodes); the kubelet restarts a crashed container.
+which is applied before the job. The Job controller replaces a lost node after 10 s or more (the
+controller's back-off counts the failures of all nodes); the kubelet restarts a crashed container.
 
 Source: the fields are defined by Kubeflow Trainer 2.3 (trainer.kubeflow.org/v1alpha1).
 """
@@ -24,8 +24,8 @@ from rekindle.training.spec import TrainConfig
 __all__ = ["COORDINATOR_HOST", "FAILURE", "success_condition", "train_job", "training_runtime"]
 
 TRAINER_VERSION = "trainer.kubeflow.org/v1alpha1"
-# name of the Job for the nodes, and of its container; Trainer sets PET_NNODES, PET_NODE_RANK,
-# PET_MASTER_ADDR, ... in this container
+# name of the Job for the nodes, and of the Job's container, in which Trainer sets PET_NNODES,
+# PET_NODE_RANK, PET_MASTER_ADDR, ...
 NODE_ROLE = "node"
 # other conditions, such as Suspended, may precede the condition Failed
 FAILURE = tuple(f"status.conditions.{i}.type == Failed" for i in range(3))

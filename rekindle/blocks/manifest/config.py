@@ -5,8 +5,8 @@
     train: {workers: 3}
 
 REKINDLE_TRAIN__WORKERS=4 overrides this file, and --set train.workers=5 overrides both. The class
-of each section is next to the code that it configures; the workload defines the sections `data` and
-`model`.
+of each config section is next to the code that the section configures; the workload defines the
+sections `data` and `model`.
 """
 
 import operator
@@ -53,7 +53,7 @@ from rekindle.training.spec import TrainConfig, check_supported_settings
 from rekindle.workload import DataConfig, check_program, load
 
 DEFAULT_PIPELINE = "pipelines.training"
-# maximum number of errors in one message
+# maximum number of wrong keys and values in one error message
 MAX_ERRORS = 20
 # path of a value in the config, such as ("train", "workers")
 KeyPath = tuple[str, ...]
@@ -138,7 +138,8 @@ class Config(Section):
     @field_validator("notify", mode="before")
     @classmethod
     def _accept_null_notify(cls, notify: object) -> object:
-        """Replace `notify: null` by the default section, which sends no notifications."""
+        """Replace the config section `notify: null` by the default section, which sends no
+        notifications."""
         if notify is None:
             return NotifyConfig()
         return notify
@@ -161,8 +162,8 @@ def _working_directory(key: str) -> Path:
 def resolve_data(
     data_config: DataConfig, folder_for_key: Callable[[str], Path] = _working_directory
 ) -> DataConfig:
-    """Return the section `data_config` with absolute paths. A relative path is relative to the
-    folder that `folder_for_key` returns for its key."""
+    """Return the section `data_config` with absolute paths. A relative path in `data_config` is
+    relative to the folder that `folder_for_key` returns for the path's key."""
     if "://" not in data_config.source:
         source_path = str(folder_for_key("data.source") / Path(data_config.source).expanduser())
         data_config = data_config.model_copy(update={"source": source_path})
@@ -204,8 +205,9 @@ class Loaded:
     origins: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> Iterator[tuple[str, Any, str]]:
-        """Yield (dotted path, value, origin) for every value, in the order of the sections.
-        The rows of `cluster.pods` contain every kind of pod, with defaults and presets applied."""
+        """Yield (dotted path, value, origin) for every value, in the order of the sections. The
+        setting `cluster.pods` gets a row for every kind of pod, with defaults and presets
+        applied."""
         config_values = self.config.model_dump(mode="json")
         cluster = self.config.cluster
         pod_kinds = dict.fromkeys([*POD_DEFAULTS, *cluster.pods])
@@ -223,13 +225,15 @@ class Loaded:
             yield path, value, derived_origin or self.origin(path)
 
     def origin_below(self, path: str) -> str:
-        """Return the origin of the first value that is set below `path`; "" if none is set."""
+        """Return the origin of the first config value that is set below `path`; "" if no value
+        below `path` is set."""
         return next(
             (origin for key, origin in self.origins.items() if key.startswith(f"{path}.")), ""
         )
 
     def origin(self, path: str) -> str:
-        """Return the origin of the value at `path`, or of the value that contains it."""
+        """Return the origin of the config value at `path`, or of the section or list that contains
+        the value."""
         while path:
             if path in self.origins:
                 return self.origins[path]
@@ -241,7 +245,7 @@ def describe_keys(key: str, loaded: Loaded | None = None) -> list[Setting]:
     """Describe the config key `key` and the keys below it. With `loaded`, also describe the keys
     that the workload and the pipeline of this config add.
 
-    Raises ConfigError if no config has such a key.
+    Raises ConfigError if `key` is not a key of the config.
     """
     return describe_settings(type(loaded.config) if loaded else Config, key)
 
@@ -250,12 +254,13 @@ def load_config(
     file: Path | str, sets: Iterable[str] = (), environment: Mapping[str, str] | None = None
 ) -> Loaded:
     """Load the config in `file`; values in `environment`, then texts in `sets` such as
-    "train.workers=3", override it. Raises a ConfigError that names each wrong key or value.
+    "train.workers=3", override the values of the file. Raises a ConfigError that names each wrong
+    key or value.
 
-    If `file` is a Python file, it is a pipeline: its config consists of the defaults, and its
-    `name` is the name of the file. A relative path that does not exist in the working directory is
-    looked up in the project. In a file of another project, `data.source` and the values of type
-    `Path` in the user's own sections are relative to that project.
+    If `file` is a Python file, it is a pipeline: the config consists of the defaults, and the
+    config's `name` is the name of the file. A relative path that does not exist in the working
+    directory is looked up in the project. In a file of another project, `data.source` and the
+    values of type `Path` in the user's own sections are relative to the other project.
     """
     file = project.find_config_file(Path(file))
     config_values, origins = _merge_settings(
@@ -295,7 +300,7 @@ def _merge_settings(
     settings: Iterable[tuple[KeyPath, Any, str]],
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values of all settings, and the origin of each value by its path. A later setting
-    replaces earlier ones."""
+    replaces an earlier setting of the same key."""
     config_values: dict[str, Any] = {}
     origins_by_path: dict[str, str] = {}
     # paths of sections, that is, of values that contain other keys
@@ -320,8 +325,8 @@ def _merge_settings(
 def _read_module_names(
     config_values: Mapping[str, Any], origins: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the modules of the workload and of the pipeline. Raises ConfigError if one is not a
-    text, or is empty."""
+    """Return the modules of the workload and of the pipeline. Raises ConfigError if the name of a
+    module is not a text, or is empty."""
     module_names = {
         "workload": config_values["workload"],
         "pipeline": config_values.get("pipeline", DEFAULT_PIPELINE),
@@ -379,7 +384,7 @@ def _validate_config(
 ) -> Config:
     """Validate the values of a config. Raises ValidationError.
 
-    Pydantic looks up a `FilePath` or `DirectoryPath` only in the working directory. If this
+    Pydantic looks up a `FilePath` or `DirectoryPath` only in the working directory. If the working
     directory does not contain the path, the path is looked up in the folder that `folder_for_key`
     returns for its key.
     """
@@ -421,8 +426,8 @@ def _prefix_error_lines(value_origin: str) -> Iterator[None]:
 
 @cache
 def _build_config_model(workload: str, pipeline: str) -> type[Config]:
-    """Return the pydantic model of a config: `Config` or the pipeline's subclass of it, extended by
-    the sections of the workload."""
+    """Return the pydantic model of a config. The model is `Config` or the pipeline's subclass of
+    Config, extended by the sections of the workload."""
     workload_module = load(workload)
     base_model = Config
 
@@ -523,8 +528,8 @@ def _read_config_file(file: Path) -> dict[str, Any]:
 
 
 def _parse_value(text: str, value_origin: str) -> Any:
-    """Parse lists, mappings and null as YAML; return other values as text, which pydantic converts
-    to the type of the field."""
+    """Parse the text of a setting: lists, mappings and null as YAML; return other values as text,
+    which pydantic converts to the type of the field."""
     if text.strip()[:1] in ("[", "{") or text.strip() in ("null", "~"):
         return next(iter(parse(text, value_origin)), None)
     return text

@@ -17,7 +17,7 @@ RELEASE_PARAMETERS = ("git_sha", "lock_hash", "config_hash", "manifest_hash")
 PROVENANCE_PARAMETERS = (*RELEASE_PARAMETERS, "config", "manifest", CACHED_PARAMETER)
 # workflow parameters that are set only by scheduled runs and `rekindle backfill`
 SCHEDULED_TIME = "scheduled-time"
-# value of this parameter in a schedule: Argo inserts the time
+# value of the parameter `scheduled-time` in a schedule, in which Argo inserts the time
 SCHEDULED_TIME_TAG = "{{workflow.scheduledTime}}"
 BACKFILL = "backfill"
 # workflow parameters whose values do not affect the manifest's hash
@@ -53,7 +53,8 @@ def read_git_sha() -> str:
 def find_lock_file(project_folder: Path | None = None) -> Path | None:
     """Return the lock file with the pinned packages of a project (default: the current project).
 
-    The file may be in a parent folder in the same repository. Return None if none exists.
+    The lock file may be in a parent folder in the same repository. Return None if the project does
+    not have a lock file.
     """
     project_folder = project_folder or project.current_root()
     for ancestor_folder in (project_folder, *project_folder.parents):
@@ -69,7 +70,7 @@ def find_lock_file(project_folder: Path | None = None) -> Path | None:
 
 
 def hash_lock_file(project_folder: Path | None = None) -> str:
-    """Return the sha256 of the lock file; "" if none exists."""
+    """Return the sha256 of the project's lock file; "" if the project does not have a lock file."""
     file = find_lock_file(project_folder)
     if file:
         return hashlib.sha256(file.read_bytes()).hexdigest()

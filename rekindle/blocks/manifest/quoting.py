@@ -3,7 +3,7 @@
 After Argo has replaced a tag by its value, a parser reads the text: the manifest of a resource
 template is JSON, `when` is an expression, flags are read by kubectl, and the kubelet expands
 `$(VARIABLE)` in arguments. Values such as the outputs of a step are untrusted, so each tag is
-quoted for the syntax of the text around it.
+quoted for the syntax of the text that contains the tag.
 """
 
 import re
@@ -31,10 +31,11 @@ def quote_in_json(manifest_value: object) -> Any:
 
 
 def format_input(input_value: object) -> str:
-    """Format an input of a step as text. If the value is not text, quote its tags for JSON.
+    """Format an input of a step as text. If the value of the input is not text, quote its template
+    tags for JSON.
 
-    Sections of the config and other models are first converted to plain values, also inside lists
-    and mappings, since `_quote_json` finds no tags in a model.
+    Sections of the config and other pydantic models are first converted to plain values, also
+    inside lists and mappings, since `_quote_json` finds no tags in a model.
     """
     if isinstance(input_value, SCALAR_TYPES):
         return format_parameter(input_value)
@@ -60,9 +61,9 @@ def quote_argument(text: str) -> str:
 
 def quote_word(text: str) -> str:
     """Return the text with its tags changed so that `when` or kubectl can read it: the value of a
-    tag becomes "" if it is not a word.
+    tag becomes "" if the value is not a word.
 
-    A word consists of letters, digits and `._/-`, and starts with a letter or digit. So it can
+    A word consists of letters, digits and `._/-`, and starts with a letter or digit. So a word can
     neither end a quoted text nor be read as an option.
     """
     return _replace_tags(
@@ -71,8 +72,9 @@ def quote_word(text: str) -> str:
 
 
 def skip_if(origin_expression: str) -> dict[str, Any]:
-    """Return the task options that skip a task if another task's outputs are reused.
-    `origin_expression`: expression for the RUN/TASK that has these outputs, "" if none are reused.
+    """Return the task options that skip a task if the outputs of an earlier run are reused instead.
+    `origin_expression`: expression for the RUN/TASK whose outputs are reused, "" if no outputs are
+    reused.
     """
     # the condition contains RUN/TASK, because Argo shows the condition in the message of a skipped
     # task
@@ -80,8 +82,8 @@ def skip_if(origin_expression: str) -> dict[str, Any]:
 
 
 def integer_tag(expression: str) -> str:
-    """Return a tag for the integer value of an expression. If the value is not an integer, Argo
-    does not replace the tag, and Kubernetes rejects the object."""
+    """Return a template tag for the integer value of an expression. If the value is not an integer,
+    Argo does not replace the tag, and Kubernetes rejects the object."""
     return f"{{{{=asInt({expression})}}}}"
 
 

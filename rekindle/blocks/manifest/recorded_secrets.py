@@ -1,5 +1,5 @@
-"""Reject a config that contains a secret: MLflow and the manifest record the config, and `ps` shows
-it during a run."""
+"""Reject a config that contains a secret, because MLflow and the manifest record the config, and
+`ps` shows the config during a run."""
 
 import re
 from collections.abc import Callable, Collection
@@ -10,8 +10,8 @@ from rekindle.errors import ConfigError, without_secrets
 from rekindle.sections import Section, iterate_leaves
 
 # Matches a URL with a password, or with a signature or token in its query, fragment or path; a
-# variable such as $(PASSWORD) is not a match. The password may contain slashes and spaces; the host
-# of an address without a scheme may precede the digest of an image.
+# variable such as $(PASSWORD) is not a match. The password in a URL may contain slashes and spaces;
+# the host of an address without a scheme may precede the digest of an image.
 PASSWORD_URL = re.compile(
     rf"""
     (?:(?<=:)|(?<!\S))//[^\s/?#@:]*:(?!\$\(|{AFTER_HOST})[^\n@][^\n]*@[\w.\[-]
@@ -25,9 +25,9 @@ PASSWORD_URL = re.compile(
 def reject_secrets(
     config: Section, own_sections: Collection[str], find_origin: Callable[[str], str]
 ) -> None:
-    """Raise ConfigError for a URL with a password or signature, and for a secret in
-    `own_sections`, the sections that the workload and the pipeline define. `find_origin`: returns
-    the origin of the value of a key, for the message."""
+    """Raise ConfigError for a URL with a password or signature, and for a secret in `own_sections`,
+    the sections that the workload and the pipeline define. `find_origin`: function that returns the
+    origin of the value of a key, for the error message."""
     for dotted_key, value in iterate_leaves(config, ""):
         key = dotted_key.lstrip(".")
         if isinstance(value, str) and PASSWORD_URL.search(value):
@@ -46,7 +46,8 @@ def reject_secrets(
 
 
 def omit_flag_value(value_origin: str) -> str:
-    """Return an origin such as `--set data.password=VALUE` without the value."""
+    """Return the origin of a config value, such as `--set data.password=VALUE`, without the
+    value."""
     if value_origin.startswith("--set "):
         return value_origin.partition("=")[0]
     return value_origin

@@ -47,8 +47,8 @@ FIRST_KEYS = ("apiVersion", "kind", "metadata", "name", "generateName")
 
 
 def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
-    """Return the manifest of a config. It is identical on every machine, except for its provenance
-    parameters."""
+    """Return the manifest of a config. The manifest is identical on every machine, except for its
+    provenance parameters."""
     manifest = _render_cron(config) if kind == "cron" else _build_workflow(config)
     if kind == "template":
         manifest["kind"] = "WorkflowTemplate"
@@ -75,7 +75,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
 
     metadata = {name: value for name, value in manifest["metadata"].items() if name != "name"}
     # add the prices only to the recorded manifest, because the applied manifest must not depend on
-    # them
+    # prices
     project_prices = Prices.load(project.current_root())
     if project_prices:
         project_prices.check_pods(list_manifest_pods(manifest))
@@ -164,7 +164,7 @@ def _build_workflow(config: "Config") -> Manifest:
             return hera_workflow.to_dict()
     except RekindleError:
         raise
-    # any other exception is an error in the user's pipeline
+    # an exception of any other class is an error in the user's pipeline
     except Exception as error:
         raise ConfigError(
             f"{user_exceptions.describe_exception(error)} Correct the pipeline {config.pipeline}."
@@ -180,9 +180,9 @@ def manifest_sha256(manifest: Mapping[str, Any]) -> str:
     """Return the sha256 of the manifest's `spec`, as JSON in UTF-8 with sorted keys and
     without spaces.
 
-    A Workflow and the WorkflowTemplate of the same pipeline have the same hash, because it excludes
-    the metadata and the workflow parameters that Rekindle sets (provenance, and the scheduled time
-    of a run).
+    A Workflow and the WorkflowTemplate of the same pipeline have the same hash, because the hash
+    excludes the metadata and the workflow parameters that Rekindle sets (provenance, and the
+    scheduled time of a run).
     """
     spec_copy = copy.deepcopy(manifest["spec"])
     for workflow_parameter in (spec_copy.get("arguments") or {}).get("parameters") or []:
@@ -202,7 +202,7 @@ def check_golden(manifest: Mapping[str, Any], file: Path) -> None:
     for tests.
 
     The comparison ignores the values of provenance parameters (commit, hashes). If the environment
-    variable REGENERATE is set, write the file first.
+    variable REGENERATE is set, write the manifest to `file` first.
     """
     manifest = copy.deepcopy(dict(manifest))
     for workflow_parameter in (manifest["spec"].get("arguments") or {}).get("parameters") or []:

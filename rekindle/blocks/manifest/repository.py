@@ -1,11 +1,11 @@
-"""Read the git repository of a project without trusting it: git must not start a program that the
-repository names.
+"""Read the git repository of a project without trusting the repository: git must not start a
+program that the repository names.
 
 The configuration, attributes and hooks of a repository can name programs, and no option of git
 disables all of them. So git reads the objects, references and index of the repository through a
 private git directory, which has no hooks, no remotes and only harmless settings. Objects of other
 repositories (alternates) are not read. A repository that contains a FIFO or a device is rejected,
-because git would block on it, or read it endlessly. No other module runs git.
+because git would block on such a file, or read the file endlessly. No other module runs git.
 """
 
 import hashlib
@@ -31,7 +31,8 @@ MAX_TEXT_BYTES = 1 << 20
 # memory limit of git, because a small compressed object may unpack to any size
 MAX_MEMORY_BYTES = 2 << 30
 
-# settings for the comparison and checkout of files, whose values cannot name a program or a file
+# settings of git for the comparison and checkout of files, whose values cannot name a program or a
+# file
 CORE_SETTINGS = (
     "autocrlf",
     "eol",
@@ -47,7 +48,7 @@ HARMLESS_SETTINGS = {
 }
 SETTING_VALUE = re.compile(r"[A-Za-z0-9]*")
 
-# folders and files that contain only data
+# folders and files of a git directory that contain only data
 DATA_FOLDERS = ("refs", "reftable", "logs")
 DATA_FILES = ("packed-refs", "shallow", "info/attributes")
 # files of a submodule's repository that git reads
@@ -82,9 +83,9 @@ class GitError(RekindleError):
 
 @dataclass(frozen=True)
 class IndexEntry:
-    """A tracked file. `flag`: the flag that `git ls-files -v` shows, for example S (git does not
-    compare the file in the work tree) or a lower-case letter (git assumes that the file is
-    unchanged)."""
+    """A tracked file in the index of a git repository. `flag`: the flag that `git ls-files -v`
+    shows, for example S (git does not compare the file in the work tree) or a lower-case letter
+    (git assumes that the file is unchanged)."""
 
     flag: str
     mode: str
@@ -102,8 +103,8 @@ class IndexEntry:
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository. git reads it through `private_dir`, a git directory without the repository's
-    own settings."""
+    """A git repository, which git reads through `private_dir`, a git directory without the
+    repository's own settings."""
 
     work_tree: Path
     git_dir: Path
@@ -124,7 +125,7 @@ class Repository:
         return _run_git(self.private_dir, git_arguments, git_variables, work_tree or self.work_tree)
 
     def find_commit(self, revision: str) -> str:
-        """Return the sha of the commit that `revision` names; "" if it does not exist."""
+        """Return the sha of the commit that `revision` names; "" if the commit does not exist."""
         try:
             git_output = self.git(
                 "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
@@ -139,7 +140,7 @@ class Repository:
         index_entries = self._list_index_entries()
         self._reject_special_attributes(index_entries)
 
-        # check submodules before `git status` reads their references
+        # check the submodules before `git status` reads the references of submodules
         has_moved_submodule = self._has_moved_submodule(index_entries)
 
         # ignore submodules, because git would read their files with the submodule's own settings
@@ -251,8 +252,8 @@ class Repository:
         return False
 
     def _is_change(self, status_entry: str) -> bool:
-        """Return True if an entry of `git status` is a change. A Git LFS file with the committed
-        content does not count as changed."""
+        """Return True if an entry of `git status` is a change of a tracked file. A Git LFS file
+        with the committed content does not count as changed."""
         entry_fields = status_entry.split(" ", 8)
 
         is_changed_file = (
@@ -271,7 +272,7 @@ class Repository:
             else:
                 text = b""
         except GitError:
-            # the object is missing if the clone is partial
+            # the object is missing if the clone is partial, so the file counts as changed
             return True
 
         pointer_match = LFS_POINTER.fullmatch(text)
@@ -286,8 +287,8 @@ class Repository:
         self._restore_lfs_files(folder)
 
     def _restore_lfs_files(self, folder: Path) -> None:
-        """Replace each pointer file of Git LFS by its content if this clone has fetched it. The
-        filter of Git LFS, a program, would do the same."""
+        """Replace each pointer file of Git LFS by its content if this clone has fetched it. Git LFS
+        would replace pointer files by running a program, its filter."""
         lfs_objects = self.common_dir / "lfs" / "objects"
         if not lfs_objects.is_dir():
             return
@@ -336,8 +337,8 @@ def _find_git_dir(work_tree: Path) -> Path:
 
 
 def _read_named_folder(file: Path, line_prefix: str) -> Path | None:
-    """Return the folder that `file` names after `line_prefix`, by a path relative to the folder of
-    `file`; None if this folder does not exist."""
+    """Return the folder that a file such as `.git` names after `line_prefix`, by a path relative to
+    the folder of `file`; None if the named folder does not exist."""
     text = (_read_if_regular(file) or b"").decode(errors="surrogateescape").rstrip("\n")
     name = text.removeprefix(line_prefix).strip()
     if not name or "\0" in name or not text.startswith(line_prefix):
@@ -388,7 +389,7 @@ def _fill_private_git_dir(repository: Repository) -> None:
         if (common_dir / name).is_file():
             (private_dir / name).symlink_to(common_dir / name)
 
-    # files of a split index
+    # the files `sharedindex.*` belong to a split index
     for path in git_dir.glob("sharedindex.*"):
         if path.is_file():
             (private_dir / path.name).symlink_to(path)
@@ -404,8 +405,8 @@ def _reject_special_files(path: Path, max_bytes: int | None = None) -> None:
     """Raise GitError unless a folder contains only folders, and regular files of at most
     `max_bytes` bytes (None: any size).
 
-    Links are rejected, because they could point to objects outside of the repository, as alternates
-    do.
+    Links are rejected, because a link could point to objects outside of the repository, as
+    alternates do.
     """
     if path.is_symlink():
         raise GitError(_describe_refusal(path, "a link to files outside of the repository"))
@@ -522,7 +523,8 @@ def _run_git(
 
 
 def _limit_memory() -> None:
-    """Limit the memory of this process to MAX_MEMORY_BYTES; keep a lower hard limit."""
+    """Limit the memory of this process to MAX_MEMORY_BYTES, or to its hard limit if this limit is
+    lower."""
     _, hard_limit_bytes = resource.getrlimit(resource.RLIMIT_DATA)
     limit_bytes = MAX_MEMORY_BYTES
     if hard_limit_bytes != resource.RLIM_INFINITY:
@@ -531,8 +533,8 @@ def _limit_memory() -> None:
 
 
 def _read_if_regular(path: Path, max_bytes: int = MAX_TEXT_BYTES) -> bytes | None:
-    """Return the content of a file; None if it does not exist, is not a regular file or is too
-    large."""
+    """Return the content of a file; None if the file does not exist, is not a regular file or is
+    too large."""
     try:
         return read_regular_file(path, max_bytes)
     except OSError:

@@ -1,5 +1,5 @@
-"""Environment variables with the prefix REKINDLE_: REKINDLE_TRAIN__WORKERS=3 sets train.workers of
-a config."""
+"""Environment variables with the prefix REKINDLE_. For example, REKINDLE_TRAIN__WORKERS=3 sets
+train.workers of a config."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ PROCESS_SETTINGS = (
 
 
 def sets_config(name: str) -> bool:
-    """Return True if the variable sets a key of the config."""
+    """Return True if the environment variable sets a key of the config."""
     setting_name = name.removeprefix(VARIABLE_PREFIX)
     return (
         name.startswith(VARIABLE_PREFIX)
@@ -24,10 +24,11 @@ def sets_config(name: str) -> bool:
 
 
 def check_process_settings(variable_names: Iterable[str]) -> None:
-    """Raise ConfigError if a variable looks like a misspelt name of PROCESS_SETTINGS. If it were
-    ignored, the process could use the wrong home or project."""
+    """Raise ConfigError if an environment variable looks like a misspelt name of PROCESS_SETTINGS.
+    If the variable were ignored, the process could use the wrong home folder or project."""
     for name in filter(sets_config, variable_names):
-        # imported only here, because difflib would slow down `rekindle --help`
+        # difflib is imported only in this function, because the import would slow down `rekindle
+        # --help`
         from difflib import get_close_matches
 
         similar_names = get_close_matches(

@@ -30,7 +30,7 @@ def read_pipeline_name(workflow: Mapping[str, Any]) -> str:
 
 
 def read_parameter(manifest: Mapping[str, Any], name: str) -> str:
-    """Return the value of a workflow parameter; "" if it is missing or empty."""
+    """Return the value of a workflow parameter; "" if the parameter is missing or empty."""
     parameters = (manifest["spec"].get("arguments") or {}).get("parameters") or []
     return next(
         (
@@ -43,8 +43,8 @@ def read_parameter(manifest: Mapping[str, Any], name: str) -> str:
 
 
 def read_config(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config in the workflow parameter `config`; {} if this parameter is missing.
-    Raises InvalidDocument if its value is not a JSON object."""
+    """Return the config in the workflow parameter `config`; {} if this parameter is missing. Raises
+    InvalidDocument if the value of the parameter is not a JSON object."""
     name = (manifest.get("metadata") or {}).get("name") or "the workflow"
     return parse_object(
         read_parameter(manifest, "config") or "{}", f"the parameter `config` of {name}"

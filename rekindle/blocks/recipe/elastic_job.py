@@ -1,4 +1,5 @@
-"""Train one model in an elastic job (cluster.backend): the job, and the objects around it."""
+"""Train one model in an elastic job (cluster.backend): the job, and the objects that the job
+needs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,15 +44,16 @@ from rekindle.sections import Section
 from rekindle.step import load_step_module
 from rekindle.training.spec import TrainConfig
 
-# input of the template that applies the coordinator: the times when the steps before it ended
+# input of the template that applies the coordinator: the times when the steps before the
+# coordinator ended
 CREATED_INPUT = "created"
 
 
 @dataclass(frozen=True)
 class Training:
-    """The settings that all Kubernetes objects of one training share. `modules`: modules that its
-    pods run; `flags`: arguments of the processes; `parameters`: values of the template tags in
-    `flags`."""
+    """The settings that all Kubernetes objects of one training share. `modules`: modules that the
+    pods of the training run; `flags`: arguments of the processes; `parameters`: values of the
+    template tags in `flags`."""
 
     modules: MemberModules
     task: str
@@ -93,8 +95,8 @@ def train_elastic(
     program_config: ProgramConfig | None = None,
     **inputs: object,
 ) -> Block:
-    """Train one model in an elastic job (cluster.backend). The pods run `program_config` or, if
-    it is not set, train the workload."""
+    """Train one model in an elastic job (cluster.backend). The pods run the training program
+    `program_config` or, without `program_config`, train the workload."""
     cluster = current_pipeline().config.cluster
     backend = BACKENDS[cluster.backend]
     train = limit_to_minimum(train, cluster)
@@ -110,13 +112,14 @@ def add_training(
     pod_inputs: Mapping[str, Any],
     inputs: Mapping[str, object],
 ) -> Block:
-    """Add the tasks that apply a job of the kind `backend`, after its Secret and its runtime.
-    `pod_inputs`: inputs of the job's pods that come from the config."""
+    """Add the tasks that apply a training job of the kind `backend`, after the job's Secret and
+    runtime. `pod_inputs`: inputs of the job's pods that come from the config."""
     pipeline = current_pipeline()
     cluster = pipeline.config.cluster
     training = _define_training(data_block, task_name, backend, train_config, pod_inputs, inputs)
 
-    # if the job has a runtime, the runtime contains the flags, not the job
+    # if the job has a runtime (TrainingRuntime), the runtime contains the flags of the processes,
+    # not the job
     job_parameters = {} if backend.runtime else training.parameters
     template = build_watch_template(
         training.task,
@@ -128,8 +131,8 @@ def add_training(
     cache_options = pipeline.skip_if_cached(training.task)
     skip_options = _skip_if_reused(data_block, training.task) or cache_options
 
-    # Server-side apply needs no permission to read Secrets. The task has no inputs, so it can run
-    # while `prepare` still runs.
+    # Server-side apply needs no permission to read Secrets. The task that applies the Secret has no
+    # inputs, so this task can run while `prepare` still runs.
     applied_objects = [
         _add_apply_task(
             training, "secret", _build_secret, {}, cache_options, apply_flags=["--server-side"]
@@ -193,7 +196,7 @@ def member_settings(
     program_config: ProgramConfig | None,
     pod_counts: PodCounts,
 ) -> dict[str, Any]:
-    """Return the inputs of a training that come from the config."""
+    """Return the inputs of a training step that come from the config."""
     if program_config is None:
         return {**dict(train_config), "model": model_section}
 
@@ -263,7 +266,7 @@ def _define_training(
 
 def _skip_if_reused(data_block: Block, task_name: str) -> dict[str, Any]:
     """Return the task options that skip the training `task_name` if the block `prepare` has found a
-    cached model for it; {} if no predecessor of `data_block` looks for models."""
+    cached model for it; {} if no predecessor of `data_block` looks for cached models."""
     reused_models = resolve(data_block, REUSED_MODELS, "")
     if reused_models:
         return skip_if(f"jsonpath({reused_models.expression}, '$.{cached_name(task_name)}.at')")
@@ -283,8 +286,8 @@ def _add_apply_task(
     passes_end_times: bool = False,
 ) -> AppliedObject:
     """Add the task that applies the object of a training that `build_manifest` builds.
-    `parameters`: values of the template tags in the object; `passes_end_times`: True for the object
-    that contains the coordinator."""
+    `parameters`: values of the template tags in the object. `passes_end_times` is True for the
+    object that contains the coordinator."""
     pipeline = current_pipeline()
     task_name = f"{training.task}-{task_suffix}"
     template = apply(
@@ -305,10 +308,10 @@ def _add_apply_task(
 
 
 def _pass_end_times(block: Block) -> None:
-    """Pass the times when the predecessors of a task ended to its input CREATED_INPUT.
+    """Pass the times when the predecessors of a task ended to the task's input CREATED_INPUT.
 
-    These times stay the same if the task is retried, unlike the current time, so the retry applies
-    the same object.
+    Unlike the current time, the end times stay the same if the task is retried, so the retry
+    applies the same object.
     """
     predecessor_names = current_pipeline().current_scope().predecessors[block.name]
     end_times = ",".join(f"{{{{tasks.{name}.finishedAt}}}}" for name in predecessor_names)
@@ -335,8 +338,8 @@ def _delete_at_end(training: Training) -> None:
 
 
 def _pass_training_name(training: Training, applied_objects: list[AppliedObject]) -> None:
-    """Pass the name of the training to its processes, which need the name if the run has several
-    trainings."""
+    """Pass the name of the training to its processes, which need their training's name if the run
+    has several trainings."""
     for applied_object in applied_objects:
         manifest = training.manifest(applied_object.build, part=training.task)
         applied_object.template.manifest = render(manifest)

@@ -31,8 +31,8 @@ class Job:
 
 
 def find_sources(data_block: Block, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return three inputs of a training: the dataset, its digest and the MLflow run. They come from
-    `inputs` or from `data_block` and its predecessors.
+    """Return three inputs of a training: the dataset, its digest and the MLflow run. The three
+    inputs come from `inputs` or from `data_block` and its predecessors.
 
     Raises WiringError unless the dataset is an artifact of a block.
     """
@@ -61,7 +61,7 @@ def build_watch_template(
     success_condition: str,
     failure_conditions: tuple[str, ...],
 ) -> Resource:
-    """Return the template that applies a job and waits until it succeeds or fails."""
+    """Return the template that applies a job and waits until the job succeeds or fails."""
     pipeline = current_pipeline()
     return apply(
         pipeline.make_template_name(task_name),

@@ -47,10 +47,10 @@ def job(
     pods is fixed, and the job's operator sets the environment. `inputs` may contain model, train,
     dataset, digest and run_id.
 
-    A step gets the following inputs, if its `Inputs` has them: `dataset` (its key in the object
-    store), `out` (the key where rank 0 stores model.safetensors and model.json), `digest` (of the
-    dataset), `run_id` (of MLflow), `workload` and `model`. In an MPIJob, only the Launcher runs the
-    program or the step.
+    A step gets those of the following inputs that its class `Inputs` declares. They are `dataset`
+    (the dataset's key in the object store), `out` (the key where rank 0 stores model.safetensors
+    and model.json), `digest` (of the dataset), `run_id` (of MLflow), `workload` and `model`. In an
+    MPIJob, only the Launcher runs the program or the step.
     """
     _check_job(kind, replicas)
     if isinstance(module, ProgramConfig):
@@ -131,7 +131,7 @@ def _run_program(
     except ConfigError as error:
         raise_error(" ".join(error.lines))
 
-    # do not use the default of the setting `preload`, which is meant for PyTorch programs
+    # do not use the default value of `preload`, because the default is meant for PyTorch programs
     if "preload" not in program_config.model_fields_set:
         program_config = program_config.model_copy(update={"preload": []})
 

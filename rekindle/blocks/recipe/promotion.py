@@ -1,5 +1,5 @@
-"""The group `promote`, which verifies and promotes a release, and the tasks after this group, which
-switch clients to the release and remove expired and failed servers."""
+"""The group (nested DAG) `promote`, which verifies and promotes a release, and the tasks after this
+group, which switch clients to the release and remove expired and failed servers."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -34,19 +34,20 @@ from rekindle.blocks.workflow import (
 )
 from rekindle.release.serve_config import CHAMPION_CHANGED_RESULT, PASSED_RESULT
 
-# kinds of the objects that `deploy` creates; all of them have the same name
+# kinds of the objects that the step `deploy` creates for a release; all these objects have the same
+# name
 SERVER_KINDS = "deployment,service"
 # outputs of the group `promote`
 GROUP_OUTPUTS = ("promoted", "max_difference", "replayed", "former", "running", "expired")
-# maximum number of evaluations that are repeated because the champion has changed
+# maximum number of times that an evaluation is repeated because the champion has changed
 MAX_REPETITIONS = 5
 
 
 def add_promotion(
     deploy_block: Block, servers: Servers, verify_inputs: dict[str, Any], task_name: str
 ) -> Block:
-    """Add the group that verifies the new servers and then promotes the model; return its block.
-    `verify_inputs`: inputs of the step `verify`."""
+    """Add the group (nested DAG) that verifies the new servers and then promotes the model; return
+    the block of the group. `verify_inputs`: inputs of the step `verify`."""
     name_suffix = task_name.removeprefix("verify").removeprefix("-")
     name = current_pipeline().reserve_name(
         f"promote-{name_suffix}" if name_suffix else "", "promote"
@@ -122,8 +123,8 @@ def _select_outputs(verification: Block) -> dict[str, Value]:
 
 
 def _find_evaluation(release_block: Block) -> Block | None:
-    """Return the block that evaluated the model; None if it cannot be repeated, because it also
-    creates the model or has no output `champion`."""
+    """Return the block that evaluated the model; None if the evaluation cannot be repeated, because
+    its step also creates the model or has no output `champion`."""
     evaluation = find_provider(release_block, "verdict")
     can_repeat = (
         evaluation and "champion" in evaluation.outputs and "model" not in evaluation.outputs
@@ -155,8 +156,8 @@ def _verify_again(
 def _repeat_evaluation(
     evaluation: Block, verification: Block, output_expressions: dict[str, str]
 ) -> dict[str, str]:
-    """Add the tasks that repeat the evaluation, and then the group, if the champion has changed.
-    Return expressions for the outputs of the last repetition."""
+    """Add the tasks that repeat the evaluation, and then the group `promote`, if the champion has
+    changed. Return expressions for the outputs of the last repetition."""
     promoted_output = verification.outputs.promoted
     repeated_evaluation = repeat_step(evaluation, when=promoted_output == False)  # noqa: E712
     # require Succeeded, because the evaluation must not be repeated if the verification was skipped
@@ -184,7 +185,7 @@ def _not_rolled_back_condition(canary_block: Block) -> Condition:
 
 def _add_canary(servers: Servers, verification: Block, can_repeat: bool) -> Block:
     """Add the rollout of a canary, which increases the candidate's share of the requests while the
-    candidate is as good as the champion. Output: canary, the result of the rollout."""
+    candidate is as good as the champion. The output `canary` is the result of the rollout."""
     pipeline = current_pipeline()
     template = canaries.build_rollout_dag(
         pipeline.make_template_name,
@@ -228,8 +229,9 @@ def _add_unshare_task(
     predecessor_names: Iterable[str] = (),
     **task_options: object,
 ) -> None:
-    """Add a task that ends the candidates' share of the requests: it restores the route or deletes
-    their Deployments. `name_or_selector`: name or label selector of these Deployments."""
+    """Add a task that ends the candidates' share of the requests: the task restores the route of
+    the requests, or deletes the candidates' Deployments. `name_or_selector`: name or label selector
+    of these Deployments."""
     pipeline = current_pipeline()
     if not (servers.serve.canary and servers.serve.canary.gateway):
         pipeline.add_deletion(

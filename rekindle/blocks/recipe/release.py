@@ -108,7 +108,8 @@ def _raw_data_digest(evaluation: Block) -> str:
 
 
 def deploy(released: Block, *, task: str = "", serve: ServeConfig | None = None) -> Block:
-    """Start the servers of a release. They get no traffic until `verify` switches clients to them.
+    """Start the servers of a release. The servers get no traffic until `verify` switches clients to
+    them.
 
     `serve`: settings of the servers (default: the section `serve` of the config). The names of the
     Kubernetes objects begin with the name of the model.
@@ -191,9 +192,10 @@ def ship(
 def decide(model: Block, **inputs: Any) -> Block:
     """Evaluate and ship a model in a group with a mutex, so that only one run at a time does this.
 
-    Without the mutex, another run could promote a new champion in the meantime, and this run would
-    have to evaluate its model again. `inputs`: inputs of `evaluate`. A pipeline with several models
-    must create such a group itself, instead of calling `decide`. Returns the block `evaluate`.
+    Without the mutex, another run could promote a new champion during the evaluation, and this run
+    would have to evaluate its model again. `inputs`: inputs of `evaluate`. A pipeline with several
+    models must create a group with a mutex itself, instead of calling `decide`. Returns the block
+    `evaluate`.
     """
     with group("decide", mutex=current_pipeline().config.name):
         evaluation = evaluate(model, **inputs)

@@ -1,4 +1,5 @@
-"""Repeat an evaluation, and the group around it, after another run has changed the champion."""
+"""Repeat an evaluation, and the group (nested DAG) `promote`, after another run has changed the
+champion."""
 
 from typing import Any
 
@@ -11,8 +12,8 @@ from rekindle.keys import AGAIN_SUFFIX, TASK_PARAMETER
 
 
 def repeat_step(original_block: Block, **task_options: Any) -> Block:
-    """Add a task that runs the step of `original_block` again with the same inputs. It overwrites
-    the artifacts of `original_block`."""
+    """Add a task that runs the step of `original_block` again with the same inputs. The added task
+    overwrites the artifacts of `original_block`."""
     step_module, pod_kind = original_block.origin
     repeated_block = step(
         step_module,
@@ -30,9 +31,9 @@ def repeat_step(original_block: Block, **task_options: Any) -> Block:
 
 
 def repeat_group(repeated_evaluation: Block) -> Block:
-    """Add a task to the group that is being defined: it runs this group once more if the verdict of
-    `repeated_evaluation` is `release`. The repeated group gets the champion that
-    `repeated_evaluation` has compared the model with, and an input `repetitions` that is smaller by
+    """Add a task to the group (nested DAG) that is being defined. The task runs this group once
+    more if the verdict of `repeated_evaluation` is `release`. The repeated group gets the champion
+    that `repeated_evaluation` has compared the model with, and the input `repetitions`, reduced by
     1."""
     pipeline = current_pipeline()
     group_dag = pipeline.current_scope().dag

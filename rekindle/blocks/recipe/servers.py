@@ -41,7 +41,7 @@ class Servers:
 
 
 def servers_digest(cluster: ClusterConfig, serve_config: ServeConfig) -> str:
-    """Return a hash of the servers' settings; it does not depend on the model or its release."""
+    """Return a hash of the servers' settings, which does not depend on the model or its release."""
     server_manifests = [
         deployment_manifest("", cluster, serve_config),
         build_client_service("", serve_config.port, ""),
@@ -83,8 +83,8 @@ def build_start_dag(
     """Return the DAG that starts the servers of a release; `make_unique_name` returns unique
     template names."""
     apply_templates = {
-        # retry this task, because its first attempt may see the status Failed of the previous
-        # manifest
+        # retry the task that applies the Deployment, because the first attempt may see the status
+        # Failed of the previous manifest
         "deployment": apply(
             make_unique_name("deployment"),
             deployment_manifest(model_name, cluster, serve_config),

@@ -33,8 +33,8 @@ def prepare(
 ) -> Block:
     """Create the dataset and the workflow's MLflow run. Outputs: dataset, digest, rows, run_id, ...
 
-    `source`: output of an earlier step that replaces data.source. It is an artifact, or a text with
-    a path or URI.
+    `source`: output of an earlier step that replaces data.source. The output is an artifact, or a
+    text with a path or URI.
     """
     pipeline = current_pipeline()
     config = pipeline.config
@@ -88,11 +88,11 @@ def train(
 ) -> Block:
     """Train a model in an elastic job; `cluster.backend` is the kind of the job. Output: model.
 
-    If the config has a section `program`, run this program. If the workload has several families of
-    models and `family` is empty, train a model of each family and choose one by validation. `train`
-    and `model`: settings of the training and of the model (default: the sections of the config with
-    these names). `inputs` may contain `dataset`, `digest`, `run_id` and `start`; `start` is the
-    model_uri of a release whose weights are the initial weights.
+    If the config has a section `program`, run the training program of this section. If the workload
+    has several families of models and `family` is empty, train a model of each family and choose
+    one by validation. `train` and `model`: settings of the training and of the model (default: the
+    sections of the config with these names). `inputs` may contain `dataset`, `digest`, `run_id` and
+    `start`; `start` is the model_uri of a release whose weights are the initial weights.
     """
     config = current_pipeline().config
     if config.program and not family:
@@ -181,7 +181,7 @@ def choose(
     train: TrainConfig | None = None,
     **inputs: object,
 ) -> Block:
-    """Choose the best of several trained models by its loss or a metric on the held-out samples.
+    """Choose the best of several trained models by the loss or a metric on the held-out samples.
     Outputs: model, family (the name of the chosen model in `models`).
 
     `train`: section of the config that determines the held-out samples, which must be the same for
@@ -240,7 +240,7 @@ def _train_families(
     task_prefix: str,
     **more_inputs: Any,
 ) -> Block:
-    """Train the families in parallel, and choose one by validation."""
+    """Train a model of each family in parallel, and choose the best model by validation."""
     if more_inputs.get("start"):
         raise_error(
             "`start` has the weights of one family: name it, as in train(data, family=...,"

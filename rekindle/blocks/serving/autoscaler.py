@@ -9,7 +9,7 @@ def build_autoscaler(name: str, serve_config: ServeConfig, server_name: str) -> 
     """Return an autoscaler that scales up immediately if any metric is above its target, and scales
     down by one pod per minute.
 
-    Source: autoscaling/v2 HPA.
+    Source: the fields are defined by Kubernetes (autoscaling/v2, HorizontalPodAutoscaler).
     """
     metric_specs = [_utilization_metric("cpu", serve_config.cpu_percent)]
     if serve_config.memory_percent:

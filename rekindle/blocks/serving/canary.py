@@ -2,7 +2,7 @@
 number of pods, or exactly by an HTTPRoute.
 
 The step steps.canary decides how large the share is, when the share grows, and how many pods the
-candidate needs relative to the champion. The template `rollout` gives the candidate this share of
+candidate needs relative to the champion. The template `rollout` gives the candidate its share of
 the requests, and calls itself until steps.canary ends the rollout, so that the manifest does not
 depend on the number of `serve.canary.steps`.
 """
@@ -165,8 +165,9 @@ def _canary_deployment(deployment_manifest: Manifest, model_name: str) -> Manife
     """Return a Deployment of `replicas` candidate pods that get requests from the Service of the
     current version.
 
-    The pods have the labels of the current Deployment (the input `former`), so that the Service
-    selects them, too; the returned Deployment selects its pods by an additional label.
+    The pods have the labels of the current Deployment (the input `former`), so that the Service of
+    the current version also selects the candidate pods; the returned Deployment selects its pods by
+    an additional label.
     """
     canary_selector = {NAME_LABEL: model_name, CANARY_LABEL: text_tag("server")}
     pod_template = deployment_manifest["spec"]["template"]

@@ -1,7 +1,7 @@
 """The Deployment that serves one release of a model.
 
-Each release has its own Deployment, so that it can be verified before it gets traffic, and a
-rollback can restore its weights, image, flags and resources.
+Each release has its own Deployment, so that a release can be verified before it gets traffic, and a
+rollback can restore the weights, image, flags and resources of the release.
 """
 
 from math import ceil
@@ -19,19 +19,20 @@ from rekindle.blocks.settings import ClusterConfig
 from rekindle.kubernetes_names import COMPONENT_LABEL, INSTANCE_LABEL, NAME_LABEL, SERVING_SECRET
 from rekindle.release.serve_config import DEFAULT_PORT, VERSION_ANNOTATION, ServeConfig
 
-# time limit for loading the model; `verify` uses it, too
+# time limit in seconds for loading the model, also for the step `verify`
 STARTUP_SECONDS = 600
 
-# When all pods are ready, the conditions Available and Progressing, in any order, have these
-# reasons. Right after an apply, the status may still describe the previous manifest, and these
-# expressions cannot compare observedGeneration with generation. So steps.verify itself waits for
-# the new pods, and a retry of the template follows if it fails because of the previous manifest.
+# When all pods of a Deployment are ready, its conditions Available and Progressing, in any order,
+# have the reasons in SUCCESS. Right after an apply, the status may still describe the previous
+# manifest, and the expressions in SUCCESS cannot compare observedGeneration with generation. So
+# steps.verify itself waits for the new pods, and a template that fails because of the status of the
+# previous manifest is retried.
 SUCCESS = ",".join(
     f"status.conditions.{i}.reason in (NewReplicaSetAvailable,MinimumReplicasAvailable)"
     for i in range(2)
 )
 FAILURE = tuple(f"status.conditions.{i}.reason == ProgressDeadlineExceeded" for i in range(3))
-# network policies select this label: configs/platform/network.yaml
+# network policies select the pods of batch scoring by this label (configs/platform/network.yaml)
 SCORING_LABEL = {COMPONENT_LABEL: "scoring"}
 
 
@@ -53,7 +54,7 @@ def build_deployment(
     """Return the Deployment `server_name`, which runs `rekindle step steps.serve FLAGS` for
     `model_version` of the model.
 
-    Source: Kubernetes apps/v1 DeploymentSpec.
+    Source: the fields are defined by Kubernetes (apps/v1, DeploymentSpec).
     """
     label_selector = labels(model_name, server_name)
 
@@ -109,7 +110,7 @@ def _build_server_pod(
         livenessProbe=_build_probe("/health/live", period_seconds=10, failure_threshold=3),
     )
 
-    # 5 s more for the exit of the process
+    # the grace period includes 5 s for the exit of the process
     grace_seconds = (
         ceil(serve_config.drain_seconds + serve_config.grace_seconds + serve_config.body_seconds)
         + 5

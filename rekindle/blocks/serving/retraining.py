@@ -9,8 +9,8 @@ from rekindle.blocks.resource import apply
 
 
 def build_retraining_template(pipeline_name: str) -> Resource:
-    """Return a template that starts a run of `pipeline_name` with a name like that of a scheduled
-    run, and does not wait for the end of the run.
+    """Return a template that starts a run of `pipeline_name` with a name like the name of a
+    scheduled run, and does not wait for the end of the started run.
 
     The workflow's ServiceAccount needs the permissions of `rekindle platform render --with
     retraining`.

@@ -23,7 +23,7 @@ def build_http_route(model_name: str, serve_config: ServeConfig, server_name: st
     The Service `server_name`, if set, gets a share of the requests (the template's input `percent`)
     or, with `serve.canary.shadow`, a copy of each request.
 
-    Source: gateway.networking.k8s.io/v1 HTTPRouteSpec.
+    Source: the fields are defined by the Gateway API (gateway.networking.k8s.io/v1, HTTPRouteSpec).
     """
     namespace, _, gateway = (
         serve_config.gateway or (serve_config.canary and serve_config.canary.gateway) or ""
@@ -65,7 +65,8 @@ def build_http_route(model_name: str, serve_config: ServeConfig, server_name: st
 
 
 def _build_ingress(model_name: str, serve_config: ServeConfig) -> Manifest:
-    """Return an Ingress. Source: networking.k8s.io/v1 IngressSpec."""
+    """Return an Ingress for the Service of a model. Source: the fields are defined by Kubernetes
+    (networking.k8s.io/v1, IngressSpec)."""
     service_backend = {"service": {"name": model_name, "port": {"number": serve_config.port}}}
     # ingress-nginx rejects a colon in paths of the types Exact and Prefix
     path_types = ("ImplementationSpecific", "Prefix")

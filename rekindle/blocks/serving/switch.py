@@ -2,9 +2,9 @@
 releases to zero.
 
 A run may be interrupted, and resumed after another run has switched the traffic to another release.
-Therefore the tasks first read the objects and then the champion, and change an object only if no
-other client has changed it since (optimistic locking). If another client has changed an object, all
-tasks are repeated.
+Therefore the tasks that switch the traffic first read the Kubernetes objects and then the champion,
+and change an object only if no other client has changed the object since it was read (optimistic
+locking). If another client has changed an object, all tasks of the switch are repeated.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,8 @@ def build_switch_dag(
     model_name: str,
     serve_config: ServeConfig,
 ) -> DAG:
-    """Return a DAG that switches clients to the Deployment `server` if it serves the champion.
+    """Return a DAG that switches clients to the Deployment `server` if `server` serves the
+    champion.
 
     First, `server` is scaled up to the number of pods of the largest earlier Deployment. At the
     end, the Deployments in the input `running` are scaled to zero. The output `deployment` is
@@ -144,7 +145,8 @@ def _add_changes(templates_by_task: dict[str, Resource]) -> None:
 def _build_apply_templates(
     make_unique_name: Callable[[str], str], model_name: str, serve_config: ServeConfig
 ) -> dict[str, Resource]:
-    """Return the templates that apply the objects of the model, by the name of their task."""
+    """Return the templates that apply the Kubernetes objects of the model, by the name of their
+    task."""
     service_manifest = build_client_service(model_name, serve_config.port, SERVER_TAG)
     service_manifest["metadata"]["resourceVersion"] = VERSION_TAG
 
@@ -168,8 +170,8 @@ def _build_apply_templates(
         ),
     }
 
-    # omit the HTTPRoute if the release has a canary, because other tasks apply it before and after
-    # the switch
+    # omit the HTTPRoute if the release has a canary, because other tasks apply the HTTPRoute before
+    # and after the switch
     route_manifest = build_route(model_name, serve_config)
     if route_manifest and not (serve_config.canary and serve_config.canary.gateway):
         templates_by_task["route"] = apply(
@@ -180,8 +182,8 @@ def _build_apply_templates(
 
 
 def _build_retire_template(name: str) -> Resource:
-    """Return the template that scales a Deployment to zero if its generation is unchanged. The
-    Deployment itself is kept for a rollback."""
+    """Return the template that scales a Deployment to zero if the Deployment's
+    `metadata.generation` is unchanged. The Deployment scaled to zero is kept for a rollback."""
     test_operation = {
         "op": "test",
         "path": "/metadata/generation",

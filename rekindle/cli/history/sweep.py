@@ -19,8 +19,8 @@ from rekindle.errors import ConfigError
 
 
 def check_sweep(sweep_config: Any) -> None:
-    """Raise ConfigError if the config is not a sweep, its data does not exist, or its workload
-    cannot be trained."""
+    """Raise ConfigError if the config has no section `sweep`, if its data does not exist, or if its
+    workload cannot be trained."""
     from rekindle.training.sweep.sweep_config import Sweep
 
     if not isinstance(getattr(sweep_config, "sweep", None), Sweep):

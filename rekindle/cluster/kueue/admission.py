@@ -3,10 +3,12 @@
     for finding in check_admission(cluster, list_queued_jobs(read_templates(manifest))):
         print(finding)  # "train exceeds the quota of the ClusterQueue research, 12 cpu of 8: ..."
 
-`rekindle submit`, `lint --cluster`, `plan --cluster` and `platform check` use this function. An
-object that the user may not read is a note, never a refusal.
+`rekindle submit`, `lint --cluster`, `plan --cluster` and `platform check` use the function
+check_admission. If the user may not read an object of Kueue, the result contains a note, and no job
+is refused for this reason.
 
-Source: Kueue 0.19, pkg/scheduler and pkg/cache (admission), pkg/controller/jobs (integrations).
+Source: Source: Kueue 0.19, pkg/scheduler and pkg/cache (admission), pkg/controller/jobs
+(integrations).
 """
 
 from collections.abc import Iterator, Sequence
@@ -241,8 +243,8 @@ class _Admission:
             )
 
     def _selects_namespace(self, selector: Object) -> bool | None:
-        """Return whether a selector matches the labels of the namespace; None if this depends on
-        labels that may not be read."""
+        """Return whether a selector matches the labels of the namespace; None if the result depends
+        on labels that the user may not read."""
         name_label = {NAMESPACE_LABEL: self.cluster.namespace}
         known_result = matches(selector, name_label, is_complete=False)
         if known_result is not None:
@@ -256,10 +258,11 @@ class _Admission:
     def _check_quota(
         self, cluster_queue: Object, jobs: Sequence[QueuedJob]
     ) -> Iterator[AdmissionFinding]:
-        """Compare jobs with the quota of a ClusterQueue, and with its free part."""
+        """Compare jobs with the whole quota of a ClusterQueue, and with the free part of the
+        quota."""
         quota = compute_quota(self.kueue, cluster_queue)
         yield from self._check_resources(cluster_queue, quota, jobs)
-        # by the quota that they wait for
+        # jobs by the quota that they wait for
         waiting_jobs: dict[str, list[QueuedJob]] = {}
 
         for job in jobs:
@@ -303,7 +306,7 @@ class _Admission:
                 f" {_join(covered_names) or 'nothing'}",
                 f"have a quota of {_join(uncovered_names)} added to it, or the resource to"
                 " resources.excludeResourcePrefixes of Kueue's configuration.",
-                # only the configuration tells if Kueue ignores the resource
+                # only Kueue's configuration says whether Kueue ignores the resource
                 is_fatal=self.configuration is not None,
             )
 
@@ -346,14 +349,15 @@ class _Admission:
         }
 
     def _find_shortage(self, cluster_queue: Object, quota: Quota, job: QueuedJob) -> str:
-        """Return the requests of a job that exceed all flavors together; "" if none does."""
+        """Return, as text, the requests of a job that exceed all flavors together; "" if no request
+        does."""
         flavor_names = {flavor_name for (flavor_name, _), _ in list_quotas(cluster_queue)}
         limits = quota.sum_flavors(quota.limits, flavor_names)
         return ", ".join(list_shortages(self._list_quota_requests(job, quota), limits))
 
     def _find_mismatch(self, cluster_queue: Object, quota: Quota, job: QueuedJob) -> str:
-        """Return why equal pods of a job fit into no flavor of a group; "" if they fit. Kueue gives
-        all equal pods of a job the same flavor."""
+        """Return the reason why equal pods of a job fit into no flavor of a resource group; "" if
+        the pods fit. Kueue gives all equal pods of a job the same flavor."""
         for resource_group in list_resource_groups(cluster_queue):
             specs = {
                 flavor["name"]: self.kueue.find_flavor(flavor["name"])
@@ -396,7 +400,7 @@ def _describe_order(cluster_queue: Object) -> str:
 
 
 def _check_active(title: str, queue: Object) -> Iterator[AdmissionFinding]:
-    """Check that a queue is not stopped, and that Kueue has not found a fault of it."""
+    """Check that a queue is not stopped, and that Kueue has not reported a fault of the queue."""
     stop_policy = queue["spec"].get("stopPolicy")
     if stop_policy in STOPPED_POLICIES:
         yield AdmissionFinding(

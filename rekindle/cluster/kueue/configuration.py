@@ -1,7 +1,7 @@
 """Kueue's configuration: the kinds of jobs that it manages, and the resources that it ignores.
 
-Source: Kueue 0.19, apis/config/v1beta2 (configuration_types.go, defaults.go), and the ConfigMap of
-its Helm chart and of its manifests.
+Source: Source: Kueue 0.19, apis/config/v1beta2 (configuration_types.go, defaults.go), and the
+ConfigMap in Kueue's Helm chart and manifests.
 """
 
 from collections.abc import Mapping
@@ -49,12 +49,12 @@ class Configuration:
     document: Object
 
     def has_framework(self, kind: str) -> bool:
-        """Return whether Kueue manages jobs of a kind; True for a kind that it may not know."""
+        """Return whether Kueue manages jobs of a kind; True for a kind that Kueue may not know."""
         frameworks = (self.document.get("integrations") or {}).get("frameworks")
         return FRAMEWORKS.get(kind) in (None, *(frameworks or DEFAULT_FRAMEWORKS))
 
     def ignores_resource(self, resource_name: str) -> bool:
-        """Return whether Kueue does not compare a resource with quotas under its own name."""
+        """Return True if Kueue does not compare a resource with the quota of the same name."""
         settings = self.document.get("resources") or {}
         excluded_prefixes = tuple(settings.get("excludeResourcePrefixes") or ())
         replaced_names = [rule.get("input") for rule in settings.get("transformations") or ()]

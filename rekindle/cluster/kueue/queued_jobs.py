@@ -4,7 +4,7 @@
     # → [QueuedJob("prepare", "Pod", "research"), QueuedJob("train", "JobSet", "research")]
 
 Kueue admits all pods of a job together, but each pod of a workflow or of a Deployment on its own.
-Source: Kueue 0.19, the integrations in pkg/controller/jobs.
+Source: Source: the integrations of Kueue 0.19 in pkg/controller/jobs.
 """
 
 import re
@@ -31,7 +31,7 @@ SINGLE_POD_KINDS = ("Pod", "Deployment", "ReplicaSet")
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """Pods that Kueue admits together. `name`: name of the template that creates them."""
+    """Pods that Kueue admits together. `name`: name of the template that creates the pods."""
 
     name: str
     kind: str
@@ -61,8 +61,8 @@ def read_templates(manifest: Mapping[str, object]) -> dict[str, Manifest]:
 
 
 def list_queued_jobs(templates: Mapping[str, Manifest]) -> list[QueuedJob]:
-    """Return the jobs and pods that the templates queue. The keys of `templates` are the names of
-    the jobs."""
+    """Return the jobs and pods that wait in a queue of Kueue because of a template. The keys of
+    `templates` become the names of the returned jobs."""
     training_runtimes = list_training_runtimes(templates.values())
     return [
         queued_job
@@ -98,7 +98,7 @@ def _list_jobs_of_template(
         if QUEUE_LABEL in object_labels:
             yield _make_job(name, str(applied_object.get("kind")), object_labels, pod_sets)
 
-    # a text with tags outside of quotes is not YAML, so its pods are unknown
+    # an object text with tags outside of quotes is not YAML, so the pods of the object are unknown
     object_text = read_object_text(template)
     queue_match = QUEUE_PATTERN.search(object_text)
     kind_match = KIND_PATTERN.search(object_text)

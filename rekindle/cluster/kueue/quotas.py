@@ -15,15 +15,15 @@ from rekindle.cluster.kubernetes_api import Cluster, Resource
 from rekindle.cluster.queue import KUEUE_VERSIONS
 from rekindle.training.cost.pod_requests import PodRequests, parse_quantity_or_zero
 
-# names of a flavor and of a resource
+# key of an amount: the name of a flavor and the name of a resource
 FlavorResource = tuple[str, str]
 COHORT_FIELDS = ("cohortName", "cohort", "parentName", "parent")
 
 
 @dataclass(frozen=True)
 class Quota:
-    """The amounts of a ClusterQueue. `limits`: the most that the queue may ever use; `free`: the
-    part that is not reserved now; an unknown amount is infinite."""
+    """The amounts of resources that a ClusterQueue may use. `limits`: the most that the queue may
+    ever use; `free`: the part that is not reserved now; an unknown amount is infinite."""
 
     limits: Mapping[FlavorResource, float]
     free: Mapping[FlavorResource, float]
@@ -42,15 +42,16 @@ class Quota:
 
 @dataclass
 class KueueObjects:
-    """Kueue's objects of one cluster, each read at most once. Raises ApiError if the user may not
-    read them."""
+    """Kueue's objects of one cluster, each read at most once. Methods raise ApiError if the user
+    may not read the objects."""
 
     cluster: Cluster
     api_version: str = ""
     lists: dict[str, list[Object]] = field(default_factory=dict)
 
     def is_installed(self) -> bool:
-        """Return whether the cluster has LocalQueues, and find their version. Raises ApiError."""
+        """Return whether the cluster has the kind LocalQueue, and find the API version of this
+        kind. Raises ApiError."""
         for version in KUEUE_VERSIONS:
             self.api_version = f"kueue.x-k8s.io/{version}"
             try:
@@ -63,8 +64,8 @@ class KueueObjects:
         return False
 
     def list_objects(self, plural: str) -> list[Object]:
-        """Return all objects of a kind: the LocalQueues of the namespace, or all of another
-        kind. Raises ApiError."""
+        """Return all objects of a kind of Kueue; of LocalQueues, return only those of the
+        namespace. Raises ApiError."""
         if plural not in self.lists:
             is_namespaced = plural == "localqueues"
             resource = Resource(self.api_version, plural, is_namespaced)
@@ -81,7 +82,8 @@ class KueueObjects:
         return self.cluster.find(Resource(self.api_version, plural, namespaced=False), name)
 
     def find_flavor(self, name: str) -> Object:
-        """Return the spec of a ResourceFlavor; {} if it may not be read or does not exist."""
+        """Return the spec of a ResourceFlavor; {} if the ResourceFlavor does not exist or the user
+        may not read it."""
         try:
             return (self.find("resourceflavors", name) or {}).get("spec") or {}
         except ApiError:
@@ -89,7 +91,8 @@ class KueueObjects:
 
 
 def compute_quota(kueue: KueueObjects, cluster_queue: Object) -> Quota:
-    """Return the quota of a ClusterQueue, including the quota that it may borrow in its cohort."""
+    """Return the quota of a ClusterQueue, including the quota that the queue may borrow in its
+    cohort."""
     own_quotas = dict(list_quotas(cluster_queue))
     own_reserved = _sum_reserved([cluster_queue])
     cohort_name = get_cohort_name(cluster_queue)
@@ -137,16 +140,18 @@ def list_resource_groups(queue: Object) -> list[Object]:
 
 
 def get_cohort_name(queue: Object) -> str:
-    """Return the cohort of a ClusterQueue, or the parent of a Cohort; "" without one."""
+    """Return the name of a ClusterQueue's cohort, or of a Cohort's parent; "" if the object has no
+    cohort or parent."""
     queue_spec = queue.get("spec") or {}
     return next((queue_spec[key] for key in COHORT_FIELDS if queue_spec.get(key)), "")
 
 
 def explain_mismatch(flavor: Object, group_labels: set[str], pod: PodRequests) -> str:
-    """Return why pods cannot use a flavor: a label or a taint of its nodes; "" if they can.
+    """Return why pods cannot use a flavor, which is a label or a taint of the flavor's nodes; "" if
+    the pods can use the flavor.
 
-    `group_labels`: keys of the labels of all flavors of the group; as in Kueue, other labels that
-    the pod requires do not matter.
+    `group_labels`: keys of the labels of all flavors in the resource group; as in Kueue, other
+    labels that the pod requires do not matter.
     """
     node_labels = flavor.get("nodeLabels") or {}
     for key, value in pod.labels.items():
@@ -172,7 +177,8 @@ def explain_mismatch(flavor: Object, group_labels: set[str], pod: PodRequests) -
 
 def _list_cohort_queues(kueue: KueueObjects, cohort_name: str) -> list[Object] | None:
     """Return the ClusterQueues of a cohort, and the Cohort itself if it has quotas. Return None if
-    they may not be read, or if other cohorts may lend to this cohort."""
+    the user may not read the ClusterQueues or the Cohort, or if other cohorts may lend to this
+    cohort."""
     try:
         cohorts = kueue.list_objects("cohorts")
     except ApiError as error:
@@ -193,7 +199,8 @@ def _list_cohort_queues(kueue: KueueObjects, cohort_name: str) -> list[Object] |
     return [
         *(queue for queue in cluster_queues if get_cohort_name(queue) == cohort_name),
         *(
-            # another name, so that a ClusterQueue may have the name of its cohort
+            # the Cohort gets another name here, because a ClusterQueue may have the name of its
+            # cohort
             cohort | {"metadata": {"name": f"cohort {cohort_name}"}}
             for cohort in cohorts
             if cohort["metadata"]["name"] == cohort_name

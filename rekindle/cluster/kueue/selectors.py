@@ -1,4 +1,4 @@
-"""Label selectors of Kubernetes, compared with labels, some of them unknown."""
+"""Label selectors of Kubernetes, compared with labels, some of which may be unknown."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ def matches(selector: Object, labels: Mapping[str, str], is_complete: bool = Tru
     """Return whether a selector matches labels; an empty selector matches all labels.
 
     With `is_complete=False`, `labels` are only a part of the labels: return None if the result
-    depends on the others.
+    depends on the unknown labels.
     """
     results = [
         _compare(expression, labels, is_complete) for expression in _list_expressions(selector)

@@ -2,11 +2,11 @@
 object of the API server with its type before the object is used.
 
 The types contain only the fields that Rekindle reads. A field that may be null has None in its
-type. All other fields may be missing, because the code reads them with a default, but they must not
-be null.
+type. A field without None in its type may be missing, because the code reads the field with a
+default, but must not be null.
 
-Sources: Kubernetes 1.34; Argo 3.7, Workflow and CronWorkflow; Kubeflow training operator 1.9; Kueue
-0.19, Workload, LocalQueue, ClusterQueue and Cohort.
+Sources: The types are defined by Kubernetes 1.34; Argo 3.7, Workflow and CronWorkflow; Kubeflow
+training operator 1.9; Kueue 0.19, Workload, LocalQueue, ClusterQueue and Cohort.
 """
 
 from typing import Annotated, Any

@@ -10,7 +10,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from rekindle.cluster.objects import types
 from rekindle.documents import describe_first_error, validate_value
 
-# plural of a kind in the API → type of its objects
+# plural name of a kind in the Kubernetes API → type of the objects of this kind
 OBJECT_TYPES: dict[str, type[BaseModel]] = {
     "workflows": types.WorkflowObject,
     "workflowtemplates": types.TemplateObject,
@@ -44,7 +44,7 @@ def find_fault(plural_kind: str, kubernetes_object: Any, metadata_only: bool = F
     """Return a text with the first wrong field of an object and the violated rule; "" if the object
     is valid.
 
-    `metadata_only`: True if the object was read without its spec and status.
+    `metadata_only` is True if the object was read without its spec and status.
     """
     if metadata_only:
         object_model = METADATA_TYPES.get(plural_kind, types.KubernetesObject)

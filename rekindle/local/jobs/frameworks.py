@@ -1,8 +1,8 @@
 """Differences between the training operator's kinds of jobs: when a job ends, and the environment
 of its pods.
 
-The rules are from Kubeflow training operator 1.9, in KIND_types.go, pytorch/envvar.go, elastic.go,
-tensorflow/tensorflow.go, xgboost/xgboost.go, paddlepaddle/envvar.go, jax/envvar.go and
+The rules for the jobs are from Kubeflow training operator 1.9, in KIND_types.go, pytorch/envvar.go,
+elastic.go, tensorflow/tensorflow.go, xgboost/xgboost.go, paddlepaddle/envvar.go, jax/envvar.go and
 mpi/mpijob_controller.go.
 """
 
@@ -17,7 +17,7 @@ from argolocal.manifest.types import Object
 
 # function that returns the address of a pod, given its name
 GetAddress = Callable[[str], str]
-# directory of an MPIJob's files in the pod of its Launcher
+# directory of an MPIJob's files in the pod of the job's Launcher
 MPI_MOUNT_PATH = "/etc/mpi"
 
 
@@ -106,7 +106,8 @@ def get_port(training_job: Object, role: str) -> int:
 
 
 def find_port(training_job: Object, role: str) -> int | None:
-    """Return the container port that has the operator's port name; None if no port has it."""
+    """Return the container port that has the operator's port name; None if no container port has
+    this name."""
     port_name = JOB_KINDS[training_job["kind"]].port[0]
     container_ports = (
         get_replica_specs(training_job)[role]["template"]["spec"]["containers"][0].get("ports")

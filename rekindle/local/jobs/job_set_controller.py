@@ -1,12 +1,12 @@
 """Runs the pods of JobSets and TrainJobs as child processes, by the rules of the JobSet controller
 and the Job controller.
 
-The rules are from JobSet 0.12
+The rules for the pods are from JobSet 0.12
 (pkg/controllers/{jobset_controller,failure_policy,success_policy}.go), Kubernetes
-(pkg/controller/job) and Kubeflow Trainer 2.3 (pkg/runtime). This module differs from these
-controllers: pod names lack the random suffix, environment variables have loopback addresses instead
-of DNS names, a lost pod is replaced after the back-off of pod_process.py, and startupPolicy is
-rejected.
+(pkg/controller/job) and Kubeflow Trainer 2.3 (pkg/runtime). This module differs from the
+controllers of Kubernetes: pod names lack the random suffix, environment variables have loopback
+addresses instead of DNS names, a lost pod is replaced after the back-off of pod_process.py, and
+startupPolicy is rejected.
 """
 
 import time
@@ -373,8 +373,8 @@ def _set_terminal_state(status: Object, terminal_state: str, reason: str, messag
 
 
 class TrainJobs(Controller):
-    """The controller of TrainJobs. For each TrainJob, it creates a JobSet of the same name from the
-    template in the TrainingRuntime."""
+    """The controller of TrainJobs. For each TrainJob, TrainJobs creates a JobSet of the same name
+    from the template in the TrainingRuntime."""
 
     kind = "TrainJob"
 
@@ -462,8 +462,8 @@ class TrainJobs(Controller):
 
 
 def _apply_trainer(replicated_job: Object, node_count: int, trainer_spec: Object) -> Object:
-    """Return the runtime's job `replicated_job`. If it is the job of the trainer, the TrainJob's
-    nodes, command and image replace those of the runtime.
+    """Return the runtime's job `replicated_job`. If `replicated_job` is the job of the trainer, the
+    TrainJob's nodes, command and image replace the values in the runtime.
 
     Source: plugins/torch/torch.go.
     """

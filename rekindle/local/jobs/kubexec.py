@@ -1,8 +1,8 @@
 """`kubectl exec` into a worker of a local MPIJob: kubexec.py FOLDER POD COMMAND...
 
-The command gets the pod's environment, and is killed when the pod ends. It sees the files of the
-Launcher, because the Launcher starts it. This script imports no other module of this package, so
-that it starts fast: `mpirun` starts it once for each worker.
+The command COMMAND gets the pod's environment, and is killed when the pod ends. COMMAND sees the
+files of the Launcher, because the Launcher starts COMMAND. This script imports no other module of
+this package, so that it starts fast, since `mpirun` starts the script once for each worker.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# pod → {"pid": ..., "environment": {...}}
+# file that maps the name of a pod to {"pid": ..., "environment": {...}}
 WORKERS_FILE = "workers.json"
 
 
@@ -26,7 +26,8 @@ class WorkerProcess:
 
 
 def read_worker(workers_path: Path, pod_name: str) -> WorkerProcess | None:
-    """Return the process of a pod; None if the pod does not exist. Raises OSError, ValueError."""
+    """Return the first process of a pod; None if the pod does not exist. Raises OSError,
+    ValueError."""
     worker_records = json.loads(workers_path.read_text())
     if not isinstance(worker_records, dict):
         raise ValueError("it must be an object")

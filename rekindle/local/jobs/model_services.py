@@ -1,7 +1,7 @@
 """Applies the Deployments and Services of models. The config can set the port of a Service.
 
-If the user has not chosen a port, the Service gets a free port only when it is applied, because
-other programs and runs may take a port during a training, which may last hours.
+If the user has not chosen a port, the Service gets a free port only when the Service is applied,
+because other programs and runs may take a port during a training, which may last hours.
 """
 
 import fcntl
@@ -41,8 +41,8 @@ class ModelDeployments(Deployments):
     """The Deployments of model servers."""
 
     def apply(self, kubernetes_object: Object) -> Object:
-        """Apply the Deployment. If a program of this machine listens on the port of its pods on all
-        addresses, the pods use another port."""
+        """Apply a Deployment. If a program of this machine listens on the port of the Deployment's
+        pods on all addresses, the pods use another port."""
         self.check(kubernetes_object)
         return super().apply(move_server_port(self.cluster, kubernetes_object))
 
@@ -53,7 +53,7 @@ class ModelServices(Services):
     hint = " (--set serve.port=...)"
 
     def apply(self, kubernetes_object: Object) -> Object:
-        """Apply the Service, at a free port if the run may use any port. Raises ConfigError."""
+        """Apply a Service, at a free port if the run may use any port. Raises ConfigError."""
         service_spec = kubernetes_object.get("spec") or {}
         if not service_spec.get("ports"):
             return super().apply(kubernetes_object)  # raises ConfigError
@@ -65,7 +65,7 @@ class ModelServices(Services):
         if not self._may_use_any_port():
             return super().apply(kubernetes_object)
 
-        # until the Service is stored, another run of this home must not choose the same port
+        # until the Service is stored, another run on this machine must not choose the same port
         with self._hold_ports_lock():
             return super().apply(self._set_free_port(kubernetes_object))
 
@@ -81,8 +81,8 @@ class ModelServices(Services):
             yield
 
     def _set_free_port(self, service: Object) -> Object:
-        """Return the Service with its current port or, if it does not have a port yet or the port
-        is taken, with the next free port."""
+        """Return the Service with its current port. If the Service does not have a port yet, or if
+        the port is taken, return it with the next free port."""
         service_name = service["metadata"]["name"]
         first_port_entry, *other_port_entries = service["spec"]["ports"]
         default_port = first_port_entry["port"]
@@ -117,7 +117,7 @@ class ModelServices(Services):
         return service
 
     def _list_other_service_ports(self, service_name: str) -> set[int]:
-        """Return the ports of the other Services of this home, including Services that
+        """Return the ports of the other Services in REKINDLE_HOME, including Services that
         `rekindle down` has stopped."""
         other_services = [
             service for other_name, service in self.objects().items() if other_name != service_name

@@ -35,8 +35,8 @@ def list_worker_names(mpi_job: Object) -> list[str]:
 
 
 def are_all_workers_running(mpi_job: Object, pods_by_name: Mapping[str, Pod]) -> bool:
-    """Return True if all Workers run. The Launcher must wait for them, as the operator's init
-    container does."""
+    """Return True if all Workers run. The Launcher must wait for all Workers, as the operator's
+    init container does."""
     return all(
         name in pods_by_name and pods_by_name[name].running for name in list_worker_names(mpi_job)
     )
@@ -75,7 +75,8 @@ def write_worker_processes(job_folder: Path, pods_by_name: Mapping[str, Pod]) ->
     records_json = to_json(worker_records)
     if not workers_path.exists() or workers_path.read_text() != records_json:
         job_folder.mkdir(parents=True, exist_ok=True)
-        # readable only for this user, because the environments may contain secret keys
+        # readable only for this user, because the environments of the Workers may contain secret
+        # keys
         write_atomically(workers_path, records_json, 0o600)
 
 

@@ -1,11 +1,11 @@
 """Runs the replicas of Kubeflow's training jobs as child processes, with the environment, restarts
 and status that the operator defines.
 
-The rules are from Kubeflow training operator 1.9 (common/job.go, common/pod.go, util/status.go, and
-each kind's KIND_controller.go and KIND_webhook.go). This module differs from the operator: pods
-have loopback addresses instead of DNS names, the back-off before restarts is shorter
-(pod_process.py), failure messages quote the pod's log, and processes that `mpirun` starts in a
-Worker see the Launcher's files.
+The rules for the pods are from Kubeflow training operator 1.9 (common/job.go, common/pod.go,
+util/status.go, and each kind's KIND_controller.go and KIND_webhook.go). This module differs from
+the operator: pods have loopback addresses instead of DNS names, the back-off before restarts is
+shorter (pod_process.py), failure messages quote the pod's log, and processes that `mpirun` starts
+in a Worker see the Launcher's files.
 """
 
 import fcntl
@@ -52,7 +52,7 @@ class JobState:
     # descriptor of the lock file, which is locked while this process runs the pods
     lock: int
     pods: dict[str, Pod] = field(default_factory=dict)
-    # deleted pods that have not exited yet
+    # deleted pods whose processes have not exited yet
     terminating: list[Pod] = field(default_factory=list)
     # name of a failed pod → its exit code
     failures: dict[str, int] = field(default_factory=dict)
@@ -163,7 +163,8 @@ class TrainingJobs(Controller):
 
     def _adopt(self, job_object: Object) -> None:
         """Take over an unfinished job, unless another process runs it. If the job was running, the
-        process that ran it has died, and its pods count as lost, as after a node failure."""
+        process that ran the job has died, and the job's pods count as lost, as after a node
+        failure."""
         job_name = job_object["metadata"]["name"]
         if job_name in self.jobs or is_finished(job_object.get("status") or {}):
             return
@@ -208,7 +209,8 @@ class TrainingJobs(Controller):
             self._remove_job_files(job_object, job_status)
 
     def _fail(self, job_object: Object, job_state: JobState, error: Exception) -> None:
-        """Fail a job that cannot be reconciled."""
+        """Set the status of a job to Failed, because the job cannot be brought to the state of its
+        spec."""
         job_name = job_object["metadata"]["name"]
         job_status = (self.read(job_name) or job_object).get("status") or {}
         self._set_failed(
@@ -224,8 +226,8 @@ class TrainingJobs(Controller):
     def _advance(
         self, job_object: Object, job_state: JobState, status: Object, succeeded_pods: set[str]
     ) -> None:
-        """Bring the pods and the status in line with the spec. `succeeded_pods`: names of the pods
-        that have succeeded; new ones are added."""
+        """Bring the pods and the status of a job in line with its spec. `succeeded_pods`: names of
+        the pods that have succeeded; newly succeeded pods are added."""
         job_name = job_object["metadata"]["name"]
         job_spec = job_object["spec"]
         run_policy = job_spec.get("runPolicy") or {}
@@ -336,8 +338,8 @@ class TrainingJobs(Controller):
     def _handle_exited_pods(
         self, job_object: Object, job_state: JobState, status: Object, succeeded_pods: set[str]
     ) -> None:
-        """Poll the pods. The restartPolicy decides whether a pod that has exited succeeds, fails,
-        is restarted in place, or is recreated."""
+        """Poll the pods of a job. The restartPolicy decides whether a pod that has exited succeeds,
+        fails, is restarted in place, or is recreated."""
         job_name = job_object["metadata"]["name"]
 
         for pod in list(job_state.pods.values()):
@@ -425,7 +427,8 @@ class TrainingJobs(Controller):
         if clean_policy in ("Running", "All"):
             self._terminate_pods(job_state, list(job_state.pods))
         else:
-            # every other cleanPodPolicy leaves the pods of a finished job unchanged
+            # with every cleanPodPolicy except All and Running, the pods of a finished job stay
+            # unchanged
             job_state.pods = {
                 pod_name: pod
                 for pod_name, pod in job_state.pods.items()

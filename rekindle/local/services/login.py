@@ -1,4 +1,4 @@
-"""Access control for the embedded MLflow: every request needs the token of this home.
+"""Access control for the embedded MLflow: every request needs the token that REKINDLE_HOME stores.
 
 MLflow's client sends the token by itself (MLFLOW_TRACKING_TOKEN). A browser sends the token once,
 in the address that `rekindle ui --mlflow` prints, and gets a cookie that is valid until this
@@ -16,8 +16,8 @@ LOGIN_HINT = (
     " `rekindle env` prints it."
 )
 # page that sends a browser to MLflow's page, which the fragment of the URL names. An HTTP redirect
-# would not work: the next request would still count as cross-site, and lack the SameSite=Strict
-# cookie
+# would not work: the redirected request would still count as cross-site, and lack the
+# SameSite=Strict cookie
 REDIRECT_PAGE = (
     "<!doctype html><script>location.replace(location.pathname + location.hash)</script>"
 )
@@ -27,14 +27,14 @@ class MlflowLogin:
     """Accepts or rejects requests after reading only their heads."""
 
     def __init__(self, login_token: str, port: int) -> None:
-        # the name contains the port, because browsers share cookies between ports
+        # the name of the cookie contains the port, because browsers share cookies between ports
         self.login = Login(
             login_token, f"rekindle-mlflow-{port}", secrets.token_urlsafe(32), LOGIN_HINT
         )
 
     def answer(self, request_head: bytes) -> bytes | None:
-        """Return the answer if MLflow must not receive the request, else None. `request_head`:
-        head of the request, in which `find_fault` has found no error."""
+        """Return the answer to a request that MLflow must not receive; None for other requests.
+        `request_head`: head of the request, in which `find_head_fault` has found no error."""
         request_line, *header_lines = request_head.decode("latin-1").strip("\r\n").split("\r\n")
         http_method, request_target, _ = request_line.split(" ")
         if request_target.partition("?")[0] == "/health":

@@ -10,8 +10,8 @@ child, which takes 10 s of CPU time and 500 MB. This module serves the same Flas
 
 Artifacts are proxied, so clients need only MLFLOW_TRACKING_URI and MLFLOW_TRACKING_TOKEN. The
 server itself accesses the artifacts with MLFLOW_S3_ENDPOINT_URL and AWS_*. login.py reads only the
-head of a request to refuse a request without the token. ASGI or WSGI middleware would be too late:
-then the HTTP server would already have read the request, in a thread of its own.
+head of a request to refuse a request without the token. ASGI or WSGI middleware could refuse the
+request only after the HTTP server has read it, in a thread of its own.
 """
 
 import argparse
@@ -72,8 +72,8 @@ def confine_artifacts(artifacts_destination: str) -> None:
     """Restrict MLflow to artifacts below ARTIFACT_ROOT, which are stored in the bucket of
     `artifacts_destination`.
 
-    Otherwise, MLflow would also read paths on this machine, links, and every kind of address that
-    its libraries support.
+    Without this restriction, MLflow would also read paths on this machine, links, and every kind of
+    address that its libraries support.
     """
     from mlflow.exceptions import MlflowException
     from mlflow.server import handlers
@@ -87,8 +87,8 @@ def confine_artifacts(artifacts_destination: str) -> None:
     bucket_uri = f"{artifacts_destination.rpartition('/')[0]}/"
 
     def make_confined(uri: str, **options: object) -> Any:
-        # the whole bucket is allowed: the page of a model version reads the signature of its
-        # release
+        # all objects of the bucket are allowed, because the page of a model version reads the
+        # signature of its release
         if not uri.startswith(bucket_uri):
             raise MlflowException.invalid_parameter_value(
                 f"{uri} is not below {bucket_uri}, where artifacts must be."
@@ -113,8 +113,9 @@ def confine_artifacts(artifacts_destination: str) -> None:
             return super().create_experiment(name, artifact_location, tags)
 
         def delete_run(self, run_id: object) -> None:
-            """Delete a run. Also delete its data if Rekindle's retention has marked the run for
-            removal; the data of any other deleted run remains until `mlflow gc` removes it."""
+            """Delete an MLflow run. Also delete the data of the run if Rekindle's retention has
+            marked the run for removal; the data of any other deleted run remains until `mlflow gc`
+            removes it."""
             is_marked_removed = REMOVED in self.get_run(run_id).data.tags
             super().delete_run(run_id)
             if is_marked_removed:
@@ -126,8 +127,8 @@ def confine_artifacts(artifacts_destination: str) -> None:
 
 
 def create_database(database_uri: str) -> None:
-    """Create the database if it is missing. It is created in a temporary file, because MLflow
-    cannot continue an interrupted creation."""
+    """Create MLflow's database if the database is missing. The database is created in a temporary
+    file, because MLflow cannot continue an interrupted creation."""
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine
 
     database_path = Path(database_uri.removeprefix("sqlite:///"))

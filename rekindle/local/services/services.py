@@ -6,12 +6,13 @@ directory.
     services.ready()
     services.environment()
 
-The first command that needs a service starts it; the service outlives this command and serves all
-later commands. The port, pid and start time of a service are in `services/<name>.json`. A file lock
-ensures that concurrent commands start only one process. The command creates the listening socket
-and passes it to the service. So `start` returns immediately, and early requests wait instead of
-being refused. A dead service is restarted on its previous port. Set S3_ENDPOINT_URL and
-MLFLOW_TRACKING_URI to use other services instead.
+The first command that needs an embedded service starts the service, which outlives the command and
+serves all later commands. The port, pid and start time of a service are in `services/<name>.json`.
+A file lock ensures that concurrent commands start only one process of a service. The command
+creates the listening socket and passes the socket to the service. So `start` returns immediately,
+and requests that arrive before the service is ready wait instead of being refused. A service whose
+process has ended is restarted on its previous port. Set S3_ENDPOINT_URL and MLFLOW_TRACKING_URI to
+use other services instead.
 """
 
 import fcntl
@@ -60,10 +61,10 @@ from rekindle.kubernetes_names import (
 )
 
 DEFAULT_BUCKET = "rekindle"
-# file name of the embedded MLflow's database in the home
+# file name of the embedded MLflow's database in REKINDLE_HOME
 DATABASE_FILE = "mlflow.db"
 DEFAULT_REGION = "us-east-1"
-# maximum time until a service exits
+# maximum time in seconds until a stopped service exits
 STOP_GRACE_S = 5.0
 SERVICE_NAMES = ("s3", "mlflow")
 # environment variables with the addresses of external services that replace the embedded services
@@ -109,8 +110,8 @@ class Services:
         self.used_names: set[str] = set()
 
     def start(self, *service_names: str) -> None:
-        """Start the services `service_names` (default: all), except services that run already,
-        and services that a real service replaces (ADDRESS_VARIABLES). Returns immediately."""
+        """Start the services `service_names` (default: all), except services that run already, and
+        services that an external service replaces (ADDRESS_VARIABLES). Returns immediately."""
         for service_name in service_names or SERVICE_NAMES:
             if self.environ.get(ADDRESS_VARIABLES[service_name]):
                 continue
@@ -133,8 +134,8 @@ class Services:
                 self._launch_service(service_name)
 
     def restart_dead(self) -> None:
-        """Restart dead services, and report each restart. A service that another command has
-        stopped is restarted only if this process uses it."""
+        """Restart services whose processes have ended, and report each restart. A service that
+        another command has stopped is restarted only if this process uses it."""
         for service_name in SERVICE_NAMES:
             service_record = self.find(service_name)
             if service_name in self.used_names or (service_record and service_record.pid):
@@ -145,7 +146,7 @@ class Services:
     def url(self, service_name: str) -> str:
         """Return the address of a service; start the service if needed.
 
-        Raises StorageError or TrackingError if a real service is down.
+        Raises StorageError or TrackingError if an external service is unreachable.
         """
         configured_url = self.environ.get(ADDRESS_VARIABLES[service_name])
         if configured_url:
@@ -168,7 +169,8 @@ class Services:
         return self.store_environment() | {MLFLOW_TRACKING_URI: self.url("mlflow")}
 
     def store_environment(self) -> dict[str, str]:
-        """Return the variables of the object store. Starts only the object store."""
+        """Return the environment variables with the address and keys of the object store. Only the
+        object store is started."""
         return {
             S3_ENDPOINT_URL: self.url("s3"),
             S3_BUCKET: self.environ.get(S3_BUCKET, DEFAULT_BUCKET),
@@ -176,8 +178,9 @@ class Services:
         }
 
     def credentials(self) -> dict[str, str]:
-        """Return the credentials of the object store, as the Secret contains them. For an external
-        store, they are read from the environment; for the embedded store, from the home."""
+        """Return the credentials of the object store, as the Secret contains them. The credentials
+        of an external store are read from the environment, those of the embedded store from
+        REKINDLE_HOME."""
         if self.environ.get(ADDRESS_VARIABLES["s3"]):
             variable_names = (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "AWS_SESSION_TOKEN")
             return {
@@ -194,9 +197,9 @@ class Services:
         )
 
     def serving_token(self) -> dict[str, str]:
-        """Return the tokens that the model servers of this home accept; create a token if none
-        exists. Also write the header `Authorization: Bearer TOKEN`, with the first token, to a file
-        for clients."""
+        """Return the tokens that the model servers of REKINDLE_HOME accept; create a token if no
+        token exists. Also write the header Authorization with the first token to a file for
+        clients."""
         self._make_folder()
         token_text = write_if_missing(self.folder / "token", secrets.token_urlsafe(32), 0o600)
         # for `curl -H @FILE`: all users of the machine can see the arguments of a command
@@ -210,8 +213,8 @@ class Services:
         return self.folder / "authorization"
 
     def store_serving_token(self) -> None:
-        """If $REKINDLE_TOKEN is set, store it as the tokens of this home, because another process
-        than this one will start the model servers.
+        """If $REKINDLE_TOKEN is set, store its value as the tokens of REKINDLE_HOME, because
+        another process will start the model servers.
 
         Raises ConfigError.
         """
@@ -239,8 +242,8 @@ class Services:
 
     def login(self) -> dict[str, str]:
         """Return the variables with which clients log in to MLflow, as Secrets contain them. For an
-        external MLflow, they are read from the environment. Otherwise, start the embedded MLflow,
-        and return its token."""
+        external MLflow, the variables are read from the environment. Without an external MLflow,
+        start the embedded MLflow, and return its token."""
         if self.environ.get(ADDRESS_VARIABLES["mlflow"]):
             return {
                 variable_name: self.environ[variable_name]
@@ -286,7 +289,7 @@ class Services:
         return None
 
     def down(self) -> list[str]:
-        """Stop the services of this home and wait for their end; keep the data. Return the
+        """Stop the services of REKINDLE_HOME and wait for their end; keep the data. Return the
         services' names."""
         self.used_names.clear()
         if not self.folder.exists():
@@ -302,10 +305,10 @@ class Services:
             for service_record in running_services:
                 terminate_group(service_record.pid, service_record.since, STOP_GRACE_S)
                 try:
-                    # the record keeps the port for the next start
+                    # the record keeps the port of the service for the next start
                     self._write(service_record.model_copy(update={"pid": 0, "since": 0}))
                 except OSError:
-                    # the disk is full: delete the record
+                    # the record cannot be written, because the disk is full, so delete the record
                     (self.folder / f"{service_record.name}.json").unlink(missing_ok=True)
 
             self._delete_token()
@@ -315,8 +318,8 @@ class Services:
             return [service_record.name for service_record in running_services]
 
     def _delete_token(self) -> None:
-        """Delete the token, because clients of the stopped MLflow may send it to another process
-        that now uses the port."""
+        """Delete the token of MLflow, because clients of the stopped MLflow may send the token to
+        another process that now uses the port."""
         (self.folder / TOKEN_FILE).unlink(missing_ok=True)
 
     def _make_error(self, service_name: str, problem_text: str) -> RekindleError:
@@ -429,7 +432,7 @@ def is_answering(url: str, timeout_seconds: float = 2) -> bool:
     """Return True if an HTTP server answers at `url` with a status below 500."""
     import urllib.error
 
-    # imported only here, because the import takes 40 ms
+    # imported only in this function, because the import takes 40 ms
     import urllib.request
 
     try:
@@ -453,8 +456,8 @@ def check_reachable(service_name: str, url: str) -> None:
         with socket.create_connection((url_parts.hostname or "", port), 3):
             return
     except (OSError, ValueError) as error:
-        # the text of a ValueError is not shown: it contains the invalid port, which may be a
-        # password
+        # the text of a ValueError is not shown, because it contains the invalid port, which may be
+        # a password
         error_reason = error if isinstance(error, OSError) else "its host or port is invalid"
         address_variable = ADDRESS_VARIABLES[service_name]
         raise ERROR_TYPES[service_name](

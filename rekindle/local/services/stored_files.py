@@ -1,7 +1,8 @@
-"""Reads the buckets of the embedded object store from its files, so that the service need not run.
+"""Reads the buckets of the embedded object store from the store's files, so that the S3 service
+need not run.
 
-Each change of the store is one rename, so a reader sees complete objects. Reading neither writes
-nor locks files.
+Each change of the store is one rename, so a reader sees complete objects. StoredFiles neither
+writes nor locks files.
 """
 
 import os
@@ -124,5 +125,5 @@ def _read_object(object_path: Path) -> StoredObject | None:
             metadata["key"], metadata["size"], f'"{metadata["etag"]}"', metadata["modified"]
         )
     except (OSError, ValueError):
-        # the file was removed since the listing, or is damaged
+        # the object's file was removed since the listing, or is damaged
         return None

@@ -2,9 +2,9 @@
 not occupy a thread.
 
 A thread takes a connection once the complete head of a request has arrived, answers that request,
-and gives the connection back. Until then, the head stays in the receive buffer of the socket
-(MSG_PEEK). A client that sends a body or reads an answer slowly occupies its thread. If waiting
-requests find no free thread, more threads are started.
+and gives the connection back. Until the head of a request is complete, the head stays in the
+receive buffer of the socket (MSG_PEEK). A client that sends a body or reads an answer slowly
+occupies its thread. If waiting requests find no free thread, more threads are started.
 """
 
 import errno
@@ -31,7 +31,8 @@ STALL_TIMEOUT_S = 60.0
 # time that a thread waits for the next request of its connection: a short wait costs less than
 # giving the connection back
 NEXT_REQUEST_TIMEOUT_S = 0.02
-# maximum number of open connections; beyond it, the connection with the longest silence is closed
+# maximum number of open connections; if more are open, the connection with the longest silence is
+# closed
 MAX_CONNECTIONS = 8192
 # maximum size of a request's head in bytes, and the end of a head
 MAX_HEAD_BYTES = 32 << 10
@@ -149,14 +150,15 @@ class ConnectionServer:
             try:
                 threading.Thread(target=self._work, daemon=True).start()
             except RuntimeError:
-                # the thread limit is reached: requests wait for running threads
+                # the maximum number of threads is reached, so the requests wait for the running
+                # threads
                 return
             with self.lock:
                 self.threads += 1
 
     def _should_keep_thread(self) -> bool:
-        """Return True if this thread should wait for another request. If not, the thread is no
-        longer counted, and must end."""
+        """Return True if this thread should wait for another request. If the result is False, the
+        thread is no longer counted, and must end."""
         with self.lock:
             should_keep_thread = self.threads <= THREAD_COUNT or not self.ready_connections.empty()
             if not should_keep_thread:
@@ -182,8 +184,8 @@ class ConnectionServer:
             connection.close()
 
     def _serve(self, connection: socket.socket) -> bool:
-        """Answer the requests that have arrived, or arrive within NEXT_REQUEST_TIMEOUT_S. Return
-        False if the connection must be closed."""
+        """Answer the requests that have arrived on a connection, or arrive within
+        NEXT_REQUEST_TIMEOUT_S. Return False if the connection must be closed."""
         connection.settimeout(NEXT_REQUEST_TIMEOUT_S)
 
         while True:
@@ -225,8 +227,8 @@ def find_head_fault(request_head: bytes) -> str:
     """Return an error message if the head has a line that two parsers may interpret in different
     ways, else "".
 
-    Python's own parser ends the headers at such a line, so it would read the body as another
-    request.
+    Python's own HTTP parser ends the headers at an ambiguous line, and would then read the body as
+    another request.
     """
     request_line, *header_lines = request_head.removesuffix(HEAD_END).split(b"\r\n")
     if not REQUEST_LINE.fullmatch(request_line):

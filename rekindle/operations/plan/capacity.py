@@ -1,7 +1,7 @@
 """Compares the pods of a run with the nodes of a cluster, the ResourceQuotas of the namespace, and
 the quotas of Kueue.
 
-The ResourceQuota is defined by Kubernetes 1.30; rekindle/cluster/kueue reads the quotas of Kueue.
+ResourceQuotas are defined by Kubernetes 1.30; rekindle/cluster/kueue reads the quotas of Kueue.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,8 @@ def find_shortages(
     queued_jobs: Sequence[QueuedJob],
 ) -> list[str]:
     """Return sentences about pods that do not fit into the cluster, and about failed comparisons.
-    `replicas_by_task`: pods of each task; `queued_jobs`: pods that wait in a queue of Kueue."""
+    `replicas_by_task`: pods of each task; `queued_jobs`: jobs and pods that will wait in a queue of
+    Kueue."""
     shortage_sentences: list[str] = []
     shortage_functions: dict[str, Callable[[], Iterable[str]]] = {
         "nodes": lambda: _find_node_shortages(cluster, replicas_by_task, peak_requests),

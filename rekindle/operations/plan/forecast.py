@@ -61,7 +61,7 @@ class TaskForecast:
     status: str
     reason: Reason
     time: Estimate
-    # number of loop items; None if this number is known only at run time
+    # number of items of the loop; None if the number is known only at run time
     items: int | None
     pods: list[PodReplicas]
     requests: dict[str, float]
@@ -77,7 +77,7 @@ class Forecast:
     rows: list[TaskForecast]
     total: TotalEstimate
     unconditional_total: TotalEstimate
-    # names of the runs that the times come from
+    # names of the earlier runs from which the times were estimated
     former_runs: list[str]
     peak: dict[str, float]
     releases: list[PlannedRelease]
@@ -125,8 +125,8 @@ class Forecast:
 
 
 class ForecastSources:
-    """The sources of a forecast: the home of this machine or a cluster and, if it can be read, the
-    object store. `notes` are sentences about sources that cannot be read."""
+    """The sources of a forecast: REKINDLE_HOME of this machine or a cluster and, if it can be read,
+    the object store. `notes` are sentences about sources that cannot be read."""
 
     def __init__(self, home_folder: Path, cluster: Cluster | None) -> None:
         self.home = home_folder
@@ -355,7 +355,8 @@ def _make_task_forecast(
     if task.status not in POD_STATUSES:
         replica_groups = []
 
-    # model servers are excluded, as in the cost of a run, because they continue after the run
+    # model servers are not counted, as in the cost of a run, because model servers continue after
+    # the run
     if "kind: Deployment" in str((task.template.get("resource") or {}).get("manifest")):
         charged_pods = []
     else:

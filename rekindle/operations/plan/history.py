@@ -22,12 +22,12 @@ from rekindle.operations.plan.tasks import TaskTree
 
 NoteFunction = Callable[[str], None]
 
-# number of former runs to read; only the newest, because they predict the next run best
+# number of former runs to read; the newest runs are read, because they predict the next run best
 MAX_FORMER_RUNS = 10
 # types of the nodes that are tasks; DAG and Steps are included, because the plan does not expand a
 # template that calls itself
 TASK_TYPES = ("Pod", "Retry", "TaskGroup", "HTTP", "DAG", "Steps")
-# parameters that differ in each run
+# workflow parameters that differ in each run
 RUN_PARAMETERS = {"workflow", "config", "manifest", "created", "scheduled", "task-name", "run_id"}
 
 
@@ -47,7 +47,7 @@ class FormerRun:
 
     name: str
     tree: TaskTree | None
-    # duration of the run; 0 unless it succeeded
+    # duration of the run in seconds; 0 unless the run succeeded
     seconds: float
     records: dict[str, TaskRecord]
 
@@ -146,7 +146,7 @@ def _read_local_run(home_folder: Path, run_name: str) -> tuple[str, Any, Status]
     try:
         return run_name, run_files.workflow(), run_files.load()[0]
     except ConfigError:
-        # the run's files are corrupt
+        # the files of the run are damaged
         return None
 
 
@@ -170,7 +170,7 @@ def _fetch_run(
 
 
 def _get_pipeline_identity(workflow: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the name and the module of a pipeline, which are the same for all its runs."""
+    """Return the name and the module of a pipeline, by which all its runs are recognized."""
     try:
         pipeline_section = json.loads(read_parameter(workflow, "config") or "{}").get("pipeline")
     except (ValueError, AttributeError, RecursionError):

@@ -24,8 +24,8 @@ MAX_VALUE_LENGTH = 24
 
 @dataclass(frozen=True)
 class Reason:
-    """The reason why a task runs or does not run, as text. `differences`: the differences from the
-    earlier result `earlier_result` (RUN/TASK)."""
+    """The reason why a task runs or does not run, as text. `differences`: the differences of the
+    task from the earlier result `earlier_result` (RUN/TASK)."""
 
     text: str
     earlier_result: str = ""
@@ -129,8 +129,8 @@ class TaskReasons:
         return next(iter(reusable_names or running_names), "")
 
     def _find_newest_entry(self, step_name: str, task_name: str) -> entries.Entry | None:
-        """Return the newest cache entry of a step: preferably of this task in this pipeline, then
-        of this pipeline, then of any pipeline."""
+        """Return the newest cache entry of a step. An entry of this task in this pipeline is
+        preferred, then an entry of this pipeline, then an entry of any pipeline."""
 
         def rank(cache_entry: entries.Entry) -> tuple[bool, bool, float]:
             return (
@@ -168,7 +168,7 @@ class TaskReasons:
 
 
 def describe_difference(difference: Difference) -> str:
-    """Describe a difference in a few words, with short values."""
+    """Describe a difference between two results in a few words, with shortened values."""
     if difference.kind == "upstream":
         return f"{difference.name} runs"
 
@@ -198,8 +198,8 @@ def describe_difference(difference: Difference) -> str:
 
 
 def _shorten_value(value: str, common_length: int = 0) -> str:
-    """Shorten a value for display. Its first `common_length` characters are equal to those of
-    the value with which it is compared."""
+    """Shorten a value for display. The first `common_length` characters of the value are equal to
+    those of the value with which it is compared."""
     if len(value) >= 40 and all(
         character in "0123456789abcdef" for character in value.removeprefix("sha256:")
     ):

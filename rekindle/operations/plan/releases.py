@@ -33,7 +33,7 @@ class ServiceSpec(Document):
 
 
 class Service(Document):
-    """A Kubernetes Service: a file in the home, or an object of a cluster."""
+    """A Kubernetes Service, read from a file in REKINDLE_HOME or from a cluster."""
 
     spec: ServiceSpec
 
@@ -53,7 +53,7 @@ class Champion:
 
 @dataclass(frozen=True)
 class PlannedRelease:
-    """A release that the run may make. If the champion is not known, `note` is the reason."""
+    """A release that the run may make. If the champion is unknown, `note` is the reason."""
 
     task: str
     model: str
@@ -118,9 +118,9 @@ def _get_model_name(task: Task) -> str:
 
 
 def find_local_champion(home_folder: Path, model_name: str) -> Champion:
-    """Return the champion of `model_name` on this machine. Its version is read from the MLflow
-    server at MLFLOW_TRACKING_URI or, if this is not set, from the database of the embedded
-    MLflow; its address is read from the home."""
+    """Return the champion of `model_name` on this machine. The version of the champion is read from
+    the MLflow server at MLFLOW_TRACKING_URI or, if this is not set, from the database of the
+    embedded MLflow; the address of its servers is read from REKINDLE_HOME."""
     endpoint = ""
     service_file = home_folder / "objects/Service" / f"{model_name}.json"
     if service_file.exists():
@@ -161,8 +161,8 @@ def find_cluster_champion(cluster: Cluster, model_name: str) -> Champion:
 
 
 def _find_tracked_version(model_name: str) -> str:
-    """Return the version of the champion in MLflow; "" if the model does not have a champion. Limit
-    MLflow's retries in this process."""
+    """Return the version of the champion in MLflow; "" if the model does not have a champion.
+    Requests to MLflow are retried at most once in this process."""
     from rekindle import tracking
     from rekindle.mlflow_api import RETRIES_VARIABLE
 

@@ -31,8 +31,8 @@ class ResourceSeconds:
 
 
 def list_task_replicas(task: Task, runtimes: Mapping[str, list[PodReplicas]]) -> list[PodReplicas]:
-    """Return the pods of a task. A loop has its pods once per item; if the number of items is
-    unknown, it counts as one.
+    """Return the pods of a task. A loop creates its pods once for each item; if the number of items
+    is unknown, it counts as one.
 
     `runtimes`: pods of the TrainingRuntimes, by name.
     """
@@ -47,7 +47,7 @@ def list_task_replicas(task: Task, runtimes: Mapping[str, list[PodReplicas]]) ->
 
 
 def sum_requests(replica_groups: Iterable[PodReplicas]) -> dict[str, float]:
-    """Add up the requests of all pods, by resource name."""
+    """Add up the resource requests of all pods, by resource name."""
     total_requests: dict[str, float] = {}
     for replica_group in replica_groups:
         for resource_name, resource_amount in replica_group.pod.requests.items():

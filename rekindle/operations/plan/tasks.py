@@ -1,8 +1,8 @@
 """Build the tree of a manifest's tasks, and determine whether each task will run, as far as this is
 known before the run.
 
-A path is the name of a node without the name of its run, as Argo writes it: `decide.ship.release`,
-`[0].check`.
+The path of a task is the name of its node in Argo, without the name of the run:
+`decide.ship.release`, `[0].check`.
 """
 
 import re
@@ -30,16 +30,16 @@ TASK_OUTPUT_PATTERN = re.compile(
 STEP_OUTPUT_PATTERN = re.compile(
     r"steps(?:\.|\[')([\w-]+)(?:'\])?\.outputs\.(?:parameters\.|artifacts\.)?([\w-]+)"
 )
-# condition `when` of a task that runs unless it is cached
+# matches the condition `when` of a task that runs unless the task is cached
 CACHE_CONDITION_PATTERN = re.compile(
     r"'\{\{=sprig\.regexFind\('[^']*', "
     rf"jsonpath\((?:workflow\.parameters\.{CACHED_PARAMETER}|[^{{}}]*\b{REUSED_MODELS}\b[^{{}}]*), "
     r"'\$\.(\w+)\.at'\)\)\}\}' == ''"
 )
 LOOP_FIELDS = ("withItems", "withParam", "withSequence")
-# part of an expression in `depends` that is true only if a task fails
+# matches the part of an expression in `depends` that is true only if a task fails
 FAILURE_PATTERN = re.compile(r"\.(Failed|Errored|AnyFailed|AllFailed)\b")
-# path of the exit handler
+# path of the exit handler's task
 EXIT_PATH = "onExit"
 Scope = dict[str, Any]
 
@@ -59,7 +59,7 @@ class Task:
     reason: str = ""
     # number of loop items; None if this number is known only at run time
     items: int | None = 1
-    # the tasks in the template, by name
+    # the tasks in the template of this task, by name
     children: dict[str, "Task"] = field(default_factory=dict)
     # for each child, the children that end before it starts
     needs: dict[str, list[str]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class TaskTree:
 
     def __init__(self, workflow: Mapping[str, Any], given_cached_json: str = "") -> None:
         """`given_cached_json`: value of the workflow parameter `cached`; "" for its value in the
-        workflow. Raises InvalidDocument if this value is malformed."""
+        workflow. Raises InvalidDocument if `given_cached_json` is malformed."""
         workflow_spec = workflow["spec"]
         self.templates = {
             workflow_template["name"]: workflow_template
@@ -178,7 +178,8 @@ class TaskTree:
     def _make_inner_scope(
         self, task_call: Mapping[str, Any], template: Mapping[str, Any], scope: Scope
     ) -> Scope:
-        """Return the scope of the tasks in a template, with its inputs."""
+        """Return the scope (values of template tags) of the tasks in a template, with the inputs of
+        the template."""
         input_parameters = (template.get("inputs") or {}).get("parameters") or []
         if not input_parameters:
             return scope
@@ -200,7 +201,7 @@ class TaskTree:
         }
 
     def _substitute_known_tags(self, manifest_value: object, scope: Scope) -> Any:
-        """Replace the tags whose values are known."""
+        """Replace the template tags whose values are known before the run."""
         try:
             return substitute(manifest_value, scope | self._make_cached_scope(manifest_value))
         except (TemplateError, ArgolocalError, ValueError):
@@ -265,8 +266,8 @@ class TaskTree:
             return RUNS_STATUS, ""
 
         cache_match = CACHE_CONDITION_PATTERN.fullmatch(when_expression)
-        # evaluate this without the expression parser, which would take longer than the rest of the
-        # plan
+        # evaluate this condition without the expression parser, which would take longer than the
+        # rest of the plan
         if cache_match:
             reused_location = self._find_reused_location(cache_match[1])
             if reused_location:

@@ -31,14 +31,14 @@ from rekindle.training.spec import TrainingSpec
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-# minimum duration of a pod, so that each pod counts towards the peak
+# minimum duration of a pod in seconds, so that each pod counts towards the peak of the requests
 MIN_POD_SECONDS = 0.001
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Duration of a task in seconds: median, minimum and maximum over `runs` former runs; None if
-    unknown.
+    """Estimated duration of a task in seconds: median, minimum and maximum over `runs` former runs;
+    None if unknown.
 
     `free_seconds`: seconds that are not charged, as in the cost of a run, because the pods of a
     training are still starting.
@@ -64,8 +64,8 @@ NO_TIME_ESTIMATE = Estimate(0.0)
 
 
 class TaskEstimator:
-    """Estimates the durations of the tasks of a task tree from former runs. `object_store` contains
-    the ledgers; it is None if it cannot be read."""
+    """Estimates the durations of the tasks of a task tree from former runs. `object_store`: the
+    object store with the ledgers of former trainings; None if the object store cannot be read."""
 
     def __init__(
         self,
@@ -192,8 +192,8 @@ class TaskEstimator:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The seconds of a training's steps and of its whole ledger, and the numbers of executed steps,
-    planned steps and samples."""
+    """Values from the ledger of a former training: the seconds of its steps, the seconds of the
+    whole training, and the numbers of executed steps, planned steps and samples."""
 
     seconds: float
     ledger_seconds: float
@@ -272,8 +272,8 @@ def _read_former_spec(former_run: FormerRun, task_record: TaskRecord) -> Trainin
 
 
 def _find_record(former_run: FormerRun, task: Task) -> TaskRecord | None:
-    """Return the record of the task with the same path, or else of a task with the same name at
-    another path."""
+    """Return the record of the task with the same path in a former run, or else of a task with the
+    same name at another path."""
     task_record = former_run.records.get(task.path)
     if task_record:
         return task_record
@@ -292,7 +292,8 @@ def _find_record(former_run: FormerRun, task: Task) -> TaskRecord | None:
 def _select_most_similar(
     task: Task, run_record_pairs: list[tuple[FormerRun, TaskRecord]]
 ) -> list[TaskRecord]:
-    """Return the records whose inputs agree most with the known inputs of the task."""
+    """Return the records of former runs whose inputs agree most with the known inputs of the
+    task."""
     argument_parameters = (task.call.get("arguments") or {}).get("parameters") or []
     argument_texts = {
         parameter["name"]: str(parameter.get("value"))
@@ -314,7 +315,7 @@ def compute_schedule(
     task_tree: TaskTree, seconds_by_path: Mapping[str, float]
 ) -> tuple[float, dict[str, TimeSpan]]:
     """Return the duration of the run in seconds, and the time span of each task by its path, if all
-    pods start without delay. `seconds_by_path`: duration of each task; a missing one counts as
+    pods start without delay. `seconds_by_path`: duration of each task; a missing duration counts as
     0."""
     spans_by_path: dict[str, TimeSpan] = {}
 
@@ -352,7 +353,8 @@ def compute_pod_spans(
 
 
 def find_critical_path(spans_by_path: Mapping[str, TimeSpan]) -> list[str]:
-    """Return the paths of the tasks that determine the end of the run, in their order."""
+    """Return the paths of the tasks that determine the end of the run, in the order of their
+    execution."""
     critical_tasks: list[str] = []
     end_seconds = max((span.end for span in spans_by_path.values()), default=0.0)
 
@@ -393,8 +395,8 @@ def compute_overhead(task_tree: TaskTree, former_runs: Iterable[FormerRun]) -> f
 @dataclass(frozen=True)
 class TotalEstimate:
     """The expected duration of a run. `seconds`, `low` and `high`: duration in seconds if each task
-    takes its median, minimum or maximum time. `critical_path` and `spans` are those of the median
-    times."""
+    takes its median, minimum or maximum time. `critical_path` and `spans` are computed from the
+    median times."""
 
     seconds: float
     low: float
@@ -409,8 +411,9 @@ def compute_total(
     overhead_seconds: float,
     includes_conditional: bool,
 ) -> TotalEstimate:
-    """Return the duration, the critical path and the spans of the run. Tasks of unknown duration
-    count as 0; `overhead_seconds`: seconds between the tasks."""
+    """Return the duration and the critical path of the run, and the time spans of its tasks. The
+    duration of a task counts as 0 if it is unknown; `overhead_seconds`: seconds between the
+    tasks."""
     leaf_tasks = [
         leaf_task
         for leaf_task in task_tree.leaves()

@@ -18,8 +18,8 @@ DERIVED_FACTS = ("config", "data")
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model that the run has trained. `prefix`: key prefix of its files; `description`: its
-    model.json."""
+    """A model that the run has trained again. `prefix`: key prefix of the model's files;
+    `description`: content of its model.json."""
 
     prefix: str
     description: ModelFile
@@ -39,8 +39,8 @@ class Comparison:
 
 
 def compare(origin: Origin, object_store: Store, run_name: str) -> Comparison:
-    """Compare the release with the models of `run_name`. Raises RekindleError if the run has
-    trained no model."""
+    """Compare the release with the models of `run_name`. Raises RekindleError if the run `run_name`
+    has trained no model."""
     trained_models = list(_list_models(object_store, run_name))
     if not trained_models:
         raise RekindleError(
@@ -73,7 +73,7 @@ def _list_models(object_store: Store, run_name: str) -> Iterator[TrainedModel]:
 
 
 def _rank_similarity(origin: Origin, trained_model: TrainedModel) -> tuple[bool, int]:
-    """Return a sort key by which the model that is most similar to the release comes last. The run
+    """Return a sort key by which the model that is most similar to the release comes last. A run
     may have trained several models."""
     compared_names = ("digest", *SETTING_NAMES)
     expected_model = origin.model.as_json()
@@ -85,7 +85,8 @@ def _rank_similarity(origin: Origin, trained_model: TrainedModel) -> tuple[bool,
 def _list_settings_differences(
     expected_model: Mapping[str, Any], actual_model: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yield the differences of the dataset, then of the settings, then of the machine."""
+    """Yield the differences between two models in the dataset, then in the settings, then in the
+    machine."""
     expected_digest = expected_model.get("digest")
     actual_digest = actual_model.get("digest")
     if expected_digest != actual_digest:
@@ -121,7 +122,7 @@ def _list_value_differences(
 
 
 def describe_curve_difference(expected_curve: LossCurve, actual_curve: LossCurve) -> str:
-    """Return the first step whose loss differs, as a sentence."""
+    """Return a sentence about the first training step whose loss differs."""
     common_steps = sorted(expected_curve.keys() & actual_curve.keys())
     for step_number in common_steps:
         if expected_curve[step_number] != actual_curve[step_number]:
@@ -139,7 +140,7 @@ def describe_curve_difference(expected_curve: LossCurve, actual_curve: LossCurve
 
 
 def _describe_state_difference(origin: Origin, object_store: Store, run_name: str) -> str:
-    """Return a sentence that names the files of the serving state that differ; "" if all are
+    """Return a sentence that names the files of the serving state that differ; "" if all files are
     equal."""
     from hashlib import sha256
 

@@ -28,8 +28,9 @@ MAX_NAMES = 8
 
 @dataclass(frozen=True)
 class Finding:
-    """A difference between the release and this machine or the commit. `fatal`: True if the weights
-    cannot be equal, False if they may be equal. `diff`: lines to show below the text."""
+    """A difference between the release and this machine or the commit. `fatal` is True if the
+    weights cannot be equal, False if they may be equal. `diff`: lines to show below the text of the
+    finding."""
 
     subject: str
     text: str
@@ -51,7 +52,7 @@ class Finding:
 
 
 class ReleaseCommit:
-    """The commit to check out: the commit of the release, unless the user gives another
+    """The commit to check out, which is the commit of the release unless the user gives another
     revision."""
 
     def __init__(self, origin: Origin, git_revision: str) -> None:
@@ -210,9 +211,9 @@ def find_machine_differences(origin: Origin) -> Iterator[Finding]:
 
 
 class RawData:
-    """The raw data of the release. It is searched at its recorded path and, since the project may
-    have moved since the release, also at the last parts of this path below the project folder of
-    the commit.
+    """The raw data of the release. The data is searched at its recorded path and, since the project
+    may have moved since the release, also at the last parts of the recorded path below the project
+    folder of the commit.
     """
 
     def __init__(self, origin: Origin, source: str, project_folder: Path) -> None:
@@ -246,8 +247,8 @@ class RawData:
 
     @cached_property
     def source(self) -> str:
-        """The location of the data to use: the first location that has the content of the release,
-        else the first that has data."""
+        """The location of the raw data to use: the first location with the content that the release
+        records, else the first location that has data."""
         existing_locations = [
             data_location
             for data_location, location_digest in self.digests.items()
@@ -267,8 +268,8 @@ class RawData:
 
     @property
     def description(self) -> str:
-        """The location of the data, for messages. For a file of the commit, this is its path in the
-        project."""
+        """The location of the raw data, for messages. For a file of the commit, the location is the
+        file's path in the project."""
         source_path = Path(self.source)
         if source_path.is_relative_to(self.folder):
             return f"{source_path.relative_to(self.folder)} of the commit"
@@ -314,7 +315,7 @@ def _compute_digest(data_uri: str) -> str:
     try:
         return data_digest_or_empty(data_uri)
     except RekindleError:
-        # raised if a bucket is missing, or the object store is unavailable
+        # StorageError is raised if a bucket is missing, or the object store is unavailable
         return ""
 
 

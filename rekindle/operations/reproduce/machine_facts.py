@@ -1,5 +1,5 @@
-"""Print the facts of this machine that the bits of a training depend on. This program runs in a
-separate process, because it imports torch.
+"""Print the facts of this machine that the bits of a training depend on. The program machine_facts
+runs in a separate process, because it imports torch.
 
     python -m rekindle.operations.reproduce.machine_facts '["steps.digits", {}, {}, ""]'
 

@@ -52,7 +52,8 @@ JOB_MODULES = (PROGRAM_MODULES, PROGRAM_IN_JOB_MODULES)
 
 @dataclass(frozen=True)
 class ReproductionRequest:
-    """The arguments of the command. `version`: empty for the champion."""
+    """The arguments of the command `rekindle reproduce`. `version`: version of the model, empty for
+    the champion."""
 
     model: str
     version: str = ""
@@ -94,8 +95,8 @@ class ReproductionResult:
 def reproduce(
     home_folder: Path, reproduction_request: ReproductionRequest, log_line: Callable[[str], None]
 ) -> ReproductionResult:
-    """Train the model of a release again, and compare the weights. Before the training, pass each
-    finding to `log_line`.
+    """Train the model of a release again, and compare the weights. Before the training, each
+    finding is passed to `log_line`.
 
     The release is read from the S3 store and MLflow at the addresses in the environment or, without
     addresses, from the services embedded in `home_folder`. If a finding is fatal, nothing is
@@ -180,7 +181,7 @@ class RunInputs:
         self.start = origin.model.start
         self.releases: dict[str, tracking.Release] = {}
 
-        # otherwise, the initial weights come from another training in the same run
+        # initial weights that are not a release come from another training in the same run
         if self.start.startswith("releases/"):
             self.releases[self.start.split("/")[1]] = tracking.Release("start", self.start, "")
 
@@ -202,7 +203,7 @@ class RunInputs:
                 )
 
     def provide(self, workspace: Workspace) -> None:
-        """Copy the inputs to the object store of the workspace."""
+        """Copy the inputs of the run to the object store of the temporary workspace."""
         s3_address = parse_s3_address(self.source)
         if s3_address:
             workspace.copy(Store(s3_address.bucket, self.store.endpoint), s3_address.key)
@@ -216,7 +217,7 @@ def render_manifest(
     pipeline_config: Mapping[str, Any],
     *setting_overrides: str,
 ) -> Manifest:
-    """Render a config in the project of the commit. Raises ConfigError."""
+    """Render the manifest of a config in the project of the commit. Raises ConfigError."""
     config_file = workspace.folder / "config.yaml"
     config_file.write_text(yaml.safe_dump(pipeline_config, sort_keys=False))
     override_flags = [f"--set={setting_override}" for setting_override in setting_overrides]
@@ -251,7 +252,8 @@ def find_manifest_differences(origin: Origin, manifest: Manifest) -> Iterator[Fi
 
 
 def list_program_findings(origin: Origin) -> Iterator[Finding]:
-    """Yield a finding if the model is the result of a program, because this is not compared."""
+    """Yield a finding if the model is the result of a training program, because such results are
+    not compared."""
     if origin.is_of_program:
         yield Finding(
             "program",
@@ -264,8 +266,8 @@ def reject_unrecorded_program(origin: Origin, manifest: Manifest) -> None:
     """Raise ConfigError if the config or the rendered manifest runs a training program, but the
     verified files of the release are not the result of a training program.
 
-    The hash does not cover the config, so a client of the bucket could otherwise choose a command
-    that runs on this machine.
+    The hash of a release does not cover its config, so without this check a client of the bucket
+    could choose a command that runs on this machine.
     """
     if origin.is_of_program:
         return
@@ -299,8 +301,8 @@ def run_pipeline(
     user_home: Path,
     step_values: Mapping[str, str],
 ) -> str:
-    """Run the pipeline without the cache, and return the name of the run. Raises RekindleError if
-    the run fails.
+    """Run the pipeline without reusing cached results, and return the name of the run. Raises
+    RekindleError if the run fails.
 
     `step_values`: outputs of suspended steps.
     """
@@ -375,7 +377,8 @@ def make_run_parameters(origin: Origin) -> dict[str, str]:
     """Return the workflow parameters of the run that made the release, with `backfill` set to true,
     so that the new run releases nothing.
 
-    A moving window ends at the scheduled time, or else at the creation time of that run.
+    A moving window of data ends at the scheduled time or, without a scheduled time, at the creation
+    time of the run that made the release.
     """
     parameter_values = {
         parameter_name: value

@@ -21,7 +21,7 @@ ValuesByName = Mapping[str, str]
 
 def read_recorded_values(home_folder: Path, origin: Origin) -> dict[str, str]:
     """Return the values that the suspended steps of the release's run got, by name; {} if this run
-    is not in `home_folder`. A name with several values is left out."""
+    is not in `home_folder`. A name to which the suspended steps gave several values is left out."""
     run_name = ""
     # the MLflow run may have been deleted
     with suppress(TrackingError):
@@ -50,8 +50,8 @@ def find_missing_values(
     given_values: ValuesByName,
     recorded_step_values: ValuesByName,
 ) -> Iterator[Finding]:
-    """Yield a finding for each value of a suspended step that neither the user has given nor the
-    run of the release has recorded.
+    """Yield a finding for each output of a suspended step whose value was neither given by the user
+    nor recorded by the run of the release.
 
     `workflow_parameters`: workflow parameters of the run. Raises ConfigError if a given value is
     not an output of a suspended step.
@@ -104,7 +104,7 @@ def find_missing_values(
 
 
 def resume_at_once(manifest: Manifest, output_values: ValuesByName) -> None:
-    """Let the suspended steps of a manifest end at once, with these values as outputs."""
+    """Let the suspended steps of a manifest end at once, with the given values as outputs."""
     for workflow_template, _ in list_templates(manifest["spec"], "spec"):
         if "suspend" not in workflow_template:
             continue

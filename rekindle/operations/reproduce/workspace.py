@@ -1,9 +1,9 @@
-"""A temporary folder with its own home, services and environment, so that the home and services of
-the user stay unchanged.
+"""A temporary folder with its own REKINDLE_HOME, services and environment, so that REKINDLE_HOME
+and the services of the user stay unchanged.
 
 A separate process waits until this process has ended, even by `kill -9`, and then removes the
-folder. This also ends the services of the workspace: a service ends when its record, a file in the
-folder, is deleted.
+folder. Removing the folder also ends the services of the workspace, because a service ends when its
+record, a file in the folder, is deleted.
 """
 
 import os
@@ -131,8 +131,8 @@ class Workspace:
     def use_images(
         self, pipeline_config: RecordedConfig, manifest: Mapping[str, Any], user_home: Path
     ) -> None:
-        """Copy images.yaml of the user's home, which maps images to interpreters; add the variables
-        of the commit."""
+        """Copy images.yaml of the user's REKINDLE_HOME, which maps images to interpreters; add the
+        variables of the commit."""
         homes.create_home(self.home)
 
         images_file = user_home / IMAGES_FILE_NAME
@@ -146,7 +146,7 @@ class Workspace:
             for workflow_template in workflow_templates
             for _, container in list_containers(workflow_template)
         }
-        # the images of jobs and servers
+        # also map the images of jobs and model servers
         cluster_config = pipeline_config.cluster
         image_names.update(
             {
@@ -165,7 +165,8 @@ class Workspace:
         (self.home / IMAGES_FILE_NAME).write_text(yaml.safe_dump(images_table))
 
     def store(self, bucket_name: str = DEFAULT_BUCKET) -> Store:
-        """Return a bucket of the folder's own object store; create it if it does not exist."""
+        """Return a bucket of the workspace's own object store; create the bucket if it does not
+        exist."""
         object_store = Store(
             bucket_name, self.services.url("s3"), *self.services.credentials().values()
         )
@@ -181,7 +182,7 @@ class Workspace:
 
     def add_champion(self, source_store: Store, release: tracking.Release, model_name: str) -> None:
         """Copy a release, and make the copy the champion of `model_name` in the folder's own
-        MLflow. From then on, this process uses that MLflow."""
+        MLflow. After the call, this process uses the MLflow of the workspace."""
         release_prefix = f"{release.uri.rstrip('/')}/"
         for object_entry in source_store.list(release_prefix):
             self.store().put(object_entry.key, source_store.get(object_entry.key))

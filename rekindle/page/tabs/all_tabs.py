@@ -16,7 +16,7 @@ from rekindle.page.tabs.weeks import WeeksTab
 
 
 def make_training_tabs(source: RunSource, records: Records, curves: CurveReader) -> list[Tab]:
-    """Return the tabs in the order of the page."""
+    """Return the tabs of a training's run, in their order on the page."""
     siblings = Siblings(source, records)
     return [
         TrainingTab(records),

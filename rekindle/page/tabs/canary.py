@@ -20,8 +20,8 @@ FIGURES = ("requests", "errors", "median_ms")
 
 @dataclass(frozen=True)
 class Figures:
-    """Requests, errors and median response time of one model in a step of the canary. A value that
-    is not recorded is None."""
+    """Requests, errors and median response time of one model in a step of the canary. A figure that
+    was not recorded is None."""
 
     requests: float | None
     errors: float | None
@@ -163,7 +163,7 @@ def _make_step(
 
 
 def describe_outcome(steps: list[CanaryStep], inputs: Mapping[str, str], has_started: bool) -> str:
-    """Return a sentence about the outcome."""
+    """Return a sentence about the outcome of a canary."""
     watched = [step for step in steps if step.percent]
     version = f"version {inputs['version']}" if inputs.get("version") else "the candidate"
     if not has_started:
@@ -194,7 +194,7 @@ def _make_chart(steps: list[CanaryStep], now: float) -> LineChart | None:
     for step in steps:
         share = float(step.percent)
         if points:
-            # the earlier share holds until this step
+            # the share of the previous step holds until this step
             points.append((step.second, points[-1][1]))
         end = step.second + step.seconds if step.seconds else max(now, step.second)
         points += [(step.second, share), (round(end, 3), share)]

@@ -22,7 +22,7 @@ MAX_COMMITS = 20
 MAX_VALUE_LENGTH = 200
 MISSING = "–"
 DIRTY = "-dirty"
-# kind of change → its singular and plural in a sentence; the order is that of the table
+# kind of change → its singular and plural in a sentence, in the order of the table
 KINDS = {
     "code": ("commit", "commits"),
     "packages": ("lock file", "lock files"),
@@ -40,7 +40,7 @@ IMAGE_SETTINGS = ("cluster.image",)
 
 @dataclass(frozen=True)
 class Change:
-    """A difference between two runs. `kind`: a key of KINDS, or `result`."""
+    """A difference between two runs. `kind`: kind of the difference, a key of KINDS or `result`."""
 
     kind: str
     name: str
@@ -178,7 +178,7 @@ def collect_outputs(run: Run) -> dict[str, str]:
 
 
 def compare(kind: str, previous: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Change]:
-    """Yield a change for each name whose values differ."""
+    """Yield a change for each name whose values in the two runs differ."""
     for name in dict.fromkeys([*previous, *now]):
         old = previous.get(name, "")
         new = now.get(name, "")
@@ -216,7 +216,8 @@ def describe_changes(changes: list[Change], earlier: str) -> str:
 
 
 def compare_results(earlier: Run, run: Run) -> Iterator[Change]:
-    """Yield a change for each result that differs: state, verdict, metrics and duration."""
+    """Yield a change for each result of two runs that differs: state, verdict, metrics and
+    duration."""
     previous = _collect_results(earlier)
     now = _collect_results(run)
     for name in dict.fromkeys([*previous, *now]):
@@ -243,7 +244,7 @@ def _collect_results(run: Run) -> dict[str, str]:
 
 def list_commits(previous: str, now: str) -> list[Commit]:
     """Return the commits between two runs, newest first, if the project is in a git repository that
-    has both."""
+    has both commits."""
     shas = [sha.removesuffix(DIRTY) for sha in (previous, now)]
     if shas[0] == shas[1] or not all(CommitId.matches(sha) for sha in shas):
         return []

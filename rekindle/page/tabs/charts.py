@@ -1,7 +1,7 @@
 """Charts of numbers: lines over steps or time, drawn as SVG by the template charts.html.
 
-The fields of a chart are also in the JSON of the page. Its properties compute positions in percent
-of the drawing area, so that the chart fits any width without a script.
+The fields of a chart are also in the JSON of the page. The properties of a chart compute positions
+in percent of the drawing area, so that the chart fits any width without a script.
 """
 
 import math
@@ -14,7 +14,8 @@ from argolocal.common.wording import format_duration
 
 Point = tuple[float, float]
 
-# a long line is cut into this many pieces; only the smallest and the largest value of each is drawn
+# number of pieces into which a long line is cut; only the smallest and the largest value of each
+# piece is drawn
 MAX_PIECES = 150
 MAX_BANDS = 60
 MAX_TABLE_ROWS = 20
@@ -42,8 +43,8 @@ class Tick:
 
 @dataclass(frozen=True)
 class Band:
-    """A vertical strip of a chart whose tooltip shows the values there. `x` and `width` are in
-    percent of the chart's width."""
+    """A vertical strip of a chart, whose tooltip shows the values of the lines in the strip. `x`
+    and `width` are in percent of the chart's width."""
 
     x: float
     width: float
@@ -104,7 +105,7 @@ class Axis:
         return math.log10(value) if self.is_logarithmic else value
 
     def ticks(self, count: int = 5) -> list[float]:
-        """Return about `count` round values within the range."""
+        """Return about `count` round values within the range of the axis."""
         if self.is_logarithmic:
             return _logarithmic_ticks(self.low, self.high, count)
         return linear_ticks(self.low, self.high, count)
@@ -115,8 +116,9 @@ class LineChart:
     """Several lines over the same x axis.
 
     `x_unit`: "s" for seconds, which the axis shows as durations; otherwise a word such as "step".
-    `has_marks`: True to mark each point and show its value in a tooltip, for lines of few points.
-    `x_range`: first and last value of the x axis (default: those of the points).
+    `has_marks` is True to mark each point and show its value in a tooltip, for lines of few points.
+    `x_range`: first and last value of the x axis (default: the smallest and the largest x of the
+    points).
     """
 
     title: str
@@ -145,7 +147,7 @@ class LineChart:
         low = min(values)
         high = max(values)
         margin = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
-        # start the axis at 0 if no value is negative and 0 is near
+        # start the axis at 0 if no value is negative and the smallest value is near 0
         if 0 <= low <= 0.4 * high:
             return Axis(0.0, high + margin)
         return Axis(low - margin, high + margin)
@@ -163,7 +165,7 @@ class LineChart:
             ]
             if len(points) > 1:
                 paths.append(Path(" ".join(points), series.colour, series.is_dashed))
-        # draw dashed lines, which have few points, on top
+        # draw dashed lines last, on top of other lines, because dashed lines have few points
         return sorted(paths, key=lambda path: path.is_dashed)
 
     @property
@@ -206,7 +208,7 @@ class LineChart:
 
         axis = self.x_axis
         band_xs = self._select_xs(MAX_BANDS)
-        # a band ends halfway to the next one
+        # a band ends halfway between its x and the x of the next band
         edges = [0.0, *(axis.share((x + next_x) / 2) for x, next_x in pairwise(band_xs)), 1.0]
         return [
             Band(round(100 * low, 3), round(100 * (high - low), 3), self._describe_values(x))
@@ -220,7 +222,8 @@ class LineChart:
         return [xs[index * (len(xs) - 1) // max(1, count - 1)] for index in range(count)]
 
     def _describe_values(self, x: float) -> str:
-        """Return the text of a tooltip: the position, and the value of each line there."""
+        """Return the text of a tooltip: the x position, and the value of each line at this
+        position."""
         if self.x_unit == "s":
             position = f"after {format_duration(x)}"
         else:
@@ -245,7 +248,8 @@ class LineChart:
 
 
 def _find_value(points: Sequence[Point], x: float) -> float:
-    """Return the value at the last point up to `x`, or at the first point."""
+    """Return the value of a line at the last point up to `x`; before the first point, return its
+    value."""
     index = bisect_left(points, x, key=lambda point: point[0])
     if index < len(points) and points[index][0] == x:
         return points[index][1]
@@ -253,9 +257,9 @@ def _find_value(points: Sequence[Point], x: float) -> float:
 
 
 def downsample(points: Sequence[Point], pieces: int = MAX_PIECES) -> list[Point]:
-    """Reduce the number of points of a line. Of each of `pieces` pieces of the line, return only
-    the points with the smallest and the largest value, so that no peak is lost. Always return the
-    first and the last point."""
+    """Reduce the number of points of a line. Cut the line into `pieces` pieces, and return only the
+    points with the smallest and the largest value of each piece, so that no peak is lost. Always
+    return the first and the last point."""
     if len(points) <= 2 * pieces + 2:
         return list(points)
 
@@ -275,7 +279,7 @@ def downsample(points: Sequence[Point], pieces: int = MAX_PIECES) -> list[Point]
 
 
 def select_finite_points(points: Iterable[Point]) -> list[Point]:
-    """Return the points whose values are select_finite_points numbers."""
+    """Return the points whose values are finite numbers."""
     return [point for point in points if math.isfinite(point[1])]
 
 
@@ -320,7 +324,8 @@ def time_ticks(low: float, high: float) -> list[Tick]:
 
 
 def format_number(value: float) -> str:
-    """Format a number with at most five significant digits: `0.034977`, `12000`, `1.2e-07`."""
+    """Format a number with at most five significant digits, such as `0.034977`, `12000` or
+    `1.2e-07`."""
     if value == int(value) and abs(value) < 1e7:
         return f"{int(value):,}".replace(",", " ")
     return f"{value:.5g}"

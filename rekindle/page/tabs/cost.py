@@ -35,7 +35,7 @@ class Use:
 class PodRow:
     """Pods of a task with equal requests. `seconds`: sum of their running times.
 
-    `node_class`: class of nodes in prices.yaml; "" without prices. `use`: None if it is not
+    `node_class`: class of nodes in prices.yaml; "" without prices. `use` is None if it is not
     recorded, as for the pods of steps.
     """
 
@@ -200,7 +200,7 @@ def list_step_pods(run: Run, costs: "RunCosts") -> Iterator[PodRow]:
 
 def summarize_use(usage: Mapping[str, Mapping[str, float]]) -> Use | None:
     """Combine the recorded use of a training's pods: averages weighted by running time, and maxima.
-    Return None if nothing is recorded."""
+    Return None if no use of the pods is recorded."""
     pods = list(usage.values())
     seconds = sum(pod["seconds"] for pod in pods)
     if not seconds:
@@ -228,7 +228,8 @@ def list_workers(
     for task, seconds in workers.items():
         pods, _ = find_training_pods(costs.manifest, task)
         if pods and seconds:
-            # take the pod of the last role, as TrainingTariff does for workers of unknown roles
+            # use the pod requests of the last role, as TrainingTariff does for workers of unknown
+            # roles
             replicas = PodReplicas("worker", len(seconds), [*pods.values()][-1])
             row = _make_row(task, replicas, sum(seconds.values()), costs.prices)
             yield replace(row, use=uses.get(task))

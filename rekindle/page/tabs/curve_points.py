@@ -1,6 +1,6 @@
 """Reads the curves of a run from MLflow: for each metric, its value at each training step.
 
-The database of the embedded MLflow is read directly, so its server need not run.
+The database of the embedded MLflow is read directly, so the MLflow server need not run.
 """
 
 import math
@@ -18,7 +18,7 @@ from rekindle.errors import TrackingError
 from rekindle.local.services.services import DATABASE_FILE
 from rekindle.page.tabs.charts import Point, downsample
 
-# maximum number of metrics to read of a run
+# maximum number of metrics of a run to read
 MAX_CURVES = 60
 DATABASE_TIMEOUT_S = 2.0
 # matches the names of the metrics of trainings and canaries
@@ -31,7 +31,7 @@ Curves = Mapping[str, list[Point]]
 
 
 class CurveReader(Protocol):
-    """Reads the curves of runs. Both methods raise TrackingError."""
+    """Reads the curves of runs. The methods `version` and `read` raise TrackingError."""
 
     def version(self, name: str) -> str:
         """Return a text that changes when the curves of the run change."""
@@ -43,7 +43,7 @@ class CurveReader(Protocol):
 
 
 class DatabaseCurves:
-    """The curves in the database of the embedded MLflow of a home."""
+    """The curves in the database of the embedded MLflow in REKINDLE_HOME."""
 
     def __init__(self, home: Path) -> None:
         self.file = home / DATABASE_FILE
@@ -85,7 +85,7 @@ def _collect(rows: Any) -> Curves:
     """Collect the curves from database rows, which are sorted by name, step and time."""
     curves: dict[str, dict[float, float]] = {}
     for name, step, value in rows:
-        # a repeated step has several values; the last one replaces the earlier ones
+        # a repeated step has several values, and its last value replaces the earlier values
         if isinstance(value, float) and math.isfinite(value):
             curves.setdefault(name, {})[float(step)] = value
     return {name: downsample(list(points.items())) for name, points in curves.items()}

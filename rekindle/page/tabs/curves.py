@@ -27,7 +27,7 @@ from rekindle.page.tabs.siblings import Siblings
 
 CURVE_NAME = re.compile(r"(?:(?P<task>.+)/)?(?P<kind>train|validation)/(?P<metric>[^/]+)")
 SPEED = "steps per second"
-# the first charts, in this order; the other charts follow, sorted by name
+# names of the first charts, in their order; the other charts follow, sorted by name
 ORDER = ("loss", "validation", "learning_rate", SPEED, "samples_per_s", "gradient_norm")
 TITLES = {"samples_per_s": "samples per second"}
 SCALES = ("linear", "log")
@@ -45,7 +45,7 @@ class OtherRun:
 
 @dataclass(frozen=True)
 class CurveCharts:
-    """The charts of a run. `problem`: why curves are missing."""
+    """The charts of a run. `problem`: sentence that says why curves are missing, or ""."""
 
     charts: list[LineChart]
     scale: str
@@ -109,7 +109,7 @@ class CurvesTab:
         )
 
     def _read(self, run: Run) -> Curves:
-        """Return the curves of a run, from the cache if they have not changed."""
+        """Return the curves of a run, from the cache if the curves have not changed."""
         cache_key = run.name, f"{run.version}:{self.version(run)}"
         with self._lock:
             if cache_key in self._curves:
@@ -155,7 +155,7 @@ class CurvesTab:
 
 
 def make_charts(curves: Mapping[str, Curves], is_logarithmic: bool) -> list[LineChart]:
-    """Return a chart for each metric. It has one line for the training and one line for the
+    """Return a chart for each metric. A chart has one line for the training and one line for the
     validation of each run."""
     charts: dict[str, list[Series]] = {}
     is_single = len(curves) == 1

@@ -32,15 +32,15 @@ MAX_CACHED_RUNS = 64
 MAX_CACHED_SUMMARIES = 16
 # minimum pause between two reads of a ledger
 MIN_CHECK_INTERVAL_S = 1.0
-# maximum share of the time that may be spent on reading a ledger
+# maximum fraction of the time that may be spent on reading a ledger
 READ_TIME_SHARE = 0.1
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts of a run that its manifest determines. `trainings`: tasks with a ledger;
-    `has_jobs`: True if the run applies jobs of other frameworks."""
+    """The facts of a run that its manifest determines. `trainings`: tasks with a ledger. `has_jobs`
+    is True if the run applies jobs of other frameworks."""
 
     trainings: tuple[str, ...]
     has_jobs: bool
@@ -65,7 +65,8 @@ class _Ledger:
 
 
 class Records:
-    """The ledgers and artifacts of runs. All methods may be called from several threads."""
+    """The ledgers and artifacts of runs. All methods of Records may be called from several
+    threads."""
 
     def __init__(self, open_store: Callable[[], "Store"]) -> None:
         self._open_store = open_store
@@ -77,7 +78,7 @@ class Records:
 
     @cached_property
     def store(self) -> "Store":
-        """The object store. Raises ConfigError if it cannot be opened."""
+        """The object store. Raises ConfigError if the object store cannot be opened."""
         return self._open_store()
 
     def facts(self, run: Run) -> RunFacts:
@@ -102,8 +103,8 @@ class Records:
         return summary
 
     def _check(self, name: str, task: str) -> _Ledger:
-        """Return the cached ledger of a training. Read it again if it has changed since the last
-        check."""
+        """Return the cached ledger of a training. The ledger is read again if it has changed since
+        the last check."""
         from rekindle.training.ledger.accounting import summarize_events
         from rekindle.training.ledger.events import read_events
 
@@ -149,8 +150,8 @@ class Records:
             if not isinstance(row, dict):
                 continue
             task = row["task"]
-            # if a task looked up the cache only at its start, the store has the source that it
-            # found
+            # if a task looked up the cache only at its start, the object store records the RUN/TASK
+            # that the task found
             content = row["at"] or self.read(key(task, "cached", run.name)) or b""
             text = content.decode(errors="replace") if isinstance(content, bytes) else content
             source = TaskReference.parse_or_none(text.strip())
@@ -159,7 +160,8 @@ class Records:
         return sources
 
     def read(self, object_key: str) -> bytes | None:
-        """Return the content of an object; None if it does not exist. Raises StorageError."""
+        """Return the content of an object in the object store; None if the object does not exist.
+        Raises StorageError."""
         try:
             return self.store.get(object_key)
         except NotFound:
@@ -167,7 +169,7 @@ class Records:
 
 
 def open_records(home: Path) -> Records:
-    """Return the records of the runs of a home."""
+    """Return access to the ledgers and artifacts of the runs in REKINDLE_HOME."""
 
     def open_store() -> "Store":
         store = open_readable_store(home)
@@ -188,7 +190,7 @@ def read_facts(manifest: Manifest) -> RunFacts:
     try:
         has_jobs = bool(jobs.list_planned_jobs({}, tariff.read_recorded_manifest(manifest)))
     except (RekindleError, KeyError, TypeError):
-        # another program rendered the manifest
+        # the facts are unknown, because another program rendered the manifest
         has_jobs = False
 
     return RunFacts(
@@ -206,8 +208,9 @@ def _get_or_make(
     limit: int,
     make: Callable[[], T],
 ) -> T:
-    """Return the cached value of a key. If it is missing, add the result of `make` to the cache,
-    and drop the values that were used least recently, so that at most `limit` values are left."""
+    """Return the cached value of a key. If the key is missing, add the result of `make` to the
+    cache, and drop the values that were used least recently, so that at most `limit` values are
+    left."""
     with lock:
         if cache_key in cache:
             cache.move_to_end(cache_key)

@@ -34,7 +34,7 @@ class Siblings:
         return None
 
     def read(self, run: Run, name: str) -> Run:
-        """Read the run `name`. Raises ConfigError if it is not a run of the pipeline."""
+        """Read the run `name`. Raises ConfigError if `name` is not a run of the pipeline."""
         run_name = RunName.parse_or_none(name)
         if (
             run_name is None
@@ -49,7 +49,8 @@ class Siblings:
 
     def _list_siblings(self, run: Run, names: list[str], count: int = MAX_SIBLINGS) -> list[str]:
         pipeline = self._read_pipeline_name(run.name)
-        # the names of a pipeline's runs start with its name, so other runs need not be read
+        # the names of a pipeline's runs start with the name of the pipeline, so runs with other
+        # names need not be read
         candidate_names = [name for name in names if name.startswith(f"{pipeline}-")]
         sibling_names: list[str] = []
         for name in candidate_names[:MAX_READ]:

@@ -1,5 +1,5 @@
-"""The tab `training`: the losses of each training with their reasons, its workers as lanes, its
-generations and checkpoints, and the jobs of other frameworks."""
+"""The tab `training`: the lost time of each training with the reasons, the workers as lanes, the
+generations (groups of workers) and checkpoints, and the jobs of other frameworks."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from rekindle.view.explain import RunCosts
 
 MAX_LANES = 60
-# maximum number of spans in a lane; the shortest spans are merged
+# maximum number of intervals in a worker's lane; the shortest intervals are merged
 MAX_SPANS = 400
-# maximum number of marks in a lane
+# maximum number of event marks in a worker's lane
 MAX_MARKS = 60
 # maximum number of rows in the tables of generations and checkpoints
 MAX_ROWS = 100
@@ -45,7 +45,8 @@ SIGNS = {
     "restored": "state restored",
     "checkpoint": "durable checkpoint",
 }
-# if intervals are merged, the most important kind is shown
+# the kinds of intervals in order of importance: a merged interval has the most important kind of
+# its parts
 KINDS = (LOST_KIND, WAITED_KIND, TRAINED_KIND)
 
 
@@ -89,7 +90,8 @@ class Lane:
 
 @dataclass(frozen=True)
 class Generation:
-    """A group of workers that trained together. `second`: start of the group."""
+    """A group of workers that trained together. `second`: start of the group, in seconds since the
+    start of the training."""
 
     number: int
     second: float
@@ -120,8 +122,8 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Training:
-    """A training, read from its ledger. `began`: Unix time; all other times are seconds since
-    `began`.
+    """A training, read from its ledger. `began` is the Unix time of the start; all other times are
+    seconds since `began`.
 
     `hidden_lanes`: number of workers that are not in `lanes`. `reused`: the task (RUN/TASK) whose
     model this run reuses instead of training one.
@@ -154,7 +156,7 @@ class Training:
 
     @property
     def signs(self) -> dict[str, str]:
-        """The kinds of events in the lanes, and what they mean."""
+        """The kinds of events in the lanes, each with its meaning."""
         kinds = {mark.kind for lane in self.lanes or [] for mark in lane.marks}
         if self.checkpoints:
             kinds.add("checkpoint")
@@ -167,7 +169,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Job:
-    """A job of another framework. Only the state and times of its step are known."""
+    """A job of another framework. Of such a job, only the state and times of its step are known."""
 
     task: str
     kind: str
@@ -179,7 +181,8 @@ class Job:
 
 @dataclass(frozen=True)
 class Trainings:
-    """The trainings and jobs of a run. `problem`: why the ledgers cannot be read."""
+    """The trainings and jobs of a run. `problem`: sentence that says why the ledgers cannot be
+    read, or ""."""
 
     trainings: list[Training]
     jobs: list[Job]
@@ -220,7 +223,7 @@ class TrainingTab(LedgerTab):
             return self._untrained(run, task)
 
         words = build_report(summary, costs.tariffs.get(task))["words"]
-        # a killed run leaves the state `running` in the ledger
+        # if a run was killed, the state in its ledger is still `running`
         has_stopped = summary.state == "running" and run.is_finished
         state = "interrupted" if has_stopped else STATES[summary.state]
         return describe_training(task, summary, words, state)
@@ -238,8 +241,8 @@ class TrainingTab(LedgerTab):
 
 
 def describe_training(task: str, summary: LedgerSummary, words: list[str], state: str) -> Training:
-    """Return a training, as the summary of its ledger describes it. If it has too many workers to
-    show, prefer the workers with the most events."""
+    """Return a training, as the summary of its ledger describes it. If the training has too many
+    workers to show, the workers with the most events are shown."""
     lanes = [_make_lane(name, summary) for name in sorted(summary.intervals, key=_natural_order)]
     if len(lanes) > MAX_LANES:
         ranked = sorted(lanes, key=lambda lane: -len(lane.marks))[:MAX_LANES]
@@ -457,7 +460,7 @@ def _make_speed_chart(summary: LedgerSummary) -> LineChart | None:
     width = length / count
     points = [(round((i + 0.5) * width, 3), round(rate / width, 4)) for i, rate in enumerate(rates)]
     unit = f"{summary.unit} per second"
-    # the same time axis as that of the lanes above the chart
+    # the chart has the same time axis as the lanes above the chart
     series = [Series(unit, points)]
     return LineChart(unit.capitalize(), "s", series, x_range=(0.0, summary.ended - summary.began))
 

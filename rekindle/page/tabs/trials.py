@@ -21,7 +21,7 @@ OTHER_COLOUR = 5
 @dataclass(frozen=True)
 class Rung:
     """A stage of a sweep, in which trials are compared after `percent` of their steps. `trials`:
-    number of trials that reached it; `best`: best metric of these trials."""
+    number of trials that reached the stage; `best`: best metric of these trials."""
 
     number: int
     percent: float
@@ -36,7 +36,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial of a sweep. `values`: its metric at each rung, in order."""
+    """A trial of a sweep. `values`: the metric of the trial at each rung, in order."""
 
     number: int
     is_best: bool
@@ -146,14 +146,14 @@ def read_trial_costs(run: Run, study: "SweepStudy") -> tuple[dict[int, float], s
 def describe_study(
     study: "SweepStudy", is_over: bool, costs: Mapping[int, float], currency: str
 ) -> Trials:
-    """Return the trials of a study. `is_over`: True if its run has ended. `costs`: cost of each
-    trial by its number."""
+    """Return the trials of a study, which is the state of a sweep. `is_over` is True if its run has
+    ended. `costs`: cost of each trial by its number."""
     from rekindle.training.sweep.sweep_report import build_rows, describe_untried_trials
 
     sweep = study.sweep
     by_number = {trial.number: trial for trial in study.trials()}
     rows = build_rows(study)
-    # the order of the rows is the ranking
+    # the rows are sorted by rank, best first
     best = next((row["trial"] for row in rows if row[sweep.metric] is not None), None)
 
     trials: list[Trial] = []

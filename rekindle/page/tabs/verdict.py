@@ -28,7 +28,7 @@ HEADLINES = {
 
 
 class MetricRecord(Document):
-    """A metric in verdict.json."""
+    """The record of a metric in verdict.json."""
 
     name: str
     better: str = "higher"
@@ -38,7 +38,8 @@ class MetricRecord(Document):
 
 
 class DifferenceRecord(Document):
-    """A difference in verdict.json. `low` and `high` are None if no interval was computed."""
+    """The record of a difference between two models in verdict.json. `low` and `high` are None if
+    no confidence interval was computed."""
 
     metric: str
     mean: float | None = None
@@ -47,7 +48,7 @@ class DifferenceRecord(Document):
 
 
 class GateRecord(Document):
-    """The gate in verdict.json."""
+    """The record of the gate's settings in verdict.json."""
 
     minimum: dict[str, float] = Field(default_factory=dict)
     maximum: dict[str, float] = Field(default_factory=dict)
@@ -57,7 +58,7 @@ class GateRecord(Document):
 
 
 class ChoiceRecord(Document):
-    """The choice between families in verdict.json."""
+    """The record of the choice between families of models in verdict.json."""
 
     family: str
     by: str
@@ -156,8 +157,8 @@ class Interval:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of the gate. `is_met`: True if the candidate meets the rule. `margin`: by how much the
-    candidate meets or misses it, in words."""
+    """A rule of the gate. `is_met` is True if the candidate meets the rule. `margin`: by how much
+    the candidate meets or misses the rule, in words."""
 
     text: str
     is_met: bool
@@ -186,7 +187,7 @@ class Part:
 class Evaluation:
     """The verdict of one evaluation, with its evidence.
 
-    `problem`: why the evidence is missing.
+    `problem`: sentence that says why the evidence is missing, or "".
     """
 
     task: str
@@ -272,7 +273,8 @@ class VerdictTab:
 
 
 def find_reports(run: Run) -> dict[str, str]:
-    """Return the key of the report of each evaluation, by task; the last one of each task."""
+    """Return the key of the report of each evaluation, by task; of a repeated evaluation, the key
+    of the last report."""
     keys: dict[str, str] = {}
     nodes = list((run.status.get("nodes") or {}).values())
     for node in sorted(nodes, key=lambda node: node.get("finishedAt") or ""):
@@ -328,7 +330,7 @@ def describe_evaluation(
 
 
 def find_number(values: Mapping[str, Any] | None, name: str) -> float | None:
-    """Return the number `name` of a record; None if it is missing, or not a finite number."""
+    """Return the number `name` of a record; None if the number is missing or not finite."""
     value = (values or {}).get(name)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
@@ -497,7 +499,7 @@ def make_part(part_record: Mapping[str, Any], metrics: list[MetricRecord]) -> Pa
 
 
 def make_axis(numbers: list[float]) -> Axis:
-    """Return an axis that covers all numbers, with some space at both ends."""
+    """Return an axis that covers all given numbers, with some space at both ends."""
     low = min(numbers)
     high = max(numbers)
     margin = 0.15 * (high - low) or 0.1 * abs(high) or 0.1

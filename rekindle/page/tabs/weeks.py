@@ -19,7 +19,7 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True)
 class Week:
-    """One run of a backfill. `is_this`: True for the run whose page is shown. `gate`: release or
+    """One run of a backfill. `is_this` is True for the run whose page is shown. `gate`: release or
     keep; "" if the run was not evaluated."""
 
     scheduled: str
@@ -66,7 +66,7 @@ class WeeksTab:
         return bool(self.records.facts(run).parameters.get(BACKFILL))
 
     def version(self, run: Run) -> str:
-        """Return a version text, which changes when a run of the backfill changes."""
+        """Return a text that changes when a run of the backfill changes."""
         if not self.is_shown(run):
             return ""
         versions = [
@@ -97,7 +97,7 @@ class WeeksTab:
         return names[:MAX_WEEKS]
 
     def _read_row(self, run: Run, name: str) -> Week | None:
-        """Return the row of a run; None if it does not belong to the backfill."""
+        """Return the row of a run; None if the run does not belong to the backfill."""
         version = self.source.version(name)
         cached_version, row = self._cached_rows.get(name, ("", None))
         if cached_version != version:
@@ -142,7 +142,7 @@ class WeeksTab:
 
 
 def describe_results(weeks: list[Week]) -> str:
-    """Return sentences about the results of the runs."""
+    """Return sentences about the results of the runs of a backfill."""
     finished = [week for week in weeks if week.phase == "Succeeded"]
     failed = sum(week.phase in ("Failed", "Error") for week in weeks)
     released = sum(week.gate == "release" for week in finished)

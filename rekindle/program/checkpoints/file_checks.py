@@ -43,8 +43,8 @@ class FileStructure(Enum):
 
 
 class FileCheck(NamedTuple):
-    """`structure`: NONE if the content does not show whether the file is complete; `problem`: "" or
-    the reason why the file is not complete."""
+    """`structure` is NONE if the content does not show whether the file is complete; `problem`: ""
+    or the reason why the file is not complete."""
 
     structure: FileStructure
     problem: str = ""

@@ -76,8 +76,8 @@ class FileState(NamedTuple):
 class CheckpointUnit:
     """A possible checkpoint. `files`: its files by path relative to the unit; a unit that is a
     single file contains this file with the path "". `inode`: inode of the directory or file;
-    `was_renamed`: True if the unit was renamed after its last write, or a hard link to it was made
-    or removed."""
+    `was_renamed` is True if the unit was renamed after its last write, or a hard link to it was
+    made or removed."""
 
     path: str
     files: Mapping[str, FileState]

@@ -257,7 +257,7 @@ class ProgramCheckpoints:
 
     def end(self, *, has_succeeded: bool) -> None:
         """Decide, after all processes of the program have ended, which checkpoints are complete.
-        `has_succeeded`: True if all exit codes are 0."""
+        `has_succeeded` is True if all exit codes are 0."""
         with self._lock:
             self._watch.settle(has_succeeded=has_succeeded)
             self._count_saves()
@@ -599,7 +599,7 @@ class ProgramCheckpoints:
         self, restored_records: list[CheckpointRecord], *, is_cut_off: bool = False
     ) -> None:
         """Move incomplete checkpoints out of the folder, so that the program ignores them.
-        `is_cut_off`: True if the program was killed between two files of a save."""
+        `is_cut_off` is True if the program was killed between two files of a save."""
         restored_paths = {record.path for record in restored_records}
         reasons_by_path = {
             path: reason

@@ -177,7 +177,7 @@ class CheckpointRecord(UnitFiles):
 class ShareRecord(UnitFiles):
     """The files that one node has of a checkpoint; `files` is empty if the node has none.
     `demands`: files that the checkpoint must have on any node, with their minimum size in bytes;
-    `proves_end`: True if the demands name all files of all nodes; `newest_ns`: time of the last
+    `proves_end` is True if the demands name all files of all nodes; `newest_ns`: time of the last
     change; `earlier_ns`: time of the last change of the previous version of the unit. Both times
     are by the clock of the object store, since the clocks of nodes may differ."""
 

@@ -248,7 +248,7 @@ class ProgramStore:
         has_ended: bool = False,
     ) -> CheckpointRecord | None:
         """Commit the checkpoint of these shares if it is complete. `unit_name`: key of the unit;
-        `share_keys`: keys of the shares by node; `has_ended`: True if no node will write another
+        `share_keys`: keys of the shares by node; `has_ended` is True if no node will write another
         share. Returns None if the checkpoint is incomplete, or older than a committed one.
 
         Raises MissingChunks, StorageError.

@@ -58,7 +58,7 @@ class WatchSettings:
 @dataclass(frozen=True)
 class LocalCheckpoint:
     """A checkpoint whose files on this node are complete. `demands`: files that the checkpoint must
-    have on any node, with their minimum size in bytes; `step`: None if it is unknown."""
+    have on any node, with their minimum size in bytes; `step` is None if it is unknown."""
 
     unit: CheckpointUnit
     format: str
@@ -84,8 +84,8 @@ class _UnitHistory:
     """The state of one unit in the listings of its folder. `first_seen_s`: time when `files` was
     first seen; `started_with`: the files when the program started, None if the unit is newer;
     `earlier_files`: the files of the last version that was complete, or that existed when the
-    program started; `quiet`: True if the files were still the same after `quiet_s` seconds;
-    `renamed`: True if the unit had a temporary name in an earlier listing."""
+    program started; `quiet` is True if the files were still the same after `quiet_s` seconds;
+    `renamed` is True if the unit had a temporary name in an earlier listing."""
 
     files: Mapping[str, FileState]
     first_seen_s: float
@@ -205,7 +205,7 @@ class FolderWatch:
 
     def settle(self, *, has_succeeded: bool) -> None:
         """List the folder after all processes of the program have ended, and update `complete` and
-        `incomplete`. `has_succeeded`: True if all exit codes are 0, so that no save was
+        `incomplete`. `has_succeeded` is True if all exit codes are 0, so that no save was
         interrupted."""
         self._ended = True
         self._succeeded = has_succeeded

@@ -19,8 +19,8 @@ DEFAULT_PORT = 29500
 @dataclass(frozen=True)
 class ProcessLayout:
     """The ranks of a group's processes, as seen by one node. `process_counts`: number of processes
-    of each node, by rank of the node; `restarts`: number of generations before this one;
-    `torchrun`: False if the operator of another framework's job sets the environment variables."""
+    of each node, by rank of the node; `restarts`: number of generations before this one; `torchrun`
+    is False if the operator of another framework's job sets the environment variables."""
 
     node_rank: int
     process_counts: tuple[int, ...]

@@ -43,7 +43,7 @@ EXCEPTION_PATTERN = re.compile(
 
 @dataclass
 class ProgramProcess:
-    """A process of the program. `exit_code`: None while the process runs; -N if signal N ended
+    """A process of the program. `exit_code` is None while the process runs; -N if signal N ended
     it."""
 
     index: int

@@ -124,8 +124,8 @@ class FrameConverter:
     def _convert_value(
         self, value: Any, field_schema: JsonSchema, location: str, is_optional: bool = False
     ) -> Any:
-        """Convert a value of a frame to JSON. `is_optional`: True if the column may contain missing
-        values, for which pandas converts its integers to floats."""
+        """Convert a value of a frame to JSON. `is_optional` is True if the column may contain
+        missing values, for which pandas converts its integers to floats."""
         schema_options = list(self._list_options(field_schema))
 
         if isinstance(value, Mapping):

@@ -18,7 +18,7 @@ NO_LIMITS = RetentionConfig.model_validate({})
 
 @dataclass(frozen=True)
 class Run:
-    """A run. `ended`: Unix time of its end; None if the run is active or may be resumed.
+    """A run. `ended`: the Unix time of the run's end; None if the run is active or may be resumed.
 
     `number`: position in the order of the runs' last changes, which does not depend on clocks; 0 if
     it is not recorded.
@@ -44,7 +44,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Release:
-    """A version of a model. `needed`: True if it has an alias, or if `rekindle rollback` can
+    """A version of a model. `needed` is True if it has an alias, or if `rekindle rollback` can
     restore it."""
 
     model: str

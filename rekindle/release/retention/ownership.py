@@ -43,9 +43,9 @@ class RunMark(BaseModel):
     """The mark of a run, RUN/.rekindle.json: which objects below RUN/ the run owns, and when the
     run ended.
 
-    `number`: position in the order of the marks. `whole`: True if the run owns all objects in its
-    folder, not only those of `tasks`. `ended`: Unix time of the end of the run; None while the run
-    is active. `counted`: True if `keep_runs` counts the run; False for a run of a backfill.
+    `number`: position in the order of the marks. `whole` is True if the run owns all objects in its
+    folder, not only those of `tasks`. `ended`: the Unix time of the end of the run; None while the
+    run is active. `counted` is True if `keep_runs` counts the run; False for a run of a backfill.
     `run_id`: id of the run's record in MLflow; "" until the run has reported its end. `trial_ids`:
     ids of the records of its trials, if it is a sweep. `uid`: uid of the Workflow; "" if unknown.
     """
@@ -96,10 +96,10 @@ def begin_run(
 ) -> None:
     """Write the mark of a run that begins or is resumed. Raises StorageError.
 
-    `workflow`: the Workflow with its name and tasks. `is_first`: True if no task of the run has
+    `workflow`: the Workflow with its name and tasks. `is_first` is True if no task of the run has
     written artifacts yet. In this case, existing objects in the folder of the run belong to another
     owner, even if the name looks generated: a manifest may have both a name and a generateName.
-    `is_counted`: True if `keep_runs` counts the run; False for a run of a backfill.
+    `is_counted` is True if `keep_runs` counts the run; False for a run of a backfill.
     """
     run_name = RunName(workflow["metadata"]["name"], "metadata.name")
     if run_name in SHARED_FOLDERS:
@@ -161,7 +161,7 @@ def end_run(
     """Record the end of a run, and the id `run_id` of its record in MLflow. Raises StorageError.
 
     A run without a mark gets one here; it owns its folder only if its name was generated.
-    `is_counted`: False for a run of a backfill, also if its mark lacks the field.
+    `is_counted` is False for a run of a backfill, also if its mark lacks the field.
     """
     run_name = RunName(workflow["metadata"]["name"], "metadata.name")
     if run_name in SHARED_FOLDERS:

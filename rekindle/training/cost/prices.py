@@ -219,7 +219,7 @@ class Prices(Section):
     def compute_pod_cost(
         self, pod: PodRequests, duration_seconds: float, runs_on_spot: bool | None = None
     ) -> float:
-        """Return the cost of a pod that runs for `duration_seconds`. `runs_on_spot`: True if the
+        """Return the cost of a pod that runs for `duration_seconds`. `runs_on_spot` is True if the
         pod runs on spot nodes (None: derive this from the pod's node selection)."""
         is_spot = self.is_spot(pod) if runs_on_spot is None else runs_on_spot
         cpu_seconds, gib_seconds, _ = pod.compute_resource_seconds(duration_seconds)

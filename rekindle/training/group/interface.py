@@ -81,8 +81,8 @@ class Membership(Protocol):
         ...
 
     def report_error(self, message: str, exit_code: int, *, is_temporary: bool = False) -> None:
-        """Report that this process ends with an error. `is_temporary`: True if the cause is that a
-        service is unavailable."""
+        """Report that this process ends with an error. `is_temporary` is True if the cause is that
+        a service is unavailable."""
         ...
 
     def note(self, event: str, **event_fields: object) -> None:

@@ -27,7 +27,7 @@ ResultT = TypeVar("ResultT")
 class StaticGroup:
     """A Membership with fixed members: if the group breaks, the process ends.
 
-    `ledger`: None unless this process has rank 0.
+    `ledger` is None unless this process has rank 0.
     """
 
     can_shrink = False

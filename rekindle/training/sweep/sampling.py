@@ -36,8 +36,8 @@ def sample_settings(
     """Return the settings of the next trial, and attributes that later calls need (`Trial.attrs`).
 
     The first trial gets the settings `default_settings` unless they are empty. `trials`: all
-    earlier trials; a trial without a value counts as running. `integer_settings`: True for the path
-    of each setting with integer values.
+    earlier trials; a trial without a value counts as running. `integer_settings` is True for the
+    path of each setting with integer values.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     search_space: dict[str, BaseDistribution] = {

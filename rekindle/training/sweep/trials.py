@@ -44,7 +44,7 @@ ResultT = TypeVar("ResultT")
 class Trainer(Protocol):
     """Trains one trial: the workload's model, or a training program.
 
-    `needs_mlflow`: True if the trial cannot be compared without its MLflow run.
+    `needs_mlflow` is True if the trial cannot be compared without its MLflow run.
     """
 
     needs_mlflow: bool

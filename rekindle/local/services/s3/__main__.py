@@ -1,16 +1,16 @@
-"""An S3 endpoint for one machine: it stores objects as files, with correct conditional writes.
+"""An S3 endpoint for one machine, which stores objects as files, with correct conditional writes.
 
     python -m rekindle.local.services.s3 --root .rekindle/s3 --port 9000 --bucket rekindle
 
-No installable server both honours conditions and keeps files: moto holds everything in memory;
-rclone, s3rver and localbucket accept a conditional write that must fail; ministack answers 200
-after a failed disk write.
+No installable server supports conditional writes and keeps objects in files: moto holds everything
+in memory; rclone, s3rver and localbucket accept a conditional write that must fail; ministack
+answers 200 after a failed disk write.
 
 This server supports the requests of boto3, polars and MLflow (path style): objects, ranges,
-conditions, checksums, aws-chunked bodies, multipart uploads, ListObjectsV2. It answers with 501 to
-all other requests, and to requests with unsupported headers that would change their meaning.
-Clients sign their requests (signatures.py) with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the
-server's environment.
+conditions, checksums, aws-chunked bodies, multipart uploads, ListObjectsV2. The server answers 501
+to unsupported requests, and to requests with unsupported headers that would change the meaning of
+the request. Clients sign their requests (signatures.py) with AWS_ACCESS_KEY_ID and
+AWS_SECRET_ACCESS_KEY of the server's environment.
 
 handler.py maps requests to the operations of object_operations.py and multipart.py; values.py
 parses the values of requests; object_files.py and uploads.py are the storage.
@@ -80,7 +80,7 @@ def main() -> None:
 
     def answer(connection: socket.socket, request_head: bytes) -> bool:
         if not hasattr(thread_local, "buffer"):
-            # mmap, because its memory is allocated only when it is written to
+            # use mmap, because memory of mmap is allocated only when it is written to
             thread_local.buffer = memoryview(mmap.mmap(-1, BLOCK_BYTES))
         return not RequestHandler(
             connection, request_head, (access_key, secret_key), thread_local.buffer, object_files

@@ -48,11 +48,11 @@ HASH_TYPES: dict[str, Callable[[], Hash]] = {
 
 
 class BodyChecksums:
-    """The hashes of a request's body, and the checksums that its headers state."""
+    """The hashes of a request's body, and the checksums that the request's headers state."""
 
     def __init__(self, headers: dict[str, str]) -> None:
-        """`headers`: headers of the request, by lower-case name. Trailing headers are added while
-        the body is read."""
+        """`headers`: headers of the request, by lower-case name. Trailing headers of the request
+        are added to `headers` while the body is read."""
         self.headers = headers
 
         self.names = list_checksum_headers(headers)
@@ -132,7 +132,7 @@ class BodyChecksums:
             )
 
     def stored_headers(self) -> dict[str, str]:
-        """Return the headers that are stored with the object."""
+        """Return the checksum headers that are stored with the object."""
         return {checksum_header: self.headers[checksum_header] for checksum_header in self.names}
 
 

@@ -1,5 +1,5 @@
-"""Conditions of S3 requests. They are defined by the AWS page "Add preconditions to S3 operations
-with conditional requests" and by RFC 9110."""
+"""Conditions of S3 requests. The conditions are defined by the AWS page "Add preconditions to S3
+operations with conditional requests" and by RFC 9110."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -92,7 +92,7 @@ def _find_failed_status(
     none_match_etags = request_headers.get(f"{header_prefix}if-none-match")
     modified_since = parse_date(request_headers.get(f"{header_prefix}if-modified-since"))
     unmodified_since = parse_date(request_headers.get(f"{header_prefix}if-unmodified-since"))
-    # round down, because HTTP dates have whole seconds
+    # round the time down, because HTTP dates have whole seconds
     modified_time = datetime.fromtimestamp(int(metadata["modified"]), UTC)
 
     if match_etags is not None:

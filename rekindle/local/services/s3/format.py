@@ -1,7 +1,7 @@
 """Defines the file format of objects, and the errors of the embedded S3 endpoint.
 
 An object's file contains the bytes of the object, its metadata as JSON, and the length of the JSON.
-The file's name is the sha256 of the key, so any key is possible.
+The name of an object's file is the sha256 of the object's key, so any key is possible.
 """
 
 import errno
@@ -18,7 +18,7 @@ from argolocal.common.checked_names import format_untrusted
 from rekindle.documents import Document, parse_and_validate
 
 BLOCK_BYTES = 1 << 20
-# maximum size of the metadata: S3 allows 2 KB of headers and a key of 1 KB
+# maximum size of an object's metadata, since S3 allows 2 KB of headers and a key of 1 KB
 MAX_METADATA_BYTES = 16 << 10
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # unix time of the end of the year 9999, the last one that a date in an answer can have
@@ -32,7 +32,7 @@ StoredHeaders = dict[HeaderName, HeaderValue]
 
 
 class S3Error(Exception):
-    """An error response: HTTP status, S3 code, message, additional headers."""
+    """An error response with HTTP status, S3 code, message and additional headers."""
 
     def __init__(
         self, status: int, code: str, message: str, headers: dict[str, str] | None = None
@@ -59,8 +59,8 @@ class ObjectMetadata(ClientMetadata):
 
 
 class MetadataRecord(Document):
-    """The metadata in an object's file. An answer can contain each valid value, so that a damaged
-    object does not break the answers about other objects."""
+    """The metadata in an object's file. The types allow only values that an HTTP answer can
+    contain, so that a damaged object does not break the answers about other objects."""
 
     key: str
     etag: str = Field(pattern=r"^[0-9a-f]{32}(-[0-9]+)?$")
@@ -83,8 +83,8 @@ def make_file_name(object_key: str) -> str:
 
 
 def read_metadata(object_path: Path) -> ObjectMetadata | None:
-    """Return the metadata of a file; None if it is missing or damaged, for example incomplete after
-    a power cut."""
+    """Return the metadata of an object's file; None if the file is missing or damaged, for example
+    incomplete after a power cut."""
     try:
         with open(object_path, "rb", buffering=0) as object_file:
             return read_file_metadata(object_file)
@@ -98,8 +98,8 @@ def read_metadata(object_path: Path) -> ObjectMetadata | None:
 
 
 def read_file_metadata(object_file: BinaryIO, object_key: str | None = None) -> ObjectMetadata:
-    """Return the metadata at the end of an object's file. Raises ValueError if it is damaged, or if
-    it has another key than `object_key`."""
+    """Return the metadata at the end of an object's file. Raises ValueError if the file is damaged,
+    or if it is the file of another key than `object_key`."""
     file_bytes = os.fstat(object_file.fileno()).st_size
     tail_bytes = os.pread(
         object_file.fileno(), MAX_METADATA_BYTES, max(0, file_bytes - MAX_METADATA_BYTES)
@@ -122,8 +122,8 @@ def read_file_blocks(files: list[tuple[BinaryIO, int]], start_offset: int = 0) -
 
 
 def list_folder(folder: Path, only_folders: bool = True) -> list[Path]:
-    """Return the folders in `folder` or, if `only_folders` is False, the files. Links are left
-    out."""
+    """Return the folders in `folder` or, if `only_folders` is False, the files. Symbolic links are
+    left out."""
     with os.scandir(folder) as directory_entries:
         is_wanted_kind = os.DirEntry.is_dir if only_folders else os.DirEntry.is_file
         return [

@@ -33,7 +33,7 @@ COPY_HEADERS = {
     "x-amz-copy-source-if-none-match",
     "x-amz-copy-source-if-unmodified-since",
 }
-# headers that are supported only with these values, which request the default behaviour
+# headers that are supported only with the values listed here, which request the default behaviour
 SUPPORTED_HEADER_VALUES = {
     "x-amz-checksum-type": (COMPOSITE_CHECKSUM,),
     "x-amz-acl": ("private", "bucket-owner-full-control"),
@@ -132,7 +132,7 @@ class RequestHandler(MultipartRequest):
             raise S3Error(501, "NotImplemented", error_message)
 
     def find_route(self) -> "Route":
-        """Return the route of the request. Raises S3Error for a request that is not supported."""
+        """Return the route of the request. Raises S3Error for an unsupported request."""
         resource_kind = "object" if self.key else "bucket" if self.bucket else "service"
         subresource = next((name for name in SUBRESOURCES if name in self.query), "")
 
@@ -155,7 +155,7 @@ class RequestHandler(MultipartRequest):
                 )
                 raise S3Error(501, "NotImplemented", error_message)
 
-        # a listing has no owners
+        # fetch-owner is rejected, because the embedded endpoint does not record owners of objects
         if self.query.get("fetch-owner", "false").lower() != "false":
             raise S3Error(501, "NotImplemented", "fetch-owner=true is not supported here.")
 
@@ -164,9 +164,9 @@ class RequestHandler(MultipartRequest):
 
 @dataclass(frozen=True)
 class Route:
-    """An operation. `parameters`: supported query parameters; `has_overrides`: True if query
-    parameters response-* may set response headers; `has_conditions`: True if the operation supports
-    WRITE_CONDITION_HEADERS."""
+    """An operation. `parameters`: supported query parameters. `has_overrides` is True if query
+    parameters response-* may set response headers. `has_conditions` is True if the operation
+    supports WRITE_CONDITION_HEADERS."""
 
     action: Callable[[RequestHandler], None]
     parameters: tuple[str, ...] = ()

@@ -32,12 +32,13 @@ from rekindle.local.services.s3.values import (
     read_child_texts,
 )
 
-# type of the checksum of the parts' checksums
+# value of x-amz-checksum-type for a checksum that is computed from the checksums of the parts
 COMPOSITE_CHECKSUM = "COMPOSITE"
 
 
 class MultipartRequest(ObjectRequest):
-    """A request with the operations on buckets, objects and multipart uploads."""
+    """A request to the embedded S3 endpoint, with a method for each operation on buckets, objects
+    and multipart uploads."""
 
     def create_upload(self) -> None:
         self.files.find(self.bucket, self.key)

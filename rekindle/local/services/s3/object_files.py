@@ -1,9 +1,10 @@
 """Objects as files: the storage of `rekindle.local.services.s3`.
 
-An object's file (format.py) is written under a temporary name and renamed, so it is complete or
-absent after `kill -9` of any process. Files are not synced: a power cut may lose the last seconds.
-The listing is read from the files at the start, and then kept in memory. A file lock ensures that
-only one process uses a root folder, so that checking a condition and renaming a file is atomic.
+An object's file (format.py) is written under a temporary name and renamed, so the file is complete
+or absent after `kill -9` of any process. Files are not synced to the disk, so a power cut may lose
+the writes of the last seconds. The listing of all objects is read from the files at the start, and
+then kept in memory. A file lock ensures that only one process uses a root folder, so that checking
+a condition and renaming a file is atomic.
 """
 
 import bisect
@@ -48,7 +49,7 @@ START_POSITION = ListingPosition("")
 
 @dataclass
 class ListingPage:
-    """Part of a listing: metadata of objects, common prefixes, and the position of the next
+    """A page of a listing: metadata of objects, common prefixes, and the position of the next
     page."""
 
     entries: list[ObjectMetadata]
@@ -81,7 +82,8 @@ class ObjectFiles:
         self.keys: dict[str, list[str]] = {}
 
         self.uploads = Uploads(root_folder / "uploads", self.write)
-        # links are ignored: another program has created them, for example when it copied the home
+        # links are ignored, because only another program can have created them, for example when it
+        # copied REKINDLE_HOME
         for leftover_file in list_folder(self.temporary, only_folders=False):
             leftover_file.unlink()
 
@@ -137,7 +139,7 @@ class ObjectFiles:
         self, bucket_name: str, object_key: str, temporary_path: Path, check_current: WriteCheck
     ) -> ObjectMetadata:
         """Rename a temporary file to the object `object_key`, unless `check_current` raises for the
-        metadata of the current object. In this case, delete the temporary file."""
+        metadata of the current object. If `check_current` raises, delete the temporary file."""
         try:
             metadata = read_metadata(temporary_path)
             if not metadata:
@@ -158,7 +160,8 @@ class ObjectFiles:
             temporary_path.unlink(missing_ok=True)
 
     def open(self, bucket_name: str, object_key: str) -> tuple[BinaryIO, ObjectMetadata]:
-        """Open the object's file, which no later write changes; return it and its metadata."""
+        """Open the object's file, which no later write changes; return the open file and its
+        metadata."""
         self.find(bucket_name, object_key)
         try:
             object_file = open(self._path(bucket_name, object_key), "rb", buffering=0)  # noqa: SIM115 - the caller closes it

@@ -86,8 +86,8 @@ def select_checksum_headers(metadata: ClientMetadata) -> dict[str, str]:
 
 
 class ObjectRequest(S3Request):
-    """A request with the operations on buckets and objects. `fields`: the request's headers, by
-    lower-case name."""
+    """A request to the embedded S3 endpoint, with a method for each operation on buckets and
+    objects. `fields`: the request's headers, by lower-case name."""
 
     fields: dict[str, str]
 
@@ -368,7 +368,7 @@ class ObjectRequest(S3Request):
                 raise S3Error(400, "InvalidRequest", error_message)
 
             if metadata_directive == "REPLACE":
-                # keep the checksums, because the copied data is the same
+                # keep the checksums of the source, because the copied data is the same
                 stored_headers = {**self.attributes(), **select_checksum_headers(source_metadata)}
             else:
                 stored_headers = source_metadata["headers"]
@@ -420,7 +420,7 @@ class ObjectRequest(S3Request):
                 if not header_name.startswith(CHECKSUM_PREFIX)
             }
 
-        # the ETag of a multipart object depends on its parts, and a copy has no parts
+        # the ETag of a multipart object depends on its parts, and a copy of the object has no parts
         md5_hash = hashlib.md5(usedforsecurity=False) if "-" in source_metadata["etag"] else None
         all_hashes = [*checksum_hashes.values(), *([md5_hash] if md5_hash else [])]
 

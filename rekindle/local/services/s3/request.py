@@ -79,7 +79,8 @@ class RequestBody(io.RawIOBase):
 
 
 class S3Request(BaseHTTPRequestHandler):
-    """A request; its signature is verified before anything else. `answer` writes the response."""
+    """A request to the embedded S3 endpoint; the signature of the request is verified before
+    anything else. `answer` writes the response."""
 
     protocol_version = "HTTP/1.1"
     rbufsize = 0
@@ -115,7 +116,7 @@ class S3Request(BaseHTTPRequestHandler):
         return True
 
     def log_message(self, format: str, *args: object) -> None:
-        # requests are not logged; `route` prints the server's own errors
+        # print nothing: requests are not logged, and `route` prints the server's own errors
         return
 
     def route(self) -> None:
@@ -182,7 +183,8 @@ class S3Request(BaseHTTPRequestHandler):
         raise NotImplementedError
 
     def parse_length(self) -> int:
-        # the header is rejected even if it is empty, because a second one may have a value
+        # the header Transfer-Encoding is rejected even if it is empty, because a second header of
+        # this name may have a value
         if "transfer-encoding" in self.headers:
             raise S3Error(
                 411,
@@ -206,8 +208,8 @@ class S3Request(BaseHTTPRequestHandler):
         return int(content_lengths[0])
 
     def receive(self, body_checksums: BodyChecksums) -> Iterator[memoryview]:
-        """Yield the decoded body in blocks. Meanwhile, update the hashes in `body_checksums`, and
-        add the trailing headers to its headers."""
+        """Yield the decoded body in blocks. While the body is read, update the hashes in
+        `body_checksums`, and add the trailing headers to the headers of `body_checksums`."""
         if self.expects_continue:
             self.expects_continue = False
             self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -221,8 +223,8 @@ class S3Request(BaseHTTPRequestHandler):
     def receive_whole_body(
         self, payload_hash: str, checksum_hashes: dict[str, Hash]
     ) -> Iterator[memoryview]:
-        """Yield a body that is not in chunks. Raises S3Error if its sha256 is not `payload_hash`,
-        unless this is a word such as UNSIGNED-PAYLOAD."""
+        """Yield a body that is not in chunks. Raises S3Error if the body's sha256 is not
+        `payload_hash`, unless `payload_hash` is a word such as UNSIGNED-PAYLOAD."""
         if len(payload_hash) != 64:
             yield from self.read_blocks(self.unread_bytes, checksum_hashes)
             return
@@ -240,8 +242,9 @@ class S3Request(BaseHTTPRequestHandler):
     def receive_chunks(
         self, payload_hash: str, body_checksums: BodyChecksums
     ) -> Iterator[memoryview]:
-        """Yield the content of an aws-chunked body, and verify the signatures of its chunks, if it
-        is signed. `payload_hash`: the header x-amz-content-sha256, which names the kind of body."""
+        """Yield the content of an aws-chunked body, and verify the signatures of the chunks if the
+        body is signed. `payload_hash`: the header x-amz-content-sha256, which names the kind of
+        body."""
         if payload_hash in SIGNED_STREAM_TYPES:
             chunk_signature = self.signature
         else:
@@ -389,7 +392,8 @@ class S3Request(BaseHTTPRequestHandler):
 
     def fail(self, s3_error: S3Error) -> None:
         if self.has_answered:
-            # the client would read the error as a part of the object; a shorter body is an error
+            # close the connection, because the client would read an error message as a part of the
+            # object, but recognizes a body that is too short
             self.close_connection = True
             return
 

@@ -37,8 +37,8 @@ SIGNED_SUBRESOURCES = ("delete", "location", "partNumber", "uploadId", "uploads"
 
 @dataclass
 class Signature:
-    """The signature of a request, and then of the chunks of its body. Each signature signs the
-    previous one, `last`."""
+    """The signature of a request, and then of the chunks of its body. Each signature includes the
+    previous signature, `last`."""
 
     key: bytes
     date: str
@@ -90,8 +90,8 @@ def verify(
     access_keys: tuple[str, str],
     now_seconds: float,
 ) -> Signature | None:
-    """Verify a request; return its signature, or None for version 2. `access_keys`: access key and
-    secret key.
+    """Verify the signature of a request; return the signature, or None for a signature of version
+    2. `access_keys`: access key and secret key.
 
     Raises S3Error if the signature is missing, wrong or not valid now.
     """
@@ -138,7 +138,8 @@ def verify(
 def _read_url_signature(
     query_parameters: Mapping[str, str], request_headers: Message
 ) -> ClaimedSignature:
-    """Return the signature in the URL of a request. Raises S3Error if its form is wrong."""
+    """Return the signature in the URL of a request. Raises S3Error if the form of the signature is
+    wrong."""
     access_key, _, credential_scope = query_parameters.get("X-Amz-Credential", "").partition("/")
     if query_parameters.get("X-Amz-Algorithm") != SIGNATURE_ALGORITHM or not re.fullmatch(
         SCOPE_PATTERN, credential_scope
@@ -159,8 +160,8 @@ def _read_url_signature(
 
 
 def _read_header_signature(request_headers: Message) -> ClaimedSignature:
-    """Return the signature in the headers of a request. Raises S3Error if it is missing, or if its
-    form is wrong."""
+    """Return the signature in the headers of a request. Raises S3Error if the signature is missing,
+    or if its form is wrong."""
     authorization_match = AUTHORIZATION_PATTERN.fullmatch(request_headers.get("authorization", ""))
     if not authorization_match:
         raise S3Error(
@@ -205,7 +206,7 @@ def _make_canonical_request(
     request_headers: Message,
     claimed_signature: ClaimedSignature,
 ) -> str:
-    """Return the text of a request that version 4 signs."""
+    """Return the text of a request that is signed by signature version 4."""
     canonical_headers: list[str] = []
     for header_name in claimed_signature.signed_headers.split(";"):
         header_values = request_headers.get_all(header_name, [""])

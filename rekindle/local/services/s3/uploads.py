@@ -33,7 +33,7 @@ from rekindle.local.services.s3.format import (
 )
 
 MIN_PART_BYTES = 5 << 20
-# an upload ends this long after its start
+# seconds after its start at which an upload ends if it was neither completed nor aborted
 UPLOAD_LIFETIME_S = 7 * 86400.0
 RECORD_FILE = "upload.json"
 WriteFunction = Callable[[Iterator[Any], Callable[[int], ClientMetadata]], Path]
@@ -51,8 +51,8 @@ class UploadRecord(Document):
 
 @dataclass(frozen=True)
 class Upload:
-    """A multipart upload that was started. `checksum`: algorithm of the checksum that each part
-    must have, such as sha256; "" if a part may have any checksum or none."""
+    """A started multipart upload. `checksum`: algorithm of the checksum that each part must have,
+    such as sha256; "" if a part may have any checksum or none."""
 
     id: str
     bucket: str
@@ -62,7 +62,7 @@ class Upload:
     checksum: str = ""
 
     def position(self) -> tuple[bytes, str]:
-        """Return the position of the upload in a listing."""
+        """Return the position of the upload in a listing of uploads."""
         return self.key.encode(), self.id
 
 
@@ -116,8 +116,8 @@ class Uploads:
         return upload
 
     def find(self, bucket_name: str, object_key: str, upload_id: str) -> Upload:
-        """Return the upload `upload_id` to the object `object_key`. Raises S3Error if the upload
-        does not exist."""
+        """Return the multipart upload `upload_id` to the object `object_key`. Raises S3Error if the
+        upload does not exist."""
         if re.fullmatch(r"[0-9a-f]{32}", upload_id):
             upload = self._read(self.folder / upload_id)
         else:
@@ -135,7 +135,7 @@ class Uploads:
         return sorted(bucket_uploads, key=Upload.position)
 
     def add(self, upload: Upload, part_number: int, part_file: Path) -> None:
-        """Rename a temporary file to a part of an upload."""
+        """Add a part to an upload, by renaming a temporary file."""
         try:
             os.replace(part_file, self._part_path(upload, part_number))
         except FileNotFoundError:
@@ -149,8 +149,8 @@ class Uploads:
                 yield int(part_path.name), metadata
 
     def assemble(self, upload: Upload, listed_parts: list[ListedPart], size: int | None) -> Path:
-        """Write a temporary file with the object that consists of these parts, and return its path.
-        `size`: expected size of the object; None if it is unknown."""
+        """Write a temporary file with the object that consists of the given parts, and return the
+        path of the file. `size`: expected size of the object; None if the size is unknown."""
         part_numbers = [listed_part.number for listed_part in listed_parts]
         if part_numbers != sorted(set(part_numbers)):
             raise S3Error(
@@ -191,9 +191,9 @@ class Uploads:
             return self._write(read_file_blocks(part_files), lambda _: object_content)
 
     def remove(self, upload: Upload) -> None:
-        """End an upload."""
-        # remove the record first: without it the upload does not exist, even if another request is
-        # adding a part
+        """End a multipart upload, and delete its files."""
+        # remove the record first, because an upload without a record does not exist, even if
+        # another request is adding a part
         (self._folder(upload) / RECORD_FILE).unlink(missing_ok=True)
         shutil.rmtree(self._folder(upload), ignore_errors=True)
 
@@ -207,8 +207,8 @@ class Uploads:
                 shutil.rmtree(upload_folder, ignore_errors=True)
 
     def _open(self, upload: Upload, listed_part: ListedPart) -> tuple[BinaryIO, ObjectMetadata]:
-        """Open the file of a listed part. Raises S3Error if the part was not uploaded, or has
-        another ETag or other checksums."""
+        """Open the file of a listed part. Raises S3Error if the part was not uploaded, or if its
+        ETag or checksums differ from the listed values."""
         try:
             part_file = open(self._part_path(upload, listed_part.number), "rb", buffering=0)  # noqa: SIM115 - the caller closes it
             metadata = read_file_metadata(part_file, upload.key)

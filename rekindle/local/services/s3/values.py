@@ -1,9 +1,9 @@
 """Parse the values of S3 requests: targets, keys, names of buckets, numbers, ranges and dates.
 
 A target with characters that are not printable ASCII, incomplete escapes or invalid UTF-8 is
-refused, not repaired, so that only spellings that S3 treats as equal name the same object. The
-rules are from the AWS pages "Naming Amazon S3 objects" and "General purpose bucket naming rules",
-and from the API reference of each operation.
+refused, not repaired, so that two spellings name the same object only if S3 treats them as equal.
+The rules are from the AWS pages "Naming Amazon S3 objects" and "General purpose bucket naming
+rules", and from the API reference of each operation.
 """
 
 import base64
@@ -252,13 +252,13 @@ def parse_base64(base64_text: str, size_bytes: int) -> bytes | None:
 
 
 def format_token(listing_position: ListingPosition) -> str:
-    """Return the continuation token of a position."""
+    """Return the continuation token for a position in a listing."""
     position_kind = "p" if listing_position.is_prefix else "k"
     return base64.urlsafe_b64encode((position_kind + listing_position.text).encode()).decode()
 
 
 def parse_token(token_text: str) -> ListingPosition:
-    """Return the position of a continuation token."""
+    """Return the position in a listing that a continuation token stands for."""
     try:
         decoded_text = base64.b64decode(token_text, altchars=b"-_", validate=True).decode()
     except ValueError:
