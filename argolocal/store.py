@@ -34,8 +34,8 @@ class ListedObject(Protocol):
 
 
 class ObjectStore(Protocol):
-    """The objects of one bucket. Every method raises StorageError, or ConfigError if a retry cannot
-    help."""
+    """The objects of one bucket. Every method of an object store raises StorageError, or
+    ConfigError if a retry cannot help."""
 
     def upload(self, path: Path, key: str, links: bool = True) -> None:
         """Upload a file to `key`, or the files of a directory to keys below `key`. `links`: True
@@ -65,8 +65,8 @@ class FolderEntry:
 
 
 class FolderStore:
-    """A bucket that is stored as a folder. The object a/b is the file a/b or, if an object a/b/c
-    exists, the file a/b/%."""
+    """A bucket that is stored as a folder. In a FolderStore, the object a/b is the file a/b or, if
+    an object a/b/c exists, the file a/b/%."""
 
     def __init__(self, root: Path, bucket: str) -> None:
         self.root = root / bucket
@@ -139,7 +139,7 @@ class FolderStore:
         return f"s3://{self.bucket}/{key}"
 
     def _bucket_folder(self) -> Path:
-        """Return the folder of the bucket. Raises ConfigError if it does not exist."""
+        """Return the folder of the bucket. Raises ConfigError if the folder does not exist."""
         if not self.root.is_dir():
             raise ConfigError(
                 f'bucket "{self.bucket}" does not exist: correct the name, or create {self.root}.'
@@ -147,7 +147,8 @@ class FolderStore:
         return self.root
 
     def _escaped_path(self, key: str) -> Path:
-        """Return the path for a key: a folder if longer keys start with `key` and "/"."""
+        """Return the path for a key; the path is a folder if longer keys start with `key` and
+        "/"."""
         name_parts = (
             ESCAPED_NAMES.get(name_part) or name_part.replace("%", "%25").replace("\0", "%00")
             for name_part in key.split("/")
@@ -194,7 +195,8 @@ class FolderStore:
 
     def _make_folder(self, path: Path) -> None:
         """Create a folder if it does not exist."""
-        # The path may be the file of an object. Then the file moves into the new folder.
+        # The path may be the file of an object. A file of an object at the path is moved into the
+        # new folder.
         if path.is_file():
             temporary_file = path.with_name(f"%{uuid.uuid4().hex}")
             path.rename(temporary_file)

@@ -5,8 +5,8 @@
     python -m benchmarks --data transactions.parquet   # also those that need the published data
     python -m benchmarks --smallest                    # shows that each works; writes nothing
 
-The page contains only measurements of this commit. All benchmarks together take several hours. A
-failed benchmark does not stop the other benchmarks, but makes the exit code 1.
+The page docs/figures.md contains only measurements of this commit. All benchmarks together take
+several hours. A failed benchmark does not stop the other benchmarks, but makes the exit code 1.
 """
 
 import argparse

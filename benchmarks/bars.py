@@ -1,5 +1,5 @@
-"""Print the figures of a benchmark and their limits, as a table or as JSON. The exit code is 1 if a
-figure misses its limit."""
+"""Print the figures of a benchmark and their limits, as a table or as JSON. The exit code of a
+benchmark is 1 if a figure misses its limit."""
 
 import argparse
 import json
@@ -64,7 +64,7 @@ def make_parser(docstring: str | None) -> argparse.ArgumentParser:
 
 def report(bars: list[Bar], *, as_json: bool, **extra_entries: object) -> int:
     """Print the figures; add the entries of `extra_entries` to the JSON output. Returns the exit
-    code of the benchmark."""
+    code of the benchmark: 1 if a figure misses its limit."""
     if as_json:
         print(json.dumps({"load": os.getloadavg()[0], "bars": bars} | extra_entries))
     else:

@@ -3,11 +3,12 @@ state is durable.
 
     python -m benchmarks.checkpoint [--json] [--runs 10] [--megabytes 592] [--quick]
 
-Uses the real classes with a state of 592 MB (49 M parameters and AdamW's two moments), one worker
-and a local endpoint. The same run measures two references: a plain memcpy of the state into memory
-that is already mapped, and bare parallel PUTs of the same bytes by the same client. For comparison,
-on the same disk: torch.save, torch.save with fsync and rename, and
-torch.distributed.checkpoint.async_save (thread). Figures are medians; --quick omits the comparison.
+The benchmark uses the real classes with a state of 592 MB (49 M parameters and AdamW's two
+moments), one worker and a local endpoint. The same run measures two references: a plain memcpy of
+the state into memory that is already mapped, and bare parallel PUTs of the same bytes by the same
+client. For comparison, the benchmark measures on the same disk: torch.save, torch.save with fsync
+and rename, and torch.distributed.checkpoint.async_save (thread). The figures are medians; --quick
+omits the comparison with other ways to save the state.
 """
 
 import contextlib
@@ -136,7 +137,7 @@ class CalibratedSteps:
     def during(self, is_busy: Callable[[], bool]) -> tuple[float, float]:
         """Run training steps while `is_busy()` returns True.
 
-        Return the slow-down of these steps as a factor, and their total delay in seconds.
+        Return the slow-down of the training steps as a factor, and their total delay in seconds.
         """
         step_seconds = [measure_seconds(self.step)]
         while is_busy():

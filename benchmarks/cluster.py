@@ -3,12 +3,12 @@ versus a local run.
 
     python -m benchmarks.cluster [--json] [--runs 3] [--config configs/demo.yaml]
 
-Requires the environment that tests/cluster/namespace.py describes, and creates its own namespace.
-While no step or job of the run works, the time is attributed to Argo and the kubelet. A model
-server that is ready does not count as work. All other time is attributed to Rekindle. The overhead
-is Rekindle's time minus the duration of the same run on this machine; it is caused by waiting and
-slower starts. The time of an event is when the watch reports it, because timestamps of Kubernetes
-are rounded to seconds.
+The benchmark requires the environment that tests/cluster/namespace.py describes, and creates its
+own namespace. While no step or job of the run works, the time is attributed to Argo and the
+kubelet. A model server that is ready does not count as work. All other time is attributed to
+Rekindle. The overhead is Rekindle's time minus the duration of the same run on this machine; it is
+caused by waiting and slower starts. The time of an event is when the watch reports it, because
+timestamps of Kubernetes are rounded to seconds.
 """
 
 import json
@@ -41,7 +41,7 @@ class PodTimes:
     """The times of a pod: when it was created, when its first container started, and when its last
     container ended (or was ready).
 
-    Argo's own containers are ignored.
+    Argo's own containers in the pod are ignored.
     """
 
     name: str
@@ -117,7 +117,7 @@ def update_pod_times(
 
 
 def measure_union_seconds(intervals: list[tuple[float, float]]) -> float:
-    """Return the length of the union of the intervals, in seconds."""
+    """Return the total number of seconds that are inside at least one of the intervals."""
     total_seconds = 0.0
     covered_until = float("-inf")
     for interval_start, interval_end in sorted(intervals):
@@ -210,8 +210,8 @@ def measure_overhead(
 
 
 def format_pod_table(pod_times: list[PodTimes]) -> str:
-    """Format a table of pods. For each pod, it has the seconds until its creation, until its start,
-    and until its end (for a server: until it was ready)."""
+    """Format a table of pods. For each pod, the table has the seconds until its creation, until its
+    start, and until its end (for a server: until it was ready)."""
     table_lines = [f"{'pod':44} {'at':>6} {'start':>6} {'ran':>6}  seconds"]
     for pod in pod_times:
         start_delay_seconds, running_seconds = (

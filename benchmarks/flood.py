@@ -1,15 +1,15 @@
-"""Measure how clients fare while 4,000 slow or silent connections flood a model server, which may
-open only 256 file descriptors.
+"""Measure how fast clients get answers while 4,000 slow or silent connections flood a model server,
+which may open only 256 file descriptors.
 
     python -m benchmarks.flood [--seconds 10] [--json]
 
 The server serves the workload `power` of docs/your-own-model.md. Each connection of the flood sends
 one of the following: nothing, part of a request's head, a complete request and part of a second
-head, or a complete head and part of the body. A connection that the server closes is opened again
-after 20 s on average, so about 200 connections arrive per second. A third of the clients sends
-requests on one connection without a pause, a third opens a connection for each request, and a third
-reuses a connection after pauses and, like every connection pool, first checks whether the
-connection was closed. Probes are sent each on its own connection, as a kubelet does.
+head, or a complete head and part of the body. A connection of the flood that the server closes is
+opened again after 20 s on average, so about 200 connections arrive per second. A third of the
+clients sends requests on one connection without a pause, a third opens a connection for each
+request, and a third reuses a connection after pauses and, like every connection pool, first checks
+whether the connection was closed. Probes are sent each on its own connection, as a kubelet does.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class MeasuredClients:
 
     def __init__(self, request_texts: list[bytes]) -> None:
         self.texts = request_texts
-        self.seconds: list[float] = []  # latencies of the requests, without the probes
+        self.seconds: list[float] = []  # latencies of all requests except the probes
         self.probes = 0
         # number of failed requests by client kind and reason
         self.failures: Counter[str] = Counter()
@@ -99,7 +99,8 @@ class MeasuredClients:
 
 
 async def flood_server(request_text: bytes) -> None:
-    """Keep connections to the server open forever; reopen a connection that the server closes."""
+    """Keep connections to the server open forever; and reopen each connection that the server
+    closes."""
     request_head = request_text.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
     request_beginnings = [
         b"",
@@ -128,7 +129,7 @@ async def flood_server(request_text: bytes) -> None:
 
 @contextmanager
 def flood_from_process() -> Iterator[None]:
-    """Flood the server until the end of the block, from another process."""
+    """Flood the server until the end of the `with` block, from another process."""
     flood_process = subprocess.Popen([sys.executable, "-m", "benchmarks.flood", "--attack"])
     try:
         time.sleep(CLIENT_PAUSE_S / 2)  # wait until the server has used all its file descriptors
@@ -172,7 +173,7 @@ def measure_flood(temporary_folder: Path, duration_seconds: float) -> list[Bar]:
     with start_server(
         limited_serve_command, server_environment, f"http://127.0.0.1:{FIRST_PORT}/health/ready"
     ):
-        run_clients()  # warm-up, because the first requests are slower
+        run_clients()  # warm up the server and the clients, because the first requests are slower
         for _ in range(RUN_COUNT):
             unflooded_clients.append(run_clients())
             with flood_from_process():
@@ -184,8 +185,8 @@ def measure_flood(temporary_folder: Path, duration_seconds: float) -> list[Bar]:
 def make_bars(
     unflooded_clients: list[MeasuredClients], flooded_clients: list[MeasuredClients]
 ) -> list[Bar]:
-    """Return the figures of the runs without and with the flood; run n of both lists was made at
-    nearly the same time."""
+    """Return the figures of the runs without and with the flood; the runs with the same index in
+    both lists were made at nearly the same time."""
     failure_counts = sum(
         (clients.failures for clients in unflooded_clients + flooded_clients), Counter[str]()
     )
@@ -245,7 +246,7 @@ def main() -> int:
         asyncio.run(flood_server(request_text))
 
     with tempfile.TemporaryDirectory() as folder:
-        sys.path.insert(0, folder)  # the folder that contains power.py
+        sys.path.insert(0, folder)  # the folder that contains the module power.py
         try:
             bars = measure_flood(Path(folder), options.seconds)
         finally:

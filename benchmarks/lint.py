@@ -5,7 +5,7 @@ how the cost per task grows in larger pipelines.
 
 One pipeline is a chain with a branch, written with Hera: each task reads an output of its
 predecessor and an output of the first task, and every tenth task applies a PyTorchJob. A second
-pipeline has the same number of blocks, every tenth of them in a group. The CPU seconds include the
+pipeline has the same number of blocks, every tenth block in a group. The CPU seconds include the
 creation of Hera's objects, of the manifest with its hash and YAML, and of all findings, but not
 imports.
 """
@@ -132,7 +132,7 @@ def measure_seconds(task_count: int) -> tuple[float, float]:
 
 
 def make_block_pipeline(config: Config, task_count: int) -> Any:
-    """Return the workflow of a pipeline of blocks, every tenth of them in a group."""
+    """Return the workflow of a pipeline of blocks, every tenth block in a group."""
     with blocks.pipeline(config) as workflow:
         prepare_task = blocks.prepare()
         for task_number in range(task_count - 1):
@@ -201,13 +201,12 @@ def main() -> int:
 
 def measure_task_pipelines(task_count: int, run_count: int) -> list[Bar]:
     """Measure pipelines of Hera tasks: of `task_count`, twice and four times as many tasks."""
-    # warm-up, because Hera and pydantic initialize themselves in the first call
+    # warm up, because Hera and pydantic initialize themselves in the first call
     measure_seconds(task_count)
     cpu_seconds_by_size: dict[int, list[tuple[float, float]]] = {1: [], 2: [], 4: []}
 
     for _ in range(run_count):
-        # measure the sizes alternately, so that other load on the machine affects all of them
-        # equally
+        # measure the sizes alternately, so that other load on the machine affects all sizes equally
         for size_factor, cpu_second_pairs in cpu_seconds_by_size.items():
             cpu_second_pairs.append(measure_seconds(size_factor * task_count))
 
@@ -243,7 +242,8 @@ def measure_task_pipelines(task_count: int, run_count: int) -> list[Bar]:
 
 
 def measure_block_pipelines(block_count: int, run_count: int) -> list[Bar]:
-    """Measure pipelines of blocks: of `block_count`, and of four times as many blocks."""
+    """Measure pipelines of blocks: of `block_count`, and then pipelines of four times as many
+    blocks."""
     config = load_config(CONFIG_PATH, environment={}).config
     # warm-up
     measure_block_seconds(config, 10)

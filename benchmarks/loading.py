@@ -4,8 +4,8 @@ dataset.
     python -m benchmarks.loading [--json] [--source FILE]
 
 A sample is a window of 40 transactions with 27 features each; a batch has 256 random windows from
-1.7 million transactions (simulated, or from FILE). Figures are medians over blocks of batches; all
-loaders load blocks in turns, in one process with one thread, after a warm-up. The bare gather,
+1.7 million transactions (simulated, or from FILE). The figures are medians over blocks of batches;
+all loaders load blocks in turns, in one process with one thread, after a warm-up. The bare gather,
 which only copies the features of a batch, is the upper limit for every loader.
 """
 
@@ -66,8 +66,8 @@ class BatchedWindowDataset(SingleWindowDataset):
 
 
 def make_contenders(training_windows: TrainingWindows) -> dict[str, NextBatch]:
-    """Return a function by name of each loader; every call of the function returns the loader's
-    next batch."""
+    """Return one function for each loader, by the loader's name; every call of a function returns
+    the next batch of its loader."""
     sampler = Sampler(len(training_windows), BATCH_SIZE, 1, 0)
     step_numbers = iter(range(10**9))
     index_batches = _cycle_batches(
@@ -121,7 +121,8 @@ def measure_loaders(dataset_path: Path, round_count: int, batches_per_round: int
         "checkpoints": "",
     }
 
-    prepare_device(Inputs(**training_settings))  # this call also configures torch as in training
+    # `open_dataset` also configures torch as in training
+    prepare_device(Inputs(**training_settings))
     training_windows = open_dataset(dataset_path)
     if len(training_windows) < BATCH_SIZE:
         # with fewer rows, the loaders would yield nothing, because they drop an incomplete batch
@@ -139,7 +140,7 @@ def measure_loaders(dataset_path: Path, round_count: int, batches_per_round: int
             for _ in range(batches_per_round):
                 next_batch()
 
-            if round_index:  # the first turn is a warm-up
+            if round_index:  # the first turn of each loader is a warm-up and is not recorded
                 speeds_by_loader[loader_name].append(
                     batches_per_round * BATCH_SIZE / (time.thread_time() - start_cpu_seconds) / 1000
                 )

@@ -3,8 +3,8 @@ gradient summation compared with DDP.
 
     python -m benchmarks.loop [--json] [--quick]
 
-Measures CPU time, which does not depend on other load. Each figure is a median over blocks of
-steps; Rekindle's loop and the compared loops alternate in the same process
+The benchmark measures CPU time, which does not depend on other load. Each figure is a median over
+blocks of steps; Rekindle's loop and the compared loops alternate in the same process
 (benchmarks/workloads/mlp.py). Rekindle runs with all its features: it sends curves to a stub of
 MLflow, prints progress lines, keeps hot snapshots in shared memory, and writes durable checkpoints
 to a real S3 endpoint. The loops of accelerate and Ignite are included if these packages are
@@ -100,8 +100,8 @@ def measure_group(
     training_settings: dict[str, Any],
     **turn_settings: object,
 ) -> list[dict[str, Any]]:
-    """Train in a group of `process_count` processes. Returns the figures of each process (see
-    `Turns.result`)."""
+    """Train in a group of `process_count` processes. Return the figures of each process of the
+    group (see `Turns.result`)."""
     run_name = f"run-{os.urandom(4).hex()}"
 
     step_flags = training_settings | {

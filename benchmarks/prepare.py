@@ -7,8 +7,8 @@ step, and the verification of its dataset, which every reader repeats.
     # also time and memory for ten times the rows
     python -m benchmarks.prepare --large
 
-Each measurement runs in its own process with one thread. It counts CPU seconds, which do not depend
-on other load.
+Each measurement runs in its own process with one thread. Each measurement counts CPU seconds, which
+do not depend on other load.
 """
 
 import os
@@ -30,7 +30,7 @@ ONE_THREAD_ENVIRONMENT = dict.fromkeys(
 
 
 def simulated(uri_path: Path, parquet_path: Path) -> None:
-    """Simulate transactions by the `simulate://` URI in the file `uri_path`, and write them as a
+    """Simulate transactions for the `simulate://` URI in the file `uri_path`, and write them as a
     parquet file with the column names of the published data."""
     from steps.fraud.data.simulate import simulate
     from steps.fraud.data.simulation_uri import parse
@@ -40,8 +40,8 @@ def simulated(uri_path: Path, parquet_path: Path) -> None:
 
 
 def polars(parquet_path: Path, feature_path: Path) -> None:
-    """Read a parquet file with the step's reader and checks, compute the handbook's 15 features,
-    and write them to a parquet file."""
+    """Read a parquet file with the reader and the checks of the step `prepare`, compute the
+    handbook's 15 features, and write them to a parquet file."""
     import polars as pl
 
     from steps.fraud.data.features import HANDBOOK_NAMES, tables
@@ -139,7 +139,7 @@ def measure_function(
 ) -> tuple[float, float]:
     """Run the function `function_name` of this module in its own process.
 
-    Returns its CPU seconds without imports, and its peak memory in GB.
+    Returns the function's CPU seconds without imports, and its peak memory in GB.
     """
     if function_name == "pandas":
         imported_modules = "pandas, pyarrow.parquet"
@@ -172,7 +172,7 @@ print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_m
 
 
 def write_world(folder: Path, card_count: int) -> Path:
-    """Write a simulated world as a parquet file."""
+    """Write simulated transactions, described by a `simulate://` URI, as a parquet file."""
     uri_path = folder / f"{card_count}.txt"
     uri_path.write_text(SIMULATED_WORLD_URI.format(cards=card_count, terminals=2 * card_count))
     measure_function("simulated", uri_path, folder / f"{card_count}.parquet")

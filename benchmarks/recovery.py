@@ -4,9 +4,10 @@ and 5 MB of weights.
     python -m benchmarks.recovery [--runs 10] [--peers 10] [--json] \\
       [--only killed,frozen,headless,all,gone]
 
-Figures are medians of the seconds from a signal until the slowest survivor finishes its next step,
-minus the duration of a step. For comparison, the benchmark also kills a node of a torchrun 2.13 job
-with the same steps. The timeouts of torchrun are tuned (last call 1 s, keep-alive 3 × 1 s).
+Figures are medians of the seconds from a signal to a process until the slowest surviving worker
+finishes its next step, minus the duration of a step. For comparison, the benchmark also kills a
+node of a torchrun 2.13 job with the same steps. The timeouts of torchrun are tuned (last call 1 s,
+keep-alive 3 × 1 s).
 """
 
 import os
@@ -30,7 +31,7 @@ from tests.rekindle.training.crew import Crew
 
 WORKER_NAMES = ("w0", "w1", "w2")
 VIRTUAL_WORKERS = 8
-# long, because the machine may be heavily loaded
+# the timeout is long, because the machine may be heavily loaded
 RECOVERY_TIMEOUT_S = 300.0
 # maximum number of micro-batches that a worker computes per step while all workers train
 MAX_BATCHES_PER_WORKER = VIRTUAL_WORKERS // len(WORKER_NAMES) + 1
@@ -46,7 +47,8 @@ TRAINING_FLAGS = {
     "warmup": 0,
     "checkpoint_seconds": 600,
 }
-# scenario `gone`: seconds between two snapshots (HOT) and between two checkpoints (DURABLE)
+# scenario `gone`: HOT_INTERVAL_S is the time between two snapshots in memory, DURABLE_INTERVAL_S
+# between two checkpoints
 HOT_INTERVAL_S = 0.25
 DURABLE_INTERVAL_S = 3.0
 
@@ -82,8 +84,8 @@ class MeasuredRun:
         }
 
     def kill(self) -> None:
-        """Kill all processes, wait until they have ended, and keep the recorded steps of the first
-        worker."""
+        """Kill all processes of the run, wait until they have ended, and keep the recorded steps of
+        the first worker."""
         member_processes = [self.coordinator, *self.launchers.values()]
         worker_pids = [
             stamped.find_newest_pid(self.folder, worker_name) for worker_name in WORKER_NAMES
@@ -100,7 +102,7 @@ class MeasuredRun:
     def signal(self, signal_number: signal.Signals, *worker_names: str) -> float:
         """Send a signal to the workers `worker_names`, but not to their launchers.
 
-        Return the time (of time.monotonic) immediately before the signals are sent.
+        Return the time (of time.monotonic) immediately before the first signal is sent.
         """
         worker_pids = [
             stamped.find_newest_pid(self.folder, worker_name) for worker_name in worker_names
@@ -202,8 +204,8 @@ def measure_killed_worker(
     """Repeatedly kill a worker, which its launcher restarts; for SIGSTOP, stop a worker and then
     continue it.
 
-    Return two lists of seconds: until the survivors finish a step, and until all workers train
-    together again.
+    Return two lists of seconds: the times until the other workers finish a step, and the times
+    until all workers train together again.
     """
     next_step_seconds = []
     rejoin_seconds = []
@@ -223,7 +225,7 @@ def measure_killed_worker(
 
 
 def measure_all_killed(measured_run: MeasuredRun, repetition_count: int) -> list[float]:
-    """Repeatedly kill all workers. Return the seconds until all of them, restored from shared
+    """Repeatedly kill all workers. Return the seconds until all workers, restored from shared
     memory, have finished a step."""
     next_step_seconds = []
     for _ in range(repetition_count):
@@ -237,8 +239,8 @@ def measure_all_killed(measured_run: MeasuredRun, repetition_count: int) -> list
 def measure_processes_killed(
     measured_run: MeasuredRun, repetition_count: int, *, has_snapshots: bool
 ) -> dict[str, list[float]]:
-    """Kill all processes. If `has_snapshots` is False, also delete the snapshots in memory, as if
-    the nodes were lost.
+    """Repeatedly kill all processes of a training. If `has_snapshots` is False, also delete the
+    snapshots in memory, as if the nodes were lost.
 
     Return three lists of durations in seconds: from the restart until all workers have finished a
     step, the duration of the repeated steps, and the duration of importing torch.
@@ -260,7 +262,8 @@ def measure_processes_killed(
         next_step_seconds.append(measured_run.wait_for_all(restart_seconds, 1) - restart_seconds)
         first_weight = stamped.read_steps(measured_run.folder, WORKER_NAMES[0])[0].weight
         recorded_steps = measured_run.first_workers_steps
-        # recorded steps that began with the same weights; empty if no step was lost
+        # indexes of the recorded steps with the same weights as the restored state; empty if no
+        # step was lost
         restart_indexes = [
             step_index
             for step_index, step in enumerate(recorded_steps)
@@ -288,7 +291,7 @@ def measure_coordinator_kill(
     """Kill and restart the coordinator.
 
     Return the delay of the slowest step as a multiple of the usual duration of a step, and the
-    seconds until all workers have registered again.
+    seconds until all workers have registered with the new coordinator.
     """
     slowest_step_seconds = []
     rejoin_seconds = []
@@ -326,8 +329,9 @@ def measure_coordinator_kill(
 
 @contextmanager
 def start_crew() -> Iterator[tuple[Crew, Path]]:
-    """Yield a Crew, which starts coordinators and launchers, and the folder for its files. The
-    started processes use an object store with the dataset, and end with this process."""
+    """Yield a Crew, which starts coordinators and launchers, and the folder for the files of the
+    Crew. The processes of a Crew use an object store with the dataset, and end with this
+    process."""
     with tempfile.TemporaryDirectory() as temporary_folder:
         working_folder = Path(temporary_folder)
         services = Services(working_folder / "home", {})
@@ -354,7 +358,8 @@ def measure_scenarios(
 ) -> list[Bar]:
     """Run the scenarios `scenario_names` (empty: all scenarios), and return their figures.
 
-    `peer_repetition_count`: number of runs of torchrun; 0: without torchrun.
+    `peer_repetition_count`: number of runs of torchrun for comparison; 0: no comparison with
+    torchrun.
     """
     bars: list[Bar] = []
     fewer_repetitions = max(3, repetition_count // 2)
@@ -486,8 +491,8 @@ def make_process_loss_bars(measured_run: MeasuredRun, repetition_count: int) -> 
 
 
 def compare_with_torchrun(run_count: int, recovery_seconds: float) -> list[Bar]:
-    """Return the seconds until torchrun makes the next step, and their ratio to
-    `recovery_seconds`, the same figure of Rekindle."""
+    """Return the seconds until torchrun makes the next step, and their ratio to `recovery_seconds`,
+    the corresponding figure of Rekindle."""
     torchrun_bar = make_bar(
         "SIGKILL of one of three nodes under tuned torchrun: next step",
         torchrun.measure_next_step(run_count),

@@ -3,10 +3,10 @@ Python steps, and for 1,000 containers that do nothing.
 
     python -m benchmarks.runner [--json]
 
-Figures are medians of the CPU seconds of the command and all its children, which do not depend on
-other load. For comparison, the benchmark also measures the same Python processes without a runner.
-For the state machine of the runner without processes, it measures the memory and the best rate of
-five runs.
+Figures are medians of the CPU seconds of the command and all its children, because CPU time does
+not depend on other load. For comparison, the benchmark also measures the same Python processes
+without a runner. The benchmark also measures the memory of the runner's state machine without
+processes, and its best rate of five runs.
 """
 
 import json
@@ -93,7 +93,7 @@ def loop(container_count: int) -> dict[str, Any]:
 
 
 def run(working_folder: Path, workflow_document: dict[str, Any]) -> None:
-    """Run a workflow by `rekindle run --manifest`."""
+    """Run a workflow with the command `rekindle run --manifest`."""
     manifest_path = working_folder / "manifest.json"
     manifest_path.write_text(json.dumps(workflow_document))
 
@@ -128,8 +128,8 @@ def measure_process_cpu(process_count: int) -> float:
 
 
 def transitions(workflow_spec: dict[str, Any], pod_count: int) -> float:
-    """Return how many pod phase changes per second the state machine processes, for `pod_count`
-    pods, two at a time."""
+    """Return how many changes of pod phases the runner's state machine processes per second, for
+    `pod_count` pods, two at a time."""
     from argolocal.engine.nodes import PodEnded, PodStarted, StartPod
     from argolocal.engine.scheduler import Scheduler
     from argolocal.manifest.read import build_workflow

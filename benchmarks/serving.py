@@ -5,11 +5,11 @@ one by one, and with `mlflow models serve`.
 
 The models are steps.digits, steps.language, the workload `power` of docs/your-own-model.md, and
 steps.fraud with the serving state of the handbook's data (5,000 cards, half a year), all with
-random weights. Servers use cores 0 and 1, clients all other cores. 32 clients send one request
-after the other; each request contains one record. The clients use three servers of the same release
-in turn: one with the default serve.max_batch, one with serve.max_batch 1, and MLflow with two
-workers. The server of the last model then answers 8 clients, first without other clients, then with
-64 clients that send one byte per second.
+random weights. The servers use the cores 0 and 1, and the clients use all other cores. There are 32
+clients, which send one request after the other; each request contains one record. The clients use
+three servers of the same release in turn: one with the default serve.max_batch, one with
+serve.max_batch 1, and MLflow with two workers. The server of the last model then answers 8 clients,
+first without other clients, then with 64 clients that send one byte per second.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ FIRST_PORT = 18_480  # port of the first server; the next servers use the next p
 
 def load_workload(model_name: str, working_folder: Path) -> tuple[str, Any]:
     """Return the module name and the module of a model's workload. For the model `power`, first
-    write the module and its data into `working_folder`."""
+    write the module and the data of this model into `working_folder`."""
     from rekindle.workload import load
 
     if model_name != "power":
@@ -145,7 +145,7 @@ def write_release(model_name: str, working_folder: Path) -> tuple[Path, list[dic
         "files": file_hashes,
     }
 
-    # file for MLflow, which loads the model from this folder
+    # the record of the release, which MLflow needs to load the model from this folder
     (release_folder / RELEASE_RECORD).write_text(json.dumps(release_record))
 
     return release_folder, instances
@@ -224,8 +224,8 @@ def upload(model_name: str, release_folder: Path, home_folder: Path) -> tuple[st
 def start_server(
     server_command: list[str], server_environment: dict[str, str], ready_url: str
 ) -> Iterator[psutil.Process]:
-    """Run a server on CORES until the end of the block. The block begins when the URL `ready_url`
-    returns status 200."""
+    """Run a server on the cores CORES until the end of the `with` block. The `with` block begins
+    when the URL `ready_url` returns status 200."""
     cpu_affinity = os.sched_getaffinity(0)
 
     with tempfile.TemporaryFile("w+") as log_file:
@@ -296,8 +296,8 @@ class ClientLoad:
         writer.close()
 
     async def send_slowly_until(self, end_seconds: float) -> None:
-        """Send one byte of a request's body per second; reconnect when the server closes the
-        connection."""
+        """Open a connection, and send one byte of a request's body per second; reconnect when the
+        server closes the connection."""
         while time.perf_counter() < end_seconds:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
             request_head, _, request_body = self.texts[0].partition(b"\r\n\r\n")
@@ -341,8 +341,8 @@ class MeasuredServer:
     texts: list[bytes]
 
     def run(self, client_count: int, duration_seconds: float, slow: int = 0) -> RunMeasurements:
-        """Let the clients run for `duration_seconds`, after a warm-up of one second, and return the
-        measurements."""
+        """Let the clients send requests for `duration_seconds`, after a warm-up of one second, and
+        return the measurements."""
         asyncio.run(ClientLoad(self.port, self.texts).run(client_count, 0, 1.0))
         client_load = ClientLoad(self.port, self.texts)
         start_seconds = time.perf_counter()
@@ -370,8 +370,8 @@ class MeasuredServer:
 def start_servers(
     model_name: str, working_folder: Path, process_count: int, exit_stack: ExitStack
 ) -> list[MeasuredServer]:
-    """Start three servers of a model: one that predicts in batches, one that predicts one by one,
-    and one of MLflow."""
+    """Start three servers of a model: a server that predicts in batches, a server that predicts one
+    by one, and a server of MLflow."""
     release_folder, instances = write_release(model_name, working_folder)
     release_prefix, server_environment = upload(model_name, release_folder, working_folder / "home")
     measured_servers = []
@@ -437,7 +437,7 @@ def measure_model(
     measures_slow_clients: bool,
 ) -> list[Bar]:
     """Measure the servers of a model; if `measures_slow_clients` is True, also measure with slow
-    clients. Return the figures."""
+    clients. Return the figures of the model's servers."""
     with ExitStack() as exit_stack:
         measured_servers = start_servers(model_name, working_folder, process_count, exit_stack)
         runs_by_turn = [
@@ -517,8 +517,8 @@ def make_load_bars(
 def measure_slow_clients(
     measured_server: MeasuredServer, duration_seconds: float
 ) -> tuple[list[Bar], float]:
-    """Measure 8 clients, first alone and then next to 64 slow clients. Return the figures, and the
-    number of failed requests."""
+    """Measure 8 clients, first alone and then next to 64 slow clients. Return the figures of the 8
+    clients, and the number of failed requests."""
     undisturbed_runs = [measured_server.run(8, duration_seconds) for _ in range(RUN_COUNT)]
     disturbed_runs = [measured_server.run(8, duration_seconds, slow=64) for _ in range(RUN_COUNT)]
     bars = [
@@ -537,7 +537,7 @@ def measure_slow_clients(
 
 
 def _list_figures(measured_runs: list[RunMeasurements], figure_name: str) -> list[float]:
-    """Return one figure, a field of RunMeasurements, of each run."""
+    """Return one figure, a field of RunMeasurements, of each measured run."""
     return [getattr(measured_run, figure_name) for measured_run in measured_runs]
 
 
@@ -583,7 +583,7 @@ def main() -> int:
 
     bars = []
     with tempfile.TemporaryDirectory() as temporary_folder:
-        sys.path.insert(0, temporary_folder)  # the folder that contains power.py
+        sys.path.insert(0, temporary_folder)  # the folder that contains the module power.py
         try:
             for model_name in options.models:
                 is_last_model = model_name == options.models[-1]

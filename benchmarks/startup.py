@@ -1,12 +1,12 @@
-"""Start-up time: CPU seconds of `rekindle --help`, of reading a config, and of rendering a
-manifest.
+"""Measure the start-up time in CPU seconds: of `rekindle --help`, of reading a config, and of
+rendering a manifest.
 
     python -m benchmarks.startup [--json] [--runs 5]
 
 Figures are medians of the CPU time of child processes, compared with a bare Python interpreter in
-the same run. On the same class of machine, `--help` of other tools takes the following number of
-seconds: TorchX 0.13, DVC 0.14, Hera 0.18, Metaflow 0.27, KFP 0.56, flytekit 0.88, Prefect 1.41,
-ZenML 1.90.
+the same run. On the same class of machine, `--help` of other tools takes: 0.13 s (TorchX), 0.14 s
+(DVC), 0.18 s (Hera), 0.27 s (Metaflow), 0.56 s (KFP), 0.88 s (flytekit), 1.41 s (Prefect) and 1.90
+s (ZenML).
 """
 
 import subprocess

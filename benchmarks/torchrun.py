@@ -18,8 +18,8 @@ from pathlib import Path
 from benchmarks.workloads.stamped import FEATURE_COUNT, STAMP_STRUCT, Model
 
 NODE_COUNT = 3
-# CONF tunes the rendezvous c10d for a fast reaction to lost nodes. The first variable in
-# ENVIRONMENT avoids a defect of torch 2.13 that stops elastic jobs.
+# This setting tunes the rendezvous c10d for a fast reaction to lost nodes. The variable
+# TORCH_DISABLE_SHARE_RDZV_TCP_STORE avoids a defect of torch 2.13 that stops elastic jobs.
 RENDEZVOUS_CONFIG = "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
 AGENT_ENVIRONMENT = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1"}
 
@@ -45,7 +45,8 @@ def _measure_once(rendezvous_port: int) -> float:
             )
             earlier_stamps = read_stamps(Path(temporary_folder), NODE_COUNT)
             kill_seconds = time.monotonic()
-            # not the first agent: it hosts the rendezvous store, so its loss would end all agents
+            # do not kill the first agent, which hosts the rendezvous store, because its loss would
+            # end all agents
             _kill_agent(agent_processes[-1])
             wait_until(lambda: len(read_stamps(Path(temporary_folder), NODE_COUNT - 1)) >= 1)
 
@@ -86,8 +87,8 @@ def _start_agent(log_folder: Path, rendezvous_port: int, node_number: int) -> su
 
 
 def _kill_agent(agent_process: subprocess.Popen) -> None:
-    """Kill an agent and its worker, to simulate the loss of a node. The worker is not in the
-    agent's process group, so it is killed separately."""
+    """Kill an agent of torchrun and its worker, to simulate the loss of a node. The worker is not
+    in the agent's process group, so the worker is killed separately."""
     child_pids = subprocess.run(
         ["pgrep", "-P", str(agent_process.pid)], capture_output=True, text=True
     ).stdout.split()

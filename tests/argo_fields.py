@@ -31,18 +31,19 @@ PAGE_HEAD = """# Argo fields that the local runner supports
 field. *Ignored* fields do not matter on a single machine; runs of manifests that Rekindle did not render warn about
 them once. This page is generated from the code (`python -m tests.argo_fields`); newer fields of Argo are rejected.
 
-The runner follows Argo 4.1.2. With Argo 3.7.3, 57 of 60 random workflows had the same outcome; the others differ
-between the versions of Argo:
+The runner follows Argo 4.1.2. With Argo 3.7.3, 57 of 60 random workflows had the same outcome; the other three
+workflows differ between the versions of Argo:
 
 - An expression of an output (`valueFrom.expression`) whose value is missing is an error, as in Argo 3.7.16 and 4.0.7 or
   newer; older versions set the output to the text `<nil>`.
-- While a hook or a retry waits, Argo ends one of the steps that wait for a place of `parallelism` with the error
-  `Max parallelism reached`; the two versions may choose different steps.
-- [The conformance tests](../tests/conformance/README.md#where-37-and-41-differ) list the other differences, such as the
-  outputs of skipped steps.
+- While a hook or a retry waits, Argo ends one of the steps that wait for a place of `parallelism` with the error `Max
+  parallelism reached`; Argo 3.7 and 4.1 may choose different steps.
+- [The conformance tests](../tests/conformance/README.md#where-37-and-41-differ) list the other differences between Argo
+  3.7 and 4.1, such as the outputs of skipped steps.
 
-Without containers, an image is a program of this machine: `python`, `alpine`, `busybox`, `debian`, `ubuntu` and `bash`
-use its interpreter and shell. `.rekindle/images.yaml` defines other images:
+The local runner uses no container images: an image is a program of this machine, and `python`, `alpine`, `busybox`,
+`debian`, `ubuntu` and `bash` use the interpreter and the shell of the machine. `.rekindle/images.yaml` defines other
+images:
 
 ```yaml
 alpine/git:v2.26.2: {command: [git]}                          # used where a container does not set a command
@@ -50,22 +51,22 @@ registry.example.com/train:7: {python: /venvs/train/bin/python, env: {OMP_NUM_TH
 ```
 
 A container that exceeds `resources.limits.memory` is killed (exit code 137, OOMKilled) if the runner may create
-cgroups: with version 1 as root, with version 2 if the parent cgroup belongs to the user, as in a desktop terminal or
-below `systemd-run --user --scope` (limits of the scope itself do not apply to these containers). Otherwise, and for all
-other limits, the run warns that they are not enforced.
+cgroups: with cgroups of version 1 as root, with cgroups of version 2 if the parent cgroup belongs to the user, as in a
+desktop terminal or below `systemd-run --user --scope` (limits of the scope itself do not apply to these containers). If
+the runner cannot create cgroups, and for all other limits, the run warns that limits are not enforced.
 
-Each pod has its own `/` (mount namespaces). It owns /tmp and the directories of the files that its template names; it
-can read the rest of the machine, but not change it. Its other writes go to a temporary layer in memory, or fail if the
-kernel does not allow layers. /dev/shm is shared with the machine unless a volume is mounted there. **This is not a
-sandbox**: a pod can read your files, use your network and signal your processes. Read manifests of strangers before you
-run them.
+Each pod has its own root directory `/` in a mount namespace. A pod owns /tmp and the directories of the files that its
+template names; the pod can read the rest of the machine, but not change it. Writes of a pod to other directories go to
+a temporary layer in memory, or fail if the kernel does not allow such layers. /dev/shm is shared with the machine
+unless a volume is mounted there. **This is not a sandbox**: a pod can read your files, use your network and signal your
+processes. Read manifests of strangers before you run them.
 
 If the system does not allow mount namespaces, pods are processes of this machine with your permissions, and the run
-warns about it. Templates with literal paths or volumes are then rejected; templates that take paths from
-`{{outputs.parameters.NAME.path}}` run.
+warns about the missing mount namespaces. Without mount namespaces, templates with literal paths or volumes are
+rejected; templates that take paths from `{{outputs.parameters.NAME.path}}` run.
 
-ConfigMaps, Secrets and PersistentVolumeClaims are in the file of the Workflow, separated by `---`, and are kept; a
-claim is a directory below `.rekindle/claims`.
+ConfigMaps, Secrets and PersistentVolumeClaims are in the file of the Workflow, separated by `---`, and are kept after
+the run; a claim is a directory below `.rekindle/claims`.
 """
 
 

@@ -1,13 +1,14 @@
-"""The process that forks a process for each queued run. It has imported all modules that a run
-needs, so that a run starts within milliseconds. Unlike the server, it has only one thread, so that
-it can fork safely.
+"""The process that forks a process for each queued run. The fork server has imported all modules
+that a run needs, so that a run starts within milliseconds. Unlike the server, the fork server has
+only one thread, so that it can fork safely.
 
     python -m argolocal.server.fork_server --home .argolocal --program argolocal \\
         --cluster MODULE:CLASS --execute MODULE:FUNCTION
 
-stdin is a socket. For each line, which is the name of a run, the fork server starts a process that
-calls FUNCTION(home, name), and sends back its pid. The fork server ends when the server closes the
-socket. The runs continue.
+The stdin of the fork server is a socket. For each line on stdin, which is the name of a run, the
+fork server starts a process that calls FUNCTION(home, name), and sends the pid of this process
+back. The fork server ends when the server closes the socket. The runs continue after the end of the
+fork server.
 """
 
 import argparse

@@ -1,10 +1,11 @@
-"""Store the WorkflowTemplates, ClusterWorkflowTemplates and CronWorkflows of a home. Each object is
-validated before it is stored.
+"""Store the WorkflowTemplates, ClusterWorkflowTemplates and CronWorkflows of a home (a directory of
+runs). Each object is validated before it is stored.
 
     objects = Objects(cluster)
     template = objects.create(manifest)    # raises ConfigError, ObjectExists
 
-Workflows refer to the templates with `templateRef`. The server starts the CronWorkflows.
+Workflows refer to the templates with `templateRef`. The server starts the runs of the
+CronWorkflows.
 """
 
 import shlex
@@ -43,8 +44,9 @@ class Objects(StoredObjects):
         return super().apply(manifest)
 
     def apply_all(self, objects: Sequence[tuple[str, Object]]) -> list[str]:
-        """Store the objects of several files. If an object is invalid, store nothing and raise
-        ConfigError. Return the messages of `kubectl apply`. `objects`: (file, object)."""
+        """Store the objects of several files. If one of the objects is invalid, store nothing and
+        raise ConfigError. Return one message per object, as `kubectl apply` prints. `objects`:
+        pairs of a file and an object in the file."""
         # store templates first, because schedules may refer to them
         ordered_objects = sorted(objects, key=lambda pair: pair[1].get("kind") == "CronWorkflow")
         objects_by_name = {
@@ -90,13 +92,14 @@ class Objects(StoredObjects):
             check_storable(manifest)
 
     def apply_and_describe(self, manifest: Mapping[str, Any]) -> str:
-        """Create or replace an object, and return the message of `kubectl apply`, such as
+        """Create or replace an object, and return the message that `kubectl apply` prints, such as
         `CronWorkflow demo created`. Raises ConfigError."""
         validate.check(manifest, find_object=self.cluster.find)
         return self._apply_valid(manifest)
 
     def _apply_valid(self, manifest: Mapping[str, Any]) -> str:
-        """Create or replace an object that was validated, and return the message."""
+        """Create or replace an object that was validated, and return the message of `kubectl
+        apply`."""
         kind = str(manifest.get("kind"))
         name = _read_name(manifest)
         old_object = self.find(kind, name)

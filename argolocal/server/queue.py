@@ -1,13 +1,13 @@
-"""The queue of a home: runs that wait until the server of the home starts them, in the order of
-their priority.
+"""The queue of a home (a directory of runs) contains the runs that wait until the server of the
+home starts them, in the order of their priority.
 
     queue = Queue(cluster, launch, parallelism=4)
     name = queue.submit(manifest, {"message": "hello"})    # on disk, as a Pending run
     queue.start_next()
 
-For each queued run, a file exists in the folder `queue` of the home until the run has ended.
-Therefore a restarted server finds all waiting and running runs, and continues the runs whose
-process has died.
+For each queued run, a file exists in the folder `queue` of the home (the directory of runs) until
+the run has ended. Therefore a restarted server finds all waiting and running runs, and continues
+the runs whose process has died.
 """
 
 import os
@@ -44,7 +44,7 @@ Launch = Callable[[str], RunProcess]
 
 @dataclass(frozen=True)
 class FoundProcess:
-    """A process that has locked a run, but was not started by this server."""
+    """A process that has locked a run, but was started by another program than this server."""
 
     files: RunFiles
     pid: int
@@ -55,8 +55,8 @@ class FoundProcess:
 
 @dataclass(frozen=True)
 class WaitingRun:
-    """A run that waits for a place. `is_interrupted`: its process has died. `submitted`: time in
-    nanoseconds since the epoch."""
+    """A run that waits until fewer than `parallelism` runs are in progress. `is_interrupted`: True
+    if the run's process has died. `submitted`: time in nanoseconds since the epoch."""
 
     name: str
     is_interrupted: bool
@@ -65,16 +65,16 @@ class WaitingRun:
 
     @property
     def rank(self) -> tuple[bool, int, int, str]:
-        """Sort key: runs with a lower rank start first. Interrupted runs come first, because they
-        had already started."""
+        """Return the sort key of a run: runs with a lower rank start first. Interrupted runs come
+        first, because they had already started."""
         return not self.is_interrupted, -self.priority, self.submitted, self.name
 
 
 @dataclass
 class Deaths:
-    """Counts how often a process of a run has died. The first replacement starts at once, the next
-    one after a second, and each later one after about twice the delay of the one before.
-    `earliest_start`: monotonic time of the next start."""
+    """Counts how often a process of a run has died. The first replacement of a dead process starts
+    at once, the second after a second, and each later replacement after about twice the delay of
+    the replacement before. `earliest_start`: monotonic time of the next start."""
 
     count: int = 0
     earliest_start: float = 0.0
@@ -88,7 +88,7 @@ class Deaths:
 
 class Queue:
     """The queued runs of a home. All methods may be called from several threads. Only one process
-    for each home may call `start_next`."""
+    for each home (directory of runs) may call `start_next`."""
 
     def __init__(self, cluster: Cluster, launch: Launch, parallelism: int | None = None) -> None:
         """`parallelism`: maximum number of runs at the same time (default: the number of CPU
@@ -113,15 +113,16 @@ class Queue:
         status: Status | None = None,
     ) -> str:
         """Validate a manifest, create its run on disk in the phase Pending, and return its name.
-        Raises ConfigError, and RunExists for the name of an earlier run.
+        Raises ConfigError for an invalid manifest, and RunExists for the name of an earlier run.
 
         `status`: the status with which the run starts, with nodes that have already completed.
         """
         return submit(self.cluster, manifest, parameters, status)
 
     def retry(self, name: str) -> None:
-        """Queue a failed or interrupted run again. Steps that have succeeded are not repeated.
-        Raises ConfigError, Busy."""
+        """Queue a failed or interrupted run again. Steps of the run that have succeeded are not
+        repeated. Raises ConfigError for an unknown or successful run, and Busy for a run in
+        progress."""
         files = RunFiles(self.cluster.home, name)
         if files.load()[0].get("phase") == "Succeeded":
             raise ConfigError(f"{name} has succeeded: only a run that did not can be retried.")
@@ -168,17 +169,17 @@ class Queue:
         return started_names
 
     def _find_stopped(self, names: Iterable[str]) -> list[str]:
-        """Return the names of waiting runs that a user has stopped. They are started even if
-        `parallelism` is reached, so that they end at once. Return [] if the last check was less
-        than STOP_CHECK_INTERVAL_S seconds ago."""
+        """Return the names of waiting runs that a user has stopped. The stopped runs are started
+        even if `parallelism` is reached, so that they end at once. Return [] if the last check was
+        less than STOP_CHECK_INTERVAL_S seconds ago."""
         if time.monotonic() < self.next_stop_check:
             return []
         self.next_stop_check = time.monotonic() + STOP_CHECK_INTERVAL_S
         return [name for name in names if self._is_stopped(name)]
 
     def _is_stopped(self, name: str) -> bool:
-        """Return True if a user has stopped a waiting run. A run with a damaged request is left
-        out."""
+        """Return True if a user has stopped a waiting run. Return False for a run with a damaged
+        request."""
         try:
             request = requests.read_pending(RunFiles(self.cluster.home, name))
         except DAMAGE_ERRORS as error:
@@ -187,8 +188,8 @@ class Queue:
         return bool(request and request.shutdown)
 
     def _leave_out(self, name: str, error: Exception) -> None:
-        """Leave out a run whose files are damaged, so that the others start. It is read again after
-        UNREADABLE_PAUSE_S, because a user may repair it."""
+        """Leave out a run whose files are damaged, so that the other runs start. A run that was
+        left out is read again after UNREADABLE_PAUSE_S, because a user may repair it."""
         if name not in self.unreadable_runs:
             write_stderr(f"warning: the queued run {name} is left out: {describe(error)}")
         self.unreadable_runs[name] = time.monotonic() + UNREADABLE_PAUSE_S
@@ -221,7 +222,8 @@ class Queue:
                 self._leave_out(name, error)
 
     def _classify(self, name: RunName) -> None:
-        """Record a queued run as running or waiting. If it has ended, remove its queue entry."""
+        """Record a queued run as running or waiting. If the run has ended, remove its queue
+        entry."""
         files = RunFiles(self.cluster.home, name)
         if files.runner():
             self._find_process(files)
@@ -239,7 +241,8 @@ class Queue:
         self.waiting_runs[name] = WaitingRun(name, bool(phase), priority, submitted)
 
     def _find_process(self, files: RunFiles) -> bool:
-        """Record the process that has locked a run, if any. Return True if there is one."""
+        """Record the process that has locked a run, if any. Return True if such a process
+        exists."""
         pid = files.runner()
         # do not record this process, whose threads hold the lock while they create a run
         if pid and pid != os.getpid():
@@ -255,8 +258,8 @@ def submit(
     path: str | None = None,
 ) -> str:
     """Queue a run for the server of the home, even if no server runs now. Return the run's name.
-    Raises ConfigError, and RunExists for the name of an earlier run. See `Queue.submit` for
-    `status`.
+    Raises ConfigError for an invalid manifest, and RunExists for the name of an earlier run. See
+    `Queue.submit` for `status`.
 
     `path`: import path of the pods, that is, folders with Python modules (default: the import path
     of the pods of this process).

@@ -24,7 +24,7 @@ MAX_ANSWER_BYTES = 32
 
 
 def wait_for_end(descriptors: Iterable[int], seconds: float) -> bool:
-    """Wait until a process has ended, but at most `seconds`. Return False if none has ended.
+    """Wait until a process has ended, but at most `seconds`. Return False if no process has ended.
     `descriptors`: pidfds of the processes."""
     poll = select.poll()
     for descriptor in descriptors:
@@ -33,8 +33,8 @@ def wait_for_end(descriptors: Iterable[int], seconds: float) -> bool:
 
 
 class RunProcess:
-    """A process that this server has started. It is identified by a pidfd, because its pid could be
-    that of another process after it has ended."""
+    """A process that this server has started. The process is identified by a pidfd, because its pid
+    may be reused after its end."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -67,8 +67,8 @@ class RunProcesses:
         self.started: list[RunProcess] = []
 
     def __enter__(self) -> Self:
-        # start the fork server now, so that the first run, which may be a scheduled one, does not
-        # wait for it
+        # start the fork server now, so that the first run, which may be a scheduled run, does not
+        # wait for the fork server
         self._start_fork_server()
         return self
 
@@ -90,7 +90,7 @@ class RunProcesses:
         )
 
     def wait(self, seconds: float) -> None:
-        """Wait until a process that `start` has started ends, but at most `seconds`."""
+        """Wait until one of the processes that `start` has started ends, but at most `seconds`."""
         self.started = [process for process in self.started if process.descriptor >= 0]
         wait_for_end([process.descriptor for process in self.started], seconds)
 

@@ -1,10 +1,11 @@
-"""The server of a home: it runs queued runs, and serves the page of runs and Argo Server's API.
+"""The server of a home (a directory of runs) runs queued runs, and serves the page of runs and the
+API of an Argo server.
 
     server = Server(cluster, "argolocal.view.foreground:execute_queued", open_store)
     server.serve(page, port=None, announce=print)    # until SIGINT or SIGTERM
 
-Each run is a separate process, which continues after the server has ended. The next server of the
-home watches it.
+Each run is a separate process, which continues after the end of the server. The next server of the
+home watches the runs that an earlier server has started.
 """
 
 import threading
@@ -36,7 +37,8 @@ RETRY_INTERVAL_S = 5.0
 
 
 class Server:
-    """The queue and the stored objects of a home, and the thread that starts runs.
+    """The queue and the stored objects of a home (a directory of runs), and the thread that starts
+    runs.
 
     `execute`: MODULE:FUNCTION that runs a queued run. `open_store`: function that returns the store
     for the field `s3` of an artifact. `parallelism`: maximum number of runs at the same time
@@ -69,8 +71,8 @@ class Server:
         )
 
     def serve(self, page: ASGIApp, port: int | None, announce: Callable[[str], None]) -> None:
-        """Serve a page and run queued runs until SIGINT or SIGTERM. Raises Busy if the home already
-        has a server, and ConfigError if the port is taken.
+        """Serve a page and run queued runs until SIGINT or SIGTERM. Raises Busy if the home (the
+        directory of runs) already has a server, and ConfigError if the port is taken.
 
         `announce`: function to call with the URL of the page, which contains the token.
         """
@@ -94,8 +96,8 @@ class Server:
         return WithApi(make_api(backend), page)
 
     def _work(self) -> None:
-        # the schedules come first: the queue removes the entries of ended runs, and the schedules
-        # must see these entries before
+        # call `schedules` first, because the queue removes the entries of ended runs, and the
+        # schedules must see these entries before
         duties = [Duty(self.schedules.reconcile), Duty(self.queue.start_next)]
         while not self.ending.is_set():
             for duty in duties:
@@ -104,9 +106,10 @@ class Server:
 
 
 class Duty:
-    """A function that the server calls again and again. An error is printed, and only delays the
-    next call of this function, so that the server continues when the user has repaired the cause,
-    such as a full disk or a damaged file. The same error is not printed twice in succession."""
+    """A function that the server calls again and again. An error of a duty is printed and only
+    delays the next call of this duty, so that the server continues when the user has repaired the
+    cause, such as a full disk or a damaged file. The same error of a duty is not printed twice in
+    succession."""
 
     def __init__(self, function: Callable[[], object]) -> None:
         self.function = function
@@ -114,7 +117,7 @@ class Duty:
         self.last_message = ""
 
     def perform(self) -> None:
-        """Call the function, unless it has just failed."""
+        """Call the function of this duty, unless it has just failed."""
         if time.monotonic() < self.earliest_call:
             return
         try:

@@ -1,4 +1,4 @@
-"""The lock of a home's server: at most one server runs in a home.
+"""The lock of a home (a directory of runs), which only one server can hold at a time.
 
     with ServerLock(home, port):    # raises Busy with the pid and the port of the other server
         ...
@@ -28,7 +28,7 @@ PROBE_TIMEOUT_S = 0.5
 
 @dataclass(frozen=True)
 class RunningServer:
-    """The server of a home, and the port of its page and its API."""
+    """The running server of a home, and the port of its page and its API."""
 
     pid: int
     port: int
@@ -92,7 +92,7 @@ def _read_record(descriptor: int) -> RunningServer | None:
 
 
 def _try_lock(descriptor: int, operation: int) -> bool:
-    """Lock a file with flock. Return False if another process holds the lock."""
+    """Lock a file with flock. Return False if another process holds the lock of the file."""
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except OSError:

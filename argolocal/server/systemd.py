@@ -10,8 +10,8 @@ from argolocal.common.processes import make_python_command
 
 # seconds to wait before a restart
 RESTART_DELAY_S = 2
-# with KillMode=process, systemd does not kill the runs: they continue, and the next server watches
-# them
+# with KillMode=process, systemd does not kill the runs, which continue and are watched by the next
+# server
 UNIT = """\
 # {install}
 [Unit]
@@ -33,8 +33,8 @@ WantedBy={target}
 
 def make_unit(manager: str, home: Path, parallelism: int | None, port: int | None) -> str:
     """Return the text of the unit. The server runs in the current working directory. `manager`:
-    `user` for the user's systemd, `system` for the machine's. `parallelism`, `port`: options of the
-    server, or None for their defaults."""
+    `user` for the user's systemd, `system` for the machine's systemd. `parallelism`, `port`:
+    options of the server, or None for their defaults."""
     arguments = ["-m", program.name, "server"]
     if parallelism is not None:
         arguments += ["--parallelism", str(parallelism)]
@@ -81,7 +81,7 @@ def make_unit(manager: str, home: Path, parallelism: int | None, port: int | Non
 
 
 def _escape(text: str, characters: str = "") -> str:
-    """Double `%` and the other `characters`, so that systemd does not expand them."""
+    """Double `%` and the other `characters`, so that systemd does not expand these characters."""
     for character in ("%", *characters):
         text = text.replace(character, character * 2)
     return text

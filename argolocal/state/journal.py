@@ -3,8 +3,8 @@ logs/, pods/POD/}. For a queued run, the file .argolocal/queue/NAME exists until
 
 manifest.yaml contains the resolved workflow as JSON. Each line of the journal is a JSON object with
 changes of the workflow's status (`status`, `nodes` by id, and new `children` of otherwise unchanged
-nodes) and of the pods' processes (`pods`: id → [pid, start time], null after the exit). A line is
-written before its change takes effect, and readers ignore an incomplete last line.
+nodes) and of the pods' processes (`pods`: id → [pid, start time], null after the exit). A line of
+the journal is written before its change takes effect, and readers ignore an incomplete last line.
 """
 
 import errno
@@ -47,8 +47,8 @@ PROBE_TIMEOUT_S = 0.1
 
 
 class StateError(ArgolocalError):
-    """The state of a run cannot be written. The run is interrupted, because no event can be
-    recorded."""
+    """The state of a run cannot be written. A run is interrupted by a StateError, because no event
+    can be recorded."""
 
 
 class DiskFull(StateError):
@@ -68,7 +68,8 @@ class RunExists(ConfigError):
 
 
 class RunFiles:
-    """The directory of one run. Only the process that has locked the run writes into it."""
+    """The directory of one run. Only the process that has locked the run writes into its
+    directory."""
 
     def __init__(self, home: Path, run_name: str) -> None:
         """Set the paths of the run `run_name`, without reading or writing files. Raises
@@ -93,7 +94,8 @@ class RunFiles:
                 yield cls(home, run_name)
 
     def create(self, workflow: dict[str, Any], queued_path: str | None = None) -> None:
-        """Create the directory of a run and lock the run. Raises RunExists, StateError.
+        """Create the directory of a run and lock the run. Raises RunExists if the run exists, and
+        StateError if its files cannot be written.
 
         `queued_path`: for a run that the server starts, the import path of its pods (folders with
         Python modules); None for other runs.
@@ -107,7 +109,7 @@ class RunFiles:
             raise make_write_error(error, self.root) from error
 
         try:
-            # another process may have created the run while this one waited for the lock
+            # another process may have created the run while this process waited for the lock
             self._require_new_name()
             self._remove_leftovers()
             self.logs.mkdir()
@@ -141,7 +143,7 @@ class RunFiles:
 
     def _remove_leftovers(self) -> None:
         """Remove the files of an earlier run with this name whose removal was interrupted. The
-        caller has locked the run."""
+        caller must have locked the run."""
         for path in self.root.iterdir():
             if path.name == LOCK_FILE:
                 continue
@@ -151,8 +153,9 @@ class RunFiles:
                 path.unlink()
 
     def open(self) -> tuple[dict[str, Any], Status, dict[str, list[int]]]:
-        """Lock an existing run. Return its workflow, its status, and the process records of pods
-        that may still run. Raises Busy, ConfigError."""
+        """Lock an existing run. Return the run's workflow, its status, and the process records of
+        pods that may still run. Raises Busy if another process holds the lock, and ConfigError if
+        the run does not exist or is malformed."""
         workflow = self.workflow()
         self.lock()
         try:
@@ -218,8 +221,8 @@ class RunFiles:
             return ""
 
     def remove(self) -> None:
-        """Remove an ended run with its logs. Raises Busy, and ConfigError for a folder that does
-        not belong to the run."""
+        """Remove an ended run with its logs. Raises Busy for a run in progress, and ConfigError for
+        a folder that does not belong to the run."""
         if not self.is_own_folder():
             self.workflow()  # raises the error of a malformed manifest
             raise ConfigError(
@@ -250,8 +253,8 @@ class RunFiles:
         while not _try_lock(self.lock_descriptor, fcntl.LOCK_EX):
             pid = os.pread(self.lock_descriptor, 32, 0).decode().strip()
             waited_seconds = time.monotonic() - lock_start
-            # if a runner was killed while it started a process, this child holds the lock until it
-            # calls exec
+            # if a runner was killed while it started a process, this child process holds the lock
+            # until it calls exec
             is_dead = pid.isdigit() and not Path(f"/proc/{pid}").exists()
             if waited_seconds < (LOCK_RELEASE_TIMEOUT_S if is_dead else PROBE_TIMEOUT_S):
                 time.sleep(0.01)
@@ -265,7 +268,7 @@ class RunFiles:
             )
 
         if not self._is_lock_file(self.lock_descriptor):
-            # another process has removed the run while this one waited
+            # another process has removed the run while this process waited for the lock
             os.close(self.lock_descriptor)
             self.lock()
             return
@@ -273,14 +276,15 @@ class RunFiles:
         os.pwrite(self.lock_descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def _is_lock_file(self, descriptor: int) -> bool:
-        """Return True if an open file is the run's lock file, and not one that was deleted."""
+        """Return True if an open file is the run's lock file, and this lock file has not been
+        deleted."""
         try:
             return os.path.samestat(os.fstat(descriptor), os.stat(self.root / LOCK_FILE))
         except FileNotFoundError:
             return False
 
     def runner(self) -> int | None:
-        """Return the pid of the process that holds the lock, or None."""
+        """Return the pid of the process that holds the lock of the run, or None."""
         try:
             probe_descriptor = os.open(self.root / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -294,7 +298,8 @@ class RunFiles:
             os.close(probe_descriptor)
 
     def append(self, journal_entry: dict[str, Any]) -> None:
-        """Append one line to the journal. Raises StateError; then the journal is unchanged."""
+        """Append one line to the journal. Raises StateError if the line cannot be written; the
+        journal is then unchanged."""
         line_bytes = _encode_line(journal_entry).encode()
         journal_bytes = os.fstat(self.journal).st_size
         try:
@@ -306,8 +311,8 @@ class RunFiles:
             raise make_write_error(error, self.root) from error
 
     def check_space(self) -> None:
-        """Raise DiskFull if the disk is almost full. Call this method after another failure,
-        because a full disk may be its cause."""
+        """Raise DiskFull if the disk is almost full. Call `check_space` after another failure,
+        because a full disk may be the cause of the failure."""
         disk_status = os.statvfs(self.root)
         # only root may use the reserved blocks
         free_blocks = disk_status.f_bavail if os.geteuid() else disk_status.f_bfree
@@ -320,7 +325,7 @@ class RunFiles:
             raise make_write_error(OSError(errno.ENOSPC, reason), self.root)
 
     def close(self) -> None:
-        """Close the journal and release the lock."""
+        """Close the journal and release the lock of the run."""
         for file_descriptor in (self.journal, self.lock_descriptor):
             if file_descriptor >= 0:
                 os.close(file_descriptor)
@@ -343,7 +348,7 @@ def list_run_claims(run_files: RunFiles) -> list[str]:
 
 
 def _try_lock(file_descriptor: int, lock_operation: int) -> bool:
-    """Lock a file with flock. Return False if another process holds the lock."""
+    """Lock a file with flock. Return False if another process holds the lock of the file."""
     try:
         fcntl.flock(file_descriptor, lock_operation | fcntl.LOCK_NB)
     except OSError:
@@ -380,7 +385,7 @@ def make_write_error(error: OSError, run_folder: Path) -> StateError:
 
 def reset_interrupted(workflow_status: Status, now: str) -> Status:
     """Change the status of a run whose runner has died, so that the run can continue. Running nodes
-    become pending and get the start time `now` (RFC 3339). Return the status.
+    become pending and get the start time `now` (RFC 3339). Return the changed status.
 
     The group that contains a daemon is set to Running again, so that dependent steps wait until the
     daemon has restarted.

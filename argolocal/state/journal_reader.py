@@ -1,7 +1,7 @@
 """Read the journal of a run. The first call of `read` reads the whole file, and later calls only
 the lines that were appended in the meantime.
 
-A later call does not change the objects that earlier calls have returned.
+A later call of `read` does not change the objects that earlier calls have returned.
 """
 
 import errno
@@ -84,8 +84,8 @@ class JournalReader:
         try:
             self._apply(self._read_new_lines())
         except BaseException:
-            # let the next call start from the beginning: it raises the same error if the file is
-            # unchanged
+            # let the next call of `read` start from the beginning of the file, so that it raises
+            # the same error if the file is unchanged
             self._reset()
             raise
 
@@ -135,9 +135,10 @@ class JournalReader:
 
     def _apply(self, lines: Iterable[bytes]) -> None:
         """Apply the changes in journal lines to `status`, `pods` and `starts`. Raises ConfigError
-        for a malformed line."""
+        for a malformed line of the journal."""
         nodes = self.status["nodes"]
-        # ids of nodes whose objects were not returned by an earlier `read`, so they may be changed
+        # ids of nodes whose objects were not returned by an earlier `read`, so these objects may be
+        # changed
         new_nodes: dict[str, None] = {}
 
         for line in lines:
@@ -179,8 +180,8 @@ def make_unreadable_error(path: Path, error: OSError) -> Exception:
 
 
 def make_corrupt_error(location: Path | str, error: Exception) -> ConfigError:
-    """Return the error to raise for a run's file that another program has changed. `location`:
-    path of the file, possibly with a line number."""
+    """Return the error to raise for a run's file that another program has changed. `location`: path
+    of the file, which may have a line number."""
     if isinstance(error, KeyError):
         shape_problem = f"{error} is missing"
     else:
@@ -237,7 +238,7 @@ def check_time(value: object, path: str) -> None:
         time = datetime.fromisoformat(value) if isinstance(value, str) else None
     except ValueError:
         time = None
-    # a page also shows times shortly before and after this one
+    # a page also shows times shortly before and after this time
     if time is None or time.tzinfo is None or not 1970 <= time.year < 9999:
         raise ValueError(
             f"{path} is {format_untrusted(value)}: it must be like 2026-01-31T00:00:00Z"

@@ -1,13 +1,14 @@
-"""State shared by all runs in one home: mutexes, semaphores and memoized outputs.
+"""State shared by all runs in one home (a directory of runs): mutexes, semaphores and memoized
+outputs.
 
     locks = SharedLocks(cluster)
     unavailable_lock, reason = locks.acquire("node", resolve_locks(...))
     locks.release("node")
 
 A lock has as many slots as it may have holders at the same time. Each slot is a file that its
-holder locks with flock, so the kernel releases the slot when the process exits for any reason.
-Waiting processes poll. As in Argo, memoized outputs are stored in ConfigMaps.
-Source: Argo's workflow/sync and workflow/controller/cache.
+holder locks with flock, so the kernel releases the slot when the process exits for any reason. A
+process that waits for a lock tries again at intervals. As in Argo, memoized outputs are stored in
+ConfigMaps. Source: Argo's workflow/sync and workflow/controller/cache.
 """
 
 import fcntl
@@ -33,7 +34,8 @@ Lock = tuple[str, int]  # (name, maximum number of holders)
 
 
 class SharedLocks:
-    """The locks that this process holds, and the memoization cache of the home."""
+    """The locks that this process holds, and the memoization cache of the home (the directory of
+    runs)."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.configmap = cluster.configmap
@@ -42,7 +44,7 @@ class SharedLocks:
         self.held_locks: dict[str, dict[str, int]] = {}
 
     def acquire(self, owner_id: str, locks: list[Lock]) -> tuple[str, str]:
-        """Acquire all locks or, if one is unavailable, none. Return the name of the first
+        """Acquire all locks, or none of them if one is unavailable. Return the name of the first
         unavailable lock and Argo's message about it, or two empty strings."""
         held_locks = self.held_locks.setdefault(owner_id, {})
         earlier_locks = set(held_locks)
@@ -70,8 +72,8 @@ class SharedLocks:
             self.release(owner_id)
 
     def _try_acquire(self, held_locks: dict[str, int], lock_name: str, max_holders: int) -> bool:
-        """Lock a free slot of a lock and add it to `held_locks`. Return False if all slots are
-        held."""
+        """Lock a free slot of a lock and add it to `held_locks`. Return False if all slots of the
+        lock are held."""
         lock_folder = self.home / "locks" / hashlib.sha256(lock_name.encode()).hexdigest()
         lock_folder.mkdir(parents=True, exist_ok=True)
         for slot_number in range(max_holders):
@@ -131,8 +133,8 @@ class SharedLocks:
 
     @contextmanager
     def _configmap(self, config_map_name: str) -> Iterator[dict[str, Any]]:
-        """Lock and yield the ConfigMap of a cache, or a new one if it does not exist. At the end of
-        the `with` block, store the ConfigMap if its data have changed.
+        """Lock and yield the ConfigMap of a cache, or a new ConfigMap if it does not exist. At the
+        end of the `with` block, store the ConfigMap if its data have changed.
 
         Raises NodeError if the ConfigMap is not a cache, and ConfigError for an invalid name.
         """

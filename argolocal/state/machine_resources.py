@@ -1,14 +1,14 @@
-"""The GPUs and the memory of this machine, which all runs in one home share.
+"""The GPUs and the memory of this machine, which all runs in one home (a directory of runs) share.
 
     resources = MachineResources(home, gpus=1, memory_bytes=64 << 30)
     allocation = resources.acquire("train-1", PodRequest(gpus=1, memory_bytes=8 << 30))
     allocation.variables    # {"CUDA_VISIBLE_DEVICES": "0", ...}
     resources.release("train-1")
 
-For each GPU, and for each of the equal parts of the memory, there is a file that a run locks with
-flock, so the kernel releases it when the process of the run exits for any reason. The pods of one
-run share the resources that their run has acquired. Therefore a pod waits only for other runs, and
-a run never waits for itself.
+For each GPU, and for each of the equal parts of the memory, a run locks a file with flock, so the
+kernel releases the lock when the process of the run exits for any reason. The pods of one run share
+the resources that their run has acquired. Since the pods of a run share its resources, a pod waits
+only for other runs, and a run never waits for itself.
 """
 
 import fcntl
@@ -75,8 +75,8 @@ def find_memory() -> int:
 
 
 def sum_requests(containers: Iterable[Mapping[str, Any]]) -> PodRequest:
-    """Return the total request of containers. As in Kubernetes, the default of a request is the
-    limit. Raises ValueError for a malformed quantity."""
+    """Return the total request of containers. As in Kubernetes, the default of a container's
+    request is its limit. Raises ValueError for a malformed quantity."""
     gpus = 0
     memory_bytes = 0
     for container in containers:
@@ -99,8 +99,9 @@ class MachineResources:
         self.memory_locks = UnitLocks(home / "locks/memory", MEMORY_PARTS)
 
     def acquire(self, pod: str, request: PodRequest) -> Allocation | None:
-        """Acquire the GPUs and the memory that a pod requests. A request for more than this machine
-        has is a request for everything. Return None if other runs use too much."""
+        """Acquire the GPUs and the memory that a pod requests. A request for more GPUs or memory
+        than this machine has counts as a request for all of them. Return None if other runs use too
+        many GPUs or too much memory."""
         gpus = self.gpu_locks.acquire(pod, request.gpus)
         if gpus is None:
             return None
@@ -135,9 +136,9 @@ class UnitLocks:
         self.users: dict[int, set[str]] = {}
 
     def acquire(self, pod: str, count: int) -> list[int] | None:
-        """Return `count` units for a pod, or all units if there are fewer. Units that this run has
-        not locked yet are preferred, then the units with the fewest pods. Return None if other runs
-        have locked too many units."""
+        """Acquire `count` units of the resource for a pod, or all units if the resource has fewer,
+        and return them. Units that this run has not locked yet are preferred, then the units with
+        the fewest pods. Return None if other runs have locked too many units."""
         unit_count = min(count, self.total)
         new_units: list[int] = []
         for unit in range(self.total):
@@ -166,7 +167,7 @@ class UnitLocks:
                 os.close(self.descriptors.pop(unit))
 
     def _try_lock(self, unit: int) -> bool:
-        """Lock a unit. Return False if another run has locked it."""
+        """Lock a unit. Return False if another run has locked the unit."""
         self.folder.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(self.folder / str(unit), flags, 0o600)

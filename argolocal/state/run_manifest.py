@@ -20,7 +20,7 @@ TEXT_FIELDS = ("apiVersion", "kind")
 
 def parse_manifest(content: bytes | str) -> dict[str, Any]:
     """Return the workflow in the manifest of a run. Raises ValueError or an exception of
-    STRUCTURE_ERRORS if it is malformed."""
+    STRUCTURE_ERRORS if the manifest is malformed."""
     workflow = loads_finite(content)
     if not (
         workflow["metadata"]["name"]

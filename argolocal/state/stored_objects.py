@@ -1,13 +1,13 @@
-"""Store objects as an API server does: WorkflowTemplates, ClusterWorkflowTemplates and
-CronWorkflows. Each object is a file `objects/<Kind>/<name>.json` in the home.
+"""Store WorkflowTemplates, ClusterWorkflowTemplates and CronWorkflows as an API server does. Each
+stored object is a file `objects/<Kind>/<name>.json` in the home, the directory of runs.
 
     objects = StoredObjects(home)
     template = objects.create(manifest)                 # raises ObjectExists
     objects.replace({**template, "spec": new_spec})     # raises ObjectConflict for an old version
 
 Each object has a uid, a creationTimestamp, a generation (a counter of the changes of its spec) and
-a resourceVersion, which is higher than the version of any earlier change of any object. A process
-holds a lock of the home while it writes objects.
+a resourceVersion that grows with every change of any object. A process holds a lock of the home
+while it writes objects.
 """
 
 import errno
@@ -45,11 +45,12 @@ class ObjectMissing(ConfigError):
 
 
 class ObjectConflict(ConfigError):
-    """Another process has changed the object in the meantime."""
+    """Another process has changed the object since this process has read it."""
 
 
 class StoredObjects:
-    """The versioned objects of a home. `clock`: function that returns the unix time."""
+    """The versioned objects of a home (a directory of runs). `clock`: function that returns the
+    unix time."""
 
     def __init__(self, home: Path, clock: Callable[[], float] = time.time) -> None:
         self.home = home.resolve()
@@ -74,7 +75,7 @@ class StoredObjects:
         try:
             return _complete(read_object(path), path)
         except OSError as error:
-            # a name may be longer than a file system allows
+            # an object with a name that is longer than the file system allows does not exist
             if error.errno in (errno.ENOENT, errno.ENAMETOOLONG):
                 return None
             raise
@@ -110,7 +111,7 @@ class StoredObjects:
 
     def replace(self, manifest: Mapping[str, Any]) -> Object:
         """Replace an object, and return it as stored. Raises ObjectMissing, and ObjectConflict if
-        `manifest` has a resourceVersion that is not the current one."""
+        `manifest` has a resourceVersion that differs from the current resourceVersion."""
         with self._locked():
             kind, name = _identify(manifest)
             current = self.get(kind, name)
@@ -143,7 +144,7 @@ class StoredObjects:
 
     def update(self, kind: str, name: str, change: Callable[[Object], None]) -> Object:
         """Let the function `change` change an object in place while this process holds the lock.
-        Store the object, and return it as stored. Raises ObjectMissing."""
+        Store the changed object, and return it as stored. Raises ObjectMissing."""
         with self._locked():
             current = self.get(kind, name)
             new_object = self.get(kind, name)
@@ -216,7 +217,7 @@ def _identify(manifest: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _complete(stored_object: Object, path: Path) -> Object:
-    """Add the metadata that an earlier version of this program has not stored, and return the
+    """Add the metadata that earlier versions of this program have not stored, and return the
     object."""
     metadata: Object = stored_object["metadata"]
     if "resourceVersion" not in metadata:

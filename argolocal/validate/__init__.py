@@ -1,9 +1,11 @@
-"""Check a manifest before it runs. The checks also find mistakes that Argo accepts.
+"""Check a manifest before it runs on Argo or on this machine. The checks also find mistakes that
+Argo accepts.
 
     argolocal lint workflow.yaml templates/ -o json
 
 Hera does not report an unknown entrypoint, a misspelt argument or a tag without a value, and Argo
-runs some workflows with such mistakes. The checks do not need a cluster, a network or Hera.
+runs some workflows with such mistakes. The checks of a manifest do not need a cluster, a network or
+Hera.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -74,7 +76,8 @@ def lint(
     objects that it refers to.
 
     With `findings_by_object`, the findings about the other objects are added to this mapping
-    instead of being returned. Findings about the use of the other objects are still returned.
+    instead of being returned. Findings about the use of the other objects are returned in either
+    case.
     """
     findings = Findings(file)
     rules = _check_rules(manifest, findings, find_object)
@@ -115,8 +118,8 @@ def _check_rules(manifest: Manifest, findings: Findings, find_object: Find) -> W
 def _skip_reported(
     findings: list[Finding], rules: WorkflowRules, findings_by_object: FindingsByObject
 ) -> Iterator[Finding]:
-    """Yield the findings that are not reported for the other object itself. The path of a finding
-    about another object contains the object's name."""
+    """Yield the findings that are not reported for the other object that they are about. The path
+    of a finding about another object contains the object's name."""
     reported_findings = set[tuple[str, str, bool]]()
     root_path = rules.root
 

@@ -1,8 +1,8 @@
 """Check the objects of resource templates for mistakes that the API server, a webhook or an
 operator rejects or misinterprets.
 
-Before the checks, `{{workflow.name}}` is replaced by an example name of the correct length, and any
-other tag by UNKNOWN_VALUE.
+Before the checks of a manifest, `{{workflow.name}}` is replaced by an example name of the correct
+length, and any other tag by UNKNOWN_VALUE.
 """
 
 import json
@@ -234,8 +234,8 @@ def _check_conditions(findings: Findings, path: str, resource: Data) -> None:
 
 
 def _parse_manifest(findings: Findings, path: str, manifest_text: str) -> Sequence[Data]:
-    """Return the objects in a manifest. A JSON text is parsed as JSON, because this is faster than
-    YAML. Its tags need not be quoted."""
+    """Return the objects in a manifest. A JSON text is parsed as JSON, because the JSON parser is
+    faster than the YAML parser. In a JSON text, template tags need not be quoted."""
     substituted_text = TAG.sub(UNKNOWN_VALUE, manifest_text)
     if substituted_text.lstrip().startswith("{"):
         try:
@@ -331,7 +331,7 @@ def _check_metadata(findings: Findings, path_prefix: str, kind: str, metadata: D
 
 
 def check_labels(findings: Findings, path: str, labels: Data) -> None:
-    """Check that the values of labels are valid. Tags in a value are accepted."""
+    """Check that the values of labels are valid. Template tags in a value are accepted."""
     for key, value in labels.items():
         if not isinstance(value, str) or not LABEL_VALUE_RULE.allows(
             TAG.sub("x", value.replace(UNKNOWN_VALUE, "x"))

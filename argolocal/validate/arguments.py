@@ -41,8 +41,8 @@ VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")
 def check_arguments(
     findings: Findings, path: str, arguments: Data, allows_missing_values: bool = False
 ) -> None:
-    """Check the arguments of a workflow, step or task. `allows_missing_values`: a parameter may
-    lack a value, because the command-line option -p may set it later."""
+    """Check the arguments of a workflow, step or task. `allows_missing_values`: True if a parameter
+    may lack a value, because the command-line option -p may set the value later."""
     check_names(findings, path, arguments)
     for parameter in arguments.get("parameters") or []:
         _check_parameter(
@@ -102,8 +102,9 @@ def check_inputs(
     """Check that a call passes the required inputs of a template. `template_title`: the template's
     name in messages.
 
-    `allows_extra_arguments`: accept arguments that are not inputs of the template.
-    `allows_missing_values`: accept missing arguments, because they may be set later.
+    `allows_extra_arguments`: True accepts arguments that are not inputs of the template.
+    `allows_missing_values`: True accepts missing arguments, because these arguments may be set
+    later.
     """
     for argument_kind in ARGUMENT_KINDS:
         inputs = (template.get("inputs") or {}).get(argument_kind) or []
@@ -117,8 +118,9 @@ def check_inputs(
                 argument_name for argument_name in passed_names if argument_name not in input_names
             ]
         ):
-            # Argo accepts unknown arguments. The finding is fatal only if the name may be a
-            # misspelling of an input whose argument is missing.
+            # Argo accepts arguments that are not inputs of the called template. The finding about
+            # an unknown argument is fatal only if the name of the argument may be a misspelling of
+            # an input whose argument is missing.
             suggestion = suggest_similar(argument_name, input_names.difference(passed_names))
             message = (
                 f"{template_title} does not have the input"
@@ -186,7 +188,7 @@ def check_outputs(findings: Findings, path: str, outputs: Data, template_type: s
 def check_timeout(
     findings: Findings, path: str, template: Data, passed_arguments: Data, workflow_arguments: Data
 ) -> None:
-    """Check that a timeout whose value comes from an argument has a unit. Argo rejects a timeout
+    """Check that a timeout that takes its value from an argument has a unit. Argo rejects a timeout
     without a unit after it has replaced the tags."""
     tag_values: dict[str, str] = {}
 

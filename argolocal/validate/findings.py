@@ -12,8 +12,8 @@ MAX_SHOWN_NAMES = 6  # maximum number of names in a hint
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of a manifest. `path` is the field with the problem. The message also names the
-    remedy. A `fatal` problem prevents the run."""
+    """A problem of a manifest. `path` is the field with the problem. The message of a finding also
+    names the remedy. A problem that is `fatal` prevents the run."""
 
     file: str
     path: str
@@ -68,7 +68,8 @@ class Findings:
         self.image_paths.setdefault((image, problem), []).append(path)
 
     def all(self) -> list[Finding]:
-        """Return all findings. Each problem of an image is one finding."""
+        """Return all findings. Each problem of an image is one finding, even if several containers
+        use the image."""
         for (image, problem), image_paths in self.image_paths.items():
             if len(image_paths) > 1:
                 container_count_text = f" {len(image_paths)} containers run this image."

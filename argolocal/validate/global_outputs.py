@@ -1,13 +1,14 @@
-"""Determine in which templates and steps Argo's validation knows each tag `workflow.outputs.*`. The
-validation starts at the entrypoint, visits all called templates, and collects their global outputs.
+"""Determine in which templates and steps Argo's validation knows each tag `workflow.outputs.*`.
+Argo's validation starts at the entrypoint, visits all called templates, and collects their global
+outputs.
 
     outputs = GlobalOutputs(templates, ["main", "exit"])
     outputs.list_known_tags(step)
 
-An output with a globalName is known after the visit of its template: in later steps, in the entire
-DAG, and in templates that are visited later, such as onExit and hooks. Outputs of the entrypoint
-template and of a hook's template are never known. If a globalName contains tags, all names of
-global outputs count as known. Source: validate.go, addOutputsToScope.
+After Argo has visited a template, its outputs with a globalName are known in later steps, in the
+entire DAG, and in templates that are visited later, such as onExit and hooks. Outputs of the
+entrypoint template and of a hook's template are never known. If a globalName contains tags, all
+names of global outputs count as known. Source: validate.go, addOutputsToScope.
 """
 
 from collections import Counter
@@ -47,7 +48,8 @@ class GlobalOutputs:
             self._walk([templates[root_name] for root_name in root_names if root_name in templates])
 
     def list_known_tags(self, field_owner: Data) -> TagSet:
-        """Return the tags that are known when Argo checks this step or template."""
+        """Return the tags `workflow.outputs.*` that are known when Argo checks this step or
+        template."""
         return self.names_by_id.get(id(field_owner), self.all_names)
 
     def _walk(self, root_templates: list[Data]) -> None:
@@ -64,7 +66,8 @@ class GlobalOutputs:
 
     def _visit(self, template: Data) -> Iterator[Data]:
         """Record the tags that are known in a template and its steps, and yield each template that
-        it calls. `_walk` visits the called template before it resumes this generator."""
+        the template calls. `_walk` visits the called template before it resumes the generator
+        `_visit`."""
         if id(template) in self.names_by_id:
             return
 
@@ -84,8 +87,8 @@ class GlobalOutputs:
         self.names_by_id[id(template)] = self.known_names
 
     def _visit_tasks(self, dag: Data) -> Iterator[Data]:
-        """Yield the template of each task of a DAG. In each of them, the outputs of all other tasks
-        are known, because Argo visits the tasks in random order."""
+        """Yield the template of each task of a DAG. In the template of each task, the outputs of
+        all other tasks are known, because Argo visits the tasks in random order."""
         called_templates = [called_template for _, called_template in self._list_calls(dag)]
         outputs_by_template = [
             self._list_outputs_below(called_template) for called_template in called_templates

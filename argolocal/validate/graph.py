@@ -1,5 +1,5 @@
-"""Check the dependencies of tasks: `depends` must be a valid expression, and `depends` and
-`dependencies` must name existing tasks and not form a cycle."""
+"""Check the dependencies of tasks: the field `depends` must be a valid expression, and `depends`
+and `dependencies` must name existing tasks and not form a cycle."""
 
 import ast
 import re
@@ -81,8 +81,8 @@ def check_graph(
 
 
 def find_finished_before(predecessors: Predecessors) -> Callable[[str], Callable[[str], bool]]:
-    """Return a function `f`: `f(task)(other)` is True if the task `other` always finishes before
-    `task` starts.
+    """Return a function `f` for which `f(task)(other)` is True if the task `other` always finishes
+    before `task` starts.
 
     The ancestors of a task are stored as the bits of an integer, because this needs less memory
     than sets of names.

@@ -1,5 +1,5 @@
-"""Check the objects that run jobs: training jobs, JobSets, TrainJobs and their runtimes, and the
-Jobs of Kubernetes."""
+"""Check the objects that run jobs: training jobs, JobSets, TrainJobs and their runtimes, and Jobs
+of Kubernetes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -97,7 +97,8 @@ def _check_role(
 
 
 def _check_run_policy(findings: Findings, path: str, spec: Data) -> None:
-    """Check how a training job ends, and which of its pods are then deleted."""
+    """Check the fields of a training job that determine when it ends and which of its pods are then
+    deleted."""
     run_policy = spec.get("runPolicy") or {}
     if "activeDeadlineSeconds" not in run_policy:
         message = "a job that hangs would never end: give a number of seconds."
@@ -186,16 +187,17 @@ def _check_elastic_policy(findings: Findings, path: str, spec: Data, replicas: D
 
 
 def check_runtime(findings: Findings, path: str, spec: Data, is_complete: bool = True) -> None:
-    """Check a training runtime, which contains a JobSet. `is_complete`: False if it only overrides
-    fields of another runtime. Source: Kubeflow Trainer v2, TrainingRuntimeSpec."""
+    """Check a training runtime, which contains a JobSet. `is_complete`: False if the training
+    runtime only overrides fields of another runtime. Source: Kubeflow Trainer v2,
+    TrainingRuntimeSpec."""
     check_job_set(
         findings, f"{path}.template.spec", get_nested(spec, ("template", "spec")), is_complete
     )
 
 
 def check_job_set(findings: Findings, path: str, spec: Data, is_complete: bool = True) -> None:
-    """Check a JobSet. `is_complete`: False if it only overrides fields of another JobSet. Source:
-    JobSetSpec and the webhook of JobSet 0.12, which adds a missing restartPolicy."""
+    """Check a JobSet. `is_complete`: False if the JobSet only overrides fields of another JobSet.
+    Source: JobSetSpec and the webhook of JobSet 0.12, which adds a missing restartPolicy."""
     replicated_jobs = spec.get("replicatedJobs") or []
 
     job_names = [str(replicated_job.get("name")) for replicated_job in replicated_jobs]
@@ -284,8 +286,8 @@ def check_kubernetes_job(findings: Findings, path: str, spec: Data, pod_spec: Da
 
 
 def _check_job_pods(findings: Findings, path: str, spec: Data, pod_spec: Data) -> None:
-    """Check that the restartPolicy of a Job's pods is one that Kubernetes allows. `spec`: spec of
-    the Job."""
+    """Check that the restartPolicy of a Job's pods has a value that Kubernetes allows. `spec`: spec
+    of the Job."""
     restart_policy = pod_spec.get("restartPolicy", "Always")
     if restart_policy not in ("OnFailure", "Never", UNKNOWN_VALUE):
         message = (

@@ -126,7 +126,7 @@ def check_probes(findings: Findings, containers: Containers) -> None:
 
 
 def _check_image(findings: Findings, path: str, image: str) -> None:
-    """Warn about an image without a digest. Tags of Argo in its name are accepted."""
+    """Warn about an image without a digest. Template tags in the name of the image are accepted."""
     if not image or "{{" in image or UNKNOWN_VALUE in image or IMAGE_DIGEST.fullmatch(image):
         return
 
@@ -236,7 +236,7 @@ def _check_secrets(findings: Findings, path: str, container: Data) -> None:
 
 
 def _is_plain_text(value: str) -> bool:
-    """Return True if a value is written in the manifest, and not set later."""
+    """Return True if a value is written in the manifest, and not inserted later."""
     return bool(value) and not any(placeholder in value for placeholder in PLACEHOLDERS)
 
 

@@ -1,7 +1,8 @@
-"""Check tags in the fields of a spec other than `templates`. Argo's validation does not read these
-fields. All findings are warnings, because a tag without a value remains in the text.
+"""Check tags in the fields of a spec other than `templates`. Argo's validation does not read the
+fields of a spec other than `templates`. All findings about these fields are warnings, because a tag
+without a value remains in the text of the field.
 
-Source for the tags that have a value in each field: substituteGlobalVariables,
+The tags that have a value in each field are taken from substituteGlobalVariables,
 substituteParamsInVolumes, substitutePodParams, processPodSpecPatch and SubstituteParams of Argo
 4.0.7.
 """

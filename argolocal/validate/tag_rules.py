@@ -17,8 +17,8 @@ UNKNOWN_VALUE = "\ue000"
 TAG_PREFIXES = {"inputs", "outputs", "tasks", "steps", "workflow", "item", "pod"}
 # first words of all tags of Argo; other texts in braces, such as tags of Jinja, remain in the text
 FIRST_WORDS = (*sorted(TAG_PREFIXES), "node", "lastRetry", "retries", "cronworkflow", "sprig")
-# an unknown first word that is at least this similar to a known one (from 0 to 1) is probably
-# misspelt
+# an unknown first word that is at least this similar to a known first word (from 0 to 1) is
+# probably misspelt
 MIN_SIMILARITY = 0.8
 # tags that have a value in each attempt of a step
 ATTEMPT_TAGS = (
@@ -30,19 +30,21 @@ ATTEMPT_TAGS = (
     "lastRetry.message",
 )
 RETRY_TAG = re.compile(r"retries|lastRetry\..*")
-# Argo does not check tags with these prefixes. If they have no value, they remain in the text.
-# Source: validate.go, resolveAllVariables.
+# Argo does not check tags with the prefixes in UNCHECKED_TAGS (resolveAllVariables in validate.go).
+# If such a tag has no value, it remains in the text.
 UNCHECKED_TAGS = ("workflow.creationTimestamp", "workflow.scheduledTime", "workflow.duration")
 METADATA_TAG = re.compile(r"workflow\.(label|annotation)s\.(.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class TextUse:
-    """The use of a text by Argo. It determines whether a tag without a value prevents the run.
+    """The way in which Argo uses a text with tags. The use of a text determines whether a tag
+    without a value prevents the run.
 
     `has_all_parameters`: False if the workflow may have parameters that are not in the file, so
-    that an unknown parameter is not an error. `is_validated`: Argo's validation reads the text.
-    `is_used`: a run may use the text. `retries`: the template has a retryStrategy.
+    that an unknown parameter is not an error. `is_validated`: True if Argo's validation reads the
+    text. `is_used`: True if a run may use the text. `retries`: True if the template has a
+    retryStrategy.
     """
 
     has_all_parameters: bool = True
@@ -51,12 +53,14 @@ class TextUse:
     retries: bool = True
 
     def is_fatal(self, tag: str, name: str) -> bool:
-        """Return True if a tag without a value prevents the run: Argo rejects it, or a run would
-        use the tag itself as text. `name`: the name in the tag that lacks a value."""
+        """Return True if a tag without a value prevents the run, because Argo rejects the tag, or
+        because a run would use the tag itself as text. `name`: name in the tag; the name lacks a
+        value."""
         if name.startswith("workflow.parameters") and not self.has_all_parameters:
             return False
         if tag.startswith("="):
-            # `item` fails only at run time, and labels may be added when the workflow is submitted
+            # a tag `item` without a value fails only at run time, and labels may be added when the
+            # workflow is submitted
             is_late = name.split(".")[0] == "item" or METADATA_TAG.fullmatch(name)
             return (self.is_validated or self.is_used) and not is_late
         if name.startswith(UNCHECKED_TAGS):
@@ -73,7 +77,7 @@ def check(findings: Findings, path: str, value: object, scope: TagScope, text_us
 def check_text(
     findings: Findings, path: str, text: str, scope: TagScope, text_use: TextUse
 ) -> None:
-    """Check the tags of one text: they must have a value and be spelt correctly."""
+    """Check that all tags of one text have a value and are spelt correctly."""
     for tag in TAG.findall(text):
         referenced_names = _find_names(findings, path, tag)
         for referenced_name in referenced_names:

@@ -41,7 +41,8 @@ READ_TEXT_USE = TextUse()
 
 
 class TemplateRules(WorkflowFacts):
-    """The rules for templates. The methods add the problems that they find to `findings`."""
+    """The rules for templates. The methods of TemplateRules add the problems that they find to
+    `findings`."""
 
     def warn_shell_calls(self, path: str, passed_arguments: Manifest) -> None:
         """Warn about `$(date)` in arguments, which is not expanded."""
@@ -79,7 +80,7 @@ class TemplateRules(WorkflowFacts):
         self, path: str, template: Manifest, task_scope: TagScope | None = None
     ) -> None:
         """Check a template. `task_scope`: for an inline template, the tags that have a value in the
-        task that contains it; they also have a value in the template."""
+        task that contains the template, and therefore also in the template."""
         template_types = [
             template_type for template_type in TEMPLATE_TYPES if template_type in template
         ]
@@ -134,8 +135,8 @@ class TemplateRules(WorkflowFacts):
         declared_tags: set[str],
         task_scope: TagScope | None,
     ) -> None:
-        """Check a template that is neither a DAG nor steps. `declared_tags`: tags of its inputs and
-        outputs."""
+        """Check a template that is neither a DAG nor steps. `declared_tags`: tags of the template's
+        inputs and outputs."""
         self.forbid(path, template, "dag or steps", "parallelism")
         if "suspend" in template:
             self.forbid(path, template, "a pod", "timeout")
@@ -171,7 +172,7 @@ class TemplateRules(WorkflowFacts):
 
     def check_inputs(self, path: str, template: Manifest, scope: TagScope) -> None:
         """Check the tags in the inputs of a template. Tags in the value of an input do not matter
-        if all callers pass an argument for it. Source: ProcessArgs, validateLeaf."""
+        if all callers pass an argument for this input. Source: ProcessArgs, validateLeaf."""
         calls_templates = "dag" in template or "steps" in template
         inputs = dict(template.get("inputs") or {})
         parameters = inputs.pop("parameters", None) or []
@@ -346,7 +347,7 @@ class TemplateRules(WorkflowFacts):
             self.add(f"{path}.{forbidden_field}", "template", message)
 
     def check_task(self, path: str, name: str, task: Manifest, scope: TagScope) -> None:
-        """Check a task or step. `scope`: the tags that it may use."""
+        """Check a task or step. `scope`: the tags that the task or step may use."""
         passed_arguments = task.get("arguments") or {}
         self.check_reference(path, task)
 
@@ -382,7 +383,7 @@ class TemplateRules(WorkflowFacts):
         self.check_step_tags(path, name, task)
 
     def check_called_template(self, path: str, task: Manifest, scope: TagScope) -> None:
-        """Check the template that a task calls, and that it gets its inputs."""
+        """Check the template that a task calls, and that the template gets its inputs."""
         passed_arguments = task.get("arguments") or {}
         if task.get("template"):
             self.check_call(path, str(task["template"]), passed_arguments)
@@ -405,7 +406,8 @@ class TemplateRules(WorkflowFacts):
             )
 
     def check_condition(self, path: str, when_condition: str) -> None:
-        """Warn about a `when` that compares an output with < or >, because it compares texts."""
+        """Warn about a `when` that compares an output with < or >, because `when` compares texts,
+        not numbers."""
         if (
             OUTPUT_TAG.search(when_condition)
             and re.search(r"[<>]", when_condition)
@@ -486,8 +488,8 @@ class TemplateRules(WorkflowFacts):
     def check_call(
         self, path: str, name: str, passed_arguments: Manifest, allows_extra_arguments: bool = False
     ) -> None:
-        """Check that a called template exists and gets its inputs. `allows_extra_arguments`: accept
-        arguments that are not inputs of the template."""
+        """Check that a called template exists and that the call passes its inputs.
+        `allows_extra_arguments`: True accepts arguments that are not inputs of the template."""
         template = self.templates.get(name)
         name_prefix, _, short_name = name.rpartition("/")
         owner_text = f" of {name_prefix.partition('/')[2]}" if name_prefix else ""

@@ -1,9 +1,10 @@
 """Warn about tasks that do not affect other tasks: a suspend that no task waits for, and outputs
 that no task reads.
 
-Such a task does not hold anything back. For example, a model is released without the approval, or
-despite a failed quality check. A task of a nested template affects the tasks that run after the
-caller of this template. Therefore, the check walks from the entrypoint into nested templates.
+No other task waits for a task without an effect. For example, a model is released without an
+approval if no task waits for the approval's suspend. A task of a nested template affects the tasks
+that run after the caller of this template. Therefore, the check walks from the entrypoint into
+nested templates.
 """
 
 import re
@@ -38,12 +39,12 @@ ARTIFACT_FIELDS = {
 
 @dataclass(frozen=True)
 class TemplateUse:
-    """A template that is called, or that is the entrypoint. `is_own`: the template is in the
-    checked manifest.
+    """A template that is called, or that is the entrypoint. `is_own`: True if the template is in
+    the checked manifest.
 
     `path`: path of the template or, for a template of another object, of its caller. `is_awaited`:
-    a later task waits until the call ends. `is_read`: the outputs of the call are read, or are
-    outputs of the workflow."""
+    True if a later task waits until the call ends. `is_read`: True if the outputs of the call are
+    read, or are outputs of the workflow."""
 
     template: Data
     path: str
@@ -54,8 +55,8 @@ class TemplateUse:
 
 @dataclass(frozen=True)
 class TemplateCall:
-    """A task or step with the template that it calls. The last three fields are the same as in
-    TemplateUse."""
+    """A task or step with the template that it calls. The last three fields of a TemplateCall are
+    the same as in TemplateUse."""
 
     name: str
     path: str
@@ -115,9 +116,9 @@ def check_unheeded(
 def _check_outputs(
     findings: Findings, template_call: TemplateCall, has_other_last_task: bool
 ) -> None:
-    """Warn if a task has outputs, but no task can use them. `has_other_last_task`: no task waits
-    for this task, and there are other such tasks. The outputs of the only last task are accepted as
-    the results of the workflow."""
+    """Warn if a task has outputs, but no task can use them. `has_other_last_task`: True if no task
+    waits for this task, but other tasks without a waiting task exist, too. If only one task is
+    last, its outputs are accepted as the results of the workflow."""
     outputs = template_call.template.get("outputs") or {}
 
     all_outputs = [output for field in OUTPUT_FIELDS for output in outputs.get(field) or []]
@@ -247,8 +248,8 @@ def _has_exit_hook(task: Data) -> bool:
 
 
 def _find_tasks_read(task: Data, excluded_task: str) -> set[str]:
-    """Return the names of the tasks whose outputs `task` uses in its tags. Tags with the name of
-    `task` itself count only in its hooks."""
+    """Return the names of the tasks whose outputs `task` uses in its tags. Tags that contain the
+    name of `task` itself count only in its hooks."""
     task_fields = {key: value for key, value in task.items() if key not in ("hooks", "name")}
     hooks = task.get("hooks") or {}
     return (_find_task_names(task_fields) - {excluded_task}) | _find_task_names(hooks)
@@ -256,7 +257,7 @@ def _find_tasks_read(task: Data, excluded_task: str) -> set[str]:
 
 def _list_exported_tasks(template: Data, is_read: bool) -> set[str]:
     """Return the names of the tasks whose tags the template contains outside its tasks, for example
-    in its outputs. `is_read`: the template's own outputs are read."""
+    in its outputs. `is_read`: True if the template's own outputs are read."""
     outputs = template.get("outputs") or {}
     used_outputs = [
         output

@@ -28,7 +28,7 @@ class WorkflowFacts:
         self.find = find_object
         self.add = findings.add
         self.warn = findings.warn
-        # path of a referenced object's spec, as findings show it → the object
+        # path of a referenced object's spec, as findings show it → the referenced object
         self.other_objects: dict[str, Manifest] = {}
         self.kind = str(manifest.get("kind"))
         self.root = "spec.workflowSpec" if self.kind == "CronWorkflow" else "spec"
@@ -64,7 +64,7 @@ class WorkflowFacts:
                 templates_by_prefix[name_prefix] = None
 
                 if template_object and not any(shape.find_shape_errors(template_object)):
-                    # the errors of another object are reported when it is checked itself
+                    # the errors of another object are reported when the other object is checked
                     self.other_objects[self.object_path(name_prefix)] = template_object
                     spec = shape.remove_nulls(template_object.get("spec") or {})
                     templates_by_prefix[name_prefix] = _index_templates(spec)
@@ -75,14 +75,14 @@ class WorkflowFacts:
 
     def object_path(self, name_prefix: str) -> str:
         """Return the path of a referenced object's spec, as findings show it. `name_prefix`: the
-        prefix of the full names of its templates."""
+        prefix of the full names of the object's templates."""
         return f"{self.root}.templateRef[{name_prefix.partition('/')[2]}]"
 
     @cached_property
     def templates(self) -> dict[str, Manifest]:
         """Name that callers use → template."""
-        # Read `stored_templates` first: it also replaces the template names in callers by full
-        # names.
+        # Read `stored_templates` first, because it also replaces the template names in callers by
+        # full names.
         stored_items = self.stored_templates.items()
         return _index_templates(self.spec) | {
             f"{name_prefix}/{name}": template
@@ -98,11 +98,12 @@ class WorkflowFacts:
     @property
     def workflow_metadata(self) -> Manifest:
         """Labels and annotations of the workflow that will be created from this manifest, without
-        the ones in its spec. Source: ConvertCronWorkflowToWorkflow."""
+        the labels and annotations in its spec. Source: ConvertCronWorkflowToWorkflow."""
         metadata = self.manifest.get("metadata") or {}
 
         if self.kind in WORKFLOW_TEMPLATE_KINDS:
-            # A CronWorkflow may use the template. Then the scheduled time has a value.
+            # A CronWorkflow may use the template. If a CronWorkflow uses the template, the
+            # scheduled time has a value.
             return {
                 **metadata,
                 "annotations": {
@@ -134,7 +135,7 @@ class WorkflowFacts:
     @cached_property
     def ids_before_exit(self) -> set[int]:
         """Ids (`id(template)`) of the templates that run before the exit handler, so that
-        workflow.failures does not have a value in them."""
+        workflow.failures does not have a value in these templates."""
         return {
             id(template)
             for template in self.find_called_templates([str(self.spec.get("entrypoint"))]).values()
@@ -144,8 +145,8 @@ class WorkflowFacts:
         self, name_queue: list[str], includes_hooks: bool = True
     ) -> dict[str, Manifest]:
         """Return the templates with the names in `name_queue`, and all templates that they call
-        directly or indirectly. `includes_hooks`: also follow the calls of hooks. `name_queue` is
-        emptied."""
+        directly or indirectly. `includes_hooks`: True also follows the calls of hooks. The list
+        `name_queue` is empty after the call."""
         templates: dict[str, Manifest] = {}
 
         while name_queue:
@@ -222,7 +223,7 @@ class WorkflowFacts:
         self, template: Manifest, step: Manifest | None = None
     ) -> tuple[TagSet, TagSet]:
         """Return the tags workflow.* that have a value in a template, and the global outputs that
-        are known in it or, with `step`, in this step of the template."""
+        are known in the template or, with `step`, in this step of the template."""
         if id(template) in self.ids_before_exit:
             workflow_tags = self.tags_while_running
         else:

@@ -25,8 +25,8 @@ MAX_NAME_LENGTHS = {"CronWorkflow": 52}
 
 
 class WorkflowRules(TemplateRules):
-    """The rules for one manifest. The method `run` adds the problems that it finds to
-    `findings`."""
+    """The rules for one manifest. The method `run` of WorkflowRules adds the problems that it finds
+    to `findings`."""
 
     def run(self) -> None:
         """Check the whole manifest."""
@@ -118,7 +118,8 @@ class WorkflowRules(TemplateRules):
 
     def check_workflow_tags(self, workflow_arguments: Manifest) -> None:
         """Check the tags in the fields of the spec other than `templates`. Argo's validation reads
-        these fields only after they have been inserted into templates."""
+        the fields of a spec other than `templates` only after they have been inserted into
+        templates."""
         known_tags = (
             self.workflow_tags.names | self.global_outputs.all_names.names | {"workflow.failures"}
         )

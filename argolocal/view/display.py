@@ -1,5 +1,5 @@
-"""Show a run in progress as a live tree on a terminal. Without a terminal, print lines with
-timestamps.
+"""Show a run in progress as a live tree on a terminal. Without a terminal, the state of the run is
+printed as lines with timestamps.
 
     find_error = LogErrors(name, logs, deployments).of
     with display.show_run(name, find_error, manifest, sys.stdout) as run_display:
@@ -45,11 +45,11 @@ PHASE_MARKS = {
 }
 # a run with more steps than this number is reported less often
 MANY_STEPS_COUNT = 200
-# in such a run, maximum share of the time that the reports may take
+# in a run with many steps, maximum share of the time that the reports may take
 MAX_REPORT_SHARE = 1 / 30
 # phases of steps that did not run at all
 NOT_RUN_PHASES = ("Skipped", "Omitted")
-# reasons for which every pod is pending for a short time; they are not reported
+# reasons for which every pod is pending for a short time; these reasons are not reported
 NORMAL_PENDING_REASONS = ("PodInitializing", "ContainerCreating")
 # part of Argo's message about a step whose job has failed; the logs of the job contain the cause
 JOB_FAILED_MESSAGE = "failure condition"
@@ -60,8 +60,8 @@ FindProgress = Callable[[Step], str]
 
 
 class RunDisplay(Protocol):
-    """A display of a run. It is called with every new status of the run. `tick` is called a few
-    times per second, and `say` prints a line."""
+    """A display of a run. A RunDisplay is called with every new status of the run. `tick` is called
+    a few times per second, and `say` prints a line."""
 
     def __call__(self, status: Status) -> None: ...
     def tick(self) -> None: ...
@@ -149,7 +149,7 @@ class LineDisplay:
             self.report_changes()
 
     def report_changes(self) -> None:
-        """Print all changes since the last call."""
+        """Print all changes of the status since the last call."""
         with self.lock:
             started_at = time.monotonic()
             self.changed = False
@@ -189,7 +189,7 @@ class LineDisplay:
 
     def _report_waiting(self, step: Step) -> None:
         """Print the reason why a pod is pending, such as an image that cannot be pulled. Each
-        reason is printed only once."""
+        reason why a pod is pending is printed only once."""
         reason = step.message.partition(":")[0]
         if (
             reason
@@ -246,14 +246,14 @@ class TreeDisplay:
         self.status = status
 
     def tick(self) -> None:
-        """Do nothing, because rich's Live redraws the tree."""
+        """The method does nothing, because rich's Live redraws the tree."""
 
     def say(self, line: str) -> None:
         self.console.print(escape_control_chars(line), markup=False)
 
     def draw(self) -> Any:
-        """Return the current tree as a table of rich. Its columns are the step with the symbol of
-        its phase, its duration, and its progress or message."""
+        """Return the current tree as a table of rich. The columns of the table are the step with
+        the symbol of its phase, its duration, and its progress or message."""
         from rich.table import Table
         from rich.text import Text
 
@@ -283,8 +283,8 @@ class TreeDisplay:
         return text_grid
 
     def _make_note(self, step: Step) -> str:
-        """Return the cause if a step has failed, otherwise its message or its warnings, in one
-        line."""
+        """Return the cause if a step has failed, otherwise the step's message or its warnings, in
+        one line."""
         if step.phase not in FAILED_PHASES:
             note = step.message or " ".join(list_warnings([step.node or {}]))
             return " ".join(note.split())[:100]
@@ -301,7 +301,8 @@ def find_cause(step: Step, find_progress: FindProgress) -> str:
 
 
 def parse_task_name(step: Step) -> str:
-    """Return the name of the task of a step or attempt: `train` of `ship.train(0)`."""
+    """Return the name of the task of a step or attempt, such as train for the name
+    ship.train(0)."""
     return step.name.rpartition(".")[2].partition("(")[0]
 
 
@@ -348,10 +349,10 @@ def follow(
     as_json: bool = False,
 ) -> bool:
     """Copy the logs of those pods of `run_name` whose names contain `step_text` to `output_stream`.
-    Each line starts with the name of its pod.
+    Each copied line starts with the name of its pod.
 
-    Return when `is_finished()` is True and all lines are copied. The result is True if any line was
-    copied.
+    Return when `is_finished()` is True and all lines of the logs are copied. Return True if any
+    line was copied.
     """
     offsets: dict[Path, int] = {}  # number of bytes of each log that have been copied
 

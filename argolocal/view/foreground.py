@@ -4,7 +4,8 @@ return the exit code.
     Foreground(create_run(cluster, manifest, parameters)).run(as_json=False, ask=True)
     # → 0 succeeded, 1 failed, 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP
 
-With `as_json`, exactly one JSON object is written to stdout, and everything else to stderr.
+With `as_json`, the Foreground writes exactly one JSON object to stdout, and everything else to
+stderr.
 """
 
 import os
@@ -44,8 +45,9 @@ def create_run(
 ) -> LocalRun:
     """Create the run of a manifest, without starting it. Raises ConfigError.
 
-    `shows_notes`: print notes about ignored fields. `checks_ports`: reject a run if a port of its
-    Services is in use. `is_queued`: the run waits until the server of its home starts it.
+    `shows_notes`: True prints notes about ignored fields. `checks_ports`: True rejects a run if a
+    port of its Services is in use. `is_queued`: True makes the run wait until the server of its
+    home starts it.
     """
     cluster.store_objects(other_objects)
     if checks_ports:
@@ -67,10 +69,11 @@ def load_run(
     cluster: LocalCluster, name: str | None, resume_values: Mapping[str, str], as_json: bool
 ) -> LocalRun | None:
     """Load the run `name` (default: the newest run that can be resumed) in order to resume it. If
-    another process executes the run, make it continue its suspended steps with the outputs
-    `resume_values`, and return None.
+    another process executes the run, make that process continue the suspended steps with the
+    outputs `resume_values`, and return None.
 
-    Raises ConfigError, Busy.
+    Raises ConfigError if no such run exists, and Busy if another process executes the run but no
+    step is suspended.
     """
     name = name or runs.find_resumable(cluster.home)
     if resume_suspended(name, resume_values, cluster.home):
@@ -84,7 +87,8 @@ def load_run(
 
 
 def execute_queued(home: Path, name: str) -> int:
-    """Run a queued run to its end, and return its exit code. Raises Busy, NotQueued."""
+    """Run a queued run to its end, and return its exit code. Raises Busy if another process
+    executes the run, and NotQueued if the run is no longer queued."""
     local_run = LocalRun.load(name, LocalCluster(home), is_queued=True)
     return Foreground(local_run).run(as_json=False, ask=False)
 
@@ -107,7 +111,7 @@ def _check_ports(manifest: Mapping[str, Any], cluster: Cluster) -> None:
 
 
 class Foreground:
-    """Runs one workflow and shows its outcome. Subclasses can show more details."""
+    """Runs one workflow and shows its outcome. Subclasses of Foreground can show more details."""
 
     def __init__(self, local_run: LocalRun) -> None:
         self.local = local_run
@@ -140,8 +144,8 @@ class Foreground:
         return summary.describe_success(status, summary.list_outputs(status))
 
     def run(self, *, as_json: bool, ask: bool, full_status: bool = True) -> int:
-        """Run the workflow, print its outcome, and return the exit code. `ask`: ask the user before
-        Ctrl-C stops the run. `full_status`: add the status to the JSON output."""
+        """Run the workflow, print its outcome, and return the exit code. `ask`: True asks the user
+        before Ctrl-C stops the run. `full_status`: True adds the status to the JSON output."""
         local_run = self.local
         output_stream = sys.stderr if as_json else sys.stdout
         interrupts = StopSignals(local_run.files.root / "stop", ask, FORCE_EXIT_AFTER_S)
@@ -213,7 +217,7 @@ def _with_resume_hints(
     local_run: LocalRun, run_display: display.RunDisplay
 ) -> Callable[[Status], None]:
     """Return a function that calls `run_display` with a status, and prints how to resume each
-    suspended step, once for each step."""
+    suspended step, but only once for each step."""
     hinted_ids: set[str] = set()
     if local_run.workflow["spec"].get("suspend"):
         run_display.say(

@@ -37,7 +37,7 @@ MakeRow = Callable[[str, Status, str, str | None], dict[str, str]]
 
 
 def list_run_names(home: Path) -> list[str]:
-    """Return the names of the runs in a home, newest first."""
+    """Return the names of the runs in a home (a directory of runs), newest first."""
     manifest_files = [run_files.root / MANIFEST_FILE for run_files in RunFiles.all(home)]
     return [
         path.parent.name
@@ -88,8 +88,9 @@ def load_status(home: Path, run_name: str) -> dict[str, Any]:
 
 
 def settle_phase(status: dict[str, Any], run_files: RunFiles) -> dict[str, Any]:
-    """Return a status from the journal of a run with the actual phase: Running while a runner
-    exists, Pending if the run waits for the server, and Interrupted if the runner has died."""
+    """Return a status from the journal of a run with the actual phase, which is Running while a
+    runner exists, Pending if the run waits for the server, and Interrupted if the runner has
+    died."""
     if status.get("phase") in FINISHED_PHASES:
         return status
     if run_files.runner():
@@ -114,8 +115,8 @@ def show_all(cluster: LocalCluster, as_json: bool, make_row: MakeRow | None = No
 
 
 def _find_creation(home: Path, name: str, status: Status) -> str | None:
-    """Return the time of a run's creation, or None if its files are unreadable. A run that waits in
-    the queue has not started."""
+    """Return the time of a run's creation, or None if the run's files are unreadable. A run that
+    waits in the queue has not started."""
     if status["phase"] == "Unreadable":
         return None
     if status.get("startedAt"):
@@ -173,7 +174,7 @@ def format_steps_table(name: str, status: Status, shown_steps: list[Step] | None
 
 def list_processes(home: Path, name: str) -> list[dict[str, Any]]:
     """Return the names of the pods of a run that are running, each with the pid of its first
-    process. When this process exits, the pod ends."""
+    process. Each of these pods ends when this process exits."""
     run_files = RunFiles(home, name)
     if not run_files.runner():
         return []

@@ -35,8 +35,8 @@ class Step:
 
     `name`: name of the node without the name of the run, such as `ship.release` for the node
     `demo-4k2xp.ship.release`. `label`: name without the names of its parents, such as `release`.
-    `depth`: number of its parents. `kind`: type of the node, such as Pod or DAG. `started` and
-    `finished`: times in the format of RFC 3339.
+    `depth`: number of the node's parents. `kind`: type of the node, such as Pod or DAG. `started`
+    and `finished`: times in the format of RFC 3339.
     """
 
     name: str
@@ -51,8 +51,8 @@ class Step:
 
     @property
     def seconds(self) -> float | None:
-        """The number of seconds until the end of the step, or until now. None if the step has not
-        started."""
+        """The number of seconds until the end of the step, or until now if the step has not ended.
+        The value is None if the step has not started."""
         if not self.started:
             return None
         end_seconds = parse_timestamp(self.finished) if self.finished else time.time()
@@ -157,8 +157,8 @@ class _NodeTree:
 
     def walk(self, parent_name: str, depth: int) -> Iterator[Step]:
         """Yield the steps below a node, each before its children. `depth`: depth of the node's
-        children. Step groups, and attempts that were not repeated, are left out; their children
-        take their place."""
+        children. Step groups, and attempts that were not repeated, are replaced by their
+        children."""
         for name in self.child_names.get(parent_name, []):
             if self.nodes[name].get("type") == "StepGroup" or self._is_only_attempt(name):
                 yield from self.walk(name, depth)
@@ -211,8 +211,8 @@ def _find_root_message(step: Step, status: Status) -> str:
 
 
 def find_run_message(name: str, status: Status) -> str:
-    """Return the message of a run. If this message only refers to a node, return the message of the
-    failed step instead."""
+    """Return the message of a run from its status. If the message of the run only refers to a node,
+    return the message of the failed step instead."""
     message = str(status.get("message") or "")
     if not message or not causes.is_secondary_message(message):
         return message
@@ -249,7 +249,8 @@ def list_leaf_steps(run_steps: Iterable[Step]) -> list[Step]:
 
 def find_failed_step(run_steps: list[Step]) -> Step | None:
     """Return the step that failed first, or else a running step, or else None. A step that
-    succeeded in a later attempt does not count as failed. Exit handlers come last."""
+    succeeded in a later attempt does not count as failed. Failed steps of exit handlers are
+    considered last."""
     failed_steps = [
         step for step in run_steps if not step.label.startswith("(") and step.phase in FAILED_PHASES
     ]
@@ -279,7 +280,8 @@ def _list_attempts(status: Status, step: Step) -> list[Mapping[str, Any]]:
     node = step.node or {}
     node_name = node.get("name", "")
     nodes = status["nodes"]
-    # search only the children of the node, because a search of all nodes is slow in a large run
+    # search only the children of the node, because a search through all nodes is slow in a large
+    # run
     children = [nodes[node_id] for node_id in node.get("children") or [] if node_id in nodes]
     attempts = [
         other_node
@@ -358,7 +360,7 @@ def find_log(
     name: str, status: Status, step: Step | None, log_folder: Path, deployments_folder: Path
 ) -> Path | None:
     """Return the log that explains the outcome of a step: the log of its pod, or of a pod of its
-    job or Deployment. None if no log exists."""
+    job or Deployment. Return None if no log of the step exists."""
     if step is None:
         return None
     node = find_last_attempt(status, step)
@@ -383,7 +385,7 @@ def find_applied_log(
 
 def find_first_error(log_paths: list[Path]) -> Path | None:
     """Return the log with an error that was modified first, or else the log that was modified
-    first. None if `log_paths` is empty."""
+    first. Return None if `log_paths` is empty."""
     error_logs = [
         log_path for log_path in log_paths if ERROR_LINE.search(read_end(log_path, 65536))
     ]
@@ -423,7 +425,7 @@ def describe_success(status: Status, facts: Mapping[str, str | None]) -> str:
 
 
 def format_facts(facts: Iterable[tuple[str, str | None]]) -> str:
-    """Return one line with name and value for each fact. Facts without a value are left out."""
+    """Return one line with name and value for each fact. A fact without a value is left out."""
     return "\n" + "".join(
         f"{fact_name:9} {escape_control_chars(fact_text)}\n"
         for fact_name, fact_text in facts
@@ -442,7 +444,8 @@ def failure(
     """Describe a failed run in at most 15 lines: the failed step, the end of its log, the cause,
     the path of the log, up to two warnings, and the command that resumes the run.
 
-    `runner_error`: error of the runner itself. If it is not empty, it is shown as the cause.
+    `runner_error`: error of the runner itself. If `runner_error` is not empty, it is shown as the
+    cause.
     """
     step = find_failed_step(list_steps(name, status))
     warning_texts = list_warnings((status.get("nodes") or {}).values())
@@ -453,7 +456,8 @@ def failure(
     message = str((step and step.message) or find_run_message(name, status))
     cause_text = runner_error or find_last_error(log_text) or causes.extract_cause(message)
 
-    # if the message has parts other than the cause, such as a termination message, show them, too
+    # if the message has parts other than the cause, such as a termination message, show these
+    # parts, too
     if causes.extract_cause(message) != message:
         detail_text = ""
     else:
@@ -486,9 +490,9 @@ def _find_parent_name(
     name: str, nodes: Mapping[str, Any], name_lengths: Collection[int]
 ) -> str | None:
     """Return the name of the parent node: the longest node name that is a prefix of `name` and is
-    followed by `.`, `[` or `(` there. None if no node has such a name. `name_lengths`: the lengths
-    of all node names. They limit the search, because a loop item in a name may contain these
-    characters many times."""
+    followed by `.`, `[` or `(` in `name`. Return None if no other node has such a name.
+    `name_lengths`: the lengths of all node names. The lengths limit the search, because a loop item
+    in a name may contain `.`, `[` or `(` many times."""
     cut_indexes = [
         index
         for index, character in enumerate(name)

@@ -21,8 +21,8 @@ def rekindle(
     *command_arguments: str,
     allowed_exit_codes: tuple[int, ...] = FINISHED_EXIT_CODES,
 ) -> dict[str, Any]:
-    """Run a command of Rekindle in `working_folder`, and return its JSON output. Raises
-    SystemExit for other exit codes."""
+    """Run a command of Rekindle in `working_folder`, and return its JSON output. Raises SystemExit
+    for an exit code that is not in `allowed_exit_codes`."""
     command = [REKINDLE_PROGRAM, *command_arguments, "-o", "json"]
     completed_process = subprocess.run(
         command,
@@ -37,7 +37,7 @@ def rekindle(
 
 
 def stop_services(home_folder: Path) -> None:
-    """Stop the services and servers of a home."""
+    """Stop the services and servers of a home (a directory of runs)."""
     subprocess.run(
         [REKINDLE_PROGRAM, "down"], env=make_environment(home_folder), stdout=subprocess.DEVNULL
     )

@@ -2,11 +2,11 @@
 
     python -m benchmarks.commands.page [--json] [--nodes 500 5000] [--viewers 20]
 
-The first view of a run is the time from the request until the page is loaded, from a server that
-has not read this run yet. The time of an event is the delay from writing the line in the journal or
-log until the slowest viewer's screen shows it. For the load at rest, one viewer shows the list of
-runs, one a run, and one the run's log. The slowdown compares the CPU time of the same work with and
-without three viewers of the page.
+The figure "first view" of a run is the time from the request until the page is loaded, answered by
+a server that has not read this run yet. The time of an event is the delay from writing the line in
+the journal or log until the slowest viewer's screen shows it. For the load at rest, one viewer
+shows the list of runs, a second viewer shows a run, and a third viewer shows the run's log. The
+figure "slowdown" compares the CPU time of the same work with and without three viewers of the page.
 
 """
 
@@ -56,7 +56,7 @@ OBSERVER_SCRIPT = """() => {
 @dataclass
 class EventCase:
     """A kind of event whose delay is measured. The page in the tab `tab_path` shows the number of
-    an event; `cause_event` causes the event with a number."""
+    an event; `cause_event` causes the event with a given number."""
 
     name: str
     tab_path: str
@@ -129,7 +129,7 @@ class WrittenRun:
         }
 
     def task(self, task_index: int, phase: str) -> dict[str, Any]:
-        """Return the workflow node of a task."""
+        """Return the node of a simulated task, as in the status of a workflow."""
         node = self._node(f"{self.name}.t{task_index}", "Pod", phase)
         return node | {"id": self._make_node_id(task_index), "boundaryID": self.name}
 
@@ -157,8 +157,8 @@ def measure_first_view(page_server: PageServer, browser: Browser, page_path: str
 
 
 def measure_views(home_folder: Path, node_counts: list[int], browser: Browser) -> list[Bar]:
-    """Measure how many seconds the first view of each large run takes, with a new server for
-    each."""
+    """Measure how many seconds the first view of each large run takes, with a new server for each
+    run."""
     bars: list[Bar] = []
     for node_count in node_counts:
         written_run = WrittenRun(home_folder, f"nodes-{node_count}", node_count, "Succeeded")
@@ -297,7 +297,8 @@ def _measure_slowest_viewer(
 
 @contextmanager
 def _start_viewers(page_server: PageServer, run_names: list[str]) -> Iterator[None]:
-    """Simulate browsers in another process, which request a page of the runs after each change."""
+    """Start another process that simulates browsers, which request a page of the runs after each
+    change."""
     spawn_context = multiprocessing.get_context("spawn")
     ready_semaphore = spawn_context.Semaphore(0)
     viewer_process = spawn_context.Process(
@@ -371,7 +372,7 @@ def _append_events(written_run: WrittenRun, writing_seconds: float) -> float:
 
 def measure_busy_load(home_folder: Path, measured_seconds: float, run_count: int) -> list[Bar]:
     """Measure the server's load during a run with 100 events per second, and how much CPU time
-    three viewers add to the run."""
+    three viewers add to the work of the run."""
     written_run = WrittenRun(home_folder, "busy", 100, "Running")
     slowdown_ratios: list[float] = []
     cpu_loads: list[float] = []
@@ -393,7 +394,8 @@ def measure_busy_load(home_folder: Path, measured_seconds: float, run_count: int
                 )
                 / measured_seconds
             )
-            # in percent of the duration of a run with 100 events per second
+            # CPU seconds that the viewers add, in percent of the duration of a run with 100 events
+            # per second
             slowdown_ratios.append(
                 100 * (watched_cpu_seconds - unwatched_cpu_seconds) / measured_seconds
             )

@@ -2,11 +2,11 @@
 
     python -m benchmarks.commands.plan [--json] [--runs 3] [--tasks 500]
 
-To measure the accuracy, the demo runs `--runs` times with different seeds. Then the forecasts of
-three changes are compared with runs of these changes: another seed, another gate (the data and the
-model are cached), and other epochs. A forecast includes the tasks of a release only if the run did
+To measure the accuracy, the demo runs `--runs` times with different seeds. The forecasts of three
+changes are compared with runs of these changes: another seed, another gate (the data and the model
+are cached), and other epochs. A forecast includes the tasks of a release only if the run did
 release its model. The CPU time is measured for a pipeline of `--tasks` steps, without the import of
-Hera: before the first run, after the run, and after a change of the first step's input.
+Hera: before the first run, after this run, and after a change of the first step's input.
 """
 
 import subprocess
@@ -201,7 +201,7 @@ def measure_plan_cpu(working_folder: Path, task_count: int, run_count: int) -> l
 
 def _measure_look_up(working_folder: Path, task_count: int, deletes_index: bool) -> float:
     """Return the seconds that a new client needs to find the cached results of all tasks, and to
-    reserve them for a run."""
+    reserve these results for a run."""
     store = LocalCluster(find_home(working_folder)).store()
     entry_keys = [cache_entry.key for cache_entry in entries.read_entries(store)]
 

@@ -7,8 +7,9 @@ measure the time.
 
 The model of each config is trained and released in one clone of this repository, which is then
 deleted. `rekindle reproduce` trains the model again in another clone. All clones and configs share
-one home, which contains the released models, because the refresh needs the demo's model and
-fine-tuning needs the model of configs/language.yaml. The clones contain only committed changes.
+one home (REKINDLE_HOME, the folder of the runs), which contains the released models, because
+configs/refresh.yaml needs the demo's model and fine-tuning in configs/ needs the model of
+configs/language.yaml. The clones contain only committed changes.
 """
 
 import shutil
@@ -37,7 +38,7 @@ CONFIG_NAMES = (
     "nightly",
 )
 CONFIG_PATHS = [f"configs/{name}.yaml" for name in CONFIG_NAMES]
-# newer data, with which configs/refresh.yaml refreshes the demo's model
+# data settings of configs/refresh.yaml, which refreshes the demo's model with newer data
 SETTINGS_BY_CONFIG = {
     "configs/refresh.yaml": [
         "data.source=simulate://7?cards=700&terminals=1400&days=98&takeovers=2"

@@ -2,9 +2,9 @@
 
     python -m benchmarks.commands.server [--json] [--queued 1000] [--places 10] [--finished 10000]
 
-All workflows are queued before the server starts; each sleeps for a second. The delay of the next
-start is the time from the end of a run, as its journal says, until the next run in the queue has
-started. The list of runs is requested from a server that has read the runs once.
+All workflows are queued before the server starts; each workflow sleeps for a second. The delay of
+the next start is the time from the end of a run, as its journal says, until the next run in the
+queue has started. The list of runs is requested from a server that has read the runs once.
 """
 
 import json
@@ -55,7 +55,7 @@ MANIFEST: dict[str, Any] = {
 
 @contextmanager
 def start_server(home: Path, places: int) -> Iterator[psutil.Process]:
-    """Start a server, wait until it answers, and end it afterwards."""
+    """Start a server, wait until it answers requests, and end it at the end of the `with` block."""
     process = subprocess.Popen(
         [sys.executable, "-m", "argolocal", "server", "--parallelism", str(places)],
         env={**os.environ, "ARGOLOCAL_HOME": str(home)},
@@ -77,7 +77,7 @@ def measure_memory(server: psutil.Process) -> float:
 
 
 def measure_queue(home: Path, count: int, places: int) -> list[Bar]:
-    """Queue workflows, and run them with a number of places."""
+    """Queue workflows, and run them on a server with the given parallelism."""
     cluster = LocalCluster(home)
     start = time.monotonic()
     for number in range(count):
@@ -112,7 +112,7 @@ def measure_queue(home: Path, count: int, places: int) -> list[Bar]:
 
 
 def copy_runs(home: Path, count: int) -> None:
-    """Copy a finished run until the home has `count` of them."""
+    """Copy a finished run until the home has `count` runs."""
     source = RunFiles(home, "run-00000")
     manifest = (source.root / MANIFEST_FILE).read_text()
     journal = (source.root / JOURNAL_FILE).read_text()
@@ -146,7 +146,7 @@ def measure_list(home: Path, count: int, requests: int) -> list[Bar]:
             timeout=TIMEOUT_S,
         )
         start = time.monotonic()
-        # a filter needs the rows of all runs
+        # the filter `q` makes the server read the rows of all runs
         assert client.get("/?q=run-").json()["count"] == count
         first_s = time.monotonic() - start
 
@@ -154,7 +154,7 @@ def measure_list(home: Path, count: int, requests: int) -> list[Bar]:
         cpu_start = server.cpu_times()
         for number in range(requests):
             start = time.monotonic()
-            # another address, so that the answer is not in memory
+            # use a new address, so that the answer is not in the memory of the server
             json.loads(client.get(f"/?page={1 + number}").content)
             seconds.append(time.monotonic() - start)
         cpu_end = server.cpu_times()

@@ -17,8 +17,8 @@ PUBLISHED_DATA_NEED = "the published data of the Fraud Detection Handbook"
 class BenchmarkProgram:
     """A benchmark.
 
-    `smallest`: flags of its shortest run. `slow`: True if the shortest run takes more than 3
-    seconds. `needs`: what the full benchmark requires besides this machine, or "".
+    `smallest`: flags of the benchmark's shortest run. `slow`: True if the shortest run takes more
+    than 3 seconds. `needs`: what the full benchmark requires besides this machine, or "".
     """
 
     name: str

@@ -1,11 +1,11 @@
-"""Measure how much slower a program runs, as a share of its steps, while an agent watches and
-uploads its checkpoints.
+"""Measure how much slower a program runs, as a share of its steps, while an agent (the process of
+Rekindle that starts the program) uploads the program's checkpoints.
 
     python -m benchmarks.programs.overhead [--runs 5] [--seconds 60] [--json]
 
 The same program (benchmarks/programs/saving.py: two processes, a checkpoint of 50 MB every 10 s) is
-started by an agent, and without one, in turns. The object store runs on the same machine, so its
-CPU load also slows the program.
+started with an agent and without an agent, in turns. The object store runs on the same machine, so
+the CPU load of the store also slows the program.
 """
 
 import os
@@ -91,7 +91,8 @@ def measure_overhead(run_count: int, program_flags: list[str]) -> list[Bar]:
         for run_number in range(run_count):
             alone_folder = Path(temporary_folder) / f"alone{run_number}"
             alone_folder.mkdir()
-            # alternate the order, so that a machine that becomes slower does not favour either side
+            # alternate the order, so that a machine that becomes slower does not favour the runs
+            # with or without an agent
             agent_folder = Path(temporary_folder) / f"agent{run_number}"
             if run_number % 2:
                 alone_speed = measure_alone(alone_folder, program_flags)

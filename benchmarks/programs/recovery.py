@@ -3,10 +3,10 @@ compared with torchrun and the same program.
 
     python -m benchmarks.programs.recovery [--runs 10] [--json]
 
-Both run the program of benchmarks/torchrun.py (DDP, steps of a few milliseconds, without
-checkpoints), and lose the node with the last rank by SIGKILL. torchrun is tuned as in
-benchmarks.recovery. Figures are medians of the seconds from the signal to the next step that the
-survivors finish, minus the duration of a step.
+Rekindle and torchrun both run the program of benchmarks/torchrun.py (DDP, steps of a few
+milliseconds, without checkpoints), and each loses the node with the last rank by SIGKILL. The
+timeouts of torchrun are tuned as in benchmarks.recovery. Figures are medians of the seconds from
+the SIGKILL to the next step that the surviving nodes finish, minus the duration of a step.
 """
 
 import signal
@@ -64,7 +64,7 @@ def _measure_once(store_environment: dict[str, str], pods_folder: Path) -> float
 
 
 def measure_recovery(run_count: int) -> list[Bar]:
-    """Measure Rekindle, then torchrun, and return the figures of both."""
+    """Measure Rekindle, then torchrun, and return the figures of Rekindle and of torchrun."""
     with start_object_store() as store_environment:
         rekindle_bar = make_bar(
             "SIGKILL of one of three pods: next step",

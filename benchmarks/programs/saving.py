@@ -1,4 +1,5 @@
-"""A training program for benchmarks/programs/overhead.py: DDP with a checkpoint every few seconds.
+"""The training program that benchmarks/programs/overhead.py measures; it trains with DDP and writes
+a checkpoint every few seconds.
 
     python -m benchmarks.programs.saving CHECKPOINTS SECONDS SAVE_SECONDS MEGABYTES
 

@@ -10,7 +10,7 @@ from rekindle.local.services.services import Services
 
 @contextmanager
 def start_object_store() -> Iterator[dict[str, str]]:
-    """Start an object store; yield the environment variables of its clients."""
+    """Start an object store, and yield the environment variables with which clients find it."""
     with tempfile.TemporaryDirectory() as temporary_folder:
         services = Services(Path(temporary_folder), {})
         services.start("s3")

@@ -1,11 +1,11 @@
-"""Measure how often canaries decide correctly about good and bad candidates, with real servers,
-their metrics and the code of the canary step.
+"""Measure how often canary releases decide correctly about good and bad candidates, with real
+servers, their metrics and the code of the canary step.
 
     python -m benchmarks.release.canary [--runs 20] [--json]
 
 The champion is the model of configs/digits.yaml. A good candidate differs only in its seed. A bad
 candidate has 2 points less accuracy (short training), fails 1 % of the requests, or takes twice the
-champion's median response time. Champion and candidate get the same load.
+champion's median response time. The champion and the candidate get the same load of requests.
 """
 
 import asyncio
@@ -48,10 +48,10 @@ def rekindle(home_folder: Path, *command_arguments: str) -> dict[str, Any]:
 
 
 def create_releases(home_folder: Path) -> dict[str, str]:
-    """Create the champion and the candidates, some with a fault; return the key prefixes of their
-    releases by name.
+    """Create the champion and the candidates, some of them with a fault; return the key prefixes of
+    their releases by name.
 
-    Also sets the environment variables for access to the store.
+    The function also sets the environment variables for access to the store.
     """
     from rekindle.local.services.services import Services
     from rekindle.storage import Store
@@ -92,8 +92,8 @@ def create_releases(home_folder: Path) -> dict[str, str]:
 
 
 def copy_release(release_name: str, release_prefix: str) -> str:
-    """Copy a release, and register the copy as a version of the model `digits`. Returns the key
-    prefix of the copy.
+    """Copy a release, and register the copy as a version of the model `digits`. Return the key
+    prefix of the copied release.
 
     If `release_name` is a fault of benchmarks/workloads/faulty.py, the copy has this fault.
     """
@@ -172,7 +172,7 @@ def make_requests() -> list[bytes]:
 
 @contextmanager
 def send_load_to_both(request_texts: list[bytes]) -> Iterator[None]:
-    """Send the same load to champion and candidate until the end of the block."""
+    """Send the same load to champion and candidate until the end of the `with` block."""
     stop_event = threading.Event()
 
     async def clients() -> None:
@@ -201,7 +201,7 @@ def send_load_to_both(request_texts: list[bytes]) -> Iterator[None]:
 
 @contextmanager
 def run_server(deployment_name: str, release_prefix: str) -> Iterator[None]:
-    """Run a server of the release `release_prefix` until the end of the block."""
+    """Run a server of the release `release_prefix` until the end of the `with` block."""
     server_port = PORT_BY_SIDE[deployment_name]
     serve_flags = [
         f"--model={release_prefix}",
@@ -255,8 +255,8 @@ def count_rollbacks(candidate_kind: str, prefixes_by_kind: dict[str, str], run_c
     request_texts = make_requests()
 
     if candidate_kind == "slow":
-        # divided by CLIENTS, because a request also waits while the model predicts for other
-        # clients
+        # the delay is divided by CLIENTS, because a request also waits while the model predicts for
+        # other clients
         os.environ["SLOW_SECONDS"] = str(
             measure_median_seconds(prefixes_by_kind["champion"], request_texts) / CLIENTS_PER_SERVER
         )
@@ -276,7 +276,7 @@ def count_rollbacks(candidate_kind: str, prefixes_by_kind: dict[str, str], run_c
 
 
 def measure_rollbacks(home_folder: Path, candidate_kinds: list[str], run_count: int) -> list[Bar]:
-    """Return how often each kind of candidate is rolled back."""
+    """Return how often a candidate of each kind is rolled back."""
     prefixes_by_kind = create_releases(home_folder)
     rollbacks_by_kind = {
         candidate_kind: count_rollbacks(candidate_kind, prefixes_by_kind, run_count)

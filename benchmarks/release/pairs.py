@@ -1,14 +1,15 @@
-"""Test pairs of simultaneous runs, which compare their models with the same champion. Some runs are
-killed and resumed, and some pairs are disturbed by a rollback.
+"""Test pairs of simultaneous runs, in which both runs compare their models with the same champion.
+Some runs of the pairs are killed and resumed, and some pairs are disturbed by a rollback.
 
     python -m benchmarks.release.pairs [--pairs 200] [--minutes 60] [--rollbacks 20] [--seed 1] \\
       [--json]
 
-Each pair has two candidates of different quality, and starts its runs up to a few seconds apart.
-One third of the pairs runs in one home with the mutex of `decide`, one third in one home without
-the mutex, and one third in two homes that share the object store and MLflow. The evaluations are
-read from the records of the releases and of MLflow. At the end, rollbacks are killed at random
-times, which `--seed` determines, and repeated.
+Each pair of runs has two candidates of different quality, and the second run starts up to a few
+seconds after the first run. One third of the pairs runs in one home (REKINDLE_HOME, the folder of
+runs) with the mutex of the task `decide`, one third in one home without the mutex, and one third in
+two homes that share the object store and MLflow. The evaluations of the candidates are read from
+the records of the releases and of MLflow. At the end, rollbacks are killed at random times, which
+`--seed` determines, and each killed rollback is repeated.
 """
 
 import json
@@ -55,7 +56,8 @@ ProblemRecord = tuple[str, str]  # (kind, description of the problem)
 
 
 class IsolatedHome:
-    """A home with its own runs and servers, which stands for a namespace of a cluster."""
+    """A home (REKINDLE_HOME, a folder) with its own runs and servers, which stands for a namespace
+    of a cluster."""
 
     def __init__(self, home_folder: Path, server_port: int) -> None:
         self.folder = home_folder
@@ -71,8 +73,8 @@ class IsolatedHome:
     def rekindle(
         self, *command_arguments: str, kill_after_seconds: float = 0
     ) -> tuple[int, dict[str, Any], str]:
-        """Run a command, and kill it after `kill_after_seconds` seconds (0: never). Return its
-        exit code, JSON output and stderr."""
+        """Run a command of Rekindle, and kill it after `kill_after_seconds` seconds (0: never).
+        Return the command's exit code, JSON output and stderr."""
         command = [sys.executable, "-m", "rekindle", *command_arguments, "-o", "json"]
         pipe_option = subprocess.PIPE
         rekindle_process = subprocess.Popen(
@@ -185,8 +187,8 @@ def run_pair(
     random_generator: Random,
     isolation_mode: str,
 ) -> tuple[str, int, list[ProblemRecord]]:
-    """Run a pair of pipelines, at random with kills and a rollback. Return a log, the number of
-    repeated evaluations, and the problems."""
+    """Run a pair of pipelines, at random with kills and a rollback. Return a log of the pair, the
+    number of repeated evaluations, and the problems."""
     pair_homes = (
         isolated_homes if isolation_mode == "two homes" else [isolated_homes[0], isolated_homes[0]]
     )
@@ -282,7 +284,7 @@ def find_end_problems(
 
 def find_history_problems(champions: Champions) -> list[ProblemRecord]:
     """Return a problem for each wrong promotion: the model was not compared with the champion that
-    it replaced, or it is worse than this champion."""
+    it replaced, or the model is worse than this champion."""
     found_problems = list[ProblemRecord]()
     previous_version = ""
     releases_by_version = {
@@ -319,8 +321,8 @@ def find_history_problems(champions: Champions) -> list[ProblemRecord]:
 def kill_rollbacks(
     isolated_home: IsolatedHome, store: Store, kill_count: int, random_generator: Random
 ) -> tuple[list[str], list[float], list[float]]:
-    """Kill rollbacks, and repeat them. Return the problems, the durations in seconds of commands
-    that were not killed, and the durations of repeated commands."""
+    """Kill rollbacks at random times, and repeat each of them. Return the problems, the durations
+    in seconds of commands that were not killed, and the durations of repeated commands."""
     deployments = sorted(isolated_home.deployments())
     deployment_by_version = {
         promoted_release.version: promoted_release.deployment
@@ -384,7 +386,7 @@ def kill_rollbacks(
 
 
 def measure_pairs(working_folder: Path, options: Any) -> list[Bar]:
-    """Run the pairs one after the other, each with two simultaneous pipelines, and then the
+    """Run the pairs one after the other, each with two simultaneous pipelines, and then measure the
     rollbacks."""
     config_path = working_folder / "pairs.yaml"
     config_path.write_text(CONFIG_TEXT)
@@ -443,7 +445,7 @@ def measure_pairs(working_folder: Path, options: Any) -> list[Bar]:
 
 
 def print_with_problems(log_line: str, problems: Sequence[object]) -> None:
-    """Print a line to stderr, and below it a line for each problem."""
+    """Print a line to stderr, followed by one line for each problem."""
     print(log_line, *problems, sep="\n  PROBLEM ", file=sys.stderr, flush=True)
 
 

@@ -1,5 +1,5 @@
-"""The pipeline of benchmarks/release/pairs.py: it creates a model without training, and evaluates
-the model with or without the mutex."""
+"""The pipeline of benchmarks/release/pairs.py: this pipeline creates a model without training, and
+evaluates the model with or without the mutex."""
 
 from typing import Any
 

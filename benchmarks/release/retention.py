@@ -3,10 +3,11 @@ releases survive.
 
     python -m benchmarks.release.retention [--runs 200] [--json]
 
-The runs are runs of one new project on this machine. Three of them train and release a model; the
-others run a step that stores a table of 1 MB, and a curve in MLflow. At the end, the benchmark
-measures the home, rolls back to the previous release, returns to the champion, and trains both
-models again with `rekindle reproduce`.
+All measured runs are runs of one new project on this machine. Three of the runs train and release a
+model; the other runs execute a step that stores a table of 1 MB, and a curve in MLflow. At the end,
+the benchmark measures the size of the home (REKINDLE_HOME, the folder of the runs), rolls back to
+the previous release, returns to the champion, and trains the models of both releases again with
+`rekindle reproduce`.
 """
 
 import json
@@ -64,7 +65,7 @@ def run(inputs: Inputs) -> Outputs:
 
 
 class TemporaryProject:
-    """A project in a new folder, with its own home."""
+    """A project in a new folder, with its own home (REKINDLE_HOME)."""
 
     def __init__(self, base_folder: Path) -> None:
         self.folder = base_folder / "shop"
@@ -87,7 +88,7 @@ class TemporaryProject:
             subprocess.run([*git_command, *git_arguments], cwd=self.folder, check=True)
 
     def rekindle(self, *command_arguments: str) -> dict[str, Any]:
-        """Run a command, and return its JSON."""
+        """Run a command of Rekindle, and return its JSON output."""
         command = [
             str(Path(sys.executable).with_name("rekindle")),
             *command_arguments,
@@ -116,8 +117,8 @@ class TemporaryProject:
 
 
 def measure_retention(temporary_project: TemporaryProject, run_count: int) -> dict[str, Any]:
-    """Run all runs, and measure the home."""
-    # train longer each time, so that each model is better than the previous one
+    """Run all runs, and measure the size of the home."""
+    # train longer in each run with a training, so that each model is better than the previous one
     epochs_by_run = {1: 4, run_count // 3: 12, 2 * run_count // 3: 40}
     size_bytes_by_run = list[int]()
 
@@ -150,7 +151,8 @@ def measure_retention(temporary_project: TemporaryProject, run_count: int) -> di
 
 
 def use_kept_releases(temporary_project: TemporaryProject) -> dict[str, Any]:
-    """Roll back to the previous release, return to the champion, and reproduce both releases."""
+    """Roll back to the previous release, return to the champion, and train the models of both
+    releases again with `rekindle reproduce`."""
     rollback_output = temporary_project.rekindle("rollback", "shop")
     return_output = temporary_project.rekindle("rollback", "shop", "3")
     is_equal_by_version = {
@@ -173,7 +175,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary_folder:
         temporary_project = TemporaryProject(Path(temporary_folder))
         try:
-            temporary_project.rekindle("env")  # this command also starts the services
+            # the first command of Rekindle also starts the services
+            temporary_project.rekindle("env")
             empty_project_bytes = temporary_project.bytes()
             measurements = measure_retention(temporary_project, options.runs)
             release_bytes = sum(

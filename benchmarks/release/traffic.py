@@ -3,10 +3,10 @@ of a model change.
 
     python -m benchmarks.release.traffic [--json]
 
-The changes are a release, a failed release, a rollback, canaries of a faulty candidate (with the
-traffic split by pods, and by an HTTPRoute) and the canary of a good candidate. The model is the
-model of configs/digits.yaml; some releases have a fault (benchmarks/workloads/faulty.py). The
-clients are:
+The changes are a release, a failed release, a rollback, canaries of a faulty candidate (which gets
+its share of the traffic once by the number of pods, and once by an HTTPRoute) and the canary of a
+good candidate. The model is the model of configs/digits.yaml; some releases have a fault
+(benchmarks/workloads/faulty.py). The clients are:
 
 - 57 % of the requests: a connection for each request (HTTP/1.1 or 1.0), with one in seven requests
   sent in pieces
@@ -47,7 +47,7 @@ TRAIN_SETTINGS = [
     "name=digits",
     "workload=benchmarks.workloads.faulty",
     f"serve.port={SERVER_PORT}",
-    # large, because answers may be late while trainings use the same cores
+    # a large limit, because answers may be late while trainings use the same cores
     "serve.max_waiting=2000",
     "serve.grace_seconds=5",
     "gate={minimum: {accuracy: 0.9}, tolerance: 0.5, confidence: 0.999}",
@@ -69,8 +69,8 @@ class RequestAnswer:
 
 
 class TrafficClients:
-    """Clients that together send `rate` requests per second, regardless of how fast the servers
-    answer."""
+    """A group of clients that sends `rate` requests per second in total, regardless of how fast the
+    servers answer."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class TrafficClients:
         self.answers.append(RequestAnswer(time.time(), http_status, model_version, connection_kind))
 
     async def client(self, connection_kind: str) -> None:
-        """Send one request on a new connection."""
+        """Send one request on a new connection, and record its answer."""
         request_text = random.choice(self.texts)
         if connection_kind == "HTTP/1.0":
             request_text = request_text.replace(b"HTTP/1.1", b"HTTP/1.0")
@@ -213,7 +213,7 @@ def is_connection_closed(writer: asyncio.StreamWriter) -> bool:
 
 @contextmanager
 def send_traffic(traffic_clients: TrafficClients) -> Iterator[TrafficClients]:
-    """Send the requests of `traffic_clients` until the end of the block; yield
+    """Send the requests of `traffic_clients` until the end of the `with` block; yield
     `traffic_clients`, which collects the answers."""
     traffic_thread = threading.Thread(target=lambda: asyncio.run(traffic_clients.run()))
     traffic_thread.start()
@@ -225,8 +225,8 @@ def send_traffic(traffic_clients: TrafficClients) -> Iterator[TrafficClients]:
 
 
 def train(home_folder: Path, train_seed: int, *extra_settings: str) -> str:
-    """Run the pipeline of CONFIG with a seed. Returns the verdict about the model, or `exit code N`
-    if the run fails."""
+    """Run the pipeline of CONFIG with a seed. Return the verdict about the model, or the text `exit
+    code N` if the run fails."""
     set_options = [*TRAIN_SETTINGS, f"train.seed={train_seed}", *extra_settings]
     try:
         run_output = rekindle(
@@ -252,7 +252,7 @@ def release_with_canary(
 
 
 # changes by name: (function that makes the change, its expected result, versions that may answer
-# during the change, the faulty one of these versions or "")
+# during the change, the version among them that may return errors, or "")
 CHANGES: dict[str, tuple[Callable[[Path], str], str, set[str], str]] = {
     "release": (lambda home: train(home, 2), "release", {"1", "2"}, ""),
     "failed-release": (
@@ -281,8 +281,8 @@ CHANGES: dict[str, tuple[Callable[[Path], str], str, set[str], str]] = {
 def count_failures(
     change_name: str, answers: list[RequestAnswer], expected_versions: set[str], faulty_version: str
 ) -> list[Bar]:
-    """Count the requests that failed, and those that an unexpected version answered, during the
-    change `change_name`.
+    """Count the requests that failed, and the requests that an unexpected version answered, during
+    the change `change_name`.
 
     `expected_versions`: versions that may answer; `faulty_version`: the version that may return
     errors, or "".
@@ -348,8 +348,8 @@ def measure_rollback_times(
 def measure_change(
     home_folder: Path, traffic_clients: TrafficClients, change_name: str
 ) -> list[Bar]:
-    """Make the change `change_name`; return how many requests failed meanwhile, and how many an
-    unexpected version answered."""
+    """Make the change `change_name`; return how many requests failed during the change, and how
+    many an unexpected version answered."""
     make_change, expected_outcome, expected_versions, faulty_version = CHANGES[change_name]
     first_answer_index = len(traffic_clients.answers)
     start_seconds = time.time()

@@ -7,11 +7,12 @@ trial to the end.
     python -m benchmarks.sweep.halving --source transactions.parquet --only-halving \\
       --set train.epochs=12
 
-One sweep uses halving, the other trains every trial to the end; both choose their trials at random,
-with the same seed. With `--only-halving`, the benchmark omits the second sweep and measures only
-the overhead, for example of longer trials. The test weeks are 2018-07-04 to 07-31, with which the
-size and learning rate of the handbook's model were also chosen. By default a trial is short: it
-trains for three epochs on data from 2018-06-01 on. Nothing is released.
+One of the two sweeps uses halving, and the other sweep trains every trial to the end; both sweeps
+choose their trials at random, with the same seed. With `--only-halving`, the benchmark omits the
+second sweep and measures only the overhead, for example of longer trials. The test weeks are
+2018-07-04 to 2018-07-31, the weeks with which the size and learning rate of the handbook's model
+were also chosen. By default a trial is short: it trains for three epochs on data from 2018-06-01
+on. Nothing is released by the sweeps.
 """
 
 import argparse
@@ -56,7 +57,7 @@ def run_sweep(
     trial_count: int,
     rung_count: int,
 ) -> tuple[dict[str, Any], SweepStudy]:
-    """Run a sweep. Returns the output of `rekindle run` and the study."""
+    """Run a sweep. Return the output of `rekindle run` and the study of the sweep."""
     sweep_settings = {
         "space": SEARCH_SPACE,
         "trials": trial_count,
@@ -221,7 +222,7 @@ def compare_sweeps(study: SweepStudy, study_without_halving: SweepStudy) -> list
 
 
 def measure_halving(data_source: str, home_folder: str, options: argparse.Namespace) -> list[Bar]:
-    """Run the sweeps, and return their figures."""
+    """Run the sweeps with and without halving, and return their figures."""
     sweep_sizes = options.parallel, options.trials
     halved_run_output, study = run_sweep(data_source, home_folder, options.sets, *sweep_sizes, 3)
     bars = measure_overhead(data_source, home_folder, options.sets, halved_run_output, study)

@@ -1,7 +1,7 @@
 """The workload steps/digits.py with a fault in its predictions.
 
-Faults are `errors` (1 % of the requests fail), `slow` (a delay of SLOW_SECONDS) and `unsteady`
-(random probabilities).
+Possible faults are `errors` (1 % of the requests fail), `slow` (a delay of SLOW_SECONDS) and
+`unsteady` (random probabilities).
 """
 
 import os

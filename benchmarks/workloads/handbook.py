@@ -6,10 +6,10 @@
 
 `--source` is a file, folder or s3:// URI with the published transactions (2018-04-01 to 2018-09-04
 or longer). The benchmark runs the whole pipeline of configs/handbook.yaml, without a release. The
-test weeks are the four published weeks from 2018-08-08 on. By default a single model, trained on
-the data of the handbook's first fold, is evaluated on all four weeks; `--prequential` trains a
-model for each week, as the handbook does. The training time is measured for the model of the last
-week.
+test weeks of the benchmark are the four published weeks from 2018-08-08 on. By default a single
+model, trained on the data of the handbook's first fold, is evaluated on all four weeks;
+`--prequential` trains a model for each week, as the handbook does. The training time is measured
+for the model of the last week.
 """
 
 import json
@@ -37,7 +37,7 @@ SET_HELP = "override a setting of the config, as in rekindle run"
 
 
 def stop_services(home_folder: str) -> None:
-    """Stop the services that pipelines have started in this home."""
+    """Stop the services that pipelines have started in this home (REKINDLE_HOME)."""
     environment = {**os.environ, "REKINDLE_HOME": home_folder}
     subprocess.run([*REKINDLE_COMMAND, "down"], env=environment, stdout=subprocess.DEVNULL)
 
@@ -49,13 +49,13 @@ def pipeline(
     config: str = "configs/handbook.yaml",
     **data_settings: object,
 ) -> dict[str, Any]:
-    """Run the pipeline without a release; return the output of `rekindle run -o json`."""
+    """Run the pipeline without a release, and return the output of `rekindle run -o json`."""
     settings = [
         f"data.{setting_name}={setting_value}"
         for setting_name, setting_value in {"source": data_source, **data_settings}.items()
     ]
-    # require ap 1, which no model reaches, so that the run evaluates the model but does not release
-    # it
+    # require an average precision of 1, which no model reaches, so that the run evaluates the model
+    # but does not release it
     settings += ["gate.minimum.ap=1", f"serve.port={free_port()}", *set_options]
 
     command = [

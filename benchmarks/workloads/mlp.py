@@ -2,8 +2,8 @@
 loops with which Rekindle's loop is compared.
 
 After each block of Rekindle's steps, the dataset object runs the same number of steps in each of
-the other loops. All loops run in one process and in turns, so that they are measured under the same
-load.
+the other loops. All training loops run in one process and in turns, so that all loops are measured
+under the same load.
 """
 
 import importlib.util
@@ -36,7 +36,8 @@ class Model(Section):
 
 @dataclass
 class LoopTurns:
-    """Runs the loops alternately, `block` steps each, and measures the CPU seconds of each loop."""
+    """Runs the training loops alternately, `block` steps each, and measures the CPU seconds of each
+    loop."""
 
     inputs: Inputs
     block: int
@@ -53,8 +54,8 @@ class LoopTurns:
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"Rekindle": []})
 
     def clock(self) -> float:
-        """Return the CPU time of this thread. In a group of processes, return that of the whole
-        process, because gloo's threads work for the loop."""
+        """Return the CPU time of this thread. In a group of processes, return the CPU time of the
+        whole process, because gloo's threads work for the loop."""
         if self.size == 1:
             return time.thread_time()
         return time.process_time()
@@ -65,7 +66,7 @@ class LoopTurns:
 
     def take(self, random_samples: "RandomSamples") -> None:
         """Handle the start of a micro-batch in Rekindle's loop. If a block of steps is complete,
-        run the other loops."""
+        run the other training loops."""
         step_number, leaf_number = divmod(self.calls, len(self.leaf_numbers()))
         self.calls += 1
 
@@ -91,7 +92,7 @@ class LoopTurns:
         self.began = self.clock()
 
     def result(self) -> dict[str, Any]:
-        """Return the CPU seconds per step of each loop in each block, and the CPU share of
+        """Return the CPU seconds per step of each training loop in each block, and the CPU share of
         Rekindle's background threads."""
         block_count = len(self.seconds["Rekindle"])
         step_seconds_by_loop = {
@@ -162,8 +163,8 @@ def make_other_loops(
 ) -> dict[str, TrainingLoop]:
     """Return the loops to compare with Rekindle's loop.
 
-    For a single process, these are bare loops and loops of frameworks. For a group, they are a DDP
-    loop and a bare loop that does not exchange gradients.
+    For a single process, the other loops are bare loops and loops of frameworks. For a group of
+    processes, the other loops are a DDP loop and a bare loop that does not exchange gradients.
     """
     from rekindle.training.sampler import Sampler
 
@@ -208,7 +209,7 @@ def bare_loop(
     loop_turns: LoopTurns, random_samples: RandomSamples, sampler: Any, *, reads_loss: bool
 ) -> TrainingLoop:
     """Return a training loop without a framework; if `reads_loss` is True, it reads the value of
-    each loss, as loops do that log it."""
+    each loss, as a loop that logs the loss does."""
     leaf_numbers = loop_turns.leaf_numbers()
     network, optimizer = make_network_and_optimizer(loop_turns.inputs)
 

@@ -1,5 +1,5 @@
 """A workload whose model is a single number, its quality, which it predicts for every row. A whole
-pipeline therefore takes only seconds."""
+pipeline with this workload therefore takes only seconds."""
 
 import json
 from collections.abc import Sequence

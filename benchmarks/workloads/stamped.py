@@ -2,8 +2,8 @@
 ms.
 
 Each micro-batch appends 16 bytes to `$STAMPS/<POD_NAME>-<pid>`: the time (CLOCK_MONOTONIC) and one
-weight. Every update changes this weight, so the number of consecutive equal weights is the number
-of micro-batches in one step.
+weight. Every update changes the recorded weight, so the number of consecutive equal weights is the
+number of micro-batches in one step.
 """
 
 import json
@@ -90,7 +90,7 @@ def write_dataset(dataset_folder: Path) -> str:
 
 @cache
 def compute_digest() -> str:
-    """Return the digest of the dataset."""
+    """Return the digest of the dataset that `write_dataset` writes."""
     with TemporaryDirectory() as temporary_folder:
         return write_dataset(Path(temporary_folder) / "dataset")
 

@@ -5,11 +5,12 @@ boosting.
     python -m benchmarks.workloads.worlds
     python -m benchmarks.workloads.worlds --world testers --json
 
-Cards, terminals and genuine payments are simulated as for `simulate://` URIs. Frauds follow rules
-for which the features were not designed. For each world (a set of fraud rules), configs/demo.yaml
-prepares the data and trains and evaluates the model, without tuning. The figures are the average
-precision (AP) on the test weeks of three models: of the transformer, of trees on the same features
-(the baseline of the verdict), and of trees on the 15 features of the Fraud Detection Handbook.
+Cards, terminals and genuine payments are simulated as for the `simulate://` URIs of the demo. The
+simulated frauds of this benchmark follow rules for which the features were not designed. For each
+world (a set of fraud rules), configs/demo.yaml prepares the data and trains and evaluates the
+model, without tuning. The figures are the average precision (AP) on the test weeks of three models:
+the transformer, gradient-boosted trees on the same features (the baseline of the verdict), and
+gradient-boosted trees on the 15 features of the Fraud Detection Handbook.
 """
 
 import re
@@ -79,8 +80,9 @@ def _select_stolen_payments(
 def commit_tester_fraud(
     random_generator: np.random.Generator, world: World, payments: Payments
 ) -> NDArray[np.uint8]:
-    """Change the payments, and return their fraud labels. Thieves test a stolen card with a tiny
-    payment, then use it for some days with the owner's usual amounts."""
+    """Add frauds to the payments: change the payments of stolen cards, and return the fraud labels.
+    Thieves of this world test a stolen card with a tiny payment, then use it for some days with the
+    owner's usual amounts."""
     fraud_labels = np.zeros(len(payments.slot), np.uint8)
     stolen_payments = _select_stolen_payments(random_generator, world, payments, 5, 1)
     fraud_labels[stolen_payments] = FRAUD_LABEL
@@ -92,8 +94,8 @@ def commit_tester_fraud(
 def commit_night_fraud(
     random_generator: np.random.Generator, world: World, payments: Payments
 ) -> NDArray[np.uint8]:
-    """Change the payments, and return their fraud labels. Thieves pay at night, and slightly more
-    than the owner; a few owners also pay at night."""
+    """Add frauds to the payments: change payments at night, and return the fraud labels. Thieves of
+    this world pay at night, and slightly more than the owner; a few owners also pay at night."""
     fraud_labels = np.zeros(len(payments.slot), np.uint8)
     stolen_payments = _select_stolen_payments(random_generator, world, payments, 10, 1)
     stolen_payments = stolen_payments[random_generator.random(len(stolen_payments)) < 0.6]
@@ -112,8 +114,9 @@ def commit_night_fraud(
 def commit_skimmer_fraud(
     random_generator: np.random.Generator, world: World, payments: Payments
 ) -> NDArray[np.uint8]:
-    """Change the payments, and return their fraud labels. From two days after a card is used at a
-    manipulated terminal, its payments are frauds of similar amounts."""
+    """Add frauds to the payments: change payments with copied cards, and return the fraud labels.
+    In this world, from two days after a card is used at a manipulated terminal, the payments with
+    the card are frauds of similar amounts."""
     fraud_labels = np.zeros(len(payments.slot), np.uint8)
     manipulated_terminals = random_generator.permutation(world.terminals)[: world.terminals // 100]
     manipulation_days = random_generator.integers(0, world.days, world.terminals // 100)
@@ -160,7 +163,7 @@ def measure_plain_trees(data_spec: Data, dataset_folder: Path) -> float:
             transactions, data_spec.label_delay_days, feature_names=features.HANDBOOK_NAMES
         )
     )
-    # sorted like the rows of the dataset
+    # sort the features like the rows of the dataset
     feature_table = np.concatenate([piece_features for _, piece_features in feature_pieces])
     is_training_row = (dataset_rows.times >= dataset_rows.facts.train_start) & (
         dataset_rows.times < dataset_rows.facts.train_end
@@ -186,7 +189,8 @@ def measure_plain_trees(data_spec: Data, dataset_folder: Path) -> float:
 def measure_world(
     world_name: str, world_seed: int, working_folder: Path, set_options: list[str]
 ) -> list[Bar]:
-    """Return the AP of the model in one world as a figure, with the APs of the trees as limits."""
+    """Return the average precision (AP) of the model in one world as a figure, with the APs of the
+    trees as its limits."""
     world_path = working_folder / f"{world_name}.parquet"
     simulate(World(seed=world_seed, **WORLD_SIZE), FRAUD_BY_WORLD[world_name]).rename(
         Columns().model_dump()
@@ -222,7 +226,7 @@ def measure_world(
 
 
 def read_baseline_ap(run_output: dict[str, Any]) -> float:
-    """Parse the AP of the baseline from the reason text of a verdict."""
+    """Parse the average precision of the baseline from the reason text of a verdict."""
     [baseline_values] = re.findall(r"The baseline has ap (\d\.\d+)", run_output["reason"])
     return float(baseline_values)
 
@@ -246,7 +250,7 @@ def main() -> int:
     bars: list[Bar] = []
 
     with tempfile.TemporaryDirectory(dir=".") as temporary_folder:
-        # not below /tmp, because each pod has its own /tmp
+        # do not use a folder below /tmp, because each pod has its own /tmp
         working_folder = Path(temporary_folder).absolute()
         try:
             for world_name in options.world or FRAUD_BY_WORLD:

@@ -102,14 +102,15 @@ def decide(cron: Object, progress: Progress | None, now: float, is_continuous: b
     if progress is None or progress.uid != uid:
         progress = Progress(uid, schedule, _find_first_position(cron))
     elif progress.schedule != schedule:
-        # as in Argo, times of the new schedule before now do not start a run
+        # as in Argo, times of a new schedule that are before now do not start a run
         start = progress.position
         progress = replace(progress, schedule=schedule, position=now)
         if not is_continuous:
             return Decision(progress, missed=find_times(cron, start, now), reason=CHANGED)
 
     if now <= progress.position:
-        # the clock was set back; times that are not decided may come again
+        # the clock was set back; the times that are not decided may come again, so keep them
+        # undecided
         return Decision(replace(progress, position=now))
 
     times = [
