@@ -71,7 +71,8 @@ the run; a claim is a directory below `.rekindle/claims`.
 
 
 def collect_fields() -> dict[str, dict[str, set[type[BaseModel]]]]:
-    """Return for each table the fields of Argo and the models that have them."""
+    """Return, for each table of schema.py, the fields of Argo and Hera's models that have these
+    fields."""
     tables: dict[str, dict[str, set[type[BaseModel]]]] = {}
     pending_tables: list[tuple[str, type[BaseModel]]] = [
         ("CronSpec", models.CronWorkflowSpec),
@@ -103,7 +104,7 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def make_page() -> str:
-    """Return the page."""
+    """Return the text of docs/argo-fields.md."""
     sections = [PAGE_HEAD]
 
     for table, fields in collect_fields().items():

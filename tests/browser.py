@@ -1,4 +1,4 @@
-"""A real browser and a real server, for tests of the page."""
+"""Start a real browser and a real server for tests of the page of runs."""
 
 import os
 import shutil
@@ -39,13 +39,13 @@ _shared = ExitStack()
 
 @cache
 def share_browser() -> Browser:
-    """Return the browser of all test files of a folder, of which the first starts it: a start takes
-    seconds."""
+    """Return the browser of all test files of a folder, ; the first test file starts the browser,
+    because a start takes seconds."""
     return _shared.enter_context(start_browser())
 
 
 def close_shared_browser() -> None:
-    """Close the browser of a folder; before, this process cannot call `asyncio.run`."""
+    """Close the browser of a folder; before this call, this process cannot call `asyncio.run`."""
     _shared.close()
     share_browser.cache_clear()
 
@@ -64,7 +64,7 @@ class PageServer:
         self.token = address.query.removeprefix("token=")
 
     def get(self, path: str, accept: str = "application/json") -> httpx.Response:
-        """Request a path with the token."""
+        """Send a GET request with the token to a path of the server."""
         headers = {"Authorization": f"Bearer {self.token}", "Accept": accept}
         # `verify` reads all certificates, which takes longer than the answer
         return httpx.get(f"{self.root}{path}", headers=headers, timeout=60, verify=False)
@@ -79,7 +79,7 @@ class PageServer:
         return page
 
     def end(self) -> None:
-        """End the server as Ctrl-C does."""
+        """End the server with SIGINT, as Ctrl-C does."""
         if self.process.poll() is None:
             self.process.terminate()
         self.process.wait(30)
@@ -93,8 +93,8 @@ def start_page(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Iterator[PageServer]:
-    """Start the page of a home as a process, and end it afterwards. `folder`: its working
-    directory."""
+    """Start the page of a home as a process, and end the process after the test. `folder`: the
+    working directory of the process."""
     process = subprocess.Popen(
         [sys.executable, "-m", program, "ui", *flags],
         stdout=subprocess.PIPE,
@@ -120,7 +120,8 @@ def browser() -> Iterator[Browser]:
 
 def close_browser_after(folder: Path, next_item: pytest.Item | None) -> None:
     """Close the shared browser, unless the next test is in `folder` and may use the browser. Tests
-    with asyncio may not, because playwright runs an event loop in its thread."""
+    with asyncio may not use the shared browser, because playwright runs an event loop in its
+    thread."""
     if (
         not isinstance(next_item, pytest.Function)
         or not next_item.path.is_relative_to(folder)

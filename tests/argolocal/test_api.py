@@ -1,5 +1,5 @@
-"""The Python API as the tests of users call it: with workflows like Hera's examples, and a custom
-kind."""
+"""Tests of the Python API, called as in tests of users: with workflows like Hera's examples, and
+with a custom kind of object."""
 
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""FolderStore stores objects with all keys that S3 allows, and never outside its folder."""
+"""FolderStore stores objects with all keys that S3 allows, and never writes outside of its
+folder."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every benchmark runs: its shortest run prints figures, whether or not they are within the
+"""Every benchmark works: its shortest run prints figures, whether or not they are within the
 limits."""
 
 from functools import cache
@@ -11,7 +11,7 @@ from benchmarks.figures.programs import CLUSTER_NEED, PROGRAMS, BenchmarkProgram
 
 measure = cache(run_benchmark)  # two tests need the same figures
 ROOT = Path(__file__).parents[2]
-# programs that other benchmarks start, and the program that starts all
+# programs that other benchmarks start, and the program that starts all benchmarks
 PARTS = {"benchmarks.torchrun", "benchmarks.programs.saving", "benchmarks.__main__"}
 RUNNABLE_PROGRAMS = [
     pytest.param(program, id=program.name, marks=pytest.mark.slow if program.slow else ())

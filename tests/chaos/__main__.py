@@ -1,5 +1,5 @@
-"""Prove that no work is lost: execute seeded schedules of kills, stops and faults, and compare the
-weights.
+"""Prove that a training loses no work: execute seeded schedules of kills, stops and faults, and
+compare the weights.
 
 python -m tests.chaos 17            execute the schedule of one seed
 python -m tests.chaos --count 200   seeds 0..199, several in parallel
@@ -23,7 +23,7 @@ MIN_FOR_COVERAGE = 200  # schedules that together must cover all kinds of acts a
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; return exit code 1 if a schedule failed."""
+    """Run the command `python -m tests.chaos`; return exit code 1 if a schedule failed."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("seeds", nargs="*", type=int, help="seeds of the schedules to execute")
@@ -108,7 +108,7 @@ def _progress(outcomes: list[Outcome], total: int) -> None:
 
 
 def format_failure(outcome: Outcome) -> str:
-    """Return all events, the problems, and the command to repeat the schedule."""
+    """Return a text with all events, the problems, and the command to repeat the schedule."""
     problems = "\n".join(f"FAILED seed {outcome.seed}: {problem}" for problem in outcome.problems)
     return f"{outcome.story}\n\n{problems}\nRepeat: python -m tests.chaos {outcome.seed}\n"
 

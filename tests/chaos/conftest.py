@@ -1,4 +1,4 @@
-"""Fixtures that execute schedules."""
+"""Fixtures that execute schedules of faults."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

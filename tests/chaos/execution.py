@@ -1,5 +1,5 @@
-"""Execute a schedule: start a real run, perform the schedule's acts on it, and restart processes
-that die.
+"""Execute a schedule: start a real run, perform the schedule's acts on this run, and restart
+processes that die.
 
 This module takes the role of Kubernetes: a pod that exits with a code other than 0, 78 or 65 is restarted
 with the same name after a short delay.
@@ -29,7 +29,8 @@ from tests.rekindle.training.crew import Crew, Member
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 # exit codes of pods that are not restarted
 FINAL = (0, 78, 65)
-# within this time, a worker must make a step, start or end, or a generation must begin
+# within this time, a worker must make a step, start or end, or a generation of the worker group
+# must begin
 PROGRESS_TIMEOUT_S = 60.0
 # time until the operator removes a pod that was stopped forever
 FROZEN_TIMEOUT_S = 3.0
@@ -139,7 +140,7 @@ class Execution:
         if signal.SIGKILL in pod.signals:
             allowed.add(-9)
         if signal.SIGTERM in pod.signals and time.monotonic() < pod.started + 2:
-            allowed.add(-15)  # the signal arrived before the handler was installed
+            allowed.add(-15)  # the process received the signal before its handler was installed
         if time.monotonic() < self.faulty_until:
             allowed.add(1)
         if code not in allowed:
@@ -221,7 +222,7 @@ class Execution:
         self.done["burst"] += performed_count > 1
 
     def _do(self, act: Act) -> bool:
-        """Perform an act; return False if no process was left for it."""
+        """Perform an act; return False if no process is left that the act could affect."""
         if act.verb in FAULTS:
             self.proxy.fault(act.verb, act.seconds)
             self.faulty_until = time.monotonic() + act.seconds + 30
@@ -282,8 +283,8 @@ class Execution:
         return True
 
     def _record_snapshot(self, pod: Pod) -> None:
-        """Record the newest step in the killed workers' shared memory: new processes must not start
-        with an earlier step."""
+        """Record the newest step in the shared memory of the killed workers, because new processes
+        must not start with an earlier step."""
         for slot in range(self.schedule.per_pod):
             name = pod.name + (f"/{slot}" if slot else "")
             nodes = [
@@ -296,8 +297,8 @@ class Execution:
             self.watch.record_snapshot(name, max(steps))
 
     def _processes(self, pod: Pod, target: str) -> list[int]:
-        """Return a pod's live processes by target: "worker", "forkserver", "launcher" (its first
-        process) or "all"."""
+        """Return a pod's live processes for a target: "worker", "forkserver", "launcher" (the pod's
+        first process) or "all"."""
         if not pod.is_alive or not pod.member:
             return []
 
@@ -324,14 +325,14 @@ class Execution:
             verb, name = action.split()
             self.watch.say(f"{verb} {name} {pids}")
             pod = next(pod for pod in self.all_pods if pod.name == name)
-            if verb == "remove":  # removes the pod with all its processes
+            if verb == "remove":  # remove the pod with all its processes
                 self._send(pod, "kill", self._processes(pod, "launcher"))
             else:
                 _signal(pids, signal.SIGCONT)
 
     def _damage(self, damage: str) -> bool:
         """Kill all processes, and damage the newest copy of the state before a restart; return
-        False without a copy."""
+        False if no copy exists."""
         for pod in self.all_pods:
             self._send(pod, "kill", self._processes(pod, "all"))
 
@@ -375,8 +376,8 @@ class Execution:
     # the end
 
     def _end(self) -> None:
-        """Wait until all pods end by themselves. A pod that dies now is restarted, finds that the run
-        is complete, and removes its snapshots."""
+        """Wait until all pods end by themselves. A pod that dies after the end of the run is
+        restarted, finds that the run is complete, and removes its snapshots."""
         end_seconds = time.monotonic()
         is_terminated = False
         frozen_pods = {name.split()[1] for _, name, _ in self._later}
@@ -414,7 +415,7 @@ class Execution:
 
     def _dump(self) -> None:
         """Let all processes write their stacks into their logs; the workers of a real launcher
-        cannot do this."""
+        cannot write their stacks."""
         for pod in self.all_pods if self.schedule.launcher != "real" else [self.coordinator]:
             _signal(self._processes(pod, "all"), signal.SIGUSR1)
         time.sleep(0.5)
@@ -430,7 +431,7 @@ def _signal(pids: list[int], signal_number: signal.Signals) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """Return the live children of a process, the oldest first."""
+    """Return the live children of a process, from the oldest to the youngest."""
     try:
         children = sorted(
             psutil.Process(pid).children(), key=lambda child: (child.create_time(), child.pid)
@@ -443,9 +444,10 @@ def _children(pid: int) -> list[int]:
 def classify(children: list[int]) -> tuple[list[int], list[int]]:
     """Return the forkserver and the workers among a launcher's children, which are sorted by age.
 
-    A forkserver blocks SIGTERM. A new worker also blocks SIGTERM, until its signal thread runs; it
-    is younger than the forkserver. A process with one thread that does not block SIGTERM may be a
-    forkserver that has just started, so it is in neither list.
+    A process that blocks SIGTERM may be a forkserver. A new worker also blocks SIGTERM, until its
+    signal thread runs; it is younger than the forkserver. A process with one thread that does not
+    block SIGTERM may be a forkserver that has just started, so this process is in neither of the
+    returned lists.
     """
     status = {child: _read_status(child) for child in children}
     blocking = [child for child, (threads, blocks) in status.items() if threads == 1 and blocks]
@@ -455,8 +457,8 @@ def classify(children: list[int]) -> tuple[list[int], list[int]]:
 
 
 def _read_status(pid: int) -> tuple[int, bool]:
-    """Return the number of threads of a process (0 if it is dead), and True if it blocks
-    SIGTERM."""
+    """Return the number of threads of a process (0 if the process is dead), and True if the process
+    blocks SIGTERM."""
     try:
         fields = dict(
             line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""A proxy in front of an S3 endpoint that injects faults; runs in a separate thread.
+"""A proxy in front of an S3 endpoint that injects faults; the proxy runs in a separate thread.
 
 with Proxy(endpoint) as proxy:
     proxy.fault("throttle", seconds=1.0)
@@ -32,8 +32,8 @@ MAX_HOLD_S = 5.0  # longest time to hold a request
 
 
 class Proxy:
-    """A proxy that listens at `url` on 127.0.0.1. A fault lasts for some seconds; a new fault
-    replaces the previous one."""
+    """A proxy that listens at `url` on 127.0.0.1. A fault of the proxy lasts for some seconds; a
+    new fault replaces the previous fault."""
 
     def __init__(self, upstream: str, seed: int = 0) -> None:
         address = urlsplit(upstream)
@@ -58,15 +58,15 @@ class Proxy:
         self._thread.join()
 
     def fault(self, kind: str, seconds: float) -> None:
-        """Start a fault."""
+        """Start a fault of the proxy."""
         self._kind = kind
         self._until = time.monotonic() + seconds
-        if kind in ("refuse", "reset"):  # requests in progress fail as well
+        if kind in ("refuse", "reset"):  # requests in progress fail, too
             self._loop.call_soon_threadsafe(lambda: [_reset(client) for client in self._clients])
 
     def hold(self, kind: str, request_number: int, callback: Callable[[], None]) -> None:
-        """Call `callback` at the N-th request of a kind, counted from 1. The request is forwarded
-        only after `callback` has returned."""
+        """Call `callback` at the N-th request of a kind, counted from 1. The held request is
+        forwarded only after `callback` has returned."""
         self._holds[kind, request_number] = callback
 
     def _serve(self) -> None:
@@ -183,7 +183,8 @@ class Proxy:
 
 
 async def _head(reader: asyncio.StreamReader) -> bytes:
-    """Read the lines up to the empty one; return b"" at the end of the connection."""
+    """Read the lines of a request's head, up to the empty line; return b"" at the end of the
+    connection."""
     try:
         return await reader.readuntil(b"\r\n\r\n")
     except asyncio.IncompleteReadError as error:

@@ -1,4 +1,4 @@
-"""Schedules of faults. A schedule depends only on its seed.
+"""Schedules of faults. A schedule of faults depends only on its seed.
 
 Schedule.of(17).words()
 """
@@ -12,9 +12,9 @@ import pytest
 # targets of signals, in addition to "coordinator"
 WORKERS = ("worker", "launcher", "forkserver", "all")
 SIGNALS = ("kill", "term", "stop")
-# faults of the object store; see faults.py
+# faults of the object store, which faults.py implements
 FAULTS = ("slow", "throttle", "reset", "refuse", "hang", "deaf")
-# damages of the stored checkpoints, while all processes are dead
+# damages of the stored checkpoints, which are made while all processes are dead
 DAMAGES = ("lose hot", "flip hot", "flip chunk")
 # requests during which an act can happen, named as in faults.KINDS
 REQUESTS = (
@@ -54,8 +54,9 @@ FOREVER = 1e9  # seconds: until the operator removes the pod
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment of a run: `plus` seconds after its start, a training step or a generation, or the
-    time during which a request to the object store is held."""
+    """A moment of a run, which is `plus` seconds after the run's start, a training step or a
+    generation of the worker group, or the time during which a request to the object store is
+    held."""
 
     kind: str  # start | step | generation | request
     number: int = 0  # number of the step, the generation or the request
@@ -73,8 +74,8 @@ class Moment:
 
 @dataclass(frozen=True)
 class Act:
-    """A disturbance of the run, such as a signal to a process. `victims` are indices into
-    the list of the processes that are alive at that moment."""
+    """A disturbance of the run, such as a signal to a process. `victims` are indices into the list
+    of the processes that are alive at the moment of the act."""
 
     when: Moment
     verb: str  # one of SIGNALS, FAULTS, DAMAGES, "join"
@@ -95,13 +96,14 @@ class Act:
         return f"{self.when.words()}: {store}{self.verb} {victims}".rstrip() + duration
 
     def kinds(self) -> set[str]:
-        """Return the kind of the action (`verb target`) and the kind of the moment (`at KIND`)."""
+        """Return the kind of an act's action (`verb target`) and the kind of the moment (`at
+        KIND`)."""
         return {f"{self.verb} {self.target}".rstrip(), f"at {self.when.request or self.when.kind}"}
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The settings of a run, the acts on it, and the delays of restarts."""
+    """The settings of a run, the acts on it, and the delays before restarts of pods."""
 
     seed: int
     # "": the plain training, else one of RECIPES
@@ -116,7 +118,8 @@ class Schedule:
 
     @classmethod
     def of(cls, seed: int, recipe: str = "") -> "Schedule":
-        """Return the schedule of a seed (deterministic); `recipe` changes only the settings."""
+        """Return the schedule of a seed, which is always the same for this seed; `recipe` changes
+        only the settings."""
         rng = random.Random(seed)
         has_large_state = rng.random() < 0.12  # the state has two chunks, and a step takes longer
         virtual_workers = rng.choice(
@@ -141,7 +144,7 @@ class Schedule:
         }
 
         pace = rng.choice([0.0005, 0.002, 0.05 / virtual_workers])
-        is_burst = rng.random() < 0.25  # all these acts happen at the same moment
+        is_burst = rng.random() < 0.25  # all these acts happen at the same moment of the run
         acts: list[Act] = []
 
         for _ in range(rng.choice([1, 2, 3, 3, 4, 5])):
@@ -163,7 +166,7 @@ class Schedule:
         return cls(seed, recipe, launcher, per_pod, settings, pace, tuple(acts), delays)
 
     def words(self) -> list[str]:
-        """Return the schedule as text."""
+        """Return the schedule of faults as text."""
         settings = " ".join(f"{name}={value}" for name, value in self.settings.items())
         if self.launcher:
             kind = f"{self.launcher} launchers of {self.per_pod}"
@@ -175,8 +178,8 @@ class Schedule:
         ]
 
     def coverage(self) -> set[str]:
-        """Return the kinds of all acts and of their moments, and `burst` if several acts have the
-        same moment."""
+        """Return the kinds of all acts of the schedule and of their moments, and `burst` if several
+        acts have the same moment."""
         kinds = set[str]().union(*(act.kinds() for act in self.acts))
         return kinds | (
             {"burst"} if len({act.when for act in self.acts}) < len(self.acts) else set()
@@ -184,7 +187,8 @@ class Schedule:
 
 
 def choose_seeds(launcher: bool) -> list[Any]:
-    """Return the seeds of both suites with or without launchers, as parameters of a test."""
+    """Return the seeds of the default and the slow suite that have, or do not have, launchers, as
+    parameters of a test."""
     marked = [
         *((seed, ()) for seed in DEFAULT_SEEDS),
         *((seed, pytest.mark.slow) for seed in SLOW_SEEDS),

@@ -63,10 +63,11 @@ class Stage:
         self.original_environment = {
             name: os.environ.get(name) for name in (MARK, "OMP_NUM_THREADS")
         }
-        # set before the parent process starts
+        # set the variables before the parent process starts
         os.environ.update({MARK: self.mark, "OMP_NUM_THREADS": "1"})
         if not any(True for _ in self.store.list(f"{DATASET}/")):
-            crew = Crew(self.environment, self.folder)  # the crew's parent process has loaded torch
+            # start the process from the crew's parent process, which has loaded torch
+            crew = Crew(self.environment, self.folder)
             process = crew.context.Process(
                 target=upload_dataset, args=(self.environment, self.folder)
             )
@@ -131,7 +132,7 @@ class Stage:
         )
 
     def _expected(self, inputs: Inputs, schedule: Schedule) -> str:
-        """Return the sha256 of the model that one undisturbed process trains."""
+        """Return the sha256 of the model that a single undisturbed process trains."""
         identity = inputs.identity_hash()
         if identity not in self.undisturbed:
             prefix = f"undisturbed/{identity}-{uuid.uuid4().hex[:6]}"
@@ -155,7 +156,7 @@ class Stage:
         return [*problems, f"the model is {actual}, undisturbed {expected}"]
 
     def _find_leftovers(self, existing: set[int], run: str) -> list[str]:
-        """Return processes and shared memory that a finished run must not leave."""
+        """Return processes and shared memory that a finished run has left, which is an error."""
         with suppress(AssertionError):
             until(
                 "all processes to end", lambda: self._find_processes() <= existing, EXIT_TIMEOUT_S
@@ -204,7 +205,7 @@ _stages: list[Stage] = []  # the stages that this process has created
 
 
 def open_stage(environment: dict[str, str], folder: str, with_story: bool) -> None:
-    """Prepare this process for `play`, with a separate bucket."""
+    """Prepare this process for the function `play`, with a separate bucket."""
     subfolder = Path(folder) / str(os.getpid())
     subfolder.mkdir()
     environment = environment | {"S3_BUCKET": f"chaos-{os.getpid()}"}

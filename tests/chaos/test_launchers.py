@@ -42,7 +42,8 @@ def test_a_forkserver_and_its_workers_survive_the_death_of_each_other(crew: Crew
         return classify([child.pid for child in sorted(children(), key=psutil.Process.create_time)])
 
     def new_forkserver_and(as_expected: Callable[[list[int]], bool]) -> bool:
-        # from one list of processes, because a child that has just started cannot be classified yet
+        # read both from one list of processes, because a child that has just started cannot be
+        # classified yet
         new, running = find()
         return new not in ([], [forkserver]) and as_expected(running)
 

@@ -23,7 +23,7 @@ def test_faults_do_not_change_the_weights(survives: Callable[[int], None], seed:
 def test_twenty_fault_schedules_of_each_recipe_do_not_change_the_model(
     survives: Callable[..., None], recipe: str
 ) -> None:
-    for seed in range(2, 62, 3):  # the seeds without launchers
+    for seed in range(2, 62, 3):  # run the seeds without launchers
         survives(seed, recipe)
 
 

@@ -21,7 +21,7 @@ class Step:
 
 @dataclass
 class Watch:
-    """Reads the logs and the toy workload's journal as they grow."""
+    """Reads the logs and the toy workload's journal while they grow."""
 
     journal: Path
     lines: list[tuple[float, str, str]] = field(default_factory=list)  # (time, name, text)

@@ -1,4 +1,5 @@
-"""Templates and schedules are stored all or none, listed and deleted by `argolocal`."""
+"""Templates and schedules of one `argolocal apply` are either all stored or not at all; `argolocal`
+lists and deletes them."""
 
 import json
 import os
@@ -20,7 +21,7 @@ Run = Callable[[str], subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Return a function that runs a command of argolocal in a home of its own."""
+    """Return a function that runs a command of argolocal in a new home (directory of runs)."""
     environment = {**os.environ, "ARGOLOCAL_HOME": str(tmp_path / "home")}
 
     def run(command: str) -> subprocess.CompletedProcess[str]:
@@ -31,7 +32,8 @@ def run(tmp_path: Path) -> Run:
 
 
 def write_schedules(folder: Path, **lines: str) -> Path:
-    """Write a CronWorkflow for each name and schedule into a file, and return its path."""
+    """Write a CronWorkflow for each name and schedule into a file, and return the path of the
+    file."""
     spec = builders.workflow({"name": "main", "container": builders.shell("true")})["spec"]
     documents = [
         {

@@ -1,5 +1,5 @@
-"""Names from untrusted sources: which values are valid names of runs, and how a message shows an
-invalid value."""
+"""Names from untrusted sources. The tests check which values are valid names of runs, and how a
+message shows an invalid value."""
 
 import json
 import pickle

@@ -1,5 +1,5 @@
 """JSON that this program writes does not contain NaN or infinity, which other parsers reject. The
-error names the number."""
+error about such a value names the number."""
 
 import json
 import math

@@ -1,4 +1,5 @@
-"""Fixtures: a free port, and a cluster whose Deployments are stopped after the test."""
+"""Fixtures for tests of controllers: a free port, and a cluster whose Deployments are stopped after
+the test."""
 
 import subprocess
 from collections.abc import Iterator

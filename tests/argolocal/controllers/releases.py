@@ -131,7 +131,8 @@ def is_answering(port: int, version: str) -> bool:
 
 
 class Answers(list[str]):
-    """The versions that have answered requests, and errors. `latest`: client → its last answer."""
+    """The answers to the requests of several clients: the versions that have answered, and errors.
+    `latest`: maps a client to its last answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +141,7 @@ class Answers(list[str]):
 
 @contextmanager
 def run_clients(port: int) -> Iterator[Answers]:
-    """Run four clients that send one request after the other. Yield their answers."""
+    """Run four clients that send one request after the other. Yield the answers to the clients."""
     seen = Answers()
     stop = threading.Event()
 

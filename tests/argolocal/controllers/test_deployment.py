@@ -73,7 +73,7 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
     )
     waiting.start()
     wait(kinds, is_rolled_out)
-    since = len(seen) + 1  # + 1: a request may be in progress
+    since = len(seen) + 1  # one request more is allowed, because a request may be in progress
     waiting.join()
     until("more answers", lambda: len(seen) > since + 20 or failed)
     stop.set()
@@ -107,7 +107,7 @@ def test_a_switch_to_another_deployment_and_back_loses_no_request(
 
         assert set(seen) == {"1"}, "and no client has reached it"
         kinds["Service"].apply(make_release_service("2", port))
-        # no answer of version 1 is pending
+        # wait until no answer of version 1 is pending
         wait(kinds, lambda _: set(seen.latest.values()) == {"2"})
         kinds["Service"].apply(make_release_service("1", port))
         wait(kinds, lambda _: set(seen.latest.values()) == {"1"})
@@ -116,7 +116,7 @@ def test_a_switch_to_another_deployment_and_back_loses_no_request(
 
 
 def make_route(*backends: dict[str, Any], **rule: Any) -> dict:
-    """Return an HTTPRoute of the model's Service."""
+    """Return an HTTPRoute of the Service of the model."""
     spec = {"parentRefs": [{"name": "edge"}], "rules": [{"backendRefs": list(backends), **rule}]}
     return {
         "apiVersion": "gateway.networking.k8s.io/v1",
@@ -163,7 +163,8 @@ def test_a_canary_gets_its_exact_share_of_requests_and_a_shadow_gets_copies(
     def has_copied_all() -> bool:
         return "asked /copy" in "".join(path.read_text() for path in logs.iterdir())
 
-    wait(kinds, lambda _: {get(port)[0] for _ in range(20)} == {"1"})  # the previous route is gone
+    # wait until the previous route is no longer used
+    wait(kinds, lambda _: {get(port)[0] for _ in range(20)} == {"1"})
     wait(kinds, lambda _: get(port, "/copy").startswith("1") and has_copied_all())
     assert {get(port)[0] for _ in range(20)} == {"1"}
     kinds["Deployment"].delete("fraud-2")
@@ -294,7 +295,7 @@ def test_a_killed_supervisor_ends_its_pods_and_is_restarted(
     until("nobody to answer", lambda: not is_answering(port, "one"))
 
     def has_new_supervisor() -> bool:
-        cluster.poll()  # as a waiting run does, for example in its verify step
+        cluster.poll()  # send a request as a waiting run does, for example in its verify step
         return is_answering(port, "one")
 
     until("version one to answer again", has_new_supervisor)
@@ -317,7 +318,7 @@ def test_deployments_that_down_stopped_run_only_when_applied_or_started_again(
     kinds["Deployment"].apply(make_deployment("one"))
     wait(kinds, lambda _: is_answering(port, "one"))
     cluster.down()
-    Deployments(cluster).start()  # as the next run of its pipeline does
+    Deployments(cluster).start()  # send a request as the next run of the pipeline does
     wait(kinds, lambda _: is_answering(port, "one"))
 
 
@@ -342,7 +343,7 @@ def test_the_error_for_a_port_in_use_names_the_port_and_the_remedy(
     kinds["Deployment"].apply(make_deployment("one"))
     kinds["Service"].apply(make_service(port))
     wait(kinds, lambda _: is_answering(port, "one"))
-    kinds["Service"].apply(make_service(port))  # the port is used, but by the same Service
+    kinds["Service"].apply(make_service(port))  # the Service itself uses the port
 
 
 def test_the_error_for_an_unsupported_deployment_names_the_field(cluster: LocalCluster) -> None:

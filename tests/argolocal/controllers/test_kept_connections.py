@@ -54,12 +54,12 @@ class Releases:
         until("version 1 to answer", lambda: self.answering() == "1")
 
     def switch(self, version: str) -> None:
-        """Send new clients to this version."""
+        """Let the Service connect new clients to this version."""
         self.kinds["Service"].apply(make_service(version, self.port))
         until("the version to answer", lambda: self.answering() == version)
 
     def answering(self) -> str:
-        """Return the version that answers a new client, or "" if no version does."""
+        """Return the version that answers a new client, or "" if no version answers."""
         try:
             return httpx.get(f"http://127.0.0.1:{self.port}{running.MODEL}").json()["version"]
         except httpx.TransportError:
@@ -69,7 +69,7 @@ class Releases:
         self.objects.patch("Deployment", f"echo-{version}", {"spec": {"replicas": count}})
 
     def await_replicas(self, version: str, count: int) -> None:
-        """Wait until `count` pods are ready, and all others have ended."""
+        """Wait until `count` pods are ready, and all other pods have ended."""
         pods = self.cluster.home / "deployments" / f"echo-{version}" / "pods"
 
         def status() -> dict[str, Any]:
@@ -137,16 +137,16 @@ def make_service(version: str, port: int) -> dict[str, Any]:
 
 
 def has_server_closed(writer: asyncio.StreamWriter) -> bool:
-    """Return True if the server has closed the connection: clients check this before they reuse
-    it."""
+    """Return True if the server has closed the connection; clients check this before they reuse a
+    connection."""
     poll = select.poll()
     poll.register(writer.get_extra_info("socket").fileno(), select.POLLRDHUP)
     return writer.is_closing() or bool(poll.poll(0))
 
 
 class Clients:
-    """Clients that keep a connection, pause for up to longer than a server needs to exit, and send
-    again."""
+    """Clients that keep a connection, pause for up to longer than a server needs to exit, and then
+    send another request."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -192,7 +192,7 @@ def connect_client(port: int) -> socket.socket:
 
 
 def send_request(client: socket.socket) -> str:
-    """Send one request and return the head of the answer."""
+    """Send one request to the Service and return the head of the answer."""
     client.sendall(REQUEST)
     return read_answer_head(client)
 
@@ -269,7 +269,8 @@ def test_a_client_that_ends_its_side_of_the_connection_gets_the_answer(
 ) -> None:
     Releases(cluster, port, env)
     with connect_client(port) as client:
-        client.sendall(SLOW_REQUEST)  # the end of the client arrives before the answer begins
+        # the client's end of the connection arrives at the server before the answer begins
+        client.sendall(SLOW_REQUEST)
         client.shutdown(socket.SHUT_WR)
         assert "connection: close" in read_answer_head(client)
         assert client.recv(1) == b""

@@ -1,5 +1,5 @@
-"""Resource templates on the local controllers: their actions have the effect of kubectl, and their
-conditions decide how the step ends."""
+"""Resource templates on the local controllers: their actions have the same effect as kubectl's
+actions, and their conditions decide how the step ends."""
 
 import base64
 import json
@@ -96,7 +96,8 @@ def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
         )
         sizes.append(len(stored.read_bytes()))
 
-    assert max(sizes) - min(sizes) <= 2, sizes  # resourceVersion gets more digits
+    # a difference of 2 bytes is allowed, because resourceVersion gets more digits
+    assert max(sizes) - min(sizes) <= 2, sizes
     last_applied = json.loads(
         json.loads(stored.read_text())["metadata"]["annotations"][LAST_APPLIED_ANNOTATION]
     )
@@ -105,7 +106,7 @@ def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
     )
     patched_object = json.loads(stored.read_text())
 
-    for _ in range(20):  # as `kubectl get -o yaml | kubectl apply -f -`
+    for _ in range(20):  # apply the object as `kubectl get -o yaml | kubectl apply -f -` does
         Controller(cluster, "ConfigMap").apply(json.loads(stored.read_text()))
 
     assert len(stored.read_bytes()) < 3 * len(json.dumps(patched_object))
@@ -423,7 +424,8 @@ def test_a_strategic_patch_changes_only_the_named_container() -> None:
     base = {"spec": {"containers": [container, {"name": "b", "image": "1"}], "x": 1}}
     change = {"name": "a", "args": ["y"], "env": [{"name": "F", "value": "2"}]}
     patched = PATCH_FUNCTIONS["strategic"](base, {"spec": {"containers": [change], "x": None}})
-    env = [{"name": "F", "value": "2"}, {"name": "E", "value": "1"}]  # in the order of apimachinery
+    # the items of env have the order of apimachinery
+    env = [{"name": "F", "value": "2"}, {"name": "E", "value": "1"}]
     changed = {"name": "a", "image": "1", "args": ["y"], "env": env}
     assert patched == {"spec": {"containers": [changed, {"name": "b", "image": "1"}]}}
 

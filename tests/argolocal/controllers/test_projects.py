@@ -57,7 +57,7 @@ def make_project(folder: Path, error: str = "ConfigError") -> Path:
 
 
 def make_virtual_environment(folder: Path) -> str:
-    """Return a virtual environment with all packages of this one."""
+    """Return a virtual environment with all packages of the environment of this process."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     packages = next(path for path in sys.path if path.endswith("-packages"))
     (site_packages,) = folder.glob("lib/*/site-packages")

@@ -1,5 +1,5 @@
-"""The ends of nodes and workflows: shutdowns, deadlines, containers, daemons. Also the inputs of a
-pod."""
+"""Tests of how nodes and workflows end: by shutdowns, deadlines, exits of containers, and ends of
+daemons. The inputs of a pod are tested, too."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Each hook runs once: when its expression is first true."""
+"""Each lifecycle hook runs once, as soon as its expression is true."""
 
 from typing import Any
 

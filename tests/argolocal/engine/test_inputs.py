@@ -1,5 +1,5 @@
-"""Values that a step can read: times, phases, parameters in Go's format, and outputs of other
-steps."""
+"""Tests of the values that a step can read: times, phases, parameters in Go's format, and outputs
+of other steps."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Labels of a run whose values are expressions (workflowMetadata.labelsFrom)."""
+"""Tests of the labels of a run whose values are expressions (workflowMetadata.labelsFrom)."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,5 @@
-"""Finding the name of a step in the name of a node, which may contain a large item of a loop."""
+"""Tests of `remove_suffixes`, which finds the name of a step in the name of a node that may contain
+a large item of a loop."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The state machine of a workflow, without processes and without a clock."""
+"""Tests of the state machine of a workflow, without processes and without a clock."""
 
 import json
 from itertools import pairwise
@@ -88,7 +88,7 @@ def test_a_failure_without_retry_still_waits_for_one_backoff() -> None:
     )
     assert play(s, {"w(0)": "Failed"}) == ["w(0)"]
     assert s.table.now >= 1601
-    # no limit: no backoff
+    # without a limit of the retry strategy, there is no backoff
     s = make_scheduler(
         make_leaf("main", retryStrategy={"retryPolicy": "OnError", "backoff": backoff})
     )
@@ -326,7 +326,7 @@ def test_node_ids_and_pod_names_are_the_same_as_in_argo() -> None:
     assert isinstance(pod, StartPod)
     assert pod.id == f"w-{hash_fnv32a('w.a')}"
     assert pod.pod == f"w-one-{hash_fnv32a('w.a')}"
-    assert hash_fnv32a("wf-0008[0].t2") == 911381529  # a node id of a real Argo
+    assert hash_fnv32a("wf-0008[0].t2") == 911381529  # node id that a real Argo has computed
 
 
 @pytest.mark.fast_cases(1)
@@ -490,7 +490,7 @@ def test_a_pod_of_a_dead_runner_restarts_although_its_parents_completed() -> Non
     first_run.advance(1001.0, [PodStarted(pod.id) for pod in pods])
     status = reset_interrupted(first_run.status, format_time(1002.0))
 
-    for name in ("w", "w[0]"):  # as after the time limit of another step
+    for name in ("w", "w[0]"):  # the node has failed, as after the time limit of another step
         status["nodes"][first_run.table.id(name)]["phase"] = "Failed"
         status["nodes"][first_run.table.id(name)]["finishedAt"] = format_time(1001.0)
 
@@ -503,7 +503,7 @@ def test_a_pod_of_a_dead_runner_restarts_although_its_parents_completed() -> Non
     assert first_action.capture is True
     assert (
         s.nodes[s.table.id("w[0].b")]["message"] == "the runner of the pod died"
-    )  # an inline template cannot be restarted
+    )  # the scheduler cannot restart an inline template
     s.advance(
         1003.0,
         [PodStarted(first_action.id), PodEnded(first_action.id, "Succeeded", "", {"result": "1"})],

@@ -1,4 +1,5 @@
-"""Suspended steps: an approval is never lost or applied twice, and a crash never approves."""
+"""Tests of suspended steps: an approval is never lost or applied twice, and a crash never resumes a
+step."""
 
 import json
 import os
@@ -35,7 +36,8 @@ def make_approval(default: str | None = None, **output: Any) -> dict[str, Any]:
 
 
 def advance_to_approval(template: dict[str, Any]) -> Scheduler:
-    """Return a workflow whose first step is suspended, and whose step `after` gets the answer."""
+    """Return a workflow whose first step is suspended, and whose step `after` gets the value of the
+    approval."""
     last_task = {
         "name": "after",
         "template": "after",

@@ -1,5 +1,5 @@
-"""`when` conditions are evaluated as in Argo, with all its surprises: a mistake could release the
-wrong model."""
+"""`when` conditions are evaluated as in Argo, also where Argo's result is surprising, because a
+mistake could release the wrong model."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ HINT = ' (hint: try wrapping the affected expression in quotes ("))'
         ("True == true", False),  # True, as Python prints it, is a text
         ("'10' > '9'", False),  # texts are compared alphabetically
         ("10 > 9", True),
-        ("prod == prod", True),  # bare words are texts
+        ("prod == prod", True),  # words without quotes are texts
         ("a != b && !(1 > 2)", True),
         ("7 in (1, 5)", False),
         ("b in (a, b)", True),

@@ -1,4 +1,5 @@
-"""Outputs of resource templates: paths print the same text as kubectl's own library."""
+"""Tests of the outputs of resource templates: JSONPaths print the same text as kubectl's own
+library."""
 
 from typing import Any
 

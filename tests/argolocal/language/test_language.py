@@ -1,4 +1,5 @@
-"""Tags, expressions, conditions and Go's number formats: mistakes here would be silent."""
+"""Tests of tags, expressions, conditions and Go's number formats, because a mistake in them would
+cause no error."""
 
 import json
 import math
@@ -35,13 +36,13 @@ SCOPE = {
     ("text", "result"),
     [
         ("{{workflow.name}}-{{ workflow.name }}", "w-w"),
-        # unchanged, without an error
+        # these tags stay in the text unchanged, without an error
         ("{{unknown}} {{=unknown.thing}}", "{{unknown}} {{=unknown.thing}}"),
-        # this tag is replaced in the next pass
+        # the next pass replaces this tag
         ("{{inputs.parameters.{{item}}}}", "{{inputs.parameters.x}}"),
         ("{{=asInt(workflow.parameters.num) + 1}}", "8"),
         ("{{=workflow.parameters.num + '1'}}", "71"),
-        ("{{=workflow.parameters.num == 7}}", "false"),  # parameters are texts
+        ("{{=workflow.parameters.num == 7}}", "false"),  # the values of parameters are texts
         (
             (
                 "{{=asFloat(tasks.eval.outputs.parameters.auc) >="
@@ -50,13 +51,14 @@ SCOPE = {
             "true",
         ),
         ("{{=[1, 2.0, 'a']}}", '[1,2,"a"]'),
-        ("{{=asInt('0.91')}}", "{{=asInt('0.91')}}"),  # an expression that fails stays as text
+        # an expression that cannot be evaluated stays as text
+        ("{{=asInt('0.91')}}", "{{=asInt('0.91')}}"),
         ("{{=tasks.skipped.outputs.parameters.p ?? 'none'}}", "none"),
         ("{{=workflow.parameters['nope'] ?? 'none'}}", "none"),
         ("{{=5 % 0}} {{=sprig.div(1, 0)}}", "{{=5 % 0}} {{=sprig.div(1, 0)}}"),
         ("{{=9**9**9**9}}", "{{=9**9**9**9}}"),
         ("{{='a' matches '['}}", "{{='a' matches '['}}"),
-        ("{{=retries}}", "{{=retries}}"),  # the value of this tag is known later
+        ("{{=retries}}", "{{=retries}}"),  # a later step sets the value of this tag
         ("{{=1 < 2 && 'a' != 'b'}}", "true"),
         ("{{=toJson({'b': 1, 'a': '<'})}}", '{"a":"\\u003c","b":1}'),
     ],
@@ -144,7 +146,7 @@ def test_an_expression_has_the_expected_value_and_type(source: str, value: objec
 
 
 @pytest.mark.parametrize(
-    ("source", "result"),  # of expr-lang 1.17.8
+    ("source", "result"),  # values computed by expr-lang 1.17.8
     [
         ("1e6 * 2 == 2000000", "true"),
         ("string(1234567.5)", '"1.2345675e+06"'),
@@ -177,7 +179,7 @@ def test_an_expression_has_the_expected_value_and_type(source: str, value: objec
         ("len(1..999999)", "999999"),
         ("map(sortBy([{n: 1}, {n: 3}, {n: 2}], .n, 'desc'), .n)", "[3,2,1]"),
         ("sortBy([3, 1, 2], #, 'asc')", "[1,2,3]"),
-        ("p.text[0]", "195"),  # the first byte
+        ("p.text[0]", "195"),  # the index counts bytes
         ("p.text[-1]", "97"),
         ("[first(p.text), last(p.text), get(p.text, 2), get(p.text, 9)]", "[195,97,97,null]"),
         ("splitAfter('a,b,c', ',', 2)", '["a,","b,c"]'),
@@ -230,7 +232,8 @@ def test_results_are_formatted_as_in_go(source: str, result: str) -> None:
         "fromBase64('YWI')",
         "len(1..100000000)",
         "len(repeat('ab', 500000))",
-        "count(1..1000, count(1..1000, # > 1) > 0)",  # the budget is for the whole evaluation
+        # the memory budget applies to the whole evaluation
+        "count(1..1000, count(1..1000, # > 1) > 0)",
         "len(map(1..600000, #)) + len(1..300000)",
     ],
 )
@@ -283,7 +286,8 @@ JOB = {
     [
         ("status.replicaStatuses.Worker.succeeded > 1", "", True),
         ("status.replicaStatuses.Worker.succeeded > 2", "", None),
-        # success needs all requirements, failure only one; the failure condition is checked first
+        # the success condition needs all its requirements, the failure condition needs only one;
+        # the failure condition is checked first
         (
             "status.replicaStatuses.Worker.succeeded = 2,status.conditions.0.type in (Created)",
             "",
@@ -295,7 +299,7 @@ JOB = {
             False,
         ),
         ("status.replicaStatuses.Worker.succeeded = 2", "status.conditions.2.type = Failed", False),
-        ("status.nope != x", "", True),  # a missing path differs from everything
+        ("status.nope != x", "", True),  # a value at a missing path is different from every value
         ("status.nope notin (a,b)", "", True),
         ("!status.nope", "", True),
         ("status.nothing", "", True),  # null is a value
@@ -360,7 +364,7 @@ def test_a_duration_that_go_rejects_is_an_error(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "number", "name"),  # of Go 1.24
+    ("form", "number", "name"),  # texts formatted by Go 1.24
     [
         ("h-%v", 5, "h-5"),
         ("host-%04X.x", 254, "host-00FE.x"),
@@ -374,7 +378,8 @@ def test_a_duration_that_go_rejects_is_an_error(text: str) -> None:
         ("%08X", -255, "-00000FF"),
         ("%b", -255, "-11111111"),
         ("%o", -255, "-377"),
-        ("%1000000000d", 5, "%!(NOVERB)%!(EXTRA int=5)"),  # Go does not write a gigabyte
+        # Go ignores the format instead of writing a gigabyte
+        ("%1000000000d", 5, "%!(NOVERB)%!(EXTRA int=5)"),
         ("a%d%99999999dz", 5, "a5%!(NOVERB)"),
         ("%-010000010d", 5, "%!(NOVERB)%!(EXTRA int=5)"),
     ],

@@ -10,12 +10,13 @@ from argolocal.language.sprig import ARGO_FUNCTIONS
 
 
 @pytest.mark.parametrize(
-    ("source", "result"),  # of expr-lang 1.17.8 and sprig 3.3.0
+    ("source", "result"),  # values computed by expr-lang 1.17.8 and sprig 3.3.0
     [
         ("'é1' matches '^\\\\pL\\\\d$'", "true"),
         ("'a\\n' matches 'a$'", "false"),
         ("sprig.regexMatch('(', 'a')", "false"),
-        ("sprig.regexReplaceAll('(a+)b', 'xaab', 'Z$1W')", '"xZ"'),  # the group "1W"
+        # the template refers to a group named "1W"
+        ("sprig.regexReplaceAll('(a+)b', 'xaab', 'Z$1W')", '"xZ"'),
         ("sprig.regexReplaceAll('(a+)b', 'xaab', '${1}W')", '"xaaW"'),
         ("sprig.regexReplaceAll('(?P<n>a+)b', 'xaab', '[$n]$$ $ ${n')", '"x[aa]$ $ ${n"'),
         ("sprig.regexReplaceAll('a*', 'baac', 'x')", '"xbxcx"'),

@@ -9,7 +9,7 @@ from argolocal.language.sprig import ARGO_FUNCTIONS
 
 
 @pytest.mark.parametrize(
-    ("source", "result"),  # of sprig 3.3.0
+    ("source", "result"),  # values computed by sprig 3.3.0
     [
         ('sprig.title("it\'s ONE a_b x-y")', '"It\'S ONE A_b X-Y"'),
         ("sprig.int('3.7')", "3"),
@@ -127,7 +127,7 @@ from argolocal.language.sprig import ARGO_FUNCTIONS
         ("sprig.nospace('ü x')", '"Ã¼x"'),
         ("sprig.nospace('üx')", '"üx"'),
         ("sprig.ternary('a', 'b', nil)", '"b"'),
-        # the types of these arguments are not checked
+        # expr-lang does not check the types of these arguments
         ("sprig.ternary('a', 'b', '1' == 1)", '"b"'),
     ],
 )

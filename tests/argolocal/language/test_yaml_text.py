@@ -17,7 +17,7 @@ REKINDLE = str(Path(sys.executable).with_name("rekindle"))
 
 
 def make_alias_chain(start: str, form: str) -> str:
-    """Return anchors that each repeat the previous anchor nine times."""
+    """Return YAML with anchors, each of which repeats the previous anchor nine times."""
     lines = [
         f"a{number}: &a{number} {form.format(', '.join([f'*a{number - 1}'] * 9))}"
         for number in range(1, 12)

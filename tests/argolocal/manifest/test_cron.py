@@ -1,4 +1,4 @@
-"""The same schedules are valid as in Argo."""
+"""A schedule is valid here if and only if it is valid in Argo."""
 
 import pytest
 from hypothesis import given

@@ -2,7 +2,8 @@
 
 `robfig_cron_times.json` contains 200 schedules, 10 zones and, for each zone, times shortly before
 both changes of its clocks in 2026. A digest is the start of the sha256 of the 25 times that follow
-each of these times, as numbers with a space in between. A program in Go has written them:
+each of these times, as numbers separated by spaces. The following program in Go has written the
+digests:
 
     schedule, err := cron.ParseStandard("CRON_TZ=" + zone + " " + line)
     for t := time.Unix(start, 0); count < 25; count++ { t = schedule.Next(t); print(t.Unix()) }

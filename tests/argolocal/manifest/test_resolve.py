@@ -1,5 +1,5 @@
-"""Templates in other objects: a file that can be run on a cluster can also be run here, without
-changes."""
+"""Tests of templates in other objects: a file that can be run on a cluster can also be run here,
+without changes."""
 
 import re
 from pathlib import Path
@@ -235,7 +235,8 @@ def test_an_exit_handler_does_not_get_arguments_of_a_workflow_template(tmp_path:
     )
     workflow, other_objects = split_main_object(parse_objects(text))
     cluster.store_objects(other_objects)
-    for each in (workflow, other_objects[0]):  # the WorkflowTemplate can be run, too
+    # the test also checks that the WorkflowTemplate itself can be run
+    for each in (workflow, other_objects[0]):
         with pytest.raises(ConfigError, match=r"exit handler bye needs the input 'x'.*-p x=VALUE"):
             build_workflow(each, {}, cluster.find)
         assert build_workflow(each, {"x": "2"}, cluster.find)

@@ -17,7 +17,7 @@ MARKUP = "<img src=x onerror=document.title='hacked'>"
 
 
 def run_workflow(home: Path, manifest: dict[str, Any]) -> None:
-    """Run a workflow to its end with `argolocal run`; it may fail."""
+    """Run a workflow to its end with `argolocal run`; the run may fail."""
     file = home.parent / "workflow.json"
     file.write_text(to_json(manifest))
     command = [sys.executable, "-m", "argolocal", "run", str(file), "--yes"]
@@ -77,6 +77,6 @@ def page(home: Path) -> Iterator[PageServer]:
         yield server
 
 
-@pytest.hookimpl(trylast=True)  # after the end of all fixtures
+@pytest.hookimpl(trylast=True)  # close the browser after the end of all fixtures
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
     close_browser_after(Path(__file__).parent, nextitem)

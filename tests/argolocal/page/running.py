@@ -30,7 +30,7 @@ class RunningRun:
 
 @contextmanager
 def start_run(home: Path, name: str) -> Iterator[RunningRun]:
-    """Start a run in a process of its own, wait for its step, and end it afterwards."""
+    """Start a run in a process of its own, wait for its step, and end the run after the test."""
     run = RunningRun(home, name)
     step = {"image": "bash:5", "command": ["sleep", "1000"]}
     manifest = {

@@ -1,4 +1,5 @@
-"""Other users of the machine, pages of other origins and other host names see nothing."""
+"""Other users of the machine, pages of other origins and other host names get no content of the
+page."""
 
 import httpx
 import pytest

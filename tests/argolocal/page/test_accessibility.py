@@ -16,7 +16,8 @@ from tests.argolocal.page.running import start_run
 from tests.browser import PageServer, start_page
 
 LOOKS: list[tuple[int, Literal["light", "dark"]]] = [(380, "light"), (1280, "dark")]
-# the second half of the table is checked too; it differs little
+# further window widths and themes, which only the slow tests check, because the page differs little
+# in them
 SLOW_LOOKS: list[tuple[int, Literal["light", "dark"]]] = [
     (1280, "light"),
     (380, "dark"),
@@ -37,11 +38,11 @@ FOCUS_IS_VISIBLE = """element => {
 
 
 def find_addresses(page: PageServer, tab: BrowserPage, run: str) -> list[str]:
-    """Return the addresses of the main navigation, of the tabs of a run, and of an error."""
+    """Return the addresses of the main navigation, of the tabs of a run, and of an error page."""
     tab.goto(f"{page.root}/runs/{run}")
     links = tab.locator("nav[aria-label=Main] a, nav#tabs a")
     addresses = [link.get_attribute("href") or "" for link in links.all()]
-    # this address is the page of MLflow, which is not part of this program
+    # the address /mlflow is the page of MLflow, which is not part of this program
     sections = [address for address in addresses if address != "/mlflow"]
     return [*dict.fromkeys(sections), f"/runs/{run}/logs?find=a", "/runs/nothing"]
 

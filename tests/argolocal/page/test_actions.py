@@ -1,4 +1,5 @@
-"""Actions: a run is stopped, resumed, approved and started again from the page, only by its user."""
+"""Tests of the actions of the page: a run is stopped, resumed, approved and started again from the
+page, only by its user."""
 
 import os
 import subprocess
@@ -44,7 +45,7 @@ def with_template(manifest: dict[str, Any], *templates: dict[str, Any]) -> dict[
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with a run that failed and a run with a parameter that succeeded."""
+    """A home with a run that failed and a successful run with a parameter."""
     home = tmp_path_factory.mktemp("actions") / "home"
     run_workflow(home, workflow("failed-run", [{"name": "second", "template": "fail"}]))
     greeting = {"parameters": [{"name": "greeting", "value": "hello"}]}
@@ -61,7 +62,7 @@ def page(home: Path) -> Iterator[PageServer]:
 
 
 class RunningWorkflow:
-    """A run in a process of its own, as a user starts it in a terminal."""
+    """A run in a process of its own, started in the way that a user starts it in a terminal."""
 
     def __init__(self, home: Path, manifest: dict[str, Any]) -> None:
         self.home = home

@@ -1,4 +1,4 @@
-"""The JSON API, its description, and the metrics."""
+"""Tests of the page's JSON API, its description, and the metrics."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The list of runs and the page of a run, as a browser shows them and as JSON."""
+"""Tests of the list of runs and the page of a run, as a browser shows them and as JSON."""
 
 import re
 from pathlib import Path

@@ -1,5 +1,6 @@
-"""Another user of the machine, a hostile page, and hostile or broken records of runs: real requests
-to a real server, which shows them nothing, runs nothing, and keeps working."""
+"""Attacks by another user of the machine, by a hostile page, and by hostile or broken records of
+runs. The tests send real requests to a real server, which shows them nothing, runs nothing, and
+keeps working."""
 
 import json
 import shutil
@@ -264,7 +265,7 @@ def replace_value(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 @pytest.fixture
 def broken_home(home: Path, tmp_path: Path) -> Path:
-    """A copy of the home, whose runs a test may change."""
+    """A copy of the home (the directory of runs), whose runs a test may change."""
     home_copy = tmp_path / "home"
     shutil.copytree(home / "runs", home_copy / "runs")
     subprocess.run([sys.executable, "-m", "argolocal", "trust", str(home_copy)], check=True)
@@ -272,7 +273,8 @@ def broken_home(home: Path, tmp_path: Path) -> Path:
 
 
 def list_changes(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (name of a file, its changed content): each value of a run replaced by a hostile one."""
+    """Yield (name of a file, its changed content): each value of a run replaced by a hostile
+    value."""
     manifest = json.loads((folder / MANIFEST_FILE).read_text())
     state: dict[str, Any] = {"status": {}, "nodes": {}}
     for line in (folder / JOURNAL_FILE).read_text().splitlines():
@@ -282,7 +284,8 @@ def list_changes(folder: Path) -> Iterator[tuple[str, str]]:
 
     for name, document in ((MANIFEST_FILE, manifest), (JOURNAL_FILE, state)):
         for number, path in enumerate(list_paths(document)):
-            # each path gets three of the hostile values, so that each value occurs at many paths
+            # each path of a value gets three of the hostile values, so that each value occurs at
+            # many paths
             for offset in range(0, 12, 4):
                 value = HOSTILE_VALUES[(number + offset) % len(HOSTILE_VALUES)]
                 text = json.dumps(replace_value(document, path, value))
@@ -290,7 +293,7 @@ def list_changes(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def check_broken_run(home: Path, server: PageServer, name: str, text: str) -> None:
-    """Replace a file of a run; the list and the other run must stay readable."""
+    """Replace a file of a run; check that the list and the other run stay readable."""
     file = home / "runs/bad-run" / name
     original_bytes = file.read_bytes()
     file.write_text(text)

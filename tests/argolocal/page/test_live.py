@@ -1,4 +1,5 @@
-"""Viewers learn of each change of a run, at a limited cost, however they come and go."""
+"""Viewers of a page are notified about each change of a run, at a limited cost, also while viewers
+connect and disconnect."""
 
 import asyncio
 import threading
@@ -13,7 +14,8 @@ TIMEOUT_S = 20
 
 
 class Files:
-    """The version of a subject, which a test changes, and the number of times it was read."""
+    """The version of a subject (a run or a list), which a test changes, and the number of times
+    that the version was read."""
 
     def __init__(self, version: str = "1") -> None:
         self.version = version
@@ -67,7 +69,7 @@ def test_a_change_between_two_looks_of_a_slow_viewer_is_not_missed() -> None:
         fast = watchers.versions("run")
         assert [await next_of(slow), await next_of(fast)] == ["1", "1"]
 
-        # nobody waits for the slow viewer, which then gets only the last version
+        # the server does not wait for the slow viewer, which gets only the last version
         for version in ("2", "3"):
             files.version = version
             assert await next_of(fast) == version
@@ -170,7 +172,7 @@ def test_the_first_changes_are_shown_at_once_and_a_storm_of_them_is_limited() ->
     first_changes = [budget.spend(0.0, 0.5) for _ in range(CHANGES_AT_ONCE + 1)]
     assert first_changes == [True] * CHANGES_AT_ONCE + [False]
 
-    # 100 changes per second for ten seconds
+    # 100 changes per second occur for ten seconds
     shown = sum(budget.spend(number / 100, 0.5) for number in range(1, 1001))
     assert 19 <= shown <= 20
 

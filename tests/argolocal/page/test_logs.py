@@ -1,5 +1,5 @@
-"""The logs of a run: the end of a log, its pages, the search, the first error, and new lines of a
-running step."""
+"""Tests of the logs of a run: the end of a log, its pages, the search, the first error, and new
+lines of a running step."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +33,7 @@ LINES = 10_000
 
 @pytest.fixture(scope="module")
 def big_log(home: Path, page: PageServer) -> str:
-    """Add a log of several pages to a run, as a pod of a job would. Returns the pod's name."""
+    """Add a log of several pages to a run, as a pod of a job would. Return the name of the pod."""
     name = "bad-run-first-worker-0"
     lines = [
         f"step {number} loss {number / 7:.3f} of a training that says much"
@@ -131,7 +131,7 @@ def test_two_logs_are_shown_side_by_side(page: PageServer, big_log: str, browser
     row.get_by_role("link", name="next to the others").click()
     regions = tab.locator(".log")
     expect(regions).to_have_count(2)
-    # in one call, because the page may scroll between two calls
+    # read all positions in one call, because the page may scroll between two calls
     tops = regions.evaluate_all("logs => logs.map(log => log.getBoundingClientRect().top)")
     assert tops[0] == tops[1]
 

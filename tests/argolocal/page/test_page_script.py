@@ -52,7 +52,7 @@ def test_the_result_of_an_update_is_the_new_page(tab: BrowserPage) -> None:
         "<ul><li>second<li><a href='/x'>third</a></ul><!-- remark --><p>end",
         ROWS.format(row("a", "running") + row("b", "failed")),
         ROWS.format(row("c", "pending") + row("b", "failed") + row("a", "succeeded")),
-        # several links with the same address
+        # the list has several links with the same address
         ROWS.format(row("a", "1") + row("a", "2") + row("a", "3")),
         ROWS.format(row("a", "2") + row("a", "3")),
         "<svg viewBox='0 0 1 1'><g data-key='x'><text>x</text></g></svg>",

@@ -1,4 +1,4 @@
-"""The list of runs: its filter, its rows, and how fast it is with many runs."""
+"""Tests of the list of runs: its filter, its rows, and its speed with many runs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ RUN_COUNT = 220
 
 @pytest.fixture(scope="module")
 def many_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with 220 runs of ten steps."""
+    """A home (a directory of runs) with 220 runs of ten steps."""
     home = tmp_path_factory.mktemp("many") / "home"
     run_workflow(home, workflow("newest", [{"name": "first", "template": "say"}]))
     tasks = [{"name": f"step-{number}", "template": "say"} for number in range(10)]

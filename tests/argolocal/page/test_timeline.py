@@ -1,4 +1,4 @@
-"""The timeline says how long each step waited, started and ran."""
+"""The timeline of a run shows how long each step waited, started and ran."""
 
 from collections.abc import Iterator
 from itertools import pairwise

@@ -140,7 +140,7 @@ def draw_entries(rng: random.Random) -> list[tarfile.TarInfo]:
 
 
 def read_surroundings(path: Path) -> list[tuple[Any, ...]]:
-    """Return the state of the surrounding files: names, modes, contents, times."""
+    """Return the state of the files around the archive: names, modes, contents, times."""
     files = [
         path,
         *(file for file in sorted(path.rglob("*")) if "in" not in file.relative_to(path).parts),
@@ -318,7 +318,8 @@ def test_an_endless_header_costs_neither_memory_nor_time(tmp_path: Path) -> None
 def make_sparse(
     parts: list[tuple[int, int]], size_bytes: int, stored_bytes: int
 ) -> tarfile.TarInfo:
-    """Return the entry of a sparse file in an archive. `parts`: (offset, length) of its data."""
+    """Return the entry of a sparse file in an archive. `parts`: pairs (offset, length) of the
+    file's data."""
     parts_text = ",".join(f"{offset},{length}" for offset, length in parts)
     headers = {
         "GNU.sparse.major": "0",

@@ -1,4 +1,5 @@
-"""Artifacts: a model or dataset must arrive unchanged, under the key that Argo would use."""
+"""Tests of artifacts: a model or dataset must arrive unchanged, under the key that Argo would
+use."""
 
 import os
 import tarfile
@@ -75,7 +76,7 @@ def test_keys_of_artifacts_have_the_format_of_the_default_repository(
     assert save(s3, tmp_path / "model.bin", archive={"none": {}})["s3"]["key"] == "w/pod/model.bin"
     (tmp_path / "a").write_text("x")
     assert save(s3, tmp_path / "a", archive={"zip": {}})["s3"]["key"] == "w/pod/a.zip"
-    # as on Argo
+    # the error is the same as on Argo
     with pytest.raises(artifacts.ArtifactError, match="stat /tmp/argo/outputs/artifacts/a"):
         save(s3, tmp_path / "model.bin", archive={"zip": {}})
 
@@ -108,7 +109,7 @@ def test_a_tree_is_restored_with_modes_and_hard_links(s3: Store, tmp_path: Path)
     assert (tmp_path / "in/link").is_symlink()
     assert (tmp_path / "in/again").stat().st_nlink == 1
     artifacts.load(save(s3, tree, archive={"none": {}}), tmp_path / "plain", lambda _: s3)
-    # as on Argo
+    # the files are the same as on Argo
     assert sorted(file.name for file in (tmp_path / "plain").iterdir()) == ["again", "run"]
 
 
@@ -140,7 +141,7 @@ def test_a_link_to_a_directory_is_saved_as_argo_saves_it(s3: Store, tmp_path: Pa
     saved = artifacts.save_artifact(
         artifact, tmp_path / "link", tmp_path / "tree", tmp_path, "pod", "w", lambda _: s3
     )
-    # only the link exists
+    # the saved artifact contains only the link, not the target of the link
     with pytest.raises(ArtifactError, match="illegal symlink target: link -> /"):
         artifacts.load(saved or {}, tmp_path / "in", lambda _: s3)
 
@@ -168,7 +169,7 @@ def test_a_missing_artifact_is_an_error_unless_it_is_optional(s3: Store, tmp_pat
 
 
 def test_archives_are_not_built_next_to_the_output(s3: Store, tmp_path: Path) -> None:
-    path = Path("/proc/version")  # a read-only file system
+    path = Path("/proc/version")  # the artifact is on a read-only file system
     artifact = {"name": "a", "path": str(path)}
     assert artifacts.save_artifact(artifact, path, path, tmp_path, "pod", "w", lambda _: s3)
     assert list(tmp_path.iterdir()) == []
@@ -199,7 +200,7 @@ def test_directories_that_a_pod_made_read_only_can_be_removed() -> None:
 
     os.waitpid(child, 0)
     assert list(root.rglob("*")) == []
-    if root.exists():  # root is in a directory of another user
+    if root.exists():  # the folder of the pod's root is in a directory of another user
         root.rmdir()
 
 

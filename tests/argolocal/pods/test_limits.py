@@ -1,4 +1,5 @@
-"""Memory limits: a step that would be killed on a cluster is killed here, and leaves nothing."""
+"""Tests of memory limits: a step that would be killed on a cluster is killed on this machine, too,
+and leaves no processes or cgroups."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Logs of containers: every line must reach the log and the result."""
+"""Tests of container logs: every line must reach the log file and the result."""
 
 import errno
 import json
@@ -27,7 +27,7 @@ from tests.waiting import until
 def run_script(
     source: str, log: Path, copy: Path | None = None, folder: Path | None = None
 ) -> LogPipe:
-    """Run a script and return its log pipe after the end."""
+    """Run a script and return the log pipe after the script has ended."""
     with LogPipe(log, copy) as log_pipe:
         process = subprocess.Popen(
             ["sh", "-c", source], stdout=log_pipe.out, stderr=log_pipe.err, cwd=folder

@@ -1,4 +1,4 @@
-"""Probes: a hanging server must not fail other probes or delay the exit of the process."""
+"""Tests of probes: a hanging server must not fail other probes or delay the exit of the process."""
 
 import asyncio
 import socket

@@ -1,5 +1,5 @@
-"""A container as a process: its environment and files, and and errors of a pod do not end the
-runner."""
+"""Tests of a container as a process: its environment and its files are correct, and an error of a
+pod does not end the runner."""
 
 import ast
 import json
@@ -201,7 +201,7 @@ def test_a_pod_cannot_delete_files_of_the_machine(
     code.mkdir()
     (code / "mine.py").write_text("")
     machine_file.write_text("")
-    # a folder below /tmp, which the pod sees although its /tmp is private
+    # the code is in a folder below /tmp, which the pod sees although its /tmp is private
     monkeypatch.setenv("REKINDLE_PATH", str(code))
     file = shlex.quote(str(machine_file))
     source = (
@@ -267,7 +267,8 @@ def test_an_output_behind_a_link_is_never_a_file_of_the_machine(tmp_path: Path, 
     finally:
         machine_file.unlink()
 
-    # if one overlay covers the whole file system, the changed file can be read there
+    # if one overlay covers the whole file system, the runner can read the changed file from this
+    # overlay
     is_readable = filesystem._supports_root_overlay() and not machine_file.is_relative_to("/tmp")
     assert (
         output_value(status) == "the pod's" if is_readable else "no such file" in status["message"]
@@ -304,9 +305,9 @@ def test_the_runner_does_not_follow_a_link_in_a_volume(tmp_path: Path, folder_na
     }
 
     phase = run_template(template, tmp_path)["phase"]
-    # /tmp is private to the pod
+    # the directory /tmp is private to the pod
     assert phase == "Error" or (folder_name == "input" and str(machine_folder).startswith("/tmp"))
-    machine_folder.rmdir()  # fails unless the directory is empty
+    machine_folder.rmdir()  # the command fails unless the directory is empty
 
 
 @needs_namespaces
@@ -516,7 +517,8 @@ def test_a_pod_spec_patch_sets_the_grace_period(tmp_path: Path, patch: str, mess
     else:
         source = "sleep 1000"
     template = {"podSpecPatch": patch, "container": shell(source)}
-    grace = "terminationGracePeriodSeconds: 1000"  # the patch of the template has priority
+    # the patch in the template has priority over the patch in the spec
+    grace = "terminationGracePeriodSeconds: 1000"
     status = run_template(
         template, tmp_path, podSpecPatch=grace, arguments={"parameters": [PARAMETER]}
     )

@@ -1,4 +1,4 @@
-"""Volumes: files of ConfigMaps and Secrets, and files that the pods of a run share."""
+"""Tests of volumes: files of ConfigMaps and Secrets, and files that the pods of a run share."""
 
 import base64
 from pathlib import Path
@@ -53,7 +53,7 @@ def run_pods(
 def pod_output(
     home: Path, template: dict[str, Any], volume: dict[str, Any], *other_objects: dict[str, Any]
 ) -> str:
-    """Run a pod with `volume` as v, and return the content of its /tmp/out."""
+    """Run a pod with a volume `volume` named v, and return the content of its /tmp/out."""
     status = run_pods(
         home, template, other_objects=other_objects, volumes=[{"name": "v", **volume}]
     )
@@ -289,8 +289,8 @@ def test_invalid_volumes_are_rejected_before_the_run(
 
 
 def test_a_secret_is_only_in_its_own_file(tmp_path: Path) -> None:
-    """The state of a run, its logs and its pods' directories do not contain the secret, even after
-    a failure."""
+    """The state of a run, its logs and its pods' directories do not contain the value of the
+    Secret, even after a failure."""
     env = [{"name": "P", "valueFrom": {"secretKeyRef": {"name": "s", "key": "password"}}}]
     template = make_shell_template(
         'test "$P" = hunter"2"; echo ran; test -s /v/password; exit 1', mount("/v"), outputs={}

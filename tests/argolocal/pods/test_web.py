@@ -1,4 +1,5 @@
-"""Redirections of requests: secrets are only sent to their host, and local files are not read."""
+"""Tests of redirected requests: secrets are sent only to the host that they belong to, and local
+files are not read."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ class Proxy(HttpServer):
 
     def __init__(self) -> None:
         super().__init__(self.answer_of_address)
-        self.answers: dict[str, tuple[int, str]] = {}  # address → status, location
+        self.answers: dict[str, tuple[int, str]] = {}  # address → (HTTP status, header Location)
 
     def answer_of_address(self, request: Request) -> Answer:
         status, location = self.answers.get(request.path, (200, ""))

@@ -1,5 +1,5 @@
-"""One run whose runner can be killed: the workflows of kills.yaml, the outcome of a run, and its
-leftovers.
+"""Run a workflow whose runner can be killed. This module contains the workflows of kills.yaml, the
+outcome of a run, and its leftovers.
 
 run = Run("jobs", home, environment, url); run.start_and_kill("effect", 17); problems(run, expected)
 """
@@ -91,7 +91,7 @@ threading.setprofile(None)
 
 @cache
 def make_documents() -> list[Any]:
-    """Return the objects of kills.yaml, completed so that they can run."""
+    """Return the objects of kills.yaml, with the values that the workflows need to run."""
     objects = list(yaml.safe_load_all(Path(__file__).with_name("kills.yaml").read_text()))
     for obj in objects:
         obj.setdefault("kind", "Workflow")
@@ -120,7 +120,7 @@ def _complete(value: Any) -> None:
 
 
 def make_workflows() -> dict[str, dict[str, Any]]:
-    """Return the workflows by name."""
+    """Return the workflows of kills.yaml by name."""
     make_workflows = {
         obj["metadata"]["name"]: obj for obj in make_documents() if obj["kind"] == "Workflow"
     }
@@ -129,17 +129,17 @@ def make_workflows() -> dict[str, dict[str, Any]]:
 
 @dataclass
 class Run:
-    """One run in its own home."""
+    """One run in its own home (directory of runs)."""
 
     name: str
     home: Path
-    environment: dict[str, str]  # includes the address of an object store
+    environment: dict[str, str]  # the text includes the address of an object store
     url: str
 
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True)
         self.shared = tempfile.TemporaryDirectory(prefix="rekindle-kills-", dir="/dev/shm")
-        self.notes = Path(self.shared.name)  # a folder that pods with a private /tmp see
+        self.notes = Path(self.shared.name)  # use a folder that pods with a private /tmp see
         bucket = f"kills-{self.home.name}"
         self.cluster = LocalCluster(self.home)
 
@@ -166,8 +166,8 @@ class Run:
         (self.home / "w.json").write_text(text)
 
     def start_and_kill(self, kind: str = "", moment: float = 0) -> bool:
-        """Start a runner, and kill it at this second, call or effect. Return True if the runner
-        ended before."""
+        """Start a runner, and kill it at the given second, function call or external effect. Return
+        True if the runner ended before the kill."""
         last_moment = {kind: int(moment)} if kind in ("call", "effect") else {}
         values = json.dumps(self.answers())
 
@@ -201,7 +201,7 @@ class Run:
         return runner.wait() == 0
 
     def release(self) -> None:
-        """Resume suspended steps, like `rekindle resume -p` in another terminal."""
+        """Resume suspended steps, as `rekindle resume -p` does in another terminal."""
         values = self.answers()
         if values or self.waiting() or self.files.workflow()["spec"].get("suspend"):
             resume_suspended(self.name, values, self.home)
@@ -225,7 +225,7 @@ class Run:
         return self.files.load()[0]
 
     def ended_pods(self) -> dict[str, int]:
-        """Return the pods with a recorded end, and how often each had started by then."""
+        """Return the pods with a recorded end, and the number of starts of each pod until then."""
         nodes = [
             node for node in self.status()["nodes"].values() if node["phase"] in FULFILLED_PHASES
         ]
@@ -250,7 +250,7 @@ class Run:
         }
 
     def starts(self) -> Counter[str]:
-        """Return how often each pod started."""
+        """Return the number of starts of each pod."""
         return Counter(mark.split()[1] for mark in self.marks() if mark.startswith("begin"))
 
     def marks(self) -> list[str]:
@@ -296,7 +296,7 @@ class Run:
             meta = obj["metadata"]
             data = obj.get("data")
             if (meta.get("labels") or {}).get(CONFIG_MAP_TYPE_LABEL):
-                data = sorted(data)  # the entries of a cache contain times
+                data = sorted(data)  # remove the entries of a cache, which contain times
             ended = [
                 condition["type"]
                 for condition in (obj.get("status") or {}).get("conditions") or []
@@ -327,7 +327,8 @@ class Run:
         """Return processes, locks and files that remain after the end of the run and its
         services."""
         self.cluster.down()
-        with contextlib.suppress(AssertionError):  # remaining processes are reported below
+        # processes that remain after the timeout are reported below
+        with contextlib.suppress(AssertionError):
             until("its processes to end", lambda: not self._processes(), EXIT_TIMEOUT_S)
 
         leftovers = self._processes()
@@ -380,7 +381,8 @@ def _free_port() -> int:
 
 
 def find_problems(run: Run, expected: Any) -> list[str]:
-    """Return the problems of a completed run."""
+    """Return the problems of a completed run: differences from an undisturbed run, repeated steps,
+    and leftovers."""
     differences = _list_differences(expected, run.outcome())
     return [*find_overlaps(run.marks()), *run.leftovers(), *differences]
 
@@ -395,7 +397,7 @@ def find_restarts(ended_pods: dict[str, int], starts: Counter[str]) -> list[str]
 
 
 def find_overlaps(marks: list[str]) -> list[str]:
-    """Return the pods that ended after their successor had started."""
+    """Return the pods that ended only after the pod that replaced them had started."""
     last: dict[str, str] = {}
     messages = []
     for line in marks:

@@ -33,8 +33,8 @@ ANSWER_S = 0.2  # delay of the server of `@URL@`
 
 @dataclass(frozen=True)
 class Plan:
-    """The moments at which the runner of one workflow is killed: (kind of moment, fraction of an
-    undisturbed run)."""
+    """The moments at which the runner of one workflow is killed, as pairs (kind of moment, fraction
+    of an undisturbed run)."""
 
     seed: int
     name: str
@@ -50,7 +50,7 @@ class Plan:
 
 
 def record(request: Request) -> Answer:
-    """Record a request to /POD/CODE, and answer with the code."""
+    """Record a request to /POD/CODE, and answer with the status CODE."""
     _, pod, code = request.path.split("/")
     request_id = uuid.uuid4().hex
     with open(Path(request.headers["Home"]) / "marks", "a") as marks:
@@ -61,8 +61,8 @@ def record(request: Request) -> Answer:
 
 
 class Stage:
-    """Executes plans. Caches the outcome of undisturbed runs, and their duration, calls and
-    effects."""
+    """Executes plans. Caches the outcomes of undisturbed runs, and the duration, the function calls
+    and the external effects of these runs."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder = folder
@@ -79,7 +79,8 @@ class Stage:
         )
 
     def undisturbed(self, name: str) -> tuple[Any, dict[str, float]]:
-        """Return the outcome of an undisturbed run, and its seconds, calls and effects."""
+        """Return the outcome of an undisturbed run, and the run's seconds, function calls and
+        external effects."""
         if name not in self.expected:
             run = self.run(name, f"{name}-alone")
             began = time.monotonic()
@@ -102,13 +103,14 @@ class Stage:
         return self.expected[name]
 
     def play(self, plan: Plan) -> list[str]:
-        """Execute a plan and return the problems."""
+        """Execute a plan of kills, and return the problems of the run."""
         expected, measured = self.undisturbed(plan.name)
         run = self.run(plan.name, f"{plan.seed}")
         problems: list[str] = []
 
         for kind, fraction in (*plan.kills, ("", 0.0)):
-            if run.status()["phase"] in FAILED_PHASES:  # to resume a failed run would be a retry
+            # do not resume a failed run, because that would be a retry
+            if run.status()["phase"] in FAILED_PHASES:
                 break
 
             ended_pods = run.ended_pods()
@@ -122,7 +124,8 @@ class Stage:
 
 
 def main(argv: list[str]) -> int:
-    """Run the command. Return 1 if a seed failed."""
+    """Run the command `python -m tests.argolocal.runner.kills`. Return exit code 1 if the run of a
+    seed failed."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.argolocal.runner.kills", description=__doc__
     )

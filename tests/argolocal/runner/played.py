@@ -1,5 +1,5 @@
-"""Play workflows on the state machine alone: each pod takes a second and ends as a test says,
-without a process."""
+"""Execute workflows on the state machine alone, without processes: each pod takes a second and ends
+in the phase that a test chooses."""
 
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,8 @@ def play(
     failing: dict[str, str] | None = None,
     outputs: dict[str, dict[str, Any]] | None = None,
 ) -> list[str]:
-    """End all pods in the order of their starts, one per second. `failing`: node → phase. Return
-    the nodes that ran."""
+    """End all pods in the order of their starts, one per second. `failing`: maps a node that fails
+    to its phase. Return the nodes that ran."""
     failing = failing or {}
     outputs = outputs or {}
     now = 1000.0

@@ -1,5 +1,5 @@
-"""Workflows whose steps are shell commands. They share files in a claim, which tests read and
-write."""
+"""Workflows whose steps are shell commands. The shell commands share files in a
+PersistentVolumeClaim, which tests read and write."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ CLAIM = {"kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec"
 
 
 def workflow(templates: list[dict[str, Any]], name: str = "w", **spec: Any) -> dict[str, Any]:
-    """Return a workflow with these templates, which may mount the claim `shared`."""
+    """Return a workflow with the given templates, which may mount the claim `shared`."""
     volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]
     return builders.workflow(*templates, volumes=volumes, name=name, **spec)
 
@@ -53,12 +53,12 @@ def cluster_with_claim(home: Path) -> LocalCluster:
 
 
 def shared_folder(cluster: LocalCluster, name: str) -> Path:
-    """Return the path on this machine of /shared/NAME in pods."""
+    """Return the path on this machine of the folder that pods see as /shared."""
     folder = cluster.home / "claims/shared"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
 
 
 def phases(status: dict[str, Any]) -> dict[str, str]:
-    """Return the phases of the nodes by name."""
+    """Return the phases of a run's nodes by the name of the node."""
     return {node["name"]: node["phase"] for node in status["nodes"].values()}

@@ -1,4 +1,4 @@
-"""This machine as a cluster: objects, addresses and images of pods."""
+"""Tests of this machine as a cluster: objects, addresses and images of pods."""
 
 import base64
 import subprocess

@@ -50,7 +50,8 @@ def test_the_tag_of_a_loop_item_that_is_a_map_is_the_whole_map(tmp_path: Path) -
 
 
 def test_a_step_can_read_the_host_node_name_of_an_earlier_step(tmp_path: Path) -> None:
-    """Argo waits for ever for a tag without a value; the node name exists on every machine."""
+    """Argo waits for ever for a tag without a value; on this machine, the node name always has a
+    value."""
     pod_template = {"name": "one", "container": {"image": "busybox", "command": ["true"]}}
 
     steps_template: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A run must survive the death of its runner: see kills.py."""
+"""A run must survive the death of its runner, which kills.py ends at random moments."""
 
 import fcntl
 import json

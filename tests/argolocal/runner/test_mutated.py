@@ -1,4 +1,4 @@
-"""Broken manifests: a mistake must result in one clear sentence before the run, never in a
+"""Tests of broken manifests: a mistake must result in one clear sentence before the run, never in a
 traceback or a hang."""
 
 import copy
@@ -176,11 +176,11 @@ ERROR = re.compile(
 )
 # texts of Python errors
 INTERNAL = re.compile(r"Traceback|object has no attribute|object is not|<class|unhashable|NoneType")
-CPU_TIMEOUT_S = 20  # time limit to read a manifest and play its workflow
+CPU_TIMEOUT_S = 20  # maximum time to read a manifest and execute its workflow
 
 
 def list_fields(value: Any) -> list[tuple[Any, Any]]:
-    """Return every (container, key) below `value`."""
+    """Return (container, key) of every value in the nested lists and dicts of `value`."""
     if isinstance(value, dict):
         keys = list(value)
     else:
@@ -201,7 +201,7 @@ def read_base_manifests() -> list[dict[str, Any]]:
 
 @st.composite
 def damaged_manifests(draw: st.DrawFn) -> bytes:
-    """Draw a manifest with some damaged fields, and sometimes damaged text."""
+    """Draw a manifest with some damaged fields, and sometimes with damaged text."""
     manifest = copy.deepcopy(draw(st.sampled_from(read_base_manifests())))
 
     for _ in range(draw(st.integers(0, 3))):
@@ -262,12 +262,13 @@ def play(scheduler: Scheduler) -> None:
             for i, s in enumerate(starts)
             for e in (PodStarted(s.id), PodEnded(s.id, phases[i % 3], "", {"exitCode": "1"}))
         ]
-    # the workflow may not have ended: as on Argo, it may retry for ever or wait for its own lock
+    # the workflow may still be in progress because, as on Argo, it may retry for ever or wait for
+    # its own lock
 
 
 def load_error(data: bytes, home: Path) -> str:
-    """Return the error of `rekindle run --manifest` before the start; play the workflow if it is
-    valid."""
+    """Return the error of `rekindle run --manifest` before the start; execute the workflow on the
+    state machine if it is valid."""
     file = home / "w.yaml"
     cluster = LocalCluster(home / "home")
     file.write_bytes(data)
@@ -289,7 +290,8 @@ def load_error(data: bytes, home: Path) -> str:
 
 
 def check(data: bytes) -> str:
-    """Return the error, which must begin with the path of its field; "" if the manifest runs."""
+    """Return the error of a manifest, which must begin with the path of the wrong field; "" if the
+    manifest runs."""
 
     def on_timeout(*_: Any) -> None:
         raise AssertionError("it hangs")

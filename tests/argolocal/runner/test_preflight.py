@@ -25,7 +25,7 @@ spec:
 
 
 def check_with(path: str = "", value: Any = None) -> list[str]:
-    """Check GOOD with one value set, such as `spec.templates.0.daemon`."""
+    """Check the manifest GOOD with one changed value, such as `spec.templates.0.daemon`."""
     manifest = parse_objects(VALID_WORKFLOW)[0]
     *parent_keys, last_key = path.split(".") if path else ["", ""]
     parent: Any = manifest
@@ -568,10 +568,10 @@ def test_the_page_of_all_fields_matches_the_code() -> None:
 def test_the_field_table_has_no_spelling_mistakes() -> None:
     from tests.argo_fields import collect_fields
 
-    # fields that Argo 4 does not have any more, and ignores
+    # fields that were removed in Argo 4, which ignores them
     dropped = {"Locks": {"mutex", "semaphore"}}
     dropped["CronSpec"] = {"schedule"}
-    # new in Argo 4.1, missing in Hera's models
+    # these fields are new in Argo 4.1 and missing in Hera's models
     dropped.update({key: {"podResources"} for key in ("Spec", "Template")})
     for table, fields in collect_fields().items():
         assert set(TABLES[table]) - set(fields) - dropped.get(table, set()) == set(), table

@@ -1,5 +1,5 @@
-"""Requests to a run: each stop, pause or approval has its effect once, also if the run has no
-process yet."""
+"""Tests of requests to a run: each stop, pause or approval has its effect once, also if the run has
+no process yet."""
 
 import threading
 from pathlib import Path
@@ -33,7 +33,7 @@ def steps(*names: str) -> dict[str, Any]:
 
 
 class Background:
-    """A run in a thread. Other processes see its files."""
+    """A run that a thread of the test executes. Other processes see the files of this run."""
 
     def __init__(self, home: Path, manifest: dict[str, Any]) -> None:
         self.run = LocalRun.create(manifest, None, LocalCluster(home))

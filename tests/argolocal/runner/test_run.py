@@ -55,7 +55,7 @@ def read_outcome(status: dict[str, Any]) -> Any:
 
 
 def make_chain(name: str, seconds: float = 0.15) -> dict[str, Any]:
-    """Return four steps that pass a number, and write a line at each end."""
+    """Return a workflow of four steps, which pass a number, and each write a line at their end."""
     x = "{{inputs.parameters.x}}"
     body = (
         f"sleep {seconds}; echo $(( {x} + 1 )) > {{{{outputs.parameters.out.path}}}}; echo {x} >>"
@@ -139,7 +139,8 @@ def wait_for_no_process(cluster: LocalCluster) -> None:
 
 
 def kill_at(process: subprocess.Popen[str], journal: Path, journal_bytes: float) -> None:
-    """Kill a runner when its journal has reached this size, unless the runner ends before."""
+    """Kill a runner when the journal of its run has the size `size`, unless the runner ends
+    before."""
     until(
         "its moment",
         lambda: journal.stat().st_size >= journal_bytes or process.poll() is not None,
@@ -174,7 +175,7 @@ def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(
         until("the run to begin", journal.exists)
         finished_counts: dict[str, int] = {}  # step → how often it had been started when it ended
 
-        for _ in range(2):  # kill it again while it resumes
+        for _ in range(2):  # kill the runner again while it resumes
             kill_at(process, journal, journal.stat().st_size + rng.uniform(0, written))
             run_counts = Counter(mark_file.read_text().split() if mark_file.exists() else ())
             status, _ = state.RunFiles(home.home, "w").load()
@@ -213,7 +214,7 @@ def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(
     shared_folder(cluster, "go").touch()
     assert resume("w", cluster)["phase"] == "Succeeded"
     wait_for_no_process(cluster)
-    # only the log of the last pod
+    # only the log of the last pod is kept
     assert (cluster.home / "runs/w/logs/w.log").read_text() == "try\n"
 
 
@@ -294,7 +295,7 @@ def test_a_stop_during_a_pod_start_ends_the_pod(
 
     def start(*arguments: Any) -> Any:
         process = start_original(*arguments)
-        os.kill(os.getpid(), signal.SIGTERM)  # sent before the process is recorded
+        os.kill(os.getpid(), signal.SIGTERM)  # the signal is sent before the process is recorded
         return process
 
     monkeypatch.setattr(executor, "start_container", start)
@@ -312,7 +313,7 @@ def test_ctrl_c_ends_all_pods_and_the_run_can_be_resumed(
     run = LocalRun.create(
         workflow([dag({"name": "a", "template": "one"}), sh("one", command)]), {}, cluster
     )
-    # in background jobs of a shell, this signal is ignored
+    # set the handler, because in background jobs of a shell, SIGINT is ignored
     old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
@@ -350,7 +351,8 @@ def test_a_failed_run_resumes_from_the_failed_step(cluster: LocalCluster, tmp_pa
     status = resume("w", cluster)
     assert status["phase"] == "Succeeded"
     assert set(phases(status).values()) == {"Succeeded"}
-    assert mark_file.read_text() == "x\nx\n"  # the steps `good` and `after` ran once each
+    # check that the steps `good` and `after` ran once each
+    assert mark_file.read_text() == "x\nx\n"
 
 
 def test_a_full_disk_ends_the_run_which_can_be_resumed(
@@ -359,7 +361,7 @@ def test_a_full_disk_ends_the_run_which_can_be_resumed(
     run = LocalRun.create(workflow([sh("main", "true")]), {}, cluster)
     journal = os.open("/dev/full", os.O_WRONLY)
     os.dup2(journal, run.files.journal)
-    # /dev/full cannot be truncated
+    # replace ftruncate, because /dev/full cannot be truncated
     monkeypatch.setattr(os, "ftruncate", lambda descriptor, size: None)
     with pytest.raises(state.DiskFull, match="Free some space"):
         run.run()

@@ -44,7 +44,7 @@ def test_a_pod_waits_for_a_gpu_and_sees_only_this_one(cluster: LocalCluster) -> 
     thread.join()
     assert status["phase"] == "Succeeded"
     assert "device 1" in log.read_text()
-    # the run has released its GPU
+    # the first run has released its GPU
     assert other.acquire("third", PodRequest(gpus=2))
 
 

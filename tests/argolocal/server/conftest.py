@@ -1,4 +1,4 @@
-"""The tests of the server are commands of argolocal, even if they run after tests of rekindle."""
+"""The tests in this folder run commands of argolocal, even if they run after tests of rekindle."""
 
 import pytest
 

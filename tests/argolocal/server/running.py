@@ -1,4 +1,4 @@
-"""Servers of a home in processes of their own."""
+"""Start servers of a home (directory of runs) as processes of their own."""
 
 import os
 import signal
@@ -58,7 +58,7 @@ class RunningServer:
 def start_server(
     home: Path, *arguments: str, environ: Mapping[str, str] = {}
 ) -> Iterator[RunningServer]:
-    """Start a server, and end it and its runs afterwards."""
+    """Start a server, and end the server and its runs after the test."""
     server = RunningServer(home, *arguments, environ=environ)
     server.start()
     try:
@@ -88,7 +88,7 @@ def make_shell_spec(script: str) -> dict[str, Any]:
 
 
 def shared_folder(home: Path) -> Path:
-    """Create the folder that scripts see as /shared."""
+    """Create the folder that the shell scripts of workflows see as /shared."""
     LocalCluster(home).store_objects([CLAIM])
     folder = home / "claims/shared"
     folder.mkdir(parents=True, exist_ok=True)

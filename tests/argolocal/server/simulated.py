@@ -26,6 +26,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # as after `argolocal server`, only the home decides which modules are found
+    # remove the variable, because after `argolocal server`, only the home decides which modules are
+    # found
     os.environ.pop("ARGOLOCAL_PATH", None)
     main()

@@ -1,4 +1,5 @@
-"""Kills of the server and of runs: each scheduled time has one run, or a reason why it has none."""
+"""Tests that kill the server and its runs: each scheduled time has one run, or a recorded reason
+for the missing run."""
 
 import os
 import random
@@ -68,8 +69,8 @@ class Machine:
         write_atomically(self.clock_file, str(self.now))
 
     def advance(self, seconds: int) -> None:
-        """Set the clock forward. Advance the clock until one time is due and the earlier times are
-        missed."""
+        """Set the clock of the machine forward. Advance the clock until one time is due and the
+        earlier times are missed."""
         self.now += seconds
         self.write_clock()
         self.expected.append(f"allow-{self.now // MINUTE * MINUTE}")
@@ -88,8 +89,8 @@ class Machine:
         return progress is not None and progress.position >= time
 
     def wait_for_moment(self) -> None:
-        """Wait until the newest run is created, has started or has ended, by chance; or do not
-        wait."""
+        """Wait until the newest run is created, has started or has ended, by chance, or return at
+        once; the choice is random."""
         run = RunFiles(self.home, self.expected[-1])
         moments: list[Callable[[], object]] = [
             lambda: True,
@@ -113,7 +114,7 @@ class Machine:
 
         if victim != "runs":
             if self.dice.random() < 0.3:
-                # only the newest of the times that a dead server has missed is caught up
+                # only the newest of the times that a dead server has missed gets a run
                 if not self.exists(self.expected[-1]):
                     self.expected.pop()
                 self.advance(MINUTE)
@@ -126,7 +127,7 @@ class Machine:
         self.wait_for_decision()
 
     def end(self) -> None:
-        """Wait for all runs, and end the server."""
+        """Wait until all runs have ended, and end the server."""
         until("the end of all runs", lambda: not any((self.home / "queue").iterdir()))
         objects = Objects(LocalCluster(self.home))
         until(
@@ -144,7 +145,7 @@ class Machine:
         for name in POLICIES:
             started = {int(run.rpartition("-")[2]) for run in runs if run.startswith(f"{name}-")}
             missed_runs = read_progress(self.home, name)[name].missed
-            # a time has a run or a reason, but not both
+            # each scheduled time has a run or a reason for the missing run, but not both
             assert not started & {missed_run.time for missed_run in missed_runs}
             assert all(item.reason for item in missed_runs)
             status = objects.get("CronWorkflow", name)["status"]

@@ -24,7 +24,7 @@ from tests import builders
 
 
 class Process:
-    """A process of a run that a test ends."""
+    """The process of a run, which a test ends."""
 
     def __init__(self) -> None:
         self.is_running = True
@@ -34,7 +34,7 @@ class Process:
 
 
 class QueueOfTest:
-    """A queue whose processes do nothing until a test runs the workflow here."""
+    """A queue whose processes do nothing until the test itself executes the workflow."""
 
     def __init__(self, home: Path, parallelism: int = 1) -> None:
         self.cluster = LocalCluster(home)
@@ -165,7 +165,7 @@ def test_a_run_with_the_name_of_a_half_removed_one_starts_from_the_beginning(
     test.queue.submit(builders.workflow(template, name="again"))
     test.queue.start_next()
     test.finish("again")
-    # the removal of a run was killed after its first step
+    # delete only the manifest, as if the removal of the run was killed after its first step
     (RunFiles(tmp_path, "again").root / MANIFEST_FILE).unlink()
 
     test.queue.submit(make_hello_workflow("again"))

@@ -1,4 +1,4 @@
-"""The server runs queued workflows in processes that survive it."""
+"""The server runs queued workflows in processes that continue after the server has died."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Files of a run that were changed, lost or only partly written."""
+"""Tests of files of a run that were changed, lost or only partly written."""
 
 import json
 import os

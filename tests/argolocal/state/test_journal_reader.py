@@ -1,5 +1,5 @@
 """A page that reads only the new lines of a journal shows the same status as a command that reads
-all of it."""
+the whole journal."""
 
 import fcntl
 import json

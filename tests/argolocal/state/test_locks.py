@@ -1,4 +1,4 @@
-"""Locks between runs and nodes, and memoized outputs."""
+"""Tests of the locks between runs and nodes, and memoized outputs."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs of one home share the GPUs and the memory of the machine."""
+"""All runs of one home (directory of runs) share the GPUs and the memory of the machine."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ MEMORY = 64 << 30
 
 
 def visible_gpus(resources: MachineResources, pod: str, gpus: int) -> str | None:
-    """Return the GPUs of a pod, or None if it must wait."""
+    """Return the GPUs of a pod, or None if the pod must wait."""
     allocation = resources.acquire(pod, PodRequest(gpus=gpus))
     if allocation is None:
         return None
@@ -42,7 +42,7 @@ def test_the_pods_of_one_run_share_its_gpus_instead_of_waiting_for_each_other(
     resources = MachineResources(tmp_path, 1, MEMORY)
     assert visible_gpus(resources, "worker-0", 1) == "0"
     assert visible_gpus(resources, "worker-1", 1) == "0"
-    # more than the machine has: the pod gets all
+    # the request exceeds the GPUs of the machine, so the pod gets all GPUs
     assert visible_gpus(resources, "worker-2", 8) == "0"
 
     other = MachineResources(tmp_path, 1, MEMORY)

@@ -26,7 +26,7 @@ def find_step(manifest: Any, name: str) -> Any:
 
 
 def run_in_exit_hook(manifest: Any, text: str, **spec: Any) -> None:
-    """Run a container with the argument `text` as exit hook."""
+    """Return VALID_WORKFLOW with an exit hook that runs a container with the argument `text`."""
     body = {"container": {**find_template(manifest, "finish")["container"], "args": [text]}}
     del manifest["spec"]["onExit"]
     manifest["spec"].update({"hooks": {"exit": {"template": "late"}}, **spec})

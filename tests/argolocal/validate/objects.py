@@ -1,4 +1,5 @@
-"""A manifest without mistakes, objects of Kubernetes without mistakes, and a mistake in each."""
+"""A manifest without mistakes, objects of Kubernetes without mistakes, and for each of them a
+change that makes it invalid."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The command `lint`: several files and folders, its output and its exit codes."""
+"""Tests of the command `lint`: several files and folders, its output and its exit codes."""
 
 import copy
 import json

@@ -1,5 +1,5 @@
-"""Argo leaves a tag with an unknown first word in the text. Lint warns if the word is probably
-misspelt."""
+"""Argo leaves a tag with an unknown first word in the text. Lint warns if the unknown word is
+probably misspelt."""
 
 from typing import Any
 

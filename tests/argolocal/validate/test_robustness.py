@@ -21,7 +21,8 @@ from tests.effort import calls
 
 
 def make_chain(tasks: int) -> Any:
-    """Return a chain of `tasks` that each read their predecessor and the first task."""
+    """Return a chain of `tasks` , each of which reads outputs of its predecessor and of the first
+    task."""
     manifest = copy.deepcopy(VALID_WORKFLOW)
 
     find_template(manifest, "main")["dag"] = {

@@ -1,5 +1,5 @@
-"""Tags in the fields of a spec other than `templates`. Argo accepts all of them, and leaves a tag
-without a value in the text."""
+"""Tests of tags in the fields of a spec other than `templates`. Argo accepts all tags in these
+fields, and leaves a tag without a value in the text."""
 
 from typing import Any
 

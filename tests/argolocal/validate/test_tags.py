@@ -1,4 +1,5 @@
-"""Lint knows which tags, arguments and secrets are correct, and which may be replaced later."""
+"""Lint distinguishes which tags, arguments and secrets are correct, which are wrong, and which may
+get a value later."""
 
 import copy
 from typing import Any

@@ -1,5 +1,5 @@
-"""Lint warns about tasks that hold nothing back: suspends without a successor, and outputs that no
-task reads."""
+"""Lint warns about tasks without an effect on other tasks: suspends without a successor, and
+outputs that no task reads."""
 
 from typing import Any
 
@@ -52,7 +52,8 @@ TEMPLATE_EXPORTING_VERDICT = (
 
 
 def parse_yaml(text: str) -> Any:
-    # by libyaml: each process of xdist makes these workflows when it collects the tests
+    # parse with libyaml, because each process of xdist makes these workflows when it collects the
+    # tests
     return yaml.load(text, yaml.CSafeLoader)
 
 

@@ -261,7 +261,8 @@ def test_a_problem_of_an_image_that_many_containers_use_is_one_finding() -> None
 
 def test_a_cron_name_that_is_too_long_for_its_workflows_or_jobs_is_found() -> None:
     assert "at most 52" in str(lint(make_cron_workflow("a" * 53))[0])
-    # its training jobs are called NAME-UNIXTIME-train
+    # the name is too long, because the training jobs of this CronWorkflow are called
+    # NAME-UNIXTIME-train
     assert [f.rule for f in lint(make_cron_workflow("a" * 40))] == ["name"]
 
 

@@ -1,4 +1,4 @@
-"""A workflow of one task, its nodes and its status."""
+"""Make a workflow of one task, its nodes and its status for tests of the view."""
 
 from datetime import UTC, datetime
 from typing import Any

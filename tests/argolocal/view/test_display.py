@@ -1,4 +1,4 @@
-"""The display of a running and of a failed run, from Argo's status as plain data."""
+"""Tests of the display of a running and of a failed run, from Argo's status as plain data."""
 
 import io
 import json
@@ -117,7 +117,7 @@ def test_the_message_of_a_run_is_the_error_of_its_step(message: str):
 
 
 def test_a_stopped_run_does_not_show_a_running_step():
-    """On a stopped run of a real Argo, a Retry node stayed Running."""
+    """On a stopped run of a real Argo, a Retry node still had the phase Running."""
     counter = {**node("demo.cleanup", "Retry", "Running"), "finishedAt": None}
     ended = make_status(counter, node("demo.cleanup(0)"), phase="Failed")
     (row,) = list_steps("demo", ended)
@@ -358,7 +358,7 @@ def test_output_of_a_pod_cannot_control_the_terminal(tmp_path: Path, as_json: bo
     out = io.StringIO()
     display.follow(tmp_path, "", "", lambda: True, out, as_json)
     assert not set(out.getvalue()[:-1]) & set("\x1b\x07\r\x9b\x7f\u202e")
-    if as_json:  # JSON has the complete text
+    if as_json:  # the JSON output contains the complete text
         assert json.loads(out.getvalue())["line"].startswith("\x1b[2J\x1b]0;owned")
     else:
         # on a terminal, the text after a carriage return replaces the text before it

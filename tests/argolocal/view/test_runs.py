@@ -1,4 +1,4 @@
-"""The run that a command without a name means, and the logs of its steps."""
+"""Tests of the run that a command without a name refers to, and of the logs of its steps."""
 
 import io
 import os

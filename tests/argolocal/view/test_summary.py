@@ -1,4 +1,4 @@
-"""The table of steps is shown whatever the steps have written."""
+"""The table of steps is shown with any text that the steps have written."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_a_malformed_list_of_warnings_does_not_hide_the_steps(text: str) -> None
 
 @pytest.mark.parametrize("char", ".[(")
 def test_a_large_item_of_a_loop_does_not_delay_the_table(char: str) -> None:
-    """The name of the parent could end at each of these characters."""
+    """The name of the parent could end at each `.`, `[` or `(` in the item."""
     group_node = node(".train", "TaskGroup")
     items = [node(f".train({number}:{char * 100_000}x)") for number in range(3)]
     rows = summary.list_steps(WORKFLOW, make_status(ROOT, group_node, *items))

@@ -19,7 +19,7 @@ PAGE = "<script>top.document.title='hacked'</script>"
 
 
 def container(name: str, script: str, **fields: object) -> dict[str, Any]:
-    """Return a template that runs a bash script."""
+    """Return a template that runs a script with bash."""
     return {
         "name": name,
         "container": {"image": "bash:5", "command": ["bash", "-c", script]},
@@ -28,7 +28,7 @@ def container(name: str, script: str, **fields: object) -> dict[str, Any]:
 
 
 def say(task: str, template: str = "say", **fields: object) -> dict[str, Any]:
-    """Return a task that calls `say`, which needs a text."""
+    """Return a task that calls `say`, with a text as its argument."""
     return {
         "name": task,
         "template": template,
@@ -144,7 +144,7 @@ def make_artifacts() -> dict[str, Any]:
 
 
 def run_documents(home: Path, *documents: dict[str, Any]) -> None:
-    """Run a workflow, with the objects of its file, to its end; it may fail."""
+    """Run a workflow to its end, with the objects of its file; the run may fail."""
     file = home.parent / f"{documents[-1]['metadata']['name']}.yaml"
     file.write_text("\n---\n".join(map(to_json, documents)))
     process = subprocess.run(

@@ -1,4 +1,4 @@
-"""Artifacts are shown and downloaded, and none of their content runs."""
+"""Artifacts of a run are shown and downloaded, but scripts in an artifact never run."""
 
 import io
 import tarfile

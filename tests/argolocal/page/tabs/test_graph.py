@@ -1,4 +1,4 @@
-"""The graph contains every step of the manifest, at any size, and everything can be reached."""
+"""The graph contains every step of the manifest, at any size, and a user can reach every step."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +31,8 @@ MAX_BOXES = 300
 
 
 def make_run(tasks: list[dict[str, Any]], nodes: Mapping[str, str], **status: object) -> Run:
-    """Return a run of a DAG. `nodes`: task, or other suffix of the name of a node → phase."""
+    """Return a run of a DAG. `nodes`: maps the suffix of a node's name, such as a task, to its
+    phase."""
     manifest = make_workflow("run", [{"name": "main", "dag": {"tasks": tasks}}, SAY_TEMPLATE])
     rows = [("run", "DAG", status.get("phase", "Running"))]
     rows += [(f"run.{suffix}", "Pod", phase) for suffix, phase in nodes.items()]
@@ -204,7 +205,8 @@ def test_internal_steps_are_hidden_and_their_dependents_stay_connected() -> None
 
 
 def test_the_templates_of_a_cluster_are_found() -> None:
-    """A cluster keeps the templates of other objects in the status, with their scope."""
+    """A cluster keeps the templates of other objects in the status, together with the scope of each
+    template."""
     manifest = {"spec": {"workflowTemplateRef": {"name": "x"}}}
     status = {
         "phase": "Running",

@@ -1,4 +1,5 @@
-"""The first tab answers without a click: why did the run fail, and what is it waiting for?"""
+"""The first tab of a run shows without a click why the run has failed, and what it is waiting
+for."""
 
 from collections.abc import Mapping
 from pathlib import Path

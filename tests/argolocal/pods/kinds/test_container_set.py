@@ -1,4 +1,5 @@
-"""Container sets: the order of containers, and the messages of failed ones."""
+"""Tests of containerSet templates: the order of the containers, and the messages of failed
+containers."""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ def run_set(
 
 
 def results_by_name(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return phase and message of the pod and its containers, by the last part of their names."""
+    """Return phase and message of the pod and its containers, by the last part of the pod's or
+    container's name."""
     nodes = [node for node in status["nodes"].values() if node["type"] in ("Pod", "Container")]
     return {
         node["name"].rpartition(".")[2]: (node["phase"], node.get("message", "")) for node in nodes

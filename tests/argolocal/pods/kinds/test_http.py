@@ -1,5 +1,5 @@
-"""http and data templates, and probes: lost answers, and servers that are used before they are
-ready."""
+"""Tests of http templates, data templates and probes, for example with lost answers and with
+servers that are not ready yet."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tests.ports import free_port
 
 
 def answer_with_request(request: Request) -> Answer:
-    """Return the request as JSON; /404 fails."""
+    """Answer a request with its own content as JSON; the path /404 gets an error."""
     received = {
         "method": request.method,
         "body": request.body.decode(),
@@ -168,7 +168,7 @@ def test_a_data_template_lists_keys_and_transforms_them() -> None:
         "no key found of name none"
         in data.run_data_template({"source": source}, lambda s3: Bucket())[1]
     )
-    # the default bucket is not used
+    # the default bucket of artifacts is not used
     source = {"artifactPaths": {"name": "x", "s3": {"key": "none"}}}
     assert (
         "Bucket name cannot be empty"

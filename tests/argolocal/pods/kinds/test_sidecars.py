@@ -1,5 +1,5 @@
-"""Init containers, sidecars and daemons: they are ready before the step starts, and end after the
-step."""
+"""Init containers, sidecars and daemons, which are ready before the main container starts, and end
+after it."""
 
 import json
 from pathlib import Path

@@ -1,9 +1,10 @@
-"""The command lines of `argo` that are tested: one for each command, and one for each flag.
+"""The command lines of `argo` that are tested: one command line for each command, and one for each
+flag.
 
-In a command line, {done} is a workflow that succeeded, {failed} one that failed, {gated} one with a
-suspended step, {long} one that does not end by itself, {copied} a resubmitted one, {uid} the uid of
-one that failed, {fresh} a new name, and {files} the folder with the files of the test. A workflow
-that a command line changes is made for it.
+In a command line, {done} is a workflow that succeeded, {failed} a workflow that failed, {gated} a
+workflow with a suspended step, {long} a workflow that does not end by itself, {copied} a
+resubmitted workflow, {uid} the uid of a failed workflow, {fresh} a new name, and {files} the folder
+with the files of the test. A new workflow is created for each command line that changes a workflow.
 """
 
 from dataclasses import dataclass
@@ -51,12 +52,12 @@ def make_ignored_cases(command: str, *cases: tuple[str, str, str]) -> list[Case]
 
 
 def make_differing_case(command: str, flag: str, arguments: str, expect: str, note: str) -> Case:
-    """Return a case whose effect differs from that with an Argo server."""
+    """Return a case whose effect differs from its effect with an Argo server."""
     return Case(command, flag, f"{command} {arguments}", expect, outcome=DIFFERS, note=note)
 
 
 def make_refused_case(command: str, arguments: str, expect: str, note: str) -> Case:
-    """Return a command that is refused."""
+    """Return the case of a command that `argolocal server` refuses."""
     return Case(command, "", f"{command} {arguments}", expect, outcome=REFUSED, note=note)
 
 

@@ -1,4 +1,4 @@
-"""Fixtures: a server of the API with an empty home."""
+"""Fixtures for tests of the API: a server of the API with an empty home (directory of runs)."""
 
 from collections.abc import Iterator
 

@@ -1,12 +1,13 @@
-"""Calls to the API of an Argo server. Their answers were recorded on a real Argo server, and
-`test_recorded_calls` compares the answers of `argolocal server` with them field by field.
+"""Send calls to the API of an Argo server, and record the answers. The answers to these calls were
+recorded on a real Argo server, and `test_recorded_calls` compares the answers of `argolocal server`
+with them field by field.
 
     kubectl -n argo create rolebinding ...                 # rights of executors, see below
     argo server --auth-mode server --secure=false &        # Argo 4.0.7, namespace argo
     python -m tests.argolocal.server.api.recorded_calls http://127.0.0.1:2746 --image python:3.11
 
-The service account `default` of the namespace needs the rights to create and patch
-workflowtaskresults. The command writes `recorded_calls.json`.
+To record the calls, the service account `default` of the namespace needs the rights to create and
+patch workflowtaskresults. The command of this module writes `recorded_calls.json`.
 """
 
 import argparse
@@ -59,7 +60,7 @@ class Calls:
     def call(
         self, title: str, method: str, path: str, body: object = None, **parameters: str
     ) -> Document:
-        """Send a request, record its answer, and return the object in it."""
+        """Send a request, record its answer, and return the object in the answer."""
         if method in ("POST", "PUT") and body is None:
             body = {}
         answer = self.send(method, path, body, params=parameters)
@@ -73,7 +74,7 @@ class Calls:
         assert answer.status_code == 200, answer.text
 
     def wait(self, name: str, is_reached: Callable[[Document], bool]) -> None:
-        """Wait until a workflow has a state."""
+        """Wait until a workflow has a given state."""
 
         def look() -> bool:
             return is_reached(self.send("GET", f"/workflows/argo/{name}").json())
@@ -89,7 +90,8 @@ class Calls:
 
 
 def has_ended(workflow: Document) -> bool:
-    """Return True if a workflow has ended, and the controller has said so in its labels."""
+    """Return True if a workflow has ended, and Argo's controller has set the label about its
+    end."""
     labels = workflow["metadata"].get("labels") or {}
     is_labelled = labels.get("workflows.argoproj.io/completed") == "true"
     return workflow.get("status", {}).get("phase") in END_PHASES and is_labelled
@@ -114,7 +116,8 @@ def normalize(value: Any, field: str = "") -> Any:
 
 
 def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each field that is not empty: Go leaves out empty fields."""
+    """Yield the path and the value of each field that is not empty, because Go leaves out empty
+    fields."""
     if isinstance(value, dict):
         for name, item in sorted(value.items()):
             yield from flatten(item, f"{path}.{name}" if path else name)
@@ -126,7 +129,8 @@ def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def call_all(calls: Calls) -> None:
-    """Send all calls. The names of the objects begin with `rec-`."""
+    """Send all calls, and return their answers. The names of the objects that the calls create
+    begin with `rec-`."""
     call_invalid(calls)
     call_stored_objects(calls)
     call_ended_workflows(calls)
@@ -138,7 +142,7 @@ def call_all(calls: Calls) -> None:
 
 
 def call_invalid(calls: Calls) -> None:
-    """Requests for objects that do not exist, and with objects that are invalid."""
+    """Send requests for objects that do not exist, and requests with invalid objects."""
     for kind in ("workflows", "workflow-templates", "cron-workflows"):
         calls.call(f"get missing {kind}", "GET", f"/{kind}/argo/rec-missing")
         calls.call(f"delete missing {kind}", "DELETE", f"/{kind}/argo/rec-missing")
@@ -218,7 +222,7 @@ def call_stored_objects(calls: Calls) -> None:
 
 
 def call_ended_workflows(calls: Calls) -> None:
-    """The objects of workflows that have ended."""
+    """Read the objects of workflows that have ended."""
     calls.submit(template_workflow("rec-steps"))
     calls.submit(make_failing_workflow("rec-failing"))
     calls.submit(make_hello_workflow("rec-hello"))
@@ -284,7 +288,7 @@ def make_failing_workflow(name: str) -> Document:
 
 
 def make_dag_workflow(name: str) -> Document:
-    """Return a workflow of tasks, of which one fails and is continued after."""
+    """Return a workflow of tasks, one of which fails, without preventing the next task."""
     tasks = [
         {"name": "a", "template": "works"},
         {"name": "b", "template": "fails", "depends": "a"},
@@ -300,7 +304,7 @@ def make_dag_workflow(name: str) -> Document:
 
 
 def call_suspended_workflows(calls: Calls) -> None:
-    """Suspended steps: set, resume, and the suspension of a whole workflow."""
+    """Set and resume suspended steps, and suspend a whole workflow."""
     for name in ("rec-gate-set", "rec-gate-resume", "rec-gate-stop", "rec-gate-end"):
         calls.submit(make_gated_workflow(name))
     for name in ("rec-gate-set", "rec-gate-resume", "rec-gate-stop", "rec-gate-end"):
@@ -339,7 +343,7 @@ def call_suspended_workflows(calls: Calls) -> None:
 
 
 def call_actions(calls: Calls) -> None:
-    """Actions on workflows that have ended."""
+    """Perform actions on workflows that have ended."""
     for action in ("stop", "terminate", "suspend", "resume", "retry"):
         calls.call(f"{action} ended", "PUT", f"/workflows/argo/rec-hello/{action}", {})
     calls.call(
@@ -361,7 +365,7 @@ def call_actions(calls: Calls) -> None:
 
 
 def call_lists(calls: Calls) -> None:
-    """Lists with selectors, fields and pages."""
+    """List workflows with selectors, fields and pages."""
     fields = "items.metadata.name,items.status.phase"
     for title, options in (
         ("by name", {"listOptions.fieldSelector": "metadata.name=rec-hello"}),
@@ -381,7 +385,7 @@ def call_lists(calls: Calls) -> None:
 
 
 def call_submissions(calls: Calls) -> None:
-    """Workflows from stored objects."""
+    """Submit workflows from stored objects."""
     calls.send("POST", "/workflow-templates/argo", {"template": template("rec-base")})
     calls.send("POST", "/cron-workflows/argo", {"cronWorkflow": make_cron_workflow("rec-cron")})
     body = {"resourceName": "rec-base", "namespace": "argo", "resourceKind": "WorkflowTemplate"}
@@ -411,7 +415,7 @@ def call_submissions(calls: Calls) -> None:
 
 
 def call_deletions(calls: Calls) -> None:
-    """Deletions, and reading what was deleted."""
+    """Delete objects, and read the deleted objects."""
     calls.call("delete", "DELETE", "/workflows/argo/rec-hello")
     calls.call("delete again", "DELETE", "/workflows/argo/rec-hello")
     calls.call("get deleted", "GET", "/workflows/argo/rec-hello")

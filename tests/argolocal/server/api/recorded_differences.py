@@ -1,7 +1,8 @@
-"""The fields in which the answers of `argolocal server` differ from those of a real Argo server.
+"""The fields in which the answers of `argolocal server` differ from the answers of a real Argo
+server.
 
-`test_recorded_calls` fails for any other difference, and for a listed difference that does not
-exist any more.
+`test_recorded_calls` fails for any other difference, and for a listed difference that no longer
+exists.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,5 @@
-"""A server of the API in this process: requests to it, and runs in threads."""
+"""Start a server of the API in this process, send requests to it, and execute its runs in
+threads."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -31,7 +32,7 @@ TIMEOUT_S = 60
 
 
 class RunThread:
-    """The process of a run, as a thread."""
+    """The process of a run, which is replaced by a thread."""
 
     def __init__(self, cluster: LocalCluster, name: str) -> None:
         self.cluster = cluster
@@ -51,7 +52,8 @@ class RunThread:
 
 
 class ApiServer:
-    """A server of a home. `parallelism`: number of runs at the same time; 0 starts none."""
+    """A server of the API for a home (directory of runs). `parallelism`: number of runs at the same
+    time; with 0, no run starts."""
 
     def __init__(self, home: Path, parallelism: int = 4) -> None:
         homes.create_home(home)
@@ -100,7 +102,7 @@ class ApiServer:
             thread.join(30)
 
     def send(self, method: str, path: str, body: object = None, **options: Any) -> httpx.Response:
-        """Send a request below /api/v1 with the token."""
+        """Send a request with the token to a path below /api/v1."""
         return self.client.request(method, f"/api/v1{path}", json=body, **options)
 
     def get(self, path: str, **parameters: Any) -> Document:
@@ -153,7 +155,7 @@ class ApiServer:
 
 @contextmanager
 def serve(home: Path, parallelism: int = 4) -> Iterator[ApiServer]:
-    """Serve the API of a home, and end the server afterwards."""
+    """Serve the API of a home, and end the server at the end of the `with` block."""
     server = ApiServer(home, parallelism)
     server.start()
     try:
@@ -173,7 +175,7 @@ def steps(*names: str) -> Document:
 
 
 def workflow(*templates: Document, name: str = "", **spec: Any) -> Document:
-    """Return a workflow whose name is generated, unless it is given."""
+    """Return a workflow whose name is generated, unless `name` is given."""
     manifest = builders.workflow(*templates, **spec)
     manifest["metadata"] = {"name": name} if name else {"generateName": "w-"}
     return manifest

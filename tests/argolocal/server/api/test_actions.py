@@ -1,5 +1,5 @@
-"""Changes of workflows by the API of an Argo server: an approval, a stop or a retry has the effect
-that the user asked for, once."""
+"""Tests of the changes of workflows by the API of an Argo server. An approval, a stop or a retry
+has the effect that the user asked for, exactly once."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Runs that have ended, and their artifacts, by the addresses of an Argo server."""
+"""Tests of the addresses of an Argo server for ended runs and their artifacts."""
 
 import pytest
 

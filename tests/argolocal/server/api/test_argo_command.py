@@ -1,6 +1,6 @@
-"""The real command `argo`, typed command by command and flag by flag.
+"""Tests of each command and each flag of the real program `argo` with `argolocal server`.
 
-It is the program in the environment variable ARGO_CLI, or `argo` on the PATH.
+The tested `argo` is the program in the environment variable ARGO_CLI, or `argo` on the PATH.
 """
 
 import os
@@ -31,7 +31,7 @@ ARGO = os.environ.get("ARGO_CLI") or shutil.which("argo")
 needs_argo = pytest.mark.skipif(not ARGO, reason="the command argo is not installed")
 # flags of all commands, and commands with flags that are not for workflows of a server
 GLOBAL_FLAGS = {"--help"}
-# 90 % of the flags of these commands must work
+# 90 % of the flags of these commands must work with `argolocal server`
 COUNTED_COMMANDS = (
     *("submit", "list", "get", "logs", "watch", "wait", "retry", "resubmit", "stop", "terminate"),
     *("suspend", "resume", "delete", "lint", "template", "cron", "cluster-template"),
@@ -43,7 +43,7 @@ numbers = count()
 
 
 def run_argo(arguments: list[str], environ: dict[str, str]) -> str:
-    """Return the output of `argo`, without colours."""
+    """Run `argo` and return its output, without colours."""
     assert ARGO
     ended = subprocess.run(
         [ARGO, *arguments],
@@ -77,7 +77,8 @@ class Terminal:
         return run_argo(shlex.split(line), self.environ)
 
     def make(self, placeholder: str) -> str:
-        """Return the value of a placeholder of a command line."""
+        """Return the value of a placeholder in a command line, such as {done}, and create the
+        objects that it needs."""
         name = f"{placeholder}-{next(numbers)}"
         match placeholder:
             case "done":
@@ -113,7 +114,7 @@ class Terminal:
         return copied["metadata"]["name"]
 
     def _write_files(self, name: str) -> None:
-        """Write the objects that have a new name."""
+        """Write the objects that have a new name, as files."""
         for kind, manifest in stored_objects(name).items():
             (self.files / f"{name}.{kind}.yaml").write_text(yaml.safe_dump(manifest))
 
@@ -214,7 +215,7 @@ def list_flags(command: str) -> set[str]:
 
 
 def list_commands(command: str = "") -> list[str]:
-    """Return the commands in the help of `argo`, or those below a command."""
+    """Return the commands in the help of `argo`, or the subcommands of a command."""
     arguments = [*command.split(), "--help"]
     text = run_argo(arguments, {"PATH": os.environ["PATH"], "HOME": "/nowhere"})
     part = text.partition("\nAvailable Commands:\n")[2].partition("\n\n")[0]

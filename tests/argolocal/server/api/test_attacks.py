@@ -1,5 +1,5 @@
-"""Requests that attack the API: without the token, from other pages, too large, too deep or too
-many."""
+"""Tests of requests that attack the API: without the token, from other pages, too large, too deep
+or too many."""
 
 import socket
 import threading

@@ -1,4 +1,5 @@
-"""Runs whose files another program has damaged: each answer names the run and its file."""
+"""Tests of runs whose files another program has damaged: each answer of the server names the run
+and the damaged file."""
 
 import json
 import logging
@@ -67,7 +68,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 @pytest.fixture
 def server_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """The log of the server, which does not reach the root logger."""
+    """The log of the server; the records of this log do not reach the root logger."""
     logger = logging.getLogger("uvicorn.error")
     logger.addHandler(caplog.handler)
     yield caplog
@@ -75,7 +76,7 @@ def server_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFi
 
 
 def list_errors(server: ApiServer, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the answers to all requests for a run."""
+    """Send all kinds of requests for a run, and yield the error messages of the answers."""
     address = f"/workflows/argo/{name}"
     for path in (address, f"{address}/log", f"{address}/{name}/log"):
         yield path, server.send("GET", path)
@@ -125,7 +126,7 @@ def test_a_log_that_is_followed_ends_with_an_error_if_the_run_is_damaged(
     execute(make_failing_workflow("w"), {}, LocalCluster(tmp_path / "home"))
     journal = tmp_path / "home/runs/w" / JOURNAL
     sound_text = journal.read_text()
-    # a run that is interrupted does not end
+    # change the run to an interrupted run, which does not end
     journal.write_text(sound_text.replace('"phase":"Failed"', '"phase":"Running"'))
     (tmp_path / "home/queue").mkdir(exist_ok=True)
     (tmp_path / "home/queue/w").touch()

@@ -1,5 +1,5 @@
-"""Hera's WorkflowsService, method by method: each method that has a counterpart here answers with
-the object that it expects."""
+"""Tests of Hera's WorkflowsService: each method that `argolocal server` supports answers with the
+object that Hera expects."""
 
 import inspect
 from pathlib import Path
@@ -32,7 +32,7 @@ REFUSED_METHODS = {"create_sync_limit", "get_sync_limit", "update_sync_limit", "
 
 
 class Recorder:
-    """The service, and the names of the methods that were called and have answered."""
+    """Hera's service, and the names of the methods that were called and have answered."""
 
     def __init__(self, service: WorkflowsService) -> None:
         self.service = service
@@ -164,7 +164,7 @@ def use_artifacts(api: ApiServer, hera: Recorder) -> None:
 
 
 def with_input() -> Document:
-    """Return a workflow whose second step reads the artifact of the first one."""
+    """Return a workflow whose second step reads the artifact of the first step."""
     manifest = make_failing_workflow("hera-input")
     main_template, _, second_template = manifest["spec"]["templates"]
     second_template["inputs"] = {"artifacts": [{"name": "y", "path": "/tmp/y"}]}

@@ -1,5 +1,5 @@
-"""Logs by the API of an Argo server: each line of the selected pods is sent once, also while the
-pods run."""
+"""Tests of the logs that clients read by the API of an Argo server: each line of the selected pods
+is sent once, also while the pods run."""
 
 import json
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def read_contents(api: ApiServer, path: str, **parameters: Any) -> list[str]:
 
 @pytest.fixture(scope="module")
 def finished(api: ApiServer) -> Document:
-    """A workflow with two pods, whose second log has no line break at its end."""
+    """A workflow with two pods, where the log of the second pod has no line break at its end."""
     first_step = step("one", "echo alpha; echo beta", metadata={"labels": {"app": "first"}})
     second_step = step("two", "echo gamma; printf delta")
     name = api.submit(workflow(steps("one", "two"), first_step, second_step, name="logged"))

@@ -1,5 +1,5 @@
-"""Workflows that clients send to a server have the outcomes of `argolocal run`, and survive their
-server.
+"""Workflows that clients send to a server have the same outcomes as with `argolocal run`, and
+survive the death of the server.
 
 The environment variable ARGO_MANIFESTS is a folder with further manifests for the comparison.
 """
@@ -73,7 +73,7 @@ class Client:
 
     def submit(self, manifest: Document, folder: Path) -> str:
         """Submit a workflow with `argo`, or without `argo` by a request, and wait until it has
-        ended. Return the message if it is refused."""
+        ended. Return the message of the server if the workflow is refused."""
         name = manifest["metadata"]["name"]
         # `argo` drops an empty loop before it sends the workflow
         if ARGO and '"withItems": []' not in json.dumps(manifest):
@@ -112,7 +112,8 @@ def make_manifests() -> dict[str, str]:
     """Return the names and texts of the manifests to compare."""
     recordings = [item for item in recorded.read() if item.name.startswith("random-")]
     sample = random.Random(56).sample(recordings, SAMPLE)
-    # the bucket of rekindle does not exist in a home of argolocal
+    # use the bucket of argolocal, because the bucket of rekindle does not exist in a home of
+    # argolocal
     texts = {item.name: item.manifest.replace("rekindle", LocalCluster.bucket) for item in sample}
     folder = os.environ.get("ARGO_MANIFESTS")
     for path in sorted(Path(folder).glob("*.yaml")) if folder else []:

@@ -1,4 +1,4 @@
-"""The answers of `argolocal server` are those of a real Argo server, field by field."""
+"""The answers of `argolocal server` equal the answers of a real Argo server, field by field."""
 
 import json
 import re

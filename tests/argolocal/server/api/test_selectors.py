@@ -1,4 +1,5 @@
-"""Selectors and fields: a client gets the objects and the parts that it asks for, as from Argo."""
+"""Tests of selectors and fields: a client gets exactly the objects and fields that it asks for, as
+from Argo."""
 
 import pytest
 
@@ -10,7 +11,7 @@ DOCUMENT = {
     "metadata": {"name": "a", "labels": {"x": "y"}},
     "status": {"phase": "Succeeded", "nodes": {"a": {"phase": "Succeeded"}}},
 }
-# as in Argo's util/fields/cleaner_test.go
+# the fields are the same as in Argo's util/fields/cleaner_test.go
 EXCLUDED_FIELDS = [
     ("", "foo", False),
     ("foo", "foo", False),

@@ -1,4 +1,5 @@
-"""Templates and CronWorkflows by the API of an Argo server: none is lost or overwritten unseen."""
+"""Tests of templates and CronWorkflows in the API of an Argo server: no object is lost or
+overwritten without an error."""
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.argolocal.server.api.running import (
     template,
 )
 
-# folder of the kind, field in the body, example
+# (URL path of the kind, field of the kind in a body, example)
 KINDS = [
     ("/workflow-templates/argo", "template", template("one")),
     ("/cluster-workflow-templates", "template", template("one", "ClusterWorkflowTemplate")),
@@ -45,7 +46,7 @@ def test_an_object_is_created_changed_listed_and_deleted(
     assert updated["metadata"]["uid"] == created["metadata"]["uid"]
     assert api.get(f"{folder}/life") == updated
 
-    # the version of the object that was read first is old
+    # send the version of the object that was read first, which is now old
     status, code, message = describe_error(api.send("PUT", f"{folder}/life", {field: changed}))
     assert (status, code) == (409, 6)
     assert "the object has been modified" in message

@@ -1,4 +1,5 @@
-"""Watches by the API of an Argo server: no change is missed, and a watch costs little."""
+"""Tests of watches in the API of an Argo server: the client gets each change, and a watch needs
+little memory and CPU time."""
 
 import json
 from collections.abc import Iterator

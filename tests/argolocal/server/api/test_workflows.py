@@ -1,4 +1,5 @@
-"""Workflows by the API of an Argo server: submitted once, found again, and deleted with care."""
+"""Tests of workflows in the API of an Argo server: each workflow is submitted exactly once, can be
+found, and can be deleted safely."""
 
 from pathlib import Path
 
@@ -107,7 +108,7 @@ def test_the_latest_workflow_has_an_alias(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory: pytest.TempPathFactory):
-    """A server with three runs that have ended, and one that waits."""
+    """A server with three runs that have ended, and a run that waits."""
     with serve(tmp_path_factory.mktemp("listed") / "home") as server:
         for name, manifest in (
             ("good", make_hello_workflow("good")),
@@ -197,7 +198,7 @@ def test_a_deleted_workflow_is_gone_with_its_files(api: ApiServer) -> None:
         assert api.change("DELETE", f"/workflows/argo/{name}") == {}
         assert describe_error(api.send("GET", f"/workflows/argo/{name}"))[:2] == (404, 5)
         assert not (api.home / "runs" / name).exists()
-        # the name is free again
+        # a run can have this name again
         assert api.submit(make_hello_workflow(name)) == name
 
 

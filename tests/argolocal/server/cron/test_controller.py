@@ -28,7 +28,7 @@ def make_cron_workflow(script: str = "true", **spec: Any) -> dict[str, Any]:
 
 
 class Home:
-    """A home whose clock a test moves, in seconds after START."""
+    """A home (directory of runs) with a clock that a test sets, in seconds after START."""
 
     def __init__(self, folder: Path, **spec: Any) -> None:
         self.cluster = LocalCluster(folder)
@@ -38,7 +38,7 @@ class Home:
         self.restart()
 
     def restart(self) -> None:
-        """Continue with the state on disk only."""
+        """Start the server's controller again, with only the state on disk."""
         self.controller = CronController(self.cluster, self.objects, lambda: self.now)
         self.queue = Queue(self.cluster, self._refuse_start, parallelism=1)
 
@@ -46,7 +46,7 @@ class Home:
         raise AssertionError("a test runs the workflows itself")
 
     def look(self, seconds: float) -> list[str]:
-        """Look at the schedule, and return the runs that wait in the queue."""
+        """Let the controller check the schedule, and return the runs that wait in the queue."""
         self.now = START + seconds
         self.controller.reconcile()
         return self.queue.waiting()
@@ -214,7 +214,7 @@ def test_a_server_that_dies_between_its_writes_starts_no_time_twice(
         home.restart()
         assert home.look(seconds + 1) == [run_at(seconds)]
         assert [active_run["name"] for active_run in home.status["active"]] == [run_at(seconds)]
-        # the run is active, so the next time is left out
+        # the run is active, so the schedule skips the next time
         assert home.look(seconds + 60) == [run_at(seconds)]
         home.finish(run_at(seconds))
         home.look(seconds + 61)

@@ -1,4 +1,4 @@
-"""Each scheduled time is decided once, whatever the machine and its clock do."""
+"""Each scheduled time is decided once, even if the machine pauses or its clock is changed."""
 
 import random
 from datetime import UTC, datetime
@@ -87,7 +87,7 @@ def test_a_clock_that_was_set_forward_by_mistake_does_not_stop_the_schedule() ->
     year = 365 * 24 * HOUR
     clock.look(year + 61, is_continuous=False)
     assert clock.due == [60, year + 60]
-    # the clock is correct again
+    # the clock shows the right time again
     for seconds in range(70, 200, 10):
         clock.look(seconds)
     assert clock.due[2:] == [120, 180]
