@@ -295,7 +295,8 @@ class StatusDetails(Document):
 
 
 class KubernetesStatus(Document):
-    """An error of the Kubernetes API server. Source: Kubernetes, meta/v1 Status."""
+    """An error of the Kubernetes API server. Source: the fields are defined by Kubernetes (meta/v1,
+    Status)."""
 
     message: str | None = None
     reason: str | None = None

@@ -4,7 +4,7 @@ remedy.
 Each answer of MLflow is parsed into a type, which contains only the fields that Rekindle reads;
 other fields are ignored. As in the JSON of proto3, an optional field may be missing or null.
 
-Source: The types are defined by MLflow 3.17 (service.proto and model_registry.proto).
+Source: the types are defined by MLflow 3.17 (service.proto and model_registry.proto).
 """
 
 import math

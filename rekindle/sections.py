@@ -1,5 +1,5 @@
-"""The base class of the sections of a config, and descriptions of their keys. This module can also
-copy the first rows of a data file."""
+"""The base class of the sections of a config, and descriptions of their keys. `copy_first_rows`
+copies the first rows of a data file."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,13 +16,14 @@ from rekindle.errors import ConfigError, format_rule, suggest_similar
 # suffixes of data files with one row per line
 LINE_FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson")
 BOUND_SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-# matches a URI that was converted to a Path: Path("s3://a") becomes s3:/a
+# matches a URI that was converted to a Path, such as s3:/a for Path("s3://a")
 COLLAPSED_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 TYPE_NAMES = {"boolean": "true | false", "string": "text", "object": "mapping", "null": "null"}
 
 
 class Section(BaseModel):
-    """A section of a config file. Unknown keys are errors; each field has a description."""
+    """The base class of the sections of a config file. An unknown key is an error, and each field
+    has a description."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
@@ -41,7 +42,7 @@ class Section(BaseModel):
 
 def resolve_schema(json_schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     """Follow references (`$ref`) in a schema, and unwrap an optional type to the schema without
-    null. Return any other schema unchanged."""
+    null. A schema without a reference and with a required type is returned unchanged."""
     schema_options = [
         schema_option
         for schema_option in json_schema.get("anyOf", [])
@@ -59,7 +60,8 @@ class LenientSchemaGenerator(GenerateJsonSchema):
     """A generator of JSON schemas that allows any value for types that JSON schema cannot
     describe."""
 
-    # not a ClassVar, because the attribute of the base class, which it overrides, is none either
+    # the attribute is not a ClassVar, because the overridden attribute of the base class is not a
+    # ClassVar
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
     def handle_invalid_for_json_schema(self, schema: object, error_info: str) -> dict[str, Any]:
@@ -74,7 +76,8 @@ def _get_json_schema(section_type: type[BaseModel]) -> dict[str, Any]:
 
 
 def list_valid_keys(section_type: type[BaseModel], path: Iterable[str | int]) -> set[str]:
-    """Return the keys that are valid at `path` of a model; an empty set if they are unknown."""
+    """Return the keys that are valid at `path` of a model; an empty set if the valid keys are
+    unknown."""
     return set(_find_schemas(section_type, path)[1].get("properties", ()))
 
 
@@ -92,7 +95,7 @@ def _find_schemas(
     section_type: type[BaseModel], path: Iterable[str | int]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the JSON schema at `path` of a model, first as written, then with its reference
-    resolved. Both are {} if `path` is unknown."""
+    resolved. Both returned schemas are {} if `path` is unknown."""
     root_schema = _get_json_schema(section_type)
     definitions = root_schema.get("$defs", {})
     unresolved_schema = root_schema
@@ -123,7 +126,7 @@ class Setting(NamedTuple):
 
 def describe_settings(section_type: type[BaseModel], key: str = "") -> list[Setting]:
     """Describe the config key `key`, such as "train.workers". If `key` is a section, such as
-    "train", describe all keys below it; if it is empty, describe all keys of the config.
+    "train", describe all keys below it; if `key` is empty, describe all keys of the config.
 
     Raises ConfigError if `key` is unknown.
     """
@@ -218,8 +221,8 @@ def _describe_values(value_schema: dict[str, Any], definitions: dict[str, Any]) 
 
 
 def iterate_leaves(section_value: object, key: str) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) for each value in a section. For models, mappings and lists, the
-    values inside are yielded, not the containers."""
+    """Yield (dotted key, value) for each value in a section. For a model, mapping or list, its
+    values are yielded instead of the container itself."""
     if isinstance(section_value, BaseModel):
         for name in type(section_value).model_fields:
             yield from iterate_leaves(getattr(section_value, name), f"{key}.{name}")
@@ -343,8 +346,8 @@ def copy_first_rows(source_file: Path, row_count: int, target_folder: Path) -> P
 
 
 def copy_lines(source_file: Path, target_file: Path, line_count: int) -> None:
-    """Copy the first `line_count` lines of a file. If the last of them ends inside a quoted field,
-    also copy the lines up to the end of that field."""
+    """Copy the first `line_count` lines of a file. If the last copied line ends inside a quoted
+    field, also copy the lines up to the end of this field."""
     quote_count = 0
     with source_file.open("rb") as source_stream, target_file.open("wb") as target_stream:
         for line_number, line in enumerate(source_stream):

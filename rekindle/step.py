@@ -1,5 +1,5 @@
-"""A step is a module that defines `Inputs`, `Outputs` and `run(inputs) -> outputs`. This command
-runs a step:
+"""A step is a module that defines `Inputs`, `Outputs` and `run(inputs) -> outputs`. The following
+command runs a step:
 
     rekindle step steps.prepare --help
     rekindle step steps.prepare --workload=steps.digits --data={} --output digest=digest.txt
@@ -103,8 +103,9 @@ class Reuse:
     A step with side effects must not have REUSE. `ignored_inputs`: inputs that do not affect the
     outputs. `data_read`: function that gets the inputs, and returns the paths and s3:// URIs of all
     data that the outputs depend on. `not_reused_if`: function that gets the inputs, and returns the
-    reason why their outputs must not be reused, or "" if they may be reused. `stored`: names of
-    artifacts that the step itself writes to the object store. An output `run_id` is never reused.
+    reason why their outputs must not be reused, or "" if the outputs may be reused. `stored`: names
+    of artifacts that the step itself writes to the object store. An output `run_id` is never
+    reused.
     """
 
     ignored_inputs: tuple[str, ...] = ()
@@ -114,7 +115,8 @@ class Reuse:
 
 
 class Step(Protocol):
-    """A step module. If the module defines REUSE, the step's outputs may come from the cache."""
+    """A loaded step module. If the module defines REUSE, the step's outputs may come from the
+    cache."""
 
     __doc__: str
     Inputs: type[StepInputs]
@@ -125,13 +127,13 @@ class Step(Protocol):
 
 
 def load_step_module(name: str) -> Step:
-    """Import the step module `name`, such as steps.prepare. Raises ConfigError if it is not a
-    step."""
+    """Import the step module `name`, such as steps.prepare. Raises ConfigError if the module is not
+    a step."""
     return cast(Step, project.load_module(name, "step", ("Inputs", "Outputs", "run")))
 
 
 def short_name(module: str) -> str:
-    """Return the name of a step's template in a workflow: `steps.prepare` → `prepare`."""
+    """Return the name of a step's template in a workflow, such as `prepare` for `steps.prepare`."""
     return module.rpartition(".")[2].replace("_", "-")
 
 
@@ -142,7 +144,7 @@ def is_artifact(field_info: FieldInfo) -> bool:
 
 
 def format_flag(name: str) -> str:
-    """Return the command-line flag of a field: `label_delay` → `--label-delay`."""
+    """Return the command-line flag of a field, such as `--label-delay` for `label_delay`."""
     return "--" + name.replace("_", "-")
 
 
@@ -157,15 +159,15 @@ def format_parameter(parameter_value: object) -> str:
 
 
 def encode_parameter(text: str) -> str:
-    """Encode a text for a parameter, as base64 of its zlib compression. In the plain text, Argo
-    would replace template tags."""
+    """Encode a text for a parameter, as base64 of its zlib compression. The text is encoded,
+    because Argo would replace template tags in the plain text."""
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 def decode_parameter(encoded_parameter: str) -> str:
     """Decode a parameter that `encode_parameter` has encoded. Raises ValueError for an invalid
-    encoding, and for a text with more than MAX_PARAMETER_BYTES bytes. Such a text is not
-    decompressed beyond the limit."""
+    encoding, and for a text with more than MAX_PARAMETER_BYTES bytes. A longer text is not
+    decompressed beyond MAX_PARAMETER_BYTES."""
     zlib_decoder = zlib.decompressobj()
     try:
         # one byte more than the limit, so that data of exactly this size is read up to its end
@@ -299,7 +301,7 @@ def create_parser(
 
 
 def write_outputs(outputs: StepOutputs, output_files: dict[str, Path]) -> None:
-    """Write each output to its file. Artifacts are moved by a rename, so no file is ever
+    """Write each output to its file. Artifacts are moved by a rename, so no output file is ever
     incomplete."""
     for name, output_field in type(outputs).model_fields.items():
         if name not in output_files:
@@ -354,7 +356,7 @@ def check_output_text(text: str) -> str:
         raise ValueError('it must not contain "{{", which Argo replaces in the tasks that get it')
     if "\0" in text:
         raise ValueError("it must not contain a NUL, which no argument of a program may have")
-    # raises ValueError for a lone surrogate
+    # the encoding raises ValueError for a lone surrogate
     text.encode()
     return text
 
@@ -473,8 +475,8 @@ def main(command_arguments: list[str], execute_step: Execute = execute) -> int:
 
 
 def fail(error: RekindleError) -> int:
-    """Write an error to stderr and to the termination log of the container; return its exit
-    code."""
+    """Write an error to stderr and to the termination log of the container; return the exit code of
+    the error."""
     # Argo copies the termination log to the status of the run, and `report` copies it to MLflow
     error_message = without_secrets(str(error))
 

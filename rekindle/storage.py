@@ -1,8 +1,8 @@
 """The object store: one bucket of an S3 endpoint, with conditional writes.
 
-Settings are environment variables (pods get them from a ConfigMap and a Secret): `S3_BUCKET`,
-`S3_ENDPOINT_URL` (unset: AWS), and the credentials of boto3 (`AWS_ACCESS_KEY_ID`, an IAM role,
-...).
+The object store is configured by environment variables, which pods get from a ConfigMap and a
+Secret. The variables are `S3_BUCKET`, `S3_ENDPOINT_URL` (if not set, AWS is used), and the
+credentials of boto3 (`AWS_ACCESS_KEY_ID`, an IAM role, ...).
 """
 
 import io
@@ -49,11 +49,11 @@ from rekindle.kubernetes_names import S3_BUCKET, S3_ENDPOINT_URL
 MAX_COPY_BYTES = (5 << 30) + 1
 # size of the parts in which a large object is written
 PART_BYTES = 256 << 20
-# parallel transfers; more are not faster
+# number of parallel transfers; more threads are not faster
 THREADS = 8
-# object with the random id of this store
+# key of the object with the random id of this object store
 STORE_ID_KEY = "store-id"
-# shared by all Stores, since parsing boto's model of S3 takes 0.1 s
+# the loader is shared by all Stores, since parsing boto's model of S3 takes 0.1 s
 BOTO_LOADER = create_loader()
 # S3 error codes for invalid credentials, and for credentials without the needed permission
 REFUSED_CODES = {
@@ -81,9 +81,9 @@ class StoredObject:
 
 
 class Store:
-    """The objects of a bucket, by key. Thread-safe. Failures raise StorageError with the object's
-    name. A missing bucket and rejected credentials raise ConfigError instead, because a retry
-    cannot help.
+    """The objects of a bucket, by key. Thread-safe. The methods of Store raise StorageError with
+    the object's name if the object store fails. A missing bucket and rejected credentials raise
+    ConfigError instead, because a retry cannot help.
     """
 
     def __init__(
@@ -109,12 +109,12 @@ class Store:
             connect_timeout=2 if short_retries else 5,
             read_timeout=15 if short_retries else 60,
             max_pool_connections=2 * THREADS,
-            # no trailing checksums (boto3's default), which cost more CPU time than the transfer
-            # and which older S3 servers reject
+            # disable trailing checksums (boto3's default), which cost more CPU time than the
+            # transfer, and which older S3 servers reject
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            # unsigned bodies, because signing would hash them again, although Rekindle already
-            # records hashes of its files
+            # do not sign bodies, because signing would hash the bodies again, although Rekindle
+            # already records hashes of its files
             s3={"payload_signing_enabled": False}
             | ({"addressing_style": "path"} if endpoint else {}),
         )
@@ -183,8 +183,8 @@ class Store:
         return self._request(key, call)
 
     def open(self, key: str) -> tuple[Any, int]:
-        """Return the content of an object as a stream, and its size. The caller closes the stream.
-        Raises NotFound."""
+        """Return the content of an object as a stream, and the size of the object. The caller must
+        close the stream. Raises NotFound."""
         get_answer = self._request(key, lambda: self.client.get_object(Bucket=self.bucket, Key=key))
         return get_answer["Body"], get_answer["ContentLength"]
 
@@ -197,7 +197,7 @@ class Store:
         if_match: str | None = None,
     ) -> str:
         """Write an object and return its etag. Raises Conflict if `if_absent` is set and the object
-        exists, or if its etag is not `if_match`."""
+        exists, or if the object's etag is not `if_match`."""
         if if_absent:
             write_condition = {"IfNoneMatch": "*"}
         else:
@@ -407,8 +407,8 @@ class Store:
 
 
 def read_or_create_store_id(object_store: Store) -> str:
-    """Return the id of the object store. Create it if the store does not have an id. Raises
-    StorageError."""
+    """Return the random id of the object store. Create the id if the object store does not have an
+    id. Raises StorageError."""
     with suppress(NotFound):
         return object_store.get(STORE_ID_KEY).decode(errors="replace")
     with suppress(Conflict):
@@ -418,7 +418,7 @@ def read_or_create_store_id(object_store: Store) -> str:
 
 class _UploadBody(io.RawIOBase):
     """A file object whose first read returns all its bytes, without a copy. Several reads would be
-    slow, since each of them waits for the interpreter lock."""
+    slow, since each read waits for the interpreter lock."""
 
     def __init__(self, body_bytes: bytes | bytearray | memoryview) -> None:
         self._data = memoryview(body_bytes)
@@ -441,9 +441,9 @@ class _UploadBody(io.RawIOBase):
 
 
 def retry_until_stopped(function: Callable[[], T], stop_event: threading.Event, purpose: str) -> T:
-    """Return the result of `function()`. Repeat the call while the object store is unavailable.
-    Raises SystemExit(143) once `stop_event` is set. `purpose` is a phrase for the log, such as "to
-    read the dataset"."""
+    """Return the result of `function()`. The call is repeated while the object store is
+    unavailable. Raises SystemExit(143) once `stop_event` is set. `purpose` is a phrase for the log,
+    such as "to read the dataset"."""
     last_message_time = -math.inf
     pause_seconds = 0.1
 
@@ -466,7 +466,7 @@ def retry_until_stopped(function: Callable[[], T], stop_event: threading.Event, 
 def _is_safe_path(root_folder: Path, path: str) -> bool:
     """Return True if `root_folder` joined with a relative path, such as the end of a key, stays
     below `root_folder`."""
-    # file names cannot contain NUL
+    # such a path is unsafe; file names cannot contain NUL
     if "\0" in path or not {".", ".."}.isdisjoint(path.split("/")):
         return False
     return (root_folder / path).resolve().is_relative_to(root_folder)

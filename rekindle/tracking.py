@@ -1,10 +1,10 @@
-"""Access of the steps to MLflow: one run per workflow, and the model registry.
+"""Access of the steps to MLflow (one run per workflow) and to MLflow's model registry.
 
-The alias `champion` in the registry names the served version. The only setting is
-`MLFLOW_TRACKING_URI`; MLflow's server also stores the artifacts. Operations are idempotent, because
-Argo retries steps. Failures raise TrackingError, whose message names the server and the remedy. The
-module uses MLflow's REST API, because the import of MLflow's Python client would take 4 s of CPU
-time in every step.
+The alias `champion` in the registry names the served version. MLflow is configured only by
+`MLFLOW_TRACKING_URI`, because MLflow's server also stores the artifacts. The functions of this
+module can be repeated, because Argo retries steps. Failures of MLflow raise TrackingError, whose
+message names the server and the remedy. The module uses MLflow's REST API, because the import of
+MLflow's Python client would take 4 s of CPU time in every step.
 """
 
 import os
@@ -52,33 +52,33 @@ CODE = "rekindle.code"
 CONFIG_HASH = "rekindle.config_hash"
 MANIFEST_HASH = "rekindle.manifest_hash"
 GIT_SHA = "rekindle.git_sha"
-# time for which the run was scheduled
+# tag of a run with the time for which it was scheduled
 SCHEDULED_TIME_TAG = "rekindle.scheduled"
-# end of the moving data window
+# tag of a run with the end of its moving data window
 WINDOW_END = "data.window_until"
 # tags of a run that made a release: version, key prefix of the files, and sha256 of the weights
 VERSION = "rekindle.version"
 MODEL_URI = "rekindle.model_uri"
 MODEL_SHA256 = "rekindle.model_sha256"
-CANARY = "rekindle.canary"  # outcome of the canary
-PROMOTED = "rekindle.promoted"  # value: MODEL VERSION
-FAILURES = "rekindle.failures"  # messages of the failed steps
+CANARY = "rekindle.canary"  # tag: outcome of the canary
+PROMOTED = "rekindle.promoted"  # tag whose value is "MODEL VERSION"
+FAILURES = "rekindle.failures"  # tag: messages of the failed steps
 CURRENCY = "rekindle.currency"
 # the value "removed" means that only the run's record in MLflow is left; all its files are deleted
 ARTIFACTS_EMPTIED = "rekindle.artifacts"
 # id of the object store
 STORE_TAG = "rekindle.store"
-# for a trial: MLflow run of its sweep
+# tag of a trial's run with the MLflow run of its sweep
 PARENT = "mlflow.parentRunId"
-# digest of the prepared dataset
+# tag of a run with the digest of its prepared dataset
 DIGEST = "rekindle.digest"
 # the tag CACHED + TASK names the run and the task whose outputs the task TASK reuses
 CACHED = "rekindle.cached."
 # set if the run reads reused outputs in the storage of the earlier runs, instead of copying them
 REFERS_TO_RUNS = "rekindle.refers"
-# the run belongs to a backfill
+# tag of a run that belongs to a backfill
 BACKFILL = "rekindle.backfill"
-# description of the run
+# tag with the description of a run
 NOTE = "mlflow.note.content"
 # tags of a model version: prefix of its files, sha256 of its weights
 URI = "rekindle.uri"
@@ -87,17 +87,17 @@ SHA256 = "rekindle.sha256"
 REMOVED = "rekindle.removed"
 # tag of a new model version until it is certain that no earlier version has the same files
 UNCONFIRMED = "rekindle.unconfirmed"
-# tag of a promoted model version: its Deployment
+# tag of a promoted model version with the name of its Deployment
 DEPLOYMENT = "rekindle.deployment"
-# tag of a promoted model version: its serve.keep_releases
+# tag of a promoted model version with the value of its setting serve.keep_releases
 KEEP_RELEASES = "rekindle.keep_releases"
 # tag of a model version: the MLflow run that promoted it last
 PROMOTED_BY = "rekindle.promoted_by"
 # tag of a model version: time at which it became the champion, in milliseconds since 1970
 CHAMPION_SINCE = "rekindle.champion_since"
-# alias of the served version
+# alias of the model version that is served
 CHAMPION = "champion"
-# alias of the version registered last
+# alias of the model version that was registered last
 CANDIDATE = "candidate"
 # MLflow's page of the experiment shows runs and charts instead of traces
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
@@ -112,23 +112,23 @@ TABLE_COLUMNS = (
 # MLflow's limits per request; MAX_PARAMS also applies to tags
 MAX_METRICS = 1000
 MAX_PARAMS = 100
-# MLflow's limits, in characters
+# MLflow's limits of a parameter and a digest, in characters
 MAX_PARAM_LENGTH = 6000
 MAX_DIGEST_LENGTH = 36
 MAX_SAME_NAMES = 1000  # maximum number of runs with equal names to read
 MAX_LAST_RUNS = 20  # maximum number of earlier runs with which a new run is compared
-NUMBER_PATTERN = re.compile("[0-9]{1,9}")  # valid value of KEEP_RELEASES
+NUMBER_PATTERN = re.compile("[0-9]{1,9}")  # valid value of the tag KEEP_RELEASES
 
 
 @dataclass(frozen=True)
 class Release:
-    """A version of a registered model. `uri`: key prefix of its files; `sha256`: sha256 of its
-    weights."""
+    """A version of a registered model. `uri`: key prefix of the version's files; `sha256`: sha256
+    of its weights."""
 
     version: str
     uri: str
     sha256: str
-    deployment: str = ""  # name of its Deployment; empty until the version is promoted
+    deployment: str = ""  # name of the version's Deployment; empty until the promotion
     run_id: str = field(default="", compare=False)
     promoted_by: str = field(default="", compare=False)  # MLflow run that promoted it last
     keep_releases: int | None = field(default=None, compare=False)
@@ -136,7 +136,7 @@ class Release:
 
 @dataclass(frozen=True)
 class RunData:
-    """Metrics with finite values, parameters and tags of a run."""
+    """The data of an MLflow run: metrics with finite values, parameters and tags."""
 
     metrics: dict[str, float]
     params: dict[str, str]
@@ -146,8 +146,8 @@ class RunData:
 def start_run(
     experiment_name: str, workflow_name: str, run_tags: Mapping[str, str] | None = None
 ) -> str:
-    """Return the id of the run of `workflow_name` in `experiment_name`. Create the run and the
-    experiment if they do not exist."""
+    """Return the id of the MLflow run of `workflow_name` in `experiment_name`. Create the run and
+    the experiment if they do not exist."""
     run_id = find_run(experiment_name, workflow_name)
     if run_id:
         return run_id
@@ -167,8 +167,8 @@ def start_run(
 def find_run(experiment_name: str, workflow_name: str) -> str | None:
     """Return the id of the oldest run of `workflow_name`, or None.
 
-    Runs of other object stores are ignored: several stores may share MLflow, and their workflows,
-    such as those of a schedule, may have equal names.
+    MLflow runs of other object stores are ignored, because several object stores may share MLflow,
+    and their workflows, such as those of a schedule, may have equal names.
     """
     run_filter = format_condition(f"tags.`{WORKFLOW}`", workflow_name)
     for found_run in _search_runs(
@@ -181,8 +181,7 @@ def find_run(experiment_name: str, workflow_name: str) -> str | None:
 
 
 def _find_own_store_id() -> str:
-    """Return the id of the object store of this process; "" without a store, or if it is
-    unavailable."""
+    """Return the id of the object store of this process; "" if no object store is available."""
     bucket = os.environ.get(S3_BUCKET, "")
     try:
         return _read_store_id(bucket, os.environ.get(S3_ENDPOINT_URL, "")) if bucket else ""
@@ -220,7 +219,7 @@ def find_last_prepared_runs(
     run_filter = (
         f"{format_condition(f'tags.`{WORKLOAD}`', workload_name)} AND tags.`{DIGEST}` != ''"
     )
-    # exclude runs that reused a dataset: they lack the metric `rows`
+    # exclude runs that reused a dataset, because they lack the metric `rows`
     run_filter += " AND metrics.rows > 0"
 
     if excluded_run_id:
@@ -238,8 +237,8 @@ def find_last_prepared_runs(
 
 
 def find_page_address(workflow_name: str = "", mlflow_url: str = "") -> str:
-    """Return the web address of the run of `workflow_name`. Without a workflow, return that of the
-    newest run's experiment or, before the first run, of MLflow.
+    """Return the web address of the run of `workflow_name`. If `workflow_name` is empty, return the
+    address of the newest run's experiment or, before the first run, of MLflow.
 
     `mlflow_url`: address of MLflow for browsers (empty: the address that this process uses).
     """
@@ -306,7 +305,7 @@ def log_to_run(
 
 
 def flatten(nested_values: Mapping[str, Any], name_prefix: str = "") -> dict[str, Any]:
-    """Flatten nested mappings: `{"train": {"steps": 3}}` → `{"train.steps": 3}`."""
+    """Flatten nested mappings, for example `{"train": {"steps": 3}}` to `{"train.steps": 3}`."""
     flat_values: dict[str, Any] = {}
     for name, value in nested_values.items():
         is_nested = isinstance(value, Mapping) and value
@@ -391,8 +390,8 @@ def read_tags(run_id: str) -> dict[str, str]:
 
 
 def read_params(run_id: str) -> dict[str, str]:
-    """Return the parameters of a run. The settings of its config have names such as
-    train.workers."""
+    """Return the parameters of a run. The settings of the run's config are parameters with names
+    such as train.workers."""
     return _read_run(run_id).data.params
 
 
@@ -416,7 +415,7 @@ def show_columns(experiment_name: str, metric_names: Iterable[str]) -> None:
 
 
 def finish(run_id: str, run_status: str) -> None:
-    """Close the run with the status FINISHED, FAILED or KILLED."""
+    """Set the status of an MLflow run to FINISHED, FAILED or KILLED."""
     _post("runs/update", {"run_id": run_id, "status": run_status, "end_time": now_ms()})
 
 
@@ -438,7 +437,7 @@ def champion(name: str) -> Release | None:
 
 
 def find_version(name: str, version: str) -> Release | None:
-    """Return a version of a registered model, or None if it does not exist."""
+    """Return a version of a registered model, or None if the version does not exist."""
     model_version = _get_version(name, version)
     if model_version:
         return _make_release(model_version)
@@ -446,7 +445,7 @@ def find_version(name: str, version: str) -> Release | None:
 
 
 def _get_version(name: str, version: str) -> mlflow_api.ModelVersion | None:
-    """Return MLflow's record of a version, or None if it does not exist."""
+    """Return MLflow's record of a model version, or None if the version does not exist."""
     version_answer = _get_or_none(
         "model-versions/get", mlflow_api.VersionAnswer, name=name, version=version
     )
@@ -475,7 +474,7 @@ def register_version(
     version_tags: Mapping[str, str],
 ) -> Release:
     """Return the version of the model `name` whose files are at `model_uri`, and give it the alias
-    `candidate`. Create the version if it does not exist.
+    `candidate`. Create the version if no version has these files.
 
     `source`: full address of the files (s3://bucket/prefix).
     """
@@ -519,8 +518,8 @@ def register_version(
 
 
 def remove_duplicates(name: str, model_uri: str, source: str, version_number: str) -> None:
-    """Delete later versions with the same files as the version `version_number`. Normally, the
-    process that registers such a duplicate deletes it, but this process may have ended before.
+    """Delete later versions with the same files as the version `version_number`. The process that
+    registers a duplicate also deletes it, unless this process has ended before.
     """
     for registered_version in _find_registered_versions(name, model_uri, source):
         is_later = int(registered_version.version) > int(version_number)
@@ -580,7 +579,7 @@ def record_deployment(name: str, version: str, deployment_name: str) -> None:
 
 
 def tag_version(name: str, version: str, key: str, tag_value: str) -> None:
-    """Set a tag of a version."""
+    """Set a tag of a model version."""
     _post(
         "model-versions/set-tag", {"name": name, "version": version, "key": key, "value": tag_value}
     )
@@ -683,7 +682,7 @@ def _search_runs(
 
 
 def _find_experiment_ids(name: str) -> list[str]:
-    """Return a list with the id of the experiment `name`; an empty list if it does not exist."""
+    """Return a list with the id of the experiment `name`; [] if the experiment does not exist."""
     experiment_answer = _get_or_none(
         "experiments/get-by-name", mlflow_api.ExperimentAnswer, experiment_name=name
     )
@@ -702,7 +701,7 @@ def _read_artifact_root(run_id: str) -> str:
 
 
 def _get_or_none(path: str, answer_type: type[A], **query_parameters: str) -> A | None:
-    """Return MLflow's answer, or None if the object does not exist."""
+    """Send a request to MLflow; return the answer, or None if the object does not exist."""
     try:
         return _request("GET", f"mlflow/{path}", answer_type, params=query_parameters)
     except RequestRefused as error:
@@ -752,8 +751,8 @@ def resolve_run_id(run_id: str) -> str:
 
 
 def _request(method: str, path: str, answer_type: type[A], **request_options: Any) -> A:
-    """Send a request and return MLflow's answer. The value `run_id` in its JSON or its query may be
-    EXPERIMENT/WORKFLOW, which is replaced by the run's id."""
+    """Send a request to MLflow and return the answer. The value `run_id` in the JSON or the query
+    of the request may be EXPERIMENT/WORKFLOW, which is replaced by the run's id."""
     request_values = request_options.get("json") or request_options.get("params") or {}
     if "run_id" in request_values:
         request_values["run_id"] = resolve_run_id(request_values["run_id"])

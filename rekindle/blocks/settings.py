@@ -435,8 +435,8 @@ class ClusterConfig(Section):
                     " start more workers"
                 )
 
-            # source: NVIDIA's device plugin mounts its own /dev/shm (internal/plugin/mps.go); see
-            # also members.SHARED_MOUNT
+            # source: NVIDIA's device plugin mounts over /dev/shm (internal/plugin/mps.go); see also
+            # members.SHARED_MOUNT
             if name == "train" and pod_config.node_selector.get(SHARING_LABEL) == "mps":
                 raise ValueError(
                     "cluster.pods.train shares its GPU by MPS, which is not supported for training:"

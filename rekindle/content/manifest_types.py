@@ -3,7 +3,7 @@
 Only a field whose type contains None may be null. A field with a default value may be missing from
 the manifest.
 
-Sources: The types are defined by Kubernetes 1.34 and Argo 3.7 (WorkflowSpec).
+Source: the types are defined by Kubernetes 1.34 and Argo 3.7 (WorkflowSpec).
 """
 
 from pydantic import Field

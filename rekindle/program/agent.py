@@ -1,11 +1,11 @@
 """The first process of a pod that runs a training program: starts the program's processes, watches
-their checkpoints, and starts them again when the group of pods changes.
+their checkpoints, and starts the processes again when the group of pods changes.
 
     python -m rekindle.program.agent <the same flags as `rekindle step steps.program`>
 
 The agent is a member of the coordinator's group (training/membership), as the workers of a workload
-are. A *generation* is one run of the program's processes; a new one starts whenever the group
-changes:
+are. A *generation* is one run of the program's processes. A new generation starts whenever the
+group of pods changes, as follows:
 
     1. The agent of rank 0 chooses the newest complete checkpoint in the object store, and each
        agent restores its files.
@@ -22,7 +22,8 @@ changes:
 
 import signal
 
-# block signals until a handler is installed: the kernel would discard them for PID 1
+# block signals until a handler is installed, because the kernel discards signals without a handler
+# for PID 1
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 

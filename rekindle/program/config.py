@@ -41,7 +41,7 @@ LAUNCHER_MODULES = frozenset(
 class ProgramConfig(Section):
     """The command of a training program, and the path of its result."""
 
-    # settings that do not affect the result
+    # settings of the section `program` that do not affect the result
     NOT_IN_RESULT: ClassVar[frozenset[str]] = frozenset(
         {"keep", "preload", "restart_seconds", "secrets", "stop_seconds"}
     )
@@ -187,7 +187,7 @@ class ProgramConfig(Section):
 
 
 def _is_literal_value(value: str) -> bool:
-    """Return True if a value is written literally: it is not empty, a placeholder or a shell
+    """Return True if a value is written literally, that is, not empty, a placeholder or a shell
     variable such as $HF_TOKEN."""
     return (
         bool(value)
@@ -242,7 +242,8 @@ def check_model_placeholders(
 
 
 def fill_placeholders(text: str, placeholder_values: Mapping[str, object]) -> str:
-    """Replace the placeholders of a text. Raises KeyError for a placeholder without a value."""
+    """Replace the placeholders in a text of the section `program` by their values. Raises KeyError
+    for a placeholder without a value."""
     return PLACEHOLDER_PATTERN.sub(
         lambda placeholder_match: str(placeholder_values[placeholder_match[1]]), text
     )

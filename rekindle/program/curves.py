@@ -26,13 +26,14 @@ class MetricCurves:
         )
         self._number = 0
         self._has_failed = False
-        # started by the first report, because the pod forks: if this thread imports a module at
-        # that moment, the module's import lock stays locked in the forked process
+        # the thread is started by the first report, because the pod forks processes: if the thread
+        # imports a module during a fork, the module's import lock stays locked in the forked
+        # process
         self._thread = threading.Thread(target=self._send_reports, name="curves", daemon=True)
 
     def record(self, metric_values: Mapping[str, float], step: int) -> None:
-        """Send the metrics of one report. The metrics are dropped while too many reports wait.
-        `step`: step of the report; if it is -1 (unknown), reports are numbered instead."""
+        """Send the metrics of one report. The metrics are dropped while too many reports wait to be
+        sent. `step`: step of the report; if it is -1 (unknown), reports are numbered instead."""
         self._number = max(self._number + 1, step)
         if metric_values and self._run_id and not self._reports.full():
             self._reports.put((self._number, metric_values))
@@ -40,7 +41,7 @@ class MetricCurves:
                 self._thread.start()
 
     def close(self) -> None:
-        """Wait at most CLOSE_TIMEOUT_S seconds until the reports are sent."""
+        """Wait at most CLOSE_TIMEOUT_S seconds until the waiting reports are sent to MLflow."""
         if self._thread.ident and not self._reports.full():
             self._reports.put(None)
             self._thread.join(CLOSE_TIMEOUT_S)

@@ -1,4 +1,5 @@
-"""The messages between the agents of a group, which the coordinator forwards.
+"""The messages between the agents (first processes of the pods) of a group, which the coordinator
+forwards.
 
 node-<id>       NodeReport        before the start
 choice          RestoreChoice     the agent of rank 0 chooses the checkpoints
@@ -20,7 +21,7 @@ REPORT_TIMEOUT_S = 120.0
 
 
 class ReportMessage(BaseModel):
-    """The base class of the messages. Field types are validated strictly."""
+    """The base class of the messages between agents. Field types are validated strictly."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -29,8 +30,8 @@ class NodeReport(ReportMessage):
     """The state of a node before the start: its number of processes, and a free port.
 
     `last_generation`: key of the last generation that the node took part in, or ""; `damaged`: keys
-    of checkpoints that it could not restore; `rank`: rank of the node if its job prescribes one;
-    `is_server` is True if the node's processes do not end by themselves.
+    of checkpoints that the node could not restore; `rank`: rank of the node if its job prescribes
+    one; `is_server` is True if the node's processes do not end by themselves.
     """
 
     processes: int = Field(ge=1)
@@ -58,12 +59,12 @@ class LeavingReport(ReportMessage):
 
 class RestartingReport(ReportMessage):
     """The message that a node restarts its processes because another node has joined. The other
-    nodes need it, because they may not see the checkpoint that triggers the restart."""
+    nodes need this message, because they may not see the checkpoint that triggers the restart."""
 
 
 class FailureReport(ReportMessage):
-    """The first failure of a node. `time`: time of the failure in nanoseconds, by the clock of the
-    object store; `rank`: rank of the process that failed."""
+    """The first failure of a process on a node. `time`: time of the failure in nanoseconds, by the
+    clock of the object store; `rank`: rank of the process that failed."""
 
     time: int
     rank: int
@@ -93,21 +94,22 @@ class ReportExchange:
         self.client.send_value(self.generation, report_key, report_json.encode())
 
     def wait_for_all(self, report_kind: str, report_class: type[ReportT]) -> list[ReportT]:
-        """Return the reports of all nodes, by rank. Raises RuntimeError if the generation is over,
-        or a report does not arrive in time."""
+        """Wait for a report of each node; return the reports by rank. Raises RuntimeError if the
+        generation is over, or a report does not arrive in time."""
         report_keys = [f"{report_kind}-{member_id}" for member_id in self.ids]
         report_bytes = self.client.wait_for_values(self.generation, report_keys, REPORT_TIMEOUT_S)
         return [_parse_report(report_class, report_value) for report_value in report_bytes]
 
     def wait_for(self, report_key: str, report_class: type[ReportT]) -> ReportT:
-        """Return the report that rank 0 sends to all nodes. Raises RuntimeError."""
+        """Wait for the report that rank 0 sends to all nodes, and return the report. Raises
+        RuntimeError."""
         (report_value,) = self.client.wait_for_values(
             self.generation, [report_key], REPORT_TIMEOUT_S
         )
         return _parse_report(report_class, report_value)
 
     def received(self, report_kind: str, report_class: type[ReportT]) -> list[ReportT]:
-        """Return the reports that have arrived so far."""
+        """Return the reports of other agents that have arrived so far."""
         report_values = [
             self.client.find_value(self.generation, f"{report_kind}-{member_id}")
             for member_id in self.ids

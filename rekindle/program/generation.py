@@ -72,11 +72,11 @@ ResultT = TypeVar("ResultT")
 
 
 class GenerationOver(Exception):
-    """Raised if the group changed before the program was started."""
+    """Raised if the group of pods changed before the program was started."""
 
 
 class ProgramGeneration:
-    """One run of the program's processes, in one group."""
+    """One run of the program's processes, in one group of pods."""
 
     def __init__(self, pod: Pod, exchange: ReportExchange, members: Members) -> None:
         self.pod = pod
@@ -92,9 +92,9 @@ class ProgramGeneration:
         self.finished = False
         # number of nodes whose processes end by themselves
         self.ending_nodes = len(members)
-        # time when a new node joined
+        # time when a new node joined the group
         self.join_time: float | None = None
-        # number of saves at this time
+        # number of saves when the new node joined
         self.saves_at_join = 0
         # time of the SIGTERM to the processes
         self.stop_time: float | None = None
@@ -234,8 +234,8 @@ class ProgramGeneration:
             raise RuntimeError(str(error)) from error
 
     def _retry(self, storage_call: Callable[[], ResultT]) -> ResultT:
-        """Repeat `storage_call` until the object store answers. Raises RuntimeError if the
-        generation is over."""
+        """Repeat `storage_call` until the object store answers. Raises RuntimeError if the group of
+        pods has changed."""
         while True:
             try:
                 return storage_call()
@@ -280,8 +280,8 @@ class ProgramGeneration:
         )
 
     def _record_plan(self) -> None:
-        """Record the event `run` in the ledger. Called again at the end, because only a save shows
-        the unit of the steps."""
+        """Record the event `run` in the ledger. The method is called again at the end, because only
+        a save shows whether the program counts steps or saves."""
         counts_saves = self.checkpoints.is_counting_saves and not self.pod.progress.has_reports
         if self.node_rank == 0:
             self.client.note(
@@ -324,7 +324,7 @@ class ProgramGeneration:
             if self._must_restart():
                 self._stop(self.spec.program.stop_seconds)
                 return False
-            # checked before failures, because a server may fail when the other processes end
+            # check the end before failures, because a server may fail when the other processes end
             if self._have_all_finished():
                 return True
             if self.processes.failures:
@@ -355,7 +355,8 @@ class ProgramGeneration:
         return self._is_aborted() or self.client.open_generation > self.number
 
     def _must_leave(self) -> bool:
-        """Return True if any node must leave. If this node must leave, tell the others."""
+        """Return True if any node must leave. If this node must leave, send this to the other
+        nodes."""
         if self.pod.leaving.is_set():
             self.exchange.send("leaving", LeavingReport(seconds=signals.compute_seconds_left()))
             return True
@@ -373,7 +374,7 @@ class ProgramGeneration:
 
     def _must_restart(self) -> bool:
         """Return True if a node has joined and the program has saved since then (or
-        `restart_seconds` are over) on any node. Tell the other nodes."""
+        `restart_seconds` are over) on any node. The other nodes get a message about the restart."""
         if self.client.open_generation <= self.number:
             return False
         if self.exchange.received("restarting", RestartingReport):
@@ -423,8 +424,8 @@ class ProgramGeneration:
             self.client.note("unsaved", seconds=round(unsaved_seconds, 3))
 
     def _have_all_finished(self) -> bool:
-        """Return True once the processes of all nodes have ended, except servers. Tells the other
-        nodes when the processes of this node have ended."""
+        """Return True once the processes of all nodes have ended, except servers. When the
+        processes of this node have ended, the other nodes get a message."""
         pod_position = self.pod.position
         if (
             not self.finished
@@ -524,7 +525,7 @@ class ProgramGeneration:
                 self._publish_result()
             is_complete = self.client.wait_until_complete(self.number, COMPLETION_TIMEOUT_S)
         except RekindleError:
-            # keep the checkpoints, since the training has no other result
+            # upload and keep the checkpoints, since the training has no other result
             self._upload()
             raise
 
@@ -540,11 +541,11 @@ class ProgramGeneration:
         self.client.send({"done": sha256})
 
     def _upload(self) -> None:
-        """Upload the newest checkpoints, because this pod may have the only copy."""
+        """Upload the newest checkpoints, because this pod may have the only copy of them."""
         self.client.is_busy = True
         self.checkpoints.flush(min(UPLOAD_TIMEOUT_S, signals.compute_seconds_left()))
 
 
 def hash_member_ids(members: Members) -> str:
-    """Return a short hash of the ids of a group."""
+    """Return a short hash of the ids of a group's members."""
     return hashlib.sha256(" ".join(member_id for member_id, _ in members).encode()).hexdigest()[:8]

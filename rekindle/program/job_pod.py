@@ -1,17 +1,18 @@
 """The first process of a pod that runs a program in a job of another framework: starts the agent
-and, in the pod with rank 0, the coordinator. Trials of a sweep (trials/run.py) use this module,
-too.
+and, in the pod with rank 0, the coordinator. Trials of a sweep (trials/run.py) also use the module
+job_pod.
 
     python -m rekindle.program.job_pod <the same flags as `rekindle step steps.program`>
 
-The exit code decides what the job does (restartPolicy ExitCode): 0 completes the job. 1-127 means
-that the coordinator has ended the run with an error, and fails the job. 143 restarts the pod, also
-after an error that concerns only this pod.
+The exit code decides what the job does (restartPolicy ExitCode): exit code 0 completes the job. An
+exit code from 1 to 127 means that the coordinator has ended the run with an error, and fails the
+job. Exit code 143 restarts the pod, also after an error that concerns only this pod.
 """
 
 import signal
 
-# block signals until `run` waits for them: the kernel would discard them for PID 1
+# block signals until `run` waits for them, because the kernel discards signals without a handler
+# for PID 1
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 
@@ -31,7 +32,7 @@ from rekindle.program.position import read_pod_position
 from rekindle.step import fail
 
 HANDLED_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
-# maximum wait for the other process after the end of the run
+# maximum number of seconds to wait for the other process after the end of the run
 COORDINATOR_END_TIMEOUT_S = 60.0
 # maximum wait for the coordinator's verdict on an agent's error
 VERDICT_TIMEOUT_S = 5.0
@@ -44,8 +45,8 @@ MainFunction = Callable[[list[str]], int]
 
 
 class JobPod:
-    """The agent and coordinator of one pod. `restart_code`: exit code of the pod after an error
-    that concerns only this pod."""
+    """The agent of one pod and, in the pod with rank 0, the coordinator. `restart_code`: exit code
+    of the pod after an error that concerns only this pod."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class JobPod:
         is_leader: bool,
         restart_code: int = exit_codes.TERMINATED,
     ) -> None:
-        """Start the processes. HANDLED_SIGNALS must be blocked in this process."""
+        """Start the agent and the coordinator. HANDLED_SIGNALS must be blocked in this process."""
         self.flags = command_flags
         self.restart_code = restart_code
         self.coordinator: ForkProcess | None = None
@@ -115,7 +116,7 @@ class JobPod:
         return coordinator_exit_code
 
     def _wait_for_coordinator(self, timeout_seconds: float) -> int | None:
-        """Return the exit code of the coordinator; None if it does not end in time."""
+        """Return the exit code of the coordinator; None if the coordinator does not end in time."""
         if self.coordinator is None:
             return None
         self.coordinator.join(timeout_seconds)

@@ -32,7 +32,7 @@ class FileOpenWatcher:
         self._was_opened = False
 
     def was_file_opened(self) -> bool:
-        """Return True if a file was opened."""
+        """Return True if another process has opened a watched file."""
         try:
             event_bytes = os.read(self._descriptor, READ_BYTES)
         except BlockingIOError:

@@ -91,8 +91,9 @@ class Pod:
     def reap(self, node_processes: NodeProcesses | None) -> None:
         """Reap the children that have exited, and record their exit codes in `node_processes`.
 
-        If the process that loads the program's modules has ended, start it again. Raises SystemExit
-        if that process has ended before it had started all processes of the program.
+        If the process that loads the program's modules has ended, start this process again. Raises
+        SystemExit if the loading process has ended before it had started all processes of the
+        program.
         """
         with suppress(ChildProcessError):
             while True:
@@ -115,8 +116,8 @@ class Pod:
                     node_processes.record_exit(pid, exit_code)
 
     def report_progress(self) -> None:
-        """Send the newest report of the program to the log, the ledger and MLflow. Also record the
-        use of CPU, memory and GPUs."""
+        """Send the newest report of the program to the log, the ledger and MLflow. The use of CPU,
+        memory and GPUs is recorded, too."""
         resource_usage = self.usage.sample()
         if resource_usage:
             self.client.note("usage", **resource_usage)

@@ -19,8 +19,8 @@ POD_INDEX_PATTERN = re.compile(r"-(\d+)$")
 
 @dataclass(frozen=True)
 class PodPosition:
-    """The rank of a pod: rank 0 runs the coordinator and stores the result. `is_server` is True if
-    the program of this pod does not end by itself."""
+    """The rank of a pod in a job; the pod with rank 0 runs the coordinator and stores the result.
+    `is_server` is True if the program of this pod does not end by itself."""
 
     rank: int
     is_server: bool = False

@@ -5,9 +5,10 @@
     server.take()             # the newest report, once
     SavedProgress().read(checkpoint)   # for a program that sends no reports
 
-Source: Kubeflow Trainer, KEP-2779 (status of a TrainJob). The class `Trainer` of the library
-transformers sends these reports by itself if the environment variables are set. Older versions do
-not, but their checkpoints contain the step in trainer_state.json.
+Source: the reports are defined by Kubeflow Trainer, KEP-2779 (status of a TrainJob). The class
+`Trainer` of the library transformers sends these reports by itself if the environment variables are
+set. Older versions of `Trainer` send no reports, but their checkpoints contain the step in
+trainer_state.json.
 """
 
 import hmac
@@ -38,7 +39,7 @@ STEP_METRIC_NAMES = ("current_step", "global_step", "step")
 SERVER_URL_VARIABLE = "KUBEFLOW_TRAINER_SERVER_URL"
 SERVER_TOKEN_VARIABLE = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # nosec B105  # path of a file
 MAX_STATE_BYTES = 64 << 20
-# a report in the log of a pod
+# matches a report in the log of a pod
 LOG_LINE_PATTERN = re.compile(r"^program: (.+)$", re.MULTILINE)
 
 MetricName = Annotated[str, StringConstraints(pattern=r"^[\w./ :-]{1,200}\z")]
@@ -115,7 +116,7 @@ class ProgressReport(BaseModel):
         )
 
     def __str__(self) -> str:
-        """Return a line such as `step 120  45 %  loss 0.0213  3 min 00 s left`."""
+        """Return the report as a line such as `step 120 45 % loss 0.0213 3 min 00 s left`."""
         text_parts = []
         if self.step >= 0:
             text_parts.append(f"step {self.step}")
@@ -180,7 +181,7 @@ class SavedProgress:
 
     def __init__(self) -> None:
         self._first_checkpoint: tuple[float, int] | None = (
-            # time and step of the first checkpoint
+            # time and step of the first checkpoint that this object has read
             None
         )
 
@@ -236,7 +237,7 @@ class ProgressServer:
     """Receives reports from the processes of this node."""
 
     def __init__(self, token_folder: Path) -> None:
-        """`token_folder`: where the file with the token of the server is written. Raises
+        """`token_folder`: folder to which the file with the token of the server is written. Raises
         OSError."""
         self._token = secrets.token_urlsafe(24)
         self._token_file = token_folder / "progress.token"
@@ -258,8 +259,8 @@ class ProgressServer:
         return {SERVER_URL_VARIABLE: server_url, SERVER_TOKEN_VARIABLE: str(self._token_file)}
 
     def take(self) -> ProgressReport | None:
-        """Return the newest report since the last call, or None. It also contains the metrics that
-        only earlier reports since the last call had."""
+        """Return the newest report since the last call, or None. The returned report also contains
+        the metrics that only earlier reports since the last call had."""
         with self._lock:
             newest_report = self._newest_report
             self._newest_report = None

@@ -30,7 +30,7 @@ def find_result(
     values_by_placeholder: Mapping[str, object],
     checkpoints: NodeCheckpoints,
 ) -> Path:
-    """Return the path of the result. Raises CodeError if it does not exist."""
+    """Return the path of the program's result. Raises CodeError if the result does not exist."""
     result_setting = program_spec.program.result
     if result_setting:
         result_path = Path(fill_placeholders(result_setting, values_by_placeholder))
@@ -76,9 +76,9 @@ def publish_result(program_spec: ProgramSpec, result_path: Path, step: int) -> s
         "digest": program_spec.digest,
         "step": max(0, step),
         "model": program_spec.model,
-        # leave out the environment variables, because a release publishes this file
+        # leave out the environment variables, because a release publishes model.json
         "program": program_spec.program.model_dump(mode="json", exclude={"environment"}),
     }
-    # last, because it marks the model as complete
+    # write model.json last, because it marks the model as complete
     store.put(f"{program_spec.out}/{MODEL_FILE}", encode_model_description(model_fields))
     return sha256

@@ -38,17 +38,18 @@ from rekindle.program.processes.python_program import make_executable_command
 from rekindle.program.processes.working_folder import find_working_folder
 
 LISTING_INTERVAL_S = 0.1
-# maximum time until the first save, also after the restart
+# maximum number of seconds until the first save, also after the restart
 SAVE_TIMEOUT_S = 120.0
-# `step 50`, `epoch: 3`, `iteration=7`
+# matches a counter in the output, such as `step 50`, `epoch: 3`, `iteration=7`
 COUNTER_PATTERN = re.compile(r"\b(step|epoch|iter(?:ation)?)s?\b\W{0,3}(\d+)", re.IGNORECASE)
 
 
 @dataclass
 class ResumeCheck:
-    """The check of one program. `model`: the settings of the section `model`; `dataset`: folder of
-    the dataset that the step `prepare` has written; `folder`: empty folder for the checkpoints and
-    the output; `timeout_s`: maximum time until the first save, also after the restart."""
+    """The check of one training program. `model`: the settings of the section `model`; `dataset`:
+    folder of the dataset that the step `prepare` has written; `folder`: empty folder for the
+    checkpoints and the output; `timeout_s`: maximum time until the first save, also after the
+    restart."""
 
     program: ProgramConfig
     model: Mapping[str, object]
@@ -76,8 +77,9 @@ class ResumeCheck:
         self.counted_at_end = False
 
     def run(self) -> dict[str, Any]:
-        """Return the findings: checkpoint, bytes, seconds, interval_s and resumed_at. Raises
-        CodeError with the first problem that would lose work."""
+        """Return the findings about the program by the names checkpoint, bytes, seconds, interval_s
+        and resumed_at. Raises CodeError with the first problem because of which work could be
+        lost."""
         with self._running_program(None) as output_file:
             first_save = self._wait_for_save("has saved nothing", output_file)
             check_findings = _describe_save(first_save)
@@ -142,7 +144,8 @@ class ResumeCheck:
 
     def _wait_for_save(self, problem: str, output_file: Path) -> LocalCheckpoint:
         """Wait for the first complete checkpoint, and return it. Raises CodeError, whose message
-        contains `problem`, if the program ends or the time limit is reached before."""
+        contains `problem`, if the program ends or the time limit is reached before the first
+        complete checkpoint."""
         start_s = time.monotonic()
         self._wait_until(lambda: bool(self.saves) or self._is_over())
         if self.saves:
@@ -339,6 +342,6 @@ def _is_overwritten_in_place(saves: list[LocalCheckpoint]) -> bool:
 
 
 def _find_counter(output_file: Path) -> int | None:
-    """Return the first step or epoch in the output of a program."""
+    """Return the first step or epoch number in the output of a program."""
     counter_match = COUNTER_PATTERN.search(output_file.read_text(errors="replace"))
     return int(counter_match[2]) if counter_match else None

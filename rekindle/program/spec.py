@@ -21,7 +21,7 @@ class ProgramSpec(StepInputs):
     """The inputs of one run of a training program, which are the same for all its pods and the
     coordinator."""
 
-    # inputs that should not change the result
+    # inputs that should not change the result of the program
     NOT_IN_RESULT: ClassVar[frozenset[str]] = frozenset(
         {"dataset", "out", "checkpoints", "run_id", "part", "hung_seconds"}
         | {"silence_seconds", "workers", "min_workers", "max_workers"}
@@ -62,7 +62,7 @@ class ProgramSpec(StepInputs):
 
     @property
     def reuse(self) -> Literal["", "yes", "no"]:
-        """Always "", because the result of a program is never reused."""
+        """The field is always "", because the result of a program is never reused."""
         return ""
 
     @classmethod
@@ -99,9 +99,9 @@ class ProgramSpec(StepInputs):
 
     @property
     def ledger(self) -> str:
-        """Key prefix of the run's ledger."""
+        """The key prefix of the run's ledger in the object store."""
         return f"{self.checkpoints}/ledger"
 
     def find_fingerprint_mismatches(self, fingerprint: Fingerprint) -> list[str]:
-        """Return []: a program may run on any kind of node."""
+        """Return [], because a program may run on any kind of node."""
         return []

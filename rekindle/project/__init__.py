@@ -2,9 +2,9 @@
 used.
 
 A project is a folder with modules in `pipelines/`, or with `[tool.rekindle]` in `pyproject.toml`.
-The current project is the nearest such folder at or above the working directory, or otherwise
-the reference project, which is part of the installation. A command with a config of another project
-uses that project.
+The current project is the nearest such folder at or above the working directory, or otherwise the
+reference project, which is part of the installation. A command with a config of another project
+uses the other project.
 """
 
 import os
@@ -59,7 +59,8 @@ def _is_project(folder: Path, trusted_uids: Collection[int]) -> bool:
     if any(pipelines_folder.glob("*.py")) and pipelines_folder.lstat().st_uid in trusted_uids:
         return True
 
-    # imported only here: steps do not need it, since pods get their project from REKINDLE_PATH
+    # tomllib is imported only here, because steps do not need it: pods get their project from
+    # REKINDLE_PATH
     import tomllib
 
     try:
@@ -103,8 +104,8 @@ def find_other_project(file: Path) -> Path | None:
     """Return the root of the project that contains `file`; None if the working directory is in the
     same project.
 
-    Return None for a file in a folder of another user: commands must not import that user's
-    modules.
+    Return None for a file in a folder of another user: commands must not import modules of another
+    user.
     """
     # `abspath` resolves `..` but keeps symbolic links, because a linked file belongs to the project
     # that contains the link
@@ -120,7 +121,7 @@ def find_other_project(file: Path) -> Path | None:
 
 
 def enter_project(file: Path) -> None:
-    """If `file` is in another project, switch this process and its child processes to that
+    """If `file` is in another project, switch this process and its child processes to the other
     project."""
     other_root = find_other_project(file)
     if other_root:
@@ -131,7 +132,7 @@ def enter_project(file: Path) -> None:
 
 def find_config_file(path: Path) -> Path:
     """Return the config file `path` in the working directory or, failing that, in the project;
-    return `path` itself if it is in neither."""
+    return `path` itself if neither the working directory nor the project contains the file."""
     candidate_files = (path, *(Path(folder, path) for folder in search_path()))
     return next(
         (candidate_file for candidate_file in candidate_files if candidate_file.exists()), path
@@ -177,8 +178,9 @@ def load_module(name: str, module_kind: str, required_names: Collection[str]) ->
     """Import the module `name` of the project or of an installed package. Raises ConfigError if the
     import fails, or the module lacks a required name.
 
-    The project is searched last, so its files never shadow a library. Modules that are missing in
-    the project's `steps` and `pipelines` are imported from the reference project.
+    The project is searched last for a module, so the project's files never shadow a library.
+    Modules that are missing in the project's `steps` and `pipelines` are imported from the
+    reference project.
     """
     # skip the search for the project if the module is already imported
     imported_module = sys.modules.get(str(name)) or _import_module(name, module_kind)
@@ -231,7 +233,7 @@ def _import_module(name: str, module_kind: str) -> ModuleType:
         ) from error
     except ConfigError:
         raise
-    # raised by the user's code
+    # the user's code can raise any exception
     except Exception as error:
         raise ConfigError(
             f'{module_kind} "{name}" cannot be imported: {describe_exception(error)} Correct it.'

@@ -2,8 +2,8 @@
 that decides whether Argo retries the step.
 
 Exceptions from file access, memory, the network and accelerators may be transient, except for
-exceptions about a wrong path. After all other exceptions, a retry with the same data would fail
-again.
+exceptions about a wrong path. After an exception that is not transient, a retry with the same data
+would fail again.
 """
 
 import re
@@ -78,7 +78,8 @@ def convert_exception(error: Exception, error_origin: str = "") -> RekindleError
 
 
 def _is_transient(error: BaseException) -> bool:
-    """Return True if the exception may be transient, so that a retry may succeed."""
+    """Return True if the cause of an exception may disappear by itself, so that a retry may
+    succeed."""
     if isinstance(error, PATH_ERRORS):
         return False
     if isinstance(error, RekindleError):
@@ -185,7 +186,7 @@ def _suggest_name(error: Exception, file: str) -> str:
 
 def _suggest_argument(function_name: str, argument_name: str, file: str) -> str:
     """Return a hint for a misspelt argument of a function that `file` defines or imports, directly
-    or in a module; "" if the function is not found."""
+    or in a module; Return "" if the function is not found."""
     user_namespaces = [
         vars(module)
         for module in list(sys.modules.values())

@@ -26,13 +26,13 @@ def paired_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float, float]:
-    """Return (value, low, high): `statistic` of all rows 0..size-1, and its confidence interval
-    from draws of rows with replacement.
+    """Return (value, low, high), that is, `statistic` of all rows 0..size-1, and its confidence
+    interval from draws of rows with replacement.
 
-    Both models see the same draws. Rows with an equal entry in `groups` [size] are drawn together:
-    use groups for dependent rows, such as all rows of one customer. Draws whose statistic is
-    undefined (it raises ValueError or ArithmeticError, or is NaN) do not count; if fewer than half
-    of the draws remain, the interval is NaN.
+    Both compared models see the same draws. Rows with an equal entry in `groups` [size] are drawn
+    together: use groups for dependent rows, such as all rows of one customer. Draws whose statistic
+    is undefined (it raises ValueError or ArithmeticError, or is NaN) do not count; if fewer than
+    half of the draws remain, the interval is NaN.
     """
     rows_by_group = _group_rows(size, groups)
     random_generator = np.random.default_rng(seed)
@@ -60,10 +60,10 @@ def compute_weighted_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Return the same (low, high) as `paired_bootstrap`. It is faster for many rows, because
-    `statistic` is called once for all draws.
+    """Return the same (low, high) as `paired_bootstrap`. This function is faster for many rows,
+    because `statistic` is called once for all draws.
 
-    `statistic` gets the group number of each row, and the count of each group in each draw:
+    `statistic` gets the group number of each row, and the count of each group in each draw, as
     [groups, resamples].
     """
     group_names, row_groups = np.unique(

@@ -1,4 +1,4 @@
-"""Compares the predictions of a server with those of the evaluation."""
+"""Compares the predictions of a server with the predictions of the evaluation."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -32,12 +32,12 @@ class PredictionComparison:
     # number of instances in requests that the server rejected because of their size
     too_large: int = 0
     max_difference: float = 0.0
-    # text: the instance with the largest difference, and both predictions
+    # text that shows the instance with the largest difference, and both predictions
     worst: str = ""
-    # number of unstable instances: sent alone and with other requests, predictions differ by more
-    # than the tolerance
+    # number of unstable instances, whose predictions differ by more than the tolerance if they are
+    # sent alone and with other requests
     unstable: int = 0
-    # text: the first unstable instance, and both predictions
+    # text that shows the first unstable instance, and both predictions
     example: str = ""
     # True if two predictions for the same request differ
     random: bool = False
@@ -48,8 +48,8 @@ class PredictionComparison:
         served_predictions: list[Any],
         expected_predictions: list[Any],
     ) -> None:
-        """Add the answer to a request. Raises ValueError if the numbers of served and expected
-        predictions differ."""
+        """Compare the answer to a request with the expected predictions, and add the result to the
+        counts. Raises ValueError if the numbers of served and expected predictions differ."""
         for instance, served_prediction, offline_prediction in zip(
             request["instances"], served_predictions, expected_predictions, strict=True
         ):
@@ -86,10 +86,10 @@ class PredictionComparison:
 
 
 def compute_difference(served_value: Any, offline_value: Any) -> float:
-    """Return the largest difference between corresponding numbers in two JSON values. It is
-    infinite if the values differ in anything else.
+    """Return the largest difference between corresponding numbers in two JSON values. The result is
+    infinite if the values differ in anything except numbers.
 
-    For absolute values above 1, the difference is relative.
+    For numbers with absolute values above 1, the difference is relative.
     """
     match served_value, offline_value:
         case (bool() | None | str(), _) | (_, bool() | None | str()):
@@ -120,12 +120,12 @@ def compare_predictions(
     tolerance: float,
     are_independent: bool = False,
 ) -> PredictionComparison:
-    """Send the requests one after the other, then several at the same time. Compare the answers
-    with each other and with the expected predictions.
+    """Send the requests to the servers one after the other, then several requests at the same time.
+    Compare the answers with each other and with the expected predictions.
 
-    `are_independent`: the instances of a request do not influence each other, so each one is sent
-    alone. Raises DataError if a server rejects a request or answers without predictions, and
-    RekindleError if the servers do not answer in time.
+    `are_independent` is True if the instances of a request do not influence each other, so that
+    each instance is sent alone. Raises DataError if a server rejects a request or answers without
+    predictions, and RekindleError if the servers do not answer in time.
     """
     comparison = PredictionComparison(tolerance)
     replayed_requests = list(replayed_requests)

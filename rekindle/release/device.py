@@ -1,5 +1,5 @@
-"""Runs a released model on a device. The model is moved there once; each call copies its inputs to
-the device and its outputs to the CPU.
+"""Runs a released model on a device. The model is moved to the device once; each call copies its
+inputs to the device and its outputs to the CPU.
 
 All copies and kernels use the current stream, so the CPU waits only when it reads the outputs.
 Inputs are copied to a GPU from pinned memory, while the CPU prepares the next operations.
@@ -19,13 +19,13 @@ CPU_INFO_FILE = Path("/proc/cpuinfo")
 
 def find_torch() -> Any:
     """Return the module torch if this process has imported it, else None. Only models that are a
-    torch.nn.Module need torch, so it may not be installed."""
+    torch.nn.Module need torch, so torch may not be installed."""
     return sys.modules.get("torch")
 
 
 def use_one_thread() -> None:
-    """If torch is imported, limit it to one thread, as servers do by default. With more threads,
-    small layers are slow on a busy machine."""
+    """If torch is imported, limit torch to one thread, as servers do by default. With several
+    threads, small layers are slow on a busy machine."""
     torch = find_torch()
     if torch:
         torch.set_num_threads(1)
@@ -43,8 +43,8 @@ def pick_device() -> "torch.device":
 
 
 def move_model(model: "torch.nn.Module", device: "torch.device") -> "torch.nn.Module":
-    """Move the model to `device`. Calls of the model still accept and return CPU tensors, also
-    inside lists and dicts."""
+    """Move the model to `device`. After the move, calls of the model still accept and return CPU
+    tensors, also inside lists and dicts."""
     import torch
 
     if device.type == "cpu":

@@ -1,8 +1,9 @@
 """Evaluates the candidate and the champion on the workload's test rows, with the predictor that
 servers use.
 
-The report contains a sample of the test rows with the candidate's predictions. The step `verify`
-sends this sample to the servers, and its first row becomes the server's example request.
+The report of an evaluation contains a sample of the test rows with the candidate's predictions. The
+step `verify` sends the sample to the servers, and the first row of the sample becomes the server's
+example request.
 """
 
 import math
@@ -132,7 +133,8 @@ def _write_report(
     evaluation: Evaluation,
 ) -> Evaluation:
     """Write the report, and return the evaluation, to which the workload's `report` may have added
-    fields. Raises NotFiniteError if it has added a number that is not finite."""
+    fields. Raises NotFiniteError if the workload's `report` has added a number that is not
+    finite."""
     report_folder.mkdir(parents=True, exist_ok=True)
     predictions_by_model = {
         model_name: scored_model.predictions for model_name, scored_model in scores_by_model.items()
@@ -188,7 +190,7 @@ def select_compared_rows(
     workload: Any, examples: Examples, champion_folder: Path | None, dataset_folder: Path
 ) -> ComparedRows:
     """Return the test rows for a comparison with the champion. If the champion was trained on
-    another dataset, these are only the rows that it was not trained on."""
+    another dataset, return only the rows that the champion was not trained on."""
     if champion_folder is None:
         return ComparedRows(examples, [], "")
     if read_dataset_digest(champion_folder) == read_dataset_digest(dataset_folder):
@@ -202,7 +204,7 @@ def exclude_seen_rows(
     workload: Any, examples: Examples, dataset_folder: Path, champion_facts: dict[str, Any]
 ) -> ComparedRows:
     """Return the test rows that the champion was not trained on. If the workload cannot select
-    them, return all test rows with a warning."""
+    these rows, return all test rows with a warning."""
     if not takes_champion_facts(workload):
         return ComparedRows(
             examples,
@@ -241,8 +243,8 @@ def score(examples: Examples, model_folder: Path, dataset_folder: Path) -> Any:
 
 @contextmanager
 def convert_errors(error_location: str) -> Iterator[None]:
-    """Convert exceptions of the workload's code to errors that name the location, or to CodeError
-    if a retry cannot help."""
+    """Convert exceptions of the workload's code to errors that name the location in the code. The
+    error is a CodeError if a retry cannot help."""
     try:
         yield
     except RekindleError:
@@ -258,7 +260,7 @@ def to_array(nested_numbers: object) -> Any:
     try:
         number_array = np.asarray(nested_numbers)
     except ValueError:
-        # the lists have different lengths
+        # nested lists of different lengths are not an array
         return nested_numbers
     if number_array.dtype.kind in "biuf":
         return number_array

@@ -43,7 +43,7 @@ class Examples:
     groups: ExampleColumn | None = None
     baseline: ExampleColumn | None = None
     parts: ExampleColumn | None = None
-    # warnings to show with the verdict
+    # warnings that are shown with the verdict of the gate
     warnings: list[str] = field(default_factory=list)
     # number of rows per call of `predict`; set by the engine
     max_batch: int = field(default=DEFAULT_MAX_BATCH, init=False)
@@ -69,7 +69,7 @@ class Examples:
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[Any]]) -> "Examples":
-        """Convert rows to columns. An optional column without any value becomes None."""
+        """Convert test rows to columns. An optional column without any value becomes None."""
         try:
             examples = [Example(*example_row) for example_row in rows]
         except TypeError as error:
@@ -180,7 +180,7 @@ def _make_row_error(row_number: int, reason: str) -> DataError:
 def split_into_batches(
     rows: Sequence[Any], batch_size: int = INSTANCES_PER_REQUEST
 ) -> Iterator[Sequence[Any]]:
-    """Split rows into batches of `batch_size` rows."""
+    """Split the test rows into batches of `batch_size` rows."""
     return (
         rows[start_index : start_index + batch_size]
         for start_index in range(0, len(rows), batch_size)
@@ -189,7 +189,7 @@ def split_into_batches(
 
 @contextmanager
 def create_serving_folder(model_folder: Path, dataset_folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder with the files that a server loads: those of `model_folder`, and
+    """Yield a temporary folder with the files that a server loads: the files in `model_folder`, and
     dataset.json and state/ of `dataset_folder`. Raises DataError."""
     with TemporaryDirectory() as serving_folder:
         link_files(Path(serving_folder), list_serving_files(model_folder, dataset_folder))

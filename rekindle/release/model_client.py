@@ -1,4 +1,4 @@
-"""A client of a deployed model, which retries while its servers are replaced."""
+"""A client of a deployed model, which repeats requests while the servers are replaced."""
 
 import http.client
 import os
@@ -24,9 +24,10 @@ ENDPOINT_VARIABLE = "REKINDLE_ENDPOINT"
 # response headers: sha256 of the weights, and model version
 SHA256_HEADER = "model-sha256"
 VERSION_HEADER = "model-version"
-# request header of `verify`: the server does not count the instances, since they are test rows
+# request header of `verify`, which tells the server not to count the instances, since they are test
+# rows
 REPLAY_HEADER = "rekindle-replay"
-# response header: the data cut-off, if the dataset has one
+# response header with the data cut-off (the newest time in the data), if the dataset has a cut-off
 DATA_UNTIL_HEADER = "model-data-until"
 RETRY_PAUSE_S = 0.1
 # maximum number of bytes to read from the body of an error
@@ -41,7 +42,7 @@ UNAVAILABLE_ERRORS = (
 
 def resolve_endpoint(endpoint: str) -> str:
     """Return the URL of a service: $REKINDLE_ENDPOINT, else the address in the variables
-    NAME_SERVICE_HOST and NAME_SERVICE_PORT of pods, else `endpoint`. Raises ConfigError if it
+    NAME_SERVICE_HOST and NAME_SERVICE_PORT of pods, else `endpoint`. Raises ConfigError if the URL
     contains a password."""
     service_name = (urlsplit(endpoint).hostname or "").upper().replace("-", "_")
     service_host = os.environ.get(f"{service_name}_SERVICE_HOST")
@@ -70,11 +71,11 @@ class RequestTooLarge(DataError):
 
 
 class ModelClient:
-    """Client of the model `model_name` at `endpoint`. The server does not count the instances that
-    it sends in the statistics of user requests.
+    """Client of the model `model_name` at `endpoint`. In its statistics of user requests, the
+    server does not count the instances that the client sends.
 
-    The client accepts only answers from servers whose weights have the hash `sha256`. It retries
-    until `deadline_seconds`, a time of the monotonic clock.
+    The client accepts only answers from servers whose weights have the hash `sha256`. The client
+    repeats failed requests until `deadline_seconds`, a time of the monotonic clock.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class ModelClient:
                 self._retry(str(error))
 
     def _retry(self, reason: str) -> None:
-        """Pause before the next attempt. Raises RekindleError after the deadline."""
+        """Pause before the next attempt of a request. Raises RekindleError after the deadline."""
         if time.monotonic() > self.deadline:
             raise RekindleError(
                 f"{self.endpoint} does not serve the model {self.sha256[:12]} in time ({reason})."
@@ -158,7 +159,7 @@ class ModelClient:
 
 
 def _parse_answer(answer_bytes: bytes) -> dict[str, Any]:
-    """Return the JSON object in an answer. Raises ValueError."""
+    """Return the JSON object in an answer of the server. Raises ValueError."""
     if len(answer_bytes) > MAX_BYTES:
         raise ValueError(f"its answer has more than {MAX_BYTES:,} bytes")
     answer_object = loads(answer_bytes)

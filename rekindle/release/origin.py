@@ -1,8 +1,8 @@
 """The origin of a release: the files that `rekindle reproduce` needs to train the model again.
 
 `origin.json` contains the manifest and the parameters of the run, the digest of its data, the
-packages and the code; `curve.json` contains the exact losses of the training. Both files are stored
-with the release, but the hash of the release does not cover them.
+packages and the code; `curve.json` contains the exact losses of the training. `origin.json` and
+`curve.json` are stored with the release, but the hash of the release does not cover them.
 """
 
 from collections.abc import Mapping
@@ -110,9 +110,9 @@ def _check_modules(module_names: list[str]) -> list[str]:
 
 class RunFile(Document):
     """origin.json: the run that trained and released a model. `packages`: names with versions, such
-    as torch-2.8.0; `modules`: the modules that its templates name, such as steps and workloads,
-    and the files of its commands, such as ./train.py; `code`: name of a module → digest of its
-    code."""
+    as torch-2.8.0; `modules`: the modules that the templates of the run name, such as steps and
+    workloads, and the files of its commands, such as ./train.py; `code`: name of a module → digest
+    of its code."""
 
     parameters: Annotated[dict[str, str], AfterValidator(_check_parameters)]
     manifest: Annotated[JsonObject, AfterValidator(_check_manifest)]
@@ -142,12 +142,12 @@ class Origin:
     # sha256 of the weights
     sha256: str
     provenance: dict[str, str]
-    # {file: sha256} of the files that affect predictions
+    # file name → sha256, for the files that affect predictions
     files: Mapping[str, str]
     model: ModelFile
     run: RunFile
     curve: LossCurve
-    # MLflow run of the workflow
+    # id of the workflow's MLflow run
     run_id: str = ""
 
     @property
@@ -167,8 +167,8 @@ class Origin:
 
     @cached_property
     def whole_config(self) -> dict[str, Any]:
-        """All values of the config, not yet validated: the code of the release's commit validates
-        them."""
+        """All values of the config, without validation, because the code of the release's commit
+        validates the values."""
         return loads(self.parameters["config"])
 
     @property
@@ -247,7 +247,7 @@ def read(object_store: Store, name: str, version: str = "") -> Origin:
 
 
 def _read_released_curve(object_store: Store, release_key: str) -> LossCurve:
-    """Return the recorded losses of a release. Raises DataError if the file was changed."""
+    """Return the recorded losses of a release. Raises DataError if curve.json was changed."""
     try:
         curve_bytes = read_described_file(object_store, release_key, CURVE)
     except NotFound:
@@ -260,7 +260,7 @@ def _parse_curve(curve_bytes: bytes, address: str) -> LossCurve:
 
 
 def read_curve(object_store: Store, model_prefix: str) -> LossCurve:
-    """Return the loss of each training step of the model at `model_prefix`; {} if it was not
+    """Return the loss of each training step of the model at `model_prefix`; {} if the model was not
     trained in steps."""
     try:
         return _parse_curve(

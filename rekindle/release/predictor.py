@@ -1,4 +1,5 @@
-"""Predicts with a released model. Servers, `verify` and notebooks share this code.
+"""Predicts with a released model. Servers, `verify` and notebooks predict with the code of this
+module.
 
     predictor = open_predictor(release)                 # a folder with the files of a release
     request = predictor.Request.model_validate(predictor.example())
@@ -109,7 +110,7 @@ def predict(
     max_batch: int = 1,
 ) -> list[Any]:
     """Call the workload's `predict` with up to `max_batch` instances at a time. Raises CodeError
-    unless it returns a list with one prediction per instance."""
+    unless `predict` returns a list with one prediction per instance."""
     torch_module = device.find_torch()
     predictions = []
 
@@ -163,9 +164,9 @@ def check_json_serializable(prediction: T, row_description: str) -> T:
 
 
 def read_evaluated_batch_size(release_folder: Path) -> int:
-    """Return the `max_batch` with which a release was evaluated; 1 if it is not recorded.
+    """Return the `max_batch` with which a release was evaluated; 1 if no `max_batch` is recorded.
 
-    Earlier versions of Rekindle recorded it only in verdict.json.
+    Earlier versions of Rekindle recorded `max_batch` only in verdict.json.
     """
     return (
         read_serving_code(release_folder).max_batch or read_verdict(release_folder).max_batch or 1
@@ -190,7 +191,8 @@ def open_model(
     except (OSError, KeyError, SafetensorError, ValidationError) as error:
         raise _make_mismatch_error(model_folder, model_description, error) from error
 
-    # outside of the `try` above, so that exceptions of the workload's code keep their type and line
+    # build the model outside of the `try` above, so that exceptions of the workload's code keep
+    # their type and line
     model = families.build(workload, model_description.family, model_section, dataset_facts)
     try:
         model.load_state_dict(weights)

@@ -1,6 +1,6 @@
 """Changes the champion of a model, so that concurrent promotions and rollbacks do not conflict.
 
-MLflow cannot move an alias under a condition. So a promotion first writes
+MLflow cannot move an alias only under a condition. So a promotion first writes
 `releases/NAME/promotion.json` with a conditional write. A version is rejected if the champion that
 it was compared with is no longer the champion. A rollback is recorded in the same file from its
 start to its end, so that the next command finishes an interrupted rollback.
@@ -24,9 +24,9 @@ from rekindle.names import ModelName, ObjectId, ObjectName, RunName, Version, fo
 from rekindle.release.serve_config import ServeConfig
 from rekindle.storage import NotFound, Store
 
-# time to wait until another run finishes its promotion
+# seconds to wait until another run finishes its promotion
 UNFINISHED_TIMEOUT_S = 2.0
-# pause between attempts while a service is unavailable
+# pause in seconds between two attempts while a service is unavailable
 RETRY_PAUSE_S = 1.0
 # content of promotion.json, and its etag
 PromotionAndEtag = tuple[dict[str, Any], str | None]
@@ -54,13 +54,13 @@ class ChampionChangedError(RekindleError):
     """Another version became the champion after the evaluation of the candidate, or after the start
     of a rollback."""
 
-    # exit code that the step `verify` ends with
+    # exit code with which the step `verify` ends after this error
     exit_code = exit_codes.INVALID_DATA
 
 
 @dataclass(frozen=True)
 class Rollback:
-    """A rollback in progress."""
+    """A rollback that is in progress, as promotion.json records it."""
 
     # target version
     version: Annotated[str, name_field(Version)]
@@ -104,10 +104,10 @@ def promote(
 ) -> str:
     """Make `version` the champion if the current champion is still version `champion_version`.
 
-    Returns the Deployment of the previous champion; "" if it is the same Deployment. `run_id`: id
-    of the MLflow run that promotes the version. Raises ChampionChangedError. Repeated calls with
-    the same arguments change nothing, even after a later promotion. A promotion cancels a rollback
-    in progress, unless the rollback is already `decided`.
+    Returns the Deployment of the previous champion; "" if `version` has the same Deployment.
+    `run_id`: id of the MLflow run that promotes the version. Raises ChampionChangedError. Repeated
+    calls with the same arguments change nothing, even after a later promotion. A promotion cancels
+    a rollback in progress, unless the rollback is already `decided`.
     """
     promotion_key = _make_promotion_key(model_name)
     deadline_seconds = time.monotonic() + UNFINISHED_TIMEOUT_S
@@ -153,7 +153,7 @@ def promote(
         if run_id:
             promotion_state["run_id"] = run_id
 
-        # the next iteration finishes this promotion or, after a conflict, tries again
+        # the next iteration of the loop finishes this promotion or, after a conflict, tries again
         _write_promotion(object_store, promotion_key, promotion_state, etag)
 
 
@@ -165,8 +165,8 @@ def is_superseded(
     current_champion = tracking.champion(model_name)
     if not current_champion or current_champion.version == version:
         return False
-    # the earlier champion serves: either `version` was never promoted, or a rollback undid its
-    # promotion. Without `run_id`, assume that it was never promoted
+    # if the earlier champion serves, either `version` was never promoted, or a rollback undid its
+    # promotion. Without `run_id`, assume that `version` was never promoted
     if current_champion.version == champion_version and not run_id:
         return False
     return any(
@@ -287,8 +287,8 @@ def end_rollback(
 def list_expired_deployments(
     model_name: str, version: str, keep_count: int, previous_deployment: str = ""
 ) -> list[str]:
-    """Return the Deployments to delete: those of releases before `version`, except the newest
-    `keep_count` of them.
+    """Return the Deployments to delete, which are the Deployments of releases before `version`,
+    except the newest `keep_count` Deployments.
 
     `previous_deployment`: the Deployment of the previous champion, which is also deleted if the
     same version has a new Deployment.
@@ -317,8 +317,8 @@ def select_own_servers(
     """Return the `deployment_names` whose names match this model's pattern; `current_deployment`
     always matches.
 
-    Another client of MLflow may have written other names to the tags: the pipeline must not stop or
-    delete such Deployments.
+    Another client of MLflow may have written other names to the tags of versions, and the pipeline
+    must not stop or delete Deployments with such names.
     """
     own_name_pattern = re.compile(rf"{re.escape(model_name)}-[0-9a-f]{{12}}-[0-9a-f]{{6}}")
 
@@ -412,7 +412,7 @@ def list_versions_in_use(object_store: Store, model_name: str) -> set[str]:
 
 
 def retry_while_unavailable(operation: Callable[[], T], deadline_seconds: float) -> T:
-    """Return the result of `operation()`. Repeat the call while the object store or MLflow is
+    """Return the result of `operation()`. The call is repeated while the object store or MLflow is
     unavailable, until `deadline_seconds`, a time of the monotonic clock."""
     while True:
         try:
@@ -433,7 +433,8 @@ def _read_finished_promotion(
     promotion, also in MLflow.
 
     A promotion of `version` is finished at once. A promotion of another version is finished only
-    after `deadline_seconds`, a time of the monotonic clock, since its own run may still finish it.
+    after `deadline_seconds`, a time of the monotonic clock, since the run that started the
+    promotion may still finish it.
     """
     promotion_key = _make_promotion_key(model_name)
     if deadline_seconds is None:
@@ -524,6 +525,7 @@ def _write_promotion(
             promotion_key, to_json(promotion_state).encode(), if_match=etag, if_absent=etag is None
         )
     except Conflict:
-        # if the content is equal, an earlier attempt succeeded, but its response was lost
+        # if promotion.json already has this content, an earlier attempt succeeded, but its response
+        # was lost
         return _read_promotion(object_store, promotion_key)[0] == promotion_state
     return True

@@ -8,8 +8,8 @@ example.json (a request with the first test row of the report), MLmodel with its
 release always has the same prefix. release.json, which is written last, contains the sha256 of each
 file.
 
-Other files are not loaded and not part of HASH: verdict.json, which a promotion replaces,
-reference.json (histograms of the test rows), origin.json and curve.json
+The following files are not loaded by servers, and are not part of HASH: verdict.json, which a
+promotion replaces, reference.json (histograms of the test rows), origin.json and curve.json
 (rekindle/release/origin.py). release.json contains the sha256 of reference.json, origin.json and
 curve.json, and a checksum of its own fields.
 """
@@ -81,7 +81,7 @@ class ReleaseOwner(Document):
     version: Annotated[str, name_field(Version)]
     model_sha256: str = ""
     files: dict[Annotated[str, name_field(ArtifactKey)], Sha256] = Field(default_factory=dict)
-    # True: retention is removing the files
+    # True if retention is removing the files of the release
     removed: bool = False
 
 
@@ -124,7 +124,8 @@ class Verdict(Document):
 
 
 def read_serving_code(release_folder: Path) -> ServingCode:
-    """Return workload.json; the default values if it is missing. Raises DataError."""
+    """Return the content of workload.json; the default values if the file is missing. Raises
+    DataError."""
     code_file = release_folder / CODE_FILE
     try:
         if code_file.exists():
@@ -135,14 +136,14 @@ def read_serving_code(release_folder: Path) -> ServingCode:
 
 
 def read_evaluated_rows(release_folder: Path) -> int:
-    """Return the number of rows on which a release was evaluated; 0 if it is unknown. Raises
-    DataError, InvalidDocument."""
+    """Return the number of rows on which a release was evaluated; 0 if the number is unknown.
+    Raises DataError, InvalidDocument."""
     return read_serving_code(release_folder).rows or read_verdict(release_folder).rows
 
 
 def read_verdict(report_folder: Path) -> Verdict:
-    """Return verdict.json of a report or a release; the default values if it is missing. Raises
-    InvalidDocument."""
+    """Return the content of verdict.json of a report or a release; the default values if the file
+    is missing. Raises InvalidDocument."""
     verdict_file = report_folder / VERDICT
     if verdict_file.exists():
         return read_file(Verdict, verdict_file)
@@ -242,7 +243,7 @@ def commit_release(
     loadable.
 
     If several processes release the same files at once, release.json and the files that it
-    describes all come from one of them.
+    describes all come from one process.
     """
     record_key = f"{release_prefix}{RELEASE_RECORD}"
     while True:
@@ -264,8 +265,8 @@ def commit_release(
 
 
 def read_owner(object_store: Store, release_prefix: str) -> ReleaseOwner | None:
-    """Return the owner of a release; None if release.json is missing or malformed. Raises
-    StorageError."""
+    """Return the owner of a release's files (model and version); None if release.json is missing or
+    malformed. Raises StorageError."""
     try:
         return read_object(ReleaseOwner, object_store, f"{release_prefix}{RELEASE_RECORD}")
     except (NotFound, InvalidDocument):
@@ -309,7 +310,8 @@ def verify_release(
         ) from error
 
     reject_wrong_hash(release_prefix.rstrip("/"), release_record.files, release_address)
-    # the files in `described` are not checked: an interrupted release may have replaced them
+    # the files in `described` are not checked, because an interrupted release may have replaced
+    # them
     verify_release_files(release_folder, release_record.files, release_address)
     if model_description.sha256 != release_record.model_sha256:
         raise DataError(
@@ -414,7 +416,8 @@ def link_files(target_folder: Path, files_by_key: dict[str, Path]) -> None:
 
 
 def _read_example(report_folder: Path) -> bytes:
-    """Return a request with the first test row in the report, or b"" if the report has none."""
+    """Return a request with the first test row in the report, or b"" if the report contains no
+    request."""
     if not (report_folder / PREDICTIONS_FILE).exists():
         return b""
 

@@ -1,5 +1,5 @@
-"""Validates the body of a request. Each error is a sentence that names its location, such as
-`instances[3].amount`."""
+"""Validates the body of a request to a model server. Each error is a sentence that names its
+location, such as `instances[3].amount`."""
 
 import math
 import re
@@ -15,14 +15,14 @@ from rekindle.errors import DataError, suggest_similar
 from rekindle.sections import describe_broken_rule, list_valid_keys
 
 MAX_SHOWN_ERRORS = 5
-# larger bodies are validated only up to the first error, since each error takes at least 500 bytes
-# of memory
+# bodies of more than this number of bytes are validated only up to the first error, since each
+# error takes at least 500 bytes of memory
 LARGE_BODY_BYTES = 1 << 15
 COLLECTION_TYPES = {"list", "set", "frozenset", "tuple", "dict"}
 # keys of a pydantic schema whose values contain no further schemas
 OPAQUE_KEYS = {"metadata", "cls", "config", "serialization"}
-# matches bodies that may contain a number beyond float64 or int64; only these need the slow exact
-# check
+# matches bodies that may contain a number beyond float64 or int64; only matching bodies need the
+# slow exact check
 SUSPICIOUS_NUMBER = re.compile(rb"\d{19}|[eE]\+?\d{3}|NaN|Infinity")
 
 R = TypeVar("R", bound=BaseModel)
@@ -110,7 +110,7 @@ def reject_huge_numbers(body: bytes) -> None:
     try:
         parsed_values = from_json(body)
     except ValueError:
-        # invalid JSON: the parser reports the position of the error later
+        # ignore invalid JSON, because the parser later reports the position of the error
         return
     for number_path, number in find_numbers(parsed_values):
         if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:

@@ -2,8 +2,8 @@
 
 A rollback is recorded before its first change (promotion.py), and each of its changes can be
 repeated. So after an interruption, or a failure of MLflow, the object store or the cluster, the
-next `rekindle rollback` can finish it. If a rollback fails, or a promotion cancels it, before its
-version is the champion, it stops the pods that it has started.
+next `rekindle rollback` can finish the rollback. If a rollback fails or is cancelled by a promotion
+before its version is the champion, the rollback stops the pods that it has started.
 """
 
 import time
@@ -45,8 +45,8 @@ class KubernetesObjects(Protocol):
         ...
 
     def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
-        """Apply a merge patch; with `dry_run`, only test it. Raises Conflict if the resourceVersion
-        in the patch is outdated."""
+        """Apply a merge patch to an object; with `dry_run`, only test the patch. Raises Conflict if
+        the resourceVersion in the patch is outdated."""
         ...
 
 
@@ -113,8 +113,9 @@ def roll_back(
 def _resume_or_record_rollback(
     kubernetes_objects: KubernetesObjects, object_store: Store, model_name: str, version: str
 ) -> Rollback:
-    """Return the rollback in progress or, if there is none, record and return a new one. Raises
-    ConfigError if the rollback in progress has another version, or cannot be finished."""
+    """Return the rollback in progress. If no rollback is in progress, record and return a new
+    rollback. Raises ConfigError if the rollback in progress has another version, or cannot be
+    finished."""
     rollback = promotion.read_pending_rollback(object_store, model_name)
 
     deployments_by_version = _map_deployments_by_version(kubernetes_objects, model_name)
@@ -148,8 +149,8 @@ def _map_deployments_by_version(
 ) -> dict[str, Object]:
     """Return the Deployments of the promoted releases by version.
 
-    Deployments of canaries and unpromoted releases are omitted. So are Deployments whose annotation
-    contradicts the version in MLflow, which other clients can change.
+    Deployments of canaries and unpromoted releases are omitted. Deployments whose annotation
+    contradicts the version in MLflow, which other clients can change, are omitted, too.
     """
     deployments = {
         (deployment["metadata"]["name"], _read_version(deployment)): deployment
@@ -165,7 +166,7 @@ def _map_deployments_by_version(
 
 def _read_version(deployment: Object) -> str:
     """Return the version that a Deployment serves, from the annotation that its release has set; ""
-    if it is missing."""
+    if the annotation is missing."""
     return (deployment["metadata"].get("annotations") or {}).get(VERSION_ANNOTATION, "")
 
 
@@ -255,7 +256,7 @@ def _start_pods(
     rollback: Rollback,
     timeout_seconds: float,
 ) -> None:
-    """Start as many pods as the current version has, and wait until they are ready.
+    """Start as many pods as the current version has, and wait until the pods are ready.
 
     After `timeout_seconds`, the larger of the autoscaler's minimum and the Deployment's initial
     number of replicas is enough.
@@ -333,8 +334,8 @@ def _switch_traffic(
     """
     for _ in range(CHANGE_ATTEMPTS):
         service_object = kubernetes_objects.find("Service", model_name) or {"metadata": {}}
-        # checked after reading the Service, so that the patch fails if another command changes the
-        # Service later
+        # check the champion after reading the Service, so that the patch fails if another command
+        # changes the Service later
         _check_champion(model_name, rollback)
 
         try:
@@ -365,7 +366,7 @@ def _stop_pods(
     rollback: Rollback,
     deployment_names: list[str],
 ) -> None:
-    """Stop the pods of these Deployments. Raises ChampionChangedError if the version of the
+    """Stop the pods of the given Deployments. Raises ChampionChangedError if the version of the
     rollback is no longer the champion, and RekindleError if other clients keep changing the
     Deployments."""
     for _ in range(CHANGE_ATTEMPTS):
@@ -382,8 +383,8 @@ def _stop_pods(
         if not running_deployments:
             return
 
-        # checked after reading the Deployments, so that the patch fails if another command starts
-        # one of them later
+        # check the champion after reading the Deployments, so that the patch fails if another
+        # command starts a Deployment later
         _check_champion(model_name, rollback)
         with suppress(Conflict):
             for deployment in running_deployments:
@@ -411,8 +412,8 @@ def _check_champion(model_name: str, rollback: Rollback) -> None:
 def _scale_deployment(
     kubernetes_objects: KubernetesObjects, deployment: Object, replica_count: int
 ) -> None:
-    """Set the number of pods of a Deployment. Raises Conflict if it has changed since it was
-    read."""
+    """Set the number of pods of a Deployment. Raises Conflict if the Deployment has changed since
+    it was read."""
     version_condition = {"resourceVersion": deployment["metadata"].get("resourceVersion")}
     scale_change = {"metadata": version_condition, "spec": {"replicas": replica_count}}
     kubernetes_objects.patch("Deployment", deployment["metadata"]["name"], scale_change)
@@ -425,8 +426,8 @@ def _cancel_rollback(
     rollback: Rollback,
     has_champion_changed: bool,
 ) -> str:
-    """After a failure, cancel the rollback and stop its pods, unless the rollback is decided and
-    its version is the champion. Return a sentence about the outcome.
+    """After a failure, cancel the rollback and stop the pods that it started, unless the rollback
+    is decided and its version is the champion. Return a sentence about the outcome.
     """
     unfinished_message = (
         f"The rollback to version {rollback.version} is unfinished: finish it with `rekindle"

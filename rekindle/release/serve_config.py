@@ -10,7 +10,8 @@ DEFAULT_PORT = 8080
 # default of serve.max_batch
 DEFAULT_MAX_BATCH = 16
 DNS_NAME_PATTERN = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
-# results of a canary; a third result is `taken back: REASON`, after a rollback
+# results of a canary; a third result, after a rollback, starts with `taken back` and contains the
+# reason
 PASSED_RESULT = "passed"
 CHAMPION_CHANGED_RESULT = "champion changed"
 # annotation of a Deployment with the model version that it serves
@@ -18,7 +19,7 @@ VERSION_ANNOTATION = "rekindle.dev/version"
 
 
 class Limits(Section):
-    """Capacity and limits of a server."""
+    """Capacity and limits of a model server."""
 
     processes: int = Field(
         default=1, ge=1, le=64, description="number of processes of one server; each has the model"
@@ -65,8 +66,8 @@ class Limits(Section):
 
 
 class CanaryConfig(Section):
-    """Progressive rollout: a new release gets a growing share of the traffic, and is rolled back if
-    it does worse."""
+    """Progressive rollout of a new release, which gets a growing share of the traffic, and is
+    rolled back if it is worse than the champion."""
 
     steps: list[int] = Field(
         default=[5, 25, 100],
@@ -270,7 +271,7 @@ class ServeConfig(Limits):
 
 
 class ServerSettings(StepInputs, Limits):
-    """Settings of a server."""
+    """Settings of a model server."""
 
     model: str = Field(description="key prefix of a release in the object store")
     host: str = Field(default="127.0.0.1", description="address to listen on")
@@ -314,7 +315,7 @@ class DriftConfig(Section):
 
 class RetentionConfig(Section):
     """Limits on the runs and releases of a pipeline, applied at the end of each run; without a
-    limit, all are kept."""
+    limit, all runs and releases are kept."""
 
     keep_runs: int | None = Field(
         default=None, ge=1, description="number of ended runs to keep (empty: all)"

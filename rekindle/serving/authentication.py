@@ -1,4 +1,5 @@
-"""Rejects requests without a valid token in `Authorization: Bearer TOKEN` (RFC 6750)."""
+"""Rejects requests to a model server without a valid bearer token in the header Authorization (RFC
+6750)."""
 
 import hmac
 import os
@@ -14,7 +15,7 @@ from rekindle.serving.openapi import UNAUTHENTICATED_PATHS
 
 def read_tokens() -> tuple[str, ...]:
     """Return the accepted tokens in REKINDLE_TOKEN; () if the variable is not set. Raises
-    ConfigError if it contains no valid token."""
+    ConfigError if REKINDLE_TOKEN contains no valid token."""
     tokens_text = os.environ.get(REKINDLE_TOKEN)
     if tokens_text is None:
         return ()
@@ -53,7 +54,7 @@ class Authentication:
             " "
         )
         token_bytes = token_text.strip().encode()
-        # compare all tokens, so that the response time reveals nothing about them
+        # compare all tokens, so that the response time reveals nothing about the tokens
         return (
             sum(hmac.compare_digest(token_bytes, accepted_token) for accepted_token in self.tokens)
             > 0

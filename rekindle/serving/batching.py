@@ -1,8 +1,8 @@
-"""Groups requests into batches: all model processes share one queue, from which two asyncio tasks
-per process take batches (one task if batches have a single request).
+"""Groups requests to a model server into batches: all model processes share one queue, from which
+two asyncio tasks per process take batches (one task if batches have a single request).
 
-While a process works on a batch, the next full batch waits in its pipe, so that the process does
-not wait for the server.
+While a model process works on a batch, the next full batch waits in the pipe of the process, so
+that the process does not wait for the server.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ class WaitingRequest:
     """A request in the queue."""
 
     body: bytes
-    # True for a request of `rekindle verify`, which is not counted
+    # True for a request of the step `verify`, which the metrics do not count
     is_replay: bool
     answer: asyncio.Future[Answer]
     arrival_time: float
@@ -27,7 +27,7 @@ class WaitingRequest:
 
 @dataclass
 class ProcessFeed:
-    """A process, and the locks that keep its batches and answers in order."""
+    """A model process, and the locks that keep the batches and answers of the process in order."""
 
     process: ModelProcess
     send_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -36,7 +36,7 @@ class ProcessFeed:
 
 @dataclass
 class RequestQueue:
-    """The queue of requests. A free process takes a batch once the oldest request has waited
+    """The queue of requests. A free model process takes a batch once the oldest request has waited
     `delay` seconds, or `size` requests wait.
 
     A batch has at most `size` requests, and at most the queue's length divided by the number of
@@ -46,7 +46,7 @@ class RequestQueue:
     processes: Sequence[ModelProcess]
     size: int
     delay: float
-    # called with each answered batch
+    # function that is called with each answered batch
     count_batch: Callable[[Batch], None]
     queue: deque[WaitingRequest] = field(default_factory=deque)
     # set when a request arrives or a process becomes free
@@ -68,8 +68,8 @@ class RequestQueue:
         return await waiting_request.answer
 
     async def run(self) -> None:
-        """Pass batches to the processes until a process ends. Then all waiting requests and this
-        method raise RekindleError."""
+        """Pass batches to the model processes until a process ends. After the end of a process, all
+        waiting requests and `run` raise RekindleError."""
         process_feeds = [ProcessFeed(model_process) for model_process in self.processes]
 
         feed_tasks = [
@@ -133,8 +133,8 @@ class RequestQueue:
                 resolve_request(waiting_request, answer)
 
     async def _take_batch(self, process_feed: ProcessFeed) -> list[WaitingRequest]:
-        """Take the next batch from the queue. While the process is working, wait for a full
-        batch."""
+        """Take the next batch from the queue. While the model process works on a batch, wait until
+        the next batch is full."""
         event_loop = asyncio.get_running_loop()
         while True:
             while not self.queue or (

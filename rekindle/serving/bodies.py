@@ -1,8 +1,8 @@
 """Limits the memory for the bodies of arriving requests, fairly between clients.
 
-Clients that never finish large bodies could use up all memory. So if the limit is exceeded, the
-server drops the largest (if equal, the oldest) body of the client with the most data. Small
-requests of other clients are never rejected.
+Clients that never finish large bodies could use up all memory. So if the memory limit is exceeded,
+the server drops the largest body of the client with the most data (of equal bodies, the oldest).
+Small requests of other clients are never rejected.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class RefusalError(Exception):
 
 
 class ArrivingBody:
-    """A body that is arriving."""
+    """The body of an arriving request."""
 
     def __init__(self, client_host: str, deadline: asyncio.Timeout) -> None:
         self.client = client_host
@@ -50,7 +50,7 @@ class ArrivingBodies:
     def __init__(self, server_limits: Limits) -> None:
         self.limits = server_limits
         self.arriving_bodies: set[ArrivingBody] = set()
-        # client address → number of received bytes
+        # client address → number of received bytes of arriving bodies
         self.bytes_by_client: Counter[str] = Counter()
 
     async def read(self, request: Request) -> bytes:
@@ -140,7 +140,7 @@ class ArrivingBodies:
         self._remove_body(arriving_body)
         arriving_body.data.clear()
         if not arriving_body.deadline.expired():
-            # the deadline is set to now, which ends `read`
+            # set the deadline of the body to now, which ends `read`
             arriving_body.deadline.reschedule(asyncio.get_running_loop().time())
 
     def _remove_body(self, arriving_body: ArrivingBody) -> None:

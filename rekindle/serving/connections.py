@@ -1,9 +1,10 @@
-"""The connections of the server: deadlines and limits for requests, a maximum number of
+"""The connections of a model server, with deadlines and limits for requests, a maximum number of
 connections, and graceful shutdown.
 
-A connection that waits for its client is in one of three groups: `unfinished` (a request is
-arriving), `idle` (between two requests) or `unread` (the client has not received an answer yet).
-Each group is ordered by age, so that the server quickly finds the connections to close.
+A connection that waits for its client is in one of three groups, which are called `unfinished` (a
+request is arriving), `idle` (between two requests) and `unread` (the client has not received an
+answer yet). Each group of connections is ordered by age, so that the server quickly finds the
+connections to close.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from argolocal.common.json_text import to_json
 from rekindle.errors import ConfigError
 
-# time until an idle connection is closed: longer than in load balancers (60 s)
+# seconds until an idle connection is closed, which is longer than in load balancers (60 s)
 KEEP_ALIVE_S = 75.0
 # maximum number of connections; each takes about 10 KB of memory
 MAX_CONNECTIONS = 10_000
@@ -33,9 +34,10 @@ RESERVED_DESCRIPTORS = 64
 PROCESS_DESCRIPTORS = 4
 # a new client may take this fraction of `request_seconds` until it sends its first bytes
 FIRST_BYTES_SHARE = 0.1
-# number of connections per group to consider for closing
+# number of connections in each group that are considered for closing
 MAX_CANDIDATES = 8
-# received bytes are parsed in pieces of this size; the two limits below are tested after each piece
+# received bytes are parsed in pieces of this size; MAX_HEAD_BYTES and MAX_PIPELINED are tested
+# after each piece
 PIECE_BYTES = 1 << 12
 # maximum size of a request's head, of its trailers, and of the extension of a chunk
 MAX_HEAD_BYTES = 1 << 14
@@ -48,11 +50,11 @@ class Connection(HttpToolsProtocol):
     shows what the connection expects from its client."""
 
     if TYPE_CHECKING:
-        # uvicorn's set of all open connections
+        # the set of all open connections, in uvicorn
         connections: Any
         parser: Any  # httptools.HttpRequestParser
     registry: "ConnectionRegistry"
-    # None while a request is being answered
+    # group of the connection; None while a request is being answered
     group: "dict[Connection, float] | None" = None
     # time of the first byte of the request that arrived last
     start_time = 0.0
@@ -61,9 +63,9 @@ class Connection(HttpToolsProtocol):
     # number of bytes received since the start of a request's head, or since the last byte of its
     # body
     head_bytes = 0
-    # False: the client asked to close the connection after its last request
+    # False if the client asked to close the connection after its last request
     keep_alive = True
-    # True: received bytes are discarded, and the connection is closed after its answers
+    # True if received bytes are discarded, and the connection is closed after its answers
     is_finished = False
 
     @property
@@ -77,7 +79,8 @@ class Connection(HttpToolsProtocol):
         return self.transport.get_extra_info("socket").fileno()
 
     def enter(self, connection_group: "dict[Connection, float] | None") -> None:
-        """Move the connection to `connection_group`, unless it is in that group already."""
+        """Move the connection to `connection_group`, unless the connection is already in this
+        group."""
         if connection_group is not self.group:
             if self.group is not None:
                 del self.group[self]
@@ -154,8 +157,8 @@ class Connection(HttpToolsProtocol):
         return b"\r\n".join([*head_lines, b"", b""])
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Handle the end of the client's data. Return True, which keeps the connection open for
-        answers, if the data ends after a complete request."""
+        """Handle the end of the client's data. If the data ends after a complete request, return
+        True, which keeps the connection open for answers."""
         is_answered = self.is_busy and self.arriving_part != "body"
         if is_answered:
             self.finish()
@@ -176,14 +179,14 @@ class Connection(HttpToolsProtocol):
         self.update_group()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # a trailer is not a header
+        # trailers are not passed on, because a trailer is not a header
         if self.arriving_part == "head":
             super().on_header(name, value)
 
     @property
     def offers_upgrade(self) -> bool:
-        """True if the client offers another protocol, such as HTTP/2. The head is then parsed again
-        without the `Upgrade` header."""
+        """True if the client offers another protocol, such as HTTP/2. If True, the head of the
+        request is parsed again without the `Upgrade` header."""
         return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
 
     def on_headers_complete(self) -> None:
@@ -269,8 +272,8 @@ class Connection(HttpToolsProtocol):
         self.update_group()
 
     def close(self) -> None:
-        """Close the connection, unless at least the beginning of a request has arrived: this
-        request must be answered first."""
+        """Close the connection, unless at least the beginning of a request has arrived, because
+        such a request must be answered first."""
         if not self.has_bytes() and self.arriving_part != "head":
             self.shut_down_sending()
             self.transport.close()
@@ -283,7 +286,7 @@ class Connection(HttpToolsProtocol):
             duplicate_socket.shutdown(socket.SHUT_WR)
 
     def expire(self) -> None:
-        """Close a connection whose deadline is over. An answer that the client has not read is
+        """Close a connection whose deadline has passed. An answer that the client has not read is
         discarded."""
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
             self.transport.abort()
@@ -313,9 +316,9 @@ class ConnectionRegistry:
         self.unread: dict[Connection, float] = {}
         # function that rejects one of the arriving requests
         self.drop_body: Callable[[str], bool] = lambda reason: False
-        # True: answers have `Connection: close`
+        # True if answers have the header `Connection` with the value `close`
         self.draining = False
-        # True: idle connections are closed
+        # True if idle connections are closed
         self.closing_idle = False
         self.protocol = type("Protocol", (Connection,), {"registry": self})
 
@@ -329,7 +332,8 @@ class ConnectionRegistry:
         ]
 
         oldest_pairs.sort(key=lambda connection_pair: connection_pair[1])
-        # connections newer than this are closed last: a new client is about to send its request
+        # connections newer than this are closed last, because a new client is about to send its
+        # request
         deadline_seconds = (
             asyncio.get_running_loop().time() - FIRST_BYTES_SHARE * self.request_seconds
         )
@@ -359,8 +363,8 @@ class ConnectionRegistry:
     def evict_one(
         self, candidate_connections: "list[Connection]", new_connection: Connection, is_urgent: bool
     ) -> bool:
-        """Close the first of the given connections that may be closed. Return False if none may be
-        closed."""
+        """Close the first of the given connections that may be closed. Return False if no
+        connection may be closed."""
         for connection in candidate_connections:
             if connection is not new_connection and (is_urgent or not connection.has_bytes()):
                 connection.evict()
@@ -368,7 +372,7 @@ class ConnectionRegistry:
         return False
 
     async def sweep(self) -> None:
-        """Close connections whose deadline is over, until cancelled."""
+        """Close connections whose deadline has passed, until the task is cancelled."""
         group_deadlines = (
             (self.unfinished, self.request_seconds),
             (self.idle, KEEP_ALIVE_S),
@@ -394,7 +398,7 @@ class ConnectionRegistry:
             connection.shutdown()
 
     def close_idle_connections(self) -> None:
-        """Close the connections without a request."""
+        """Close the connections on which no request is arriving or being answered."""
         self.draining = True
         self.closing_idle = True
         for connection in [*self.unfinished, *self.idle]:
@@ -402,8 +406,8 @@ class ConnectionRegistry:
 
 
 def raise_descriptor_limit(process_count: int) -> int:
-    """Raise the limit of open files to its maximum. Return the number of connections that it
-    allows. Raises ConfigError."""
+    """Raise this process's limit of open files to its maximum. Return the number of connections
+    that the limit allows. Raises ConfigError."""
     _, descriptor_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptor_limit, descriptor_limit))
 

@@ -1,4 +1,4 @@
-"""A process that holds the model and answers batches of requests, which the server sends through a
+"""A model process holds the model and answers batches of requests, which the server sends through a
 pipe.
 
 Since the model runs in another process, the server can answer probes during a long prediction or
@@ -40,7 +40,7 @@ class Answer:
     body: bytes  # JSON
     # number of predicted instances
     instances: int = 0
-    # True: the body contains a warning
+    # True if the body contains a warning
     warned: bool = False
 
 
@@ -68,10 +68,10 @@ class ModelInfo:
 
 class ModelProcess:
     """The server's handle of a model process. While the process works on a batch, the next batch
-    can wait in its pipe."""
+    can wait in the process's pipe."""
 
     def __init__(self, max_instances: int, max_batch: int) -> None:
-        # spawned, because torch does not survive a fork
+        # spawn the process, because torch does not survive a fork
         spawn_context = multiprocessing.get_context("spawn")
         self.pipe, worker_pipe = spawn_context.Pipe()
         self.process = spawn_context.Process(
@@ -79,12 +79,12 @@ class ModelProcess:
         )
         self.process.start()
         worker_pipe.close()
-        # two threads: one waits for answers while the other sends
+        # with two threads, one thread can wait for answers while the other thread sends
         self.threads = ThreadPoolExecutor(2, "model")
 
     def load(self, release_folder: Path) -> ModelInfo:
-        """Let the process load the model, and wait until it is ready. Raises the error of the
-        process if loading fails."""
+        """Let the process load the model, and wait until the process is ready. Raises the error of
+        the process if loading fails."""
         self._send(release_folder)
         info_or_error = self.receive()
         if isinstance(info_or_error, Exception):
@@ -92,8 +92,8 @@ class ModelProcess:
         return info_or_error
 
     def send(self, request_bodies: list[bytes], replay_indices: set[int]) -> None:
-        """Send a batch, and block while the pipe is full. Raises RekindleError if the process has
-        ended.
+        """Send a batch to the process, and block while the pipe is full. Raises RekindleError if
+        the process has ended.
 
         `replay_indices`: indices of requests from `rekindle verify`, which are left out of the
         metrics.
@@ -129,8 +129,8 @@ class ModelProcess:
 def run_model_process(server_pipe: Connection, max_instances: int, max_batch: int) -> None:
     """Run a model process: receive the folder of the release, load the model, then answer batches
     until the server closes the pipe."""
-    # ignored, because a terminal sends signals to all of its processes, but the server decides when
-    # this process ends
+    # ignore the signal, because a terminal sends signals to all of its processes, but the server
+    # decides when this process ends
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -141,7 +141,7 @@ def run_model_process(server_pipe: Connection, max_instances: int, max_batch: in
         _warm_up_model(predictor, example_request)
         numerics = getattr(predictor, "numerics", "")
         gc.collect()
-        # excludes the loaded objects from garbage collections, which would delay answers by 60 ms
+        # exclude the loaded objects from garbage collections, which would delay answers by 60 ms
         gc.freeze()
         server_pipe.send(
             ModelInfo(
@@ -166,8 +166,8 @@ def run_model_process(server_pipe: Connection, max_instances: int, max_batch: in
 
 
 def _warm_up_model(predictor: Predictor, example_request: dict[str, Any]) -> None:
-    """Predict the example request. If that fails, raises RekindleError with the location in the
-    workload's code."""
+    """Predict the example request. If the prediction fails, raises RekindleError with the location
+    in the workload's code."""
     failure = "the model fails on its own example"
     try:
         request = parse_body(predictor.Request, to_json(example_request).encode())
@@ -186,10 +186,11 @@ def answer_batch(
     max_instances: int,
     replay_indices: Container[int] = (),
 ) -> Batch:
-    """Answer the requests with these bodies. `replay_indices`: indices of the requests that are
+    """Answer the requests with the given bodies. `replay_indices`: indices of the requests that are
     left out of the metrics.
 
-    The model predicts the requests together, but a request that fails does not affect the others.
+    The model predicts the requests together, but a request that fails does not affect the other
+    requests.
     """
     # answers to invalid requests, and valid requests until they are answered
     requests_or_answers: list[Any] = [
@@ -222,7 +223,7 @@ def answer_batch(
 
 
 def parse_request(predictor: Predictor, request_body: bytes, max_instances: int) -> Any:
-    """Return the parsed request, or an Answer with an error if it is invalid."""
+    """Return the parsed request, or an Answer with an error if the request is invalid."""
     try:
         request = parse_body(predictor.Request, request_body)
     except DataError as error:
@@ -246,7 +247,7 @@ def parse_request(predictor: Predictor, request_body: bytes, max_instances: int)
 
 def predict(predictor: Predictor, requests: list[Any]) -> list[tuple[Answer, list[Any]]]:
     """Return (answer, predictions) of each valid request. If the prediction of several requests
-    fails, predict each half of them again, until only the failing request is left."""
+    fails, predict each half of the requests again, until only the failing request is left."""
     try:
         predictions_by_request = predictor.predict(requests) if requests else []
         return [

@@ -3,7 +3,7 @@ limits, metrics and graceful shutdown.
 
 The event loop only does I/O, and separate processes run the model (model_process.py), so the server
 always answers probes. A request is queued only after its body has arrived, so slow clients do not
-delay others.
+delay other clients.
 """
 
 import asyncio
@@ -133,7 +133,7 @@ class ServerMetrics:
         self.age = Gauge(
             "rekindle_data_age_seconds", "time since the model's data cut-off", **registry_arguments
         )
-        # NaN: the age is unknown
+        # the value NaN means that the age is unknown
         self.age.set(math.nan)
 
     def count(self, batch: Batch) -> None:
@@ -142,8 +142,9 @@ class ServerMetrics:
         self.features.add(batch.features)
 
     def report_data_age(self, data_until: str) -> None:
-        """Let `/metrics` report the age of the model's data: the time since its data cut-off."""
-        # raised if the cut-off is empty or not a time: the age then stays unknown
+        """Let `/metrics` report the age of the model's data, which is the time since the data
+        cut-off."""
+        # if the cut-off is empty or not a time, the age stays unknown
         with suppress(ValueError, OverflowError):
             cutoff_seconds = datetime.fromisoformat(data_until).timestamp()
             self.age.set_function(lambda: time.time() - cutoff_seconds)
@@ -167,7 +168,7 @@ class ModelServer:
         self.connections.drop_body = self.bodies.drop_oldest
 
         http_routes = [
-            # first, since the first matching route counts
+            # this route comes first, since the first matching route counts
             Route("/v1/models/{name}:predict", self.predict, methods=["POST"]),
             Route("/", self.page),
             Route(
@@ -199,12 +200,14 @@ class ModelServer:
             uvicorn.Config(
                 app,
                 http=self.connections.protocol,
-                # WebSocket connections would bypass Connection
+                # WebSockets are disabled, because their connections would bypass the class
+                # Connection
                 ws="none",
                 log_level="warning",
                 access_log=False,
                 proxy_headers=False,
-                # never reached: ConnectionRegistry.sweep closes idle connections
+                # never reached: uvicorn's own timeout is long, because ConnectionRegistry.sweep
+                # closes idle connections
                 timeout_keep_alive=int(2 * KEEP_ALIVE_S),
                 # long enough for a request that a client starts at the end of the grace period
                 timeout_graceful_shutdown=math.ceil(
@@ -216,7 +219,8 @@ class ModelServer:
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Start loading the model, and replace uvicorn's signal handlers, which do not drain."""
+        """Start loading the model, and replace uvicorn's signal handlers, which would end the
+        server without the grace period of `drain`."""
         event_loop = asyncio.get_running_loop()
         event_loop.add_signal_handler(signal.SIGTERM, self.drain)
         event_loop.add_signal_handler(signal.SIGINT, self.stop)
@@ -229,7 +233,7 @@ class ModelServer:
             background_task.cancel()
 
     async def run(self) -> None:
-        """Load the model in all processes, then answer requests until a process fails."""
+        """Load the model in all model processes, then answer requests until a process fails."""
         try:
             self.model = await self.load()
             await self.model.batches.run()
@@ -238,11 +242,12 @@ class ModelServer:
             self.stop()
 
     async def load(self) -> LoadedModel:
-        """Load the release in all processes. Raises StorageError, DataError or RekindleError."""
+        """Load the release in all model processes. Raises StorageError, DataError or
+        RekindleError."""
         start_seconds = time.perf_counter()
         release_folder = self.inputs.workdir / "release"
 
-        # the processes start during the download
+        # start the processes during the download of the release
         for _ in range(self.inputs.processes):
             self.processes.append(ModelProcess(self.inputs.max_instances, self.inputs.max_batch))
 
@@ -268,7 +273,7 @@ class ModelServer:
         self.metrics.scores.version = model_version
         self.metrics.features.version = model_version
         for labelled_counter in (self.metrics.warned, self.metrics.replayed):
-            # creates the counter with the value 0
+            # create the counter with the value 0
             labelled_counter.labels(model_version)
 
         info_labels = {
@@ -300,7 +305,7 @@ class ModelServer:
         """Handle SIGTERM: report that the server is not ready, but answer requests for
         `drain_seconds`.
 
-        If the server is loading or already draining, stop it at once.
+        If the server is loading or already draining, stop the server at once.
         """
         if self.draining or not self.model:
             return self.stop()
@@ -317,7 +322,8 @@ class ModelServer:
         )
 
     def stop(self) -> None:
-        """Accept no new connections and close idle ones, but answer the requests in flight."""
+        """Accept no new connections and close idle connections, but answer the requests that have
+        arrived."""
         self.draining = True
         self.connections.close_idle_connections()
         self.http.should_exit = True
@@ -334,13 +340,14 @@ class ModelServer:
         return "ready"
 
     def require_model(self) -> LoadedModel:
-        """Return the model. Raises RefusalError while the model is loading."""
+        """Return the loaded model. Raises RefusalError while the model is loading."""
         if not self.model:
             raise RefusalError(503, "the model is still loading: try again soon.")
         return self.model
 
     def require_named_model(self, request: Request) -> LoadedModel:
-        """Return the model if the request's path contains its name. Raises RefusalError."""
+        """Return the loaded model if the request's path contains the model's name. Raises
+        RefusalError."""
         loaded_model = self.require_model()
         requested_name = request.path_params["name"]
         if requested_name != loaded_model.name:
@@ -524,8 +531,8 @@ def serve(server_settings: ServerSettings) -> None:
 
 
 def create_listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens. Raises ConfigError if the address is in use, or is not an
-    address of this machine."""
+    """Return a listening socket of the server. Raises ConfigError if the address is in use, or is
+    not an address of this machine."""
     address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # without IPPROTO_TCP asyncio does not disable Nagle's algorithm
     listening_socket = socket.socket(address_family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -21,8 +21,8 @@ ERROR_DESCRIPTIONS = {
         "loading, or too many requests are waiting or arriving: try again after Retry-After seconds"
     ),
 }
-# paths that need no token: for probes, for Prometheus (network policies limit the access), and a
-# page without data
+# paths that need no token, which are the paths for probes and Prometheus (network policies limit
+# the access), and a page without data
 UNAUTHENTICATED_PATHS = ("/health/live", "/health/ready", "/metrics", "/", "/docs")
 IDENTITY_HEADERS = {
     VERSION_HEADER: "version of the registered model",
@@ -50,7 +50,8 @@ _ERROR_SCHEMA = {
 
 
 def make_schemas(request_type: type[BaseModel]) -> dict[str, Any]:
-    """Return {name: JSON schema} for a request, with the name Request, and for the models in it."""
+    """Return a mapping from names to JSON schemas, for a request (with the name Request) and for
+    the models in the request."""
     request_schema = request_type.model_json_schema(ref_template="#/components/schemas/{model}")
     return request_schema.pop("$defs", {}) | {"Request": request_schema}
 

@@ -1,11 +1,12 @@
 """The buffers of a model: tensors that its forward pass updates, such as BatchNorm's running
 statistics.
 
-In each step, all virtual workers start from the same values, and a buffer changes by the mean of
-their changes. The changes are summed like the gradients, along one fixed tree, so the new values do
-not depend on the number of workers. An integer buffer (BatchNorm counts its batches) must change by
-the same amount in all virtual workers. A buffer outside the state_dict (`persistent=False`) is a
-cache: the model may assign another tensor to it, which is dropped after each micro-batch.
+In each step, all virtual workers start with the same values of a buffer, and the buffer changes by
+the mean of their changes. The changes of buffers are summed like the gradients, along one fixed
+tree, so the new values do not depend on the number of workers. An integer buffer (BatchNorm counts
+its batches) must change by the same amount in all virtual workers. A buffer outside the state_dict
+(`persistent=False`) is a cache: the model may assign another tensor to it, which is dropped after
+each micro-batch.
 """
 
 import math
@@ -43,8 +44,8 @@ class BufferSegment:
 
     def compute_change(self) -> Tensor:
         """Return the changes as float32, to be summed over the virtual workers. For integer
-        buffers, the squared changes are appended: their sum shows whether all virtual workers have
-        made the same change."""
+        buffers, the squared changes are appended, because the sum of the squares shows whether all
+        virtual workers have made the same change."""
         # compare the bits, because the difference inf - inf is NaN
         if self.values.dtype == torch.float32:
             is_value_unchanged = self.working_copy.view(torch.int32) == self.values.view(
@@ -131,8 +132,8 @@ class ModelBuffers:
         self._segments: list[BufferSegment] = []
 
     def attach(self, state_memory: Tensor) -> None:
-        """Move the values to `state_memory` (float32 [floats]), and make the model's buffers
-        views of working copies."""
+        """Move the values of the buffers to `state_memory` (float32 [floats]), and make the model's
+        buffers views of working copies."""
         for (dtype, named_buffers), element_count, memory_chunk in zip(
             self._buffers_by_dtype, self._sizes, state_memory.split(self._padded_sizes), strict=True
         ):
@@ -157,8 +158,8 @@ class ModelBuffers:
         self.widths = [segment.width for segment in self._segments]
 
     def load_into_model(self, state_memory: Tensor | None = None) -> None:
-        """Copy the values in the training state, or in another `state_memory`, to the model.
-        Call before each forward pass."""
+        """Copy the values in the training state, or in another `state_memory`, to the model. Call
+        this method before each forward pass."""
         if state_memory is None:
             for segment in self._segments:
                 segment.working_copy.copy_(segment.values)

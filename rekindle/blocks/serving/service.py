@@ -7,7 +7,7 @@ from rekindle.release.serve_config import DEFAULT_PORT
 
 def build_client_service(model_name: str, port: int, server_name: str) -> Manifest:
     """Return the Service for the clients of a model, which selects the pods of `server_name`.
-    Source: Source: the fields are defined by Kubernetes (v1, ServiceSpec)."""
+    Source: the fields are defined by Kubernetes (v1, ServiceSpec)."""
     return _build_service(
         model_name, labels(model_name), {"port": port}, labels(model_name, server_name)
     )

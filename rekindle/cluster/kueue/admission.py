@@ -7,8 +7,8 @@
 check_admission. If the user may not read an object of Kueue, the result contains a note, and no job
 is refused for this reason.
 
-Source: Source: Kueue 0.19, pkg/scheduler and pkg/cache (admission), pkg/controller/jobs
-(integrations).
+Source: the rules are those of Kueue 0.19, pkg/scheduler and pkg/cache (admission),
+pkg/controller/jobs (integrations).
 """
 
 from collections.abc import Iterator, Sequence

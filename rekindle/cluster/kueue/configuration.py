@@ -1,7 +1,7 @@
 """Kueue's configuration: the kinds of jobs that it manages, and the resources that it ignores.
 
-Source: Source: Kueue 0.19, apis/config/v1beta2 (configuration_types.go, defaults.go), and the
-ConfigMap in Kueue's Helm chart and manifests.
+Source: the fields are defined by Kueue 0.19 in apis/config/v1beta2 (configuration_types.go,
+defaults.go), and the ConfigMap in Kueue's Helm chart and manifests.
 """
 
 from collections.abc import Mapping

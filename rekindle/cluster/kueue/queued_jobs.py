@@ -4,7 +4,7 @@
     # → [QueuedJob("prepare", "Pod", "research"), QueuedJob("train", "JobSet", "research")]
 
 Kueue admits all pods of a job together, but each pod of a workflow or of a Deployment on its own.
-Source: Source: the integrations of Kueue 0.19 in pkg/controller/jobs.
+Source: the integrations of Kueue 0.19 in pkg/controller/jobs.
 """
 
 import re

@@ -5,7 +5,7 @@ The types contain only the fields that Rekindle reads. A field that may be null 
 type. A field without None in its type may be missing, because the code reads the field with a
 default, but must not be null.
 
-Sources: The types are defined by Kubernetes 1.34; Argo 3.7, Workflow and CronWorkflow; Kubeflow
+Source: the types are defined by Kubernetes 1.34; Argo 3.7, Workflow and CronWorkflow; Kubeflow
 training operator 1.9; Kueue 0.19, Workload, LocalQueue, ClusterQueue and Cohort.
 """
 

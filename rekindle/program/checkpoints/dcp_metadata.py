@@ -1,8 +1,8 @@
 """Reads `.metadata` of torch.distributed.checkpoint without torch, and without running its pickle.
 
-Only dictionaries, texts, integers and the fields of objects are read from the pickle. No class is
-imported, nothing is called, and no value is compared or hashed, so reading a malicious file takes
-time and memory only in proportion to its size.
+Only dictionaries, texts, integers and the fields of objects are read from the pickle in
+`.metadata`. No class is imported, nothing is called, and no value is compared or hashed, so reading
+a malicious file takes time and memory only in proportion to the size of the file.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ STOP_OPCODE = ord(".")
 
 
 class InvalidMetadata(Exception):
-    """Raised if a file is not the metadata of a checkpoint, or is incomplete."""
+    """Raised if a file is not the metadata of a checkpoint, or is an incomplete file."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class _PickledObject:
 
 
 class _PickledDictionary:
-    """A dictionary as a list of pairs. Its keys are not hashed, since hashing nested tuples can
-    take forever."""
+    """A dictionary as a list of pairs. The keys of the dictionary are not hashed, since hashing
+    nested tuples can take forever."""
 
     __slots__ = ("keys", "values")
 
@@ -114,7 +114,7 @@ class _PickleReader:
         self._data = pickle_bytes
         self._position = 0
         self._stack: list[Any] = []
-        # size of the stack at each mark
+        # size of the pickle's stack at each mark
         self._marks: list[int] = []
         self._memo: dict[int, Any] = {}
 
@@ -149,7 +149,7 @@ class _PickleReader:
         return popped_values
 
     def skip(self, size_bytes: int) -> None:
-        """Skip bytes that do not contribute to the value."""
+        """Skip bytes of the pickle that do not contribute to the value."""
         self._take(size_bytes)
 
     def mark(self) -> None:
@@ -226,7 +226,8 @@ class _PickleReader:
         self._stack.append(None)
 
     def push_object_for(self, value_count: int) -> None:
-        """Push an object in place of `value_count` values: its class and arguments."""
+        """Push an object on the stack in place of `value_count` values, which are the class and the
+        arguments of the object."""
         for _ in range(value_count):
             self._stack.pop()
         self._stack.append(_PickledObject())

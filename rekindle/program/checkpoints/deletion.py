@@ -15,9 +15,10 @@ FileContent = tuple[str, tuple[str, ...]]
 class StoredObjects:
     """The objects of a program's checkpoints when a deletion starts.
 
-    `records_by_key`: checkpoints in the order of their commits; `shares_by_key`: shares of all
-    generations. In both, None stands for an object that cannot be read. `old_keys`: keys of the
-    shares and chunks that are too old to belong to a running upload.
+    `records_by_key`: checkpoints in the order of their commits; `shares_by_key`: shares (lists of
+    the files that one node has of a checkpoint) of all generations. In `records_by_key` and
+    `shares_by_key`, None stands for an object that cannot be read. `old_keys`: keys of the shares
+    and chunks that are too old to belong to a running upload.
     """
 
     root: str
@@ -43,7 +44,7 @@ class StoredObjects:
         return expired_keys
 
     def find_unneeded_objects(self, expired_keys: set[str]) -> list[str]:
-        """Return the keys of the shares and chunks that nothing needs once the checkpoints
+        """Return the keys of the shares and chunks that no checkpoint needs once the checkpoints
         `expired_keys` are deleted."""
         kept_contents = _list_contents(
             record for key, record in self.records_by_key.items() if key not in expired_keys
@@ -61,7 +62,7 @@ class StoredObjects:
         unneeded_chunks: list[str] = []
         for chunk_key in self.chunk_keys:
             chunk_name = chunk_key.rpartition("/")[2]
-            # an upload that has not written its share yet may refer to the chunk
+            # the chunk may belong to an upload that has not written its share yet
             is_upload = chunk_name not in committed_chunks and chunk_key not in self.old_keys
             if not is_upload and chunk_name not in kept_chunks:
                 unneeded_chunks.append(chunk_key)
@@ -69,8 +70,8 @@ class StoredObjects:
 
     def _is_committed(self, share_record: ShareRecord) -> bool:
         """Return True if all files of a share are in committed checkpoints, so that the share is no
-        longer needed. False for a share without files."""
-        # compare paths, too: a copy with another path, such as `latest.pt`, is a separate
+        longer needed. Return False for a share without files."""
+        # also compare paths, because a copy with another path, such as `latest.pt`, is a separate
         # checkpoint
         committed_contents = _list_contents(
             record

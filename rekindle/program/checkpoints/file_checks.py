@@ -1,8 +1,8 @@
 """Checks whether a file of a checkpoint is complete, by the structure of its content.
 
 A zip archive (`torch.save`, Lightning, NumPy) ends with a list of its entries, and records their
-checksums. A safetensors file begins with its own length, and JSON must parse. The content of other
-files does not show whether the file is complete.
+checksums. A safetensors file begins with a header that contains the size of the file, and a JSON
+file must parse. The content of a file in another format does not show whether the file is complete.
 """
 
 import json
@@ -64,7 +64,7 @@ def check_file(path: Path) -> FileCheck:
             return FileCheck(FileStructure.NONE)
 
         if path.suffix == ".distcp":
-            # several archives in one file, whose size `.metadata` records
+            # the file consists of several archives, and `.metadata` records the size of the file
             return FileCheck(FileStructure.NONE)
 
         first_bytes = file.read(len(ZIP_START))
@@ -109,12 +109,12 @@ def _find_zip_problem(file: BinaryIO, file_bytes: int) -> str:
 
 
 def _read_zip_entry(archive: zipfile.ZipFile, zip_entry: zipfile.ZipInfo, budget_bytes: int) -> int:
-    """Read at most `budget_bytes` bytes of an entry, and return the number of bytes read. The
-    limit is needed because a small archive can have huge entries. Raises BadZipFile for a wrong
-    checksum or header."""
+    """Read at most `budget_bytes` bytes of an entry of a zip archive, and return the number of
+    bytes read. The limit is needed because a small archive can have huge entries. Raises BadZipFile
+    for a wrong checksum or header."""
     with archive.open(zip_entry) as entry_stream:
         if zip_entry.CRC == 0:
-            # torch writes 0 if the program has turned checksums off
+            # torch writes the checksum 0 if the program has turned checksums off
             entry_stream._expected_crc = None  # type: ignore[attr-defined]
 
         entry_bytes = 0

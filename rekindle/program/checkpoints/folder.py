@@ -54,7 +54,7 @@ TEXT_CHECKPOINT = re.compile(
     r"|state|step|training_state|weights)(?:[-_=.]?\d+)?(?:\.(?:json|txt|yaml|yml))?",
     re.IGNORECASE,
 )
-# a directory that contains one of these files is a checkpoint, whatever its name
+# a directory that contains one of these files is a checkpoint, independent of its name
 SIGNATURE_FILES = re.compile(
     r"trainer_state\.json|checkpoint-is-incomplete\.txt|(__\d+)?\.metadata|__\d+_\d+\.distcp"
     r"|random_states_\d+\.pkl|rng_state(_\d+)?\.pth"
@@ -74,10 +74,9 @@ class FileState(NamedTuple):
 
 @dataclass(frozen=True)
 class CheckpointUnit:
-    """A possible checkpoint. `files`: its files by path relative to the unit; a unit that is a
-    single file contains this file with the path "". `inode`: inode of the directory or file;
-    `was_renamed` is True if the unit was renamed after its last write, or a hard link to it was
-    made or removed."""
+    """A possible checkpoint. `files`: files of the unit by path relative to the unit; a unit that
+    is a single file has the path "". `inode`: inode of the directory or file; `was_renamed` is True
+    if the unit was renamed after its last write, or a hard link to it was made or removed."""
 
     path: str
     files: Mapping[str, FileState]
@@ -94,18 +93,18 @@ class CheckpointUnit:
 
     @property
     def family(self) -> str:
-        """The path with the numbers that count saves replaced. Units with the same family are
-        versions of the same checkpoint."""
+        """The path of the unit, with the numbers that count saves replaced by N. Units with the
+        same family are versions of the same checkpoint."""
         return make_family_path(self.path)
 
     @property
     def step(self) -> int | None:
-        """The step that the name contains, or None."""
+        """The step that the name of the unit contains, or None."""
         return parse_step(self.name)
 
     @cached_property
     def newest_ns(self) -> int:
-        """The time of the last change, in nanoseconds."""
+        """The time of the unit's last change, in nanoseconds."""
         return max((file_state.mtime_ns for file_state in self.files.values()), default=0)
 
     @cached_property
@@ -256,8 +255,9 @@ def is_unit_file(name: str) -> bool:
 
 def _walk_files(root: Path, directory: Path, start_prefix: str) -> Iterator[tuple[str, FileState]]:
     """Yield the regular files below a directory, except temporary files. A symbolic link to a file
-    below `root` counts as that file; other links are left out."""
-    # a loop instead of recursion, since directories can be nested deeper than Python's call stack
+    below `root` counts as the linked file; other links are left out."""
+    # use a loop instead of recursion, since directories can be nested deeper than Python's call
+    # stack
     pending_folders = [(directory, start_prefix)]
     while pending_folders:
         folder, path_prefix = pending_folders.pop()
@@ -292,7 +292,7 @@ def _make_file_state(file_status: os.stat_result) -> FileState:
 
 
 def read_file_state(path: Path | int) -> FileState:
-    """Return the state of a file or file descriptor. Raises OSError."""
+    """Return the FileState of a file or file descriptor. Raises OSError."""
     return _make_file_state(os.stat(path))
 
 

@@ -1,7 +1,7 @@
-"""The formats of checkpoints: which files a complete checkpoint contains, and what shows that a
-save has ended.
+"""The formats of checkpoints: which files a complete checkpoint contains, and which evidence shows
+that a save has ended.
 
-Each format examines the files that this node has of one unit:
+Each format examines the files that this node has of one unit (a possible checkpoint), as follows:
 
     Hugging Face Trainer            `trainer_state.json` is the last file of rank 0; the other ranks
                                     write `rng_state_N.pth` at any time
@@ -74,8 +74,8 @@ class EndEvidence(Enum):
 @dataclass
 class UnitContent:
     """The result of a format for one unit. `problem`: reason why the unit is incomplete, or "";
-    `demands`: required files, on whichever node, with their minimum sizes in bytes;
-    `written_files`: pattern of the files that every save writes."""
+    `demands`: files that any node must have, with their minimum sizes in bytes; `written_files`:
+    pattern of the files that every save writes."""
 
     format: str
     end: EndEvidence
@@ -85,8 +85,8 @@ class UnitContent:
     demands: dict[str, int] = field(default_factory=dict)
 
     def is_written_by_every_save(self, path: str) -> bool:
-        """Return True if every save writes this file. An example of the opposite is the file of a
-        rank that only an earlier, larger group had."""
+        """Return True if every save writes the file `path`. A file is not written by every save if,
+        for example, it belongs to a rank that only an earlier, larger group of nodes had."""
         if RANK_FILE.fullmatch(path) and self.demands.keys() - {METADATA_FILE, TRAINER_STATE_FILE}:
             return path in self.demands
         return self.written_files.fullmatch(path) is not None
@@ -167,7 +167,8 @@ def _read_trainer_unit(
     ]
     file_ranks = [int(state_match[2]) for state_match in state_matches if state_match[2]]
     if TRAINER_STATE_FILE not in checkpoint_unit.files:
-        # a node without rank 0 has only the files of its own ranks
+        # the end of the save is unknown here, because a node without rank 0 has only the files of
+        # its own ranks
         unit_content.end = EndEvidence.QUIET
     else:
         _read_trainer_state(checkpoint_unit, format_context, unit_content)
@@ -237,8 +238,8 @@ def _demand_trainer_files(
 def _count_processes(
     format_context: FormatContext, file_ranks: list[int], unit_content: UnitContent
 ) -> int:
-    """Return the number of processes; if it is unknown, derive it from the highest rank in the file
-    names."""
+    """Return the number of processes; if the number is unknown, derive it from the highest rank in
+    the file names."""
     if format_context.processes:
         return format_context.processes
     if max(file_ranks) >= MAX_PROCESSES:
@@ -305,7 +306,7 @@ def _read_sharded_unit(
     unit_content = UnitContent(DISTRIBUTED_CHECKPOINT, EndEvidence.QUIET, re.compile(SHARD_FILE))
     rank_files = {path for path in checkpoint_unit.files if re.fullmatch(r"__\d+\.metadata", path)}
     if rank_files and METADATA_FILE not in checkpoint_unit.files:
-        # no common `.metadata` exists, but each rank has written its own
+        # no common `.metadata` exists, but each rank has written its own `.metadata`
         process_count = format_context.processes or len(rank_files)
         unit_content.demands = {f"__{rank}{METADATA_FILE}": 1 for rank in range(process_count)}
     else:
@@ -316,8 +317,8 @@ def _read_sharded_unit(
 def _add_shard_demands(
     checkpoint_unit: CheckpointUnit, format_context: FormatContext, unit_content: UnitContent
 ) -> None:
-    """Add the files that each `.metadata` lists to the demands. Report a file that is newer than
-    the `.metadata`."""
+    """Add the files that each `.metadata` lists to the demands. A file that is newer than its
+    `.metadata` is reported as a problem."""
     for path in checkpoint_unit.files:
         if not SHARD_METADATA.fullmatch(path):
             continue
@@ -353,5 +354,5 @@ FORMATS: tuple[
 
 
 def map_sizes_by_path(states_by_path: Mapping[str, FileState]) -> dict[str, int]:
-    """Return the sizes of files by path."""
+    """Return the sizes in bytes of files by path."""
     return {path: file_state.size for path, file_state in states_by_path.items()}

@@ -1,7 +1,8 @@
 """Keeps the files of a checkpoint readable during their upload, by hard links in a hidden folder.
 
-If the program deletes or replaces a file, the link still leads to the old content. If the program
-writes in place, the content changes, so the reader compares the file's state before and after.
+If the program deletes or replaces a file, the hard link still leads to the old content. If the
+program writes to the file in place, the content changes, so the upload compares the file's state
+before and after reading.
 """
 
 import os
@@ -20,8 +21,9 @@ class ChangedFile(Exception):
 
 
 def choose_hidden_folder(root: Path) -> Path:
-    """Return a folder for links and drafts on the file system of the checkpoint folder: next to it,
-    or inside if the checkpoint folder is a mount point."""
+    """Return a folder for hard links and drafts on the file system of the checkpoint folder. The
+    folder is next to the checkpoint folder, or inside the checkpoint folder if that is a mount
+    point."""
     sibling_folder = root.parent / f".{root.name}.rekindle"
     if root.parent.stat().st_dev == root.stat().st_dev and os.access(root.parent, os.W_OK):
         return sibling_folder
@@ -29,17 +31,17 @@ def choose_hidden_folder(root: Path) -> Path:
 
 
 def remove_leftover_links(root: Path) -> None:
-    """Remove the links and drafts of processes that were killed."""
+    """Remove the hard links and drafts that killed processes have left in the hidden folder."""
     for folder_name in ("held", "drafts"):
         shutil.rmtree(choose_hidden_folder(root) / folder_name, ignore_errors=True)
 
 
 @contextmanager
 def hold_files(root: Path, checkpoint_unit: CheckpointUnit) -> Iterator[dict[str, Path]]:
-    """Link the files of a unit inside a `with` block. Yields, for each file, the path to read.
-    Raises ChangedFile."""
+    """Create hard links to the files of a unit for the duration of a `with` block. Yields, for each
+    file, the path to read. Raises ChangedFile."""
     link_folder = choose_hidden_folder(root) / "held" / uuid.uuid4().hex
-    # on a full disk, read without links
+    # on a full disk, read the files themselves instead of links
     with suppress(OSError):
         link_folder.mkdir(parents=True)
     try:
@@ -73,7 +75,8 @@ def _hold_file(
 def check_file_unchanged(
     path: Path | int, checkpoint_unit: CheckpointUnit, relative_path: str
 ) -> None:
-    """Raise ChangedFile unless a path or file descriptor is this version of the unit's file."""
+    """Raise ChangedFile unless a path or file descriptor is the given version of the unit's
+    file."""
     try:
         is_unchanged = read_file_state(path) == checkpoint_unit.files[relative_path]
     except OSError:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 MAX_PATH_CHARS = 1024
 MAX_NAME_BYTES = 255
-# `.tmpAb12`, `tmp-checkpoint-500`, `latest.tmp.pt`, `latest.pt.tmp.17`, `latest.pt.part`
+# matches temporary names, such as `.tmpAb12`, `tmp-checkpoint-500`, `latest.tmp.pt`,
+# `latest.pt.tmp.17`, `latest.pt.part`
 TEMPORARY_NAME_PATTERN = re.compile(
     r"\.?_?(tmp|temp)([._-].*)?|\.tmp.*|.*[._-]tmp([._-].*)?|.*\.(incomplete|part|partial|temp)|.*~",
     re.IGNORECASE,
@@ -15,7 +16,7 @@ STEP_WORD_PATTERN = r"(?:checkpoint|ckpt|chkpt|epoch|global_?step|iter|iteration
 STEP_NAME_PATTERN = re.compile(
     rf"(?:.*[^a-z])?{STEP_WORD_PATTERN}[-_=.]?\d+(?:[^/]*)|\d+", re.IGNORECASE
 )
-# in order of priority: a number after the word "step" comes first
+# patterns of step numbers in order of priority: a number after the word "step" comes first
 STEP_NUMBER_PATTERNS = (
     re.compile(r"(?:global_?)?step[-_=.]?(\d+)", re.IGNORECASE),
     re.compile(r"(?:iter|iteration)[-_=.]?(\d+)", re.IGNORECASE),
@@ -24,8 +25,9 @@ STEP_NUMBER_PATTERNS = (
     re.compile(r"^(\d+)(?:\.[a-z]+)?$", re.IGNORECASE),
 )
 
-# three kinds of numbers: `save` counts saves (`epoch_3_of_40.pt`), `part` distinguishes files of
-# one save (`rank_1.pt`, `shard_0_of_3.pt`, `model-00001-of-00003.safetensors`), and other numbers
+# matches numbers of three kinds. A `save` counts saves (`epoch_3_of_40.pt`), a `part` distinguishes
+# files of one save (`rank_1.pt`, `shard_0_of_3.pt`, `model-00001-of-00003.safetensors`), and other
+# numbers
 NUMBER_PATTERN = re.compile(
     r"(?P<save>(?:epoch|step|iter|iteration|save)[-_=.]?\d+(?:[-_]?of[-_]?\d+)?)"
     r"|(?P<part>(?<![a-z])(?:rank|shard|part|worker|process|proc|device|gpu|node|host|replica|[dmpt]p)"
@@ -36,8 +38,8 @@ NUMBER_PATTERN = re.compile(
 
 
 def resolve(path: Path) -> Path:
-    """Return a path without symbolic links. A link that leads to itself is left unchanged, while
-    older versions of `Path.resolve` raise an error."""
+    """Return a path without symbolic links. A link that leads to itself is left unchanged, instead
+    of raising an error as older versions of `Path.resolve` do."""
     return Path(os.path.realpath(path))
 
 
@@ -65,8 +67,8 @@ def _is_valid_unicode(text: str) -> bool:
 
 
 def is_temporary_name(name: str) -> bool:
-    """Return True if programs use such a name for unfinished files or folders, which they rename
-    afterwards."""
+    """Return True if a name has a form that programs use for unfinished files or folders, which
+    they rename afterwards."""
     return TEMPORARY_NAME_PATTERN.fullmatch(name) is not None
 
 
@@ -76,7 +78,7 @@ def has_step_number(name: str) -> bool:
 
 
 def parse_step(name: str) -> int | None:
-    """Return the step in a name, or None."""
+    """Return the step that a name of a file or folder contains, or None."""
     name = _remove_part_numbers(name)
     for step_pattern in STEP_NUMBER_PATTERNS:
         step_match = step_pattern.search(name)

@@ -53,7 +53,7 @@ def _find_text_pattern(
             stripped_text
         )
         if unit_parent and not is_in_parent:
-            # a pointer to a nested unit must name a sibling
+            # a pointer to a nested unit must name a unit in the same folder
             return ""
         return (
             stripped_text[: len(stripped_text) - len(target_name)] + "{name}" + trailing_whitespace
@@ -72,8 +72,8 @@ def _find_text_pattern(
 
 
 def write_pointer(root: Path, pointer: PointerRecord, unit_path: str) -> None:
-    """Write a pointer to the unit `unit_path`, unless it would lead out of the folder `root`.
-    Raises OSError."""
+    """Write a pointer to the unit `unit_path`, unless the pointer would lead out of the folder
+    `root`. Raises OSError."""
     unit_name = unit_path.rpartition("/")[2]
     placeholder_values = {
         "{name}": unit_name,

@@ -44,13 +44,14 @@ from rekindle.program.checkpoints.watch import FolderWatch, LocalCheckpoint, Wat
 from rekindle.storage import Store
 from rekindle.training.launch.thread_priority import lower_thread_priority
 
-# time between two listings of the folder
+# seconds between two listings of the checkpoint folder
 LISTING_INTERVAL_S = 1.0
-# tolerance for equal times: two clock conversions differ slightly
+# two times that differ by less than this number of seconds count as equal, because clock
+# conversions differ slightly
 SAME_TIME_TOLERANCE_S = 0.1
 # time between two uploads while another node waits for this node to record that it lacks a unit
 WAITED_FOR_INTERVAL_S = 0.2
-# longest pause after an error of the object store
+# longest pause in seconds after an error of the object store
 MAX_PAUSE_S = 30.0
 LOG_INTERVAL_S = 10.0
 # free space of a disk that counts as full
@@ -85,7 +86,7 @@ class ProgramCheckpoints:
         self.generation = Generation()
         # number of complete checkpoints of the run that this node knows
         self.saves = 0
-        # time of the last change of the folder
+        # time of the last change in the checkpoint folder
         self.last_change_s = time.monotonic()
         # time of the last save, or else of the program's start
         self.last_save_s = time.monotonic()
@@ -98,7 +99,7 @@ class ProgramCheckpoints:
         self._marker_name = marker_name
         self._result_path = result_path
         self._watch = FolderWatch(folder, WatchSettings(marker=marker_name), is_alive)
-        # protects the watch
+        # the lock protects the FolderWatch and the fields below
         self._lock = threading.Lock()
         # path of a unit → its files when last listed
         self._files: Mapping[str, object] = {}
@@ -106,7 +107,8 @@ class ProgramCheckpoints:
         self._counted: dict[str, object] = {}
         # path of a unit → files of the version that is in the store
         self._uploaded: dict[str, object] = {}
-        # key of a unit that other nodes have → time when it was first missed on this node
+        # key of a unit that other nodes have → time when this node first noticed that it lacks the
+        # unit
         self._absent_since: dict[str, float] = {}
         self._last_log_s = -LOG_INTERVAL_S
         self._uploads: threading.Thread | None = None
@@ -120,13 +122,13 @@ class ProgramCheckpoints:
 
     @property
     def complete(self) -> dict[str, LocalCheckpoint]:
-        """The complete checkpoints in the folder, by path."""
+        """The complete checkpoints in the checkpoint folder, by path."""
         with self._lock:
             return dict(self._watch.complete)
 
     @property
     def incomplete(self) -> dict[str, str]:
-        """The reasons why the other checkpoints in the folder are incomplete, by path."""
+        """The reasons why checkpoints in the checkpoint folder are incomplete, by path."""
         with self._lock:
             return dict(self._watch.incomplete)
 
@@ -145,7 +147,7 @@ class ProgramCheckpoints:
         return self.saves > 0 and not self._list_steps()
 
     def newest_complete(self) -> Path | None:
-        """Return the path of the newest complete checkpoint in the folder, or None."""
+        """Return the path of the newest complete checkpoint in the checkpoint folder, or None."""
         newest_checkpoint = max(
             self._list_usable_checkpoints(), key=attrgetter("age_key"), default=None
         )
@@ -153,12 +155,12 @@ class ProgramCheckpoints:
 
     def choose(self, generations: Iterable[str], damaged_keys: Collection[str]) -> list[str]:
         """Return the keys of the checkpoints that all nodes restore: the newest of each family that
-        is not in `damaged_keys`. `generations`: keys of the last generations of all nodes, whose
-        checkpoints are committed first.
+        is not in `damaged_keys`. `generations`: keys of the last generations (starts of the
+        program) of all nodes, whose checkpoints are committed first.
 
         Raises StorageError.
         """
-        # the nodes of earlier generations no longer upload: they have finished, or are lost
+        # the nodes of earlier generations no longer upload, because they have finished or are lost
         self.store.end_deletions()
         for generation in sorted(set(generations)):
             self.store.commit_ended_generation(generation)
@@ -181,7 +183,8 @@ class ProgramCheckpoints:
         self, generation: Generation, checkpoint_keys: list[str] | None = None
     ) -> RestoredCheckpoint:
         """Restore the checkpoints `checkpoint_keys` (default: the newest complete ones) on this
-        node. The program must not be running. Incomplete checkpoints are moved out of the folder.
+        node. The program must not run during a restore. Incomplete checkpoints are moved out of the
+        checkpoint folder.
 
         Raises UnusableCheckpoint if one of `checkpoint_keys` is damaged, UnwritableDisk if this
         node cannot write, StorageError if the object store is unavailable.
@@ -227,15 +230,15 @@ class ProgramCheckpoints:
         )
 
     def begin(self) -> None:
-        """Start the threads that list the folder and upload checkpoints. Call directly before the
-        program starts."""
+        """Start the threads that list the checkpoint folder and upload checkpoints. Call `begin`
+        directly before the program starts."""
         self._write_node_count()
         self.last_save_s = time.monotonic()
         with self._lock:
             self._watch.begin(self._watch_settings())
             if self.generation.nodes > 1:
-                # do not upload existing versions: their other files may be on nodes that have left
-                # the group
+                # do not upload existing versions of checkpoints, because their other files may be
+                # on nodes that have left the group
                 for path, checkpoint in self._watch.complete.items():
                     if not self._proves_end(checkpoint):
                         self._uploaded[path] = checkpoint.unit.files
@@ -264,8 +267,8 @@ class ProgramCheckpoints:
         self._has_news.set()
 
     def is_disk_full(self) -> bool:
-        """Return True if the disk of the folder is full. Creates the folder if the program has
-        deleted it."""
+        """Return True if the disk of the checkpoint folder is full. The folder is created if the
+        program has deleted it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         return shutil.disk_usage(self.folder).free < FULL_DISK_BYTES
 
@@ -276,10 +279,10 @@ class ProgramCheckpoints:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the newest complete checkpoints are in the store, then stop the threads. With
-        several nodes, also record in the store that this node's processes have ended.
+        """Wait until the newest complete checkpoints are in the object store, then stop the
+        threads. With several nodes, also record in the store that this node's processes have ended.
 
-        Returns False if `timeout_s` seconds were not enough.
+        Returns False if the upload takes more than `timeout_s` seconds.
         """
         deadline_s = time.monotonic() + timeout_s
         while (
@@ -306,8 +309,8 @@ class ProgramCheckpoints:
         return WatchSettings(self.generation.processes, self.generation.nodes, self._marker_name)
 
     def _run_listings(self, stop_event: threading.Event) -> None:
-        """List the folder periodically until `stop_event` is set. This is the work of a separate
-        thread, so that a long upload does not delay it."""
+        """List the checkpoint folder periodically until `stop_event` is set. The listings are made
+        by a separate thread, so that a long upload does not delay them."""
         lower_thread_priority()
         while not stop_event.is_set():
             try:
@@ -317,7 +320,8 @@ class ProgramCheckpoints:
                         self._count_saves()
                 if not self.problem and self._find_pending_checkpoints():
                     self._has_news.set()
-            # a file of the program can cause any error; the thread must look at the other files
+            # a file of the program can cause any error, and the thread must still look at the other
+            # files
             except Exception as error:
                 self._log_problem(error)
             stop_event.wait(self._listing_interval_s)
@@ -325,8 +329,8 @@ class ProgramCheckpoints:
     def _run_uploads(
         self, stop_event: threading.Event, previous_thread: threading.Thread | None
     ) -> None:
-        """Wait until the upload thread of the previous start has ended, then upload complete
-        checkpoints until `stop_event` is set."""
+        """Wait until the upload thread of the program's previous start has ended, then upload
+        complete checkpoints until `stop_event` is set."""
         lower_thread_priority()
         if previous_thread:
             previous_thread.join()
@@ -338,15 +342,16 @@ class ProgramCheckpoints:
                 self._upload_pending(stop_event)
                 pause_s = self._listing_interval_s
                 self.problem = ""
-            # not only errors of the store: a file can, for example, have a path that is too long
-            # for a record
+            # catch all errors, because a file can, for example, have a path that is too long for a
+            # record
             except Exception as error:
                 self.problem = str(error)
                 pause_s = min(2 * pause_s, MAX_PAUSE_S)
                 self._log_problem(error)
 
             if self._watch.has_ended:
-                # retry soon, because little time is left for the last upload
+                # after the program's end, retry soon, because little time is left for the last
+                # upload
                 pause_s = min(pause_s, self._listing_interval_s)
             is_waited_for = not self.problem and bool(self._absent_since)
             self._has_news.wait(WAITED_FOR_INTERVAL_S if is_waited_for else pause_s)
@@ -357,7 +362,7 @@ class ProgramCheckpoints:
             self._last_log_s = time.monotonic()
 
     def _count_saves(self) -> None:
-        """Count new complete checkpoints, and record when the folder last changed."""
+        """Count new complete checkpoints, and record when the checkpoint folder last changed."""
         watched_files = self._watch.files
         if watched_files != self._files:
             self._files = watched_files
@@ -370,8 +375,8 @@ class ProgramCheckpoints:
             self._counted[path] = checkpoint.unit.files
 
     def _is_for_resume(self, path: str) -> bool:
-        """Return True if a program can continue from the checkpoint, which is neither the result
-        nor a copy of the best weights."""
+        """Return True if a program can continue from the checkpoint, which must be neither the
+        result nor a copy of the best weights."""
         is_result = path == self._result_path or path.startswith(f"{self._result_path}/")
         return (
             not (self._result_path and is_result) and "best" not in path.rpartition("/")[2].lower()
@@ -398,8 +403,8 @@ class ProgramCheckpoints:
         (hidden_path / NODE_COUNT_FILE).write_text(str(self.generation.nodes))
 
     def _read_node_count(self) -> int:
-        """Return the number of nodes of the last generation that used this folder; 1 if the folder
-        is new."""
+        """Return the number of nodes of the last generation (start of the program) that used this
+        checkpoint folder; 1 if the folder is new."""
         try:
             return int((choose_hidden_folder(self.folder) / NODE_COUNT_FILE).read_text())
         except (OSError, ValueError):
@@ -412,9 +417,9 @@ class ProgramCheckpoints:
             }
 
     def _find_pending_checkpoints(self) -> list[LocalCheckpoint]:
-        """Return the complete checkpoints to upload, oldest first: the newest of each family. With
-        several nodes, after the program's end, also the second newest, since the newest may be
-        complete only on this node."""
+        """Return the complete checkpoints to upload, oldest first: the newest of each family. After
+        the program's end on several nodes, the second newest checkpoint of each family is also
+        returned, since the newest may be complete only on this node."""
         version_count = 2 if self.generation.nodes > 1 and self._watch.has_ended else 1
         checkpoints_by_family: dict[str, list[LocalCheckpoint]] = {}
         complete_checkpoints = sorted(self.complete.values(), key=attrgetter("age_key"))
@@ -497,14 +502,14 @@ class ProgramCheckpoints:
 
     def _proves_end(self, checkpoint: LocalCheckpoint) -> bool:
         """Return True if the files of the checkpoint show which files all nodes must have written,
-        so that the end of the save is recognized."""
+        so that the end of the save can be recognized."""
         if checkpoint.format == DISTRIBUTED_CHECKPOINT:
             return True
         return checkpoint.format == HUGGING_FACE and self.generation.processes > 0
 
     def _commit_shares(self) -> None:
-        """Commit the checkpoints whose shares are all in the store, and record which units this
-        node lacks."""
+        """Commit the checkpoints for which the shares of all nodes are in the object store, and
+        record which units this node lacks."""
         generation = self.generation
         own_units = self._list_own_units()
         absent_since = self._absent_since
@@ -540,8 +545,8 @@ class ProgramCheckpoints:
         return {share_record.node: self.store.write_share(self.generation.key, share_record)}
 
     def _find_newer_checkpoint(self) -> LocalCheckpoint | None:
-        """Return the newest complete checkpoint in the folder if it is newer than its family's
-        checkpoints in the store, else None."""
+        """Return the newest complete checkpoint in the checkpoint folder if it is newer than its
+        family's checkpoints in the object store, else None."""
         checkpoint = max(
             (
                 checkpoint
@@ -584,8 +589,8 @@ class ProgramCheckpoints:
         return is_save_cut_off([*unstored_versions, *stored_records])
 
     def _adopt(self, restored_records: list[CheckpointRecord]) -> None:
-        """Record that restored checkpoints are complete and in the store, and update the pointers
-        to them."""
+        """Record that restored checkpoints are complete and in the object store, and update the
+        pointers to these checkpoints."""
         for record in restored_records:
             for pointer in record.pointers:
                 with suppress(OSError):
@@ -598,8 +603,9 @@ class ProgramCheckpoints:
     def _set_aside_incomplete(
         self, restored_records: list[CheckpointRecord], *, is_cut_off: bool = False
     ) -> None:
-        """Move incomplete checkpoints out of the folder, so that the program ignores them.
-        `is_cut_off` is True if the program was killed between two files of a save."""
+        """Move incomplete checkpoints out of the checkpoint folder, so that the program ignores
+        these checkpoints. `is_cut_off` is True if the program was killed between two files of a
+        save."""
         restored_paths = {record.path for record in restored_records}
         reasons_by_path = {
             path: reason
@@ -607,8 +613,9 @@ class ProgramCheckpoints:
             if path not in restored_paths
         }
         if self.generation.nodes > 1 or is_cut_off:
-            # a checkpoint that is newer than the restored ones is incomplete: other nodes or other
-            # files of its save lack their parts, so the program would mix different steps
+            # a checkpoint that is newer than the restored checkpoints is incomplete, because other
+            # nodes or other files of its save lack their parts, so the program would mix different
+            # steps
             for path, checkpoint in self._watch.complete.items():
                 if path not in restored_paths and is_newer_than_records(
                     checkpoint, restored_records

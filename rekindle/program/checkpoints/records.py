@@ -9,7 +9,7 @@
     <prefix>/program/readers/<id>                   the lease of a reader: prevents deletions
     <prefix>/program/deletions/<id>                 the lease of a deletion: delays commits
 
-The records come from outside, so each path is validated before it is used as a file path.
+The records may be malicious, so each path is validated before it is used as a file path.
 """
 
 import hashlib
@@ -49,17 +49,17 @@ def _check_file_path(path: str) -> str:
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 UnitPath = Annotated[str, AfterValidator(_check_unit_path)]
-# path relative to the unit; "" stands for the file itself if the unit is a single file
+# path of a file relative to its unit; "" stands for the file itself if the unit is a single file
 FilePath = Annotated[str, AfterValidator(_check_file_path)]
 Count = Annotated[int, Field(ge=0, lt=2**62)]
 Step = Annotated[int, Field(ge=0, le=MAX_STEP)]
-# limited by the digits in RECORD_NAME_PATTERN
+# sequential number of a commit, limited by the digits in RECORD_NAME_PATTERN
 MAX_ORDER = 10**12 - 1
 Order = Annotated[int, Field(ge=0, le=MAX_ORDER)]
 
 
 class Generation(NamedTuple):
-    """One start of the program's processes. `group`: id of its group of nodes; `nodes`: number of
+    """One start of the program's processes. `group`: id of the group of nodes; `nodes`: number of
     nodes; `node`: index of this node; `processes`: number of processes on all nodes, 0 if
     unknown."""
 
@@ -71,8 +71,8 @@ class Generation(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The name of the generation in keys. It contains the group, since a new coordinator
-        numbers generations from 1 again."""
+        """The name of the generation in object keys. The name contains the group, since a new
+        coordinator numbers generations from 1 again."""
         return f"{self.number:08d}-{self.group}"
 
 
@@ -103,8 +103,8 @@ class FileRecord(Document):
 
 
 class PointerRecord(Document):
-    """A text file or symbolic link that names the checkpoint. `text`: its content or target, in
-    which {name}, {path} or {step} stands for the checkpoint."""
+    """A text file or symbolic link that names the checkpoint. `text`: content of the file or target
+    of the link, in which {name}, {path} or {step} stands for the checkpoint."""
 
     path: UnitPath
     text: Annotated[str, StringConstraints(max_length=2048, pattern=r"^[^\x00]*\z")]
@@ -139,7 +139,7 @@ class UnitFiles(Sealed):
 
 
 def find_contradiction(file_records: Iterable[FileRecord]) -> str:
-    """Return the reason why files cannot be in one checkpoint, or ""."""
+    """Return the reason why the given files cannot be in one checkpoint, or ""."""
     path_node_pairs = [(file_record.path, file_record.node) for file_record in file_records]
     if len(set(path_node_pairs)) != len(path_node_pairs):
         return "a file occurs twice"
@@ -155,8 +155,8 @@ def find_contradiction(file_records: Iterable[FileRecord]) -> str:
 
 
 class CheckpointRecord(UnitFiles):
-    """A complete checkpoint. `order`: sequential number of the commit; `created`: time of its last
-    change, by the clock of the object store."""
+    """The record of a complete checkpoint. `order`: sequential number of the commit; `created`:
+    time of the checkpoint's last change, by the clock of the object store."""
 
     order: Order
     created: float
@@ -165,8 +165,8 @@ class CheckpointRecord(UnitFiles):
         return f"{prefix}/checkpoints/{self.order:012d}-{self.content_id()}.json"
 
     def select_node_files(self, node: int) -> dict[str, FileRecord]:
-        """Return all files by path. If several nodes have a file with the same path, the file of
-        `node` is chosen."""
+        """Return all files of the checkpoint by path. If several nodes have a file with the same
+        path, the file of `node` is chosen."""
         files_by_path = {file_record.path: file_record for file_record in reversed(self.files)}
         own_files_by_path = {
             file_record.path: file_record for file_record in self.files if file_record.node == node
@@ -175,11 +175,12 @@ class CheckpointRecord(UnitFiles):
 
 
 class ShareRecord(UnitFiles):
-    """The files that one node has of a checkpoint; `files` is empty if the node has none.
-    `demands`: files that the checkpoint must have on any node, with their minimum size in bytes;
-    `proves_end` is True if the demands name all files of all nodes; `newest_ns`: time of the last
-    change; `earlier_ns`: time of the last change of the previous version of the unit. Both times
-    are by the clock of the object store, since the clocks of nodes may differ."""
+    """The files that one node has of a checkpoint; `files` is empty if the node has no files of the
+    checkpoint. `demands`: files that the checkpoint must have on any node, with their minimum size
+    in bytes; `proves_end` is True if the demands name all files of all nodes; `newest_ns`: time of
+    the last change; `earlier_ns`: time of the last change of the previous version of the unit.
+    `newest_ns` and `earlier_ns` are times of the object store's clock, since the clocks of nodes
+    may differ."""
 
     node: Count
     sequence: Count
@@ -196,14 +197,14 @@ class ShareRecord(UnitFiles):
 
 
 class EndedNode(Sealed):
-    """The record that the processes of a node have ended. `units`: keys of the units with files on
-    the node."""
+    """The record that the processes of a node have ended. `units`: keys of the units (checkpoints)
+    that have files on the node."""
 
     units: list[str]
 
 
 class LatestCheckpoint(Document):
-    """The content of `latest`: the key of the newest checkpoint."""
+    """The content of the object `latest`, which is the key of the newest checkpoint."""
 
     checkpoint: str
 
@@ -222,7 +223,7 @@ def parse_node(name_pattern: re.Pattern[str], key: str) -> int | None:
 
 
 def parse_sequence(key: str) -> int:
-    """Return the share's number, which its (valid) key contains."""
+    """Return the sequence number of a share from its key, which must be valid."""
     return int(key.rpartition("-")[2].removesuffix(".json"))
 
 

@@ -1,8 +1,8 @@
-"""Restores the files of a checkpoint on a node. Intact files in the folder are reused, others are
-downloaded from the object store.
+"""Restores the files of a checkpoint on a node. Intact files in the checkpoint folder are reused,
+all other files are downloaded from the object store.
 
-The files are written to a hidden folder, which is then renamed, so a crash cannot leave an
-incomplete checkpoint.
+The files of a checkpoint are written to a hidden folder, which is then renamed, so a crash cannot
+leave an incomplete checkpoint.
 """
 
 import hashlib
@@ -48,9 +48,9 @@ class RestoreCounts:
 
 
 class RestoredCheckpoint(NamedTuple):
-    """The checkpoint from which the program continues. `path`: its path, None if no checkpoint
-    exists; `kept_bytes`: bytes that the folder already had; `fetched_bytes`: bytes from the object
-    store."""
+    """The checkpoint from which the program continues. `path`: path of the checkpoint, None if no
+    checkpoint exists; `kept_bytes`: bytes that the checkpoint folder already had; `fetched_bytes`:
+    bytes downloaded from the object store."""
 
     path: Path | None
     step: int | None = None
@@ -63,8 +63,8 @@ def restore_newest_checkpoints(
 ) -> list[CheckpointRecord]:
     """Restore the newest intact checkpoint of each family; return their records, newest first.
 
-    Logs damaged checkpoints, and restores the previous one in their place. Raises UnwritableDisk,
-    StorageError.
+    If a checkpoint is damaged, log it, and restore the previous checkpoint in its place. Raises
+    UnwritableDisk, StorageError.
     """
     damaged_keys: set[str] = set()
     while True:
@@ -84,7 +84,8 @@ def restore_checkpoints(
     checkpoint_keys: Iterable[str],
     restore_counts: RestoreCounts,
 ) -> list[CheckpointRecord]:
-    """Restore these checkpoints. Raises UnusableCheckpoint, UnwritableDisk, StorageError."""
+    """Restore the checkpoints of the given records. Raises UnusableCheckpoint, UnwritableDisk,
+    StorageError."""
     restored_records: list[CheckpointRecord] = []
     with store.lease("readers"):
         for checkpoint_key in checkpoint_keys:
@@ -154,7 +155,7 @@ def _join_unit_path(unit_path: Path, relative_path: str) -> Path:
 
 
 def _check_parent_folders(folder: Path, relative_path: str) -> None:
-    """Raise DamagedCheckpoint if a parent of the path is a link or a file."""
+    """Raise DamagedCheckpoint if a parent folder of the path is a link or a file."""
     parent_folder = folder
     for path_part in relative_path.split("/")[:-1]:
         parent_folder = parent_folder / path_part
@@ -218,8 +219,8 @@ def _sync_folders(draft_path: Path) -> None:
 
 
 def _replace_unit(draft_path: Path, unit_path: Path, hidden_path: Path) -> None:
-    """Replace the unit `unit_path` by `draft_path`. After a crash, the old unit, the new unit or
-    neither exists."""
+    """Replace the unit `unit_path` by `draft_path`. If the process crashes, the old unit, the new
+    unit or no unit exists afterwards."""
     if draft_path.is_file() and not unit_path.is_dir():
         draft_path.replace(unit_path)
     else:

@@ -1,8 +1,9 @@
-"""Finds the checkpoints that belong to the same save. Needed for programs that write several files
-or folders per save, such as `model.pt` and then `optimizer.pt`, or one file per rank.
+"""Finds the checkpoints that belong to the same save. The module is needed for programs that write
+several files or folders per save, such as `model.pt` and then `optimizer.pt`, or one file per rank.
 
-Each of these files or folders is a family, whose versions are completed and stored separately. If
-the program is killed between two files of a save, the newest versions are of different steps.
+Each file or folder of a save belongs to a family, whose versions are completed and stored
+separately. If the program is killed between two files of a save, the newest versions of the
+families are of different steps.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ SAME_SAVE_INTERVAL_SHARE = 0.2
 
 class CheckpointVersion(Protocol):
     """A complete version of a checkpoint. `nodes`: number of nodes of the program; `created`: time
-    of its last change in seconds."""
+    of the version's last change in seconds."""
 
     @property
     def path(self) -> str: ...
@@ -39,8 +40,9 @@ VersionT = TypeVar("VersionT", bound=CheckpointVersion)
 
 
 def choose_versions(versions: Iterable[VersionT]) -> list[VersionT]:
-    """Return one version of each family: the newest, or an earlier one if the newest save is
-    incomplete because the program was killed. `versions` and the result are sorted, newest first.
+    """Return one version of each family: the newest version, or an earlier version if the newest
+    save is incomplete because the program was killed. `versions` and the result are sorted, newest
+    first.
     """
     ordered_versions = list(versions)
     versions_by_family: dict[str, list[VersionT]] = {}
@@ -62,8 +64,8 @@ def choose_versions(versions: Iterable[VersionT]) -> list[VersionT]:
 
 
 def is_save_cut_off(versions: Sequence[CheckpointVersion]) -> bool:
-    """Return True if the newest save of these versions is incomplete. `versions` are sorted, newest
-    first."""
+    """Return True if the newest save among the given versions is incomplete. `versions` are sorted,
+    newest first."""
     newest_by_family = {make_family_path(version.path): version for version in reversed(versions)}
     return any(
         newest_by_family[make_family_path(version.path)] is not version
@@ -73,13 +75,14 @@ def is_save_cut_off(versions: Sequence[CheckpointVersion]) -> bool:
 
 def _find_save_index(versions: Sequence[VersionT], other_versions: Sequence[VersionT]) -> int:
     """Return the index of the version that belongs to the same save as the newest of
-    `other_versions`; 0 if no version does."""
+    `other_versions`; 0 if no version belongs to this save."""
     if not _are_written_together(versions[0], other_versions[0]):
         return 0
     if parse_save_numbers(versions[0].path):
         if _differ_only_in_rank(versions[0], other_versions[0]):
-            # nodes upload the files of their ranks at different times and skip some saves; files of
-            # other ranks may remain from an earlier, larger group
+            # ignore the numbers of ranks, because nodes upload the files of their ranks at
+            # different times and skip some saves, and files of other ranks may remain from an
+            # earlier, larger group
             other_save_numbers = [
                 parse_save_numbers(other_version.path)
                 for other_version in other_versions

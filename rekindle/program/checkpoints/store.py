@@ -38,7 +38,7 @@ from rekindle.training.checkpoint import chunks
 from rekindle.training.checkpoint.checkpoint_retention import READER_TIMEOUT_S, UNFINISHED_TIMEOUT_S
 from rekindle.training.checkpoint.chunks import PARALLEL_REQUESTS, run_for_chunks
 
-# time after which a running deletion stops itself
+# seconds after which a running deletion stops itself
 DELETION_TIMEOUT_S = 60.0
 # maximum time that a commit waits for another node's deletion, since that node may be lost
 LEASE_TIMEOUT_S = 3.0
@@ -48,8 +48,8 @@ COMMIT_ATTEMPTS = 20
 
 
 class MissingChunks(Exception):
-    """Raised if a deletion removed chunks before a record referred to them. The chunks must be
-    uploaded again."""
+    """Raised if a deletion removed chunks of a checkpoint before a record referred to the chunks.
+    The removed chunks must be uploaded again."""
 
 
 class UploadStopped(Exception):
@@ -78,9 +78,9 @@ class ProgramStore:
         node: int,
         stop_event: Event | None = None,
     ) -> list[FileRecord]:
-        """Upload the chunks of a unit's files that the store does not have. Raises ChangedFile if
-        the program changes a file in the meantime, UploadStopped once `stop_event` is set,
-        StorageError."""
+        """Upload the chunks of a unit's files that the object store does not have. Raises
+        ChangedFile if the program changes a file in the meantime, UploadStopped once `stop_event`
+        is set, StorageError."""
         self._stored_chunks = self._list_chunk_names()
         with hold_files(folder, checkpoint_unit) as held_paths:
             file_records = [
@@ -150,17 +150,17 @@ class ProgramStore:
         return {object_entry.key[len(key_prefix) :] for object_entry in self.store.list(key_prefix)}
 
     def end_deletions(self) -> None:
-        """Delete the leases of all deletions, including those of lost nodes. The deletions then
-        stop, and no commit waits for them."""
+        """Delete the leases of all running deletions, including deletions of lost nodes. A deletion
+        without a lease stops, and no commit waits for it."""
         self.store.delete(sorted(self._list_deletion_keys()))
 
     def _list_deletion_keys(self) -> set[str]:
         return {object_entry.key for object_entry in self.store.list(f"{self.root}/deletions/")}
 
     def verify_chunks_exist(self, file_records: list[FileRecord]) -> None:
-        """Wait for running deletions, but at most LEASE_TIMEOUT_S; then make them stop.
+        """Wait for running deletions, but at most LEASE_TIMEOUT_S; then make the deletions stop.
 
-        Raises MissingChunks if a chunk of these files is not in the store.
+        Raises MissingChunks if a chunk of the given files is not in the object store.
         """
         running_deletions = self._list_deletion_keys()
         deadline_s = time.monotonic() + LEASE_TIMEOUT_S
@@ -178,8 +178,8 @@ class ProgramStore:
 
     def read_clock(self) -> int:
         """Return the current time of the object store in nanoseconds, which is the same for all
-        nodes. It is the modification time of an object that this method writes. Raises
-        StorageError."""
+        nodes. The returned time is the modification time of an object that `read_clock` writes.
+        Raises StorageError."""
         clock_key = f"{self.root}/clock"
         self.store.put(clock_key, b"")
         modification_times_s = [
@@ -190,8 +190,8 @@ class ProgramStore:
         return int(modification_times_s[0] * 1e9) if modification_times_s else time.time_ns()
 
     def write_share(self, generation: str, share: ShareRecord) -> str:
-        """Record which files of a unit one node has, and delete its earlier record of this unit;
-        return the key of the record. `generation`: key of the generation."""
+        """Record which files of a unit one node has, and delete the node's earlier record of this
+        unit; return the key of the record. `generation`: key of the generation."""
         share_key = f"{self.root}/shares/{generation}/{share.name}"
         share_prefix = share_key.rpartition("-")[0] + "-"
         self.store.put(share_key, seal_fields(share.model_dump(exclude={"checksum"})))
@@ -213,7 +213,7 @@ class ProgramStore:
 
     def commit_ended_generation(self, generation: str) -> None:
         """Commit the complete checkpoints of a generation whose processes have ended. A node that
-        has not recorded its end was lost. Raises StorageError."""
+        has not recorded the end of its processes was lost. Raises StorageError."""
         for unit_name, share_keys in self.list_shares(generation).items():
             with suppress(MissingChunks):
                 self.commit_shares(generation, unit_name, share_keys, has_ended=True)
@@ -224,7 +224,7 @@ class ProgramStore:
     def list_shares(self, generation: str) -> dict[str, dict[int, str]]:
         """Return the keys of the newest shares: key of the unit → node → key of the share. The
         units are sorted by upload time, because an older version cannot be committed after a newer
-        one."""
+        version."""
         share_keys_by_unit: dict[str, dict[int, str]] = {}
         key_prefix = f"{self.root}/shares/{generation}/"
         for object_entry in self.store.list(key_prefix):
@@ -247,9 +247,10 @@ class ProgramStore:
         *,
         has_ended: bool = False,
     ) -> CheckpointRecord | None:
-        """Commit the checkpoint of these shares if it is complete. `unit_name`: key of the unit;
-        `share_keys`: keys of the shares by node; `has_ended` is True if no node will write another
-        share. Returns None if the checkpoint is incomplete, or older than a committed one.
+        """Commit the checkpoint to which the given shares belong if the checkpoint is complete.
+        `unit_name`: key of the unit; `share_keys`: keys of the shares by node; `has_ended` is True
+        if no node will write another share. Returns None if the checkpoint is incomplete, or older
+        than a committed checkpoint.
 
         Raises MissingChunks, StorageError.
         """
@@ -268,7 +269,8 @@ class ProgramStore:
             return None
 
         absent_nodes = self._find_absent_nodes(generation, unit_name, first_share.nodes)
-        # if the checkpoint is a single file, the copies of lost nodes are not needed
+        # if the checkpoint is a single file, a copy of one node is enough, so lost nodes do not
+        # matter
         is_single_file = has_ended and all(
             file_record.path == "" for share in nonempty_shares for file_record in share.files
         )
@@ -298,7 +300,8 @@ class ProgramStore:
         )
 
     def _find_absent_nodes(self, generation: str, unit_name: str, node_count: int) -> set[int]:
-        """Return the nodes that have recorded their end and do not have this unit."""
+        """Return the nodes that have recorded the end of their processes and do not have the
+        unit."""
         key_prefix = f"{self.root}/ended/{generation}/"
         absent_nodes: set[int] = set()
         for object_entry in self.store.list(key_prefix):
@@ -374,7 +377,7 @@ class ProgramStore:
         raise Conflict(f"{self.store.uri(self.root)}/latest was changed {COMMIT_ATTEMPTS} times.")
 
     def _find_newest_order(self, keys: Iterable[str]) -> int:
-        """Return the number of the newest readable checkpoint; -1 if there is none."""
+        """Return the number of the newest readable checkpoint; -1 if no checkpoint can be read."""
         checkpoint_keys = [key for key in keys if parse_order(key) >= 0]
         for key in sorted(checkpoint_keys, key=parse_order, reverse=True):
             checkpoint_record = self._try_read_record(key)
@@ -404,14 +407,15 @@ class ProgramStore:
         ]
 
     def read_record(self, key: str) -> CheckpointRecord:
-        """Return a checkpoint. Raises NotFound, InvalidDocument, StorageError."""
+        """Return the record of a checkpoint. Raises NotFound, InvalidDocument, StorageError."""
         checkpoint_record = read_object(CheckpointRecord, self.store, key)
         if checkpoint_record.key(self.root) != key:
             raise InvalidDocument(f"{self.store.uri(key)} does not match its name. Remove it.")
         return checkpoint_record
 
     def read_share(self, key: str) -> ShareRecord:
-        """Return the share of one node. Raises NotFound, InvalidDocument, StorageError."""
+        """Return the share of one node (the files that it has of a checkpoint). Raises NotFound,
+        InvalidDocument, StorageError."""
         share = read_object(ShareRecord, self.store, key)
         if not key.endswith(f"/{share.name}"):
             raise InvalidDocument(f"{self.store.uri(key)} does not match its name. Remove it.")
@@ -419,8 +423,8 @@ class ProgramStore:
 
     def list_newest_keys(self, damaged_keys: Collection[str] = ()) -> list[str]:
         """Return the keys of the checkpoints to restore, newest first: the newest readable
-        checkpoint of each family, so that all belong to the same save. Keys in `damaged_keys` are
-        skipped. Raises StorageError."""
+        checkpoint of each family, so that all returned checkpoints belong to the same save. Keys in
+        `damaged_keys` are skipped. Raises StorageError."""
         readable_records = [
             readable_record
             for key, readable_record in self.read_records()
@@ -431,7 +435,8 @@ class ProgramStore:
         ]
 
     def read_records(self) -> Iterator[tuple[str, CheckpointRecord]]:
-        """Yield the readable checkpoints and their keys, newest first. Raises StorageError."""
+        """Yield the readable records of checkpoints and their keys, newest first. Raises
+        StorageError."""
         for key in reversed(self.list_checkpoint_keys()):
             if checkpoint_record := self._try_read_record(key):
                 yield key, checkpoint_record
@@ -457,13 +462,13 @@ class ProgramStore:
         try:
             yield lease_key
         finally:
-            # a lease that is not deleted expires
+            # an error is harmless, because a lease that is not deleted expires
             with suppress(RekindleError):
                 self.store.delete([lease_key])
 
     def _delete_expired(self) -> None:
-        """Delete the checkpoints beyond `keep`, and the chunks and shares that nothing needs. While
-        a reader restores a checkpoint, nothing is deleted."""
+        """Delete the checkpoints beyond `keep`, and the chunks and shares that no checkpoint needs.
+        While a node restores a checkpoint, no object is deleted."""
         checkpoint_keys = self.list_checkpoint_keys()
         with self.lease("deletions") as lease_key:
             start_s = time.monotonic()
@@ -501,8 +506,8 @@ class ProgramStore:
             # records are deleted first, so that no reader finds a record without its chunks
             for object_keys in (sorted(expired_keys), unneeded_keys):
                 for batch_start in range(0, len(object_keys), MAX_DELETED_OBJECTS):
-                    # stop if the lease is gone: another node has ended this deletion and no longer
-                    # waits
+                    # stop if the lease is gone, because another node has then ended this deletion
+                    # and no longer waits for it
                     is_late = time.monotonic() - start_s > DELETION_TIMEOUT_S
                     if is_late or lease_key not in self._list_deletion_keys():
                         return
@@ -515,7 +520,7 @@ class ProgramStore:
             return None
 
     def find_unit_path(self, share_keys: Iterable[str]) -> str | None:
-        """Return the path of the unit to which these shares belong; None if no share can be
+        """Return the path of the unit to which the given shares belong; None if no share can be
         read."""
         share_records = (self._try_read_share(share_key) for share_key in share_keys)
         return next((share.path for share in share_records if share), None)
@@ -546,8 +551,8 @@ def _list_older_keys(object_entries: Iterable[StoredObject], limit_s: float) -> 
 def _are_shares_complete(
     share_records: list[ShareRecord], absent_nodes: set[int], newest_record: CheckpointRecord | None
 ) -> bool:
-    """Return True if these shares together are a complete checkpoint. `absent_nodes`: nodes that
-    have no files of this checkpoint; `newest_record`: the newest complete checkpoint of the
+    """Return True if the given shares together are a complete checkpoint. `absent_nodes`: nodes
+    that have no files of this checkpoint; `newest_record`: the newest complete checkpoint of the
     family."""
     sizes_by_path = {
         file_record.path: file_record.size for share in share_records for file_record in share.files
@@ -564,7 +569,7 @@ def _are_shares_complete(
         return False
 
     # if a save has overwritten an earlier version of the checkpoint, reject the shares of the
-    # earlier version: their times are nearer to the earlier save than to the new one
+    # earlier version, whose times are nearer to the earlier save than to the new save
     nonempty_shares = [share for share in share_records if share.files]
     overwriting_shares = [share for share in nonempty_shares if share.earlier_ns]
     limit_ns = max(

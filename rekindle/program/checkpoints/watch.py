@@ -1,4 +1,5 @@
-"""Decides which checkpoints of a training program are complete, by listing its folder repeatedly.
+"""Decides which checkpoints of a training program are complete, by listing the checkpoint folder
+repeatedly.
 
     watch = FolderWatch(folder, WatchSettings(processes=2), is_alive)
     watch.begin()                      # before the processes of the program start
@@ -7,9 +8,9 @@
     watch.complete                     # the complete checkpoints
     watch.incomplete                   # the reasons why the other checkpoints are incomplete
 
-A file that does not change may be complete, or its writer may have been killed. So a listing counts
-as evidence that a file is complete only if all processes of the program are alive afterwards. After
-their end, `settle` accepts only files whose content is complete.
+A file that does not change may be complete, or the process that wrote it may have been killed. So a
+listing counts as evidence that a file is complete only if all processes of the program are alive
+afterwards. After the end of the processes, `settle` accepts only files whose content is complete.
 """
 
 import time
@@ -37,7 +38,7 @@ from rekindle.program.checkpoints.formats import (
 )
 from rekindle.program.checkpoints.paths import replace_numbers
 
-# seconds without a change after which a save counts as ended
+# number of seconds without a change after which a save counts as ended
 QUIET_S = 2.0
 
 Clock = Callable[[], float]
@@ -58,7 +59,7 @@ class WatchSettings:
 @dataclass(frozen=True)
 class LocalCheckpoint:
     """A checkpoint whose files on this node are complete. `demands`: files that the checkpoint must
-    have on any node, with their minimum size in bytes; `step` is None if it is unknown."""
+    have on any node, with their minimum size in bytes; `step` is None if the step is unknown."""
 
     unit: CheckpointUnit
     format: str
@@ -75,7 +76,8 @@ class LocalCheckpoint:
 
     @property
     def age_key(self) -> tuple[int, int]:
-        """A key that sorts the checkpoints of one family from the oldest to the newest."""
+        """The sort key by which the checkpoints of one family are sorted from the oldest to the
+        newest."""
         return -1 if self.step is None else self.step, self.unit.newest_ns
 
 
@@ -107,7 +109,7 @@ class FolderWatch:
     clock: Clock = time.monotonic
     # the complete checkpoints, by path
     complete: dict[str, LocalCheckpoint] = field(default_factory=dict)
-    # the reasons why the other units are incomplete, by path
+    # path of an incomplete unit → the reason why the unit is incomplete
     incomplete: dict[str, str] = field(default_factory=dict)
     pointers: list[CheckpointPointer] = field(default_factory=list)
     # names of the files of a finished checkpoint, without numbers, by family
@@ -131,7 +133,8 @@ class FolderWatch:
 
     @property
     def files(self) -> dict[str, Mapping[str, FileState]]:
-        """The files of all units when the folder was last listed, by path of the unit."""
+        """The files of all units when the checkpoint folder was last listed, by path of the
+        unit."""
         return {path: unit_history.files for path, unit_history in self._histories.items()}
 
     @property
@@ -150,15 +153,15 @@ class FolderWatch:
             self.learn_shape(checkpoint_unit.family, list(checkpoint_unit.files))
 
     def forget(self, unit_paths: list[str]) -> None:
-        """Forget units that were moved out of the folder."""
+        """Forget units that were moved out of the checkpoint folder."""
         for unit_path in unit_paths:
             self.complete.pop(unit_path, None)
             self.incomplete.pop(unit_path, None)
             self._histories.pop(unit_path, None)
 
     def earlier_ns(self, unit_path: str) -> int:
-        """Return the time of the last change of the previous version of a unit; 0 if this is the
-        first one."""
+        """Return the time of the last change of the previous version of a unit; 0 if the unit has
+        no previous version."""
         unit_history = self._histories.get(unit_path)
         earlier_files = unit_history.earlier_files if unit_history else None
         if unit_history is None or not earlier_files or earlier_files == unit_history.files:
@@ -194,19 +197,21 @@ class FolderWatch:
         self._histories = histories_by_path
 
     def look(self) -> None:
-        """List the folder while the program runs, and update `complete` and `incomplete`."""
+        """List the checkpoint folder while the program runs, and update `complete` and
+        `incomplete`."""
         folder_listing = list_folder(self.root, self.settings.marker)
         now_s = self.clock()
-        # checked after the listing: a program that died before may have left an incomplete file
+        # check this after the listing, because a program that died before may have left an
+        # incomplete file
         counts_as_evidence = self.is_alive() and not self._ended
 
         self._update_histories(folder_listing, now_s, counts_as_evidence)
         self._judge_units(folder_listing)
 
     def settle(self, *, has_succeeded: bool) -> None:
-        """List the folder after all processes of the program have ended, and update `complete` and
-        `incomplete`. `has_succeeded` is True if all exit codes are 0, so that no save was
-        interrupted."""
+        """List the checkpoint folder after all processes of the program have ended, and update
+        `complete` and `incomplete`. `has_succeeded` is True if all exit codes are 0, so that no
+        save was interrupted."""
         self._ended = True
         self._succeeded = has_succeeded
         folder_listing = list_folder(self.root, self.settings.marker)
@@ -316,8 +321,8 @@ class FolderWatch:
     def _find_files_of_earlier_save(
         self, checkpoint_unit: CheckpointUnit, unit_content: UnitContent, unit_history: _UnitHistory
     ) -> str:
-        """Return "" if this save has written all its files, else the name of a file that is still
-        of an earlier save."""
+        """Return "" if the current save has written all its files, else the name of a file that is
+        still from an earlier save."""
         earlier_files = unit_history.earlier_files
         if (
             checkpoint_unit.is_file
@@ -348,7 +353,8 @@ class FolderWatch:
         unit_history: _UnitHistory,
         folder_listing: FolderListing,
     ) -> str:
-        """Return "" if the program has finished this save, else the reason why this is unknown."""
+        """Return "" if the program has finished the save of a unit, else the reason why it is
+        unknown whether the save is finished."""
         is_new = unit_history.started_with != checkpoint_unit.files
         is_finished = (
             unit_content.end is EndEvidence.VISIBLE
@@ -362,7 +368,8 @@ class FolderWatch:
                 self.learn_shape(checkpoint_unit.family, list(checkpoint_unit.files))
             return ""
 
-        # an unfinished file of an earlier process does not change either, so it must be new
+        # the unit must be new, because an unfinished file of an earlier process does not change
+        # either
         is_quiet = unit_history.quiet and is_new
         if checkpoint_unit.is_file:
             return self._find_missing_end_of_file(checkpoint_unit, is_quiet)
@@ -397,8 +404,8 @@ class FolderWatch:
         if not (checkpoint_unit.was_renamed and checkpoint_unit.is_file):
             return checkpoint_unit.was_renamed
 
-        # the hard links for uploads look like a rename, so this evidence counts only for a new
-        # file, and not for an earlier file that the program overwrites in place
+        # the hard links for uploads look like a rename, so the evidence of a rename counts only for
+        # a new file, and not for an earlier file that the program overwrites in place
         if not self._has_begun or unit_history.started_with == checkpoint_unit.files:
             return False
         earlier_state = (unit_history.earlier_files or {}).get("")
@@ -428,7 +435,8 @@ class FolderWatch:
         )
 
     def _check(self, checkpoint_unit: CheckpointUnit, relative_path: str) -> FileCheck:
-        """Return the check of a file. Each version of a file is checked only once."""
+        """Return the result of checking a file's content. Each version of a file is checked only
+        once."""
         check_key = _make_check_key(checkpoint_unit, relative_path)
         if check_key not in self._checks:
             try:

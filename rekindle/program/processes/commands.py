@@ -31,8 +31,8 @@ def make_placeholder_values(
 
 
 def count_processes(program_config: ProgramConfig) -> int:
-    """Return the number of processes of this pod: `program.processes`, or one per GPU. Raises
-    ConfigError."""
+    """Return the number of processes of this pod, which is `program.processes` or, by default, one
+    per GPU. Raises ConfigError."""
     if program_config.processes:
         return program_config.processes
 
@@ -42,8 +42,8 @@ def count_processes(program_config: ProgramConfig) -> int:
 
 
 def is_process_count_known(program_config: ProgramConfig) -> bool:
-    """Return True if the number of processes is known. False if the command is a launcher that may
-    start another number."""
+    """Return True if the number of processes is known. The number is unknown if the command is a
+    launcher that may start another number of processes."""
     if not program_config.starts_processes or program_config.processes:
         return True
     return has_placeholder(program_config.texts, "processes") or has_placeholder(
@@ -59,7 +59,8 @@ def uses_dataset(program_config: ProgramConfig) -> bool:
 def make_command(
     program_config: ProgramConfig, values_by_placeholder: Mapping[str, object]
 ) -> list[str]:
-    """Return the command. If a checkpoint exists, append the arguments in `program.resume`."""
+    """Return the command of the program. If a checkpoint exists, append the arguments in
+    `program.resume`."""
     resume_arguments = program_config.resume if values_by_placeholder["checkpoint"] else []
     return [
         fill_placeholders(argument, values_by_placeholder)

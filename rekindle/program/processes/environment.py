@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 MAX_RESTARTS = 2**31 - 1
-# the default of torchrun
+# the default port of torchrun
 DEFAULT_PORT = 29500
 
 
@@ -49,7 +49,8 @@ class ProcessLayout:
 
 
 def find_free_port(address: str) -> int:
-    """Return a free port of an address; DEFAULT_PORT if the address is not one of this machine."""
+    """Return a free port of an address; DEFAULT_PORT if the address does not belong to this
+    machine."""
     with socket.socket() as probe_socket:
         with suppress(OSError):
             probe_socket.bind((address, 0))
@@ -57,8 +58,8 @@ def find_free_port(address: str) -> int:
 
 
 def make_node_variables(process_layout: ProcessLayout, run_id: str) -> dict[str, str]:
-    """Return the variables that all processes of a node share, including the options of torchrun
-    (PET_*). `run_id`: id of the run."""
+    """Return the environment variables that all processes of a node share, including the options of
+    torchrun (PET_*). `run_id`: id of the run, for torchrun."""
     if not process_layout.torchrun:
         return {"PYTHONUNBUFFERED": "1"}
 
@@ -73,7 +74,8 @@ def make_node_variables(process_layout: ProcessLayout, run_id: str) -> dict[str,
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_RESTART_COUNT": str(process_layout.restarts),
         "TORCHELASTIC_MAX_RESTARTS": str(MAX_RESTARTS),
-        # no agent of torchrun runs, so rank 0 of the program serves the store
+        # no agent of torchrun runs, so rank 0 of the program serves the TCPStore of
+        # torch.distributed
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "PET_NNODES": str(process_layout.nodes),
@@ -105,7 +107,7 @@ def _make_search_path() -> str:
 
 
 def make_rank_variables(process_layout: ProcessLayout, local_rank: int) -> dict[str, str]:
-    """Return the variables of one process."""
+    """Return the environment variables of one process of the program."""
     if not process_layout.torchrun:
         return {}
 

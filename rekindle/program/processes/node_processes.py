@@ -28,14 +28,14 @@ TRACEBACK_START = "Traceback (most recent call last):"
 FRAME_PATTERN = re.compile(r'^  File "([^"]+)", line (\d+)', re.MULTILINE)
 # prefix that torch.distributed writes before each line of a traceback
 RANK_PREFIX_PATTERN = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
-# the errors of torchrun and accelerate about a process that failed
+# matches the errors of torchrun and accelerate about a process that failed
 LAUNCHER_ERROR_PATTERN = re.compile(
     r"^[\w.]*\.(ChildFailedError|CalledProcessError):", re.MULTILINE
 )
 # the start of a line in the log of torchrun
 LAUNCHER_LOG_PATTERN = re.compile(r"[EW]\d{4} ")
 STANDARD_LIBRARY_FOLDER = Path(sysconfig.get_path("stdlib"))
-# last line of a traceback: `ValueError: text`
+# matches the last line of a traceback, for example: `ValueError: text`
 EXCEPTION_PATTERN = re.compile(
     r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)?)(?::\s?(.*))?$"
 )
@@ -43,11 +43,11 @@ EXCEPTION_PATTERN = re.compile(
 
 @dataclass
 class ProgramProcess:
-    """A process of the program. `exit_code` is None while the process runs; -N if signal N ended
-    it."""
+    """A process of the training program. `exit_code` is None while the process runs; -N if signal N
+    ended it."""
 
     index: int
-    # descriptor of the pipe
+    # file descriptor of the pipe with the output of the process
     output: int
     pid: int = 0
     exit_code: int | None = None
@@ -80,7 +80,7 @@ class NodeProcesses:
 
     @property
     def failures(self) -> list[ProgramProcess]:
-        """The processes that ended with an error, in order of their end times."""
+        """The processes of this node that ended with an error, in order of their end times."""
         failed_processes = [process for process in self.processes if process.exit_code]
         return sorted(failed_processes, key=lambda process: process.exit_time)
 
@@ -106,14 +106,16 @@ class NodeProcesses:
                 self._copy_output(process_by_output[readable_descriptor])
 
     def give_up_starts(self) -> bool:
-        """Mark the processes that have not started yet as failed; return True if any exist."""
+        """Mark the processes that have not started yet as failed; return True if such processes
+        exist."""
         unstarted_processes = [process for process in self.running if not process.pid]
         for process in unstarted_processes:
             process.exit_code = exit_codes.TERMINATED
         return bool(unstarted_processes)
 
     def record_exit(self, pid: int, exit_code: int) -> bool:
-        """Record the exit of one of these processes; return False if `pid` is not one of them."""
+        """Record the exit of the process `pid`; return False if `pid` is not a process of this
+        generation."""
         for process in self.processes:
             if process.pid == pid and process.exit_code is None:
                 process.exit_code = exit_code
@@ -137,7 +139,7 @@ class NodeProcesses:
         return set(list_children()) - started_pids - {self.parent.pid}
 
     def kill(self) -> None:
-        """Kill the processes and their process groups."""
+        """Kill the processes of the program and their process groups."""
         for process in self.running:
             if process.pid:
                 with suppress(ProcessLookupError, PermissionError):
@@ -146,7 +148,7 @@ class NodeProcesses:
                     os.kill(process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Copy the last output, and close the pipes."""
+        """Copy the last output of the processes, and close the pipes."""
         for process in self.processes:
             self._copy_output(process)
             if process.output >= 0:
@@ -190,8 +192,9 @@ class NodeProcesses:
 
 
 def describe_exit(program_process: ProgramProcess, working_folder: Path) -> str:
-    """Return the reason of an exit: FILE:LINE and exception of the traceback in its output, or the
-    exit code with the last line. `working_folder`: folder of the program's own files."""
+    """Return the reason why a process has exited, as FILE:LINE and exception of the traceback in
+    its output, or as the exit code with the last line of the output. `working_folder`: folder of
+    the program's own files."""
     exit_code = program_process.exit_code or 0
     if exit_code in (-signal.SIGKILL, -signal.SIGTERM):
         # after SIGKILL or SIGTERM, the last line of the output is unrelated to the reason
@@ -238,8 +241,9 @@ def _find_exception(output_text: str, working_folder: Path) -> str:
     """Return "FILE:LINE: exception" of the traceback in an output that shows the reason of the
     exit, or "".
 
-    This is the last traceback that contains a line of the program; later tracebacks are from a
-    launcher such as torchrun. If the output mixes several ranks, the rank that failed first counts.
+    The chosen traceback is the last traceback with a line of the program, because later tracebacks
+    are from a launcher such as torchrun. If the output mixes several ranks, the rank that failed
+    first counts.
     """
     tracebacks = _split_tracebacks(output_text)
     parsed_tracebacks = [
@@ -254,7 +258,7 @@ def _find_exception(output_text: str, working_folder: Path) -> str:
     if not own_rank_causes:
         return parsed_tracebacks[-1][1] if parsed_tracebacks else ""
 
-    # torch.distributed writes the prefix for an exception that ends the process
+    # torch.distributed writes the prefix of the rank for an exception that ends the process
     first_rank_prefix = next((rank_prefix for rank_prefix, _ in own_rank_causes if rank_prefix), "")
     return [cause for rank_prefix, cause in own_rank_causes if rank_prefix == first_rank_prefix][-1]
 
@@ -309,6 +313,6 @@ def _is_installed_file(source_file: Path) -> bool:
     """Return True for a file of an installed package or of Python itself."""
     if "site-packages" in source_file.parts or str(source_file).startswith("<frozen"):
         return True
-    # such as `torchrun`
+    # the file is the entry point of an installed package, such as `torchrun`
     is_entry_point = source_file.parent.name == "bin" and not source_file.suffix
     return is_entry_point or source_file.is_relative_to(STANDARD_LIBRARY_FOLDER)

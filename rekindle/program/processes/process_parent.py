@@ -1,12 +1,12 @@
-"""The process that forks a program's processes. It has already imported torch, so that a Python
-program starts within tenths of a second. A forked process replaces itself by any other program
-(exec).
+"""The process that forks a program's processes. The forking process has already imported torch, so
+that a Python program starts within tenths of a second. A program that is not a Python program
+replaces the forked process (exec).
 
     parent = ProcessParent(["torch"])            # forks the process, which imports the modules
     parent.request(ProcessStart(0, command, environment), output)
     parent.take_started()                        # (index, pid) of new processes
 
-Each process becomes a child of the agent (training/launch/forkserver.py).
+Each forked process becomes a child of the agent (training/launch/forkserver.py).
 """
 
 import gc
@@ -40,7 +40,8 @@ NOT_EXECUTABLE_EXIT_CODE = 126
 
 @dataclass(frozen=True)
 class ProcessStart:
-    """A request to start one process. `environment`: all environment variables of the process."""
+    """A request to start one process of the program. `environment`: all environment variables of
+    the process."""
 
     index: int
     command: tuple[str, ...]
@@ -51,9 +52,10 @@ class ProcessParent:
     """The agent's connection to the process that forks the program's processes."""
 
     def __init__(self, module_names: Iterable[str], environment: Mapping[str, str]) -> None:
-        """Fork the process, which imports `module_names` with the variables of `environment`, since
-        libraries read some variables when they are imported. Variables that Python reads only at
-        its start are not set here: programs with such variables run in a new interpreter."""
+        """Start the forking process, which imports `module_names` with the variables of
+        `environment`, since libraries read some variables when they are imported. Variables that
+        Python reads only at its start are not set in the forking process, because programs with
+        such variables run in a new interpreter."""
         import_variables = {
             variable_name: variable_value
             for variable_name, variable_value in environment.items()
@@ -81,7 +83,7 @@ class ProcessParent:
 
     def request(self, process_start: ProcessStart, output_descriptor: int) -> None:
         """Start a process whose output goes to the descriptor `output_descriptor`."""
-        # the agent detects the parent's death
+        # an error is ignored, because the agent detects the death of the forking process
         with suppress(ConnectionError, BlockingIOError):
             socket.send_fds(self.socket, [pickle.dumps(process_start)], [output_descriptor])
 
@@ -95,7 +97,7 @@ class ProcessParent:
         return started_processes
 
     def end(self) -> None:
-        """Kill the parent; the agent reaps it."""
+        """Kill the forking process, which the agent then reaps."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
@@ -127,7 +129,7 @@ def _import_modules(module_names: Iterable[str]) -> None:
 
 
 def _run_process(process_start: ProcessStart, output_descriptor: int) -> NoReturn:
-    """Turn this forked process into a process of the program."""
+    """Run the program in this forked process."""
     os.setsid()
     null_descriptor = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null_descriptor, 0)
@@ -183,7 +185,8 @@ def _execute_command(process_start: ProcessStart) -> NoReturn:
 
 
 def _restore_interpreter() -> None:
-    """Restore the state of a new interpreter where a program could notice a difference."""
+    """Make this forked interpreter look like a new interpreter, where a program could notice a
+    difference."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     sys.stdin = open(os.devnull)  # noqa: SIM115
@@ -192,5 +195,5 @@ def _restore_interpreter() -> None:
 
     numpy_module = sys.modules.get("numpy")
     if numpy_module:
-        # otherwise all processes would draw the same random numbers
+        # without a new seed, all processes would draw the same random numbers
         numpy_module.random.seed()

@@ -1,4 +1,5 @@
-"""Finds the code that a training program loads: its files in the project, and their imports."""
+"""Finds the code that a training program loads, that is, the program's files in the project and the
+modules that they import."""
 
 from collections.abc import Collection, Sequence
 

@@ -45,7 +45,8 @@ def make_executable_command(command: Sequence[str]) -> list[str]:
 
 
 def run_python(arguments: Sequence[str]) -> NoReturn:
-    """Run a program, its exit handlers and its threads, and end this process with its exit code."""
+    """Run a program, its exit handlers and its threads, and end this process with the program's
+    exit code."""
     exit_code = 1
     try:
         exit_code = _run_program(arguments)
@@ -89,7 +90,8 @@ def _run_file(path: Path, arguments: list[str]) -> None:
         runpy.run_path(str(path), run_name="__main__")
         return
 
-    # not run_path, which replaces the module before exit handlers and threads have ended
+    # `runpy.run_path` is not used, because it replaces the module before exit handlers and threads
+    # have ended
     main_module = types.ModuleType("__main__")
     main_namespace: dict[str, Any] = main_module.__dict__
     main_namespace.update(

@@ -11,8 +11,8 @@ from rekindle.project.folders import REFERENCE
 
 
 def find_working_folder(command: Sequence[str]) -> Path:
-    """Return the first folder of the project that contains the file of a command; if none does, the
-    project's own folder."""
+    """Return the first folder of the project that contains the file of a command; if no folder
+    contains this file, return the project's own folder."""
     search_folders = [Path(search_folder) for search_folder in project.search_path()]
     relative_paths = _list_relative_paths(command)
     for search_folder in search_folders:
@@ -53,7 +53,7 @@ def _find_program_argument(command: Sequence[str]) -> str:
 
 
 def _list_relative_paths(command: Sequence[str]) -> tuple[str, ...]:
-    """Return the possible relative paths of the program."""
+    """Return the possible relative paths of the program's file."""
     program_argument = _find_program_argument(command)
     if program_argument == "-m":
         module_arguments = command[list(command).index("-m") + 1 :]
@@ -63,5 +63,5 @@ def _list_relative_paths(command: Sequence[str]) -> tuple[str, ...]:
         return ()
     if "/" in program_argument or "." in program_argument:
         return (program_argument,)
-    # arguments of a launcher such as `torchrun` may name the program, too
+    # the arguments of a launcher such as `torchrun` may name the program
     return tuple(argument for argument in command if argument.endswith(".py"))

@@ -13,16 +13,16 @@ MAX_LISTED_NAMES = 20
 
 
 class MissingMetric(Exception):
-    """Raised if the program has not reported the metric. The message lists the metrics that it has
-    reported."""
+    """Raised if the program has not reported the metric. The error message lists the metrics that
+    the program has reported."""
 
 
 def find_metric(metric_name: str, ledger_events: Iterable[Event], run_id: str) -> float:
-    """Return the newest value of a metric in a program's reports or, if it is missing there, in its
-    MLflow run. The value may be NaN.
+    """Return the newest value of a metric in a program's reports or, if the reports lack the
+    metric, in the program's MLflow run. The value may be NaN.
 
-    `ledger_events`: the ledger of the program; `run_id`: its MLflow run, or "". Raises
-    MissingMetric, and TrackingError if MLflow is needed and unavailable.
+    `ledger_events`: the ledger of the program; `run_id`: id of the program's MLflow run, or "".
+    Raises MissingMetric, and TrackingError if MLflow is needed and unavailable.
     """
     reported_metrics = read_reported_metrics(ledger_events)
     if metric_name in reported_metrics:
@@ -32,7 +32,7 @@ def find_metric(metric_name: str, ledger_events: Iterable[Event], run_id: str) -
     if metric_name in logged_metrics:
         return logged_metrics[metric_name]
 
-    # the curves of the reported metrics are also in MLflow
+    # do not list the curves of the reported metrics, which are also in MLflow
     curve_names = {f"train/{reported_name}" for reported_name in reported_metrics}
     metric_names = sorted(reported_metrics.keys() | logged_metrics.keys() - curve_names)
     raise MissingMetric(
@@ -43,8 +43,8 @@ def find_metric(metric_name: str, ledger_events: Iterable[Event], run_id: str) -
 
 
 def read_reported_metrics(ledger_events: Iterable[Event]) -> dict[str, float]:
-    """Return the newest value of each metric in the reports of a program. A value that is not
-    finite becomes NaN."""
+    """Return the newest value of each metric in the reports of a program. A value of a metric that
+    is not finite becomes NaN."""
     newest_values: dict[str, float] = {}
     for ledger_event in ledger_events:
         if ledger_event["event"] == "progress":

@@ -1,7 +1,7 @@
 """Runs one trial of a sweep: a training program on this pod, with the settings of the trial.
 
 The coordinator and the agent of the program are processes of this pod. If the pod is killed, the
-next one continues the program from its newest complete checkpoint.
+next pod continues the program from its newest complete checkpoint.
 """
 
 import math
@@ -27,7 +27,7 @@ from rekindle.training.sweep.trials import record_failure
 
 LOCALHOST = "127.0.0.1"
 SECRET_BYTES = 32
-# `train` settings used for programs
+# settings of the section `train` that are used for programs
 TRAIN_SETTINGS = ("silence_seconds", "hung_seconds")
 
 
@@ -48,7 +48,8 @@ class ProgramTrainer:
         """Run the program to its end, and record its metric or its failure."""
         try:
             program_spec = make_program_spec(study, trial, rung_index, self.shared_inputs, run_id)
-            # an earlier process may have ended before it recorded the metric
+            # if the model is already complete, an earlier process ended before it recorded the
+            # metric
             if not read_completed_model(program_spec):
                 pod_name = f"trial-{trial.number}-pod-{self.shared_inputs['part']}"
                 _run_program(study, program_spec, pod_name)
@@ -105,8 +106,8 @@ def make_program_spec(
 
 
 def _run_program(study: SweepStudy, program_spec: ProgramSpec, pod_name: str) -> None:
-    """Run the program until its result is in the object store. `pod_name`: name of this pod. The
-    pod that replaces this one has the same name, so that it finds the checkpoints on the disk.
+    """Run the program until its result is in the object store. `pod_name`: name of this pod. A pod
+    that replaces this pod has the same name, so that it finds the checkpoints on the disk.
 
     Raises ProgramFailed if the coordinator has ended the run. Raises SystemExit with 143 after
     SIGTERM, and with another code after an error of this pod.

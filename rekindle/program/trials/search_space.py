@@ -12,8 +12,8 @@ def check_program_sweep(
     train_settings: BaseModel,
     model_settings: BaseModel,
 ) -> Sweep:
-    """Return the sweep with one rung: a program is trained to its end. Raises ValueError if the
-    sweep does not fit the program or the section `model_settings`."""
+    """Return the sweep with a single rung, because each program is trained to its end. Raises
+    ValueError if the sweep does not fit the program or the section `model_settings`."""
     if "rungs" in sweep.model_fields_set and sweep.rungs > 1:
         raise ValueError(
             f"sweep.rungs is {sweep.rungs}: a program cannot pause at a rung, so each trial trains"

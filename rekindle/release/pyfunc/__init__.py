@@ -4,9 +4,9 @@
     model = mlflow.pyfunc.load_model("models:/demo@champion")
     model.predict(frame, params={"history": history.to_json(orient="records")})
 
-`frame` has a row for each instance, and a column for each of its fields. The other keys of a
-request are passed in `params`, as JSON texts. The same code as in a server validates the request
-and predicts.
+The data frame `frame` has a row for each instance, and a column for each field of the instances.
+The other keys of a request are passed in `params`, as JSON texts. Requests are validated and
+predicted by the same code as in a model server.
 """
 
 import platform
@@ -47,7 +47,8 @@ class PyfuncModel:
         self.converter = FrameConverter(predictor.Request)
 
     def predict(self, frame: "DataFrame", params: dict[str, str] | None = None) -> list[Any]:
-        """Return the predictions of all rows. Raises DataError for an invalid request."""
+        """Return the predictions of all rows of a data frame. Raises DataError for an invalid
+        request."""
         instances = self.converter.to_instances(frame)
         try:
             other_fields = {name: loads(text) for name, text in (params or {}).items() if text}

@@ -1,8 +1,8 @@
 """Converts the rows of a data frame to instances in JSON.
 
-A frame loses information: a missing value makes a column of integers a column of floats, and does
-not show whether the value was null or left out. The schema of the request restores this
-information.
+A data frame loses information: a missing value makes a column of integers a column of floats, and
+does not show whether the value was null or left out. The lost information is restored from the
+schema of the request.
 """
 
 from collections.abc import Iterator, Mapping
@@ -64,7 +64,7 @@ class FrameConverter:
         """Return the rows of a frame as dictionaries.
 
         MLflow converts a dictionary of text columns to a frame with a single row, whose values are
-        the whole columns. Such a frame is converted back to its rows.
+        the whole columns. A frame whose values are whole columns is converted back to its rows.
         """
         column_names = list(map(str, data_frame.columns))
 
@@ -93,18 +93,20 @@ class FrameConverter:
         ]
 
     def _is_column(self, field_name: str, value: object) -> bool:
-        """Return True if `value` is a whole column: a list in a field that accepts no lists."""
+        """Return True if `value` is a whole column, that is, a list in a field that accepts no
+        lists."""
         field_types = self._list_types(self.properties.get(field_name, {}))
         return isinstance(value, list) and bool(field_types) and "array" not in field_types
 
     def _to_instance(self, row: Mapping[str, Any], row_number: int) -> dict[str, Any]:
-        """Convert a row. A missing value becomes null if the field accepts null and either the
-        value is None or the field is required. Otherwise, the field is omitted."""
+        """Convert a row of a data frame to an instance. A missing value becomes null if the field
+        accepts null and either the value is None or the field is required. A missing value that
+        does not become null is omitted."""
         instance: dict[str, Any] = {}
 
         for field_name, field_value in row.items():
             field_schema = self.properties.get(field_name, {})
-            # a field without types accepts any value
+            # a field whose schema names no types accepts any value
             accepts_null = field_name in self.properties and "null" in (
                 self._list_types(field_schema) or {"null"}
             )

@@ -1,8 +1,8 @@
 """Applies retention at the end of a run on a cluster, in the pod of the step `report`.
 
-The pod has no access to Workflows and Deployments. So it keeps a failed run as long as its Workflow
-may be resumed. It removes releases only after a promotion, because a promotion deletes the
-Deployments of older releases.
+The pod of the step `report` has no access to Workflows and Deployments. So retention on a cluster
+keeps a failed run as long as its Workflow may be resumed. Releases are removed only after a
+promotion, because a promotion deletes the Deployments of older releases.
 """
 
 import time
@@ -21,10 +21,10 @@ from rekindle.storage import Store
 
 def compute_resumable_seconds(cluster_section: Mapping[str, Any]) -> float:
     """Return the number of seconds after the end of a run during which the run may be resumed, or
-    the resumed run may be active. `cluster_section`: section `cluster` of its config."""
+    the resumed run may be active. `cluster_section`: section `cluster` of the run's config."""
     workflow_hours = cluster_section["deadline_hours"]
     if cluster_section.get("queue"):
-        # a config that an older version has recorded has no limit of the queue
+        # a config that an older version of Rekindle has recorded lacks the setting queue_hours
         workflow_hours += cluster_section.get("queue_hours", 0)
     return float(cluster_section["keep_days"] * DAY_S + workflow_hours * 3600)
 

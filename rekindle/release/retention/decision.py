@@ -21,7 +21,7 @@ class Run:
     """A run. `ended`: the Unix time of the run's end; None if the run is active or may be resumed.
 
     `number`: position in the order of the runs' last changes, which does not depend on clocks; 0 if
-    it is not recorded.
+    the position is not recorded.
     """
 
     name: str
@@ -32,24 +32,24 @@ class Run:
     counted: bool = True
     # tasks of other runs (RUN/TASK) whose artifacts this run reads
     uses: frozenset[str] = frozenset()
-    # True if a later run will be compared with this run, or if a model version refers to it: then
-    # its record in MLflow is kept
+    # True if a later run will be compared with this run, or if a model version refers to this run;
+    # the run's record in MLflow is then kept
     compared: bool = False
-    # True if only its record in MLflow still exists
+    # True if only the run's record in MLflow still exists
     emptied: bool = False
     number: int = 0
-    # uid of the Workflow; "": unknown
+    # uid of the run's Workflow; "" if unknown
     uid: str = ""
 
 
 @dataclass(frozen=True)
 class Release:
-    """A version of a model. `needed` is True if it has an alias, or if `rekindle rollback` can
-    restore it."""
+    """A version of a model. `needed` is True if the version has an alias, or if `rekindle rollback`
+    can restore it."""
 
     model: str
     version: int
-    # key prefix of its files
+    # key prefix of the release's files
     prefix: str
     # pipeline of its run; "" if the run is not listed
     pipeline: str
@@ -59,7 +59,7 @@ class Release:
     run: str = ""
     created: float = 0.0
     needed: bool = False
-    # True if its removal has begun, but was interrupted
+    # True if the removal of the release has begun, but was interrupted
     marked: bool = False
 
 
@@ -76,18 +76,19 @@ class Listing:
 
 @dataclass(frozen=True)
 class RunRemoval:
-    """The removal of a run. `kept_tasks`: the tasks (RUN/TASK) whose artifacts are kept. If there
-    are any, the run's records are kept, too."""
+    """The removal of a run. `kept_tasks`: the tasks (RUN/TASK) whose artifacts are kept. If
+    `kept_tasks` is not empty, the run's records are kept, too."""
 
     run: Run
     kept_tasks: frozenset[str]
-    # True if the record in MLflow is kept
+    # True if the run's record in MLflow is kept
     keep_mlflow: bool
 
 
 @dataclass(frozen=True)
 class Removal:
-    """The releases, cache entries and runs to remove, in this order."""
+    """The releases, cache entries and runs to remove. They are removed in the order releases, cache
+    entries, runs."""
 
     releases: list[Release] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
@@ -102,8 +103,9 @@ def choose_removals(
 ) -> Removal:
     """Choose the runs and releases that exceed the limits of their pipeline and are not needed.
 
-    A pipeline that is not in `limits_by_pipeline` keeps everything. `find_inputs(release)`: key
-    prefixes of the other releases that `rekindle reproduce` needs for `release`.
+    A pipeline that is not in `limits_by_pipeline` keeps all its runs and releases.
+    `find_inputs(release)`: key prefixes of the other releases that `rekindle reproduce` needs for
+    `release`.
     """
     find_cached_inputs = cache(lambda release: frozenset(find_inputs(release)))
     expired_names = {
@@ -199,8 +201,8 @@ def _list_surplus_runs(
 
 
 def _compute_end_times(runs_newest_first: Iterable[Run]) -> dict[str, float]:
-    """Return the end time of each run by its name. A time that is earlier than the end of the run
-    before it is replaced by that end, since a clock may have been set back."""
+    """Return the end time of each run by its name. If a run ended earlier than the previous run in
+    the order, it gets the end time of the previous run, since a clock may have been set back."""
     end_times: dict[str, float] = {}
     latest_end_seconds = 0.0
     for run in reversed([*runs_newest_first]):
@@ -216,8 +218,9 @@ def _list_surplus_releases(
     limits_by_pipeline: Mapping[str, RetentionConfig],
     find_inputs: Callable[[Release], Iterable[str]],
 ) -> list[Release]:
-    """Return the releases that exceed the limits and are not needed. `unfinished_names`: names
-    of runs that are active or can be resumed, whose releases are needed."""
+    """Return the releases of a pipeline that exceed the limits and are not needed.
+    `unfinished_names`: names of runs that are active or can be resumed, whose releases are
+    needed."""
     surplus_releases = []
     kept_releases = []
     counts_by_owner = Counter[tuple[str, str]]()

@@ -1,9 +1,10 @@
 """Lists the existing runs, releases and cache entries, from MLflow and the object store.
 
-Several object stores may share MLflow, and other clients may write to it. A run belongs to this
-store if the caller lists it, or if the store has its mark (ownership.py). A version belongs to this
-store if the store has its release.json. All other runs and versions are never removed, and the
-artifacts and files that they refer to are kept.
+Several object stores may share one MLflow, to which other clients may also write. A run belongs to
+an object store if the caller lists the run, or if the object store has the run's mark
+(ownership.py). A model version belongs to an object store if the object store has the version's
+release.json. Runs and versions of other object stores are never removed, and the artifacts and
+files that they refer to are kept.
 """
 
 import re
@@ -50,7 +51,7 @@ from rekindle.release.retention.registered_versions import RegisteredVersions
 from rekindle.storage import NotFound, Store, read_or_create_store_id
 from rekindle.tracking import STORE_TAG
 
-# MLflow filter: runs of workflows
+# MLflow filter that selects the runs of workflows
 ANY_WORKFLOW_FILTER = f"tags.`{tracking.WORKFLOW}` != ''"
 # start of a glob pattern
 GLOB_PATTERN = re.compile(r"[*?\[{]")
@@ -64,11 +65,11 @@ class ListingContext:
     """Information that the caller provides, because MLflow and the object store lack it.
 
     `runs`: the runs of this machine or namespace, with exact phases. `claim_s`: number of seconds
-    for which the claim of a cache entry protects its artifacts. `resumable_s`: number of seconds
-    after its end during which a failed run that is not in `runs` may be resumed. `targets`:
-    function that returns the versions of a model that `rekindle rollback` can restore; None if they
-    are unknown, so that all versions are kept. If `targets` itself is None, no release is removed.
-    `needed`: the tasks (RUN/TASK) of further artifacts to keep.
+    for which a claim of a cache entry protects the artifacts of the entry. `resumable_s`: number of
+    seconds after its end during which a failed run that is not in `runs` may be resumed. `targets`:
+    function that returns the versions of a model that `rekindle rollback` can restore; None if
+    these versions are unknown, so that all versions are kept. If `targets` itself is None, no
+    release is removed. `needed`: the tasks (RUN/TASK) of further artifacts to keep.
     """
 
     runs: Mapping[str, Run]
@@ -122,8 +123,8 @@ def read_listing(
 class RunCollector:
     """Collects the runs of several pipelines from the caller and from their records in MLflow.
 
-    `runs_by_name`: the runs that retention may remove. `runs_by_id`: these runs by the id of their
-    record in MLflow. `tasks_in_use`: the tasks (RUN/TASK) whose artifacts other runs use.
+    `runs_by_name`: the runs that retention may remove. `runs_by_id`: the same runs by the id of
+    their record in MLflow. `tasks_in_use`: the tasks (RUN/TASK) whose artifacts other runs use.
     """
 
     def __init__(self, object_store: Store, listing_context: ListingContext) -> None:
@@ -168,8 +169,9 @@ class RunCollector:
     def _add_record(
         self, pipeline_name: str, mlflow_record: MlflowRecord, is_compared: bool
     ) -> None:
-        """Add the run of a record. If neither the caller nor a mark in this store says that the run
-        belongs to this store and pipeline, only protect the artifacts that it uses."""
+        """Add the run of a record in MLflow. If neither the caller nor a mark in the object store
+        says that the run belongs to this object store and pipeline, only protect the artifacts that
+        the run uses."""
         run_name = mlflow_record.name
         is_listed_by_caller = run_name in self.context.runs
         used_tasks = _find_used_tasks(mlflow_record) | _find_source_tasks(
@@ -192,8 +194,8 @@ class RunCollector:
             not is_listed_by_caller
             and mlflow_record.tags.get(tracking.ARTIFACTS_EMPTIED) == "removed"
         )
-        # the tag alone does not prove that the artifacts are gone, since every client of MLflow
-        # can set it
+        # the tag alone does not prove that the artifacts were removed, since every client of MLflow
+        # can set the tag
         is_emptied = has_emptied_tag and not ownership.has_artifacts(self.store, RunName(run_name))
         run = replace(run, uses=run.uses | used_tasks, compared=is_compared, emptied=is_emptied)
 
@@ -204,8 +206,8 @@ class RunCollector:
         self.runs_by_id[mlflow_record.id] = run
 
     def keep_records(self, referred_ids: set[str]) -> None:
-        """Keep the records in MLflow with these ids. If it is the record of a trial, keep the
-        record of its sweep, because both are removed together."""
+        """Keep the records in MLflow with these ids. For the record of a trial, keep the record of
+        its sweep, because the records of a sweep and its trials are removed together."""
         sweep_ids = {self._parent_ids[run_id] for run_id in referred_ids & self._parent_ids.keys()}
         for run_id in (referred_ids | sweep_ids) & self.runs_by_id.keys():
             run_name = self.runs_by_id[run_id].name
@@ -218,8 +220,8 @@ def make_inputs_function(
     """Return a function that gets a release, and yields the key prefixes of the other releases that
     `rekindle reproduce` needs for it.
 
-    These are the release with its initial weights and, for a refreshed champion, the champion that
-    was refreshed.
+    The yielded releases are the release with the initial weights and, for a refreshed champion, the
+    champion that was refreshed.
     """
     releases_by_version = {(release.model, str(release.version)): release for release in releases}
 
@@ -264,7 +266,7 @@ def _find_data_tasks(object_store: Store, pipeline_names: Set[str]) -> frozenset
 
 
 def _read_marks(object_store: Store, candidate_names: Iterable[str]) -> dict[str, RunMark | None]:
-    """Read the marks of runs."""
+    """Read the marks of runs (RUN/.rekindle.json) in the object store."""
     run_names = [RunName(candidate_name) for candidate_name in candidate_names]
     with ThreadPoolExecutor(claims.THREADS) as thread_pool:
         run_marks = thread_pool.map(partial(ownership.read, object_store), run_names)
@@ -281,8 +283,8 @@ def _make_run(
     """Return the run described by a record in MLflow and by its mark; None if the mark is of
     another pipeline.
 
-    A run has ended only if both its record and its mark say so. A failed run counts as active as
-    long as it may be resumed.
+    A run counts as ended only if its record in MLflow and its mark both contain its end. A failed
+    run counts as active as long as it may be resumed.
     """
     if run_mark.pipeline != pipeline_name:
         return None
@@ -302,8 +304,8 @@ def _make_run(
     ):
         end_seconds = None
 
-    # check both, since every client can remove the tag, and marks of earlier versions lack the
-    # field
+    # check the mark and the tag, since every client can remove the tag, and marks of earlier
+    # versions of Rekindle lack the field
     is_counted = run_mark.counted and tracking.BACKFILL not in mlflow_record.tags
     return Run(
         mlflow_record.name,
@@ -316,8 +318,8 @@ def _make_run(
 
 
 def _combine_records(run: Run, other_run: Run) -> Run:
-    """Combine two records of a run in MLflow. Either record may be forged, so the result protects
-    everything that either of them protects."""
+    """Combine two records of a run in MLflow. Each of the two records may be forged, so the result
+    protects everything that at least one of them protects."""
     return replace(
         run,
         ended=None
@@ -373,7 +375,7 @@ def _find_source_tasks(object_store: Store, source_uri: str) -> frozenset[str]:
     run_name = RunName.parse_or_none(folder_names[0])
     if not run_name or not ownership.read(object_store, run_name):
         return frozenset()
-    # list the objects, because the key may end in the middle of a task's name
+    # list the objects below the prefix, because the prefix may end in the middle of a task's name
     key_prefix = literal_key if "/" in literal_key else f"{run_name}/"
     task_names = {
         "/".join(object_entry.key.split("/")[:2]) for object_entry in object_store.list(key_prefix)
@@ -388,10 +390,10 @@ def _list_releases(
     listing_context: ListingContext,
     registered_versions: RegisteredVersions,
 ) -> Iterator[Release]:
-    """Yield the versions whose files are in this store.
+    """Yield the model versions whose files are in this object store.
 
-    `runs_by_id`: runs by the id of their record in MLflow. A version belongs to the pipeline of its
-    run.
+    `runs_by_id`: runs by the id of their record in MLflow. A model version belongs to the pipeline
+    of the run that released it.
     """
     claimed_prefixes = claims.claimed_tasks(
         object_store, listing_context.resumable_s, claims.RELEASES_CLAIM
@@ -437,7 +439,8 @@ def _list_releases(
 def _make_release(
     object_store: Store, own_store_id: str, model_version: ModelVersion, run: Run | None
 ) -> Release | None:
-    """Return the release of a version; None if the version does not belong to this store.
+    """Return the release of a model version; None if the version does not belong to this object
+    store.
 
     A version whose removal has begun is also returned if its files are already removed, or belong
     to a new version.
@@ -465,14 +468,16 @@ def _make_release(
         sha256=release_owner.model_sha256 if release_owner else "",
         run=run.name if run else "",
         created=model_version.creation_timestamp / 1000,
-        # as long as the files exist, the tag alone does not prove that their removal has begun
+        # as long as the files of a release exist, the tag alone does not prove that their removal
+        # has begun
         marked=is_marked
         and (not has_files or (release_owner is not None and release_owner.removed)),
     )
 
 
 def _parse_object(json_bytes: bytes) -> dict[str, Any]:
-    """Return the JSON object of a file of a release; {} for anything else."""
+    """Return the JSON object in a file of a release; {} if the file does not contain a JSON
+    object."""
     with suppress(ValueError):
         json_value = loads(json_bytes)
         if isinstance(json_value, dict):

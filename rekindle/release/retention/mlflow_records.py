@@ -26,7 +26,8 @@ from rekindle.names import ObjectId, RunName, format_untrusted
 from rekindle.tracking import STORE_TAG
 
 PAGE_SIZE = 1000
-# an MLflow with permissions may answer with pages of which it has removed all objects
+# maximum number of consecutive empty pages; an MLflow with permissions may remove all objects from
+# a page
 MAX_EMPTY_PAGES = 100
 P = TypeVar("P", bound=Page)
 
@@ -46,8 +47,8 @@ def find_trial_ids(run_id: str, run_name: RunName, recorded_ids: Iterable[str]) 
     """Return the ids of the MLflow runs of a sweep's trials. `run_id`, `run_name`: id and name of
     the sweep's own run; `recorded_ids`: ids in the mark of the sweep.
 
-    A trial must have the right name, parent tag and id in the mark. Name and tag alone are not
-    enough, since every client of MLflow can set them.
+    A trial must have the right name, parent tag and id in the mark. The name and the tag of a
+    record alone are not enough, since every client of MLflow can set them.
     """
     known_ids = set(recorded_ids)
     if not known_ids:
@@ -69,7 +70,7 @@ def find_trial_ids(run_id: str, run_name: RunName, recorded_ids: Iterable[str]) 
 def find_record_id(
     pipeline_name: str, run_name: RunName, recorded_id: str, own_store_id: str
 ) -> str:
-    """Return the id of a run's record in MLflow; "" if it does not exist or is ambiguous.
+    """Return the id of a run's record in MLflow; "" if the record does not exist or is ambiguous.
 
     `recorded_id`: the MLflow id in the mark of the run, or "" if the run has not reported its end.
     `own_store_id`: id of the object store.
@@ -78,7 +79,7 @@ def find_record_id(
         pipeline_name, format_condition(f"tags.`{tracking.WORKFLOW}`", run_name)
     )
     run_records = exclude_trials(pipeline_name, found_records)
-    # runs of other stores may have the same name
+    # runs of other object stores may have the same name
     matching_ids = [
         run_record.id
         for run_record in run_records
@@ -146,8 +147,8 @@ def exclude_trials(
 
 
 def make_filter_error(mlflow_record: MlflowRecord, filtered_name: str) -> TrackingError:
-    """Return the error to raise if MLflow returned a run that its filter should exclude. Without a
-    valid `filtered_name`, the artifacts that it uses could not be protected."""
+    """Return the error to raise if MLflow returned a run that its filter should exclude. If
+    `filtered_name` is not a valid name, the artifacts that the run uses could not be protected."""
     return TrackingError(
         f"MLflow answered mlflow/runs/search with the run {mlflow_record.id}, whose"
         f" {filtered_name} does not match the filter of the search. {SERVER_REMEDY}"
@@ -189,7 +190,7 @@ def _request_pages(
     """Yield the pages of MLflow's answer to a search. `content_kind`: "json" or "params".
 
     Raises TrackingError if a page token repeats, or after MAX_EMPTY_PAGES empty pages, because the
-    pages would not end.
+    search would not end.
     """
     seen_tokens = set[str]()
     empty_page_count = 0

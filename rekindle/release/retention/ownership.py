@@ -1,15 +1,15 @@
-"""The marks of runs in the object store: RUN/.rekindle.json records which objects below RUN/ the
-run owns, and when it ended.
+"""The marks of runs in the object store. The mark RUN/.rekindle.json records which objects below
+RUN/ the run owns, and when the run ended.
 
 A run writes its mark before its first artifact. Retention never deletes an object of a run that has
-no mark in this store. If a run has a mark, retention deletes only the objects that the run owns. If
-the run's name was generated, and is thus unique, these are all objects below RUN/. Otherwise, these
-are the objects below RUN/TASK/ of each task whose folder was empty when the run began. A mark in a
-shared folder of the store is ignored, since other programs, such as clients of MLflow, can write
-there.
+no mark in this store. If a run has a mark, retention deletes only the objects that the run owns. A
+run whose name was generated, and is thus unique, owns all objects below RUN/. Any other run owns
+the objects below RUN/TASK/ of each task whose folder was empty when the run began. A mark in a
+shared folder of the object store is ignored, since other programs, such as clients of MLflow, can
+write to shared folders.
 
-The marks are numbered in the order of their last changes, which therefore does not depend on
-clocks.
+The marks of runs are numbered in the order of their last changes, so that this order does not
+depend on clocks.
 """
 
 import re
@@ -35,7 +35,7 @@ GENERATED_NAME_PATTERN = re.compile(f".+{SUFFIX_PATTERN.pattern}")
 MAX_PREFIX_LENGTH = 58
 # maximum number of digits in a mark's number
 MAX_NUMBER_DIGITS = 18
-# folders of the object store that never belong to a run, even if its name is equal
+# folders of the object store that never belong to a run, even if a run has the same name
 SHARED_FOLDERS = {"releases", "cache", "cache-claims", "cache-code", "mlflow", "data"}
 
 
@@ -47,7 +47,8 @@ class RunMark(BaseModel):
     folder, not only those of `tasks`. `ended`: the Unix time of the end of the run; None while the
     run is active. `counted` is True if `keep_runs` counts the run; False for a run of a backfill.
     `run_id`: id of the run's record in MLflow; "" until the run has reported its end. `trial_ids`:
-    ids of the records of its trials, if it is a sweep. `uid`: uid of the Workflow; "" if unknown.
+    ids of the MLflow records of the trials, if the run is a sweep. `uid`: uid of the run's
+    Workflow; "" if unknown.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
@@ -73,12 +74,12 @@ class RunMark(BaseModel):
         """Return True if the run owns the object with this key."""
         run_folder, _, relative_path = key.partition("/")
         task_folder, separator, _ = relative_path.partition("/")
-        # a mark may be forged, so `whole` counts only for a run whose name looks generated: such a
-        # name is unique
+        # a mark may be forged, so `whole` counts only for a run whose name looks generated, since
+        # such a name is unique
         owns_folder = self.whole and GENERATED_NAME_PATTERN.fullmatch(run_name) is not None
         if run_folder != run_name:
             return False
-        # the object is not in the folder of a task
+        # a key without a folder of a task does not belong to a task
         if not separator:
             return owns_folder
 
@@ -97,9 +98,10 @@ def begin_run(
     """Write the mark of a run that begins or is resumed. Raises StorageError.
 
     `workflow`: the Workflow with its name and tasks. `is_first` is True if no task of the run has
-    written artifacts yet. In this case, existing objects in the folder of the run belong to another
-    owner, even if the name looks generated: a manifest may have both a name and a generateName.
-    `is_counted` is True if `keep_runs` counts the run; False for a run of a backfill.
+    written artifacts yet. If no task has written artifacts yet, existing objects in the folder of
+    the run belong to another owner, even if the run's name looks generated, because a manifest may
+    have both a name and a generateName. `is_counted` is True if `keep_runs` counts the run; False
+    for a run of a backfill.
     """
     run_name = RunName(workflow["metadata"]["name"], "metadata.name")
     if run_name in SHARED_FOLDERS:
@@ -160,8 +162,8 @@ def end_run(
 ) -> None:
     """Record the end of a run, and the id `run_id` of its record in MLflow. Raises StorageError.
 
-    A run without a mark gets one here; it owns its folder only if its name was generated.
-    `is_counted` is False for a run of a backfill, also if its mark lacks the field.
+    If the run has no mark, a mark is written, and the run owns its folder only if its name was
+    generated. `is_counted` is False for a run of a backfill, also if its mark lacks the field.
     """
     run_name = RunName(workflow["metadata"]["name"], "metadata.name")
     if run_name in SHARED_FOLDERS:
@@ -208,7 +210,7 @@ def record_trial(object_store: Store, run_name: RunName, run_id: str) -> None:
 
 
 def read(object_store: Store, run_name: RunName) -> RunMark | None:
-    """Return the mark of a run in this store, or None. Raises StorageError."""
+    """Return the mark of a run in this object store, or None. Raises StorageError."""
     if run_name in SHARED_FOLDERS:
         return None
     recorded_mark, _ = _read_any_mark(object_store, run_name)
@@ -218,7 +220,7 @@ def read(object_store: Store, run_name: RunName) -> RunMark | None:
 
 
 def has_artifacts(object_store: Store, run_name: RunName) -> bool:
-    """Return True if the store has objects that the run owns. Raises StorageError."""
+    """Return True if the object store has objects that the run owns. Raises StorageError."""
     run_mark = read(object_store, run_name)
     artifact_keys = (
         object_entry.key
@@ -284,7 +286,7 @@ def _reserve_next_number(object_store: Store) -> int:
     """Return the number of the next mark: the last number plus 1, or the Unix time in milliseconds
     if that is larger.
 
-    The time ensures that new runs do not count as the oldest if the last number is lost.
+    The Unix time ensures that new runs do not count as the oldest runs if the last number is lost.
     """
     while True:
         try:
@@ -313,14 +315,15 @@ def _read_any_mark(object_store: Store, run_name: RunName) -> tuple[RunMark | No
     try:
         return RunMark.model_validate_json(mark_bytes), etag
     except ValidationError:
-        # not a valid mark, so Rekindle has not written this object
+        # the object is not a valid mark, so Rekindle has not written it
         return None, etag
 
 
 def _write_mark(
     object_store: Store, run_name: RunName, new_mark: RunMark, etag: str | None
 ) -> bool:
-    """Write a mark unless it has changed since `etag`. Return True if the mark was written."""
+    """Write the mark of a run unless the mark has changed since `etag`. Return True if the mark was
+    written."""
     try:
         object_store.put(
             make_mark_key(run_name),

@@ -23,7 +23,7 @@ from rekindle.release.retention.decision import Release
 from rekindle.release.retention.mlflow_records import search_all_pages
 from rekindle.storage import Store
 
-# id of an MLflow run in an artifact address
+# matches the id of an MLflow run in an artifact address
 RUN_ID_PATTERN = re.compile("[0-9a-f]{32}")
 
 
@@ -38,7 +38,8 @@ def has_alias(model_name: str, version: str) -> bool:
 
 
 def has_other_version(object_store: Store, release: Release) -> bool:
-    """Return True if another version, of this or any other model, has the same files."""
+    """Return True if another version, of this model or any other model, has the same files as a
+    release."""
     return RegisteredVersions().has_other_reference(
         object_store, release.prefix, (release.model, str(release.version))
     )
@@ -94,8 +95,8 @@ class RegisteredVersions:
 
 
 def list_addresses(model_version: ModelVersion) -> set[str]:
-    """Return all addresses of a version's files: those in its record, and the address that MLflow
-    resolves them to."""
+    """Return all addresses of a version's files, which are the addresses in its record and the
+    address that MLflow resolves them to."""
     found_addresses = {model_version.source, model_version.tags.get(tracking.URI, "")}
     if split_address(model_version.source).scheme in ("models", "runs"):
         found_addresses.add(_fetch_download_address(model_version.name, model_version.version))
@@ -109,7 +110,7 @@ def list_addresses(model_version: ModelVersion) -> set[str]:
 @cache
 def _fetch_download_address(model_name: str, version: str) -> str:
     """Return the address of a version's files, as MLflow resolves it; "" if the version was
-    deleted. An address never changes, so it is cached."""
+    deleted. The address of a version's files never changes, so the address is cached."""
     try:
         address_answer = send_request(
             "GET",
@@ -126,15 +127,17 @@ def _fetch_download_address(model_name: str, version: str) -> str:
 
 
 def _is_below_prefix(address: str, parent_prefix: str) -> bool:
-    """Return True if an address is `parent_prefix` or below it.
+    """Return True if an address of files is `parent_prefix` or below `parent_prefix`.
 
-    Servers and buckets are not compared, since several addresses can refer to one object store.
+    The servers and buckets in the addresses are not compared, since several addresses can refer to
+    one object store.
     """
     return f"/{parent_prefix.strip('/')}/" in f"/{address}/"
 
 
 def _is_above_prefix(address: str, object_store: Store, child_prefix: str) -> bool:
-    """Return True if an address is the bucket, or a folder of it that contains `child_prefix`."""
+    """Return True if an address of files is the whole bucket, or a folder of the bucket that
+    contains `child_prefix`."""
     s3_address = parse_s3_address(address)
     if not s3_address or s3_address.bucket != object_store.bucket:
         return False

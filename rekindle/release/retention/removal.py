@@ -1,8 +1,8 @@
 """Removes the runs, releases and cache entries that decision.py has chosen. Removals can be
 repeated after an interruption, and may run concurrently.
 
-An object is deleted only if a record in the store says that it belongs to the run (ownership.py) or
-the release (release.json). The record is deleted last.
+An object is deleted only if a record in the object store says that the object belongs to the
+removed run (ownership.py) or release (release.json). This record is deleted after the objects.
 """
 
 import time
@@ -38,17 +38,17 @@ class RunHost(Protocol):
     Workflows."""
 
     def hold(self, run_name: str) -> AbstractContextManager[bool]:
-        """Prevent the run from being resumed during the `with` block. Yield False if the run is
+        """Prevent a run from being resumed during the `with` block. Yield False if the run is
         active."""
         ...
 
     def remove(self, run_name: str) -> None:
-        """Remove the record of the run, if it exists."""
+        """Remove the record of the run (its folder or Workflow), if it exists."""
         ...
 
 
 class NoHost:
-    """The RunHost of a pod, which cannot access Workflows. It does nothing."""
+    """The RunHost of a pod, which cannot access Workflows, so that its methods do nothing."""
 
     @contextmanager
     def hold(self, run_name: str) -> Iterator[bool]:
@@ -59,8 +59,8 @@ class NoHost:
 
 
 def limit_removal(removal: Removal) -> Removal:
-    """Limit a removal to MAX_REMOVALS_AT_END releases and runs. The others are removed at the end
-    of later runs."""
+    """Limit a removal to MAX_REMOVALS_AT_END releases and runs. The remaining releases and runs are
+    removed at the end of later runs."""
     limited_releases = removal.releases[:MAX_REMOVALS_AT_END]
     return Removal(
         limited_releases,
@@ -95,7 +95,7 @@ def apply_removal(
                         if cache_entry.workflow == run_removal.run.name
                     ],
                 )
-                # includes tasks that were claimed after the decision
+                # read the claims again, because tasks may have been claimed after the decision
                 claimed_tasks = claims.claimed_tasks(
                     object_store, listing_context.claim_s, run_removal.run.name
                 )
@@ -139,8 +139,8 @@ def list_own_artifacts(
 def _remove_run(
     object_store: Store, run_removal: RunRemoval, kept_tasks: frozenset[str], run_host: RunHost
 ) -> bool:
-    """Remove a run. If `kept_tasks` is not empty, remove only the artifacts of all other tasks.
-    Return False if nothing was removed."""
+    """Remove a run. If `kept_tasks` is not empty, remove only the artifacts of tasks that are not
+    in `kept_tasks`. Return False if nothing was removed."""
     run_name = RunName(run_removal.run.name)
     run_mark = ownership.read(object_store, run_name)
     if run_mark and not run_mark.belongs_to(run_removal.run.uid):
@@ -226,7 +226,7 @@ def _remove_release(object_store: Store, release: Release, resumable_seconds: fl
     with suppress_missing_errors():
         removed_tag = {**removed_mark, "value": listing.read_or_create_store_id(object_store)}
         send_request("POST", "mlflow/model-versions/set-tag", Answer, json=removed_tag)
-        # the alias was set after the decision, so keep the version
+        # keep the version, because an alias was set after the decision to remove it
         if registered_versions.has_alias(release.model, str(release.version)):
             send_request("DELETE", "mlflow/model-versions/delete-tag", Answer, json=removed_mark)
             return
@@ -234,7 +234,8 @@ def _remove_release(object_store: Store, release: Release, resumable_seconds: fl
     tracking.remove_duplicates(
         release.model, release.prefix, object_store.uri(release.prefix), version_fields["version"]
     )
-    # checked again: another version of the same files may have been registered since the decision
+    # check again, because another version with the same files may have been registered since the
+    # decision
     if not registered_versions.has_other_version(object_store, release):
         _remove_files(object_store, release, [object_entry.key for object_entry in release_objects])
 
@@ -243,8 +244,8 @@ def _remove_release(object_store: Store, release: Release, resumable_seconds: fl
 
 
 def _remove_files(object_store: Store, release: Release, object_keys: list[str]) -> None:
-    """Remove the files of a release. Other objects in its folder are kept. release.json, which
-    names the files, is removed last.
+    """Remove the files of a release. Other objects in the folder of the release are kept.
+    release.json, which names the files, is removed last.
     """
     marked_owner = _mark_removed(object_store, release)
     if not marked_owner:
@@ -287,7 +288,7 @@ def _mark_removed(object_store: Store, release: Release) -> ReleaseOwner | None:
 @contextmanager
 def suppress_missing_errors() -> Iterator[None]:
     """Ignore MLflow's error about a missing object, because a concurrent removal may have deleted
-    it."""
+    the object."""
     try:
         yield
     except RequestRefused as error:

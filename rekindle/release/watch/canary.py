@@ -9,9 +9,10 @@ from rekindle.release.serve_config import DEFAULT_PORT, CanaryConfig
 from rekindle.release.watch.judgement import compute_ks_distance, compute_quantile, find_breach
 from rekindle.release.watch.scrape import ServerWatch, VersionStats
 
-# number of checks in a step; another check follows if the step must wait for enough requests
+# number of checks in a step of a canary; another check follows if the step must wait for enough
+# requests
 CHECK_COUNT = 10
-# longest pause between two scrapes
+# longest pause in seconds between two scrapes of the servers
 MAX_PAUSE_S = 5.0
 
 
@@ -114,11 +115,12 @@ class Canary:
         return metric_values | {"score_shift": ks_distance}
 
     def _describe_champion_change(self) -> str:
-        """Return a reason to stop if another version has become the champion, else ""."""
+        """Return a reason to stop the canary if another version has become the champion, else
+        ""."""
         try:
             champion = tracking.champion(self.name)
         except TrackingError:
-            # ignore it: the promotion checks the champion again
+            # ignore a missing or equal champion, because the promotion checks the champion again
             return ""
         if not champion or champion.version == self.champion:
             return ""

@@ -26,7 +26,7 @@ BucketCount = Annotated[int, Field(ge=0)]
 BucketCounts = Annotated[
     list[BucketCount], Field(min_length=len(BUCKET_BOUNDS), max_length=len(BUCKET_BOUNDS))
 ]
-# `score OUTPUT` or `feature NAME` → its shift
+# name of an output or feature (`score OUTPUT` or `feature NAME`) → its shift
 Shifts = dict[str, Shift]
 
 
@@ -46,7 +46,7 @@ class Reference(Histograms):
 
 class DriftState(Document):
     """drift.json of a model: the last retraining, and the histograms of each server process at the
-    last check (`seen`) and at the one before it (`before`)."""
+    last check (`seen`) and at the check before the last (`before`)."""
 
     version: str = ""
     workflow: str = ""
@@ -63,8 +63,8 @@ def compute_request_shifts(
     outputs and features.
 
     With fewer than `drift_config.minimum` instances, the shifts are empty. Repeated calls by one
-    workflow, such as retries, count from the check before its first call. Raises DataError,
-    RekindleError.
+    workflow, such as retries, count the requests since the check before the workflow's first call.
+    Raises DataError, RekindleError.
     """
     champion = tracking.champion(drift_config.model)
     if not champion or not champion.deployment:
@@ -99,9 +99,9 @@ def compute_request_shifts(
 def _count_new_requests(
     object_store: Store, drift_config: DriftConfig, endpoint: str, version: str, workflow_name: str
 ) -> Counts:
-    """Return the histograms of the requests since the last check. If there are at least
-    `drift_config.minimum` instances, record them as checked, so that checks of other workflows do
-    not count them again."""
+    """Return the histograms of the requests since the last check. If the requests contain at least
+    `drift_config.minimum` instances, record these instances as checked, so that checks of other
+    workflows do not count them again."""
     while True:
         drift_state, etag = _read_state(object_store, drift_config.model)
         earlier_histograms = (
@@ -158,8 +158,8 @@ def reset_counts(object_store: Store, model_name: str, version: str) -> None:
 def compute_shifts(
     reference_counts: Counts, new_counts: Counts, ignored_names: list[str]
 ) -> Shifts:
-    """Compute the shift of each output and feature of the reference. Missing values form a separate
-    group."""
+    """Compute the shift (PSI) of each output and feature of the reference. Missing values form a
+    separate group."""
     shifts_by_name: Shifts = {}
 
     for quantity_kind in ("scores", "features"):
@@ -260,7 +260,7 @@ def _make_state_key(model_name: str) -> str:
 
 
 def _read_state(object_store: Store, model_name: str) -> tuple[DriftState, str | None]:
-    """Return drift.json and its etag; None if it does not exist."""
+    """Return the content of drift.json and its etag; None if drift.json does not exist."""
     state_key = _make_state_key(model_name)
     try:
         state_bytes, etag = object_store.get_with_etag(state_key)
@@ -276,14 +276,14 @@ def _write_state(
     state_changes: Mapping[str, Any],
     etag: str | None,
 ) -> bool:
-    """Write `drift_state` with `state_changes`, unless drift.json has changed since `etag`.
-    Return True if it was written."""
+    """Write `drift_state` with `state_changes`, unless drift.json has changed since `etag`. Return
+    True if drift.json was written."""
     state_bytes = to_json(drift_state.model_dump() | dict(state_changes)).encode()
     try:
         object_store.put(
             _make_state_key(model_name), state_bytes, if_match=etag, if_absent=etag is None
         )
     except (Conflict, NotFound):
-        # another check, or a promotion, has changed or removed it
+        # another check, or a promotion, has changed or removed drift.json
         return False
     return True

@@ -1,10 +1,10 @@
-"""Statistical tests of whether the candidate is worse than the champion in its errors, response
-times or predictions.
+"""Statistical tests that decide whether the candidate is worse than the champion in its errors,
+response times or predictions.
 
 Each test has a tolerance, so that irrelevant differences do not become significant with more
 traffic, and needs only the data of `/metrics`. Each test gets a part of serve.canary.false_alarms
-as its significance level `alpha` (Bonferroni correction). So the probability that any of the tests
-rejects a good candidate, over all checks, is at most serve.canary.false_alarms.
+as its significance level `alpha` (Bonferroni correction). So over all checks of a canary, the
+probability that any test rejects a good candidate is at most serve.canary.false_alarms.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from rekindle.release.watch.scrape import Buckets, VersionStats
 
 # quantiles of the response time that are tested
 QUANTILES = (0.5, 0.9)
-# limits the exact test to about 100,000 terms
+# maximum number of requests for the exact test, so that the test has at most about 100,000 terms
 MAX_EXACT_REQUESTS = 10**9
 # number of kinds of tests: errors, response times, prediction scores
 TEST_KIND_COUNT = 3
@@ -28,9 +28,10 @@ def find_breach(
     canary_config: CanaryConfig,
     alpha: float,
 ) -> str:
-    """Return a sentence that says, with numbers, how the candidate is worse; "" if it is not worse.
+    """Return a sentence that says, with numbers, in which way the candidate is worse; "" if the
+    candidate is not worse.
 
-    `alpha`: significance level of this check.
+    `alpha`: significance level of the check.
     """
     if candidate_stats.crashes > champion_stats.crashes:
         return (
@@ -102,9 +103,9 @@ def compute_errors_p_value(
     """Return the probability that the candidate has at least `errors` errors if its error rate
     equals the champion's.
 
-    Source: Fisher's exact test, one-sided: the tail of the hypergeometric distribution (Agresti,
-    Categorical Data Analysis, 3.5.1). For more than MAX_EXACT_REQUESTS, the result is the Chernoff
-    bound of this tail, which is not smaller (Hoeffding 1963, Theorems 1 and 4).
+    Source: the one-sided exact test of Fisher, which is the tail of the hypergeometric distribution
+    (Agresti, Categorical Data Analysis, 3.5.1). For more than MAX_EXACT_REQUESTS, the result is the
+    Chernoff bound of this tail, which is not smaller (Hoeffding 1963, Theorems 1 and 4).
     """
     request_count = round(requests)
     total_requests = request_count + round(other_requests)
@@ -149,8 +150,8 @@ def is_slower(
     champion's quantile.
 
     The test takes the upper confidence bound of the champion's quantile, and tests the share of the
-    candidate's values above it. Both steps use the Chernoff bound of the binomial distribution
-    (Hoeffding 1963, Theorem 1), each at the level alpha / 2.
+    candidate's values above this bound. Both steps of the test use the Chernoff bound of the
+    binomial distribution (Hoeffding 1963, Theorem 1), each at the level alpha / 2.
     """
     candidate_count = count_values(candidate_buckets)
 
@@ -202,7 +203,7 @@ def compute_ks_distance(first_buckets: Buckets, second_buckets: Buckets) -> floa
     first_count = count_values(first_buckets)
     second_count = count_values(second_buckets)
     if not first_count or not second_count:
-        # 1 if only one version has this output, 0 if neither version has it
+        # the distance is 1 if only one version has this output, and 0 if neither version has it
         return float(bool(first_count or second_count))
     return max(
         abs(

@@ -2,7 +2,7 @@
 
 The `notify:` section of a config selects the events. A notification that cannot be sent does not
 stop the run. The address of the webhook is a secret, since everyone who knows it can write to the
-channel. So error messages and logs show only its host.
+channel. So error messages and logs show only the host of the webhook.
 """
 
 import html
@@ -32,11 +32,11 @@ RETRIED_STATUSES = (408, 429, 500, 502, 503, 504)
 # maximum number of bytes to read from the answer if the server refuses
 MAX_ANSWER_BYTES = 4096
 MAX_SHOWN_CHARACTERS = 200
-# separators between the parts of an address
+# matches the separators between the parts of an address
 URL_SEPARATOR = re.compile("[/?&=#:@]")
 # a shorter part of an address does not count as a secret
 MIN_SECRET_LENGTH = 6
-# maximum number of characters of a reason
+# maximum number of characters of a reason in a notification
 MAX_REASON_LENGTH = 3000
 # source: Slack, "Formatting text for app surfaces", which lists the characters to escape
 SLACK_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
@@ -46,8 +46,8 @@ VERDICT_TAG = re.compile(r"([\w-]+/)?verdict")
 
 
 class NotifyConfig(Section):
-    """Notifications about runs. The webhook's address is a secret, so NOTIFY_URL sets it, not a
-    config key."""
+    """Notifications about runs. The webhook's address is a secret, so it is set by NOTIFY_URL, not
+    by a config key."""
 
     format: Literal["off", "slack", "json"] = Field(
         default="off",
@@ -77,14 +77,14 @@ class NotificationMessage:
     event: Event
     # name of the pipeline or the model
     name: str
-    text: str  # one sentence
+    text: str  # reason for the event, as one sentence
     reason: str = ""
     workflow: str = ""
     # address of the MLflow run
     link: str = ""
 
     def body(self, message_format: str) -> dict[str, Any]:
-        """Return the JSON of the request."""
+        """Return the JSON body of the request to the webhook."""
         shown_reason = without_secrets(escape_control_chars(self.reason))[:MAX_REASON_LENGTH]
         shown_link = without_secrets(self.link)
         if message_format == "json":
@@ -106,8 +106,8 @@ def send_notification(
     max_attempts: int = 6,
     environment: Mapping[str, str] = os.environ,
 ) -> bool:
-    """Send `message` (see `deliver_message`) and log a failure. Return True if the message was
-    sent."""
+    """Send the notification `message` (see `deliver_message`), and log a failure. Return True if
+    the message was sent."""
     delivery = deliver_message(message, notify_config, max_attempts, environment)
     if delivery.problem:
         write_stderr(delivery.problem)
@@ -116,8 +116,8 @@ def send_notification(
 
 @dataclass(frozen=True)
 class Delivery:
-    """The result of sending a notification. If the config does not select the event, nothing is
-    sent and `problem` is ""."""
+    """The result of sending a notification. If the config does not select the event of the
+    notification, nothing is sent and `problem` is ""."""
 
     sent: bool
     problem: str = ""
@@ -163,8 +163,8 @@ def deliver_message(
 
 
 def _post_with_retries(webhook_url: str, request_body: dict[str, Any], max_attempts: int) -> str:
-    """Post the notification. Return "", or the reason for a failure, which continues the sentence
-    "the webhook ..."."""
+    """Post the notification to the webhook, with retries. Return "", or the reason for a failure,
+    which continues the sentence "the webhook ..."."""
     import requests
     from requests.adapters import HTTPAdapter
     from urllib3.util import Retry
@@ -211,7 +211,7 @@ def _post_with_retries(webhook_url: str, request_body: dict[str, Any], max_attem
 
 def _hide_address(text: str, webhook_url: str) -> str:
     """Remove the webhook's address and its parts, also in escaped form, from a text such as a
-    server's answer, which may repeat them."""
+    server's answer, which may repeat the address."""
     url_path = "/" + webhook_url.partition("://")[2].partition("/")[2]
     path_segments = [
         path_segment
@@ -241,8 +241,8 @@ def _parse_host(url: str) -> str:
 
 
 def convert_phase(workflow_phase: str, failure_reasons: list[str]) -> str:
-    """Convert Argo's phase to MLflow's run status. A stopped workflow has the phase `Failed`, as
-    other failed workflows, so `failure_reasons` show whether it was stopped."""
+    """Convert Argo's phase to MLflow's run status. A stopped workflow has the phase `Failed`, like
+    other failed workflows, so `failure_reasons` show whether the workflow was stopped."""
     if workflow_phase != "Succeeded" and any(
         causes.STOPPED_MESSAGE.search(failure_reason) for failure_reason in failure_reasons
     ):
@@ -254,7 +254,7 @@ def describe_failures(failures_json: str) -> list[str]:
     """Return a line for each failed step in `failures_json`, the value of {{workflow.failures}}: a
     JSON list that Argo has quoted (strconv.Quote).
 
-    Each line has the message of the step's process, without passwords in addresses.
+    Each line contains the message of the step's process, without passwords in addresses.
     """
     parsed_failures: Any = failures_json
     while isinstance(parsed_failures, str) and parsed_failures:
@@ -263,7 +263,7 @@ def describe_failures(failures_json: str) -> list[str]:
         except (ValueError, RecursionError):
             return [f"workflow: {without_secrets(parsed_failures)}"]
 
-    # `null` if no step has failed
+    # the value is `null` if no step has failed
     if isinstance(parsed_failures, list):
         failed_nodes = [
             failed_node for failed_node in parsed_failures if isinstance(failed_node, dict)

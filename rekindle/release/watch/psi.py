@@ -2,11 +2,11 @@
 can cause.
 
 PSI = Σ (p - q) ln(p / q) over groups with the shares p and q. By convention, a PSI below 0.1 means
-no change, and a PSI above 0.25 a significant change. Sources: Siddiqi, Credit Risk Scorecards
-(2006), chapter 9, for this convention; Yurdakul and Naranjo, Statistical properties of the
-population stability index, Journal of Risk Model Validation 14(4), 2020, for the PSI without a
-change: the PSI of n and m rows in B groups is then distributed as (1/n + 1/m) times chi-squared
-with B - 1 degrees of freedom.
+no change, and a PSI above 0.25 a significant change. Sources: the convention is from Siddiqi,
+Credit Risk Scorecards (2006), chapter 9, and the PSI without a change from Yurdakul and Naranjo,
+Statistical properties of the population stability index, Journal of Risk Model Validation 14(4),
+2020: without a change, the PSI of n and m rows in B groups is distributed as (1/n + 1/m) times
+chi-squared with B - 1 degrees of freedom.
 """
 
 import math
@@ -38,7 +38,7 @@ def compute_shift(
     actual_counts: Sequence[int],
     missing_counts: tuple[int, int] = (0, 0),
 ) -> Shift:
-    """Compute the shift between two non-empty histograms with the same buckets.
+    """Compute the shift (PSI) between two non-empty histograms with the same buckets.
 
     `missing_counts`: numbers of rows without a value in the reference and in the new data.
     """
@@ -53,7 +53,7 @@ def compute_shift(
     expected_total = sum(expected_groups)
     actual_total = sum(actual_groups)
     group_count = len(expected_groups)
-    # half a row is added to each group, so that no share is 0
+    # add half a row to each group, so that no share is 0
     expected_shares = [
         (group_size + 0.5) / (expected_total + group_count / 2) for group_size in expected_groups
     ]
@@ -77,7 +77,7 @@ def merge_buckets(
     expected_counts: Sequence[int], actual_counts: Sequence[int], rows_per_group: float
 ) -> tuple[list[int], list[int]]:
     """Merge adjacent buckets into groups of about `rows_per_group` reference rows. A bucket with
-    more rows stays a group of its own."""
+    more than `rows_per_group` rows stays a group of its own."""
     expected_groups = [0]
     actual_groups = [0]
 
@@ -98,7 +98,7 @@ def compute_chi_squared_quantile(degrees_of_freedom: int) -> float:
     """Return the CHANCE_QUANTILE of the chi-squared distribution, by the approximation of Wilson
     and Hilferty (1931).
 
-    The error is below 2 % for 3 or more degrees of freedom.
+    The error of the approximation is below 2 % for 3 or more degrees of freedom.
     """
     if degrees_of_freedom < 1:
         return 0.0

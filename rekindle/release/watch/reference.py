@@ -11,7 +11,7 @@ from argolocal.common.json_text import to_json
 from rekindle.content.verified_release import REFERENCE
 from rekindle.release.watch.scores import count_numbers
 
-# metric of a server: histograms of the features
+# metric of a model server with histograms of the features
 FEATURE_METRIC = "rekindle_model_feature"
 
 

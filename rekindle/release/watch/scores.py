@@ -1,8 +1,9 @@
 """Histograms of the numbers in predictions and instances, for the canary and the drift check.
 
 Each number in a prediction is an output with a name such as `probabilities.3`; each number in an
-instance is a feature. True counts as 1. A text counts as two numbers: its length, and a hash
-between 0 and 1. Only the first MAX_OUTPUTS outputs and features of a model are counted.
+instance is a feature. The value True counts as the number 1. A text counts as two numbers, which
+are its length and a hash between 0 and 1. Only the first MAX_OUTPUTS outputs and features of a
+model are counted.
 """
 
 from bisect import bisect_left
@@ -34,7 +35,7 @@ BUCKET_EDGES = (
     *UNIT_EDGES,
     *LARGE_EDGES,
 )
-# larger numbers, which JSON allows, count as this number
+# numbers that are larger than MAX_NUMBER, which JSON allows, count as MAX_NUMBER
 MAX_NUMBER = 1e300
 BUCKET_BOUNDS = (*(repr(edge) for edge in BUCKET_EDGES), "+Inf")
 ZERO_COUNTS = [0] * len(BUCKET_BOUNDS)
@@ -88,7 +89,7 @@ class HistogramMetric:
         self.counts: Counts = {}
 
     def add(self, counts: Counts) -> None:
-        """Add the counts of more predictions or instances."""
+        """Add the counts of more predictions or instances to the histograms."""
         for output_name, bucket_counts in counts.items():
             if output_name in self.counts or len(self.counts) < MAX_OUTPUTS:
                 self.counts[output_name] = list(
@@ -99,8 +100,8 @@ class HistogramMetric:
                 )
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Yield the metric for the Prometheus client. It has no sum, as OpenMetrics requires for
-        negative numbers."""
+        """Yield the metric for the Prometheus client. The metric has no sum, as OpenMetrics
+        requires for negative numbers."""
         metric_description = f"{self.description}, by {self.label}"
         metric_family = HistogramMetricFamily(
             self.name, metric_description, labels=["version", self.label]

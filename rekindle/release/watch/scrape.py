@@ -33,7 +33,7 @@ USED_SAMPLES = {
 # time limit to connect, and to wait for further bytes
 TIMEOUT_S = 10
 TOTAL_TIMEOUT_S = 30
-# upper bound → number of values up to it (cumulative, as in Prometheus)
+# upper bound of a bucket → number of values up to this bound (cumulative, as in Prometheus)
 Buckets = dict[float, float]
 # "rows": number of instances; "scores" and "features": histograms by name
 Counts = dict[str, Any]
@@ -44,7 +44,7 @@ class VersionStats:
     """The statistics of the servers of one Deployment and version."""
 
     requests: float = 0
-    # number of requests without a prediction
+    # number of requests that got no prediction because of an error
     errors: float = 0
     crashes: int = 0
     seconds: Buckets = field(default_factory=dict)
@@ -101,7 +101,7 @@ class ServerWatch:
         self.stats.clear()
 
     def scrape(self) -> dict[ServerKey, VersionStats]:
-        """Read all servers, and return the statistics until now."""
+        """Scrape all servers, and return the statistics since the creation of this object."""
         loaded_addresses = {
             address for (address, _), version_stats in self.last_answers.items() if version_stats
         }
@@ -208,8 +208,8 @@ def subtract_counts(
 
 
 def read_servers(*endpoints: str) -> dict[str, ServerAnswer | str]:
-    """Return the answer of each server behind these Services, by its URL. For a server that cannot
-    be read, the answer is a text, the error message."""
+    """Return the answer of each server behind the given Services, by the URL of the server. For a
+    server that cannot be read, the answer is a text, the error message."""
     server_urls = list(
         dict.fromkeys(
             server_url for endpoint in endpoints for server_url in list_pod_urls(endpoint)
@@ -239,7 +239,7 @@ def _fetch_page(page_url: str) -> bytes:
 def list_pod_urls(endpoint: str) -> Iterable[str]:
     """Return the URLs of the pods behind a headless Service.
 
-    Locally, an environment variable replaces the DNS records.
+    On this machine, an environment variable replaces the DNS records.
     """
     host_name, _, port_text = endpoint.removeprefix("http://").partition(":")
 
@@ -274,8 +274,8 @@ def list_pod_urls(endpoint: str) -> Iterable[str]:
 
 
 def parse_metrics(metrics_text: str) -> ServerAnswer:
-    """Return the start time of the process, and its statistics. Raises ValueError if
-    `metrics_text` is invalid."""
+    """Return the start time of a server's process and the process's statistics from the text of
+    `/metrics`. Raises ValueError if `metrics_text` is invalid."""
     try:
         server_answer = _parse_answer(metrics_text)
     except KeyError as error:
@@ -296,8 +296,8 @@ def parse_metrics(metrics_text: str) -> ServerAnswer:
 
 
 def _parse_answer(metrics_text: str) -> ServerAnswer:
-    """Return the answer of a server. Raises ValueError, or KeyError with the name of a missing
-    label."""
+    """Parse the answer of a server to a scrape. Raises ValueError, or KeyError with the name of a
+    missing label."""
     start_time = 0.0
     instance_count = 0.0
     deployment_name = ""
@@ -305,7 +305,8 @@ def _parse_answer(metrics_text: str) -> ServerAnswer:
 
     for metric_family in text_string_to_metric_families(metrics_text):
         for metric_sample in metric_family.samples:
-            # only these metrics are checked: others may be NaN, such as an unknown age of the data
+            # only USED_SAMPLES are checked, because other metrics may be NaN, such as an unknown
+            # age of the data
             if metric_sample.name in USED_SAMPLES and not 0 <= metric_sample.value < math.inf:
                 raise ValueError(f"{format_untrusted(metric_sample.name)} is {metric_sample.value}")
 

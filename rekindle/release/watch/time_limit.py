@@ -1,5 +1,5 @@
-"""A limit on the total time of a request. The timeouts of HTTP clients do not limit this time,
-because they restart with each byte of the answer."""
+"""A limit on the total time of a request. The timeouts of HTTP clients do not limit the total time
+of a request, because the timeouts restart with each byte of the answer."""
 
 import threading
 from collections.abc import Callable

@@ -32,7 +32,7 @@ class CheckpointRetention:
     prefix: str
     # maximum number of checkpoints to keep
     max_checkpoints: int
-    # maximum age of a checkpoint; 0: unlimited
+    # maximum age of a checkpoint in hours; 0 if unlimited
     max_hours: float
     # key of a manifest → names of its chunks
     _chunk_names: dict[str, list[str]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class CheckpointRetention:
         """Delete expired checkpoints; called after the manifest `latest_key`, which refers to
         `chunk_names`, was published.
 
-        Ignores errors of the object store: the next call tries again.
+        Errors of the object store are ignored, because the next call tries again.
         """
         self._chunk_names[latest_key] = chunk_names
         with suppress(RekindleError):
@@ -49,8 +49,8 @@ class CheckpointRetention:
 
     def _delete_unneeded(self, latest_key: str) -> None:
         listing_start_s = time.monotonic()
-        # listed in this order, so that a reader or checkpoint that appears during the listing is
-        # not overlooked
+        # kinds of objects in the order of their listing, so that a reader or checkpoint that
+        # appears during the listing is not overlooked
         object_kinds = ("readers", "manifests", "chunks")
         reader_entries, manifest_entries, chunk_entries = (
             list(self.store.list(f"{self.prefix}/{object_kind}/")) for object_kind in object_kinds

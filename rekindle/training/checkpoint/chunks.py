@@ -32,7 +32,7 @@ def fetch_chunk(store: Store, chunk_key: str, chunk_name: str, chunk_bytes: int)
     """
     sha256 = ""
 
-    # a second attempt, in case the data was damaged in transit
+    # read a second time if the data was damaged, possibly in transit
     for _ in range(2):
         try:
             fetched_bytes = store.get(chunk_key, max_bytes=chunk_bytes)
@@ -52,7 +52,7 @@ def run_for_chunks(chunk_function: Callable[[int], None], chunk_numbers: Iterabl
     """Call `chunk_function` for each chunk number in PARALLEL_REQUESTS threads. Return the CPU
     seconds of all calls; raise the first error.
 
-    The threads are daemons, so they do not delay the exit of the process.
+    The threads are daemons, so that they do not delay the exit of the process.
     """
     thread_errors: list[BaseException] = []
     cpu_seconds: list[float] = []

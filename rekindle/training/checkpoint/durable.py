@@ -6,10 +6,11 @@
     <prefix>/latest                       {manifest}: the newest; changed by compare-and-swap
     <prefix>/readers/<id>                 the lease of a reader, which prevents deletions
 
-Every member of a group uploads its share of the chunks. Rank 0 waits for the other members (and
-uploads missing chunks itself if they stall), then writes the manifest and `latest`. A reader
-compares the sha256 of every chunk with the name of the chunk; if a checkpoint is damaged, the
-reader reports the damage and reads the previous checkpoint. This module does not import torch.
+Every member of a group uploads its share of the chunks. The worker with rank 0 waits for the other
+members (and uploads missing chunks itself if the other members stall), then writes the manifest and
+the object `latest`. A reader compares the sha256 of every chunk with the name of the chunk; if a
+checkpoint is damaged, the reader reports the damage and reads the previous checkpoint. This module
+does not import torch.
 """
 
 import base64
@@ -67,7 +68,7 @@ class CheckpointUpload:
     facts: IntervalFacts = field(
         default_factory=lambda: IntervalFacts(trained_seconds=0.0, losses=0)
     )
-    # set to cancel the upload
+    # event that is set to cancel the upload
     stop: threading.Event = field(default_factory=threading.Event)
     # CPU time of this worker's upload threads
     cpu_seconds: float = 0.0
@@ -124,21 +125,22 @@ class RemoteCheckpoints:
         self.damage: list[tuple[str, str]] = []
         # keys of damaged manifests and names of damaged chunks, which are treated as missing
         self._damaged_names: set[str] = set()
-        # etag of `latest`, as last read or written
+        # etag of the object `latest`, as last read or written
         self._etag: str | None = None
         # the manifest that `latest` names
         self._newest_manifest = ""
 
     def newest_step(self) -> int:
-        """Return the step of the newest checkpoint, or -1. The chunks of the checkpoint are not
-        verified. Raises ConfigError, StorageError."""
+        """Return the step of the newest checkpoint, or -1. The chunks of the newest checkpoint are
+        not verified. Raises ConfigError, StorageError."""
         return parse_step(self._read_latest())
 
     def restore(self, state_bytes: memoryview, after_step: int) -> Manifest | None:
         """Load the newest intact checkpoint, if its step is after `after_step`, into `state_bytes`.
 
-        Logs damaged checkpoints and adds them to `damage`. Returns None if no such checkpoint
-        exists. Raises StorageError, or ConfigError if the prefix belongs to another run.
+        Logs damaged checkpoints and adds them to `damage`. Returns None if no intact checkpoint
+        after `after_step` exists. Raises StorageError, or ConfigError if the prefix belongs to
+        another run.
         """
         if not self._read_latest() and not self._list_manifest_keys():
             return None
@@ -171,7 +173,7 @@ class RemoteCheckpoints:
                 manifest = self._read_manifest(manifest_key)
                 self._load_chunks(manifest, state_bytes)
             except (NotFound, DamagedCheckpoint) as error:
-                # retention may have deleted this checkpoint after a newer one was written
+                # retention may have deleted the checkpoint after a newer checkpoint was written
                 latest_key = self._read_latest()
                 if latest_key != newest_key and latest_key:
                     return self._restore(state_bytes, after_step, latest_key)
@@ -202,15 +204,16 @@ class RemoteCheckpoints:
         self.damage.append((self.store.uri(object_name), str(error)))
         self._damaged_names.add(object_name)
         if object_name == self._newest_manifest:
-            # cleared, so that the next checkpoint replaces the damaged one even if its step is
-            # lower
+            # clear the name, so that the next checkpoint replaces the damaged checkpoint even if
+            # its step is lower
             self._newest_manifest = ""
 
     def _read_latest(self) -> str:
         """Return the key of the manifest that the object `latest` names; "" if no intact manifest
         is named.
 
-        Remembers the etag of `latest` in `_etag`, for compare-and-swap. Raises ConfigError.
+        The etag of `latest` is stored in `_etag`, for a later conditional write. Raises
+        ConfigError.
         """
         latest_object_key = f"{self.prefix}/latest"
         self._etag = None
@@ -294,8 +297,8 @@ class RemoteCheckpoints:
         run_for_chunks(fetch, range(len(chunk_names)))
 
     def write(self, upload: CheckpointUpload, rank_and_group_size: RankAndGroupSize) -> bool:
-        """Upload this worker's share of a checkpoint; rank 0 also publishes it. Retries until
-        `upload.stop` is set, then returns False.
+        """Upload this worker's share of a checkpoint; rank 0 also publishes it. Failed requests are
+        retried until `upload.stop` is set; `write` then returns False.
 
         Raises ConfigError if the prefix belongs to another run.
         """
@@ -306,8 +309,8 @@ class RemoteCheckpoints:
             try:
                 return self._write(upload, rank_and_group_size)
             except (Conflict, DamagedCheckpoint):
-                # another process has changed `latest`, or this process did and the response was
-                # lost
+                # another process has changed `latest`, or this process has changed it and the
+                # response was lost
                 self._etag = None
                 upload.stop.wait(0.05)
             except StorageError as error:
@@ -332,7 +335,7 @@ class RemoteCheckpoints:
         if parse_step(self._newest_manifest) >= upload.step and stored_chunk_names.issuperset(
             self._read_manifest(self._newest_manifest)["chunks"]
         ):
-            # a checkpoint of this or a later step exists
+            # a checkpoint of the same step or a later step exists
             return True
 
         if upload.existing_chunks is None:
@@ -377,8 +380,8 @@ class RemoteCheckpoints:
         self._damaged_names.discard(chunk_name)
 
     def _list_chunk_names(self) -> set[str]:
-        """Return the names (hashes) of the chunks in the store. Each listed chunk is complete,
-        since writes are atomic."""
+        """Return the names (hashes) of the chunks in the object store. Each listed chunk is
+        complete, since writes are atomic."""
         key_prefix = f"{self.prefix}/chunks/"
         return {
             chunk_entry.key[len(key_prefix) :] for chunk_entry in self.store.list(key_prefix)
@@ -387,8 +390,8 @@ class RemoteCheckpoints:
     def _wait_for_other_members(
         self, upload: CheckpointUpload, other_chunk_numbers: list[int], stored_chunk_names: set[str]
     ) -> None:
-        """Wait until the other members have uploaded their chunks; if they stall, upload the
-        missing chunks."""
+        """Wait until the other members have uploaded their chunks; if the other members stall,
+        upload the missing chunks."""
         last_arrival_s = time.monotonic()
         missing_count = len(other_chunk_numbers) + 1
 

@@ -1,9 +1,10 @@
-"""The optimal interval of durable checkpoints: W = √(2·C·M), with the cost C of a checkpoint and
+"""The optimal interval of durable checkpoints is W = √(2·C·M), with the cost C of a checkpoint and
 the mean time M between losses of workers.
 
-Source: J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9),
-1974. J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
-FGCS 22(3), 2006, has further terms, which are smaller than the error of the estimate of M.
+Source: the formula is from J. W. Young, "A first order approximation to the optimum checkpoint
+interval", CACM 17(9), 1974. The formula of J. T. Daly, "A higher order estimate of the optimum
+checkpoint interval for restart dumps", FGCS 22(3), 2006, has further terms, which are smaller than
+the error of the estimate of M.
 """
 
 import math
@@ -22,8 +23,8 @@ MIN_UPLOADS_PER_INTERVAL = 2.0
 
 
 class CheckpointInterval:
-    """Decides when the next durable checkpoint is due: once `interval_seconds` (0: automatic) have
-    passed or `interval_steps` (0: no limit) were made since the last checkpoint started."""
+    """Decides when the next durable checkpoint is due: when `interval_seconds` (0: automatic) have
+    passed, or `interval_steps` (0: no limit) steps were made, since the last checkpoint started."""
 
     def __init__(self, interval_seconds: float, interval_steps: int) -> None:
         self.fixed_seconds = interval_seconds
@@ -73,8 +74,8 @@ class CheckpointInterval:
         return {"trained_seconds": round(self._trained_seconds(), 1), "losses": self._losses}
 
     def resume(self, step: int, interval_facts: IntervalFacts) -> None:
-        """After the loss of all workers, restore the measurements that are stored in the checkpoint
-        of `step`."""
+        """After the loss of all workers, restore the measurements that the checkpoint of `step`
+        contains."""
         self._earlier_seconds = interval_facts["trained_seconds"]
         self._losses = interval_facts["losses"] + 1
         self._last_step = step

@@ -3,10 +3,10 @@ object store.
 
 Snapshots and checkpoints are needed only if all workers are lost, since every surviving worker
 holds the complete state. Every worker calls `save_if_due` after each step, and takes snapshots by
-its own clock. Rank 0 decides when a durable checkpoint is due, and sends this decision with the
-gradients of the next step, so that all workers copy the same state. The training loop waits only
-for the copy in memory; threads write the snapshot and upload the checkpoint (see snapshot_file.py,
-durable.py).
+its own clock. The worker with rank 0 decides when a durable checkpoint is due, and sends this
+decision with the gradients of the next step, so that all workers copy the same state. The training
+loop waits only for the copy in memory; threads write the snapshot and upload the checkpoint (see
+snapshot_file.py, durable.py).
 """
 
 import base64
@@ -111,8 +111,8 @@ class WorkerCheckpoints:
         return self._was_follower or self.interval.is_due(self.state.step + 1)
 
     def save_if_due(self, rank_and_group_size: RankAndGroupSize, *, is_durable: bool) -> None:
-        """Take a snapshot if one is due; if `is_durable`, upload this worker's share of the state
-        instead.
+        """Take a snapshot if a snapshot is due; if `is_durable`, upload this worker's share of the
+        state instead.
 
         Call this method after each step.
         """
@@ -198,7 +198,8 @@ class WorkerCheckpoints:
         return False
 
     def close(self, *, remove_snapshots: bool) -> None:
-        """Stop the upload and close the snapshots. `remove_snapshots`: also delete them."""
+        """Stop the upload and close the snapshot files. `remove_snapshots`: True to also delete
+        these files."""
         if self._upload:
             # the daemon threads of the upload end with the process
             self._upload.stop.set()
@@ -250,7 +251,8 @@ class WorkerCheckpoints:
             if self.remote.write(checkpoint_upload, rank_and_group_size):
                 checkpoint_upload.problem = ""
         except ConfigError as error:
-            # another run uses the prefix now, so this run continues without checkpoints
+            # another run now uses the key prefix of the checkpoints, so this run continues without
+            # checkpoints
             checkpoint_upload.problem = str(error)
             write_stderr(f"cannot write the checkpoint of step {checkpoint_upload.step}: {error}")
         finally:
@@ -339,9 +341,10 @@ class WorkerCheckpoints:
     def _load_newer_checkpoint(
         self, snapshot_step: int, run_read: ReadRunner, is_cancelled: Callable[[], bool]
     ) -> bool:
-        """Load a durable checkpoint newer than the snapshot; return False if none exists.
+        """Load a durable checkpoint newer than the snapshot; return False if no newer checkpoint
+        exists.
 
-        Without a snapshot, waits until the object store is available.
+        Without a snapshot, this method waits until the object store is available.
         """
         try:
             if (
@@ -359,7 +362,7 @@ class WorkerCheckpoints:
 
         state_tensor = torch.empty_like(self.state.memory, device="cpu")
         abandoned_event = threading.Event()
-        # a copy is used, because an abandoned read may continue to write for a while
+        # use a copy, because an abandoned read may continue to write to the object for a while
         remote_checkpoints = copy(self.remote)
 
         def read() -> Manifest | None:
@@ -392,7 +395,7 @@ class WorkerCheckpoints:
         self, run_name: str, identity_hash: str, layout_hash: str, fingerprint_hash: str
     ) -> SnapshotFile | None:
         """Load this worker's newest intact snapshot. Return the snapshot file if this process holds
-        its lock. Raises ConfigError."""
+        the lock of the file. Raises ConfigError."""
         state_memory = self.state.memory
         snapshot_file_path = snapshot_file.make_snapshot_path(
             run_name, snapshot_file.hash_worker_name()

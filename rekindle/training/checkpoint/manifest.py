@@ -16,7 +16,7 @@ from argolocal.common.json_text import to_json
 from rekindle.errors import format_rule
 
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
-# not strict, so that an integer is accepted, too
+# not strict, so that an integer is also accepted
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 
 
@@ -44,7 +44,7 @@ MANIFEST_NAME_PATTERN = re.compile(r"([0-9]{10,16})-[0-9a-f]{12}\.json")
 
 
 class DamagedCheckpoint(Exception):
-    """A checkpoint is invalid, or does not match its hashes."""
+    """A checkpoint is invalid, or its bytes do not match the hashes in its manifest."""
 
 
 def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
@@ -86,7 +86,7 @@ def parse_manifest(object_name: str, manifest_bytes: bytes) -> Manifest:
 
 
 def parse_step(manifest_name: str) -> int:
-    """Return the step in a manifest's name; -1 if the name is invalid."""
+    """Return the step that the name of a manifest contains; -1 if the name is invalid."""
     name_match = MANIFEST_NAME_PATTERN.fullmatch(manifest_name.rpartition("/")[2])
     if name_match:
         return int(name_match[1])

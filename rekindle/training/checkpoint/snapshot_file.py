@@ -5,9 +5,9 @@
 Each worker has one file: a header page (run, model, machine, a record per slot) and three slots for
 the state. One slot holds the newest complete snapshot, the next snapshot is written to the second,
 and an upload may read the third. Since the process may die at any moment, a slot's record is
-cleared before the slot is written, and committed afterwards by one flag, which is also the record's
-checksum. A reader verifies every byte. The launcher imports this module, so this module does not
-import torch.
+cleared before the slot is written, and made valid afterwards by one flag, which is also the
+record's checksum. A reader of a snapshot verifies every byte. The launcher imports this module, so
+this module does not import torch.
 """
 
 import fcntl
@@ -55,8 +55,8 @@ LAST_STEP_OFFSET = 1024
 
 @dataclass(frozen=True)
 class CommittedSnapshot:
-    """A committed slot: its index, the step, the length of the data loader's state, and the
-    checksum of the slot."""
+    """A slot with a complete snapshot: its index, the step, the length of the data loader's state,
+    and the checksum of the slot."""
 
     slot: int
     step: int

@@ -6,9 +6,9 @@ or instead of it.
 
 `python -m rekindle.training.launch.notice` polls until a notice appears, then sends SIGTERM to its
 parent, the launcher, whose workers then leave after their step. While the metadata service is
-unavailable, no notice is assumed. Sources: AWS, spot instance interruption notices; Azure,
-Scheduled Events. The requests to AWS use IMDSv2: its hop limit, a setting of the instance, must let
-pods reach the service.
+unavailable, no notice is assumed. Sources: the documentation of AWS, spot instance interruption
+notices; Azure, Scheduled Events. The requests to AWS use IMDSv2: its hop limit, a setting of the
+instance, must let pods reach the service.
 """
 
 import json

@@ -154,7 +154,7 @@ class _NvmlMemory(ctypes.Structure):
 
 
 class GpuReader:
-    """Reads the GPUs of the pod. Source: NVML API Reference, nvmlDeviceGetUtilizationRates and
+    """Reads the GPUs of the pod. Source: the NVML API Reference, nvmlDeviceGetUtilizationRates and
     nvmlDeviceGetMemoryInfo."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ Argo's executor reads the file in ARGO_PROGRESS_FILE, whose content is N/M, ever
 variable does not exist in the pods of jobs: Argo does not start these pods, and cannot show their
 progress.
 
-Source: Argo Workflows 4.1, docs/progress.md.
+Source: the documentation of Argo Workflows 4.1, docs/progress.md.
 """
 
 import os
