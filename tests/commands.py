@@ -1,4 +1,5 @@
-"""Collect the code blocks of the documents, write their files, and run their commands."""
+"""Collect the code blocks of the documents, write the files that the blocks contain, and run the
+commands of the blocks."""
 
 import os
 import re
@@ -48,7 +49,7 @@ FILE_NAME = re.compile(r"# ([\w./-]+\.\w+)$")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a document; `line` is the line of its first fence."""
+    """A fenced block of a document; `line` is the line of the block's first fence."""
 
     document: Path
     line: int
@@ -69,8 +70,8 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """Commands that a reader types: lines of a `console` block with a `$`, or all lines of an
-        `sh` block."""
+        """Commands that a reader types: the lines of a `console` block with a `$`, or all lines of
+        an `sh` block."""
         if self.language == "console":
             return [line[2:] for line in self.text.splitlines() if line.startswith("$ ")]
         return self.text.replace("\\\n", "").splitlines()
@@ -88,7 +89,7 @@ def list_blocks(document: Path, language: str = "") -> list[Block]:
 
 
 def commands(document: Path) -> list[str]:
-    """Return the commands that a reader types at a terminal, in order."""
+    """Return the commands that a reader types at a terminal, in the order of the page."""
     return [command for block in list_blocks(document, "console") for command in block.commands]
 
 
@@ -103,7 +104,7 @@ def typed_by_hand(document: Path) -> list[str]:
 
 
 def write_files(document: Path, folder: Path) -> None:
-    """Write the blocks that contain files."""
+    """Write the files that the blocks of a document contain."""
     for block in list_blocks(document):
         if block.file:
             (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
@@ -112,8 +113,8 @@ def write_files(document: Path, folder: Path) -> None:
 
 @contextmanager
 def shell(folder: Path, **settings: str) -> Iterator["Shell"]:
-    """Yield a shell in `folder` with the commands of the repository; stop its services at the
-    end."""
+    """Yield a shell in `folder` with the commands of the repository; stop the services that the
+    commands have started at the end."""
     port = str(free_port())
 
     inherited_variables = {
@@ -122,7 +123,7 @@ def shell(folder: Path, **settings: str) -> Iterator["Shell"]:
         if not k.startswith(("S3_", "AWS_", "MLFLOW_", "REKINDLE_", "ARGOLOCAL_"))
     }
 
-    # set by the fixture mlflow_server
+    # the fixture mlflow_server has set this variable
     if "MLFLOW_TRACKING_URI" in settings and "MLFLOW_TRACKING_TOKEN" in os.environ:
         inherited_variables["MLFLOW_TRACKING_TOKEN"] = os.environ["MLFLOW_TRACKING_TOKEN"]
 

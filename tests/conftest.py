@@ -1,5 +1,5 @@
-"""Fixtures: a real S3 endpoint and a real MLflow server, shared by all processes of a test
-session."""
+"""Fixtures for all tests: a real S3 endpoint and a real MLflow server, which all processes of a
+test session share."""
 
 import atexit
 import gc
@@ -28,30 +28,34 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.skips"]
 THREADS = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1", "MKL_NUM_THREADS": "1"}
-# the test processes share the cores
+# limit the threads of each test process, because the test processes share the cores
 os.environ.update(THREADS)
-# without this, hundreds of processes compile all modules again
+# keep the compiled modules; otherwise hundreds of processes compile all modules again
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# one state directory for all processes; contains the key to the homes of tests
+# use one state directory for all test processes; it contains the key with which the tests mark
+# their homes
 if "PYTEST_STATE" not in os.environ:
     os.environ["PYTEST_STATE"] = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, os.environ["PYTEST_STATE"], ignore_errors=True)
 os.environ["XDG_STATE_HOME"] = os.environ["PYTEST_STATE"]
-hypothesis.settings.register_profile("tests", deadline=None)  # a busy machine is not a failure
+# a slow example on a busy machine is not a failure
+hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
-# True in a background job of a shell; children would inherit the setting
+# SIGINT is ignored in a background job of a shell, and child processes would inherit this setting
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup ignores this signal
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # `nohup` ignores SIGHUP
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-# during collection, when four processes import all tested modules
+# disable garbage collection while the tests are collected, when four processes import all tested
+# modules
 gc.disable()
-# also true in the process that controls the test processes
+# True without xdist, and in the process of xdist that controls the test processes
 IS_ONLY_PROCESS = "PYTEST_XDIST_WORKER" not in os.environ
 # test file → number of processes among which its tests are divided
 PIECES_BY_FILE = {"tests/conformance/test_recorded.py": 6}
-# tests that one process of xdist runs; the first two fork from a process that has loaded torch
+# groups of tests; one process of xdist runs each group. The tests of the first two groups fork from
+# a process that has loaded torch
 FILES_BY_CREW = {
     "launchers": (
         "tests/rekindle/training/launch/",
@@ -59,18 +63,18 @@ FILES_BY_CREW = {
         "tests/chaos/",
     ),
     "workers": ("tests/rekindle/training/", "tests/steps/test_train.py"),
-    # these tests share the manifests of all configs
+    # the tests of this group share the manifests of all configs
     "manifests": (
         "tests/test_scan.py",
         "tests/pipelines/test_config_files.py",
         "tests/rekindle/blocks/manifest/test_quoting.py",
     ),
-    # these tests share the syntax trees of the source
+    # the tests of this group share the syntax trees of the source
     "source": ("tests/test_architecture.py", "tests/test_english.py"),
-    # the tests of a page share a browser
+    # the tests of the page share a browser
     "page": ("tests/argolocal/page/",),
     "training page": ("tests/rekindle/page/",),
-    # these tests share a dataset and two models, which each process creates once
+    # the tests of the fraud model share a dataset and two models, which each process creates once
     "fraud": (
         *(
             "tests/steps/fraud/",
@@ -83,7 +87,8 @@ FILES_BY_CREW = {
 # tests that render configs work outside of the repository, because git needs longer for the commit
 # than rendering takes
 RENDERING_FOLDERS = ("tests/pipelines/", "tests/rekindle/blocks/", "tests/rekindle/cache/")
-# test files to start first, in this order, because at the end one of them would run alone
+# test files to start first, in this order, because one of these files would otherwise run alone at
+# the end
 LONG_FILES = (
     "tests/test_first_run.py",
     "tests/steps/test_train.py",
@@ -102,8 +107,8 @@ LONG_FILES = (
 
 
 class ByFile(LoadScopeScheduling):
-    """Assigns all tests of a file, of a piece of a file, or of a crew of files, to one process of
-    xdist."""
+    """Assigns all tests of a file, of a piece of a file, or of a group of files, to the same
+    process of xdist."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -120,7 +125,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
     return ByFile(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest leaves out the slow tests
+@pytest.hookimpl(tryfirst=True)  # mark the slow cases before pytest leaves out the slow tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_slow_cases(items)
     order = {name: index for index, name in enumerate(LONG_FILES)}
@@ -147,8 +152,8 @@ def mark_slow_cases(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
-    # without this, each of thousands of forked processes would copy the memory pages of all
-    # imported modules
+    # freeze all objects; otherwise each of thousands of forked processes would copy the memory
+    # pages of all imported modules
     gc.freeze()
 
 
@@ -156,7 +161,7 @@ def pytest_collection_finish() -> None:
 def working_directory(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """Leave the repository for the tests of RENDERING_FOLDERS."""
+    """Use a working directory outside of the repository for the tests of RENDERING_FOLDERS."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         if request.node.nodeid.startswith(RENDERING_FOLDERS):
             monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
@@ -165,7 +170,7 @@ def working_directory(
 
 @pytest.fixture(scope="session")
 def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """Embedded services of this session, started by the first process that needs them."""
+    """Embedded services of this test session, which the first process that needs them starts."""
     temporary_folder = tmp_path_factory.getbasetemp()
     yield Services((temporary_folder if IS_ONLY_PROCESS else temporary_folder.parent) / "home", {})
 
@@ -178,8 +183,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def s3_environment(services: Services) -> dict[str, str]:
-    """Variables of a running S3 endpoint for child processes; each test process has its own
-    bucket."""
+    """Environment variables of a running S3 endpoint, for child processes; each test process has
+    its own bucket."""
     from rekindle.storage import Store
 
     keys = services.credentials()
@@ -192,7 +197,8 @@ def s3_environment(services: Services) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def shared_store(s3_environment: dict[str, str]) -> "Store":
-    """The object store of a test process: each client of boto3 takes a tenth of a second."""
+    """The object store that all tests of a process share, because creating a client of boto3 takes
+    a tenth of a second."""
     from rekindle.storage import Store
 
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -223,7 +229,7 @@ def mlflow_server(services: Services, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="session")
 def toy_dataset(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Upload the toy dataset to the object store."""
+    """Upload the dataset of the toy workload to the object store."""
     from tests.rekindle.training.crew import upload_dataset
 
     upload_dataset(s3_environment, tmp_path_factory.mktemp("toy"))
@@ -242,7 +248,7 @@ def crew(toy_dataset: None, s3_environment: dict[str, str], tmp_path: Path) -> I
 def undisturbed(
     toy_dataset: None, s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """sha256 of the weights that one undisturbed process trains."""
+    """The sha256 of the weights that one undisturbed process of the toy workload trains."""
     from tests.rekindle.training.crew import Crew, make_flags
 
     crew = Crew(s3_environment, tmp_path_factory.mktemp("undisturbed"))

@@ -1,5 +1,5 @@
-"""Measure the cost of code by counting calls instead of time, so the result is the same on a busy
-machine."""
+"""Measure the cost of code by counting calls instead of time, so that the result is the same on a
+busy machine."""
 
 import sys
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Counts phrases that make prose hard to read: in docstrings, comments, messages, names of tests,
+"""Count phrases that make prose hard to read, in docstrings, comments, messages, names of tests,
 and pages.
 
 python -m tests.english                           # a table by subpackage and page
@@ -20,7 +20,7 @@ from tests.syntax import list_nodes
 
 ROOT = Path(__file__).parent.parent
 CODE = ("argolocal", "rekindle", "steps", "pipelines", "template", "benchmarks", "tests")
-# each pattern is good English now and then, and tiring as a habit
+# each phrase is good English if it is rare, but tiring if it is frequent
 PATTERNS = {
     "what + verb as a noun": (
         r"what(?:ever)? (?!if\b|to\b|kind\b|happen|change|fail)(?:\w+)(?![^.]*\?)"
@@ -49,7 +49,8 @@ REGEX_BY_PATTERN = {
     name: re.compile(rf"\b{pattern}\b", re.IGNORECASE) for name, pattern in PATTERNS.items()
 }
 OPENINGS = re.compile(r"(?:What|Where|How|Who|Whether|Those|Which|Whatever|Whoever|Whose)\b")
-# the module tokenize would find the same comments, but take as long as all other code here
+# the module tokenize would find the same comments, but it would take as long as all other code of
+# this module
 STRING_OR_COMMENT = re.compile(
     r"""(?s)(?P<quote>\"{3}|'{3})(?:\\.|.)*?(?P=quote)|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|(?P<comment>#[^\n]*)"""
 )
@@ -102,7 +103,7 @@ def tracked(*paths: str) -> list[str]:
 
 
 def texts(path: str) -> Iterator[Text]:
-    """Yield the prose of one file: Python, YAML or Markdown."""
+    """Yield the prose of one file, which contains Python, YAML or Markdown."""
     source = (ROOT / path).read_text()
     if path.endswith(".md"):
         yield from _page(path, source)

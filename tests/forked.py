@@ -1,9 +1,9 @@
-"""Run `rekindle` commands as forks of a process that has imported it, without starting Python each
-time.
+"""Run `rekindle` commands as forks of a process that has imported Rekindle, without starting Python
+each time.
 
     with Prompt(folder, environment) as typed: done = typed("rekindle status -o json")
 
-For tests of imports or signals, tests.commands.shell starts a real process.
+Tests of imports or signals use tests.commands.shell, which starts a real process for each command.
 """
 
 import gc
@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-# imported by nearly every command
+# modules that nearly every command imports
 PRELOADED_MODULES = (
     "boto3",
     "hera.workflows",
@@ -71,7 +71,7 @@ class Prompt:
     def run(
         self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in a folder, with exactly these variables."""
+        """Run a command in a folder, with exactly the given environment variables."""
         assert self.process.stdin
         assert self.process.stdout
 
@@ -97,7 +97,7 @@ class Prompt:
 
 
 def run(request: dict[str, Any]) -> None:
-    """Run the command in this process, and exit."""
+    """Run a command in this process, and exit."""
     from rekindle.__main__ import main
 
     null_file = os.open(os.devnull, os.O_RDONLY)
@@ -125,14 +125,15 @@ def run(request: dict[str, Any]) -> None:
 
 
 def serve() -> None:
-    """Fork a command for each line of stdin, and print its exit code."""
+    """Fork a command for each line of stdin, and print the exit code of the command."""
     for name in PRELOADED_MODULES:
         import_module(name)
 
-    # loads boto3's description of S3
+    # this call loads boto3's description of S3
     import_module("rekindle.storage").Store("any", "http://127.0.0.1:9", "any", "any")
     gc.collect()
-    # without this, each forked command would copy the memory pages of all loaded modules
+    # freeze all objects; otherwise each forked command would copy the memory pages of all loaded
+    # modules
     gc.freeze()
 
     for line in iter(sys.stdin.readline, ""):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 class Request(NamedTuple):
     method: str
-    path: str  # with its query
+    path: str  # path of the request with its query
     headers: Message
     body: bytes
 
@@ -27,8 +27,8 @@ class Answer(NamedTuple):
 
 
 class HttpServer:
-    """Serves until the context is left. `answer` returns an Answer, or raw bytes to send instead; with
-    b"", the connection is closed without an answer."""
+    """Serves requests until the `with` block ends. The function `answer` returns an Answer, or raw
+    bytes to send; for b"", the connection is closed without an answer."""
 
     def __init__(
         self, answer: Callable[[Request], Answer | bytes], host: str = "127.0.0.1"
@@ -54,7 +54,8 @@ class HttpServer:
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # the client was killed
+        # the error only means that the client was killed
+        if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 

@@ -1,4 +1,5 @@
-"""A minimal object of every kind in rekindle/blocks, for tests of schemas and on a cluster.
+"""A minimal object of every kind in rekindle/blocks, for tests of schemas and for tests on a
+cluster.
 
 kinds()["TFJob"].manifest
 """
@@ -39,8 +40,8 @@ class Kind:
 def kinds(
     name: str = "kind", lead: str = PASS, worker: str = PASS, **cluster: Any
 ) -> dict[str, Kind]:
-    """Return {KIND or KIND/VARIANT: object}. Leading pods run the Python code `lead`, the others
-    `worker`."""
+    """Return all objects by their name KIND or KIND/VARIANT. The leading pods of a job run the
+    Python code `lead`, and all other pods run `worker`."""
     image = os.environ.get("REKINDLE_TEST_PYTHON", "python:3.11-slim")
     pods = {pod: SMALL_RESOURCES for pod in ("train", "coordinator", "serve")}
     config = ClusterConfig.model_validate({"image": image, "pods": pods, "retries": 1, **cluster})
@@ -137,5 +138,5 @@ def _set_commands(replicas: Mapping[str, Manifest], code: Mapping[str, str]) -> 
 
 
 def _fill_tags(manifest: Manifest, name: str) -> Manifest:
-    """Replace tags like Argo, for a workflow with the name of the object."""
+    """Replace template tags as Argo does, for a workflow with the name of the object."""
     return json.loads(json.dumps(manifest).replace("{{workflow.name}}", name))

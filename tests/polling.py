@@ -15,8 +15,8 @@ def wait(
     seconds: float = 60,
     other_controllers: Iterable[Controller] = (),
 ) -> dict[str, Any]:
-    """Poll all the controllers until `holds` returns a true value for the status of the object;
-    return that status."""
+    """Poll all controllers until `holds` returns a true value for the status of the object, and
+    return this status."""
     status: dict[str, Any] = {}
 
     def poll() -> bool:

@@ -14,7 +14,7 @@ def is_listening(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def free_port() -> int:
-    """Return a free port outside the range of outgoing connections, so it stays free."""
+    """Return a free port outside the range of outgoing connections, so that the port stays free."""
     for port in SystemRandom().sample(range(10_000, LOWEST_OUTGOING), 100):
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port

@@ -24,7 +24,7 @@ HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 @dataclass(frozen=True)
 class Write:
-    """A writing request; `number` counts from 1."""
+    """A writing request; `number` is the number of the request, counted from 1."""
 
     number: int
     method: str
@@ -35,7 +35,7 @@ class Write:
 
 
 class Proxy:
-    """Forwards requests to `target`; listens on `host`."""
+    """A proxy that listens on `host` and forwards requests to `target`."""
 
     def __init__(self, target: str, host: str = "127.0.0.1") -> None:
         self.target = urlsplit(target)
@@ -73,7 +73,8 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):  # the client was killed
+        # the error only means that the client was killed
+        if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 
@@ -134,13 +135,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", length or str(len(content)))
             self.end_headers()
             self.wfile.write(content)
-        except OSError:  # the client was killed
+        except OSError:  # the client was killed, so close the connection
             self.close_connection = True
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any
 
     def body(self) -> bytes:
-        """Read the body of the request, with a length or in chunks."""
+        """Read the body of the request, which has a length or is sent in chunks."""
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
         body = b""

@@ -37,21 +37,21 @@ class Watch:
     _names: dict[Path, str] = field(default_factory=dict)
 
     def add(self, log: Path, name: str) -> None:
-        """Also read the log of the process `name`."""
+        """Read the log of the process `name`, too, on each call of `poll`."""
         self._names[log] = name
 
     def say(self, text: str) -> None:
-        """Add a line to the story, in the name of the operator."""
+        """Add a line to the ordered log of the run, under the name "operator"."""
         self.last_progress = time.time()
         self.lines.append((self.last_progress, "OPERATOR", text))
 
     def record_snapshot(self, name: str, step: int) -> None:
-        """Record the newest step in the shared memory of a killed worker: a new process must not
-        start with an earlier step."""
+        """Record the newest step in the shared memory of a killed worker, because a new process
+        must not start with an earlier step."""
         self.snapshots[name] = max(step, self.snapshots.get(name, -1))
 
     def poll(self) -> None:
-        """Read new lines."""
+        """Read the new lines of all logs and of the journal."""
         for path in (self.journal, *self._names):
             for line in self._read_new_lines(path):
                 if path == self.journal:
@@ -91,15 +91,16 @@ class Watch:
         return lines
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files of the logs and the journal."""
         for file, _ in self._files.values():
             os.close(file)
         self._files.clear()
         self._names.clear()
 
     def losses(self) -> list[str]:
-        """Return the avoidable losses: a live process went back to an earlier step, or a new process
-        started with an earlier step than its shared memory had."""
+        """Return a text for each avoidable loss of work: a live process went back to an earlier
+        step, or a new process started with an earlier step than the newest step in its shared
+        memory."""
         newest_step_by_pid: dict[int, int] = {}
         losses = list(self.setbacks)
         for step in self.steps:
@@ -117,8 +118,8 @@ class Watch:
         newest_step = -1
         repeated_count = 0
         for step in self.steps:
-            # a difference of one step is not a loss, because some processes start a step later than
-            # others
+            # a difference of one step is not a loss of work, because some processes start a step
+            # later than others
             if step.step < newest_step - 1:
                 repeated_count += newest_step - step.step
                 newest_step = step.step
@@ -126,7 +127,7 @@ class Watch:
         return repeated_count
 
     def story(self) -> str:
-        """Return all lines, ordered by time."""
+        """Return the log lines of all processes, ordered by time."""
         lines = sorted(self.lines, key=lambda line: line[0])
         return "\n".join(
             f"{when - lines[0][0]:8.3f} {name:14} {text}" for when, name, text in lines

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that need a cluster, in their own namespace.
+"""Fixtures of the tests that need a cluster, which run in a namespace of their own.
 
     export REKINDLE_TEST_IMAGE=example.com/rekindle@sha256:...
     REKINDLE_TEST_S3=http://minio.example.com:9000 ...
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def namespace() -> Iterator[Namespace]:
-    """The namespace of all tests; deleted at the end, with its bucket."""
+    """The namespace of all tests; the namespace and its bucket are deleted at the end."""
     with create_namespace() as namespace:
         yield namespace
 
@@ -38,7 +38,8 @@ def undisturbed(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) 
     """The sha256 of the weights of a training without faults (faults.LONG), with one worker on this
     machine.
 
-    REKINDLE_TEST_UNDISTURBED, from an earlier session with the same number of steps, saves minutes.
+    The variable REKINDLE_TEST_UNDISTURBED may contain this sha256 from an earlier session with the
+    same number of steps, which saves minutes.
     """
     sha256 = os.environ.get("REKINDLE_TEST_UNDISTURBED")
     if sha256:

@@ -1,5 +1,4 @@
-"""A training with faults: each fault is injected while it trains, and its consequences are
-recorded.
+"""Inject faults into a training while it trains, and record the consequences of each fault.
 
 training = FaultyTraining(namespace); training.inject("one", lambda: kube.delete_pods(...))
 assert training.succeeded_with(sha256)
@@ -15,7 +14,7 @@ from tests.cluster.kube import PodRecord
 from tests.cluster.run import Namespace, Run
 
 WORKERS = 3
-# number of steps: enough for minutes of training and many faults
+# number of training steps, which is large enough for minutes of training and many faults
 STEPS = int(os.environ.get("REKINDLE_TEST_STEPS", "4000"))
 LONG_SETTINGS = [
     "data.source=simulate://7?cards=300&terminals=600&days=91",
@@ -47,7 +46,7 @@ class Fault:
 
 
 class FaultyTraining:
-    """A run and its faults, by name."""
+    """A run of a training, and the faults that were injected, by name."""
 
     def __init__(self, namespace: Namespace, name: str = "faults") -> None:
         self.run = Run.submit(namespace, f"name={name}", *LONG_SETTINGS)
@@ -56,7 +55,7 @@ class FaultyTraining:
         self.uid = self.job_uid()
 
     def job_uid(self) -> str:
-        """Return the uid of the job, which a recreated job would not have."""
+        """Return the uid of the training job; a recreated job would have another uid."""
         job = self.run.namespace.kube.get("pytorchjob", f"{self.run.name}-train")
         assert job
         return job["metadata"]["uid"]
@@ -77,8 +76,8 @@ class FaultyTraining:
         ]
 
     def succeeded_with(self, sha256: str) -> bool:
-        """Wait for the end of the run; return True if it succeeded with these weights, and created
-        only one job."""
+        """Wait for the end of the run; return True if it succeeded with the given weights, and
+        created only one job."""
         assert self.run.wait_for_end() == "Succeeded"
         assert self.job_uid() == self.uid
         assert self.run.outputs()["model_sha256"] == self.run.sha256() == sha256

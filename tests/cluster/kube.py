@@ -31,8 +31,8 @@ class Kube:
     def __call__(
         self, *args: str, stdin: str | None = None, check: bool = True, timeout: float = 120
     ) -> str:
-        """Run kubectl; returns its stdout. Fails with its output if kubectl fails, unless `check`
-        is False."""
+        """Run kubectl, and return its stdout. The test fails with the output of kubectl if kubectl
+        fails, unless `check` is False."""
         command = ["kubectl", "--namespace", self.namespace, *args]
         completed = subprocess.run(
             command, input=stdin, capture_output=True, text=True, timeout=timeout
@@ -62,15 +62,15 @@ class Kube:
         return json.loads(self("get", kind, "--selector", selector, "-o", "json"))["items"]
 
     def delete_pods(self, *names: str, force: bool = False) -> float:
-        """Request the deletion of pods without waiting; returns the time of the request."""
+        """Request the deletion of pods without waiting, and return the time of the request."""
         now = time.time()
         flags = ["--grace-period=0", "--force"] if force else []
         self("delete", "pod", *names, "--wait=false", *flags)
         return now
 
     def evict(self, pod: str, check: bool = True) -> bool:
-        """Evict a pod by the Eviction API, as a drain or an autoscaler does; False if it is refused
-        (`check`: fail)."""
+        """Evict a pod by the Eviction API, as a drain or an autoscaler does; return False if the
+        eviction is refused, or fail the test if `check` is True."""
         body = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -92,7 +92,7 @@ class Kube:
         ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forwarding_process:
             assert forwarding_process.stdout
-            try:  # example of the line: Forwarding from 127.0.0.1:43210 -> 8080
+            try:  # example of the line: "Forwarding from 127.0.0.1:43210 -> 8080"
                 yield "http://" + forwarding_process.stdout.readline().split()[2]
             finally:
                 forwarding_process.terminate()
@@ -120,7 +120,8 @@ class PodRecord:
 
 
 class Watch:
-    """Records all pods of a namespace from now on; unlike the API server, it keeps deleted pods."""
+    """Records all pods of a namespace from the creation of the Watch on; unlike the API server, the
+    Watch keeps deleted pods."""
 
     def __init__(self, kube: Kube) -> None:
         self.pods: dict[str, PodRecord] = {}  # uid → record
@@ -137,7 +138,7 @@ class Watch:
         self._thread.join()
 
     def find(self, name_part: str) -> list[PodRecord]:
-        """Return the pods with `name_part` in their name, in order of their creation."""
+        """Return the pods with `name_part` in their name, in the order of their creation."""
         with self._lock:
             return sorted(
                 (log for log in self.pods.values() if name_part in log.name),
@@ -146,7 +147,7 @@ class Watch:
 
     def _read(self) -> None:
         assert self._process.stdout
-        for line in self._process.stdout:  # one event per line
+        for line in self._process.stdout:  # kubectl prints one event per line
             event = json.loads(line)
             with self._lock:
                 self._record(event["object"], gone=event["type"] == "DELETED")

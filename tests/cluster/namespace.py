@@ -1,9 +1,9 @@
-"""Creates a namespace on the cluster of kubectl, with the objects of `rekindle platform render`.
+"""Create a namespace on the cluster of kubectl, with the objects of `rekindle platform render`.
 
     with create_namespace() as namespace: ...
 
 NEEDED lists the environment variables to set. `rekindle platform render --operator` must have been
-applied.
+applied before.
 """
 
 import os
@@ -33,7 +33,8 @@ NEEDED_VARIABLES = {
 
 @contextmanager
 def create_namespace() -> Iterator[Namespace]:
-    """Create a namespace with the platform; delete it and its bucket at the end."""
+    """Create a namespace with the objects of `rekindle platform render`; delete the namespace and
+    its bucket at the end."""
     missing = [
         f"{name} ({description})"
         for name, description in NEEDED_VARIABLES.items()
@@ -84,7 +85,7 @@ def _free_port() -> int:
 
 
 def _render_platform(kube: Kube, image: str) -> list[dict]:
-    """Return the namespace and the Secrets as users create them."""
+    """Return the namespace and the Secrets in the way that users create them."""
     mlflow = os.environ["REKINDLE_TEST_MLFLOW_IMAGE"]
     flags = ["--bucket", kube.namespace, "--endpoint", f"http://s3.{kube.namespace}.svc:9000"]
     flags += ["--with", "mlflow", "--with", "frameworks", "--ephemeral"]
@@ -99,7 +100,7 @@ def _render_platform(kube: Kube, image: str) -> list[dict]:
         "stringData": keys,
     }
 
-    for manifest in objects:  # nodes are small
+    for manifest in objects:  # request few resources, because the nodes are small
         if manifest["kind"] == "Deployment":
             manifest["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"][
                 "cpu"

@@ -1,8 +1,8 @@
-"""Outages of a service of the namespace, without loss of its data: its Service leads through a TCP
-proxy.
+"""Simulate outages of a service of the namespace without loss of its data, by a TCP proxy to which
+its Service leads.
 
-While the proxy is scaled to zero, all connections are closed and new ones refused, as if the server
-had died.
+While the proxy is scaled to zero, all connections are closed and new connections are refused, as if
+the server had died.
 """
 
 import time
@@ -94,7 +94,8 @@ def make_proxy(name: str, image: str, host: str, port: int, listen: int) -> list
 
 
 def interrupt_service(kube: Kube, name: str, seconds: float) -> tuple[float, float]:
-    """Make a service unavailable for some seconds; returns the times of its end and its return."""
+    """Make a service unavailable for some seconds, and return the times at which the outage began
+    and ended."""
     labels = f"app.kubernetes.io/name={name}-proxy"
     kube.scale(f"{name}-proxy", 0)
     until(f"{name} is unavailable", lambda: not kube.items("pods", labels))

@@ -1,4 +1,5 @@
-"""One workflow of a config on the cluster, observed through its ledger.
+"""Submit one workflow of a config to the cluster, and observe it through the ledger of its
+training.
 
 run = Run.submit(namespace, *SMALL); run.wait_for_step(20); ...; assert run.wait_for_end() ==
 "Succeeded"
@@ -35,7 +36,7 @@ SMALL_SETTINGS = [
 
 @dataclass(frozen=True)
 class Namespace:
-    """The namespace of a test session, with its object store and image."""
+    """The namespace of a test session, with the object store and the image of the session."""
 
     kube: Kube
     store: Store
@@ -44,7 +45,8 @@ class Namespace:
     port: int  # port of the model server, which is also free on this machine
 
     def sets(self, settings: Iterable[str] = ()) -> list[str]:
-        """Return --set flags for our image and port, and for requests that fit on a small node."""
+        """Return --set flags for the image and the port of the tests, and for requests that fit on
+        a small node."""
         small = [f"cluster.pods.{pod}={{cpu: 50m, memory: {_memory(pod)}}}" for pod in PODS]
         settings = [f"cluster.image={self.image}", f"serve.port={self.port}", *small, *settings]
         return [flag for setting in settings for flag in ("--set", setting)]
@@ -73,8 +75,8 @@ def rekindle(
     code: int = 0,
     variables: Mapping[str, str] = {},
 ) -> str:
-    """Run `rekindle`; returns its stdout. Fails with the output of the command if its exit code is
-    not `code`."""
+    """Run the command `rekindle`, and return its stdout. The test fails with the output of the
+    command if the exit code is not `code`."""
     inherited = {
         name: value
         for name, value in os.environ.items()
@@ -132,7 +134,8 @@ class Run:
         return workflow
 
     def wait_for_end(self, seconds: float = 900) -> str:
-        """Wait for the final phase; returns it, with a description if it is not Succeeded."""
+        """Wait for the final phase of the workflow, and return it, with a description if the phase
+        is not Succeeded."""
         phase = until(
             f"{self.name} has ended", lambda: _final_phase(self.workflow()), seconds, pause=1
         )
@@ -145,7 +148,7 @@ class Run:
         return results.read_parameters(self.workflow()["status"])
 
     def nodes(self, template: str) -> list[Object]:
-        """Return the attempts of a template, in order."""
+        """Return the attempts of a template, in the order of their start."""
         nodes = self.workflow().get("status", {}).get("nodes", {}).values()
         pods = [
             node for node in nodes if node.get("templateName") == template and node["type"] == "Pod"
@@ -158,7 +161,7 @@ class Run:
         return [record.name for record in self.namespace.watch.find(f"{self.name}-{step}")]
 
     def wait_for_pod(self, template: str, seconds: float = 300) -> str:
-        """Wait for the running pod of a step; returns its name."""
+        """Wait until a pod of a step runs, and return the pod's name."""
 
         def look() -> str:
             label = f"workflows.argoproj.io/workflow={self.name}"
@@ -187,7 +190,7 @@ class Run:
         return summarize_events(self.events())
 
     def step(self) -> int:
-        """Return the newest step in the ledger."""
+        """Return the newest training step in the ledger of the training."""
         steps = [event["step"] for event in self.events() if event["event"] in ("step", "complete")]
         return max(steps, default=0)
 
@@ -201,12 +204,12 @@ class Run:
         )
 
     def wait_for_progress(self, steps: int = 5, seconds: float = 120) -> int:
-        """Wait for some more steps."""
+        """Wait until the training has made some more steps."""
         return self.wait_for_step(self.step() + steps, seconds)
 
     def wait_for_workers(self, workers: int, seconds: float = 120) -> None:
-        """Wait until `workers` workers train together and have made another step, so that faults do
-        not overlap."""
+        """Wait until `workers` workers train together and have made another step, so that the
+        consequences of two faults do not overlap."""
 
         def look() -> bool:
             groups = [event["members"] for event in self.events() if event["event"] == "generation"]
@@ -219,7 +222,7 @@ class Run:
         return f"{self.name}-train-{replica}"
 
     def running_pods(self, role: str) -> list[str]:
-        """Return the names of the training's running pods with this role, sorted."""
+        """Return the names of the training's running pods with the given role, sorted."""
         selector = f"{JOB_NAME_LABEL}={self.name}-train,{REPLICA_TYPE_LABEL}={role}"
         return sorted(
             pod["metadata"]["name"]
@@ -228,12 +231,13 @@ class Run:
         )
 
     def pod_records(self, replica: str) -> list[PodRecord]:
-        """Return the records of all pods of this replica, in order."""
+        """Return the records of all pods with the given replica type and index, in the order of
+        their creation."""
         return self.namespace.watch.find(self.training_pod(replica))
 
     def sha256(self) -> str:
-        """Return the sha256 of the weights in the object store: of the chosen model, if there are
-        several."""
+        """Return the sha256 of the weights in the object store; if several models were trained, of
+        the chosen model."""
         task = "choose" if self.nodes("choose") else "train"
         return json.loads(self.namespace.store.get(f"{self.name}/{task}/model/model.json"))[
             "sha256"
@@ -273,8 +277,8 @@ def is_served(api: str) -> bool:
 
 
 def run_locally(home: Path, *sets: str, config: Path = DEMO) -> dict[str, Any]:
-    """Run the same config with the same settings on this machine; returns the JSON of `rekindle
-    run`."""
+    """Run the same config with the same settings on this machine, and return the JSON output of
+    `rekindle run`."""
     try:
         return json.loads(
             rekindle(
@@ -288,7 +292,7 @@ def run_locally(home: Path, *sets: str, config: Path = DEMO) -> dict[str, Any]:
 def local_sha256s(
     namespace: Namespace, home: Path, config: Path, settings: list[str], tasks: tuple[str, ...]
 ) -> list[str]:
-    """Run the pipeline on this machine; return the sha256 of the models that these tasks have
+    """Run the pipeline on this machine; return the sha256 of the models that the given tasks have
     trained."""
     try:
         flags = [*namespace.sets(settings), "-o", "json"]
@@ -316,7 +320,7 @@ def local_sha256s(
 
 
 def cluster_sha256s(run: Run, tasks: tuple[str, ...]) -> list[str]:
-    """Return the sha256 of the models of these tasks on the cluster."""
+    """Return the sha256 of the models of the given tasks on the cluster."""
     store = run.namespace.store
     return [
         json.loads(store.get(f"{run.name}/{task}/model/model.json"))["sha256"] for task in tasks

@@ -90,8 +90,8 @@ workflow.workflows_service = WorkflowsService(host=os.environ["ARGO_URL"], token
 workflow.create()
 print(workflow.name)
 """
-# command lines of a user; {server} are the flags that make `argo` use the server instead of the
-# Kubernetes API
+# command lines of a user; {server} stands for the flags that make `argo` use the server instead of
+# the Kubernetes API
 SUBMIT_COMMANDS = {
     "hera": "python create.py",
     "argo": (
@@ -115,14 +115,14 @@ SUBMITTER = [
 
 @dataclass(frozen=True)
 class Project:
-    """A user's project, with the credentials of an account that may submit."""
+    """A user's project, and the credentials of a service account that may submit workflows."""
 
     folder: Path
     kube: Kube
     environment: dict[str, str]
 
     def __call__(self, command: str) -> str:
-        """Run a command that must succeed; returns its output."""
+        """Run a command that must succeed, and return the output of the command."""
         completed = subprocess.run(
             ["bash", "-c", command],
             cwd=self.folder,
@@ -140,7 +140,8 @@ class Project:
 
 
 def platform(kube: Kube) -> list[dict]:
-    """Return the namespace and the Secret as users create them, and an account that may submit."""
+    """Return the namespace and the Secret in the way that users create them, and a service account
+    that may submit workflows."""
     flags = [
         "-n",
         kube.namespace,
@@ -243,7 +244,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
 
 @pytest.fixture(scope="module")
 def submitted(project: Project) -> dict[str, str]:
-    """The workflow of each way to submit; they run at the same time."""
+    """The workflows that were submitted, one in each way to submit; all of them run at the same
+    time."""
     url = urlsplit(os.environ[SERVER])
     server = (
         f"--argo-server {url.netloc} --argo-http1"

@@ -40,8 +40,8 @@ def runs(namespace: Namespace) -> list[str]:
 
 @pytest.fixture(scope="module")
 def killed(namespace: Namespace, schedule: list[str]) -> Rows:
-    """The table of a backfill on the cluster that SIGKILL ends several times, each time after the
-    start of a run."""
+    """The table of a backfill on the cluster that is killed several times by SIGKILL, each time
+    after the start of a run."""
     flags = [
         "backfill",
         *schedule,
@@ -88,7 +88,8 @@ def test_a_killed_backfill_has_the_table_of_an_undisturbed_backfill_on_this_mach
 
 
 def scheduled_run(namespace: Namespace, time: str) -> Run:
-    """Start the run that the schedule would have started at a time."""
+    """Start the run that the schedule would have started at the time `time`, and wait for its
+    end."""
     cluster = Cluster.connect(None, namespace.kube.namespace)
     workflow = workflows.build_scheduled_workflow(cluster, NAME, {"scheduled-time": time})
     workflows.submit(cluster, workflow)
@@ -105,7 +106,8 @@ def test_a_scheduled_run_starts_no_job_if_its_model_is_known_or_its_source_has_n
     assert not known.pods("train-master")
     assert Run(namespace, killed[-1]["workflow"]).pods("train-master")
     assert known.outputs()["model_sha256"] == killed[-1]["model_sha256"] == known.sha256()
-    assert known.outputs()["verdict"] == "release"  # unlike the run of the backfill
+    # a scheduled run releases its model, unlike a run of a backfill
+    assert known.outputs()["verdict"] == "release"
     unchanged_run = scheduled_run(namespace, NEXT_TIME)
     assert unchanged_run.pods("prepare")
     assert not unchanged_run.pods("train-master")

@@ -41,21 +41,23 @@ class Project:
 
     namespace: Namespace
     folder: Path
-    before: dict[str, Any] = field(default_factory=dict)  # the plan before the first run
+    # the output of `rekindle plan` before the first run
+    before: dict[str, Any] = field(default_factory=dict)
 
     @property
     def config(self) -> Path:
         return self.folder / "configs/demo.yaml"
 
     def plan(self, *sets: str, code: int) -> dict[str, Any]:
-        """Return the plan; fails if the plan changes the namespace or its bucket."""
+        """Return the output of `rekindle plan`; the test fails if the command changes the namespace
+        or its bucket."""
         flags = ["--cluster", "--namespace", self.namespace.kube.namespace, "-o", "json"]
         objects_before = self.objects()
         command = ["plan", str(self.config), *self.namespace.sets([*self.sets, *sets]), *flags]
         plan = json.loads(
             rekindle(*command, cwd=self.folder, code=code, variables=self.namespace.variables)
         )
-        # Argo may delete pods of completed steps in the meantime
+        # no object may be new; Argo may delete pods of completed steps in the meantime
         assert not self.objects() - objects_before
         return plan
 
@@ -116,14 +118,14 @@ def project(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="module")
 def first_run(project: Project) -> Run:
-    """A run without an earlier result."""
+    """A run in a cluster without earlier results that it could reuse."""
     project.before = project.plan(code=WOULD_RUN)
     return project.submit()
 
 
 @pytest.fixture(scope="module")
 def second_run(project: Project, first_run: Run) -> Run:
-    """The same run again."""
+    """A second run with the settings of `first_run`, which reuses the results of that run."""
     return project.submit()
 
 
@@ -198,7 +200,7 @@ def test_a_changed_gate_runs_only_what_depends_on_it_and_the_limits_of_the_cache
     assert not changed.pods("train")
     assert changed.pods("evaluate")
     assert changed.outputs()["model_sha256"] == first_run.sha256()
-    # `report`, the last step, has removed the other entries
+    # the last step of the run, `report`, has removed all other cache entries
     assert len(list(project.namespace.store.list("cache/"))) == 1
 
 
@@ -206,7 +208,7 @@ def test_the_report_on_a_run_has_its_cost_on_spot_nodes_and_on_demand(
     project: Project, first_run: Run
 ):
     flags = ["--cluster", "--namespace", project.namespace.kube.namespace, "-o", "json"]
-    # the manifest of the run contains its prices
+    # the manifest of the run contains its prices, so the local prices do not matter
     report = json.loads(rekindle("explain", first_run.name, *flags))
     cost = report["cost"]
     workers = cost["trained"] + cost["waited"] + cost["lost"]

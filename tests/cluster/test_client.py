@@ -1,6 +1,8 @@
-"""submit, status, logs, stop, resume and delete on a real cluster, with steps that only echo.
+"""Tests of `rekindle` submit, status, logs, stop, resume and delete on a real cluster, with steps
+that only echo.
 
-make test-cluster runs them too; they need neither an object store nor MLflow.
+`make test-cluster` runs the tests of this module, too; the tests need neither an object store nor
+MLflow.
 """
 
 import json
@@ -108,8 +110,8 @@ def client(kube: Kube, tmp_path: Path) -> Client:
 
 
 def make_manifest(*steps: tuple[str, str], **spec: Any) -> dict[str, Any]:
-    """Return a manifest of steps (name, shell script) in sequence; a step without a script
-    suspends."""
+    """Return a manifest of steps (name, shell script) in sequence; a step without a script is a
+    suspend template."""
     container = {
         "image": os.environ["REKINDLE_TEST_IMAGE"],
         "command": ["sh", "-c"],

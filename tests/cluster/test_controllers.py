@@ -1,6 +1,6 @@
-"""Restarts of Argo's controller and the training operator during a training.
+"""Tests with restarts of Argo's controller and the training operator during a training.
 
-They affect all users of the cluster, so they need REKINDLE_TEST_RESTARTS=yes.
+The restarts affect all users of the cluster, so the tests need REKINDLE_TEST_RESTARTS=yes.
 """
 
 import os
@@ -21,7 +21,7 @@ OPERATOR = ("kubeflow", "control-plane=kubeflow-training-operator")
 
 
 def restart(namespace: str, selector: str) -> None:
-    """Delete the pods of a controller and wait for new ones."""
+    """Delete the pods of a controller and wait for the new pods."""
     kube = Kube(namespace)
     old_uids = {pod["metadata"]["uid"] for pod in kube.items("pods", selector)}
     assert old_uids, f"no pod {selector} in {namespace}"

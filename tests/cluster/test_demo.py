@@ -23,8 +23,8 @@ def demo(namespace: Namespace) -> Run:
 
 
 def predict(namespace: Namespace) -> dict[str, Any]:
-    """Return the prediction of the serving model for its example, with the sha256 of its
-    weights."""
+    """Return the prediction of the deployed model for its own example, with the sha256 of the
+    model's weights."""
     with namespace.kube.forward(MODEL, namespace.port) as address:
         with urllib.request.urlopen(f"{address}/v1/models/demo/example") as answer:
             body = answer.read()
@@ -102,7 +102,7 @@ def test_a_rollback_serves_the_previous_release_as_champion(demo: Run):
     assert second_run.outputs()["verdict"] == "release"
     assert predict(namespace)["sha256"] == second_run.sha256() != demo.sha256()
 
-    # MLflow accepts requests to 127.0.0.1, but not to its ClusterIP
+    # MLflow accepts requests to 127.0.0.1, but not to the ClusterIP of its Service
     with kube.forward("mlflow", 5000) as address:
         variables = {"MLFLOW_TRACKING_URI": address, **namespace.variables}
         durations = list[float]()

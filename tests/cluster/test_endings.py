@@ -1,4 +1,4 @@
-"""A training job ends with its workflow."""
+"""A training job is deleted when its workflow ends."""
 
 from tests.cluster.run import SMALL_SETTINGS, Namespace, Run, rekindle
 from tests.waiting import until

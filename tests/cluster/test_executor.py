@@ -1,4 +1,5 @@
-"""Faults of Argo's executor pods and of steps: no training is restarted, and no work is lost."""
+"""Tests with faults of Argo's executor pods and of steps: no training is restarted, and no work is
+lost."""
 
 import pytest
 
@@ -7,7 +8,7 @@ from tests.cluster.kube import Object
 from tests.cluster.run import Namespace
 from tests.waiting import until
 
-TOO_LITTLE_MEMORY = "12Mi"  # Argo's executor needs about 36Mi of memory
+TOO_LITTLE_MEMORY = "12Mi"  # less than the about 36Mi of memory that Argo's executor needs
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +21,9 @@ def executor(namespace: Namespace) -> FaultyTraining:
     training.inject("deleted", lambda: kube.delete_pods(run.wait_for_pod("train"), force=True))
     training.inject("out of memory", lambda: _starve(training))
     run.wait_for_step(STEPS, 600)
-    # so that the evaluation cannot end before it is evicted
+    # stop the proxy of MLflow, so that the evaluation cannot end before it is evicted
     kube.scale("mlflow-proxy", 0)
-    # the executor waits longer and longer between its attempts
+    # evict the pod soon, because the executor waits longer and longer between its attempts
     kube.evict(run.wait_for_pod("evaluate", 600))
     kube.scale("mlflow-proxy", 1)
 
@@ -30,11 +31,11 @@ def executor(namespace: Namespace) -> FaultyTraining:
 
 
 def _starve(training: FaultyTraining) -> None:
-    """Let the next executor be OOM-killed; the following executor has enough memory again."""
+    """Let the next executor pod be OOM-killed; the following executor has enough memory again."""
     kube = training.run.namespace.kube
     run = training.run
     limits = kube.get("limitrange", "rekindle")
-    # before the limit applies, because later the process would not start
+    # find the pod before the memory limit applies, because a later kubectl process would not start
     pod = run.wait_for_pod("train")
     kube.apply(_limit(TOO_LITTLE_MEMORY))
 
@@ -97,7 +98,7 @@ def test_an_executor_that_runs_out_of_memory_does_not_restart_the_training(
 def test_an_evicted_step_is_repeated(executor: FaultyTraining, undisturbed: str):
     assert executor.succeeded_with(undisturbed)
     evicted, *_, last_pod = executor.run.namespace.watch.find(f"{executor.run.name}-evaluate")
-    # Argo may create the new pod for the same node of the workflow
+    # Argo may create a new pod for the same node of the workflow
     assert evicted.deleting
     assert evicted.uid != last_pod.uid
     assert executor.run.nodes("evaluate")[-1]["phase"] == "Succeeded"

@@ -1,4 +1,5 @@
-"""Faults of the pods of a training: the run succeeds with the weights of an undisturbed run.
+"""Tests with faults of the pods of a training: the run succeeds with the weights of an undisturbed
+run.
 
 All faults are injected into the same workflow, one after the other, because a workflow takes
 minutes.

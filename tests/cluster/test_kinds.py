@@ -1,11 +1,12 @@
-"""Every kind of object of the blocks on a real API server, with its webhooks and its controller.
+"""Test every kind of object of the blocks on a real API server, with its webhooks and its
+controller.
 
     pytest -m cluster tests/cluster/test_kinds.py
 
-Needs kubectl and an image with Python that the nodes have or can pull (REKINDLE_TEST_PYTHON,
-python:3.11-slim). Kinds that the cluster does not serve are skipped. With REKINDLE_RECORD=1 the
-observed statuses are written to tests/rekindle/blocks/statuses, and other tests evaluate the
-conditions of the blocks on them.
+The tests need kubectl and an image with Python that the nodes have or can pull
+(REKINDLE_TEST_PYTHON, python:3.11-slim). Kinds that the cluster does not serve are skipped. With
+REKINDLE_RECORD=1, the observed statuses are written to tests/rekindle/blocks/statuses, and other
+tests evaluate the conditions of the blocks on these statuses.
 """
 
 import json
@@ -33,7 +34,8 @@ FATAL = {"TFJob"}
 
 @pytest.fixture(scope="module")
 def namespace() -> Iterator[Kube]:
-    """A namespace with the ConfigMap of our pods; deleted at the end."""
+    """A namespace with the ConfigMap that the pods of the tests use; the namespace is deleted at
+    the end."""
     kube = Kube(f"rekindle-kinds-{uuid.uuid4().hex[:6]}")
     kube.apply(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": kube.namespace}},
@@ -103,7 +105,8 @@ def _run_scenario(
 
     policy = job_kind.manifest["spec"].get("runPolicy", {})
     if "backoffLimit" in policy:
-        policy["backoffLimit"] = 1  # the delay between restarts grows
+        # the test needs more time, because the delay between restarts grows
+        policy["backoffLimit"] = 1
 
     _create(namespace, job_kind.manifest)
     with ThreadPoolExecutor(1) as pool:
@@ -121,7 +124,8 @@ def _run_scenario(
 
 
 def _watch_job(namespace: Kube, job_kind: Kind, name: str) -> tuple[list[Any], bool]:
-    """Return the statuses that differ in more than times, and the verdict on the last."""
+    """Watch a job to its end; return its statuses that differ in more than times, and True if the
+    last status is a success."""
     statuses: list[Any] = []
     found: list[bool] = []
 
@@ -151,7 +155,8 @@ def _create(namespace: Kube, manifest: Any, *flags: str) -> None:
 
 
 def _without_times(status: Any) -> Any:
-    """Return a status without fields that differ in each run; times become a constant."""
+    """Return a status without fields that differ in each run, and with a constant in place of each
+    time."""
     if isinstance(status, list):
         return [_without_times(item) for item in status]
     if not isinstance(status, dict):

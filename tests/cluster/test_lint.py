@@ -1,4 +1,5 @@
-"""Lint and a real API server with its webhooks agree on applied objects (as a dry run)."""
+"""Lint and a real API server with its webhooks agree on applied objects ; the API server checks the
+objects in a dry run."""
 
 import json
 import subprocess
@@ -7,7 +8,8 @@ from typing import Any
 
 from tests.argolocal.validate.objects import INVALID_OBJECTS, VALID_OBJECTS
 
-# accepted by the API server, but then no pod can be created, or the operator or torchrun crashes
+# mistakes in objects that the API server accepts, but with which no pod can be created, or the
+# operator or torchrun crashes
 ACCEPTED = {"no container", "no image", "restart", "job name", "rdzvConf", "standalone"}
 
 

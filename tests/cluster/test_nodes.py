@@ -1,5 +1,5 @@
-"""Containers end as on a node that loses its power: root kills their processes on the node with
-SIGKILL.
+"""Containers end as on a node that loses its power, because root kills their processes on the node
+with SIGKILL.
 
 A pod in another namespace kills the processes; the namespace must allow access to all processes of
 a node (REKINDLE_TEST_RESTARTS=yes).
@@ -40,7 +40,7 @@ def privileged(namespace: Namespace) -> Iterator[Kube]:
 
 
 def kill_outright(namespace: Namespace, privileged: Kube, *pods: str) -> None:
-    """Kill all processes of these pods at once; the pods must be on one node."""
+    """Kill all processes of the given pods at once; the pods must be on one node."""
     members = [pod for pod in namespace.kube.items("pods") if pod["metadata"]["name"] in pods]
     ids = [
         pod["status"]["containerStatuses"][0]["containerID"].rpartition("/")[2] for pod in members

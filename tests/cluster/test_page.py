@@ -1,4 +1,4 @@
-"""The page of a cluster's runs: `rekindle ui --cluster`, with a real Argo."""
+"""Tests of the page of a cluster's runs, which `rekindle ui --cluster` serves, with a real Argo."""
 
 import contextlib
 from collections.abc import Iterator

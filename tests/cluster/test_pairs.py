@@ -1,7 +1,7 @@
-"""Pairs of simultaneous runs of one model: their candidates differ in quality, some runs lose a
-pod, and half of the pairs have no mutex.
+"""Test pairs of simultaneous runs of one model. The candidates of a pair differ in quality, some
+runs lose a pod, and half of the pairs have no mutex.
 
-REKINDLE_TEST_PAIRS: number of pairs (default: 10).
+REKINDLE_TEST_PAIRS is the number of pairs (default: 10).
 """
 
 import json
@@ -24,7 +24,8 @@ PIPELINES = ("tests.cluster.unlocked", "pipelines.training")
 SETTINGS = [
     f"name={NAME}",
     "data.source=simulate://7?cards=150&terminals=300&days=70",
-    "families=[transformer]",  # the trees do not depend on train.steps and train.seed
+    # only transformers are trained, because the trees do not depend on train.steps and train.seed
+    "families=[transformer]",
     "train.workers=1",
     "train.validation=0",
     "gate={minimum: {auc: 0.01}, tolerance: 0.2, confidence: 0.6}",
@@ -34,7 +35,7 @@ EXIT_CODES = {"release": 0, "same": 0, "keep": results.NOT_RELEASED_EXIT_CODE}
 
 
 def kill_a_pod(run: Run, moment: float) -> None:
-    """Delete the pod that the run has after `moment` seconds."""
+    """Wait for `moment` seconds, and then delete a pod of the run that is running."""
     time.sleep(moment)
     pods = run.namespace.kube.items("pods", f"workflows.argoproj.io/workflow={run.name}")
     active = [
@@ -45,7 +46,8 @@ def kill_a_pod(run: Run, moment: float) -> None:
 
 
 def find_problems(run: Run) -> list[str]:
-    """Return the contradictions between a run's verdict and the model that serves at its end."""
+    """Return the contradictions between a run's verdict and the model that is deployed at the end
+    of the run."""
     status = run.workflow()["status"]
     values = results.read_parameters(status)
     run_id = tracking.find_run(NAME, run.name)
@@ -94,8 +96,8 @@ def test_every_champion_was_judged_against_the_one_that_it_replaced(
 
 
 def run_pair(namespace: Namespace, draw: random.Random, pipeline: str) -> list[Run]:
-    """Run two candidates of different quality, one up to 5 s after the other; delete a pod of about
-    every third run."""
+    """Run two pipelines with candidates of different quality, the second one up to 5 s after the
+    first; delete a pod of about every third run."""
     runs = list[Run]()
     kills = list[threading.Thread]()
 

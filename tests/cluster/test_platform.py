@@ -1,5 +1,5 @@
-"""The platform on a real cluster: every permission is needed, no step has a token, and checks find
-faults."""
+"""Tests of the rendered platform on a real cluster: every permission is needed, no step has a
+token, and `rekindle platform check` finds mistakes."""
 
 import copy
 import json
@@ -19,7 +19,7 @@ from tests.cluster.kube import Kube, Object
 from tests.cluster.run import Namespace, rekindle
 from tests.waiting import until
 
-HOLD = "rekindle/hold"  # a finalizer: the deletion ends when it is removed
+HOLD = "rekindle/hold"  # a finalizer, so that the deletion ends only when the test removes it
 
 
 def job(kind: str, replicas: str, role: str, container: str) -> Object:
@@ -61,7 +61,9 @@ OBJECTS: dict[str, Object] = {
     "jaxjobs": job("JAXJob", "jaxReplicaSpecs", "Worker", "jax"),
     "jobs": {"apiVersion": "batch/v1", "kind": "Job", "spec": BATCH},
 }
-WATCH_S = 3.0  # enough for `kubectl wait` if it may watch; otherwise it polls, with growing pauses
+# this time is enough for `kubectl wait` if it may watch objects; otherwise kubectl polls, with
+# growing pauses
+WATCH_S = 3.0
 ARGO = [rule for rule in list_permissions() if rule[0] == "argoproj.io"]
 OTHER_RULES = [
     rule for rule in (*list_permissions(), *list_permissions("frameworks")) if rule not in ARGO
@@ -69,7 +71,7 @@ OTHER_RULES = [
 
 
 def make_role_and_binding(name: str, granted: list[tuple[str, str, str]]) -> list[Object]:
-    """Return an account with these permissions, and a token for Argo's executor."""
+    """Return an account with the given permissions, and a token for Argo's executor."""
     role_rules = [
         {"apiGroups": [api_group], "resources": [kind], "verbs": [verb]}
         for api_group, kind, verb in granted
@@ -102,7 +104,7 @@ def make_role_and_binding(name: str, granted: list[tuple[str, str, str]]) -> lis
 
 
 def apply_and_delete(kube: Kube, account: str, resource: str, deletes: bool) -> str:
-    """Apply and delete an object with kubectl as Argo's resource templates do; returns the first
+    """Apply and delete an object with kubectl as Argo's resource templates do, and return the first
     error, or ""."""
     name = f"{account}-{resource}"[:50]
     manifest = copy.deepcopy(OBJECTS[resource])
@@ -147,8 +149,8 @@ def apply_and_delete(kube: Kube, account: str, resource: str, deletes: bool) -> 
 
 
 def delete_and_wait(kube: Kube, command: list[str], resource: str, name: str) -> str:
-    """Delete an object and check that kubectl waits for its finalizer; returns the first error, or
-    ""."""
+    """Delete an object and check that kubectl waits for its finalizer, and return the first error,
+    or ""."""
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
@@ -223,7 +225,8 @@ def test_applying_and_deleting_jobs_needs_every_permission_of_the_account(
 def test_only_the_account_of_workflows_may_apply_jobs_of_missing_operators(
     namespace: Namespace,
 ) -> None:
-    """The permissions for these jobs have the same verbs as the permissions for the kinds above."""
+    """The permissions for jobs of operators that are not installed have the same verbs as the
+    permissions for the kinds above."""
     absent = [rule for rule in OTHER_RULES if rule[1] not in OBJECTS]
     assert {rule[1] for rule in absent} == {"trainjobs"}
     settings = Platform(
@@ -324,7 +327,7 @@ def workflow(namespace: Namespace, account: str) -> Object:
 
 
 def submit(namespace: Namespace, account: str) -> Callable[[], Object]:
-    """Submit a workflow; returns a function that reads it."""
+    """Submit a workflow, and return a function that reads the workflow."""
     name = namespace.kube(
         "create",
         "-f",
@@ -368,8 +371,8 @@ def test_steps_run_without_a_token_in_a_restricted_namespace(namespace: Namespac
 
 
 def test_reporting_to_argo_needs_every_permission_of_the_account(namespace: Namespace) -> None:
-    """Argo waits for a missing report, or fails; a workflow with all permissions succeeds in that
-    time."""
+    """Argo waits for a missing report, or fails; a workflow with all permissions succeeds in the
+    same time."""
     looks = {"rekindle": submit(namespace, "rekindle")}
     for right in ARGO:
         account = f"mute-{right[2]}"
@@ -400,7 +403,8 @@ def test_reporting_to_argo_needs_every_permission_of_the_account(namespace: Name
 
 
 def run_checks(namespace: Namespace, *sets: str) -> dict[str, Any]:
-    """Run `rekindle platform check`; returns the checks by name. Its pod must be deleted."""
+    """Run `rekindle platform check`, and return the results of the checks by name. The pod of the
+    command must be deleted at the end."""
     from tests.commands import BIN
 
     config = ["configs/demo.yaml", *namespace.sets(sets)]
@@ -434,7 +438,7 @@ def run_checks(namespace: Namespace, *sets: str) -> dict[str, Any]:
 def test_all_checks_pass_in_a_healthy_namespace(namespace: Namespace) -> None:
     checks = run_checks(namespace)
     failures = {name: check["found"] for name, check in checks.items() if not check["ok"]}
-    # the template of the operator may be missing
+    # the patch of the training operator's template may be missing
     assert failures.keys() <= {"init container"}, failures
     assert "1 of 8 concurrent creates succeeded" in checks["object store from a pod"]["found"]
     assert checks["MLflow from a pod"]["ok"]
@@ -443,7 +447,7 @@ def test_all_checks_pass_in_a_healthy_namespace(namespace: Namespace) -> None:
 
 @pytest.fixture
 def broken(namespace: Namespace) -> Iterator[None]:
-    """A wrong ConfigMap and an incomplete Role."""
+    """A namespace with a wrong ConfigMap and an incomplete Role."""
     originals = [
         namespace.kube.get(*target) or {}
         for target in (("configmap", "rekindle"), ("role", "rekindle"))
@@ -489,7 +493,7 @@ def test_checks_find_all_faults_and_give_remedies(namespace: Namespace) -> None:
 
 
 def test_the_api_server_accepts_the_rendered_platform(namespace: Namespace) -> None:
-    """All options, and the patch of the operator, as a dry run."""
+    """All options of the platform, and the patch of the operator, are applied as a dry run."""
     platform_flags = [
         "--with",
         "mlflow",

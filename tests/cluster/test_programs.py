@@ -1,4 +1,4 @@
-"""A training program on a cluster: a lost pod costs the steps since the last save."""
+"""Tests of a training program on a cluster: a lost pod costs the steps since the last save."""
 
 from pathlib import Path
 

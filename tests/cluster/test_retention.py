@@ -1,5 +1,5 @@
-"""Retention on a cluster: the end of each run applies the limits of its config, and `rekindle prune
---cluster` applies the limits in its options."""
+"""Tests of retention on a cluster: the end of each run applies the limits of its config, and
+`rekindle prune --cluster` applies the limits in its options."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ SETTINGS = [
 
 
 def submit(namespace: Namespace, config: Path, quality: float) -> Run:
-    """Run the pipeline, which releases a better model than before."""
+    """Run the pipeline, which releases a better model than the previous run."""
     run = Run.submit(namespace, *SETTINGS, f"candidate.quality={quality}", config=config)
     assert run.wait_for_end() == "Succeeded"
     assert run.outputs()["verdict"] == "release"
@@ -42,7 +42,7 @@ def test_old_runs_and_releases_are_removed_and_the_others_can_still_serve(
         if entry.key.endswith("/release.json")
     ]
 
-    # 2: the target of a rollback
+    # version 2 is kept as the target of a rollback
     assert {json.loads(store.get(key))["version"] for key in releases} == {"2", "3"}
 
     prune = ["prune", "--cluster", "-n", kube.namespace, "--keep-runs", "1", "-o", "json"]

@@ -1,4 +1,4 @@
-"""A schedule starts runs, and never two at the same time."""
+"""A schedule on a cluster starts runs, but never two runs at the same time."""
 
 from tests.cluster.kube import seconds
 from tests.cluster.run import DEMO, SMALL_SETTINGS, Namespace, Run, rekindle
@@ -35,4 +35,4 @@ def test_runs_of_a_schedule_do_not_overlap(namespace: Namespace):
     assert [bool(run.pods("train-master")) for run in runs] == [
         True,
         False,
-    ]  # the second run knows the model
+    ]  # the second run compares its model with the released model

@@ -1,4 +1,5 @@
-"""Outages of the object store and MLflow for a minute: training continues, and no work is lost."""
+"""Tests with outages of the object store and MLflow for a minute: training continues, and no work
+is lost."""
 
 from itertools import pairwise
 
@@ -13,9 +14,9 @@ OUTAGE_S = 60
 
 @pytest.fixture(scope="module")
 def evaluated(namespace: Namespace) -> FaultyTraining:
-    """A run with an outage of MLflow, then of the object store, when the steps after the training
-    need them."""
-    # without a champion: equal weights are not released again
+    """A run with an outage of MLflow, and then of the object store, at the times when the steps
+    after the training need these services."""
+    # use a new name without a champion, because equal weights are not released again
     training = FaultyTraining(namespace, "evaluated")
     training.run.wait_for_step(STEPS, 600)
     training.run.wait_for_pod("evaluate")

@@ -1,8 +1,8 @@
-"""Trainings on a shared cluster: as a JobSet or a TrainJob, in a queue, and with extra workers on
-idle quota.
+"""Tests of trainings on a shared cluster: as a JobSet or a TrainJob, in a queue, and with extra
+workers on idle quota.
 
-Needs JobSet, Kubeflow Trainer and Kueue on the cluster; a test is skipped if the cluster lacks what
-the test needs.
+The tests need JobSet, Kubeflow Trainer and Kueue on the cluster; a test is skipped if the cluster
+lacks what the test needs.
 """
 
 import re
@@ -45,7 +45,7 @@ def expected(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def list_drains(run: Run) -> list[Incident]:
-    """Return the incidents of workers that left in order, oldest first."""
+    """Return the ledger's records of workers that left the group as requested, oldest first."""
     return sorted(
         (i for i in run.summary().incidents if i.kind == "drain"), key=lambda incident: incident.t
     )
@@ -88,8 +88,8 @@ KUEUE_API = "kueue.x-k8s.io/v1beta2"
 
 
 def page_objects(namespace: str, cpu: str) -> list[Object]:
-    """Return the objects of docs/shared-clusters.md for this namespace, with names that no other
-    test uses, and with a quota of `cpu` that borrows nothing."""
+    """Return the objects of docs/shared-clusters.md , adapted to the namespace of the test, with
+    names that no other test uses, and with a quota of `cpu` that borrows nothing."""
     (text,) = [
         block
         for block in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -108,8 +108,8 @@ def page_objects(namespace: str, cpu: str) -> list[Object]:
 
 @pytest.fixture
 def page_queue(namespace: Namespace) -> Iterator[str]:
-    """The prefix of the names of the page's objects, whose queue has a quota of 100m CPU: two pods
-    of 50m."""
+    """The prefix of the names of the Kueue objects from docs/shared-clusters.md, whose queue has a
+    quota of 100m CPU, which is enough for two pods of 50m."""
     if not is_served("clusterqueues.kueue.x-k8s.io"):
         pytest.skip("Kueue is not installed")
 
@@ -149,7 +149,8 @@ def queue(namespace: Namespace) -> Iterator[str]:
 
     name = namespace.kube.namespace
     api = KUEUE_API
-    quota = {"cpu": "200m", "memory": "512Gi", "ephemeral-storage": "1000Gi"}  # four pods of 50m
+    # the quota is enough for four pods that request 50m CPU
+    quota = {"cpu": "200m", "memory": "512Gi", "ephemeral-storage": "1000Gi"}
 
     objects: list[Object] = [
         {"kind": "ResourceFlavor", "metadata": {"name": name}},
@@ -343,7 +344,7 @@ def test_a_training_of_higher_priority_is_admitted_before_the_trials_of_a_sweep(
     sweep = Run.submit(namespace, *quick, *low, "name=sweep", config=SWEEP)
 
     def running_trials() -> list[str]:
-        """Return the nodes of trials whose pod runs."""
+        """Return the nodes of trials whose pod is running."""
         return [node["displayName"] for node in sweep.nodes("trial") if node["phase"] == "Running"]
 
     until("two trials run", lambda: len(running_trials()) == 2, 300)

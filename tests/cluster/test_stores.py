@@ -1,4 +1,5 @@
-"""The object store and MLflow of `rekindle platform render --with minio --with mlflow`, on volumes.
+"""Tests of the object store and MLflow of `rekindle platform render --with minio --with mlflow`,
+which keep their data on volumes.
 
 Without a default StorageClass the volumes are folders that root creates on a node
 (REKINDLE_TEST_RESTARTS=yes). REKINDLE_TEST_MINIO_IMAGE is the image of MinIO, if the default cannot
@@ -29,7 +30,7 @@ print(mlflow.artifacts.load_text(f"{run.info.artifact_uri}/file.txt"))
 
 @pytest.fixture
 def stores(namespace: Namespace) -> Iterator[Kube]:
-    """A namespace with both, and a quota."""
+    """A namespace with the object store and MLflow, and with a quota."""
     kube = Kube(f"{namespace.kube.namespace}-own")
     node = Kube(f"{namespace.kube.namespace}-disk")
 
@@ -90,7 +91,7 @@ def stores(namespace: Namespace) -> Iterator[Kube]:
 
 
 def volume(namespace: str, claim: str) -> Object:
-    """Return a volume in a folder of the node, for one claim."""
+    """Return a volume in a folder of the node, for one PersistentVolumeClaim."""
     spec = {
         "capacity": {"storage": "100Gi"},
         "accessModes": ["ReadWriteOnce"],

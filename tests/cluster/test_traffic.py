@@ -1,8 +1,8 @@
-"""Requests to a model during all changes of its servers: each gets an answer of the champion or a
-verified candidate.
+"""Send requests to a model during all changes of its servers: each request gets an answer of the
+champion or a verified candidate.
 
-REKINDLE_TEST_RATE: requests per second (default: 30). This machine must reach the ClusterIP of a
-Service, as a node of the cluster does.
+REKINDLE_TEST_RATE is the number of requests per second (default: 30). This machine must reach the
+ClusterIP of a Service, as a node of the cluster does.
 """
 
 import json
@@ -29,7 +29,7 @@ from tests.cluster.run import Namespace, Run, rekindle
 from tests.commands import ROOT
 from tests.waiting import until
 
-# the requests name this model
+# the requests are sent to the model with this name
 NAME = "digits"
 LABEL = "app.kubernetes.io/name=digits"
 RATE = float(os.environ.get("REKINDLE_TEST_RATE", "30"))
@@ -42,10 +42,11 @@ SETTINGS = [
     "train.workers=1",
     "gate={minimum: {accuracy: 0.9}, tolerance: 0.5, confidence: 0.999}",
     f"serve.min_replicas={SERVERS}",
-    "serve.max_waiting=2000",  # large, because trainings use the same cores, so answers may be late
+    # a large limit, because answers may be late while trainings use the same cores
+    "serve.max_waiting=2000",
     "cluster.pods.serve={cpu: 50m, memory: 1Gi}",
 ]
-# only errors count: the predictions of good candidates may differ
+# the canaries count only errors, because the predictions of good candidates may differ
 CANARY = (
     "serve.canary={steps: [50, 100], minutes: 0.2, wait_minutes: 10, score_shift: 0.9, slower: 9}"
 )
@@ -53,8 +54,8 @@ CANARY = (
 
 @dataclass
 class Change:
-    """A change of the servers: the limits of its duration, and the versions that may answer; the
-    version `faulty` may fail."""
+    """A change of the servers: the limits of its duration, and the versions that may answer; only
+    the version `faulty` may return errors."""
 
     versions: set[str]
     faulty: str = ""
@@ -71,7 +72,7 @@ def train(namespace: Namespace, seed: int, *sets: str) -> Run:
 
 
 def version(run: Run) -> str:
-    """Return the version that a run has released."""
+    """Return the version of the model that a run has released."""
     return results.list_releases(run.workflow()["status"])[0].version
 
 
@@ -87,7 +88,7 @@ class Model:
         return self.namespace.kube.items("pods", LABEL)
 
     def is_settled(self) -> bool:
-        """Return True if the champion's servers are ready, and all others have ended."""
+        """Return True if the champion's servers are ready, and all other servers have ended."""
         ready = [
             pod
             for pod in self.pods()
@@ -102,7 +103,7 @@ class Model:
     @contextmanager
     def change(self, name: str) -> Iterator[Change]:
         """Count the answers from the start of the block until the servers have settled, and check
-        them."""
+        these answers."""
         with urllib.request.urlopen(
             "http://{}:{}/v1/models/digits".format(*self.load.address)
         ) as answer:
@@ -119,7 +120,7 @@ class Model:
 
 @pytest.fixture(scope="module")
 def model(namespace: Namespace) -> Iterator[Model]:
-    """A model that gets requests; its first version serves."""
+    """A model whose first version is deployed and gets requests."""
     first_version = train(namespace, 1)
     service = namespace.kube.get("service", NAME)
     assert service, first_version.describe()

@@ -1,5 +1,5 @@
-"""A step whose pods do not start is Pending, with the reason. No image is needed: the pods never
-run a container."""
+"""A step whose pods do not start is Pending, with the reason. The tests need no image, because the
+pods never run a container."""
 
 import json
 import uuid

@@ -6,8 +6,8 @@
     # add new manifests to recorded.jsonl
     python -m tests.conformance --namespace NS --record FOLDER
 
-It needs kubectl and a KUBECONFIG, and the environment that argo.py describes. Exit code 1 if there
-is a difference.
+The comparison needs kubectl, a KUBECONFIG, and the environment that argo.py describes. The exit
+code is 1 if there is a difference.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def main() -> int:
 
 
 def report(comparison: Comparison, folder: Path) -> None:
-    """Print a line of progress; write a difference as a folder with the manifest and both
+    """Print a line of progress; if the outcomes differ, write a folder with the manifest and both
     outcomes."""
     seconds = f"{comparison.seconds:5.1f} s on Argo, {comparison.seconds_here:5.1f} s here"
     print(

@@ -1,8 +1,9 @@
-"""Run workflows with argolocal alone: imports of torch, MLflow or rekindle fail here.
+"""Run workflows with argolocal alone, in a process in which imports of torch, MLflow or rekindle
+fail.
 
     with Alone(folder) as alone: outcome = alone.run(manifest, "NAME")
 
-One server process per test process forks a process for each workflow.
+Each test process has one server process, which forks a process for each workflow.
 """
 
 import json
@@ -29,7 +30,8 @@ ROOT = Path(__file__).parents[2]
 
 
 class RunnerProcess:
-    """The server process. Each workflow has its own home below `folder`."""
+    """The server process that forks a process for each workflow. Each workflow has its own home
+    (directory of runs) below `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,8 +52,8 @@ class RunnerProcess:
         self.process.communicate(timeout=60)
 
     def run(self, manifest: str, name: str) -> dict[str, Any]:
-        """Run a manifest named `name` and return its outcome. Fails with the traceback if the
-        runner breaks."""
+        """Run a manifest named `name` and return its outcome. The test fails with the traceback if
+        the runner raises an unexpected exception."""
         assert self.process.stdin
         assert self.process.stdout
         self.count += 1
@@ -96,14 +98,15 @@ def outcome_of(manifest: str, name: str, home: Path) -> dict[str, Any]:
 
 
 def serve() -> None:
-    """Answer each line of stdin with a line."""
+    """Run the workflow that each line of stdin names, and answer each line with a line that
+    contains the outcome."""
     sys.meta_path.insert(0, ForbiddingFinder())  # type: ignore[arg-type]
     sys.path.insert(0, str(ROOT))
     import argolocal.api  # noqa: F401 - imported once for all forks
     import tests.conformance.outcome  # noqa: F401
 
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # other output must not be mixed with the answers
+    os.dup2(2, 1)  # print other output to stderr, so that it is not mixed with the answers
 
     for line in iter(sys.stdin.readline, ""):
         pid = os.fork()

@@ -1,15 +1,15 @@
-"""A real Argo, through kubectl: a namespace with the objects that executors need, workflows in it,
-and their outcomes.
+"""Use a real Argo through kubectl: create a namespace with the objects that executors need, run
+workflows in this namespace, and collect their outcomes.
 
 with Argo("NS", image="python:3.11") as argo:
     argo.submit(name, text); outcomes = argo.collect_ended()      # name → outcome of newly ended
     workflows
 
-A missing namespace is created, and deleted at the end. Its service accounts get the permissions of
-executors, and in the controller's namespace the permissions for `memoize`. If REKINDLE_TEST_S3 (an
-endpoint that pods and this machine reach) and AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY are set,
-there is an artifact repository, in a new bucket. `instance`: the instanceID of the controller, if
-it has one.
+If the namespace does not exist, it is created, and deleted at the end. The service accounts of the
+namespace get the permissions of executors, and in the controller's namespace the permissions for
+`memoize`. If REKINDLE_TEST_S3 (an endpoint that pods and this machine reach) and AWS_ACCESS_KEY_ID,
+AWS_SECRET_ACCESS_KEY are set, the namespace gets an artifact repository in a new bucket.
+`instance`: the instanceID of the controller, if the controller has one.
 """
 
 import json
@@ -50,7 +50,7 @@ RESULTS = {
     "resources": ["workflowtaskresults"],
     "verbs": ["create", "patch"],
 }
-# permissions of the agent pod, which sends HTTP requests
+# permissions of Argo's agent pod, which sends HTTP requests
 TASKS = [
     {"apiGroups": ["argoproj.io"], "resources": ["workflowtasksets"], "verbs": ["list", "watch"]},
     {"apiGroups": ["argoproj.io"], "resources": ["workflowtasksets/status"], "verbs": ["patch"]},
@@ -70,7 +70,7 @@ INSTANCE = "workflows.argoproj.io/controller-instanceid"
 
 
 class Argo:
-    """One namespace. `image`: the image to use on that cluster for python:3.11 and similar
+    """One namespace. `image`: the image to use on the cluster for python:3.11 and similar
     images."""
 
     def __init__(self, namespace: str, image: str = DEFAULT_IMAGE, instance: str = "") -> None:
@@ -79,7 +79,7 @@ class Argo:
         self.instance = instance
         # name of a workflow → the other objects of its manifest
         self.running: dict[str, list[dict[str, Any]]] = {}
-        # workflow → resourceVersion, time of its last change
+        # name of a workflow → (resourceVersion, time of its last change)
         self.changed: dict[str, tuple[str, float]] = {}
         self.rejected: dict[str, Outcome] = {}
         endpoint = os.environ.get("REKINDLE_TEST_S3")
@@ -163,7 +163,7 @@ class Argo:
         ]
 
     def submit(self, name: str, text: str) -> None:
-        """Create the Workflow of a manifest, and apply its other objects."""
+        """Create the Workflow of a manifest, and apply the other objects of the manifest."""
         if self.store:
             text = text.replace(f"bucket: {DEFAULT_BUCKET}", f"bucket: {self.store.bucket}")
 
@@ -265,7 +265,7 @@ class Argo:
         return namespace, images[namespace]
 
     def __call__(self, *arguments: str, text: str = "") -> str:
-        """Run kubectl in the namespace. Raises CalledProcessError."""
+        """Run kubectl in the namespace of the comparison. Raises CalledProcessError."""
         command = ["kubectl", "--namespace", self.namespace, *arguments]
         return subprocess.run(
             command, input=text, capture_output=True, text=True, check=True
@@ -273,7 +273,7 @@ class Argo:
 
 
 def _make_role(name: str, rules: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a Role with these rules, and a RoleBinding to all service accounts."""
+    """Return a Role with the given rules, and a RoleBinding to all service accounts."""
     version = {"apiVersion": f"{GROUP}/v1"}
     metadata = {"metadata": {"name": name}}
     role = {"apiGroup": GROUP, "kind": "Role", "name": name}
@@ -289,8 +289,8 @@ def _rejected_outcome(message: str) -> Outcome:
 
 
 def _has_settled(flow: dict[str, Any]) -> bool:
-    """Return True if a workflow is over and the outputs of its pods have arrived: Argo then labels
-    it completed."""
+    """Return True if a workflow has ended and the outputs of its pods have arrived, because Argo
+    has labelled it completed."""
     over = (flow.get("status") or {}).get("phase") in END_PHASES
     return (
         over

@@ -1,5 +1,5 @@
-"""Random choices: by hypothesis, which reduces failing examples, or by a seeded generator, which
-needs no history."""
+"""Make random choices, either by hypothesis, which reduces failing examples, or by a seeded
+generator, whose choices can be repeated from the seed."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 class Chance:
     """chance(30) is True in 30 % of the calls; chance.one("a", "b") returns one of its arguments.
-    Hypothesis simplifies failures towards the first argument.
+    Hypothesis simplifies a failing example by choosing the first argument.
 
     `below(n)` returns an integer from 0 to n - 1.
     """

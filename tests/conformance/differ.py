@@ -24,7 +24,7 @@ LOCAL_RUNS = 1  # number of simultaneous runs on this machine
 
 
 class Plain(yaml.SafeDumper):
-    """YAML without anchors."""
+    """YAML in which no anchors are used."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -32,7 +32,8 @@ class Plain(yaml.SafeDumper):
 
 @dataclass(frozen=True)
 class Comparison:
-    """A manifest, both outcomes with their duration, and the differences."""
+    """A manifest, its outcomes and durations with the local runner and with Argo, and the
+    differences of the outcomes."""
 
     manifest: Path
     mine: Outcome
@@ -46,7 +47,8 @@ class Comparison:
         return self.manifest.stem
 
     def write(self, folder: Path) -> None:
-        """Write a folder with the manifest and both outcomes."""
+        """Write a folder with the manifest, the outcome of the local runner and the outcome of
+        Argo."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{self.name}.yaml").write_text(self.manifest.read_text())
         (folder / "differences.txt").write_text("\n".join([*self.differences, ""]))
@@ -73,14 +75,16 @@ def compare(
     at_once: int,
     on_each: Callable[[Comparison], None],
 ) -> list[Comparison]:
-    """Run all manifests. Calls `on_each` with each comparison."""
+    """Run all manifests with the local runner and with Argo, and return the comparisons. Calls the
+    function `on_each` with each comparison."""
     comparisons: list[Comparison] = []
 
     def run_timed(path: Path) -> tuple[Outcome, float]:
         since = time.monotonic()
         try:
             return here.run(path, path.stem), time.monotonic() - since
-        except (AssertionError, subprocess.TimeoutExpired) as error:  # a bug of the runner
+        # an exception means a bug of the runner
+        except (AssertionError, subprocess.TimeoutExpired) as error:
             return {
                 "phase": "Broken",
                 "message": str(error),
@@ -114,7 +118,8 @@ def compare(
 def reproduced(
     comparisons: Sequence[Comparison], folder: Path, here: LocalRunner, argo: Argo, at_once: int
 ) -> list[Comparison]:
-    """Return the comparisons that differ again in two more runs, under other names, in `folder`."""
+    """Return the comparisons whose differences appear again in two more runs under other names; the
+    manifests of these runs are written to `folder`."""
     copies: dict[Path, Comparison] = {}
 
     for comparison in comparisons:
@@ -151,7 +156,7 @@ def _rename(value: Any, name: str, new: str) -> Any:
 
 
 def record(manifests: Sequence[Path], argo: Argo, at_once: int, say: Callable[..., None]) -> None:
-    """Add manifests and their outcomes on Argo to recorded.jsonl."""
+    """Add manifests and their outcomes on Argo to the file recorded.jsonl."""
 
     def on_end(path: Path, argos: Outcome, seconds: float) -> None:
         recorded.write([*recorded.read(), recorded.Recording(path.stem, path.read_text(), argos)])

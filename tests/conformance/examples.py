@@ -5,8 +5,8 @@
       [--image python:3.11] [--at-once 6]
 
 Examples that the local runner rejects are not sent to the cluster. Many examples are random or
-print the time, so their phases are compared; for other differences, the folder --differences
-contains both outcomes.
+print the time, so only the phases of their nodes are compared. For other differences, the folder
+--differences contains both outcomes.
 """
 
 import argparse
@@ -37,11 +37,11 @@ VERSION = "argoproj.io/v1alpha1"
 SAY_SCRIPT = r"""case "$1" in
 echo) if [ $# -gt 2 ]; then echo "$2" > "$3"; else echo "$2"; fi;;
 cat) shift; cat "$@";; sleep) sleep "$2";; exit) exit "$2";; "") echo hello argo;; *) exit 64;;
-esac"""  # the behaviour of Argo's image argosay
+esac"""  # a script that behaves like Argo's image argosay
 
 
 def read_examples(folder: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield each Workflow, named after its file, with the objects of the folder that it
+    """Yield each Workflow of a folder, named after its file, together with the objects that it
     references."""
     files = {path: list(_read(path)) for path in sorted(folder.rglob("*.yaml"))}
 
@@ -105,7 +105,7 @@ def _has_entrypoint(template: dict[str, Any]) -> bool:
 
 
 def _workflow_of(flow: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the Workflow of a Workflow, CronWorkflow or WorkflowTemplate."""
+    """Return the Workflow that a Workflow, CronWorkflow or WorkflowTemplate describes."""
     spec = flow["spec"].get("workflowSpec", flow["spec"])
     meta = {
         key: value for key, value in flow["metadata"].items() if key in ("labels", "annotations")
@@ -126,8 +126,8 @@ def _add_referenced(text: str, library: dict[str, Any], needed: dict[str, dict[s
 
 
 def run_here(here: LocalRunner, path: Path) -> tuple[Outcome, float] | None:
-    """Run a manifest on this machine. Return its outcome and seconds, or None after
-    LOCAL_TIMEOUT_S."""
+    """Run a manifest on this machine. Return the outcome of the manifest and its duration in
+    seconds, or None after LOCAL_TIMEOUT_S."""
     since = time.monotonic()
 
     try:

@@ -1,4 +1,4 @@
-"""The local runner, started like by a user, and the outcome of a workflow in it.
+"""Start the local runner in the way that users start it, and return the outcome of a workflow.
 
 with Here(folder) as here:
     outcome = here.run(path, name)
@@ -20,7 +20,8 @@ REJECTED_EXIT_CODE = 2
 
 
 class LocalRunner:
-    """A new home, whose services are stopped at the end."""
+    """The local runner with a new home (directory of runs), whose services are stopped at the
+    end."""
 
     def __init__(self, home: Path, timeout: float = TIMEOUT_S) -> None:
         self.home = home
@@ -38,8 +39,8 @@ class LocalRunner:
         self.services.down()
 
     def run(self, manifest: Path, name: str) -> Outcome:
-        """Run a manifest and return its outcome. Fails with stderr if the runner breaks or
-        hangs."""
+        """Run a manifest and return its outcome. The test fails with the runner's stderr if the
+        runner breaks or hangs."""
         program = Path(sys.executable).with_name("rekindle")
         command = [str(program), "run", "--manifest", str(manifest), "-o", "json", "--yes"]
         result = subprocess.run(

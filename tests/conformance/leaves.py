@@ -1,4 +1,5 @@
-"""Random leaf templates. Their behaviour depends on their text, never on timing.
+"""Random leaf templates. The behaviour of a random leaf template depends on its text, never on
+timing.
 
 template, outputs = leaf(chance, "echo")     # outputs: result, p, f
 """
@@ -35,7 +36,7 @@ LISTING = (
 
 
 def make_leaf(chance: Chance, kind: str) -> tuple[Template, set[str]]:
-    """Return a template of this kind, without a name, and its outputs."""
+    """Return a template of the given kind, without a name, and the names of its outputs."""
     template, outputs = KINDS[kind](chance)
     template.setdefault("inputs", {})["parameters"] = [
         {
@@ -87,7 +88,8 @@ def fails(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def make_flaky_template(chance: Chance) -> tuple[Template, set[str]]:
-    """Succeed from some attempt on, which may exceed the limit."""
+    """Return a template that succeeds from some attempt on; the number of this attempt may exceed
+    the limit of retries."""
     first_success = chance.one(1, 2)
     limit = chance.one("0", "1", "2", 2)
     template = make_shell_template(
@@ -122,7 +124,8 @@ def parameter(chance: Chance) -> tuple[Template, set[str]]:
     text = chance.one("v1", "12", "a\\nb\\n\\n", "", '{"k": 1}', '["x"]')
     output: dict[str, Any] = {"name": "p", "valueFrom": {"path": "/tmp/o"}}
     output.update(chance.one({}, {"globalName": "g"}))
-    ending = chance.one("", "; exit 2")  # outputs of failed steps count, too
+    # the template may fail, because outputs of failed steps count, too
+    ending = chance.one("", "; exit 2")
     return make_shell_template(f"printf '{text}' > /tmp/o{ending}") | {
         "outputs": {"parameters": [output]}
     }, {"p"}
@@ -137,7 +140,8 @@ def make_template_with_missing_output(chance: Chance) -> tuple[Template, set[str
 
 
 def file(chance: Chance) -> tuple[Template, set[str]]:
-    """Write an artifact: a file, a directory, a nested directory, a tarball, or nothing."""
+    """Return a template that writes an artifact: a file, a directory, a nested directory, a
+    tarball, or nothing."""
     make = chance.one(
         "echo {{inputs.parameters.a}} > /tmp/d",
         "mkdir -p /tmp/d/s; echo 1 > /tmp/d/one; echo 2 > /tmp/d/s/two",
@@ -194,7 +198,7 @@ def environment(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def suspend(chance: Chance) -> tuple[Template, set[str]]:
-    """Wait; an output that is not supplied has its default, if it exists."""
+    """Return a suspend template; an output that is not supplied gets its default, if it has one."""
     template: Template = {"suspend": {"duration": chance.one("1", "2s", "1s")}}
     if not chance(40):
         return template, set()
@@ -202,14 +206,15 @@ def suspend(chance: Chance) -> tuple[Template, set[str]]:
     output = {
         "name": chance.one("p", "p", "a"),
         "valueFrom": source,
-    }  # the default of an input with this name also applies
+    }  # the default of an input with this name applies, too
     return template | {"outputs": {"parameters": [output]}}, (
         {"p"} if output["name"] == "p" else set()
     )
 
 
 def make_daemon(chance: Chance) -> tuple[Template, set[str]]:
-    """Run until the enclosing template ends, and perhaps serve a file by HTTP."""
+    """Return a daemon template, which runs until the enclosing template ends, and which may serve a
+    file by HTTP."""
     retried = chance.one({}, {}, {"retryStrategy": {"limit": "1"}})
     if not chance(60):
         return make_shell_template("sleep 1000") | {"daemon": True} | retried, set()
@@ -221,7 +226,8 @@ def make_daemon(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def asks(chance: Chance) -> tuple[Template, set[str]]:
-    """Send an HTTP request to the address in the parameter, or to an unreachable one."""
+    """Return a template that sends an HTTP request to the address in its parameter, or to an
+    unreachable address."""
     http: dict[str, Any] = {
         "url": chance.one(
             "{{inputs.parameters.a}}", "{{inputs.parameters.a}}", f"{UNREACHABLE_URL}/x"
@@ -247,7 +253,8 @@ def asks(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def listing(chance: Chance) -> tuple[Template, set[str]]:
-    """List the artifact keys of an earlier step; the caller sets the prefix."""
+    """Return a data template that lists the artifact keys of an earlier step; the caller sets the
+    prefix of the keys."""
     expressions = (
         "map(data, {split(#, '/')[1]})",
         "filter(data, {# endsWith 'f'})",
@@ -262,7 +269,8 @@ def listing(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def make_sidecar_template(chance: Chance) -> tuple[Template, set[str]]:
-    """Use an init container that shares a volume, and a sidecar that never ends by itself."""
+    """Return a template with an init container that shares a volume, and a sidecar that never ends
+    by itself."""
     mounts = [{"name": "work", "mountPath": "/work"}]
     code = chance.one(0, 0, 5)
     prepare = {"name": "prepare", "image": IMAGE, "command": ["sh", "-c"], "volumeMounts": mounts}
@@ -275,7 +283,7 @@ def make_sidecar_template(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def make_container_set(chance: Chance) -> tuple[Template, set[str]]:
-    """Run a set of containers in sequence."""
+    """Return a containerSet template whose containers run one after another."""
     code = chance.one(0, 0, 3)
 
     first = {
@@ -298,7 +306,7 @@ def make_container_set(chance: Chance) -> tuple[Template, set[str]]:
 
 
 def resource(chance: Chance) -> tuple[Template, set[str]]:
-    # unique: the items of a loop run in parallel
+    # the name is unique, because the items of a loop run in parallel
     name = f"{chance.one('x', 'y')}-of-{{{{pod.name}}}}"
     data = "v {{inputs.parameters.a}}"
     manifest = (
@@ -317,7 +325,7 @@ def late(chance: Chance) -> tuple[Template, set[str]]:
     return make_shell_template("sleep 300") | {"activeDeadlineSeconds": 8}, set()
 
 
-# kind of a leaf → function that makes a template of this kind, and its outputs
+# kind of a leaf → function that makes a template of this kindand the names of its outputs
 KINDS: dict[str, Callable[[Chance], tuple[Template, set[str]]]] = {
     "echo": make_echo,
     "fact": fact,
@@ -355,7 +363,7 @@ BARE_KINDS = (
 
 
 def _add_fields(chance: Chance, template: Template) -> None:
-    """Add random fields that any pod may have."""
+    """Add random fields to a template that templates of any pod may have."""
     if chance(8):
         template["memoize"] = {
             "key": chance.one("{{workflow.name}}-k", "{{workflow.name}}-{{inputs.parameters.a}}"),

@@ -3,9 +3,9 @@
 outcome = of_status("NAME", status, contents)      # contents(key) → {path: text} of an artifact
 different = differences(mine, argo)                # one line each; empty if they are equal
 
-An outcome is phase, message, outputs, and of every node its name (WF for the workflow's), type,
-phase, message, outputs, exit code, input parameters, artifacts and children. Only keys of the
-recorded outcome are compared.
+An outcome consists of the phase, the message and the outputs of a workflow, and of every node its
+name (WF stands for the workflow's name), type, phase, message, outputs, exit code, input
+parameters, artifacts and children. Only keys of the recorded outcome are compared.
 """
 
 import io
@@ -23,13 +23,13 @@ from argolocal.store import ObjectStore
 Outcome = dict[str, Any]
 Contents = Callable[[str], dict[str, str]]
 END_PHASES = ("Succeeded", "Failed", "Error")
-# an artifact that only a cluster makes
+# name of an artifact that exists only on a cluster
 LOGS = "main-logs"
 # never ends
 STUCK_PHASE = "Stuck"
-# prefix of the message of a workflow that Argo's check rejects
+# prefix of the message of a workflow that Argo's validation rejects
 REJECTED_PREFIX = "invalid spec"
-# messages that end in texts of a kubelet, a store or a Go library
+# patterns of messages that end in texts of a kubelet, a store or a Go library
 CLASSES = (
     r"(?P<text>.*(init|wait): Error \(exit code 64\): artifact \S+ failed to (load|save)):.*",
     r"(?P<text>invalid spec):.*",
@@ -45,7 +45,7 @@ CLASSES = (
     # the text is random if several parallel steps fail
     r"(?P<text>failed to resolve references): .*",
 )
-# nodes with a killed pod: their result and exit code depend on milliseconds
+# messages of nodes with a killed pod, whose result and exit code depend on milliseconds
 KILLED = (
     "Pod was active on the node longer than the specified deadline",
     "Step exceeded its deadline",
@@ -53,7 +53,7 @@ KILLED = (
 
 
 def of_status(name: str, status: dict[str, Any], contents: Contents | None = None) -> Outcome:
-    """Convert a WorkflowStatus to an outcome."""
+    """Convert the WorkflowStatus of a workflow to an outcome."""
     for ip in {node["podIP"] for node in (status.get("nodes") or {}).values() if node.get("podIP")}:
         status = json.loads(json.dumps(status).replace(ip, "IP"))
 
@@ -107,8 +107,8 @@ def _node(
 
 
 def in_store(store: ObjectStore) -> Contents:
-    """Return a reader of artifacts in a bucket: the files of an archive, a file, or all files below
-    a key."""
+    """Return a reader of the artifacts in a bucket; it reads the files of an archive, a file, or
+    all files below a key."""
 
     def contents(key: str) -> dict[str, str]:
         return {
@@ -151,7 +151,8 @@ def _member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
 
 
 def _text(data: bytes) -> str:
-    """Return the text of a file, or the files of a nested archive."""
+    """Return the text of an artifact's file or, for a nested archive, the texts of the files in
+    it."""
     if data[:2] not in (b"\x1f\x8b", b"PK"):
         return data.decode()
     return str(_files(data))
@@ -174,7 +175,7 @@ def _iterate_differences(local_outcome: Outcome, argo_outcome: Outcome) -> Itera
 
     if (
         argo_outcome["phase"] == STUCK_PHASE
-    ):  # Argo waits for ever; the local runner ends with a reason
+    ):  # in this case, Argo waits for ever, but the local runner ends the workflow with a reason
         if local_outcome["phase"] != "Error" or "Argo would wait" not in local_outcome["message"]:
             phase, message = local_outcome["phase"], local_outcome["message"]
             yield f"phase: {phase} here ({message}), Argo never ends"
@@ -216,7 +217,7 @@ def _iterate_differences(local_outcome: Outcome, argo_outcome: Outcome) -> Itera
 
 
 def is_rejected(outcome: Outcome) -> bool:
-    """Return True if the manifest was rejected."""
+    """Return True if an outcome says that the manifest was rejected."""
     return outcome.get("message", "").startswith(REJECTED_PREFIX)
 
 

@@ -1,5 +1,5 @@
-"""recorded.jsonl: workflows that a real Argo ran, one JSON line each with the manifest (YAML) and
-its outcome."""
+"""Read and write recorded.jsonl, the workflows that a real Argo ran: one JSON line for each
+workflow, with its manifest (YAML) and its outcome."""
 
 import json
 from collections.abc import Iterable
@@ -25,7 +25,8 @@ def read() -> list[Recording]:
 
 
 def write(recordings: Iterable[Recording]) -> None:
-    """Replace the file. Lines are sorted by name to keep diffs small."""
+    """Replace the file recorded.jsonl. The lines of recorded.jsonl are sorted by name to keep diffs
+    small."""
     ordered = sorted(recordings, key=lambda recording: recording.name)
     FILE.write_text(
         "".join(json.dumps(asdict(recording), ensure_ascii=False) + "\n" for recording in ordered)

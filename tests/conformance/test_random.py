@@ -1,4 +1,5 @@
-"""Random workflows: the local runner ends each of them, with the same outcome as Argo."""
+"""Tests with random workflows: the local runner ends each workflow, with the same outcome as
+Argo."""
 
 import os
 import re

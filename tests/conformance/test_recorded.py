@@ -1,5 +1,5 @@
-"""Manifests that a real Argo ran: every node must have the same name, phase and message with
-argolocal alone."""
+"""Tests with manifests that a real Argo ran: every node must have the same name, phase and message
+when argolocal runs the manifest."""
 
 from collections.abc import Iterator
 
@@ -12,9 +12,9 @@ from tests.conformance.alone import FORBIDDEN, RunnerProcess
 from tests.conformance.outcome import list_differences
 
 NEEDS = {"out-of-memory": limits.supports_memory_limits}
-# replaces Rekindle's bucket in the manifests
+# this bucket replaces Rekindle's bucket in the manifests
 BUCKET = "argolocal"
-# manifests that take 2 seconds and more
+# recordings whose manifests take 2 seconds and more
 SLOW_RECORDINGS = {
     *(
         "deadline-template",

@@ -1,12 +1,12 @@
-"""Random small workflows with all features of the local runner: a hypothesis strategy, and a seeded
-series.
+"""Make random small workflows with all features of the local runner, as a hypothesis strategy or as
+a series that a seed determines.
 
 @given(workflows())
 def test_it(objects): ...            # the Workflow and its other objects, all named after NAME
 for objects in random_workflows(300, seed=1): ...
 
-The outcome of such a workflow depends only on its text, never on timing. A few contain mistakes of
-users.
+The outcome of a random workflow depends only on its text, never on timing. A few random workflows
+contain mistakes that users make.
 """
 
 import random
@@ -103,8 +103,9 @@ WHENS = (
 
 @dataclass(frozen=True)
 class Called:
-    """A step or task. `outputs`: its available outputs; `key_prefix`: of its artifact; `ancestors`:
-    their names."""
+    """A step or task that later steps or tasks can refer to. `outputs`: the step's available
+    outputs; `key_prefix`: prefix of its artifact's key; `ancestors`: names of the steps or tasks
+    before it."""
 
     name: str
     prefix: str
@@ -124,7 +125,7 @@ class Called:
 
 @dataclass
 class Builder:
-    """Builds one workflow. `remaining`: number of templates that may still be called."""
+    """Builds one random workflow. `remaining`: number of templates that may still be called."""
 
     chance: Chance
     artifacts: bool = True
@@ -133,9 +134,10 @@ class Builder:
     templates: list[Template] = field(default_factory=list)
     elsewhere: list[Template] = field(default_factory=list)
     numbers: int = 0
-    # a hook that finds a limit reached is an error
+    # True if no limits may be set, because a hook that finds a limit reached is an error
     unlimited: bool = False
-    # if a daemon is killed before the end of the workflow, its phase is random
+    # True if the workflow has a daemon; if a daemon is killed before the end of the workflow, its
+    # phase is random
     daemons: bool = False
 
     def number(self) -> int:
@@ -145,7 +147,8 @@ class Builder:
     def leaf(self, kinds: tuple[str, ...]) -> tuple[str, Template, set[str]]:
         template, gives = make_leaf(self.chance, kind := self.chance.one(*kinds))
         template = {"name": f"{kind}{self.number()}", **template}
-        # the result would depend on which of two templates with the same key starts first
+        # give each template its own key, because the result would depend on which of two templates
+        # with the same key starts first
         if "memoize" in template:
             template["memoize"]["key"] += f"-{template['name']}"
         if kind == "file" and self.chance(40):
@@ -219,7 +222,8 @@ class Builder:
                 map(self._depends_on, ancestors)
             )
 
-        if style == "depends" and not self.chance(1):  # Argo rejects it
+        # remove the field, because Argo rejects it here
+        if style == "depends" and not self.chance(1):
             task.pop("continueOn", None)
 
     def _depends_on(self, called: Called) -> str:
@@ -277,11 +281,12 @@ class Builder:
                 *key_prefixes
             )
         elif kind == "suspend" and prefix == "steps":
-            # an error ends the group of steps, although other steps still run
+            # give each output a default, because an error ends the group of steps although other
+            # steps still run
             for output in (template.get("outputs") or {}).get("parameters") or []:
                 output["valueFrom"].setdefault("default", "d")
         elif kind == "daemon":
-            self.daemons = self.unlimited = True  # a daemon counts for a limit
+            self.daemons = self.unlimited = True  # a daemon counts for a parallelism limit
 
         holder: dict[str, Any] = {"name": name, **self._put_template(template)}
         loops = "serves" not in outputs and self._loop(holder, ancestors)
@@ -295,7 +300,8 @@ class Builder:
             url = self.chance.one(*urls) if urls else UNREACHABLE_URL
             holder["arguments"] = {"parameters": [{"name": "a", "value": url}]}
 
-            if url.endswith("nope"):  # the body of a 404 depends on the server
+            # do not read the body of a 404 response, which depends on the server
+            if url.endswith("nope"):
                 template["http"]["method"] = "HEAD"
 
         if kind == "reader":
@@ -325,8 +331,8 @@ class Builder:
         return holder
 
     def _put_template(self, template: Template) -> dict[str, Any]:
-        """Put a template into the templates, the step itself, or a WorkflowTemplate. Return the
-        reference."""
+        """Put a template into the workflow's templates, into the step itself, or into a
+        WorkflowTemplate. Return the reference to the template."""
         location = self.chance.one("here", "here", "here", "here", "inline", "elsewhere")
         if (
             location == "inline"
@@ -416,7 +422,7 @@ class Builder:
 
     def _hooks(self, called: Called, conditional: bool = True) -> dict[str, Any]:
         _, template, _ = self.leaf(("echo", "fails", "parameter"))
-        # whether its lock fails before a parallel step would be random
+        # remove the lock, because it would be random whether the lock fails before a parallel step
         template.pop("synchronization", None)
         self.templates.append(template)
         hook: dict[str, Any] = {"template": template["name"]}
@@ -514,7 +520,7 @@ class Builder:
             other_objects.append(version | library | {"spec": {"templates": self.elsewhere}})
 
         unique = len({template["name"] for template in self.templates}) == len(self.templates)
-        if unique and self.chance(5):  # Argo does not check this in a workflowTemplateRef
+        if unique and self.chance(5):  # Argo does not check templates in a workflowTemplateRef
             workflow_template = {"kind": "WorkflowTemplate", "metadata": {"name": f"{NAME}-whole"}}
             other_objects.append(version | workflow_template | {"spec": spec})
             spec = {"workflowTemplateRef": {"name": f"{NAME}-whole"}}
@@ -525,7 +531,7 @@ class Builder:
         ]
 
     def _spoil(self, spec: dict[str, Any], top: Template) -> None:
-        """Add a mistake that Argo's check rejects."""
+        """Add a mistake to a workflow that Argo's validation rejects."""
         if "steps" in top:
             holders = [caller for parallel_steps in top["steps"] for caller in parallel_steps]
         else:
@@ -553,8 +559,8 @@ class Builder:
 
 @st.composite
 def workflows(draw: st.DrawFn, artifacts: bool = True, slow: bool = False) -> list[dict[str, Any]]:
-    """Draw the objects of a workflow; `artifacts`: use a store; `slow`: use deadlines of some
-    seconds."""
+    """Draw the objects of a workflow; `artifacts`: use an object store; `slow`: use deadlines of
+    some seconds."""
     return Builder(
         Chance(lambda count: draw(st.integers(0, count - 1))), artifacts, slow
     ).workflow()
@@ -563,6 +569,6 @@ def workflows(draw: st.DrawFn, artifacts: bool = True, slow: bool = False) -> li
 def random_workflows(
     count: int, seed: int, artifacts: bool = True
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield `count` workflows; each is determined by seed and index."""
+    """Yield `count` random workflows; each workflow is determined by the seed and its index."""
     for index in range(count):
         yield Builder(Chance(random.Random(f"{seed}/{index}").randrange), artifacts).workflow()

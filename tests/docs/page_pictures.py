@@ -11,13 +11,13 @@ from playwright.sync_api import Browser
 from tests.browser import PageServer, start_browser, start_page
 from tests.commands import ROOT
 
-# file name → tab that it shows
+# file name of a picture → tab that the picture shows
 PICTURES = {"page_run.png": "overview", "page_training.png": "training"}
 SIZE = {"width": 1120, "height": 760}
 
 
 def take_pictures(server: PageServer, browser: Browser, run: str, folder: Path) -> list[Path]:
-    """Take all pictures of a run, and return their paths."""
+    """Take all pictures of a run, and return the paths of the pictures."""
     paths: list[Path] = []
     for name, tab in PICTURES.items():
         page = server.open(browser, f"/runs/{run}/{tab}", viewport=SIZE, color_scheme="light")

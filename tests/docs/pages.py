@@ -1,4 +1,4 @@
-"""Generates docs/api.md and docs/commands.md from docstrings, and the table of settings in
+"""Generate docs/api.md and docs/commands.md from docstrings, and the table of settings in
 docs/training.md.
 
 python -m tests.docs.pages        writes them
@@ -96,7 +96,7 @@ def api_page() -> str:
 
 
 def training_page() -> str:
-    """docs/training.md with a row for each key of `train:`."""
+    """Return docs/training.md with a row for each key of `train:` in its table."""
     rows = ["\n| key | values | default | meaning |\n| --- | --- | --- | --- |\n"]
     for key, values, default, description in describe_keys("train"):
         shown = "" if default is None else f"`{json.dumps(default)}`"
@@ -109,7 +109,7 @@ def training_page() -> str:
 
 def _entry(name: str, value: Any) -> str:
     annotations = getattr(value, "__metadata__", None)
-    if annotations:  # Artifact is an annotated type
+    if annotations:  # the name refers to an annotated type, such as Artifact
         return f"\n### {name}\n\n{annotations[0].__doc__}\n"
     assert value.__doc__, f"{name} has no docstring"
     if inspect.isclass(value):
@@ -125,7 +125,7 @@ def signature(name: str, value: Any) -> str:
     if inspect.isclass(value) and (
         "__init__" not in vars(value) or getattr(value, "_is_protocol", False)
     ):
-        # some are aliases
+        # some of the public names are aliases
         names = {
             getattr(rekindle, public): public for public in vars(rekindle)["PUBLIC_NAMES"]["errors"]
         }

@@ -58,7 +58,8 @@ def text(
 def box(
     x: float, y: float, width: float, height: float, lines: Sequence[str], edge: str = FAINT
 ) -> str:
-    """Draw a box with centered lines; the first is bright, the others are small."""
+    """Draw a box with centered lines of text; the first line is bright, and the other lines are
+    small."""
     shapes = [
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" fill="{FILL}"'
         f' stroke="{edge}"/>'
@@ -139,7 +140,7 @@ def terminal() -> str:
         final_screen = re.sub(r"\x1b\[\?25[hl]", "", output.rpartition("\x1b[2K")[2])
         (request,) = re.findall(r"^try it +(.*?)\r?$", final_screen, re.MULTILINE)
         answer = run_command(request).stdout
-        # a free port, replaced by the default in the picture
+        # the run uses a free port, which the picture replaces by the default port
         port = environ["REKINDLE_SERVE__PORT"]
 
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
@@ -154,7 +155,7 @@ def terminal() -> str:
 
 
 def run_on_terminal(command: list[str], folder: str, environ: dict[str, str]) -> str:
-    """Return the output of a command on a terminal."""
+    """Run a command on a terminal, and return its output."""
     terminal, process_end = pty.openpty()
     fcntl.ioctl(process_end, termios.TIOCSWINSZ, struct.pack("HHHH", 60, COLUMNS, 0, 0))
 
@@ -174,7 +175,7 @@ def run_on_terminal(command: list[str], folder: str, environ: dict[str, str]) ->
     try:
         while chunk := os.read(terminal, 65536):
             output += chunk
-    except OSError:  # the process has closed the terminal: everything is read
+    except OSError:  # the process has closed the terminal, so the whole output was read
         pass
 
     assert process.wait() == 0, output.decode()

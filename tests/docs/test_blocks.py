@@ -1,8 +1,8 @@
-"""All code blocks of the documents, by language: files load, fragments of Python run, commands
-exist.
+"""Tests of all code blocks of the documents, by language: files can be loaded, fragments of Python
+run, and commands exist.
 
-Commands that only read are run, the commands in COMMANDS_BY_NEED are only parsed, and test_stories.py runs the
-others.
+Commands that only read are run, the commands in COMMANDS_BY_NEED are only parsed, and
+test_stories.py runs all other commands.
 """
 
 import ast
@@ -37,8 +37,8 @@ from tests.docs.pages import API, COMMANDS
 
 GROUP_BY_PROGRAM = {"rekindle": commands, "argolocal": argolocal_cli.commands}
 BLOCKS = [block for document in DOCUMENTS for block in list_blocks(document)]
-# requirement that tests lack → commands that are only parsed; tests/cluster runs those for a
-# cluster
+# requirement that tests lack → commands that are only parsed; tests/cluster runs the commands that
+# need a cluster
 COMMANDS_BY_NEED = {
     "a cluster": {
         "kubectl",
@@ -77,17 +77,18 @@ CONFIG = {
     "workload": "steps.digits",
     "data": {"source": "sklearn://digits"},
     "train": {"validation": 0.1},
-}  # completes fragments of configs
+}  # settings that complete the fragments of configs on a page
 EARLIER_PAGES = {
     **{name: ["your-own-model.md"] for name in ("your-own-pipeline.md", "time.md")},
     "other-jobs.md": ["your-own-program.md"],
     "sweep.md": ["your-own-program.md"],
-}  # page → pages whose files it uses
+}  # page → earlier pages whose files the page uses
 
 
 @pytest.fixture
 def folder(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Change to a directory with the files of the page; unload their modules afterwards."""
+    """Change to a directory with the files of the page; unload the modules of these files after the
+    test."""
     for name in [*EARLIER_PAGES.get(block.document.name, []), block.document.name]:
         write_files(block.document.with_name(name), tmp_path)
 
@@ -120,7 +121,7 @@ def tries_a_workload(block: Block) -> bool:
         pytest.param(
             block,
             id=str(block),
-            # the README contains a faster command
+            # a block of the README is not slow, because it uses a faster command
             marks=pytest.mark.slow if block.document != README and tries_a_workload(block) else (),
         )
         for block in BLOCKS
@@ -189,7 +190,7 @@ def _check_command(block: Block, words: list[str]) -> None:
 
 
 def _parse(block: Block, name: str, arguments: list[str]) -> tuple[str, click.Context | None]:
-    """Return the full name of the command and its context; None if the command only shows its
+    """Return the full name and the click context of a command; None if the command only shows its
     help."""
     command_group: Any = GROUP_BY_PROGRAM[name]
     while isinstance(command_group, click.Group):
@@ -241,14 +242,15 @@ def _yaml(block: Block, folder: Path) -> None:
 
 
 def _python(block: Block, folder: Path) -> None:
-    """Import a module; run a fragment after the previous ones of its page, in a pipeline if it has
-    blocks."""
+    """Import a file as a module; run a fragment after the previous fragments of its page, and
+    inside of a pipeline if the fragment uses blocks."""
     tree = ast.parse(block.text, str(block))
     _check_calls(block, tree)
 
     if block.file:
         project.load_module(block.file.removesuffix(".py").replace("/", "."), "step", ())
-    elif not _imports(tree) & {"mlflow"}:  # this command needs a server; test_stories.py runs it
+    # a fragment that needs MLflow is not run here, because test_stories.py runs it
+    elif not _imports(tree) & {"mlflow"}:
         fragments = [
             other
             for other in list_blocks(block.document, "python")
@@ -271,7 +273,7 @@ def _python(block: Block, folder: Path) -> None:
 
 
 def _imports(tree: ast.AST) -> set[str]:
-    """Return all modules that the code imports."""
+    """Return all modules that a piece of code imports."""
     names = {
         alias.name
         for node in ast.walk(tree)
@@ -284,8 +286,8 @@ def _imports(tree: ast.AST) -> set[str]:
 
 
 def _check_calls(block: Block, tree: ast.AST) -> None:
-    """Check that names of Rekindle and Hera exist and accept their arguments, even in functions
-    that do not run."""
+    """Check that names of Rekindle and Hera exist and accept their arguments, also inside of
+    functions that are not called."""
     names: dict[str, Any] = {
         "argolocal": importlib.import_module("argolocal"),
         "rekindle": importlib.import_module("rekindle"),

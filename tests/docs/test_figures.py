@@ -3,7 +3,7 @@
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# a program that another benchmark starts, and the program that starts all
+# programs that another benchmark starts, and the program that starts all benchmarks
 OTHER_MODULES = {"benchmarks.programs.saving", "benchmarks.torchrun", "benchmarks.__main__"}
 
 

@@ -19,7 +19,8 @@ KINDS = {"TFJob", "XGBoostJob", "PaddleJob", "JAXJob", "MPIJob", "Job"}
 
 @pytest.fixture
 def rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Manifests of all fragments of the page, each as a pipeline."""
+    """The manifests of all fragments of docs/other-jobs.md; each fragment is the body of a
+    pipeline."""
     write_files(PAGE, tmp_path)
     monkeypatch.setenv("REKINDLE_PATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
@@ -47,7 +48,7 @@ def test_every_example_of_other_jobs_renders_and_lints(rendered: Any) -> None:
             {kind for kind in KINDS for text in applied_manifests if f'"kind": "{kind}"' in text}
         )
 
-        if len(templates) == 1:  # the volume claim, which is applied by hand
+        if len(templates) == 1:  # skip the volume claim, which users apply by hand
             continue
 
         errors = [str(finding) for finding in lint(manifest) if finding.fatal]

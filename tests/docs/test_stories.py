@@ -1,4 +1,4 @@
-"""Run all commands of these pages, in order, with little data."""
+"""Run all commands of some pages, in the order of the page, with little data."""
 
 import ast
 import json
@@ -79,7 +79,7 @@ def test_the_page_of_argolocal_works_without_a_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # several whole runs
+@pytest.mark.timeout(600)  # this test executes several whole runs
 def test_all_commands_of_the_readme_work(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     (notebook,) = list_blocks(TRACKING, "python")
@@ -136,7 +136,7 @@ def test_backfill_works_as_documented(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # five runs, of which two train a model
+@pytest.mark.timeout(600)  # this test executes five runs, two of which train a model
 def test_a_source_without_new_rows_is_trained_on_once(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
@@ -145,7 +145,7 @@ def test_a_source_without_new_rows_is_trained_on_once(
 
     write_power_data(tmp_path, 800)
     rows = (tmp_path / "power.csv").read_text().splitlines()
-    # the last is 04-10
+    # the last day is 2024-04-10
     days = [f"2024-{3 + day // 28:02}-{1 + day % 28:02}T00:00:00+00:00" for day in range(38)]
     timed_rows = [f"{days[index * 38 // 800]},{row}" for index, row in enumerate(rows[1:])]
     (tmp_path / "power.csv").write_text("\n".join([f"time,{rows[0]}", *timed_rows]))
@@ -257,7 +257,8 @@ def test_the_overview_picture_is_up_to_date() -> None:
 
 
 def write_power_data(folder: Path, rows: int) -> None:
-    """Write the data of the page about models: consumption falls with the temperature."""
+    """Write the data of docs/your-own-model.md: the consumption of power falls with the
+    temperature."""
     rng = np.random.default_rng(0)
     hours = rng.integers(0, 24, rows)
     degrees = rng.normal(10, 8, rows)
@@ -270,7 +271,7 @@ def write_power_data(folder: Path, rows: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # several whole runs
+@pytest.mark.timeout(600)  # this test executes several whole runs
 def test_the_page_your_own_model_works_as_documented(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
@@ -321,7 +322,7 @@ def test_the_page_your_own_pipeline_works_as_documented(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # four runs that train
+@pytest.mark.timeout(900)  # this test executes four runs with a training
 def test_the_programs_of_the_page_run_to_a_served_model(tmp_path: Path) -> None:
     write_files(PROGRAM, tmp_path)
     shutil.copy(ROOT / "template/data/power.csv", tmp_path)

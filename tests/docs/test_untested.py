@@ -1,10 +1,10 @@
-"""The pages say plainly what no test covers."""
+"""Each page that mentions GPUs says that no test covers them."""
 
 from tests.commands import ROOT
 
 NOTE = "code for GPUs has not been tested on a GPU yet"
-# generated from the code, or about the prices and the cache keys of GPUs, which are tested without
-# a GPU
+# pages that are generated from the code, or that describe the prices and the cache keys of GPUs,
+# which are tested without a GPU
 OTHER_PAGES = {"api.md", "argo-fields.md", "commands.md", "cost.md", "cache.md"}
 
 

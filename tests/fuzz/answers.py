@@ -1,5 +1,5 @@
-"""Fuzzing of answers: an answer of MLflow or of the API server is accepted, or rejected with one
-short message."""
+"""Fuzz the parsers of answers: an answer of MLflow or of the API server is accepted, or rejected
+with one short message."""
 
 import json
 import random

@@ -1,5 +1,5 @@
-"""Fuzzing of documents: a reader returns a document that can be written and read again, or raises
-one short error."""
+"""Fuzz the readers of documents: a reader returns a document that can be written and read again, or
+raises one short error."""
 
 import json
 import random
@@ -101,7 +101,7 @@ def stored_documents(_folder: Path) -> Case:
 
 
 def parameters(_folder: Path) -> Case:
-    """Return a case that reads parameters of a workflow, times in tags, and quotes values for
+    """Return a case that reads parameters of a workflow, reads times in tags, and quotes values for
     manifests."""
     cached_rows = json.dumps(
         {"prepare": {"task": "prepare", "at": "shop-1/prepare"}, "reuse": "yes"}

@@ -1,4 +1,4 @@
-"""Random mutations of bytes and values, reproducible by their seed."""
+"""Make random mutations of bytes and values, which a seed determines."""
 
 import random
 from typing import Any

@@ -1,5 +1,5 @@
-"""Fuzzing of names from outside: each parser accepts a value, or raises InvalidName, and accepts no
-dangerous value."""
+"""Fuzz the parsers of names from outside: each parser accepts a value, or raises InvalidName, but
+never accepts a dangerous value."""
 
 import random
 import re
@@ -56,7 +56,8 @@ KINDS = [
 
 
 def names_from_outside(_folder: Path) -> Callable[[random.Random], None]:
-    """Return a case that parses a random text as each kind of name, and as the mark of a run."""
+    """Return a case that parses a random text as each kind of name, and as the mark of a run in the
+    object store."""
 
     def case(chance: random.Random) -> None:
         text = chance.choice(SEEDS)

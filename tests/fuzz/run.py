@@ -1,4 +1,5 @@
-"""Run the cases of one target. The seed and the number of a case determine its input."""
+"""Run the fuzz cases of one target, which is a parser of untrusted input. The seed and the number
+of a case determine the input of the case."""
 
 import contextlib
 import io
@@ -14,12 +15,12 @@ from typing import Any
 from tests.fuzz.targets import TARGETS, scratch
 
 CASE_TIMEOUT_S = 10.0
-MAX_GROWTH_MB = 200.0  # maximum growth of a process
+MAX_GROWTH_MB = 200.0  # maximum growth of the memory of a process
 
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a target without failures; `growth_mb`: growth of the process in MB."""
+    """The result of a target without failed cases; `growth_mb`: growth of the process in MB."""
 
     name: str
     cases: int = 0
@@ -40,8 +41,8 @@ def run(
     seconds: float = 1e9,
     deadline: float = 1e18,
 ) -> Result:
-    """Run cases for `seconds`, at most until `deadline`, and at least one. A failure names the
-    command to repeat it."""
+    """Run cases of a target for `seconds` seconds, but at most until `deadline`, and at least one
+    case. The text of a failure contains the command that repeats it."""
 
     def fail_slow_case(*_: Any) -> None:
         raise AssertionError(f"the case takes longer than {CASE_TIMEOUT_S:g} s")

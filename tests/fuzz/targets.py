@@ -1,5 +1,5 @@
-"""The parsers of untrusted input, each with checks of its result. A case fails if the parser raises
-an unexpected exception, hangs, or returns or writes something dangerous.
+"""The parsers of untrusted input, each with checks of the parser's result. A case of a fuzz target
+fails if the parser raises an unexpected exception, hangs, or returns or writes something dangerous.
 
 Each function of TARGETS prepares its inputs in `folder`, and returns the function that runs a case.
 """
@@ -180,7 +180,7 @@ def sparse(rng: random.Random) -> dict[str, str]:
 
 
 def sparse_member(rng: random.Random) -> bytes:
-    """Return a sparse file as the first member of a tarball."""
+    """Return the bytes of a sparse file as the first member of a tarball."""
     info = tarfile.TarInfo("a")
     content = rng.randbytes(1024)
     info.size, info.pax_headers = len(content), sparse(rng)
@@ -247,8 +247,8 @@ REQUESTS: list[tuple[str, str, dict[str, str], bytes]] = [
 
 
 def s3_requests(folder: Path) -> Case:
-    """Send requests to the object store: complete heads, with or without a valid signature, and
-    bodies. No request may end with status 500."""
+    """Send requests to the embedded object store: complete heads, with or without a valid
+    signature, and bodies. No request to the object store may get the status 500."""
     files = ObjectFiles(folder / "s3")
     files.create("data")
     buffer = memoryview(bytearray(BLOCK_BYTES))
@@ -292,7 +292,7 @@ def s3_requests(folder: Path) -> Case:
         check_listing()
 
     def check_listing() -> None:
-        """Check that the pages of a listing together contain exactly the stored objects."""
+        """Check that all pages of a listing together contain exactly the stored objects."""
         listed_keys = []
         position = START_POSITION
         while True:
@@ -317,13 +317,14 @@ def s3_requests(folder: Path) -> Case:
 
             with suppress(ConnectionError):
                 handler = RequestHandler(server, head, KEYS, buffer, files)
-                # None: the parser rejected the request line
+                # the attribute is missing if the parser rejected the request line
                 parsed = getattr(handler, "headers", None)
                 assert parsed is None or len(parsed) == head.count(b"\r\n") - 2, head
 
             server.close()
             answer = b""
-            with suppress(ConnectionError):  # the body was not read
+            # the connection may be reset because the body was not read
+            with suppress(ConnectionError):
                 while chunk := client.recv(1 << 16):
                     answer += chunk
 
@@ -429,7 +430,7 @@ def mlflow_heads(folder: Path) -> Case:
             ), (head, login_answer)
             assert login_answer.count(b"\r\n\r\n") == 1, (head, login_answer)
             # invalid bytes are escaped in the answer, so the beginning of the session may be cut
-            # off
+            # off in it
             knows_session = has_secret or session[4:].encode() in head
             assert knows_session or session.encode() not in login_answer, (head, login_answer)
 
@@ -530,7 +531,7 @@ TARGETS: dict[str, Callable[[Path], Case]] = {
 
 
 def scratch() -> Path:
-    """Create a directory, in memory if possible."""
+    """Create a temporary directory, which is in memory if possible."""
     return Path(
         tempfile.mkdtemp(
             prefix="rekindle-fuzz-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None

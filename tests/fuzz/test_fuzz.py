@@ -1,4 +1,4 @@
-"""Untrusted input does no harm: a short run of `make fuzz`."""
+"""Untrusted input does no harm, as a short run of `make fuzz` shows."""
 
 import subprocess
 import sys

@@ -1,5 +1,5 @@
-"""Fuzzing of YAML, JSON and expressions that are short but take long to parse: they must be
-rejected with one short error."""
+"""Fuzz the parsers of YAML, JSON and expressions with short texts that take long to parse: such a
+text must be rejected with one short error."""
 
 import json
 import random

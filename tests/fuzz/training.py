@@ -1,4 +1,4 @@
-"""Fuzzing of the input that processes of a training read: lines to a coordinator, checkpoints and
+"""Fuzz the input that processes of a training read: lines to a coordinator, checkpoints and
 snapshots."""
 
 import asyncio
@@ -58,7 +58,7 @@ SESSION: list[dict[str, Any]] = [
 
 
 class Transport(asyncio.Transport):
-    """The coordinator's end of a connection; the other end is the test case."""
+    """The coordinator's end of a connection; the other end is a fuzz case."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class MemoryStore(Store):
 
 
 def checkpoints(folder: Path) -> Case:
-    """Read damaged durable checkpoints, and write the next one."""
+    """Read damaged durable checkpoints, and write the next checkpoint."""
     state_bytes = 2500
     chunk_bytes = 1000
     valid_objects = dict[str, bytes]()
@@ -271,7 +271,7 @@ def checkpoints(folder: Path) -> Case:
 
 
 def snapshots(folder: Path) -> Case:
-    """Read damaged files in shared memory, and write to them."""
+    """Read damaged snapshot files in shared memory, and write snapshots to these files."""
     state_bytes = 500
     path = folder / "snapshot"
     digest = hashlib.sha256(b"").hexdigest()
@@ -301,7 +301,7 @@ def snapshots(folder: Path) -> Case:
             page[start : start + rng.randrange(1, 9)] = rng.randbytes(rng.randrange(1, 9))
 
         page = page[:PAGE_BYTES]
-        if rng.random() < 0.9:  # with valid checksums
+        if rng.random() < 0.9:  # most pages get valid checksums
             FLAG_STRUCT.pack_into(
                 page,
                 HEADER_STRUCT.size,

@@ -1,5 +1,5 @@
-"""Fuzzing of web servers: any answer gives one short message, and after a redirect no secret is sent
-to another host."""
+"""Fuzz the answers of web servers: any answer leads to at most one short error message, and after a
+redirect no secret is sent to another host."""
 
 import os
 import random
@@ -47,8 +47,8 @@ STATUSES = [200, 200, 301, 302, 303, 307, 308, 300, 304, 404, 500, 100, 999]
 
 
 class Web:
-    """A proxy that answers requests to any host with prepared answers, and records the heads of the
-    requests."""
+    """A proxy which answers requests to any host with prepared answers, and records the heads of
+    the requests."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))

@@ -1,5 +1,5 @@
-"""The device of the tests for GPUs. `REKINDLE_TEST_DEVICE=cpu` runs the same tests on a machine
-without a GPU, which shows that the tests themselves work."""
+"""Fixtures with the device of the tests for GPUs. `REKINDLE_TEST_DEVICE=cpu` runs the same tests on
+a machine without a GPU, which shows that the tests themselves work."""
 
 import os
 
@@ -8,7 +8,8 @@ import pytest
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """`cuda`, or the device in REKINDLE_TEST_DEVICE. Skips the test if this device is missing."""
+    """The device of the tests: `cuda`, or the device in REKINDLE_TEST_DEVICE. The test is skipped
+    if this machine lacks the device."""
     import torch
 
     name = os.environ.get("REKINDLE_TEST_DEVICE", "cuda")
@@ -19,8 +20,8 @@ def device() -> str:
 
 @pytest.fixture(scope="session")
 def worker_devices(device: str) -> list[dict[str, str]]:
-    """The environment of two workers, each with a device of its own. Skips the test on a machine
-    with a single GPU, because NCCL refuses two processes on one GPU."""
+    """The environment variables of two workers, each with a device of its own. The test is skipped
+    on a machine with a single GPU, because NCCL refuses two processes on one GPU."""
     import torch
 
     if device == "cpu":

@@ -1,4 +1,4 @@
-"""A training on GPUs ends with the same weights, if any of its processes is killed.
+"""A training on GPUs ends with the same weights, also if one of its processes is killed.
 
 make test-gpu
 """
@@ -13,7 +13,7 @@ from rekindle.storage import Store
 from tests.rekindle.training.crew import Crew, Member, make_flags
 
 pytestmark = pytest.mark.gpu
-# the first CUDA context of a process takes seconds
+# the timeout is long, because the first CUDA context of a process takes seconds
 TIMEOUT_S = 240
 
 
@@ -24,14 +24,14 @@ def read_weights_hash(s3: Store, prefix: str) -> str:
 
 
 def finish(*members: Member) -> None:
-    """Wait until all processes have ended successfully."""
+    """Wait until all processes of a training have ended successfully."""
     for member in members:
         assert member.wait_for_exit_code(TIMEOUT_S) == 0, member.read_log()
 
 
 @pytest.fixture(params=["float32", "bf16"])
 def settings(request: pytest.FixtureRequest, device: str) -> dict[str, str]:
-    """The settings of a training on the device, in both precisions."""
+    """The settings of a training on the device, with precision fp32 and with bf16."""
     return {"device": device, "precision": request.param}
 
 
@@ -102,7 +102,7 @@ def test_a_killed_worker_does_not_stop_the_other_and_the_weights_stay_the_same(
 def test_a_model_that_does_not_fit_into_the_gpu_is_said_so(crew: Crew, device: str) -> None:
     if device == "cpu":
         pytest.skip("needs a GPU: the memory of a CPU machine is limited by its kernel")
-    # a layer of 10 x WIDTH and a state of the optimizer twice as large
+    # the model has a layer of 10 x WIDTH and a state of the optimizer twice as large
     wide = json.dumps({"width": 10_000_000_000})
     member = crew.start_lone_worker(make_flags("gpu-too-large", device=device, model=wide))
     assert member.wait_for_exit_code(TIMEOUT_S) != 0

@@ -1,10 +1,10 @@
 """Mutation testing: make one small mistake at a time in the critical modules, and count the
-undetected ones.
+mistakes that no test detects.
 
 python -m tests.mutation [--seed 34] [--count 40] [--only gate] [--jobs 2]
 
-Mutants are written to copies of the tree, never to the checkout. Exit code 1 if a mutant survives
-without a reason in equivalent.py.
+Mutants are written to copies of the tree, never to the checkout. The exit code is 1 if a mutant
+survives without a reason in equivalent.py.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main() -> int:
 def mutate(
     laboratory: Laboratory, name: str, options: argparse.Namespace
 ) -> tuple[int, int, int, int, int, float]:
-    """Test the mutants of one target; return its row of the table."""
+    """Test the mutants of one target; return the target's row of the table."""
     target = TARGETS[name]
     start = cpu_seconds()
     sources = {path: (laboratory.trees[0] / path).read_text() for path in target.modules}

@@ -1,5 +1,5 @@
-"""Mutants that no test needs to detect, with the reason: they compute the same, or change nothing
-that is specified."""
+"""Mutants that no test needs to detect, each with the reason: the mutant computes the same result,
+or changes nothing that is specified."""
 
 from tests.mutation.mutants import Mutant
 
@@ -54,5 +54,5 @@ REASONS: dict[tuple[str, str, str], str] = {
 
 
 def reason(mutant: Mutant) -> str:
-    """Return the reason why a mutant is equivalent; "" if it is not."""
+    """Return the reason why a mutant is equivalent; "" if the mutant is not equivalent."""
     return REASONS.get((mutant.path.rpartition("/")[2], mutant.before, mutant.after), "")

@@ -1,6 +1,6 @@
-"""Single small changes of the source of a module, found in its syntax tree.
+"""Make single small changes in the source of a module, at places that are found in its syntax tree.
 
-Text is not mutated: docstrings, f-strings, arguments of exceptions, log calls, annotations.
+Texts are not mutated: docstrings, f-strings, arguments of exceptions, log calls, annotations.
 """
 
 import ast
@@ -38,14 +38,14 @@ OPERATORS: dict[type, tuple[str, ...]] = {
 }
 # calls that only log
 LOG_CALL_PATTERN = re.compile(r"(say|print|traceback\.print_exc|(\w+\.)*log\.append)$")
-# swapped arguments are equivalent, or an error
+# calls in which swapped arguments are equivalent or an error
 UNCHANGED_CALL_PATTERN = re.compile(rf"{LOG_CALL_PATTERN.pattern}|(min|max|isinstance|hasattr)$")
 Edit = tuple[int, int, str]  # bytes [start, end) of the source, and their replacement
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed module; `before` and `after` are the changed lines."""
+    """A module with one small change; `before` and `after` are the changed lines."""
 
     path: str
     line: int
@@ -54,7 +54,7 @@ class Mutant:
     text: str
 
     def diff(self, source: str) -> str:
-        """Return the change as a unified diff."""
+        """Return the change of the mutant as a unified diff."""
         lines = difflib.unified_diff(
             source.splitlines(), self.text.splitlines(), self.path, self.path, "", "", 1, ""
         )
@@ -62,8 +62,8 @@ class Mutant:
 
 
 def sample(sources: dict[str, str], seed: int, count: int) -> list[Mutant]:
-    """Draw `count` mutants of the modules {path: source}. Edits elsewhere in a module do not change
-    the sample."""
+    """Draw `count` mutants of the modules , which are given as {path: source}. Edits of other lines
+    in a module do not change the sample."""
     ranked = []
     seen = Counter[str]()
     for path, source in sources.items():
@@ -113,8 +113,8 @@ class _Edits:
             self.lines.append(self.lines[-1] + len(line))
 
     def of(self, node: ast.AST, initializer: bool = False) -> Iterator[Edit]:
-        """Yield the edits of a node and its children. `initializer`: True if the node is part of
-        `__init__`."""
+        """Yield all possible small edits of a node of the syntax tree and of its children.
+        `initializer`: True if the node is part of `__init__`."""
         if isinstance(node, ast.FunctionDef):
             if node.name in ("__repr__", "__str__"):
                 return

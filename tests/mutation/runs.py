@@ -48,7 +48,8 @@ class UnmutatedTestsFail(Exception):
 
 @dataclass
 class Run:
-    """One fork, which tests a mutant in `tree`; `original` restores the module afterwards."""
+    """One forked process that tests a mutant in `tree`; `original` is the source with which the
+    module is restored after the test."""
 
     mutant: Mutant
     tree: Path
@@ -59,7 +60,8 @@ class Run:
 
 
 class Laboratory:
-    """Runs mutants in `jobs` copies of the tree in `folder`, with services that all tests share."""
+    """Runs the tests of mutants in `jobs` copies of the tree in `folder`, with services that all
+    tests share."""
 
     def __init__(self, folder: Path, jobs: int) -> None:
         self.number, self.running = 0, list[Run]()
@@ -89,7 +91,8 @@ class Laboratory:
         gc.freeze()
 
     def measure(self, tests: tuple[str, ...]) -> tuple[float, float]:
-        """Return CPU and wall seconds of the tests without mutation. Raises UnmutatedTestsFail."""
+        """Return the CPU seconds and the wall seconds of the tests without mutation. Raises
+        UnmutatedTestsFail."""
         cpu = wall = 0.0
 
         # the first runs compile the modules and start the services
@@ -155,8 +158,8 @@ class Laboratory:
         file = tree / mutant.path
         original = file.read_bytes()
         file.write_text(mutant.text)
-        # otherwise Python would use the old compiled module, since it compares modification times
-        # in whole seconds
+        # set another modification time; otherwise Python would use the old compiled module, since
+        # it compares modification times in whole seconds
         os.utime(file, (self.number, self.number))
         process, log = self._start(tree, tests, cpu)
         return Run(mutant, tree, original, log, process, time.monotonic() + wall)
@@ -184,7 +187,7 @@ class Laboratory:
 
 
 def cpu_seconds() -> float:
-    """Return CPU seconds of this process and of its ended children."""
+    """Return the CPU seconds of this process and of its ended children."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
@@ -202,7 +205,8 @@ def _outcome(code: int, is_late: bool, output: str) -> tuple[str, str]:
 
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)  # including processes that the tests have started
+        # the CPU time includes the processes that the tests have started
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _run_tests(
@@ -214,7 +218,7 @@ def _run_tests(
     log: Path,
     measured: bool,
 ) -> None:
-    """Run the tests of `tree` in the fork, and exit with the code of pytest."""
+    """Run the tests of `tree` in the forked process, and exit with the exit code of pytest."""
     import hypothesis
     import pytest
 
@@ -229,7 +233,7 @@ def _run_tests(
         resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
 
     os.chdir(tree)
-    # own bucket, shared services
+    # each run uses a bucket of its own, but all runs share the services
     os.environ["PYTHONPATH"] = str(tree)
     os.environ["PYTEST_XDIST_WORKER"] = f"m{run_number}"
 
@@ -240,7 +244,8 @@ def _run_tests(
         del sys.modules[name]
 
     importlib.invalidate_caches()
-    # reproducible examples without shrinking: the first failure is enough
+    # hypothesis generates reproducible examples, and does not simplify them, because the first
+    # failure is enough
     generated = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile(
         "mutation", phases=generated, database=None, derandomize=True, deadline=None

@@ -1,11 +1,11 @@
-"""Modules to mutate, and the fast tests that must detect the mutants."""
+"""The modules to mutate, and the fast tests that must detect the mutants."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Target:
-    """Modules, and the pytest arguments that select their tests."""
+    """The modules of one target, and the pytest arguments that select their tests."""
 
     modules: tuple[str, ...]
     tests: tuple[str, ...]

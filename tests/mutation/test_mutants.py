@@ -1,4 +1,4 @@
-"""Mutants cover all decisions of a module, but not its texts."""
+"""The generated mutants cover all decisions of a module, but not the texts in the module."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The drift pipeline starts the scheduled pipeline of the model if configured."""
+"""The drift pipeline starts the scheduled pipeline of the model if the config demands this."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,8 @@ def test_permission_to_start_pipelines_is_rendered_only_on_request(is_requested:
         rule
         for o in render_platform(Platform("models", components=options))
         for rule in o.get("rules", [])
-        if o["metadata"]["name"] != "rekindle-user"  # the Role of people, not of pods
+        # leave out the Role for people, which is not a Role of pods
+        if o["metadata"]["name"] != "rekindle-user"
     ]
 
     permission = {

@@ -43,8 +43,8 @@ def run(typed: Any) -> Run:
 
 
 def unique(name: str) -> str:
-    """Return a unique name of a model: all test processes share MLflow, but each has its own
-    bucket."""
+    """Return a unique name of a model, because all test processes share MLflow, although each
+    process has its own bucket."""
     return f"{name}-{SUFFIX}"
 
 
@@ -126,7 +126,7 @@ def test_fine_tuning_starts_with_the_weights_of_a_release(typed: Any, run: Run, 
     tuned = run("finetuning", f"{one_step} finetuning.base={unique('language')}", code=3)
     fresh = run("language", f"{one_step} data.source=python://code", code=3)
     metric = "bits_per_byte"
-    # the fine-tuned model has the knowledge of its base
+    # the fine-tuned model has the knowledge of its base model
     assert tuned["metrics"][metric] < fresh["metrics"][metric] - 0.5
     description = json.loads(s3.get(f"{tuned['workflow']}/train/model/model.json"))
     assert description["start"].startswith(f"releases/{unique('language')}/")

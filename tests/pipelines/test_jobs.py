@@ -1,5 +1,5 @@
-"""The examples with jobs of other frameworks, each run from its config: all replicas train one
-model."""
+"""Tests of the examples with jobs of other frameworks, each run from its config: all replicas of a
+job train one model."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""A sweep as a user starts it, and the same sweep with all its processes killed."""
+"""Tests of a sweep as a user starts it, and of the same sweep when all its processes are killed."""
 
 import json
 import re
@@ -31,8 +31,9 @@ CHECKPOINT = re.compile(r"/trials/(\d+)/checkpoints/manifests/")
 
 
 def read_metrics(server: str, run_id: str) -> dict[str, float]:
-    """Return the newest value of each metric, as MLflow's own client reads it."""
-    from mlflow import MlflowClient  # takes seconds, and each process of xdist imports this file
+    """Return the newest value of each metric, read with MLflow's own client."""
+    # imported here, because the import takes seconds, and each process of xdist imports this file
+    from mlflow import MlflowClient
 
     return MlflowClient(tracking_uri=server).get_run(run_id).data.metrics
 
@@ -196,8 +197,8 @@ def test_killing_every_trial_and_the_pods_while_they_decide_does_not_change_the_
 
 
 def kill_everything(run: subprocess.Popen[bytes], folder: Path, s3: Store) -> Counter[str]:
-    """Kill each trial once, after its first checkpoint, and twice after a decision; return the
-    number of each kill."""
+    """Kill each trial of a sweep once, after its first checkpoint, and twice after a decision;
+    return the number of kills of both kinds."""
     kills_by_kind: Counter[str] = Counter()
     decisions = 0
 
@@ -225,7 +226,8 @@ def kill_everything(run: subprocess.Popen[bytes], folder: Path, s3: Store) -> Co
 
 
 def kill(run: subprocess.Popen[bytes]) -> int:
-    """Send SIGKILL to the processes of the trials' pods; return their number."""
+    """Send SIGKILL to the processes of the trials' pods, and return the number of the killed
+    processes."""
     victims: list[Any] = []
     for process in (
         psutil.Process(run.pid).children(recursive=True) if psutil.pid_exists(run.pid) else []

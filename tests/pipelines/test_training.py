@@ -1,4 +1,4 @@
-"""The rendered training pipeline: inputs of its tasks, behaviour after failures, and the
+"""Tests of the rendered training pipeline: inputs of its tasks, behaviour after failures, and
 requirements of Kubernetes."""
 
 import json
@@ -40,7 +40,7 @@ def templates(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def objects(templates: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The objects that the pipeline applies, by kind, as Kubernetes gets them."""
+    """The objects that the pipeline applies, by kind, in the form that Kubernetes gets."""
     names = ("digest", "run_id", "model_uri", "server", "version")
     tags = WORKFLOW | {f"inputs.parameters.{name}": f"the-{name}" for name in names}
     resources = [template["resource"] for template in templates.values() if "resource" in template]
@@ -185,8 +185,8 @@ def test_a_canary_gets_the_traffic_share_that_its_step_returns(gateway: str) -> 
         assert selector.items() <= labels.items()
         assert share["metadata"]["name"] == "the-server-canary"
         assert share["spec"]["replicas"] == 5
-        # the pods of both Deployments have the labels of the-former: the servers' metrics tell them
-        # apart
+        # the pods of both Deployments have the labels of the-former, so only the metrics of the
+        # servers distinguish them
         assert (
             "--deployment=the-server" in share["spec"]["template"]["spec"]["containers"][0]["args"]
         )
@@ -198,7 +198,7 @@ def test_a_canary_gets_the_traffic_share_that_its_step_returns(gateway: str) -> 
         [("passed", "5"), ("passed", "50"), ("passed", "0")],
         [("passed", "5"), ("passed", "50"), ("taken back: x", "0")],
         [("passed", "5"), ("taken back: x", "0")],
-        [("passed", "0")],  # case without a champion
+        [("passed", "0")],  # a case without a champion
     ],
 )
 def test_the_share_of_a_canary_grows_until_its_step_ends_the_canary_even_if_pods_are_lost(
@@ -358,7 +358,7 @@ def test_the_training_task_is_retried_while_its_job_is_healthy(
     train = templates["train"]
     assert train["resource"]["action"] == "apply"
     assert train["resource"]["setOwnerReference"] is True
-    # with these limits, each attempt would have its own limit
+    # with these fields, each attempt would have its own limit
     assert "activeDeadlineSeconds" not in train
     assert "timeout" not in train
     expression = train["retryStrategy"]["expression"]
@@ -438,7 +438,7 @@ def test_pods_have_only_fields_that_kubernetes_knows(name: str, objects: dict[st
     round_trip(m.Container, container)
 
     for probe in probes.values():
-        # the model does not support named ports
+        # the local model of a Deployment does not support named ports
         plain = {**probe, "httpGet": {**probe["httpGet"], "port": 8080}}
         assert set(
             m.Probe.model_validate(plain).model_dump(exclude_none=True, by_alias=True)
@@ -477,7 +477,7 @@ def test_pods_can_write_only_to_tmp_and_workers_also_to_shared_memory_and_the_ca
 
 def test_each_kind_of_pod_gets_its_own_resources_and_nodes(objects: dict[str, Any]) -> None:
     worker, master, server = (pods(objects)[name] for name in ("Worker", "Master", "Deployment"))
-    spot = {"karpenter.sh/capacity-type": "spot"}  # node labels of the preset
+    spot = {"karpenter.sh/capacity-type": "spot"}  # the preset sets these node labels
     assert worker["nodeSelector"] == spot
     assert "nodeSelector" not in master
     assert worker["containers"][0]["resources"] == {

@@ -1,4 +1,4 @@
-"""A regression, trained in a loop with Accelerate, as in the guide for checkpoints."""
+"""A regression, trained in a loop with Accelerate, as in Accelerate's guide for checkpoints."""
 
 import argparse
 import time

@@ -1,5 +1,5 @@
-"""A model whose state `rekindle.attach` keeps, in the manner of the page. Records which samples
-each step used; the record belongs to the state of the training."""
+"""A model whose state `rekindle.attach` keeps, as docs/your-own-program.md shows. The program
+records which samples each step has used; this record belongs to the state of the training."""
 
 import argparse
 import json
@@ -23,7 +23,8 @@ arguments = parser.parse_args()
 
 
 class SampleRecord:
-    """State of the training: numbers of the samples that all completed steps have used."""
+    """A part of the training's state: the numbers of the samples that all completed steps have
+    used."""
 
     def __init__(self) -> None:
         self.samples: list[int] = []
@@ -35,7 +36,7 @@ class SampleRecord:
         self.samples = list(state_dict["samples"])
 
     def add(self, samples: list[int]) -> None:
-        """Add the samples of all ranks."""
+        """Add the samples that all ranks have used in a step."""
         parts = [samples] * dist.get_world_size()
         dist.all_gather_object(parts, samples)
         for part in parts:

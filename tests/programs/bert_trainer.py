@@ -15,7 +15,7 @@ from transformers import (
 
 
 class Sentences(torch.utils.data.Dataset):
-    """Sentences of random words; the label says whether the first word is rare."""
+    """Sentences of random words; the label of a sentence says whether the first word is rare."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)

@@ -1,8 +1,9 @@
-"""Counts without any library. Rank 0 writes the number under another name, which it renames.
+"""A program that counts steps, without any library. Rank 0 writes the number of the step to a file
+with a temporary name, and then renames the file.
 
 counter.py --folder FOLDER [--steps 100] [--save-every 5] [--fail-at STEP] [--last-steps-after FILE]
 
-With --last-steps-after no process goes beyond half of the steps before FILE exists.
+With --last-steps-after, no process goes beyond half of the steps before FILE exists.
 """
 
 import argparse
@@ -31,7 +32,7 @@ def save() -> None:
     if rank == 0:
         temporary = latest.with_suffix(".tmp")
         temporary.write_text(f"step {step}")
-        # two renames within one tick of the kernel's clock look like one
+        # wait, because two renames within one tick of the kernel's clock look like one
         time.sleep(0.02)
         os.replace(temporary, latest)
 

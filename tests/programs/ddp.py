@@ -1,5 +1,5 @@
 """A model trained with DistributedDataParallel, as in the tutorial of PyTorch: rank 0 writes
-latest.pt under another name and renames it."""
+latest.pt under a temporary name and then renames it."""
 
 import argparse
 import os

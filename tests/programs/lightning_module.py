@@ -1,4 +1,4 @@
-"""A regression, trained with the Trainer of Lightning, as in its documentation."""
+"""A regression, trained with the Trainer of Lightning, as in Lightning's documentation."""
 
 import argparse
 import time

@@ -1,5 +1,5 @@
-"""A program without torch for sweeps: finds the slope of y = 2 x by 20 steps of gradient descent,
-saves after each fifth step, and reports its progress as KEP-2779 defines it.
+"""A program without torch for sweeps. The program finds the slope of y = 2 x by 20 steps of
+gradient descent, saves after each fifth step, and reports its progress as KEP-2779 defines it.
 
 line.py FOLDER RATE [--pause RATE] [--mlflow] [--resume CHECKPOINT]
 """
@@ -63,7 +63,7 @@ while step < STEPS:
     if step == STEPS // 2 and args.pause == args.rate and not args.resume:
         signal.pause()
 
-# reports in quick succession must not lose a metric
+# send two reports in quick succession, which must not lose a metric
 report(final_error=abs(slope - 2))
 report(step=step, tokens=1000)
 if args.mlflow:

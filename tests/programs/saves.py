@@ -1,5 +1,5 @@
-"""A program that writes its saves in the layout MODE. When it continues, it checks that all files
-that it reads belong to the same save.
+"""A program that writes its saves in the layout MODE. When the program continues, it checks that
+all files that it reads belong to the same save.
 
     saves.py MODE FOLDER STEPS
 """
@@ -16,7 +16,7 @@ mode, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 INTERVAL = 10
-# mode → file names of a save, and True if each rank writes its own files
+# layout of the saves → file names of a save, and True if each rank writes its own files
 MODES = {
     "ranks": (["step_{step}_rank_{rank}.npz"], True),
     "ranks in place": (["rank{rank}.npz"], True),
@@ -46,7 +46,7 @@ def advance(value: int, step: int) -> int:
 
 
 class Ring:
-    """Lets all ranks make the same step."""
+    """Makes all ranks make the same step."""
 
     def __init__(self) -> None:
         address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))

@@ -1,5 +1,5 @@
-"""A program for a job of any framework: rank 0 adds up the numbers of all ranks, and makes 20 steps.
-If it starts without a checkpoint, it waits at step 10 until a pod is killed.
+"""A program for a job of any framework: rank 0 adds up the numbers of all ranks, and makes 20
+steps. If the program starts without a checkpoint, it waits at step 10 until a pod is killed.
 
 sums.py KIND FOLDER NODE_RANK [CHECKPOINT]
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 kind, folder, node, *checkpoints = sys.argv[1:]
 env = os.environ
 
-# the environment variables that the operator of each framework sets
+# read the environment variables that the operator of each framework sets
 host = "127.0.0.1"
 port = "0"
 rank = 0

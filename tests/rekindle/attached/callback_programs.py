@@ -2,7 +2,7 @@
 
 python callback_programs.py KIND FOLDER STEP
 
-The last rank is killed at STEP, unless it is 0 or the program has resumed.
+The last rank is killed at STEP, unless STEP is 0 or the program has resumed.
 """
 
 import json
@@ -29,7 +29,8 @@ def kill_last_rank(checkpoint: object) -> None:
 
 
 class Numbers(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Numbers, whose sine a model learns. Records the numbers that are read."""
+    """A dataset of numbers, whose sine a model learns. The dataset records the numbers that are
+    read."""
 
     def __len__(self) -> int:
         return 20

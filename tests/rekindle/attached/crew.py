@@ -1,4 +1,5 @@
-"""Real processes of a program that attaches its state, forked from a process with torch."""
+"""Start real processes of a program that attaches its state, which are forked from a process that
+has loaded torch."""
 
 import json
 import multiprocessing
@@ -32,8 +33,9 @@ def run_rank(variables: dict[str, str], log: str, folder: str, settings: dict[st
 
 
 class Crew:
-    """The processes of one start of a program. `pods`: names of the pods, one for each rank, if
-    each pod has a folder and a memory of its own; by default, all ranks share them."""
+    """The processes of a program between its start and its end. `pods`: names of the pods, one for
+    each rank, if each pod has its own folder and its own shared memory; by default, all ranks share
+    one folder and one shared memory."""
 
     def __init__(
         self, folder: Path, world: int, pods: list[str] | None = None, **settings: Any
@@ -78,16 +80,18 @@ class Crew:
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
     def starts(self, rank: int = 0) -> list[tuple[int, str]]:
-        """Return the step and the tier of each start of a rank."""
+        """Return, for each start of a rank, the step and the tier (memory or store) that it was
+        restored from."""
         return [(int(line[1]), line[2]) for line in self.lines(rank) if line[0] == "start"]
 
     def newest_step(self, rank: int = 0) -> int:
-        """Return the last completed step of the last start."""
+        """Return the last completed step since the last start of the program."""
         lines = self.lines(rank)
         return int(lines[-1][1]) if lines else -1
 
     def wait_for_step(self, step: int, starts: int = 1, rank: int = 0) -> None:
-        """Wait until this start has reached a step. `starts`: number of starts so far."""
+        """Wait until the program has reached a step since its last start. `starts`: number of
+        starts of the program so far."""
         until(
             f"step {step}",
             lambda: len(self.starts(rank)) >= starts and self.newest_step(rank) >= step,
@@ -95,7 +99,7 @@ class Crew:
         )
 
     def kill(self) -> None:
-        """Kill all processes at once."""
+        """Kill all processes of the program at once."""
         for process in self.processes:
             process.kill()
         for process in self.processes:
@@ -107,7 +111,7 @@ class Crew:
         os.kill(pid, signal.SIGTERM)
 
     def wait(self, seconds: float = 90) -> list[int | None]:
-        """Wait for the ends of all processes; return their exit codes."""
+        """Wait until all processes of the program have ended, and return their exit codes."""
         for process in self.processes:
             process.join(seconds)
         return [process.exitcode for process in self.processes]

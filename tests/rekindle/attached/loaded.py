@@ -2,7 +2,8 @@
 
 import torch
 
-# the first step of an optimizer imports it, for some seconds
+# import this module now, because the first step of an optimizer would import it, which takes
+# seconds
 import torch._dynamo
 import torch.distributed.fsdp
 import torch.nn.parallel  # noqa: F401

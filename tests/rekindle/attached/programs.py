@@ -1,4 +1,5 @@
-"""Training programs that attach their state. Each records the samples that its steps have used."""
+"""Training programs that attach their state. Each of these programs records the samples that its
+steps have used."""
 
 import json
 import os
@@ -34,7 +35,7 @@ class SampleRecord:
         self.samples = list(state_dict["samples"])
 
     def add(self, samples: list[int]) -> None:
-        """Add the samples of all ranks."""
+        """Add the samples that all ranks have used in a step."""
         parts = [samples] * dist.get_world_size()
         dist.all_gather_object(parts, samples)
         for part in parts:
@@ -61,13 +62,13 @@ def train(
     step_s: float = 0.005,
     **settings: Any,
 ) -> None:
-    """Train with DistributedDataParallel or fully_shard. Writes `steps` and `result.json` below
-    `folder`, which is also the parent of the checkpoint folder."""
+    """Train with DistributedDataParallel or fully_shard. The program writes the files `steps` and
+    `result.json` below `folder`, which is also the parent of the checkpoint folder."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = make_model()
     if sharded:
-        # ranks without dropout compute the same for any number of ranks
+        # switch dropout off, because ranks without dropout compute the same for any number of ranks
         model.get_submodule("1").eval()
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         fully_shard(model, mesh=mesh)

@@ -1,4 +1,4 @@
-"""`rekindle.attach` in a single process."""
+"""Tests of `rekindle.attach` in a single process."""
 
 import random
 import signal
@@ -19,7 +19,7 @@ from rekindle.program.checkpoints.watch import FolderWatch, WatchSettings
 
 
 class Counter:
-    """An object with a state."""
+    """An object with a state, which is a number."""
 
     def __init__(self, state: Any = 0) -> None:
         self.state = state
@@ -49,7 +49,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def close(run: AttachedProgram) -> None:
-    """End the threads and locks of a program without its last checkpoint, as a kill would."""
+    """End the threads and locks of a program without its last checkpoint, as if the process was
+    killed."""
     assert run._saver._memory
     run._saver._memory.close(remove=False)
 
@@ -150,7 +151,8 @@ def test_a_checkpoint_that_cannot_be_written_does_not_stop_the_training(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = rekindle.attach(counter=Counter(), folder=folder)
-    # a directory with the name of the file cannot be replaced
+    # create a directory with the name of the checkpoint's file, because a directory cannot be
+    # replaced by the file
     (folder / "step-00000001.pt/content").mkdir(parents=True)
     run.step()
     run.save()

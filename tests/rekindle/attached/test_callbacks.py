@@ -1,4 +1,5 @@
-"""The callbacks for Hugging Face and Lightning, in a single process whose training is interrupted."""
+"""Tests of the callbacks for Hugging Face and Lightning, in a single process whose training is
+interrupted."""
 
 import os
 import subprocess

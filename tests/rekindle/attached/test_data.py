@@ -1,4 +1,4 @@
-"""The position in the training data."""
+"""Tests of the position in the training data, from which a program continues."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A program that attaches its state, with real processes that are killed."""
+"""Tests of a program that attaches its state, with real processes that are killed."""
 
 import random
 import shutil
@@ -21,7 +21,7 @@ SAMPLES_IN_ORDER = [
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[StartCrew]:
-    """Start the processes of a program, which are killed at the end of the test."""
+    """Start the processes of a program, and kill them at the end of the test."""
     crews: list[Crew] = []
 
     def create(world: int, folder: str = "run", **settings: Any) -> Crew:
@@ -87,7 +87,7 @@ def test_after_sigterm_to_one_worker_all_save_the_same_step(start: StartCrew) ->
     assert crew.wait() == [143, 143, 143], crew.log
     (checkpoint,) = (crew.folder / "checkpoints").glob("step-*")
     last_step = int(checkpoint.stem.removeprefix("step-"))
-    # the last step does not return
+    # the call of the last step saves and exits, so it does not return
     assert {crew.newest_step(rank) for rank in range(3)} == {last_step - 1}
 
     crew = start(2)
@@ -176,7 +176,7 @@ def test_shards_of_a_lost_pod_come_from_the_durable_checkpoint(start: StartCrew)
 
 
 def test_shards_are_split_again_for_another_number_of_workers(start: StartCrew) -> None:
-    # so that all workers have equally large shares of each batch
+    # the number of samples is chosen so that all workers have equally large shares of each batch
     samples = 8 * BATCH_SIZE
     expected = start(3, "undisturbed", sharded=True, samples=samples).result()
     for number, (world, step) in enumerate([(3, 9), (2, 15)]):

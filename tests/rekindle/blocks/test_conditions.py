@@ -1,8 +1,10 @@
-"""The conditions of each kind, evaluated on the statuses that its controller wrote, in order.
+"""Tests of the conditions of each kind of object, evaluated on the statuses that its controller
+wrote, in their order.
 
-statuses/KIND.yaml has a list of statuses per story, recorded from a cluster (see
-tests/cluster/test_kinds.py) unless a comment says otherwise. A step must wait at all statuses of a
-story except the last one. At the last status, it must end with the outcome that the file states.
+statuses/KIND.yaml contains lists of statuses, one list for each recorded course of an object
+(called a story), recorded from a cluster (see tests/cluster/test_kinds.py) unless a comment says
+otherwise. A step must wait at all statuses of a recorded story except the last one. At the last
+status of a story, the step must end with the outcome that the file states.
 """
 
 from pathlib import Path
@@ -19,7 +21,7 @@ SUCCESS_STORIES = {
     "lost",
     "tolerated",
     "rollout",
-}  # all other stories end with a failure
+}  # the stories of objects that succeed; all other stories end with a failure
 STORIES = {
     (file.stem, name): statuses
     for file in sorted(STATUSES.glob("*.yaml"))

@@ -1,4 +1,4 @@
-"""The dependencies of a task, as Argo reads them."""
+"""Tests of the dependencies of a task, in the form that Argo reads."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""The tasks after a dataset of a moving window need new data, in the project's pipelines and in a
-user's own."""
+"""The tasks after a dataset of a moving window run only if there is new data, in the pipelines of
+the project and in pipelines of users."""
 
 from typing import Any
 
@@ -34,10 +34,11 @@ def inputs(task: dict[str, Any]) -> dict[str, str]:
 
 
 def runs_without_new_data(tasks: dict[str, dict[str, Any]]) -> set[str]:
-    """Return the tasks that run if `new-data` is skipped: a task without `depends` runs, as do
+    """Return the tasks that run if `new-data` is skipped, that is, the tasks without `depends` and
     their successors."""
     running: set[str] = set()
-    for name, task in tasks.items():  # Hera keeps the order of creation
+    # the tasks are in the order of their creation, which Hera keeps
+    for name, task in tasks.items():
         terms = (task.get("depends") or "").replace("(", "").replace(")", "").split(" && ")
         if terms == [""] or all(term in running for term in terms):
             running.add(name)
@@ -61,7 +62,7 @@ def test_nothing_after_the_dataset_runs_without_new_data(
         more = []
 
     if pipeline == "nightly":
-        # as pipelines/nightly.py, for transactions
+        # the pipeline is the same as pipelines/nightly.py, but for transactions
         with blocks.pipeline(settings := config()) as workflow:
             data = blocks.prepare()
             models = [blocks.train(data, task=f"train-{name}") for name in ("small", "wide")]

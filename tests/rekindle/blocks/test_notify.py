@@ -1,5 +1,5 @@
-"""Every pipeline, including a user's, sends a notification at its end, which does not change its
-outcome."""
+"""Every pipeline, including the pipelines of users, sends a notification at its end, and the
+notification does not change the outcome of the run."""
 
 import json
 from pathlib import Path
@@ -89,7 +89,7 @@ def test_invalid_settings_and_secrets_in_the_section_notify_are_rejected(
 
 
 def run_quick(folder: Path, outcome: int, typed: Shell, server: Hook) -> Any:
-    """Run a user's pipeline that exits with `outcome` and notifies `server`."""
+    """Run a user's pipeline that exits with `outcome` and sends a notification to `server`."""
     (folder / "quick.py").write_text(PIPELINE.replace("OUTCOME", str(outcome)))
     config = {"name": "quick", "pipeline": "quick", "workload": "steps.digits", "data": {}}
     (folder / "quick.yaml").write_text(yaml.safe_dump(config | {"notify": {"format": "json"}}))

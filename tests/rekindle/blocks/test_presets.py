@@ -1,4 +1,4 @@
-"""Presets select nodes, GPUs and spreading of pods; gang scheduling starts all pods of a job
+"""Presets select nodes, GPUs and the spreading of pods; gang scheduling starts all pods of a job
 together."""
 
 from typing import Any
@@ -171,7 +171,8 @@ def test_pods_are_spread_over_nodes_and_zones() -> None:
     ]
     for each in constraints:
         assert each["labelSelector"] == {"matchLabels": {"app": "x"}}
-        assert each["whenUnsatisfiable"] == "ScheduleAnyway"  # a full zone does not block pods
+        # with this setting, a full zone does not block pods
+        assert each["whenUnsatisfiable"] == "ScheduleAnyway"
 
 
 GANGS = {
@@ -188,7 +189,7 @@ def test_an_elastic_job_starts_with_the_minimum_of_workers_and_the_coordinator(
 ) -> None:
     pods = {"train": {"priority_class": "batch"}}
     job = kinds(gang=gang, queue="nightly" if gang else "", pods=pods)["PyTorchJob"].manifest
-    # min_workers is 1
+    # the setting min_workers is 1
     assert job["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": 2, **policy}
     assert job["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") == (
         "nightly" if gang == "kueue" else None
@@ -223,13 +224,13 @@ def test_pods_of_a_training_runtime_have_the_gang_scheduler_and_its_queue() -> N
         ("coscheduling", "scheduler-plugins-scheduler"),
     ):
         template = kinds(gang=gang, queue="nightly")["TrainingRuntime"].manifest["spec"]["template"]
-        # the coordinator and the nodes
+        # one pod spec of the coordinator and one of the nodes
         assert [pod.get("schedulerName") for pod in pod_specs(template)] == 2 * [scheduler]
         assert template.get("metadata", {}).get("annotations") == (
             QUEUE if gang == "volcano" else None
         )
 
-    # Volcano's own default
+    # the template has no metadata, because Volcano's own default is used
     assert "metadata" not in kinds(gang="volcano")["TrainingRuntime"].manifest["spec"]["template"]
     labels = kinds(gang="kueue", queue="nightly")["TrainJob"].manifest["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "nightly"

@@ -1,4 +1,5 @@
-"""The time in a queue ends no workflow, and no failed run loses its checkpoints because of it."""
+"""The time in a queue ends no workflow, and no failed run loses its checkpoints because of the time
+in a queue."""
 
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.release.retention.cluster_retention import compute_resumable_seconds

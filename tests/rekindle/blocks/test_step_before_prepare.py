@@ -1,5 +1,5 @@
-"""A step before `prepare`: it gets the section `data`, and `prepare` runs after it on its
-output."""
+"""Tests of a step before `prepare`: the step gets the section `data`, and `prepare` runs after it
+on the output of the step."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ MODULES = ("power", "clean", "cleaned")
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """Load the config of the documentation's example."""
+    """Load the config of the example in docs/your-own-pipeline.md."""
     for page in PAGES:
         write_files(ROOT / "docs" / page, tmp_path)
     shutil.copy(ROOT / "template/data/power.csv", tmp_path)

@@ -1,5 +1,5 @@
-"""Wrong wiring is an error when the pipeline is built, with the line of the user's file and a
-suggestion."""
+"""A wrong connection between blocks is an error when the pipeline is built, with the line of the
+user's file and a suggestion."""
 
 import re
 import sys
@@ -332,7 +332,7 @@ WRONG_FILES = {
 
 
 def error_of(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the error of a pipeline in the folder of a project."""
+    """Return the error of building a pipeline in the folder of a project."""
     config = load_config(CONFIG, environment={}).config
     (pipeline.parent / "card.py").write_text(CARD)
     monkeypatch.delitem(sys.modules, "card", raising=False)

@@ -1,7 +1,8 @@
-"""Training in a JobSet and in a TrainJob: their conditions, on statuses recorded from a cluster,
-and their pods.
+"""Tests of trainings in a JobSet and in a TrainJob: the conditions of these jobs, evaluated on
+statuses recorded from a cluster, and their pods.
 
-Statuses: JobSet 0.12 and Kubeflow Trainer 2.3 on Kubernetes 1.34, with and without Kueue 0.19.
+Statuses: The statuses were recorded with JobSet 0.12 and Kubeflow Trainer 2.3 on Kubernetes 1.34,
+with and without Kueue 0.19.
 """
 
 import json

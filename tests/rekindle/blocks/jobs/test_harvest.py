@@ -1,5 +1,5 @@
-"""Extra workers on idle capacity are rendered as a Deployment, so that a queue can evict each of
-them individually."""
+"""Extra workers on idle capacity are rendered as a Deployment, so that a queue can evict each extra
+worker individually."""
 
 import json
 from typing import Any

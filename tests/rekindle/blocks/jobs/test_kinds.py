@@ -1,4 +1,4 @@
-"""The API server accepts objects of every kind, also their pods in a namespace with PodSecurity
+"""The API server accepts objects of every kind, and their pods in a namespace with PodSecurity
 `restricted`."""
 
 import pytest
@@ -19,7 +19,7 @@ def test_the_api_server_knows_every_field_of_the_rendered_objects(kind: str) -> 
     all_settings = {"gang": "volcano", "queue": "q", "cache": "c", "presets": {"far": SPOT}}
     for cluster in ({}, all_settings):
         assert list(wrong(kinds(**cluster)[kind].manifest, schema)) == []
-    # the schema is not empty
+    # check that the schema rejects an unknown field
     assert list(wrong(KINDS[kind].manifest | {"spec": {"replicsa": 1}}, schema))
 
 
@@ -32,7 +32,7 @@ def test_the_api_server_knows_every_field_of_a_job_with_a_program(kind: str) -> 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if pod_specs(KINDS[kind].manifest)])
 def test_a_restricted_namespace_accepts_the_pods_of_every_kind(kind: str) -> None:
-    """Source: the Pod Security Standards, profile restricted."""
+    """The rules are the Pod Security Standards, profile restricted."""
     for pod in pod_specs(KINDS[kind].manifest):
         for container in pod["containers"]:
             security = pod.get("securityContext", {}) | container["securityContext"]
@@ -84,7 +84,7 @@ def test_a_lost_pod_does_not_fail_the_job() -> None:
         for kind in ("TFJob", "XGBoostJob", "PaddleJob", "JAXJob")
     }
     restarted = {"OnFailure"}
-    # with any other policy, an evicted pod of an XGBoostJob fails the job
+    # with any other restartPolicy, an evicted pod of an XGBoostJob fails the job
     assert policies == {
         "TFJob": restarted,
         "XGBoostJob": {"ExitCode"},

@@ -1,4 +1,5 @@
-"""A program in a job of another framework: the rendered job, its Secret and its cost."""
+"""Tests of a program in a job of another framework: the rendered job, the Secret of the job and the
+cost of the job."""
 
 import json
 from pathlib import Path
@@ -25,7 +26,8 @@ CONFIG = {
     "program": {"command": ["tests/programs/sums.py", "{checkpoints}"]},
     "cluster": {"pods": {"train": {"deadline_minutes": 90}}},
 }
-# kind → role: the rank of its first pod, and whether its program ends by itself
+# kind of job → role → (rank of the role's first pod, True if the program of its pods ends by
+# itself)
 PLACES = {
     "TFJob": {"Chief": (0, True), "Worker": (1, True), "PS": (4, False)},
     "XGBoostJob": {"Master": (0, True), "Worker": (1, True)},
@@ -79,7 +81,8 @@ def test_each_pod_runs_the_program_and_the_first_one_the_coordinator(
         assert (values.get("REKINDLE_DEADLINE") == str(90 * 60)) is (role == leader)
         assert {"POD_IP", "POD_NAME", "REKINDLE_SECRET", "REKINDLE_GRACE"} <= values.keys()
 
-    # exit codes below 128 fail the job, others restart the pod
+    # with the policy ExitCode, exit codes below 128 fail the job, and other exit codes restart the
+    # pod
     policies = {role: spec["restartPolicy"] for role, spec in specs.items()}
     assert policies == dict.fromkeys(counts, "ExitCode") | (
         {"Launcher": "OnFailure"} if kind == "MPIJob" else {}
@@ -97,7 +100,7 @@ def test_the_job_waits_for_its_secret_and_is_deleted_at_the_end(tmp_path: Path) 
     (fit,) = [task for task in main_template["dag"]["tasks"] if task["name"] == "fit"]
     assert "fit-secret" in fit["depends"]
     assert '"value": "jaxjob"' in text
-    # `report` reads the ledger
+    # the step `report` reads the ledger
     assert "fit/checkpoints/ledger" in text
 
 
@@ -107,7 +110,7 @@ def test_the_cost_of_the_job_is_that_of_its_ledger(tmp_path: Path) -> None:
     tariff = build_tariffs(manifest, prices, ["fit"])["fit"]
     assert set(tariff.workers) == {"Chief", "Worker", "PS"}
     assert tariff.coordinator is None
-    # not counted a second time, by the time of its step
+    # the job is not counted a second time by the duration of its step
     assert list_planned_jobs({}, manifest) == []
 
 

@@ -1,5 +1,5 @@
-"""The conditions of the PyTorchJob on statuses that the operator writes, and the fields that it
-requires.
+"""Tests of the conditions of the PyTorchJob, evaluated on statuses that the operator writes, and of
+the fields that the operator requires.
 
 Statuses: Kubeflow training operator 1.9, pkg/util/status.go and pytorchjob_controller.go.
 """
@@ -91,9 +91,10 @@ def test_the_operator_accepts_the_job() -> None:
     spec = job(workers=3, max_workers=4)["spec"]
     master = spec["pytorchReplicaSpecs"]["Master"]
     worker = spec["pytorchReplicaSpecs"]["Worker"]
-    assert master["replicas"] == 1  # required: the webhook does not set a default
+    # the field is required, because the webhook does not set a default
+    assert master["replicas"] == 1
     assert worker["replicas"] == 3
-    # `rdzvConf: []` panics the operator
+    # `rdzvConf: an empty list `rdzvConf` would crash the operator
     assert spec["elasticPolicy"] == {"minReplicas": 1, "maxReplicas": 4}
 
     for replica in (master, worker):
@@ -103,7 +104,7 @@ def test_the_operator_accepts_the_job() -> None:
             "workflows.argoproj.io/workflow": "{{workflow.name}}"
         }
 
-    # workers are deleted when the coordinator is done
+    # with this policy, workers are deleted when the coordinator is done
     assert spec["runPolicy"]["cleanPodPolicy"] == "Running"
     # a backoffLimit would count every restart of every worker
     assert "backoffLimit" not in spec["runPolicy"]
@@ -125,7 +126,7 @@ def test_all_processes_read_the_secret_and_the_manifest_does_not_contain_it() ->
             "name": REKINDLE_SECRET,
             "valueFrom": {"secretKeyRef": reference},
         }
-    # Argo generates it
+    # Argo generates the value of the Secret
     assert set(secret["data"].values()) == {"{{=sprig.b64enc(sprig.randAlphaNum(43))}}"}
 
 

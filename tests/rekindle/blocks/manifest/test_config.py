@@ -1,5 +1,5 @@
-"""Configs are read completely: no setting is silently ignored, and every error names key and
-rule."""
+"""Configs are read completely: no setting is silently ignored, and every error names the key and
+the rule."""
 
 import json
 import re
@@ -140,8 +140,8 @@ def test_an_error_in_a_config_names_file_key_and_rule(
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-# key=VALUE, the value as YAML → the beginning of the error, after the file's name, and a word of
-# its rest
+# wrong setting, as key=VALUE with the value in YAML → (beginning of the error message after the
+# file's name, a word of the rest of the message)
 WRONG_SETTINGS = {
     "train.workers=0": ("train.workers is 0: ", "greater than or equal to 1"),
     "train.workers=2.5": ("train.workers is 2.5: ", "integer"),
@@ -371,7 +371,7 @@ def test_data_that_pods_cannot_read_is_rejected_with_the_remedy(
             data.check_source()
             continue
 
-        # independent of the directory of temporary files
+        # make the test independent of the directory of temporary files
         monkeypatch.setattr("rekindle.workload.POD_PRIVATE", tmp_path)
         with pytest.raises(ConfigError, match=rf"each pod has its own .*rekindle put {source}"):
             data.check_source()
@@ -463,7 +463,7 @@ def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
 
     assert "hunter2" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"data\.source is 's3://bucket/x'") as caught:
-        # another rule is broken, too
+        # this config also breaks another rule
         load_config(project.REFERENCE / "configs/digits.yaml", [source], {})
 
     assert "hunter2" not in str(caught.value)

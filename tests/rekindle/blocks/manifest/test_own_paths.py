@@ -1,5 +1,5 @@
-"""Paths in the user's own sections mean the same file in every step, or are refused with the way
-out."""
+"""Paths in the user's own sections mean the same file in every step, or are refused with a message
+that says what to do."""
 
 import sys
 from pathlib import Path

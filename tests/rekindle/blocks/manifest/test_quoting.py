@@ -1,5 +1,5 @@
-"""Tags are quoted for the texts in which Argo replaces them; all manifests of the project are
-examined."""
+"""Template tags are quoted for the texts in which Argo replaces them. The tests examine all
+manifests of the project."""
 
 import json
 import re
@@ -34,7 +34,7 @@ HOSTILE_TEXTS = (
 )
 WRITE = "import json, sys; open('/tmp/value', 'w').write(json.loads(sys.argv[1]))"
 OUTPUT = {"parameters": [{"name": "value", "value": "{{tasks.write.outputs.parameters.value}}"}]}
-BOOLEAN = re.compile(r"[^?]*(==|!=|>|<)[^?]*")  # the value of a comparison is true or false
+BOOLEAN = re.compile(r"[^?]*(==|!=|>|<)[^?]*")  # the value of a comparison is either true or false
 INTEGER = re.compile(r"asInt\(.*\)|[\w.]+ [-+] asInt\(.*\)")
 
 

@@ -1,5 +1,5 @@
-"""A manifest is deterministic, its hash covers everything that affects the result, and it contains
-no secrets."""
+"""A rendered manifest is deterministic, its hash covers everything that affects the result, and it
+contains no secrets."""
 
 import base64
 import copy

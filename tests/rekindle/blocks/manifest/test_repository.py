@@ -18,7 +18,8 @@ from tests.rekindle.cli.stranger import Folder, git
 
 @pytest.fixture
 def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
-    """An untrusted repository, as the working directory, with programs wherever git takes one."""
+    """An untrusted repository, which is the working directory, with programs in every place in
+    which git accepts the name of a program."""
     folder = Folder(tmp_path)
     (folder.root / "pyproject.toml").write_text("[tool.rekindle]\n")
     folder.plant_repository()
@@ -29,7 +30,7 @@ def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's own repository with two commits, as the working directory."""
+    """The user's own repository with two commits, which is the working directory."""
     folder = tmp_path / "own"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -46,7 +47,8 @@ def head(folder: Path) -> str:
 
 
 def change_stat(file: Path) -> None:
-    """Let git compare the content of a file, because its times are no longer those of the index."""
+    """Let git compare the content of a file, because the times of the file differ from the times in
+    the index."""
     os.utime(file, (1, 1))
 
 
@@ -64,7 +66,7 @@ def test_reading_and_checking_out_an_untrusted_repository_runs_no_program(
 
 
 def test_the_programs_of_the_untrusted_repository_would_run(stranger: Folder):
-    """The traps of the test above are real: plain git runs them."""
+    """The untrusted repository really names programs, because plain git runs them."""
     for command in ("status", "diff"):
         subprocess.run(["git", command], cwd=stranger.root, capture_output=True)
     assert {"git include", "git filter.evil.process"} <= stranger.executed()
@@ -140,7 +142,7 @@ def test_an_object_of_many_gigabytes_is_not_unpacked(
 ):
     name = "ab" * 20
     folder = repository / ".git/objects/ab"
-    folder.mkdir(exist_ok=True)  # by chance, an object of the repository may be in it
+    folder.mkdir(exist_ok=True)  # the object may already be in the repository by chance
     (folder / name[2:]).write_bytes(zlib.compress(b"commit %d\0" % (3 << 30)))
     (repository / ".git/refs/heads/main").write_text(f"{name}\n")
     assert read_git_sha() == ""
@@ -162,7 +164,7 @@ def test_settings_of_the_repository_do_not_hide_a_change(repository: Path):
     change_stat(file)
     git(repository, "update-index", "--refresh")
 
-    # the new file is another inode, but has the size and the time of the old one
+    # the new file is another inode, but has the size and the time of the old file
     (repository / "new").write_text("TWO\n")
     (repository / "new").rename(file)
     change_stat(file)

@@ -1,4 +1,4 @@
-"""The schedule of a pipeline; an invalid one is rejected when the config is read."""
+"""Tests of the schedule of a pipeline; an invalid schedule is rejected when the config is read."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_the_schedule_refers_to_the_template_and_passes_only_the_time() -> None:
     cron = render_manifest(config, "cron")
     assert cron["spec"]["workflowMetadata"] == {
         "labels": cron["metadata"]["labels"]
-    }  # commands find its runs by these labels
+    }  # commands find the runs of a schedule by these labels
     time = {"name": "scheduled-time", "value": "{{workflow.scheduledTime}}"}
     reference = {"workflowTemplateRef": {"name": template["metadata"]["name"]}}
     assert cron["spec"]["workflowSpec"] == reference | {"arguments": {"parameters": [time]}}
@@ -42,7 +42,7 @@ def test_scheduled_runs_do_not_overlap_and_missed_runs_are_started_late() -> Non
     assert spec["failedJobsHistoryLimit"] == 3
     assert spec["schedules"] == ["30 2 * * 0"]
     assert spec["timezone"] == "Europe/Paris"
-    assert "schedule" not in spec  # Argo 4 supports only the list
+    assert "schedule" not in spec  # Argo 4 supports only the list `schedules`
 
 
 @pytest.mark.parametrize(

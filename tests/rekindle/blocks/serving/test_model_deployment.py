@@ -1,4 +1,5 @@
-"""The serving objects: the conditions of a rollout, and that it does not lose requests."""
+"""Tests of the objects that serve a model: the conditions of a rollout are correct, and a rollout
+does not lose requests."""
 
 import json
 from pathlib import Path
@@ -72,10 +73,11 @@ def test_a_rollout_succeeds_when_the_new_pods_are_ready(
 
 
 def test_an_earlier_failed_rollout_costs_one_attempt_but_not_the_release() -> None:
-    """Argo evaluates the conditions immediately, maybe before the controller has observed the new
-    Deployment."""
+    """After an apply, Argo evaluates the conditions of a rollout immediately, maybe before the
+    controller has observed the new Deployment."""
     story = yaml.safe_load((Path(__file__).parents[1] / "statuses/Deployment.yaml").read_text())
-    seen = [story["failed"][-1], *story["rollout"]]  # the end of the old rollout, then the new one
+    # the status shows the end of the old rollout first, and then the new rollout
+    seen = [story["failed"][-1], *story["rollout"]]
 
     assert [
         evaluate_conditions({"status": each}, SUCCESS, ",".join(FAILURE))[0] for each in seen
@@ -90,13 +92,13 @@ def test_an_earlier_failed_rollout_costs_one_attempt_but_not_the_release() -> No
     assert int(retry["limit"]) >= 2
     assert retry["retryPolicy"] == "Always"
     assert "expression" not in retry
-    # enough time for the controller to observe the new Deployment
+    # the backoff is enough time for the controller to observe the new Deployment
     assert retry["backoff"]["duration"] == "2s"
 
 
 def test_verify_waits_at_least_for_the_startup_limit_of_a_server() -> None:
-    """Right after an apply, the condition may see the old pods; a slow start must not reject a good
-    model."""
+    """Right after an apply, the condition may still see the old pods. A slow start of the new pods
+    must not reject a good model."""
     old = status(
         "NewReplicaSetAvailable",
         observedGeneration=1,
@@ -105,7 +107,7 @@ def test_verify_waits_at_least_for_the_startup_limit_of_a_server() -> None:
         availableReplicas=1,
     )
 
-    unobserved = old | {"metadata": {"generation": 2}}  # recorded from a cluster
+    unobserved = old | {"metadata": {"generation": 2}}  # this status was recorded from a cluster
     assert evaluate_conditions(unobserved, SUCCESS, ",".join(FAILURE))[0]
     templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
     verify = next(each for each in templates["promote"]["dag"]["tasks"] if each["name"] == "verify")
@@ -128,7 +130,8 @@ def test_the_old_pods_serve_until_the_new_pods_are_ready() -> None:
     assert server["readinessProbe"]["httpGet"]["path"] == "/health/ready"
     assert server["livenessProbe"]["httpGet"]["path"] == "/health/live"
     slowest = server["startupProbe"]["periodSeconds"] * server["startupProbe"]["failureThreshold"]
-    assert slowest < spec["progressDeadlineSeconds"]  # a slow start does not count as a failure
+    # the deadline is longer, so that a slow start does not count as a failure
+    assert slowest < spec["progressDeadlineSeconds"]
     grace = spec["template"]["spec"]["terminationGracePeriodSeconds"]
     # the kubelet waits until the server has drained, and has answered a request that began at the
     # end of the drain

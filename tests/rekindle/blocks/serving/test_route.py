@@ -1,4 +1,5 @@
-"""The HTTPRoute or Ingress of `serve.host`, and the token of the servers, in rendered pipelines."""
+"""Tests of the HTTPRoute or Ingress of `serve.host`, and the token of the servers, in rendered
+pipelines."""
 
 import json
 import re
