@@ -10,7 +10,8 @@ Without root, all pods share the network of this machine. The coordinator and al
 CPUs of this machine, so all times include the work of the pods.
 
 The benchmark kills 1 to 5 pods at once, then single workers, which their launchers start again,
-then a third of all pods; afterwards, this third starts again at once. Finally, it replaces the
+then a third of all pods; afterwards, this third starts again at once. In one generation, all
+workers send a value to each other, as torch's gloo does. Finally, the benchmark replaces the
 coordinator twice by SIGKILL: first during the training of an unchanged group, then while a new pod
 waits for the coordinator. A time ends when all workers have received the member list of their next
 generation.
@@ -34,7 +35,7 @@ import psutil
 from benchmarks.bars import Bar, make_bar, make_parser, report
 from benchmarks.launchers.network import Network
 from benchmarks.launchers.nodes import NodeSettings, Pods
-from benchmarks.launchers.worker import Board
+from benchmarks.launchers.worker import Board, compute_value_bytes
 from benchmarks.programs.services import start_object_store
 from rekindle.kubernetes_names import POD_IP, REKINDLE_SECRET
 
@@ -165,10 +166,21 @@ class MeasuredGroup:
             psutil.Process(self.pods.pids[pod_number]).children(), key=psutil.Process.create_time
         )
         earlier_generation = self.find_generation()
-        self.pods.board.clear(pod_number)
+        self.pods.board.write(pod_number, 0, 0.0)
         kill_s = time.monotonic()
         worker_process.kill()
         return self.wait_for_generation(earlier_generation) - kill_s
+
+    def measure_exchange(self) -> tuple[float, float]:
+        """Kill a pod, and let the others send a value to each other in their next generation.
+        Return the seconds until all have all values, and the CPU seconds of the coordinator."""
+        start_cpu_s = self.coordinator.measure_cpu_seconds()
+        self.pods.board.must_exchange = True
+        killed_pods, seconds = self.kill_pods(1)
+        cpu_seconds = self.coordinator.measure_cpu_seconds() - start_cpu_s
+        self.pods.board.must_exchange = False
+        self.start_pods(killed_pods)
+        return seconds, cpu_seconds
 
     def measure_rest(self) -> tuple[float, float]:
         """Return the shares of a core that the coordinator and one pod use at rest."""
@@ -243,6 +255,7 @@ def measure_group(group: MeasuredGroup, run_count: int) -> list[Bar]:
     worker_seconds = [group.kill_worker() for _ in range(min(WORKER_LOSSES, run_count))]
     third, third_seconds = group.kill_pods(pod_count // 3)
     herd_seconds = group.start_pods(third)
+    exchange_seconds, exchange_cpu_seconds = group.measure_exchange()
     trained_from_kill, trained_from_listen, opened_generations = group.replace_during_training()
     joined_from_kill, joined_from_listen = group.replace_with_newcomer()
     memory_bytes = max(group.coordinator.max_memory_bytes, group.coordinator.read_peak_memory())
@@ -272,6 +285,13 @@ def measure_group(group: MeasuredGroup, run_count: int) -> list[Bar]:
             "s",
         ),
         make_bar("a third comes back at once: generation of all workers", herd_seconds, "s"),
+        make_bar(
+            "new generation after each worker has sent its addresses to all others, as with gloo",
+            exchange_seconds,
+            "s",
+            remark_text=f"{compute_value_bytes(pod_count)} bytes each",
+        ),
+        make_bar("CPU of the coordinator for this generation", exchange_cpu_seconds, "s"),
         make_bar(
             "coordinator replaced: all workers of the same group connected",
             trained_from_listen,

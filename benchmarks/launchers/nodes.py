@@ -99,7 +99,7 @@ class Pods:
         """Start these pods, on all nodes at the same time."""
         started_pods = set(pod_numbers)
         for pod_number in started_pods:
-            self.board.clear(pod_number)
+            self.board.write(pod_number, 0, 0.0)
         for node in self.nodes:
             node.connection.send(sorted(started_pods.intersection(node.pod_numbers)))
         for node in self.nodes:

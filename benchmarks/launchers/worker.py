@@ -16,29 +16,39 @@ from dataclasses import dataclass
 
 import rekindle.training
 from rekindle.training.membership.client import CoordinatorClient
-from rekindle.training.membership.protocol import read_coordinator_address
+from rekindle.training.membership.protocol import Members, read_coordinator_address
 from rekindle.training.spec import TrainingSpec
 
 STEP_S = 1.0  # duration of a step
+EXCHANGE_TIMEOUT_S = 120.0
 ENTRY = struct.Struct("=qd")
+HEADER = struct.Struct("=q")
 
 
 class Board:
     """Memory that all processes of the benchmark share: for each pod, the newest generation that
-    its worker is a member of, and the time when the worker received the list of members."""
+    its worker is a member of, and the time when the worker received the list of members.
+
+    `must_exchange`: True if the workers of a new generation first send a value to each other."""
 
     def __init__(self, pod_count: int) -> None:
-        self.memory = mmap.mmap(-1, pod_count * ENTRY.size)
+        self.memory = mmap.mmap(-1, HEADER.size + pod_count * ENTRY.size)
 
-    def write(self, pod_number: int, generation: int) -> None:
-        ENTRY.pack_into(self.memory, pod_number * ENTRY.size, generation, time.monotonic())
-
-    def clear(self, pod_number: int) -> None:
-        ENTRY.pack_into(self.memory, pod_number * ENTRY.size, 0, 0.0)
+    def write(self, pod_number: int, generation: int, time_s: float) -> None:
+        offset = HEADER.size + pod_number * ENTRY.size
+        ENTRY.pack_into(self.memory, offset, generation, time_s)
 
     def read(self) -> list[tuple[int, float]]:
         """Return (generation, time) of each pod."""
-        return list(ENTRY.iter_unpack(self.memory[:]))
+        return list(ENTRY.iter_unpack(self.memory[HEADER.size :]))
+
+    @property
+    def must_exchange(self) -> bool:
+        return HEADER.unpack_from(self.memory) != (0,)
+
+    @must_exchange.setter
+    def must_exchange(self, value: bool) -> None:
+        HEADER.pack_into(self.memory, 0, value)
 
 
 @dataclass
@@ -76,8 +86,13 @@ def train(
     generation = 0
     step = 0
     while group := client.wait_for_group(generation, step, leaving_event.is_set):
-        generation, _ = group
-        pod_place.board.write(pod_place.pod_number, generation)
+        generation, members = group
+        if pod_place.board.must_exchange:
+            try:
+                _exchange_values(client, generation, members)
+            except RuntimeError:
+                continue  # the group has changed
+        pod_place.board.write(pod_place.pod_number, generation, time.monotonic())
 
         while client.open_generation <= generation and not leaving_event.is_set():
             client.wait_until_complete(generation, STEP_S)
@@ -85,6 +100,20 @@ def train(
             client.step = step
 
     client.leave()
+
+
+def compute_value_bytes(member_count: int) -> int:
+    """Return the size of the value that each member of torch's gloo sends to all others, its
+    addresses for each of them (measured with torch 2.15)."""
+    return 154 + 8 * member_count
+
+
+def _exchange_values(client: CoordinatorClient, generation: int, members: Members) -> None:
+    """Send a value to each other member, and wait for the values of all. Raises RuntimeError."""
+    value = bytes(compute_value_bytes(len(members)))
+    client.send_value(generation, f"0/{client.id}", value)
+    keys = [f"0/{member_id}" for member_id, _ in members]
+    client.wait_for_values(generation, keys, EXCHANGE_TIMEOUT_S)
 
 
 def _announce_leaving(client: CoordinatorClient, leaving_event: threading.Event) -> None:

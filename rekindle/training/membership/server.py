@@ -32,6 +32,7 @@ import sys
 import time
 import traceback
 import uuid
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any, NoReturn, cast
 
@@ -70,8 +71,9 @@ MAX_TICK_DELAY_S = 0.05
 # maximum number of connections without authentication, in addition to one per worker; a further
 # connection closes the oldest
 MAX_UNVERIFIED_CONNECTIONS = 128
-# maximum number of bytes to buffer for a peer that does not read
+# maximum number of bytes to queue for a peer that does not read
 MAX_UNREAD_BYTES = 64 << 20
+MAX_WRITE_BYTES = 64 << 10  # maximum number of bytes of several lines that are written at once
 # time limit for recording the model for reuse at the end of a run
 RECORD_TIMEOUT_S = 10.0
 # time between two log lines about rejected connections
@@ -108,6 +110,7 @@ class Coordinator:
         self.unverified_connections: dict[Connection, float] = {}
         self.rejected_count = 0
         self.last_rejection_log = float("-inf")
+        self.is_sending_scheduled = False
         self.exit_code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -149,8 +152,7 @@ class Coordinator:
             metrics_server.close()
 
         for connection in self.connections.values():
-            # `close` first sends the data in the buffer
-            connection.transport.close()
+            connection.close()
 
         # after any other code, no coordinator continues this job
         if exit_code == exit_codes.TERMINATED:
@@ -271,15 +273,21 @@ class Coordinator:
             membership.heartbeat(now_s, worker_id, -1, is_busy=True)
             self._start_task(self._check_completion(message["done"]))
 
-        self.send_outbox()
+        # messages that arrive together are answered together: if n workers send a value to each
+        # other, this saves most of the n² writes
+        if not self.is_sending_scheduled:
+            self.is_sending_scheduled = True
+            asyncio.get_running_loop().call_soon(self.send_outbox)
 
     def send_outbox(self) -> None:
         """Send the state machine's messages and record its events; exit if it has ended the run."""
+        self.is_sending_scheduled = False
         membership = self.membership
         outbox = membership.outbox
         membership.outbox = []
         # encode a message to several workers only once
         line_by_message_id: dict[int, bytes] = {}
+        receiving_connections: dict[Connection, None] = {}
 
         for worker_id, message in outbox:
             connection = self.connections.get(worker_id)
@@ -287,10 +295,14 @@ class Coordinator:
                 line = line_by_message_id.get(id(message)) or line_by_message_id.setdefault(
                     id(message), encode_message(message)
                 )
-                connection.send(line)
+                connection.queue(line)
+                receiving_connections[connection] = None
                 if "dropped" in message:
                     del self.connections[worker_id]
-                    connection.transport.close()
+                    connection.close()
+
+        for connection in receiving_connections:
+            connection.write_queue()
 
         for ledger_event in membership.events:
             self.note(**ledger_event)
@@ -335,7 +347,8 @@ class Coordinator:
 
     def _broadcast(self, message: Message) -> None:
         for connection in self.connections.values():
-            connection.send(encode_message(message))
+            connection.queue(encode_message(message))
+            connection.write_queue()
 
     def _start_task(self, coroutine: Coroutine[object, object, None]) -> None:
         background_task = asyncio.create_task(coroutine)
@@ -440,6 +453,10 @@ class Connection(asyncio.Protocol):
         self.worker = ""
         self.pending_data = b""
         self.nonce = handshake.create_nonce()
+        # lines that are not written to the transport yet; many connections share a line's memory
+        self.queued_lines: deque[bytes] = deque()
+        self.queued_bytes = 0
+        self.is_writing_paused = False
 
     @property
     def peer(self) -> str:
@@ -449,12 +466,42 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.coordinator.admit(self)
 
-    def send(self, line: bytes) -> None:
-        """Send a line, or close the connection if the peer does not read."""
-        if self.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+    def queue(self, line: bytes) -> None:
+        """Queue a line for `write_queue`, or close the connection if the peer does not read."""
+        if self.queued_bytes > MAX_UNREAD_BYTES:
             self.transport.abort()
         else:
-            self.transport.write(line)
+            self.queued_lines.append(line)
+            self.queued_bytes += len(line)
+
+    def write_queue(self) -> None:
+        """Write the queued lines until the peer reads too slowly: the transport copies its unsent
+        bytes."""
+        while self.queued_lines and not self.is_writing_paused:
+            self._write_lines()
+
+    def pause_writing(self) -> None:
+        self.is_writing_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_writing_paused = False
+        self.write_queue()
+
+    def close(self) -> None:
+        """Close the connection after all queued lines have been sent."""
+        while self.queued_lines:
+            self._write_lines()
+        self.transport.close()
+
+    def _write_lines(self) -> None:
+        lines = [self.queued_lines.popleft()]
+        byte_count = len(lines[0])
+        while self.queued_lines and byte_count + len(self.queued_lines[0]) <= MAX_WRITE_BYTES:
+            lines.append(self.queued_lines.popleft())
+            byte_count += len(lines[-1])
+
+        self.queued_bytes -= byte_count
+        self.transport.write(b"".join(lines))
 
     def data_received(self, data: bytes) -> None:
         *message_lines, self.pending_data = (self.pending_data + data).split(b"\n")
