@@ -1,5 +1,5 @@
-"""All Kubernetes objects that the project renders: every config, backend, canary, kind of job, and
-the platform.
+"""Collect all Kubernetes objects that the project renders, for every config, backend, canary, kind
+of job, and the platform.
 
 for manifest in rendered(): ...     the objects, with a value in place of each tag of Argo
 for pod in rendered_pods(): ...     the pods of steps and jobs, as Pods
@@ -76,7 +76,7 @@ APPLYING_ACTIONS = ("apply", "create")
 
 
 def rendered() -> list[Manifest]:
-    """Return the distinct objects; objects that differ only in their names count once."""
+    """Return the distinct rendered objects; objects that differ only in their names count once."""
     distinct = dict[str, Manifest]()
     for manifest in _everything():
         metadata = {"namespace": "models", **manifest["metadata"]}
@@ -88,7 +88,7 @@ def rendered() -> list[Manifest]:
 
 
 def rendered_pods() -> Iterator[Manifest]:
-    """Yield the pods in objects that only their own controllers know: the pods of workflows and of
+    """Yield the pods in objects that are created only by controllers: the pods of workflows and of
     training jobs."""
     seen_texts = set[str]()
 
@@ -100,8 +100,8 @@ def rendered_pods() -> Iterator[Manifest]:
             *pods(manifest),
             *(_operator() if manifest["kind"] == "PyTorchJob" else ()),
         ]:
-            # without the containers that Argo adds; tests/rekindle/cluster tests their images and
-            # resources
+            # check only the containers of the template; tests/rekindle/cluster tests the images and
+            # resources of the containers that Argo adds
             containers = [container for container in spec["containers"] if "image" in container]
             pod_spec = {key: value for key, value in spec.items() if key != "initContainers"} | {
                 "containers": containers
@@ -122,7 +122,8 @@ def _everything() -> Iterator[Manifest]:
         yield from platform.render_platform(settings)
 
     config_map, patch = platform.render_operator_patch()
-    # the rest of the Deployment is the operator's own: server-side apply merges it with the patch
+    # the other fields of the Deployment belong to the operator: server-side apply merges it with
+    # the patch
     yield from (config_map, patch | {"spec": {"selector": {"matchLabels": {}}, **patch["spec"]}})
     for settings in ({}, {"gang": "volcano", "queue": "q", "cache": "c"}):
         yield from (kind.manifest for kind in kinds(**settings).values())
@@ -151,10 +152,11 @@ def render_kinds(
 ) -> list[tuple[str, Manifest]]:
     """Return the manifests of a config, each with the label `NAME SETTINGS KIND`.
 
-    Rendering all configs takes many seconds, so the tests of a process share them.
+    Rendering all configs takes many seconds, so the tests of a process share the manifests.
     """
     config = load_config(ROOT / "configs" / name, settings, environment={}).config
-    # outside of the repository, because git needs longer for the commit than the rest
+    # render outside of the repository, because git needs longer to read the commit than the
+    # rendering takes
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         manifests = [render_manifest(config, kind) for kind in kinds]
     labels = [" ".join([name, *settings, kind]) for kind in kinds]
@@ -169,8 +171,8 @@ def _applied(workflow: Manifest) -> Iterator[Manifest]:
 
 
 def _operator() -> Iterator[tuple[str, Manifest]]:
-    """Yield the workers of a PyTorchJob with the init container that the operator adds from our
-    template."""
+    """Yield the workers of a PyTorchJob with the init container that the operator adds from
+    Rekindle's template."""
     config, _ = platform.render_operator_patch()
     text = re.sub(r"\{\{\.(\w+)\}\}", r"\1", config["data"]["initContainer.yaml"])
     init = yaml.safe_load(text.replace("InitContainerImage", "alpine:3.20"))

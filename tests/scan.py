@@ -16,9 +16,9 @@ from tests.commands import BIN, ROOT
 from tests.rendered import rendered, rendered_pods
 from tests.schema import SCHEMAS
 
-# `make scan` installs them
+# `make scan` installs these tools
 TOOLS = BIN.parent / "scan/bin"
-# pattern of a line of `findings` → reason
+# pattern of a finding that is skipped → reason
 SKIPPED_FINDINGS = {
     r"CKV_K8S_[89] (Pod|Deployment\.models\.1-train)": (
         "steps and workers end and do not serve requests; Argo and the launcher supervise them"
@@ -93,7 +93,7 @@ def _kubeconform(folder: Path, objects: list[dict[str, Any]]) -> tuple[int, list
 
 
 def _checkov(folder: Path, objects: list[dict[str, Any]]) -> tuple[int, list[str]]:
-    """Return the number of passed checks, and the failed checks."""
+    """Run checkov, and return the number of passed checks, and the failed checks."""
     folder.mkdir()
     for number, manifest in enumerate(objects):
         (folder / f"{number:03d}-{manifest['kind']}.yaml").write_text(to_yaml(manifest))

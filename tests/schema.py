@@ -4,8 +4,8 @@
     python -m tests.schema FILE...
 
 An excerpt is a JSON schema without descriptions: it has the names of all fields next to the fields
-that our objects set, and the types and limits of the fields that our objects set. An object that
-our objects do not set has the schema `false`.
+that our objects set, and the types and limits of the fields that our objects set. In an excerpt, an
+object field that the rendered objects do not set has the schema `false`.
 
 FILE is the swagger.json of Kubernetes or a CustomResourceDefinition. All sources have the Apache
 License 2.0:
@@ -105,7 +105,8 @@ def wrong(value: Any, schema: Schema | bool, path: str = "") -> Iterator[str]:
 
 
 def excerpt(schema: Schema, values: list[Any], known: Schema) -> Schema | bool:
-    """Return the excerpt of `schema` for `values`; `known` are the schemas that a $ref names."""
+    """Return the excerpt of `schema` for `values`; `known` are the schemas to which a $ref may
+    refer."""
     schema = _resolved(schema, known)
     if schema.get("x-kubernetes-int-or-string") or schema.get("format") == "int-or-string":
         return {"type": ["integer", "string"]}

@@ -1,7 +1,7 @@
 """A pytest plugin that reports skipped tests, and fails in CI for skips that are not allowed.
 
-In CI (the variable CI is set) a skipped test is a failure, unless TESTS_MAY_SKIP contains its
-reason; reasons are separated by commas.
+In CI (the variable CI is set) a skipped test is a failure, unless the variable TESTS_MAY_SKIP
+contains the reason of the skip; the reasons in TESTS_MAY_SKIP are separated by commas.
 """
 
 import os
@@ -39,7 +39,7 @@ def count_skips(reporter: pytest.TerminalReporter) -> Counter[str]:
 
 
 def list_forbidden_reasons(reporter: pytest.TerminalReporter) -> list[str]:
-    """Return the reasons of skipped tests that are failures here."""
+    """Return the reasons of skipped tests that count as failures in this session."""
     allowed = {reason.strip() for reason in os.environ.get(ALLOWED_VARIABLE, "").split(",")}
     if os.environ.get("CI"):
         return sorted(count_skips(reporter).keys() - allowed)

@@ -1,9 +1,9 @@
 """Act as another user of the machine and try to access a run. As root: python stranger.py < TASK
 prints JSON.
 
-The task has `paths` (files and folders), `processes` (pids) and `ports` (address, port). The result
-has `reached`, the accesses that succeeded, and `answers` of each port. Modules are loaded before
-the user changes, because the interpreter may be in the home of root.
+The JSON object TASK has `paths` (files and folders), `processes` (pids) and `ports` (address,
+port). The printed result has `reached`, the accesses that succeeded, and `answers` of each port.
+All modules are loaded before the user changes, because the interpreter may be in the home of root.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import socket
 import sys
 
 NOBODY_UID = 65534
-# files of /proc/PID
+# names of files of /proc/PID
 PROC_FILES = (
     "environ",
     "maps",
@@ -67,7 +67,7 @@ def read(path: str) -> bytes:
 
 
 def access_process(pid: int) -> list[str]:
-    """Return the files of a process that can be read, and if it can be signalled."""
+    """Return the files of a process that can be read, and whether the process can be signalled."""
     reached = []
 
     for name in PROC_FILES:
@@ -89,7 +89,7 @@ def access_process(pid: int) -> list[str]:
 
 
 def send_requests(address: str, port_number: int) -> list[str]:
-    """Return the answers to all requests."""
+    """Send requests to a port, and return all answers."""
     answers = []
 
     for request_text in REQUESTS:
@@ -117,7 +117,7 @@ def send_requests(address: str, port_number: int) -> list[str]:
 
 def main() -> None:
     task = json.load(sys.stdin)
-    "".encode("idna")  # loads the codec for addresses
+    "".encode("idna")  # this call loads the codec for addresses
     os.setgroups([])
     os.setgid(NOBODY_UID)
     os.setuid(NOBODY_UID)

@@ -1,4 +1,5 @@
-"""Syntax trees of the source, which several tests examine: reading all of them takes seconds."""
+"""Read the syntax trees of the source once for several tests, because reading all of them takes
+seconds."""
 
 import ast
 from functools import cache

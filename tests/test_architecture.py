@@ -1,4 +1,5 @@
-"""The rules of docs/architecture.md. Imports for type checking and inside functions count, too.
+"""Tests of the rules in docs/architecture.md: which packages may import each other. Imports for
+type checking and inside functions count, too.
 
 python -m tests.test_architecture        updates the pictures of that page
 """
@@ -26,7 +27,7 @@ MAX_MODULES = 15
 MAX_FILE_LINES = 760
 MAX_FUNCTION_LINES = 145
 # subpackages that every subpackage of the same package may import: the modules of its top folder,
-# and small helpers
+# and small general modules
 COMMON = {
     "argolocal": {"argolocal", "argolocal.common"},
     "rekindle": {"argolocal", "argolocal.common", "rekindle"},
@@ -174,19 +175,19 @@ def module_name(path: Path) -> str:
 
 
 def nodes(module: str) -> list[ast.AST]:
-    """Return the nodes of the tree of a module."""
+    """Return the nodes of the syntax tree of a module."""
     return list_nodes(list_modules()[module])
 
 
 @cache
 def all_imports(module: str) -> list[str]:
-    """Return the modules that a module imports anywhere."""
+    """Return the modules that a module imports, also inside functions."""
     return list(imports(nodes(module)))
 
 
 def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Yield the imported modules. `from a import b` gives `a.b` if that is a module of this
-    repository, else `a`."""
+    """Yield the modules that an import statement names. `from a import b` gives `a.b` if that is a
+    module of this repository, else `a`."""
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -204,10 +205,11 @@ def list_project_imports(module: str) -> set[str]:
 
 
 def subpackage(module: str, seen_from: str = "") -> str:
-    """Return the subpackage of `module`: `cli` for a module in rekindle.cli, `argolocal.cli` for a
-    module in argolocal.cli.
+    """Return the subpackage of `module`, such as cli for a module in rekindle.cli, or argolocal.cli
+    for a module in argolocal.cli.
 
-    Seen from another package, all subpackages of argolocal except COMMON are one.
+    For the rules about other packages, all subpackages of argolocal except COMMON count as one
+    subpackage.
     """
     prefix = MEMBERS.get(module) or max(
         (name for name in SUBPACKAGES if f"{module}.".startswith(f"{name}.")), key=len
@@ -328,7 +330,7 @@ def test_only_one_module_starts_git():
 
 @cache
 def collect_strings(module: str) -> set[str]:
-    """Return the texts of a module, without docstrings and the texts of f-strings."""
+    """Return the texts of a module, without docstrings and without the texts of f-strings."""
     other_strings = {
         id(part)
         for node in nodes(module)
@@ -346,7 +348,8 @@ def collect_strings(module: str) -> set[str]:
 
 @pytest.mark.parametrize("shared_name", SHARED_NAMES)
 def test_a_shared_name_is_written_in_one_module(shared_name: str):
-    """The other modules import the constant, so that a name is never changed in one place only."""
+    """All other modules import the constant of such a name, so that a name is never changed in one
+    place only."""
     pattern = re.compile(shared_name)
     modules: dict[str, list[str]] = {}
     for module in select_product_trees():
@@ -431,7 +434,8 @@ def test_functions_are_short():
 
 
 def picture(graph: Mapping[str, Iterable[str]]) -> str:
-    """Return a Mermaid chart of the graph, without the arrows that a path of other arrows implies."""
+    """Return a Mermaid chart of the graph, without each arrow that is implied by a path of other
+    arrows."""
 
     @cache
     def reached(name: str) -> frozenset[str]:
@@ -489,13 +493,13 @@ def mentions(path: Path) -> Iterator[str]:
 
 
 def test_the_files_that_docstrings_and_comments_name_exist():
-    """A reader who follows a name must not end at a file that was renamed."""
+    """A reader who follows a name in a docstring or comment must find the file."""
     existing_paths = {
         f"/{path.relative_to(ROOT)}"
         for folder in (*CODE, "tests")
         for path in (ROOT / folder).rglob("*.py")
     }
-    examples = {"power.py"}  # the workload of the template
+    examples = {"power.py"}  # code of the workload of the template
 
     missing_paths = {
         f"{path.relative_to(ROOT)}: {name}"

@@ -8,7 +8,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-# package → first version without the known vulnerabilities that matter here
+# package → first version without the known vulnerabilities that affect this project
 FIRST_FIXED_VERSION = {
     "mlflow": "3.17.0",
     "pytest": "9.0.3",  # CVE-2025-71176

@@ -1,4 +1,5 @@
-"""A user's data: from a CSV file with other column names to a champion that serves."""
+"""A test of a user's data, from a CSV file with other column names to a champion that is
+deployed."""
 
 import base64
 import json
@@ -46,14 +47,14 @@ def payments(path: Path) -> None:
     pl.concat([table, invalid_rows]).write_csv(path)
 
 
-# whole runs; only test_first_run.py is in the fast tests
+# these tests execute whole runs; only test_first_run.py is in the fast tests
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PASSWORD = "hunter-45871"  # password of MLflow
 
 
 @contextmanager
 def watch_processes(command_lines: set[str]) -> Iterator[None]:
-    """Collect the command lines of all processes, like `ps`."""
+    """Collect the command lines of all processes, as `ps` shows them."""
     over = threading.Event()
 
     def look() -> None:
@@ -84,7 +85,7 @@ def finished_run(
     services: Services,
     command_lines: set[str],
 ) -> Iterator[tuple[Shell, dict[str, Any]]]:
-    """Run `rekindle run mine.yaml` of the README; yield the shell and its result."""
+    """Run `rekindle run mine.yaml` of the README; yield the shell and the result of the command."""
     folder = tmp_path_factory.mktemp("mine")
     write_files(ROOT / "README.md", folder)
     payments(folder / "payments.csv")
@@ -125,7 +126,7 @@ def test_a_model_of_the_users_data_becomes_the_champion(finished_run: tuple[Shel
 
 
 def post(url: str, body: dict[str, Any]) -> Any:
-    """Return the predictions of a server; None while it starts."""
+    """Return the predictions of a server; None while the server starts."""
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"content-type": "application/json"}
     )
@@ -155,7 +156,7 @@ def test_mlflow_serves_the_released_model_as_documented(finished_run: tuple[Shel
 
     log = run_command.folder / "mlflow.log"
     conflicting_variables = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-    # user and password would take precedence over the token, or conflict with it
+    # remove user and password, which would take precedence over the token, or conflict with it
     environment = {
         name: value
         for name, value in run_command.environ.items()

@@ -1,5 +1,6 @@
-"""The first command of the README, from nothing to a served model: one run, checked by all tests
-here. The fast tests run it with less data; the slow tests run it exactly as documented."""
+"""Tests of the first command of the README, from nothing to a deployed model; all tests of this
+module check the same run. The fast tests run the command with less data; the slow tests run the
+command exactly as documented."""
 
 import base64
 import json
@@ -37,7 +38,7 @@ class FirstRun:
     run_command: Shell
     command: str
     output: str
-    # command lines of its processes
+    # command lines of the run's processes
     command_lines: set[str] = field(default_factory=set)
     # files and processes that another user could access
     accesses: list[str] = field(default_factory=list)
@@ -122,7 +123,7 @@ def listening(processes: list[psutil.Process]) -> dict[tuple[str, int], str]:
 
 
 def shared_paths() -> set[str]:
-    """Return paths in shared directories that may belong to a run."""
+    """Return paths in shared directories that may belong to the run."""
     names = [(parent, name) for parent in ("/dev/shm", "/tmp") for name in ("rekindle", "step-")]
     return {str(path) for parent, name in names for path in Path(parent).glob(f"{name}*")}
 
@@ -142,7 +143,7 @@ def first_run(
     shutil.copytree(ROOT / "configs", folder / "configs")
     folder.chmod(0o755)
 
-    # like a home directory that others may read
+    # the parent folders are readable, like a home directory that others may read
     for parent in folder.parents[: len(folder.parents) - 2]:
         parent.chmod(parent.stat().st_mode | stat.S_IROTH | stat.S_IXOTH)
 
@@ -172,7 +173,8 @@ def test_the_first_command_serves_a_model_as_documented(first_run: FirstRun) -> 
     (trial,) = re.findall(r"^try it +(.*)$", first_run.output, re.MULTILINE)
     (score,) = json.loads(first_run.run_command(trial).stdout)["predictions"]
     assert 0 < score < 1
-    requests, *_ = list_blocks(SERVING, "sh")  # the blocks without `make run` are for a cluster
+    # use only blocks with `make run`, because the other blocks are for a cluster
+    requests, *_ = list_blocks(SERVING, "sh")
     for request in requests.commands:
         answer = first_run.run_command(request.replace("127.0.0.1:8080", trial.split("/")[2]))
         assert answer.returncode == 0, request
@@ -196,7 +198,8 @@ def test_the_terminal_picture_matches_a_run(first_run: FirstRun) -> None:
 def test_the_next_commands_of_the_readme_work(first_run: FirstRun) -> None:
     following = [command for command in typed_by_hand(README) if command not in RECIPES]
     for command in following:
-        if not command.startswith("rekindle run"):  # another whole run, see docs/test_stories.py
+        # this command is another whole run, which tests/docs/test_stories.py tests
+        if not command.startswith("rekindle run"):
             completed = first_run.run_command(command)
             assert completed.returncode == 0, f"{command}\n{completed.stdout}{completed.stderr}"
 
@@ -233,7 +236,7 @@ def test_no_secret_is_in_a_log_in_mlflow_or_in_a_command_line(first_run: FirstRu
 
 
 def secrets_of(folder: Path) -> set[str]:
-    """Return the secrets of the home."""
+    """Return the secrets of the home (the directory of runs)."""
     secrets: set[str] = set()
     for file in (folder / ".rekindle/services").glob("*.json"):
         service_record: dict[str, Any] = json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""Skipped tests are reported, and fail in CI unless they are allowed."""
+"""Skipped tests are reported, and fail in CI unless TESTS_MAY_SKIP allows them."""
 
 import os
 import subprocess

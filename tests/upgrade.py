@@ -1,4 +1,4 @@
-"""Updates the locked packages, for `make upgrade`.
+"""Update the locked packages, for `make upgrade`.
 
 python -m tests.upgrade lock                  all packages that pyproject.toml does not pin
 python -m tests.upgrade lock torch==2.15.0    pins this version, and updates only what it needs
@@ -54,7 +54,7 @@ def lock(requirements: Sequence[str]) -> None:
 
 
 def package_table(date: str) -> str:
-    """Return the table of docs/versions.md: the installed versions."""
+    """Return the table of docs/versions.md with the installed versions."""
     rows = [f"| {name} | {importlib.metadata.version(name)} | {date} |" for name in PACKAGES]
     python_row = f"| Python | {platform.python_version()} | {date} |"
     return "\n".join(

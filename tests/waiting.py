@@ -1,4 +1,5 @@
-"""Wait for a condition, with a deadline and a message. Tests do not wait in other ways."""
+"""Wait for a condition, with a deadline and a message. Tests wait only with the functions of this
+module."""
 
 import time
 from collections.abc import Callable
@@ -14,8 +15,8 @@ def until(
     pause: float = 0.02,
     evidence: Callable[[], object] = lambda: "",
 ) -> T:
-    """Return the first true result of `look`. Fails after `seconds`, with `what` it waited for and
-    the evidence."""
+    """Call `look` again and again, and return its first true result. The test fails after `seconds`
+    seconds with a message that contains `what` it waited for and the evidence."""
     end = time.monotonic() + seconds
     while not (result := look()):
         assert time.monotonic() < end, f"waited {seconds:g} s for: {what}\n{evidence()}"

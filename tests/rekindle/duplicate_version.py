@@ -1,4 +1,5 @@
-"""A version of a model that a dead process registered twice."""
+"""Register a version of a model twice, as a process does that dies after it has repeated a
+request."""
 
 import pytest
 
@@ -8,8 +9,8 @@ from tests.proxy import Proxy, Write
 
 
 def leave_duplicate(mlflow_url: str, name: str, uri: str, source: str) -> None:
-    """Register the same files as two versions; the second process cannot delete its own version
-    again."""
+    """Register the same files as two versions; the process that registers the second version cannot
+    delete it again."""
     from mlflow import MlflowClient
 
     client = MlflowClient(mlflow_url, mlflow_url)

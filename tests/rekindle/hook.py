@@ -6,19 +6,20 @@ from typing import Any
 
 from tests.http_server import Answer, HttpServer, Request
 
-# path of the webhook's address: a secret, which must not be shown
+# path of the webhook's address, which is a secret, which must not be shown
 SECRET = "/services/T0S3CR3T/hook"
 
 
 class Hook(HttpServer):
-    """Answers with each of `statuses` in turn, then with 200. `received`: messages it accepted."""
+    """Answers each request with the next of `statuses`, and then with 200. `received`: messages
+    that the webhook has accepted."""
 
     def __init__(self, *statuses: int) -> None:
         super().__init__(self.receive)
         self.url = f"http://127.0.0.1:{self.port}{SECRET}"
         self.statuses = list(statuses)
         self.received: list[dict[str, Any]] = []
-        self.silent = threading.Event()  # while set, requests stay unanswered
+        self.silent = threading.Event()  # while this event is set, requests stay unanswered
 
     def receive(self, request: Request) -> Answer | bytes:
         status = self.statuses.pop(0) if self.statuses else 200

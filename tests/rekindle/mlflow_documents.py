@@ -1,4 +1,4 @@
-"""Valid answers of an MLflow server by the path of their request, and a server that answers with
+"""Valid answers of an MLflow server by the path of the request, and a server that answers with
 them."""
 
 import json
@@ -85,7 +85,8 @@ class MlflowServer(HttpServer):
         super().__exit__()
 
     def answer_with(self, path: str, content: bytes, status: int = 200) -> None:
-        """Forget the earlier requests; from now on, answer requests for `path` with `content`."""
+        """Delete the record of the earlier requests, and from now on answer requests for `path`
+        with `content`."""
         self.requests.clear()
         self.path = path
         self.content = content

@@ -1,5 +1,5 @@
-"""Wrong versions of a JSON document: each field with values of other types, without the field, and
-texts that are no JSON object."""
+"""Make wrong versions of a JSON document: each field with values of other types, without the field,
+and texts that are not JSON objects."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""The public API: documented, known to type checkers, and imported only when used."""
+"""Tests of the public API: all names are documented, known to type checkers, and imported only when
+used."""
 
 import ast
 import difflib
@@ -19,7 +20,7 @@ PAGES = [(API, "api_page"), (COMMANDS, "commands_page"), (TRAINING, "training_pa
 
 @pytest.mark.parametrize(("page", "maker"), PAGES)
 def test_the_generated_pages_match_docstrings_and_help(page: Path, maker: str) -> None:
-    # in its own process, like a reader's
+    # make the page in a new process, as a reader does
     script = f"from tests.docs.pages import {maker}; print({maker}(), end='')"
     text = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True

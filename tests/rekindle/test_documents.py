@@ -48,8 +48,8 @@ from tests.rekindle.valid_documents import (
 
 @dataclass(frozen=True)
 class Objects:
-    """The object store with one valid document of each kind. `prefix`: of a release of `name`, and
-    of other objects."""
+    """The object store with one valid document of each kind. `prefix`: key prefix of a release of
+    `name`, and of other objects."""
 
     store: Store
     name: str

@@ -88,7 +88,7 @@ def test_a_config_must_name_existing_families_and_validate_several(
 
 
 def rendered(*settings: str, **options: Any) -> dict[str, dict[str, Any]]:
-    """Return the tasks of a pipeline that trains the families, by name."""
+    """Return the tasks of a pipeline that trains the given families, by the name of each task."""
     config = load_config(
         "configs/digits.yaml", [*SETS, "gate.minimum={}", "gate.maximum={rmse: 1}", *settings]
     ).config

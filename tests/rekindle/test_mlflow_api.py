@@ -1,5 +1,5 @@
-"""A malformed answer of an MLflow server is one error that names the server, the call and the
-field."""
+"""A malformed answer of an MLflow server leads to one error message that names the server, the call
+and the field."""
 
 import gzip
 import json

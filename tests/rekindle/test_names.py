@@ -1,4 +1,5 @@
-"""Names from outside: models, versions, tasks, keys of objects, ids and digests."""
+"""Tests of names from outside: names of models, versions, tasks, keys of objects, ids and
+digests."""
 
 import pytest
 

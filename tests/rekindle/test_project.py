@@ -1,4 +1,5 @@
-"""The project that is used: the working directory's, else the reference project; never both."""
+"""The project that a command uses is the project of the working directory or else the reference
+project, but never both."""
 
 import json
 import os
@@ -66,8 +67,8 @@ CONFIG = '{name: hello, workload: steps.greeting, data: {source: "made://up"}, m
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel in a new environment with the test environment's dependencies; return its
-    bin folder."""
+    """Install the wheel in a new environment with the test environment's dependencies, and return
+    the bin folder of the environment."""
     folder = tmp_path_factory.mktemp("wheel")
     uv = [str(BIN / "uv"), "--quiet"]
     subprocess.run([*uv, "build", "--wheel", "--out-dir", folder, ROOT], check=True)
@@ -88,8 +89,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def call(program: Path, arguments: str, folder: Path, **settings: str) -> str:
-    """Run `program` in `folder`, without this session's settings, and return its stdout; it must
-    succeed."""
+    """Run `program` in `folder`, without the settings of the test session, and return its stdout;
+    the program must succeed."""
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -204,7 +205,7 @@ def test_files_of_another_user_do_not_make_a_project(tmp_path: Path, planted: st
         os.chown(path, 65534, -1)
     os.chown(tmp_path, 0, -1)
     assert project.find_project_root(own_folder) == project.REFERENCE
-    os.chown(own_folder, 65534, -1)  # the working directory belongs to the other user
+    os.chown(own_folder, 65534, -1)  # the working directory belongs to another user
     assert project.find_project_root(own_folder) == tmp_path
 
 
@@ -243,7 +244,7 @@ def test_a_config_is_found_from_a_subfolder_and_the_nearest_config_is_used(
     (folder / "notebooks/configs").mkdir()
     (folder / "notebooks/configs/hello.yaml").touch()
     assert project.find_config_file(Path("configs/hello.yaml")) == Path("configs/hello.yaml")
-    # not the reference project's
+    # the file is not the config of the reference project
     assert project.find_config_file(Path("configs/demo.yaml")) == Path("configs/demo.yaml")
 
 

@@ -1,4 +1,5 @@
-"""Exceptions of user code: the error has the line, and only transient ones are retried."""
+"""Tests of exceptions in user code: the error message contains the line of the code, and only
+temporary exceptions are retried."""
 
 import subprocess
 import sys

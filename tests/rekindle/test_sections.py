@@ -1,4 +1,4 @@
-"""Hints for wrong keys, for any model of a section or request."""
+"""Tests of the hints for wrong keys, for any pydantic model of a section or request."""
 
 import re
 from datetime import date
@@ -43,7 +43,7 @@ def test_a_type_that_json_cannot_describe_hides_no_other_key() -> None:
 
 
 class Limits(Section):
-    """Bounds of a run."""
+    """A section with bounds of a run."""
 
     steps: int = Field(3, ge=1, lt=9, description="number of steps")
     mode: Literal["", "fast"] = Field("", description="speed")

@@ -1,4 +1,4 @@
-"""Steps as commands: typed inputs, outputs in the right files, clear errors."""
+"""Tests of steps as commands: typed inputs, outputs in the right files, and clear errors."""
 
 import base64
 import json

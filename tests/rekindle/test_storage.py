@@ -1,4 +1,4 @@
-"""The store's conditional writes, whole artifacts, and clear errors."""
+"""Tests of the object store: conditional writes, whole artifacts, and clear error messages."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -117,7 +117,7 @@ def test_an_object_that_is_too_large_is_not_read_again_without_end(s3: Store) ->
 
 
 def test_an_object_that_is_larger_than_one_request_may_be_is_written_in_parts(s3: Store) -> None:
-    part = 5 << 20  # the smallest that S3 accepts
+    part = 5 << 20  # each part of the upload has the smallest size that S3 accepts
     data = bytes(range(256)) * (2 * part // 256) + b"end"
     s3.put_large("weights", data, part_bytes=part)
     stored_object = s3.head("weights")

@@ -268,7 +268,8 @@ def test_the_tags_of_a_version_are_names_only_after_they_were_parsed(
         )
         tracking.record_champion(name, versions[-1], f"{name}-{number}")
 
-    # if the answer to a request came too late, the request was repeated, and used a second number
+    # if the answer to a request came too late, the request was repeated, and the repeated request
+    # used a second version number
     first_version, last_version = versions
     tracking.tag_version(name, last_version, tag, value)
 

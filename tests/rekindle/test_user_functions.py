@@ -167,7 +167,8 @@ def build(config):
 
 
 class Stage:
-    """A folder with modules of a user, and the results of the steps before the broken one."""
+    """A folder with modules that a user has written, and the results of the steps before the broken
+    one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -279,7 +280,8 @@ def run_refresh(workload: str, stage: Stage) -> int:
 
 
 def run_server(workload: str, stage: Stage) -> int:
-    """Start a model process; its error is the server's."""
+    """Start the process of a server that runs the model; an error of this process is reported as
+    the server's error."""
     release = stage.make_release(workload)
     process = ModelProcess(max_instances=10, max_batch=4)
     try:

@@ -1,4 +1,5 @@
-"""Optional hooks of a workload: few, documented, and each used by an example."""
+"""Tests of the optional hooks of a workload: the hooks are few, are documented, and each hook is
+used by an example."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The module of a workload with a moving window, for tests of the step `prepare`.
+"""Make the module of a workload with a moving window, for tests of the step `prepare`.
 
 (folder / "bills.py").write_text(workload("count: int", "return Prepared(rows=data.count)"))
 """
@@ -38,6 +38,6 @@ def predictor(release): ...
 
 
 def workload(fields: str, prepare: str) -> str:
-    """Return the module with `fields` in the section `data`, and `prepare` as the body of its
-    function."""
+    """Return the module with `fields` in the section `data`, and `prepare` as the body of the
+    function `prepare`."""
     return MODULE.format(fields=indent(fields, "    "), prepare=indent(prepare, "    "))

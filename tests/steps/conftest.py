@@ -1,5 +1,5 @@
-"""Fixtures: a small simulated dataset in three shards, and two briefly trained models, one better
-than the other."""
+"""Fixtures: a small simulated dataset in three shards, and two briefly trained models, one of which
+is better than the other."""
 
 import hashlib
 import json
@@ -21,7 +21,8 @@ WORLD = "simulate://5?cards=150&terminals=200&days=70"
 
 @pytest.fixture(scope="session", autouse=True)
 def few_trees() -> None:
-    """Fit fewer trees: enough for this small data, and otherwise most of the time of `prepare`."""
+    """Fit fewer trees than by default: these trees are enough for the small data, and more trees
+    would take most of the time of `prepare`."""
     boosting.BOOSTING_SETTINGS["max_iter"] = 40
 
 
@@ -40,7 +41,8 @@ Train = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """Return train(steps, seed) → model directory, as the step writes it."""
+    """Return the function train(steps, seed), which returns a model directory in the form that the
+    step `train` writes."""
     import torch
     from safetensors.torch import save_file
 
@@ -79,7 +81,7 @@ def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
 
         (folder / "model.json").write_text(json.dumps(facts))
 
-        for name in (DATASET, FILE_LIST):  # as in the release of a champion
+        for name in (DATASET, FILE_LIST):  # the same files are in the release of a champion
             shutil.copy(small_dataset / name, folder)
 
         shutil.copytree(small_dataset / "state", folder / "state")
@@ -90,7 +92,7 @@ def train(small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
 
 @pytest.fixture(scope="session")
 def novice(train: Train) -> Path:
-    """A model that is worse than the trees that it started from."""
+    """A model that is worse than the trees from which its training started."""
     return train(1, noise=1.0)
 
 
@@ -102,5 +104,5 @@ def expert(train: Train) -> Path:
 
 @pytest.fixture(scope="session")
 def boosted(train: Train) -> Path:
-    """The family of the boosted trees."""
+    """A model of the family of boosted trees."""
     return train(0, family="trees")

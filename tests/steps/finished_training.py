@@ -1,4 +1,4 @@
-"""The records of a training that is complete."""
+"""Write the records of a training that is complete."""
 
 EVENTS = [
     {"t": 100.0, "event": "run", "device": "cpu", "steps": 40},

@@ -1,5 +1,5 @@
-"""A canary that does worse than the champion is rolled back, with the reason on its run; a good one
-passes."""
+"""A canary that does worse than the champion is rolled back, and the MLflow run shows the reason; a
+good canary is released."""
 
 import threading
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ from steps import canary
 from tests.rekindle.serving.running import RunningServer, prefix_of, release
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
-# only errors and crashes count: predictions of `echo` contain its process id, and a busy machine
-# may be slow
+# only errors and crashes count: the predictions of the workload `echo` contain its process id, and
+# a busy machine may be slow
 RULE = CanaryConfig(minutes=0.03, requests=60, wait_minutes=1, score_shift=0.99, slower=1000)
 
 
@@ -40,7 +40,7 @@ def servers(s3_environment: dict[str, str]) -> Iterator[dict[str, RunningServer]
 
 
 def set_address(patch: pytest.MonkeyPatch, name: str, server: RunningServer) -> None:
-    """Let the Service `name` have this server, when it is ready."""
+    """Let the Service `name` send requests to the given server once the server is ready."""
     server.until_ready()
     patch.setenv(f"{name}_SERVICE_HOST", "127.0.0.1")
     patch.setenv(f"{name}_SERVICE_PORT", server.url.rpartition(":")[2])
@@ -48,8 +48,8 @@ def set_address(patch: pytest.MonkeyPatch, name: str, server: RunningServer) -> 
 
 @contextmanager
 def load(servers: dict[str, RunningServer], **other_requests: Any) -> Iterator[None]:
-    """Send requests to both servers until the block ends; `other_requests` changes every third request to the
-    new one."""
+    """Send requests to both servers until the `with` block ends; `other_requests` changes every
+    third request to the new server."""
     over = threading.Event()
 
     def ask(name: str) -> None:
@@ -74,7 +74,7 @@ def load(servers: dict[str, RunningServer], **other_requests: Any) -> Iterator[N
 
 
 def run_step(**changes: Any) -> tuple[canary.Outputs, dict[str, str]]:
-    """Return the outputs of the step, and the tags of its run."""
+    """Run the step `canary`, and return its outputs and the tags of its MLflow run."""
     run_id = tracking.start_run("canary", f"canary-{uuid4().hex[:6]}")
 
     inputs: dict[str, Any] = {
@@ -93,7 +93,7 @@ def run_step(**changes: Any) -> tuple[canary.Outputs, dict[str, str]]:
 
 
 def run_canary(**changes: Any) -> tuple[str, dict[str, str]]:
-    """Return the result of the canary, and the tags of its run."""
+    """Return the result of the canary, and the tags of its MLflow run."""
     outputs, tags = run_step(**changes)
     assert outputs.percent == 0 or outputs.canary == "passed", (
         "a canary that is rolled back gets no further share"
@@ -149,7 +149,7 @@ def test_a_canary_ends_when_its_champion_is_rolled_back(servers: dict[str, Runni
     )
     tracking.record_champion(
         name, earlier_version.version, "older"
-    )  # as a rollback during the canary does
+    )  # the Service is changed as a rollback during the canary does
     result, _ = run_canary(
         name=name, champion=champion.version, rule=RULE.model_copy(update={"wait_minutes": 30})
     )

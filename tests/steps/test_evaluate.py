@@ -1,4 +1,4 @@
-"""The verdict of real runs, with a real model registry and object store."""
+"""Tests of the verdict of real runs, with a real model registry and object store."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ EXPERIMENT = "evaluate"
 
 @pytest.fixture(autouse=True)
 def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps write below the directory of the test."""
+    """Use the directory of the test as the working directory of the steps."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
@@ -40,7 +40,7 @@ def sha256_of(model: Path) -> str:
 def make_champion(
     name: str, model: Path, store: Store, run_id: str, code: str = ""
 ) -> tracking.Release:
-    """Make `model` the champion of `name`, as release and verify do."""
+    """Make `model` the champion of `name`, as the steps `release` and `verify` do."""
     sha256 = sha256_of(model)
 
     with TemporaryDirectory() as temporary:

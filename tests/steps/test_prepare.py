@@ -1,4 +1,5 @@
-"""The step as a process, as in a pod: its exit code, outputs and MLflow run."""
+"""Tests of the step `prepare` as a process, as in a pod: its exit code, its outputs and its MLflow
+run."""
 
 import json
 import os
@@ -25,7 +26,7 @@ from tests.waiting import until
 def prepare(
     tmp_path: Path, workflow: str, more: tuple[str, ...] = (), **data: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run the step; each output is a file of its name in `tmp_path`."""
+    """Run the step `prepare`; each output is a file of its name in `tmp_path`."""
     outputs = [
         f"--output={name}={tmp_path / name}"
         for name in ("dataset", "digest", "source_digest", "rows", "run_id", "warnings")
@@ -50,7 +51,7 @@ def prepare(
 @pytest.mark.parametrize("retried", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_run_records_its_dataset(tmp_path: Path, retried: bool) -> None:
     source = "simulate://5?cards=60&terminals=120&days=75"
-    if retried:  # into the same run, without duplicates
+    if retried:  # the second attempt writes to the same MLflow run, without duplicates
         assert prepare(tmp_path, "prepare-1", source=source).returncode == 0
 
     completed = prepare(tmp_path, "prepare-1", source=source)
@@ -82,7 +83,8 @@ def test_the_run_records_its_dataset(tmp_path: Path, retried: bool) -> None:
 def test_a_failed_preparation_has_recorded_config_manifest_and_columns(
     tmp_path: Path, mlflow_server: str
 ) -> None:
-    """They are recorded first: without them, a failed run can be neither compared nor repeated."""
+    """The config, the manifest and the columns are recorded first, because without them, a failed
+    run can be neither compared nor repeated."""
     config = {
         "data": {"source": "nowhere.parquet"},
         "train": {"lr": 0.003, "pods": {"gpu": 1}, "exact": True},
@@ -145,7 +147,7 @@ def test_a_share_that_changed_since_the_last_run_is_a_warning(tmp_path: Path) ->
         tmp_path, "changed-2", experiment_flags, source=str(tmp_path / "more.parquet")
     )
     assert completed.returncode == 0, completed.stderr
-    # another warning is about the labels
+    # another warning concerns the labels
     [warning] = [
         line
         for line in completed.stderr.splitlines()

@@ -19,7 +19,7 @@ from tests.steps.conftest import WORLD
 
 @pytest.fixture(autouse=True)
 def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps write below the directory of the test."""
+    """Use the directory of the test as the working directory of the steps."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 

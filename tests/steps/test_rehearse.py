@@ -1,5 +1,5 @@
-"""Rehearsals: a workload that cannot be trained is refused after a few rows, and a sound one
-passes."""
+"""Tests of rehearsals: a workload that cannot be trained is refused after a few rows, and a correct
+workload is accepted."""
 
 import shutil
 from pathlib import Path
@@ -85,7 +85,7 @@ def test_the_report_describes_batch_model_and_step(tmp_path: Path) -> None:
     weight = {"name": "1.weight", "shape": [32, 2], "dtype": "float32", "trained": True}
     assert weight in result["parameters"]
     assert result["state_bytes"] >= 3 * 4 * (32 * 2 + 32 + 32 + 1 + 2 + 2)
-    # forward, and backward to inputs and weights
+    # the FLOPs of the forward pass, and of the backward pass to inputs and weights
     assert result["flops_per_step"] == 8 * 3 * 2 * 32 * (2 * 32 + 32)
     assert result["metrics"].keys() == {"rmse"}
     assert isinstance(result["prediction"], float)

@@ -1,5 +1,5 @@
-"""Releases are addressed by content: registered once, complete, and only with the verdict of the
-gate."""
+"""A release is identified by its content; it is registered once, is complete, and exists only if
+the gate decided `release`."""
 
 import json
 import multiprocessing
@@ -153,7 +153,7 @@ def test_a_release_keeps_the_origin_that_a_reproduction_needs(
     assert "curve.json" not in recorded_origin.files
     without_curve = outputs.content
     (artifacts["model"] / "curve.json").unlink()
-    # the hash is of the served files
+    # the hash covers only the served files
     assert release.run(inputs(name, artifacts)).content == without_curve
 
 
@@ -208,7 +208,7 @@ def test_two_processes_that_release_the_same_files_at_once_register_one_version(
     def wait_for_other(write: Write) -> None:
         is_awaited = write.path.endswith(("model-versions/create", "registered-models/alias"))
         waits[write.path] += 1
-        # a repetition is not awaited
+        # the client does not wait for a repetition of the write
         if is_awaited and waits[write.path] <= 2:
             start_barrier.wait()
 
@@ -263,7 +263,7 @@ def test_an_interrupted_release_is_completed_by_the_retry(
 def test_changed_content_is_a_new_release(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
     first_outputs = release.run(inputs(name, artifacts))
     tracking.record_champion(name, first_outputs.version, "cards-1")
-    # the same weights, another state
+    # the weights are the same, but the state differs
     (artifacts["dataset"] / "state" / "a.npy").write_text("newer")
     second_result = release.run(inputs(name, artifacts, workflow=f"{name}-2"))
     assert second_result.version == "2"

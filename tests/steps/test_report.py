@@ -41,7 +41,7 @@ STOPPED_NODES = [
     [
         ("Succeeded", "null", "FINISHED", None),
         ("Failed", json.dumps(FAILURE), "FAILED", "train: Error (exit code 65): no data"),
-        # as Argo quotes
+        # quoted as Argo quotes values
         (
             "Failed",
             json.dumps(json.dumps(FAILURE)),
@@ -98,7 +98,7 @@ def test_the_end_of_a_run_trims_the_cache(
             ),
         )
 
-    s3.put(f"cache-code/{0:064}", b"{}")  # the files of code that no entry refers to
+    s3.put(f"cache-code/{0:064}", b"{}")  # a list of code files that no cache entry refers to
     limits = {"keep_days": 90, "keep_entries": 2, "keep_size": "1Gi"}
     inputs = report.Inputs(
         workflow="w-trim", status="Failed", experiment="reports", config={"cache": limits}
@@ -146,7 +146,7 @@ def report_run(
     )
     run_id = tracking.start_run("reports", name)
 
-    for _ in range(2):  # a retried step
+    for _ in range(2):  # the step `report` runs twice, as if it was retried
         status = "Failed" if failures else "Succeeded"
         report.run(
             report.Inputs(

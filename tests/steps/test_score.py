@@ -1,4 +1,5 @@
-"""The predictions of a file are JSON lines, or an error names the line that has none."""
+"""The predictions for the rows of a file are written as JSON lines; if a line has no prediction, an
+error names this line."""
 
 import json
 import math

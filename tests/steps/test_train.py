@@ -1,5 +1,5 @@
-"""The training step as real processes: after any failure, the weights equal those from an
-undisturbed run."""
+"""Tests of the training step as real processes: after any failure, the weights equal the weights of
+an undisturbed run."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def sha256(s3: Store, prefix: str) -> str:
 
 
 def checkpoint_count(s3: Store, prefix: str) -> int:
-    """Return the number of checkpoints if `latest` names the newest one, else 0."""
+    """Return the number of checkpoints if `latest` names the newest checkpoint, else 0."""
     manifests = sorted(entry.key for entry in s3.list(f"{prefix}/manifests/"))
     newest_manifest = (
         s3.head(f"{prefix}/latest") and json.loads(s3.get(f"{prefix}/latest"))["manifest"]
@@ -142,7 +142,8 @@ def test_the_group_does_not_wait_for_the_last_checkpoint_of_a_worker_that_leaves
         crew.wait_until_held(20, leaver)
         proxy.fault("refuse", 60)
         leaver.send(signal.SIGTERM)
-        # so that the leaver leaves while the next group forms, without an agreed step
+        # kill this worker, so that the other worker leaves while the next group forms, without an
+        # agreed step
         killed.send(signal.SIGKILL)
         crew.release(20)
         crew.wait_until_held(60, other)
@@ -221,7 +222,7 @@ def test_invalid_store_keys_end_a_worker_immediately_with_a_message(crew: Crew) 
 def test_an_error_before_a_worker_joins_ends_the_run(crew: Crew) -> None:
     argv = make_flags("no-device", workers=1, device="cuda")
     coordinator = crew.start_coordinator(argv)
-    # only workers that have joined get its messages
+    # only workers that have joined get the coordinator's messages
     crew.until(lambda: is_listening(int(crew.meeting["MASTER_PORT"])))
     worker = crew.start_worker("w", argv, CUDA_VISIBLE_DEVICES="")
     assert worker.wait_for_exit_code() == 78
@@ -351,7 +352,8 @@ def test_a_frozen_worker_does_not_delay_the_others(crew: Crew, s3: Store, undist
     coordinator = crew.start_coordinator(argv)
     members = [crew.start_worker(f"w{i}", argv, TOY_HOLD="20") for i in range(3)]
     crew.wait_until_held(20, *members)
-    members[-1].send(signal.SIGSTOP)  # like a node without network: its connections stay open
+    # the worker is stopped like a node without network, whose connections stay open
+    members[-1].send(signal.SIGSTOP)
     crew.release(20)
     assert coordinator.wait_for_exit_code(20) == 0, coordinator.read_log()
     assert [member.wait_for_exit_code() for member in members[:-1]] == [0, 0]
@@ -367,7 +369,8 @@ def test_a_finished_model_ends_the_run_even_if_its_writer_did_not_report_it(
     coordinator = crew.start_coordinator(argv)
     waiting = crew.start_worker("waiting", argv)
     crew.until(lambda: has_joined(s3, "silent"))
-    assert crew.start_lone_worker(argv).wait_for_exit_code() == 0  # without a coordinator
+    # this worker trains without a coordinator
+    assert crew.start_lone_worker(argv).wait_for_exit_code() == 0
     assert coordinator.wait_for_exit_code() == 0, coordinator.read_log()
     assert waiting.wait_for_exit_code() == 0, coordinator.read_log()
     assert sha256(s3, "silent") == undisturbed

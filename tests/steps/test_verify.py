@@ -42,7 +42,8 @@ def report(small_dataset: Path, expert: Path, tmp_path_factory: pytest.TempPathF
 def released(
     s3: Store, small_dataset: Path, expert: Path, report: Path
 ) -> tuple[str, release.Outputs, dict[str, Any]]:
-    """Name, outputs of release and inputs of verify."""
+    """The name of a model, the outputs of the step `release` and the inputs of the step
+    `verify`."""
     name = f"fraud-{uuid4().hex[:6]}"
     run_id = tracking.start_run("verify", name)
 
@@ -94,7 +95,7 @@ def test_a_served_release_is_replayed_and_promoted(
         # no client has sent an instance
         assert scrape_counts(server.url, outputs.version, {}).popitem()[1]["rows"] == 0
 
-        # the same server, judged by other scores: one of them is wrong
+        # the same server is compared with other scores, one of which is wrong
         requests = read_predictions(report, 60)
         record_predictions(
             tmp_path,
@@ -144,7 +145,7 @@ def test_a_notebook_mlflow_and_the_server_predict_the_same(
     outputs_schema = model.metadata.get_output_schema()
     assert outputs_schema
     assert [column.type for column in outputs_schema] == [DataType.double]
-    app = TestClient(init(model))  # as `mlflow models serve` does
+    app = TestClient(init(model))  # load the model as `mlflow models serve` does
     assert len(model.predict(model.input_example)) == 1
 
     with RunningServer(f"--model={outputs.model_uri}") as server:
@@ -170,7 +171,8 @@ def test_a_notebook_mlflow_and_the_server_predict_the_same(
 def release_shaky(
     store: Store, fault: str, folder: Path, max_batch: int
 ) -> tuple[str, dict[str, Any]]:
-    """Release a model of `shaky`; return its URI, and inputs of verify."""
+    """Release a model of `shaky`, and return the URI of the release and the inputs of the step
+    `verify`."""
     dataset, model, report = (folder / name for name in ("dataset", "model", "report"))
     prepare(shaky, shaky.Data(source=f"fault://{fault}"), dataset)
     torch.manual_seed(0)
@@ -264,7 +266,8 @@ SHA256 = "0" * 64
 
 
 class Liar(HttpServer):
-    """Answers 0.5 for each instance. The first `old` predictions come from other weights."""
+    """A server that answers 0.5 for each instance. The first `old` predictions of this server come
+    from other weights."""
 
     def __init__(self) -> None:
         super().__init__(self.predict)
@@ -352,7 +355,8 @@ def test_a_service_that_never_serves_the_weights_is_an_error(
 
 @pytest.fixture
 def changed(s3: Store, tmp_path: Path) -> verify.Inputs:
-    """Inputs for version 3, which was compared with version 1; by now the champion is version 2."""
+    """The inputs of the step `verify` for version 3, which was compared with version 1; in the
+    meantime, version 2 has become the champion."""
     name = f"cards-{uuid4().hex[:6]}"
     run_id = tracking.start_run(name, name)
     versions = [

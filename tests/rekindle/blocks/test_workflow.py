@@ -1,4 +1,5 @@
-"""Custom pipelines: every block can be used several times, and together with plain Hera."""
+"""Tests of custom pipelines: every block can be used several times, and together with plain Hera
+tasks."""
 
 import json
 from pathlib import Path
@@ -103,7 +104,7 @@ def test_two_trainings_are_evaluated_released_and_served_separately(config: Conf
     parameters = tasks(workflow, "main")["evaluate-wide"]["arguments"]["parameters"]
     assert {"name": "part", "value": "evaluate-wide"} in parameters
     repetition = tasks(workflow, "promote-wide")["evaluate-wide-again"]["arguments"]["parameters"]
-    # the groups around the repetition have these values as inputs
+    # the groups around the repeated evaluation have these values as inputs
     passed_inputs = ("run_id", "digest")
     assert [p for p in repetition if p["name"] not in passed_inputs] == [
         p for p in parameters if p["name"] not in passed_inputs
@@ -142,7 +143,7 @@ def test_plain_hera_tasks_and_blocks_can_use_each_others_outputs(config: Config)
     assert main_tasks["notify"]["arguments"]["parameters"] == [
         {"name": "text", "value": "{{tasks.prepare.outputs.parameters.digest}}"}
     ]
-    # not cached: its MLflow experiment is known only at run time
+    # the run is not cached, because its MLflow experiment is known only at run time
     assert "when" not in main_tasks["prepare"]
     assert list(tasks(workflow, "finish")) == ["over", "report"]
     assert workflow.to_dict()["metadata"]["labels"]["team"] == "risk"
@@ -313,7 +314,8 @@ def test_every_pod_of_a_queued_run_waits_in_the_queue_except_watchers_and_daemon
     for name in ("prepare", "evaluate", "report"):
         assert labels[name] == queue, name
     assert labels["own"] == {"a": "b"} | queue
-    # the pod that watches the job would use the quota that the job waits for
+    # the pod that watches the job has no queue, because it would use the quota that the job waits
+    # for
     assert not queue.keys() & {key for name in ("train", "daemon", "main") for key in labels[name]}
 
 

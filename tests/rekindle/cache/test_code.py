@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    """Clear the hashes that a process keeps, as in a new process."""
+    """Clear the hashes that this process keeps, so that it behaves like a new process."""
     for remembered in (code._compute_digest, code._sha256, code._list_imports, code._source_roots):
         remembered.cache_clear()
 

@@ -1,5 +1,5 @@
-"""The difference of two results names the changed file, package, image, input or data, with both
-values."""
+"""The description of the difference between two results names the changed file, package, image,
+input or data, with both values."""
 
 import json
 from dataclasses import replace
@@ -30,7 +30,7 @@ def facts(**changes: Any) -> Facts:
 
 
 def record_code_before(s3: Store, identity: str, **changes: Any) -> None:
-    """Write the list of files of an earlier version of the code."""
+    """Write the list of files of the step's code before a change."""
     s3.put(
         f"{difference.CODE_FOLDER}{identity}",
         json.dumps(code.identity_facts([MODULE]) | changes).encode(),
@@ -39,7 +39,7 @@ def record_code_before(s3: Store, identity: str, **changes: Any) -> None:
 
 def test_the_changed_file_and_package_are_named_with_both_hashes(s3: Store) -> None:
     difference.record_code(s3, facts())
-    difference.record_code(s3, facts())  # a second result of the same code
+    difference.record_code(s3, facts())  # the second result has the same code
     assert json.loads(s3.get(f"{difference.CODE_FOLDER}{facts()['code']}")) == code.identity_facts(
         [MODULE]
     )
@@ -68,7 +68,7 @@ def test_a_pinned_image_is_compared_by_its_digest(s3: Store) -> None:
     differences = list_differences(s3, facts(code=digests[0]), facts(code=digests[1]))
     assert differences == [Difference("image", "digest", *digests)]
     pinned = facts(code=digests[0])
-    difference.record_code(s3, pinned)  # nothing to record: the image has the code
+    difference.record_code(s3, pinned)  # nothing is recorded, because the image contains the code
     assert not list(s3.list(f"{difference.CODE_FOLDER}sha256"))
 
 
@@ -93,7 +93,7 @@ def test_settings_and_data_are_compared_one_by_one(s3: Store) -> None:
 def test_pruning_removes_the_files_of_code_without_entries(s3: Store) -> None:
     entry = Entry("k1", "w/prepare", {}, {}, facts(), 1.0)
     entries.record_entry(s3, entry)
-    # as an earlier version of Rekindle wrote the record
+    # the record has the form of an earlier version of Rekindle
     entries.record_entry(s3, replace(entry, key="k2", facts={"step": "steps.x"}))
     difference.record_code(s3, facts())
     record_code_before(s3, "0" * 64)

@@ -1,5 +1,5 @@
-"""The last entry of a key counts; an entry that is old, or whose artifacts are incomplete, is
-invalid."""
+"""The last cache entry of a key is used; an entry that is too old, or whose artifacts are
+incomplete, is invalid."""
 
 import json
 import time
@@ -29,7 +29,8 @@ def entry(at: str, size_bytes: int = 3) -> Entry:
 
 def test_an_entry_is_valid_while_its_artifacts_are_complete(s3: Store) -> None:
     recorded = entry("w-1/prepare")
-    entries.record_entry(s3, recorded)  # a step records before Argo uploads
+    # the entry is not valid yet, because a step records it before Argo uploads the artifact
+    entries.record_entry(s3, recorded)
     assert entries.find_valid_entry(s3, recorded.key) is None
     s3.put("w-1/prepare/dataset/part", b"12")  # incomplete
     assert entries.find_valid_entry(s3, recorded.key) is None
@@ -37,7 +38,7 @@ def test_an_entry_is_valid_while_its_artifacts_are_complete(s3: Store) -> None:
     s3.put("w-1/prepare/dataset-of-another/part", b"123")
     assert entries.find_valid_entry(s3, recorded.key) == recorded
     assert entries.find_valid_entry(s3, recorded.key, max_age_days=-1) is None
-    s3.delete(["w-1/prepare/dataset/part"])  # as `rekindle prune` does
+    s3.delete(["w-1/prepare/dataset/part"])  # delete the artifact as `rekindle prune` does
     assert entries.find_valid_entry(s3, recorded.key) is None
 
 

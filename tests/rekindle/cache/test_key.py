@@ -1,5 +1,5 @@
-"""A stale result is never reused, and a change without effect on the result causes no new
-computation."""
+"""An outdated result is never reused from the cache, and a change without effect on the result
+causes no new computation."""
 
 import random
 import sys
@@ -70,7 +70,8 @@ class World:
         for path, text in self.texts.items():
             (self.folder / path).write_text(text)
         for remembered in (code._compute_digest, code._sha256, code._list_imports):
-            # otherwise this process would keep the hashes of the earlier code
+            # clear the cached hashes; otherwise this process would keep the hashes of the earlier
+            # code
             remembered.cache_clear()
         module = f"steps.{self.name}"
         inputs = parse_inputs(
@@ -81,7 +82,7 @@ class World:
         )
 
     def change(self, chance: random.Random) -> bool:
-        """Make one random change; True if the outputs may differ."""
+        """Make one random change; return True if the change may affect the outputs."""
         kind = chance.choice(
             [
                 "code",
@@ -221,7 +222,8 @@ def test_the_digest_of_a_folder_covers_linked_folders_and_hidden_files(tmp_path:
 
 
 def link_twice(folder: Path, levels: int) -> Path:
-    """Create a chain of folders, each with two links to the next one; return the first folder."""
+    """Create a chain of folders, each with two links to the next folder; return the first
+    folder."""
     for level in range(levels):
         (folder / f"{level}").mkdir(parents=True)
         for name in ("a", "b"):

@@ -1,4 +1,4 @@
-"""A `+` in an S3 path is a `+` of the key: it is neither a space nor an escape."""
+"""A `+` in an S3 path is a `+` of the key, and neither a space nor an escape."""
 
 from pathlib import Path
 

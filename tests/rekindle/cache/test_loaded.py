@@ -83,7 +83,7 @@ COVERED_IMPORTS = {
 
 
 def make_step(folder: Path, file: str, code: str) -> None:
-    """Write a step that loads `file` of its folder with `code`."""
+    """Write a step that loads the file `file` in its folder by the Python code `code`."""
     (folder / "steps").mkdir(parents=True)
     (folder / "steps/loading.py").write_text(STEP.format(code=code))
     make_code(folder / "steps" / file)

@@ -1,5 +1,5 @@
-"""Cached tasks are found from the manifest alone, before anything runs, on this machine and for a
-cluster."""
+"""Cached tasks are found from the manifest alone, before anything runs, for runs on this machine
+and on a cluster."""
 
 import json
 from typing import Any
@@ -31,7 +31,7 @@ def record_run(
     artifact: str,
     workflow: str,
 ) -> None:
-    """Record the task's outputs as of `workflow`."""
+    """Record the outputs of a task in the cache, as results of the run `workflow`."""
     s3.put(f"{workflow}/{cache_result.task}/{artifact}/part", b"123")
     artifacts = {artifact: {"sha256": "a" * 64, "files": 1, "bytes": 3}}
     entries.record_entry(

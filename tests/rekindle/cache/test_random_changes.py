@@ -1,5 +1,5 @@
 """Random changes of the demo's config, code, input and image: no outdated result is reused, and no
-miss is needless."""
+valid result is computed again."""
 
 import random
 from collections import Counter
@@ -17,7 +17,7 @@ from tests.commands import ROOT
 
 IMAGE = "registry.example.com/rekindle@sha256:"
 # key of the config → its values, and the tasks whose results depend on it; if `prepare` changes,
-# `train` does too
+# the result of `train` changes, too
 SETTINGS: dict[str, tuple[list[Any], str]] = {
     "data.source": (
         [f"simulate://{seed}?cards=700&terminals=1400&days=91" for seed in (7, 8)],
@@ -40,7 +40,7 @@ SETTINGS: dict[str, tuple[list[Any], str]] = {
     "cluster.retries": ([2, 3], ""),
     "cache.keep_days": ([30, 90], ""),
 }
-# file of the project → whether the workload imports it
+# file of the project → True if the workload imports the file
 CODE = {
     "mine.py": ("from steps.fraud import *\nimport help_of_mine\n# {}\n", True),
     "help_of_mine.py": ("VALUE = {}\n", True),
@@ -52,7 +52,8 @@ OTHER_OUTPUTS = {"source_digest": "", "warnings": "[]", "unchanged": ""}  # of p
 
 
 class Demo:
-    """The demo with a workload of the project; each change is one draw."""
+    """The demo with a workload of the project; each method that changes the demo makes a random
+    choice."""
 
     def __init__(self, folder: Path, store: Store, seed: int) -> None:
         self.folder = folder
@@ -109,7 +110,8 @@ class Demo:
         )
         counts: Counter[str] = Counter()
 
-        for task in ("prepare", "train"):  # the key of `train` is known after `prepare` is recorded
+        # the key of `train` is known only after the result of `prepare` is recorded
+        for task in ("prepare", "train"):
             found = {
                 result.task: result
                 for result in lookup.look_up_tasks(

@@ -43,8 +43,8 @@ def parameters(manifest: dict[str, Any]) -> dict[str, str]:
 def reused_models(
     store: Store, manifest: dict[str, Any], run: str, outputs: dict[str, str] = OUTPUTS
 ) -> dict[str, str]:
-    """Return the location of the model of each training, after `prepare` of `run` has looked it
-    up."""
+    """Return the location of the model of each training, after `prepare` of `run` has looked up
+    these models."""
     cached_parameter = json.loads(parameters(manifest)[CACHED_PARAMETER])
     rows = copy_reused_models(
         store, encode_parameter(json.dumps(manifest)), cached_parameter, f"{run}/prepare", outputs
@@ -63,7 +63,7 @@ SETTINGS = IMAGE, f"train.seed={uuid.uuid4().int % 10**9}"
 @pytest.fixture
 def trained(s3: Store, monkeypatch: pytest.MonkeyPatch) -> str:
     """RUN/TASK of a training on a cluster with the config `SETTINGS`; the cache has an entry of
-    it."""
+    this training."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     at = f"one-{uuid.uuid4().hex[:6]}/train"
     prepared = {"task": "prepare", **OUTPUTS, "at": "zero/prepare"}
@@ -176,7 +176,7 @@ def test_a_failure_of_the_look_up_leads_to_a_training(
     cached_parameter = json.loads(parameters(manifest)[CACHED_PARAMETER])
     packed = "" if loss == "manifest" else encode_parameter(json.dumps(manifest))
 
-    # the entry looks complete, because another file has as many bytes as the missing file
+    # the cache entry looks complete, because another file has as many bytes as the missing file
     if loss == "file":
         curve = f"{trained}/model/{MODEL_FILES[1]}"
         s3.put(f"{curve}.copy", s3.get(curve))

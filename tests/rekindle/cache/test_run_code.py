@@ -54,7 +54,7 @@ def program(*command: str) -> str:
             {"dag": {"arguments": {"parameters": [{"name": "program", "value": "tools/run.sh"}]}}},
             ["./tools/run.sh"],
         ),
-        # a file with data is not code
+        # a file with data does not count as code of the run
         (step("steps.prepare", '--data={"source": "power.csv"}'), ["steps.prepare"]),
     ],
 )

@@ -18,8 +18,8 @@ from tests.rekindle.cli.processes import REKINDLE
 
 @pytest.fixture
 def run_pipeline(tmp_path: Path, s3: Store, s3_environment: dict[str, str]) -> Any:
-    """A function that runs the pipeline of a project, with S3 as its object store, and returns its
-    JSON."""
+    """Return a function that runs the pipeline of a project, with S3 as its object store, and
+    returns its JSON."""
     for path, text in {
         "pipelines/pair.py": PIPELINE,
         "steps/first.py": FIRST_STEP_CODE,
@@ -73,7 +73,7 @@ def test_a_pod_looks_up_the_cache_itself(run_pipeline: Any, s3: Store) -> None:
         "-p",
         "cached=" + json.dumps({"first": {"task": "first", "at": ""}, "reuse": "yes"}),
     )
-    # the pod has found the entry
+    # the pod of the step has found the cache entry
     assert {step["phase"] for step in late_run["steps"]} == {"Succeeded"}
     assert (
         s3.get(f"{late_run['workflow']}/first/cached").decode() == f"{first_run['workflow']}/first"

@@ -1,4 +1,4 @@
-"""The command `rekindle` as real processes, and small manifests for it."""
+"""Run the command `rekindle` as real processes, with small manifests."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def rekindle(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedP
 
 @cache
 def prompt() -> Prompt:
-    """Return the prompt of this process."""
+    """Return the process that forks commands, which all tests of this process share."""
     return Prompt(ROOT, os.environ).__enter__()
 
 
@@ -53,7 +53,7 @@ def write_manifest(path: Path, manifest: dict[str, Any]) -> str:
 
 
 def wait_until_started(process: subprocess.Popen[Any], tmp_path: Path) -> list[psutil.Process]:
-    """Wait until the step of the run prints `begun`; returns the processes of the run."""
+    """Wait until the step of the run prints `begun`, and return the processes of the run."""
     logs = tmp_path / ".rekindle/runs"
     until(
         "the step to begin",

@@ -1,4 +1,4 @@
-"""An untrusted folder: each planted file creates a file in `marks` if it is executed."""
+"""Make an untrusted folder: each planted file creates a file in `marks` if it is executed."""
 
 import json
 import os
@@ -83,7 +83,7 @@ HOOKS = (
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Return the output of plain git, which obeys the configuration of the repository."""
+    """Run plain git, which obeys the configuration of the repository, and return its output."""
     identity = (
         "-c",
         "user.name=a",
@@ -120,7 +120,8 @@ class Listener:
 
 
 class Folder:
-    """The folder, a process that its files try to end, and a port that they try to connect to."""
+    """An untrusted folder, a process that its files try to end, and a port that they try to connect
+    to."""
 
     def __init__(self, root: Path) -> None:
         self.root = root / "fetched"
@@ -154,7 +155,7 @@ class Folder:
         )
 
     def plant_modules(self, folder: Path, names: tuple[str, ...] = MODULES) -> None:
-        """Plant modules that shadow others."""
+        """Plant modules that shadow modules of libraries and of Python."""
         for name in names:
             file = folder / f"{name}.py"
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -182,8 +183,8 @@ class Folder:
             (self.root / name).write_text(text)
 
     def plant_repository(self) -> None:
-        """Make it a git repository with a changed file, which names a program wherever git takes
-        one."""
+        """Make the folder a git repository with a changed file; the repository names a program in
+        each place in which git accepts one."""
         kinds = "filter=evil diff=evil merge=evil"
         (self.root / ".gitattributes").write_text(f"* {kinds}\n*.toml {kinds} ident export-subst\n")
 
@@ -206,7 +207,7 @@ class Folder:
             file.write("# changed\n")
 
     def _plant_git_programs(self, folder: Path) -> None:
-        """Let the configuration and the hooks of a repository name programs, also by files that
+        """Let the configuration and the hooks of a repository name programs, also in files that
         they include."""
         names = (
             "core.alternateRefsCommand",
@@ -291,7 +292,8 @@ class Folder:
         return f"http://127.0.0.1:{self.listener.port}"
 
     def plant_home(self) -> None:
-        """Plant a home with everything that a home could make this machine do."""
+        """Plant a home (a directory of runs) with files for everything that a home could make this
+        machine do."""
         victim = {"pid": self.victim.pid, "since": read_start_ticks(self.victim.pid)}
         program = ["sh", "-c", self.mark_command("Deployment")]
         container = {"name": "main", "image": "any", "command": program}

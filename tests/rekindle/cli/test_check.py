@@ -1,4 +1,4 @@
-"""`rekindle check` and `rekindle lint` of a project's workload, as real processes."""
+"""Tests of `rekindle check` and `rekindle lint` of a project's workload, as real processes."""
 
 import json
 from pathlib import Path

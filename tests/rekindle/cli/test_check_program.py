@@ -1,5 +1,5 @@
-"""`rekindle check` of a training program, as a real process: work that a loss would cost is told in
-one sentence before the run."""
+"""Tests of `rekindle check` of a training program, as a real process: one sentence before the run
+says how much work a loss would cost."""
 
 import json
 from pathlib import Path

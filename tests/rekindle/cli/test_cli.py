@@ -1,4 +1,4 @@
-"""The command `rekindle`: output and exit codes of real processes."""
+"""Tests of the command `rekindle`: output and exit codes of real processes."""
 
 import contextlib
 import json
@@ -47,7 +47,7 @@ HEAVY_MODULES = (
 
 
 def gated_workflow(verdict: str) -> dict[str, Any]:
-    """Return a workflow whose gate has this verdict."""
+    """Return a workflow whose gate has the given verdict."""
     manifest = workflow(("evaluate", f"printf {verdict} > /tmp/verdict"))
     manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": "rekindle"}
     manifest["spec"]["templates"][1]["outputs"] = {
@@ -540,7 +540,8 @@ def test_stop_from_another_terminal_ends_the_run_and_resume_continues_it(
 
 @pytest.fixture
 def shared_folder() -> Iterator[Path]:
-    """A folder that pods and this machine share: each pod has its own /tmp."""
+    """A folder that pods share with this machine; it is not in /tmp, because each pod has its own
+    /tmp."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 
@@ -565,7 +566,8 @@ def test_a_signal_ends_a_run_quickly_and_leaves_no_process(
     pods = wait_until_started(process, tmp_path)
     assert pods
     process.send_signal(signal_number)
-    output, _ = process.communicate(timeout=25)  # the grace of a pod is 30 s
+    # shorter than the grace period of a pod, which is 30 s
+    output, _ = process.communicate(timeout=25)
     assert process.returncode == code, output
     assert "Traceback" not in output
     assert output.splitlines()[-1].endswith("rekindle resume four")
@@ -602,12 +604,12 @@ def test_ctrl_c_on_a_terminal_asks_before_it_ends_the_run(tmp_path: Path):
     assert process.poll() is None
     os.set_blocking(terminal, True)
     os.write(terminal, b"y\n")
-    assert process.wait(timeout=25) == 130  # the grace of a pod is 30 s
+    assert process.wait(timeout=25) == 130  # shorter than the grace period of a pod, which is 30 s
 
     try:
         while chunk := os.read(terminal, 65536):
             shown += chunk
-    except OSError:  # the other end is closed: everything is read
+    except OSError:  # the other end of the terminal is closed, so the whole output was read
         pass
 
     assert b"rekindle resume four" in shown

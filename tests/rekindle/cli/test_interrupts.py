@@ -1,4 +1,4 @@
-"""Ctrl-C during imports, and signals to a run that a script started in the background."""
+"""Tests of Ctrl-C during imports, and signals to a run that a script started in the background."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from tests.rekindle.cli.processes import (
     write_manifest,
 )
 
-# sends itself SIGINT at the import whose number is the first argument
+# a program that sends itself SIGINT at the import whose number is the first argument
 DRIVER = """
 import atexit, os, sys
 
@@ -38,7 +38,7 @@ main()
 FIRST_IMPORT = 9
 MAX_IMPORTS = 20_000
 STEP_HELP = ("step", "steps.prepare", "--help")
-# as a script starts `nohup ... &`
+# the signals are ignored as in a script that starts `nohup ... &`
 IGNORE_SIGNALS_COMMAND = ["bash", "-c", 'trap "" HUP INT QUIT; exec "$@"', "bash"]
 
 
@@ -62,7 +62,7 @@ def test_ctrl_c_at_any_import_exits_with_130_without_a_traceback(
         command = [sys.executable, "-c", DRIVER, str(number), *arguments]
         result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         if "left: " in result.stderr and int(result.stderr.rpartition("left: ")[2]) > 0:
-            break  # all imports were done before
+            break  # all imports were done before the signal
 
         assert result.returncode == 130, number
         assert result.stderr.strip() == "", number

@@ -1,4 +1,5 @@
-"""A pipeline is scheduled on this machine with the config that schedules it on a cluster."""
+"""A pipeline is scheduled on this machine with the config that also schedules the pipeline on a
+cluster."""
 
 import json
 import os
@@ -36,7 +37,7 @@ def test_a_schedule_is_stored_listed_started_and_deleted(prompt: Prompt, tmp_pat
     ]
 
     cron = StoredObjects(home).get("CronWorkflow", "demo")
-    # a machine that was off for a day starts the run that it has missed
+    # there is no deadline, so a machine that was off for a day starts the run that it has missed
     assert "startingDeadlineSeconds" not in cron["spec"]
     assert cron["spec"]["workflowSpec"]["workflowTemplateRef"] == {"name": "demo"}
 
@@ -45,7 +46,7 @@ def test_a_schedule_is_stored_listed_started_and_deleted(prompt: Prompt, tmp_pat
     cron = StoredObjects(home).get("CronWorkflow", "demo")
     assert cron["spec"]["startingDeadlineSeconds"] == 300
 
-    # the options of the first command were not repeated
+    # the second command did not repeat the options of the first command
     assert 'spec.timezone: "Europe/Paris" → "UTC"' in second_output.stdout
 
     listing = prompt("rekindle schedule list -o json")

@@ -1,4 +1,5 @@
-"""A value in an error is a part of its line: it cannot look like an error of its own."""
+"""A value in an error message stays within the line of the message, so it cannot look like a second
+error."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Every command of `--help`, run in a user's project with its own pipelines, steps and workload.
 
-Commands that only read share one run: the week of a backfill, whose training waits until it has
-been scaled.
+Commands that only read share one run, which is a week of a backfill; its training waits until the
+test has scaled it.
 """
 
 import json
@@ -79,7 +79,7 @@ TESTED_HERE = {
     "rollback": "test_rollback_serves_an_earlier_release",
     "down": "test_rollback_serves_an_earlier_release",
 }
-# command → the file whose test runs it in such a project
+# command → the file whose test runs the command in a user's project
 TESTED_ELSEWHERE = {
     "init": "tests/rekindle/test_project.py",
     "images build": "tests/rekindle/cluster/test_images.py",
@@ -91,7 +91,7 @@ TESTED_ELSEWHERE = {
 
 @dataclass(frozen=True)
 class Project:
-    """The project with its shared run."""
+    """A user's project, with the run that the tests share."""
 
     prompt: Prompt
     run: str
@@ -99,7 +99,7 @@ class Project:
     scaled: subprocess.CompletedProcess[str]
 
     def __call__(self, command: str, **environment: str) -> str:
-        """Run a command that must succeed; returns its output."""
+        """Run a command that must succeed, and return the output of the command."""
         result = self.prompt(f"rekindle {command}", **environment)
         assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
         return result.stdout
@@ -135,7 +135,8 @@ def environment(s3_environment: dict[str, str], services: Services) -> dict[str,
 
 @pytest.fixture(scope="module")
 def shared_folder() -> Iterator[Path]:
-    """A folder that pods and this machine share: each pod has its own /tmp."""
+    """A folder that pods share with this machine; it is not in /tmp, because each pod has its own
+    /tmp."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 
@@ -195,7 +196,8 @@ def test_every_command_is_run_in_a_user_project() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    # `check` and `lint` load torch: tests/rekindle/cli/test_check.py has a fast test
+    # `check` and `lint` are slow tests, because they load torch; tests/rekindle/cli/test_check.py
+    # has a fast test
     [
         pytest.param(name, marks=pytest.mark.slow) if name in ("check", "lint") else name
         for name in READING_COMMANDS
@@ -340,7 +342,7 @@ def test_the_demo_runs_in_every_folder(project: Project) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # two complete runs
+@pytest.mark.timeout(900)  # this test executes two complete runs
 def test_rollback_serves_an_earlier_release(project: Project) -> None:
     name = f"shop-{uuid.uuid4().hex[:6]}"
     shell = Shell(project.prompt.folder, project.prompt.environment | {"REKINDLE_NAME": name})
@@ -364,6 +366,6 @@ def test_rollback_serves_an_earlier_release(project: Project) -> None:
 
 
 def served_sha256(endpoint: str) -> str:
-    """Return the sha256 of the model that is serving."""
+    """Return the sha256 of the deployed model."""
     with urllib.request.urlopen(f"{endpoint}/health/ready") as answer:
         return json.load(answer)["sha256"]

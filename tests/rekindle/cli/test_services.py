@@ -151,7 +151,7 @@ def test_ui_prints_the_pages_of_one_run_and_of_all_runs(
     assert f"/runs/{run_id}?" in page, result.stderr
     newest = rekindle(
         "ui", "--mlflow", cwd=tmp_path
-    ).stdout  # the newest run may be of another test
+    ).stdout  # any experiment and run match, because the newest run may belong to another test
     assert re.search(r"/\?token=[^/]+#/experiments/\d+/runs\?workflowType=machine_learning", newest)
     assert f"the run {name}-2" in rekindle("ui", f"{name}-2", "--mlflow", cwd=tmp_path).stderr
 

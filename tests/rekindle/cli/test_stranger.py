@@ -1,5 +1,5 @@
 """In an untrusted folder, a command runs only the files that its user names, and does not use the
-folder's home."""
+home (directory of runs) in the folder."""
 
 import json
 import os
@@ -25,7 +25,8 @@ REFUSAL = "was not created here by your own commands"
 FROM_CONFIG = {f"{name}.py" for name in OWN}  # named by a config or a step
 CONFIG = "configs/evil.yaml"
 WEEKS = ("--from", "2026-03-01", "--to", "2026-03-31")
-# command → its arguments, and whether it uses the home and so must refuse it
+# command → its arguments, and True if it uses the home (directory of runs), and must therefore
+# refuse it
 ARGUMENTS: dict[str, list[tuple[tuple[str, ...], bool]]] = {
     "init": [(("own",), False)],
     "demo chaos": [(("--steps", "20"), True)],
@@ -65,16 +66,17 @@ ARGUMENTS: dict[str, list[tuple[tuple[str, ...], bool]]] = {
     "unschedule": [(("evil",), False), (("evil", "--local"), True)],
     "delete": [(("evil",), False)],
     "step": [(("steps.evil", "--help"), False)],
-    # `trust .rekindle` would be the decision of the user
+    # `trust .rekindle` is left out, because it would be the decision of the user
     "trust": [((), False), (("pyproject.toml",), False)],
 }
-# one command of each way to use a folder; the other commands are tested by `make test-slow`
+# one command for each way of using a folder; the other commands are tested by `make test-slow`
 FAST_COMMANDS = {"run", "status", "config", "step", "trust", "submit"}
 
 
 @pytest.fixture(scope="module")
 def fetched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
-    """An untrusted folder with a home, a project, a git repository, and modules in all of them."""
+    """An untrusted folder with a home, a project, a git repository, each of which contains
+    modules."""
     folder = Folder(tmp_path_factory.mktemp("stranger"))
     folder.plant_project()
     folder.plant_repository()
@@ -237,7 +239,7 @@ def test_services_started_in_an_untrusted_folder_import_no_file_of_it(folder: Fo
     assert rekindle(folder, "env").returncode == 0
 
     directories = [folder.home, *(path for path in folder.home.rglob("*") if path.is_dir())]
-    for directory in directories:  # as a `git pull` could
+    for directory in directories:  # plant the modules in each folder, as a `git pull` could
         folder.plant_modules(directory)
 
     killed_pids = recorded_pids(folder.home)
@@ -256,7 +258,7 @@ def test_services_started_in_an_untrusted_folder_import_no_file_of_it(folder: Fo
         return len(shown) == 3 and all(row["running"] and row.get("ready", 1) for row in shown)
 
     until("all services to run again", all_are_running, evidence=lambda: shown)
-    for row in shown:  # a running process may be about to end
+    for row in shown:  # a process that is running may still not answer, or may be about to end
         until(
             "it to answer",
             lambda url=row["address"]: is_answering(url),
@@ -295,7 +297,7 @@ def test_only_own_and_trusted_homes_are_used(folder: Folder):
     assert result.returncode == 2, result.stderr
     assert "link is a link, and is not followed" in result.stderr, result.stderr
     assert rekindle(folder, "trust", "copy").returncode == 0
-    # the services belong to the original
+    # a copy of the home stops no services, because the services belong to the original home
     assert rekindle(folder, "down", REKINDLE_HOME="copy").stdout == ""
     assert rekindle(folder, "down").stdout == "stopped s3\n"
 
@@ -309,7 +311,7 @@ def test_a_replaced_home_is_not_used(folder: Folder):
     assert REFUSAL in rekindle(folder, "status").stderr
     assert folder.executed() == set()
     shutil.rmtree(folder.home)
-    folder.home.mkdir()  # an empty home is harmless
+    folder.home.mkdir()  # an empty home is used, because it cannot do any harm
     assert rekindle(folder, "put", "../secret").returncode == 0
 
 

@@ -43,7 +43,7 @@ def loss(model, batch):
         time.sleep(0.05)
     return shop.loss(model, batch)
 '''
-# its pods do not import torch
+# the pods of this step do not import torch
 ASKING_STEP_CODE = '''
 """A person approves before a card is written."""
 
@@ -90,8 +90,8 @@ CONFIGS = {
 
 
 def make(folder: Path, go: Path = Path("/")) -> None:
-    """Write the project into `folder`, which is named shop; its training waits for the file
-    `go`."""
+    """Write the project into `folder`, which is named shop; the project's training waits for the
+    file `go`."""
     create(folder)
     files = {
         "steps/paced.py": PACED_WORKLOAD_CODE.replace("GO", str(go)),

@@ -1,4 +1,4 @@
-"""Fixtures: a cluster that is one small HTTP server."""
+"""Fixtures: a simulated cluster, which is a small HTTP server."""
 
 from collections.abc import Iterator
 from pathlib import Path

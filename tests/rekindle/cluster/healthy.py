@@ -1,4 +1,5 @@
-"""A cluster that passes every check of `rekindle platform check`; tests break it in one place."""
+"""A cluster that passes every check of `rekindle platform check`; each test changes one part of
+this cluster."""
 
 import json
 from pathlib import Path
@@ -19,7 +20,7 @@ ANSWERS = {
 
 
 class HealthyCluster(ApiServer):
-    """Argo, the training operator, and a namespace as `platform render` makes it."""
+    """Argo, the training operator, and a namespace as `rekindle platform render` makes it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -123,7 +124,7 @@ class HealthyCluster(ApiServer):
         return super().admit(path, body, dry_run)
 
     def _start(self, pod: Object) -> None:
-        """Set the status of a pod as a kubelet would."""
+        """Set the status of a pod to running and completed, as a kubelet does."""
         states = [
             {"name": container["name"], "state": self.states.get(container["image"], ENDED_STATE)}
             for container in pod["spec"]["containers"]

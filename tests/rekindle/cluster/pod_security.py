@@ -101,7 +101,8 @@ def _container(container: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:
 
 
 def pods(manifest: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (name, PodSpec); for a workflow, including the containers that Argo adds."""
+    """Yield (name, PodSpec); of all pods in a manifest; the pods of a workflow include the
+    containers that Argo adds."""
     if not isinstance(manifest, dict):
         for item in manifest if isinstance(manifest, list) else ():
             yield from pods(item)
@@ -128,8 +129,8 @@ def pods(manifest: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 def _argo(
     template: dict[str, Any], main_container: dict[str, Any], spec: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the PodSpec that Argo makes of a template: init and wait are not hardened, the main of
-    a resource is.
+    """Return the PodSpec that Argo makes of a template; Argo hardens the container `main` of a
+    resource template, but not the containers `init` and `wait`.
 
     Source: Argo 3.7 and 4.1, workflow/controller/workflowpod.go.
     """

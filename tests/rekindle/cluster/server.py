@@ -1,4 +1,5 @@
-"""A small HTTP server with the Kubernetes API's JSON: objects, lists, watches, logs, and failures.
+"""Simulate a cluster by a small HTTP server with the JSON of the Kubernetes API: objects, lists,
+watches, logs, and failures.
 
 with ApiServer(folder) as server:
     server.put("/api/v1/namespaces/models/pods", pod)
@@ -41,7 +42,7 @@ def status(code: int, reason: str, message: str, **details: Any) -> Object:
 
 
 class ApiServer:
-    """Runs on its own port until the context is left."""
+    """The server runs on its own port until the `with` block ends."""
 
     def __init__(self, folder: Path, namespace: str = "models") -> None:
         self.kubeconfig = folder / "kubeconfig"
@@ -107,7 +108,7 @@ class ApiServer:
         self.cut()
 
     def put(self, collection: str, manifest: Object) -> Object:
-        """Create or change an object, as a controller would."""
+        """Create or change an object, as a controller of a cluster would."""
         with self.changed:
             name = manifest["metadata"]["name"]
             existing = self.objects.setdefault(collection, {})
@@ -146,11 +147,12 @@ class ApiServer:
             self.changed.notify_all()
 
     def refuse(self, method: str, path: str, code: int, body: Object | str, times: int = 1) -> None:
-        """Answer the next `times` requests with this method and a matching path like this."""
+        """Answer the next `times` requests with the given method and a matching path with the given
+        answer."""
         self.refusals.append((method, path, code, body, times))
 
     def admit(self, path: str, body: Object, dry_run: bool) -> tuple[int, Object] | None:
-        """Return the answer to the creation of an object, None to store it."""
+        """Return the answer to the creation of an object, or None to store the object."""
         if dry_run:
             return (201, body)
         return None
@@ -181,7 +183,7 @@ class ApiServer:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    # or each answer waits 40 ms for the acknowledgement of its headers
+    # send packets at once; otherwise each answer waits 40 ms for the acknowledgement of its headers
     disable_nagle_algorithm = True
     api: ApiServer
 
@@ -189,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing."""
 
     def handle_any(self) -> None:
-        if self.api.stopped:  # the connection was kept alive
+        if self.api.stopped:  # end the connection if the client has kept it open
             return self.break_connection()
 
         body_bytes = int(self.headers.get("Content-Length") or 0)
@@ -275,7 +277,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "kind": "List",
                 "metadata": {"resourceVersion": str(self.api.version)},
                 "items": items or None,
-            }  # as Go writes an empty list
+            }  # null is sent for an empty list, as Go does
 
     def watch(self, path: str, query: dict[str, str]) -> None:
         api = self.api
@@ -349,8 +351,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def find_item(items: list[Any], name: str) -> tuple[int, Object]:
-    """Return the answer to a request for one object of a fixed list. A malformed object has the
-    name of every object."""
+    """Return the answer to a request for one object of a fixed list. A malformed object in the list
+    is the answer for every name."""
     for item in items:
         try:
             is_found = item["metadata"]["name"] == name
@@ -396,7 +398,7 @@ class Kubelet(ApiServer):
 
 
 class BrokenKubelet(Kubelet):
-    """Writes another text than the container to its log."""
+    """A kubelet that writes another text to the log of a container than the container prints."""
 
     text = ""
 

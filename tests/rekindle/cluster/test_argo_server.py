@@ -1,5 +1,5 @@
-"""Submitting through an Argo server: workflows of others do no harm, and errors name their
-cause."""
+"""Tests of submitting through an Argo server: workflows of other users do no harm, and errors name
+their cause."""
 
 import json
 from pathlib import Path

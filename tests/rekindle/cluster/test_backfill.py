@@ -1,5 +1,5 @@
-"""A backfill on a cluster ends with the same table, whatever kills it, and two of them share the
-runs."""
+"""A backfill on a cluster ends with the same table, also if it is killed at any time, and two
+backfills of the same weeks share their runs."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from tests.commands import ROOT
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.workflows import WORKFLOWS_AT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # two dozen commands
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # this test starts two dozen commands
 CONFIG = [
     "configs/demo.yaml",
     "--set",
@@ -114,7 +114,8 @@ def test_twelve_weeks_that_are_killed_ten_times_give_the_same_table(
         process.communicate()
 
     rekindle(*BACKFILL).communicate()
-    out, _ = rekindle(*BACKFILL, "-o", "json").communicate()  # resumes the runs that failed
+    # the second command resumes the runs that failed
+    out, _ = rekindle(*BACKFILL, "-o", "json").communicate()
     weeks = json.loads(out)["weeks"]
     assert [week["phase"] for week in weeks] == ["Succeeded"] * 12
     assert [week["model_sha256"] for week in weeks] == [

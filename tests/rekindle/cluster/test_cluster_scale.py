@@ -1,4 +1,5 @@
-"""The number of workers of a training on a cluster, whose pods have several GPUs."""
+"""Tests of scaling the number of workers of a training on a cluster, whose pods have several
+GPUs."""
 
 from pathlib import Path
 

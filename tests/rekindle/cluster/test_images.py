@@ -1,5 +1,5 @@
-"""`rekindle images build`: the builder's arguments, and the messages; builders are scripts on the
-PATH."""
+"""Tests of `rekindle images build`: the builder's arguments, and the messages; the builders are
+replaced by scripts on the PATH."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ exit 0
 
 
 class Builders:
-    """A PATH with some builders on it, and their calls."""
+    """A PATH with some builders on it, and the recorded calls of these builders."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "bin"
@@ -180,7 +180,7 @@ def requirements(folder: Path, torch: str) -> list[str]:
     for name in ("pyproject.toml", "uv.lock"):
         (folder / name).write_text((ROOT / name).read_text())
 
-    # the first one installs uv
+    # the first of the commands installs uv
     commands = re.findall(r"^RUN ((?:.*\\\n)*.*)", stage, re.MULTILINE)[1:]
     environment = {
         "EXTRAS": extras,
@@ -212,8 +212,8 @@ def test_every_package_of_an_image_has_a_hash_also_another_build_of_pytorch(
 
 @pytest.mark.slow
 def test_a_second_index_cannot_replace_a_locked_package(tmp_path: Path) -> None:
-    """The command of the Dockerfile, on two real indexes with different files of the same
-    version."""
+    """The command of the Dockerfile is tried with two real package indexes with different files of
+    the same version."""
     hashes = [_add_package(tmp_path / name, package_code=name) for name in ("first", "second")]
     (install,) = re.findall(r"/venv/bin/pip (install .*) --requirement \S+", DOCKERFILE)
     server = ThreadingHTTPServer(
@@ -259,7 +259,7 @@ def test_a_second_index_cannot_replace_a_locked_package(tmp_path: Path) -> None:
 
 
 def _add_package(index_folder: Path, package_code: str) -> str:
-    """Add pkg 1.0 to a package index in a folder; return the hash of its file."""
+    """Add pkg 1.0 to a package index in a folder; return the hash of the package's file."""
     (index_folder / "pkg").mkdir(parents=True)
     wheel = index_folder / "pkg/pkg-1.0-py3-none-any.whl"
     info = "pkg-1.0.dist-info"

@@ -1,5 +1,5 @@
-"""The client of the Kubernetes API: watches survive restarts, calls are retried, errors come with a
-remedy."""
+"""Tests of the client of the Kubernetes API: watches continue after a restart of the server, calls
+are retried, and errors contain a remedy."""
 
 import json
 import queue
@@ -22,7 +22,7 @@ from tests.waiting import until
 
 
 class Events:
-    """The events of a watch, read by a thread; `next()` waits for one."""
+    """The events of a watch, read by a thread; `next()` waits for the next event."""
 
     def __init__(self, events: Iterator[tuple[str, dict[str, Any]]]) -> None:
         self.events, self.received = events, queue.Queue[tuple[str, str, str]]()
@@ -110,7 +110,7 @@ def test_pauses_between_watches_grow_if_the_server_ends_each_watch_at_once(
 ):
     server.put(WORKFLOWS_AT, workflow("a"))
     server.refuse("GET", "watch=true", 200, "", times=6)
-    # watches of other tests: they end here
+    # wait for the watches of other tests, which end now
     other_threads = {*threading.enumerate()}
     pauses = list[float]()
 
@@ -143,7 +143,7 @@ def test_a_call_to_an_overloaded_server_is_retried(server: ApiServer, cluster: C
     assert cluster.get(WORKFLOWS, "a")["metadata"]["name"] == "a"
 
 
-# recorded from a real API server (1.34)
+# answers that were recorded from a real API server (1.34)
 REFUSALS = json.loads((Path(__file__).parent / "refusals.json").read_text())
 WORDS = {
     "stranger": ["rejects the credentials of context 'here'"],

@@ -153,7 +153,7 @@ SERVED_DOCUMENTS: dict[str, tuple[str, Any, Callable[[object], object]]] = {
 
 @pytest.fixture
 def serving(server: ChangedCluster) -> ChangedCluster:
-    """A cluster in which version 2 of the model serves, and version 1 can."""
+    """A cluster in which version 2 of the model is deployed, and version 1 can be deployed."""
     for number in (1, 2):
         annotations = {VERSION_ANNOTATION: str(number)}
         metadata = {

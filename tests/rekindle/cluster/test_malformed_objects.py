@@ -1,4 +1,4 @@
-"""A malformed object of the API server is one error, and in a list one warning, without a
+"""A malformed object of the API server leads to one error or, in a list, to one warning, without a
 traceback."""
 
 import base64
@@ -186,7 +186,8 @@ CONTENTS: dict[str, tuple[Any, Callable[[object], Object]]] = {
 
 
 def check(server: ApiServer, cluster: Cluster, name: str, every_nth: int) -> None:
-    """Read mutations of an object, the first and then every N-th."""
+    """Check that a command reads mutations of an object without a traceback: the first mutation,
+    and then every N-th."""
     path, valid, read = READERS[name]
     server.fixed[WORKFLOWS_AT] = {"items": [valid_objects.WORKFLOW]}
     server.fixed[RUN_AT] = valid_objects.WORKFLOW

@@ -1,5 +1,5 @@
-"""`rekindle platform render`: a namespace gets the permissions of a pipeline, nothing more, and no
-secret."""
+"""`rekindle platform render` gives a namespace exactly the permissions that a pipeline needs, and
+writes no secret."""
 
 import json
 import re
@@ -75,8 +75,8 @@ def deleted_kinds(workflow: dict[str, Any]) -> set[str]:
 
 
 def test_the_account_has_exactly_the_permissions_of_the_pipeline(workflow: dict[str, Any]) -> None:
-    """Argo applies with get, create and patch (server-side: without get), deletes with delete, and
-    waits with get, list and watch."""
+    """Argo applies with get, create and patch (with server-side apply: without get), deletes with
+    delete, and waits with get, list and watch."""
     needed = {("argoproj.io", "workflowtaskresults", verb) for verb in ("create", "patch")}
     removed = deleted_kinds(workflow)
     sets = ["serve.canary.gateway=edge"]
@@ -100,8 +100,8 @@ def test_the_account_has_exactly_the_permissions_of_the_pipeline(workflow: dict[
 
 
 def test_the_option_frameworks_grants_exactly_the_permissions_of_the_blocks() -> None:
-    """With `--with frameworks`, for the blocks; the tests on a cluster remove each permission in
-    turn."""
+    """The option grants the permissions that the blocks need; the tests on a cluster remove each
+    permission in turn."""
     waited = [
         (kind.manifest["apiVersion"], kind.manifest["kind"])
         for kind in kinds().values()
@@ -286,7 +286,7 @@ def test_every_pod_of_the_platform_and_the_pipeline_is_admitted_under_restricted
         assert violations(spec) == [], name
         assert spec["automountServiceAccountToken"] is False, name
 
-    # the token of this account is in the Secret below
+    # the token of this account is in the Secret that is checked below
     executor = workflow["spec"]["executor"]["serviceAccountName"]
     assert ("ServiceAccount", executor) in objects
     assert (
@@ -300,10 +300,10 @@ def test_the_operators_init_container_is_admitted_under_restricted() -> None:
     assert config_map["metadata"]["namespace"] == deployment["metadata"]["namespace"] == "kubeflow"
     (file,) = config_map["data"]
     (mount,) = deployment["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
-    # the default path of operator 1.9
+    # the path is the default path of training operator 1.9
     assert mount["mountPath"] == "/etc/config"
     assert file == "initContainer.yaml"
-    # the operator fills in the Go template
+    # the training operator fills in the Go template in the same way
     filled = yaml.safe_load(re.sub(r"\{\{\.(\w+)\}\}", r"the-\1", config_map["data"][file]))
     assert violations({"containers": filled}) == []
     assert "the-MasterAddr" in str(filled)
@@ -421,8 +421,8 @@ def test_argo_and_the_steps_use_the_same_bucket(
 
 @pytest.mark.parametrize("iam", [False, True])
 def test_mlflow_waits_for_the_credentials_unless_it_has_a_role(iam: bool) -> None:
-    """The Secret is created after the namespace: an MLflow that starts without it could never write
-    an artifact."""
+    """The Secret is created after the namespace. Therefore MLflow must wait for the Secret: an
+    MLflow that starts without it could never write an artifact."""
     rendered = platform.render_platform(Platform("models", components=("mlflow",), iam=iam))
     ((_, spec),) = pods(rendered)
     secrets = [e["secretRef"] for e in spec["containers"][0]["envFrom"] if "secretRef" in e]

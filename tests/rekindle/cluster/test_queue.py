@@ -1,4 +1,4 @@
-"""The status of a queued job: the quota that it waits for, and the jobs ahead of it."""
+"""Tests of the status of a queued job: the quota that it waits for, and the jobs ahead of it."""
 
 from typing import Any
 

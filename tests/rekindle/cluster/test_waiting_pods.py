@@ -45,7 +45,7 @@ def put_pod(server: ApiServer, name: str, pod_status: dict[str, Any], **metadata
 
 
 def described(cluster: Cluster, *nodes: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return phase and message of the run's nodes, then of the run."""
+    """Return the phase and the message of each node of the run, and of the run itself."""
     workflow = add_waiting_reasons(cluster, run(*nodes))
     steps = [
         (item["phase"], item.get("message") or "") for item in workflow["status"]["nodes"].values()

@@ -1,4 +1,5 @@
-"""Submitting, stopping, resuming and scheduling runs on a cluster, against a small API server."""
+"""Tests of submitting, stopping, resuming and scheduling runs on a cluster, with a small HTTP
+server in place of the API server."""
 
 import base64
 import gzip
@@ -283,7 +284,7 @@ def test_unschedule_keeps_the_runs(server: ApiServer, cluster: Cluster) -> None:
     ]
 
     assert deleted == [
-        # the CronWorkflow owns its runs
+        # the runs must be orphaned, because the CronWorkflow owns them
         (f"{ARGO}/cronworkflows", {"propagationPolicy": "Orphan"}),
         (f"{ARGO}/workflowtemplates", {}),
     ]
@@ -349,7 +350,7 @@ def test_argo_has_time_to_read_a_new_template_before_the_schedule_exists(
         ]
 
     delays: list[tuple[float, list[str]]] = []
-    # the module's name, not the function of `time`: threads of other tests also sleep
+    # replace `time` only in this module, because threads of other tests also call time.sleep
     clock = SimpleNamespace(sleep=lambda seconds: delays.append((seconds, kinds())))
     monkeypatch.setattr(workflows, "time", clock)
     template = make_manifest() | {"kind": "WorkflowTemplate", "metadata": {"name": "cards"}}
@@ -360,7 +361,7 @@ def test_argo_has_time_to_read_a_new_template_before_the_schedule_exists(
         "spec": {"schedules": ["0 3 * * 1"]},
     }
 
-    for _ in range(2):  # the second time, nothing is created
+    for _ in range(2):  # the second call creates no objects
         list(workflows.apply_schedule(cluster, template, cron))
 
     assert delays == [(workflows.TEMPLATE_DELAY_S, ["workflowtemplates"])]

@@ -1,4 +1,4 @@
-"""Workflows, their nodes and queued workloads, as a cluster reports them."""
+"""Make workflows, their nodes and queued workloads, as a cluster reports them."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""A step fails before it reads a dataset or a model whose files were changed, including a step of a
-user's own project."""
+"""A step fails before it reads a dataset or a model whose files were changed, also if the step
+belongs to a user's own project."""
 
 import json
 import os
@@ -186,8 +186,8 @@ def test_a_file_that_changes_after_its_verification_is_verified_again(dataset: P
 
 
 def test_the_sha256_of_a_model_may_be_that_of_its_file(model: Path) -> None:
-    """Programs of another framework need not know how tensors are hashed, or write other weights
-    than tensors."""
+    """Programs of another framework need not know how tensors are hashed, and may write weights
+    that are not tensors."""
     for content in ((model / "model.safetensors").read_bytes(), b"trees"):
         (model / "model.safetensors").write_bytes(content)
         sha256 = file_sha256(model / "model.safetensors")

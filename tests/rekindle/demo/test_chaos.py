@@ -1,4 +1,4 @@
-"""A short `rekindle demo chaos` with real processes."""
+"""Tests of a short `rekindle demo chaos` with real processes."""
 
 import io
 import json
@@ -28,7 +28,7 @@ def demo_processes(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # eight attacks, each with restarts of processes
+@pytest.mark.timeout(600)  # the demo makes eight attacks, each with restarts of processes
 def test_attacks_do_not_change_the_weights(tmp_path: Path, s3_environment: dict[str, str]):
     environ = {**os.environ, **s3_environment, "REKINDLE_HOME": str(tmp_path / "home")}
     command = [

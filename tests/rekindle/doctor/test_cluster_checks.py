@@ -398,7 +398,7 @@ def test_a_pod_without_a_result_in_time_is_reported(server: HealthyCluster):
 def test_a_pod_is_deleted_even_if_its_creation_was_never_confirmed(
     server: HealthyCluster, answers: int
 ):
-    """The first attempt creates the pod, but its response is lost; then the server answers 409 or
+    """The first request creates the pod, but its response is lost; the server then answers 409 or
     is unavailable."""
     server.lost = 1
     if answers > 1:

@@ -1,4 +1,5 @@
-"""The probe that a pod runs tests the object store and MLflow before a pipeline needs them."""
+"""The probe that a pod runs tests the object store and MLflow before a pipeline needs these
+services."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""This machine as a cluster: the addresses, credentials and images of its pods."""
+"""Tests of this machine as a cluster: the addresses, credentials and images of its pods."""
 
 import socket
 from pathlib import Path
@@ -15,7 +15,8 @@ from tests import builders
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
-    """Return a cluster with fake addresses of real services, so no embedded service is started."""
+    """Return a cluster with invented addresses of external services, so no embedded service is
+    started."""
     monkeypatch.setenv("S3_ENDPOINT_URL", "test://s3")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "test://mlflow")
     monkeypatch.setenv("S3_BUCKET", "bucket")

@@ -1,4 +1,5 @@
-"""A program that listens on all addresses of this machine takes its port from every pod."""
+"""A program that listens on all addresses of this machine prevents every pod from using its
+port."""
 
 import contextlib
 import socket

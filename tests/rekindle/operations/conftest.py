@@ -1,4 +1,5 @@
-"""Fixtures of tests/rekindle/cluster: a cluster that is one small HTTP server."""
+"""Import the fixtures of tests/rekindle/cluster: a simulated cluster, which is a small HTTP
+server."""
 
 from tests.rekindle.cluster.conftest import cluster, server
 

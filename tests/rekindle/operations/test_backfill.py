@@ -1,5 +1,5 @@
-"""A backfill ends with the same table, whatever kills it: twelve weeks of a small workload, and of
-the fraud demo."""
+"""A backfill ends with the same table, also if it is killed at any time. The tests run twelve weeks
+of a small workload, and of the fraud demo."""
 
 import json
 import os
@@ -22,8 +22,8 @@ from tests.waiting import until
 
 TWELVE_WEEKS = "--from 2026-03-02 --to 2026-05-24 --parallel 2"
 KILLS = 10
-# the data of each week has another size; in the week of April 6, they are missing while the file
-# EMPTY exists
+# the data of each week has another size; in the week of April 6, the data are missing while the
+# file EMPTY exists
 GROWING_DATA_CODE = """
 
 def prepare(data, out):
@@ -54,8 +54,8 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture
 def shared_folder() -> Iterator[Path]:
-    """A folder that pods and this machine share: each pod has its own /tmp. Trainings wait until
-    the folder contains the file `go`."""
+    """A folder that pods share with this machine; it is not in /tmp, because each pod has its own
+    /tmp. Trainings wait until the folder contains the file `go`."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         (Path(folder) / "go").touch()
         yield Path(folder)
@@ -65,7 +65,7 @@ def shared_folder() -> Iterator[Path]:
 def project(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str, shared_folder: Path
 ) -> Iterator[Shell]:
-    """A shell in a user's project, whose weeks take seconds."""
+    """A shell in a user's project, in which the run of a week takes seconds."""
     make(tmp_path / "shop", shared_folder / "go")
     with (tmp_path / "shop/steps/paced.py").open("a") as file:
         file.write(GROWING_DATA_CODE.replace("EMPTY", str(shared_folder / "empty")))
@@ -74,7 +74,7 @@ def project(
 
 
 def start(typed: Shell, command: str) -> subprocess.Popen[str]:
-    """Start a command as in a terminal: in its own process group."""
+    """Start a command in its own process group, as a terminal does."""
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     words = ["bash", "-c", f"exec {command}"]
     return subprocess.Popen(
@@ -106,7 +106,8 @@ def rows(done: subprocess.CompletedProcess[str] | str) -> Rows:
 def survive(
     typed: Shell, undisturbed_command: str, killed_command: str, kills: int, seed: int
 ) -> tuple[Rows, Rows]:
-    """Run a backfill undisturbed, then with SIGKILL at random moments; return both tables."""
+    """Run a backfill without disturbance, and then with SIGKILL at random moments; return both
+    tables."""
     began = time.monotonic()
     expected = typed(undisturbed_command)
     assert expected.returncode == 0, expected.stderr
@@ -143,7 +144,7 @@ def test_a_backfill_of_runs_on_the_same_data_says_so_once_before_the_first_run(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # two dozen runs
+@pytest.mark.timeout(1800)  # this test executes two dozen runs
 def test_twelve_weeks_that_are_killed_ten_times_give_the_same_table(project: Shell) -> None:
     command = f"rekindle backfill configs/shop.yaml {TWELVE_WEEKS} -o json"
     expected, table = survive(

@@ -1,4 +1,5 @@
-"""The metrics of a run come from a step of another program: none of them stops a command."""
+"""The metrics of a run come from a step, which may be any program; no value of a metric makes a
+command fail."""
 
 import pytest
 

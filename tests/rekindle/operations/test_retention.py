@@ -1,5 +1,5 @@
-"""Retention removes old runs from the store, MLflow, the home and the cache, but nothing that is
-still needed."""
+"""Retention removes old runs from the store, MLflow, the home (directory of runs) and the cache,
+but nothing that is still needed."""
 
 import json
 import os
@@ -148,7 +148,7 @@ def runs(tmp_path: Path, s3: Store, name: str) -> Runs:
 
 
 def embed(home: Path, *services: str) -> None:
-    """Record `services` as embedded services of the home, at the addresses in the environment. The
+    """Record `services` as embedded services of the home, at the addresses in the environment. All
     other services are shared by several homes."""
     (home / "services").mkdir(exist_ok=True)
     for service in ADDRESS_VARIABLES:
@@ -170,7 +170,7 @@ def test_the_end_of_a_run_removes_the_oldest_runs_of_its_pipeline_everywhere(run
     assert runs.remaining_parts(running) == runs.remaining_parts(last_run) == ALL_PARTS
     assert runs.remaining_parts(other, f"{runs.pipeline}-other") == ALL_PARTS
 
-    # the embedded MLflow frees the space of its database
+    # the embedded MLflow removes deleted runs from its database
     with pytest.raises(Exception, match="not found"):
         tracking.read_tags(str(record))
 
@@ -302,7 +302,7 @@ def test_a_run_that_is_being_resumed_is_not_removed(runs: Runs) -> None:
     scope.limits = {runs.pipeline: retention._read_limits(runs.workflow(last_run))}
     plan, source = scope.plan([runs.pipeline])
     files = RunFiles(runs.home, failed)
-    files.lock()  # after the decision
+    files.lock()  # another process locks the failed run after the decision
     assert removal.apply_removal(runs.store, plan, scope.host, source) == []
     assert runs.remaining_parts(failed) == ALL_PARTS
     files.close()
@@ -380,7 +380,7 @@ def test_a_removal_that_is_interrupted_is_completed_by_the_next(runs: Runs) -> N
 def release(
     runs: Runs, run: str, pipeline: str = "", start: str = "", champion: str = "", sha256: str = ""
 ) -> str:
-    """Release a model in a run; return its version."""
+    """Release a model in a run, and return the version of the release."""
     prefix = f"releases/{runs.pipeline}/{uuid.uuid4().hex[:12]}/"
     runs.store.put(f"{prefix}model.json", json.dumps({"start": start}).encode())
     runs.store.put(f"{prefix}origin.json", json.dumps({"champion": champion}).encode())
@@ -399,7 +399,7 @@ def run_info(run_id: str) -> RunInfo:
 
 
 def versions(runs: Runs) -> dict[str, bool]:
-    """Map the versions of the model to the existence of their files."""
+    """Return {version of the model: True if the files of the version exist}."""
     search = {"filter": f"name = '{runs.pipeline}'"}
     page = send_request("GET", "mlflow/model-versions/search", VersionsPage, params=search)
     rows = {item.version: item.source.split("/", 3)[3] for item in page.model_versions}
@@ -964,7 +964,7 @@ def test_keep_days_removes_runs_by_the_time_of_their_end(runs: Runs) -> None:
 
 
 def record_in_mlflow(runs: Runs, name: str, **tags: str) -> None:
-    """Record a run as a client of MLflow alone can, with the copied id of the store."""
+    """Record a run as a client that can only access MLflow, with the copied id of the store."""
     copied = {
         tracking.WORKFLOW: name,
         listing.STORE_TAG: listing.read_or_create_store_id(runs.store),
@@ -1359,7 +1359,7 @@ def belong_to_the_store(runs: Runs, *names: str, **tags: str) -> None:
 
 
 def remove_tag(runs: Runs, name: str, tag: str) -> None:
-    """Remove a tag of a run, as every client of MLflow can."""
+    """Remove a tag of a run, which every client of MLflow can do."""
     run_id = tracking.find_run(runs.pipeline, name)
     send_request("POST", "mlflow/runs/delete-tag", Answer, json={"run_id": run_id, "key": tag})
 
@@ -1379,7 +1379,7 @@ def test_runs_of_two_stores_with_the_same_name_have_a_record_each(
     report_end(runs, name)
     assert tracking.find_run(runs.pipeline, name) == other != record
 
-    # the run of the other store stays
+    # the run that belongs to the other store is not removed
     monkeypatch.setenv("S3_BUCKET", s3.bucket)
     assert tracking.find_run(runs.pipeline, name) == record
     retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
@@ -1423,7 +1423,7 @@ def test_runs_of_a_backfill_that_no_step_has_marked_are_not_counted(
     old = runs.make()
     weeks = [runs.make() for _ in range(3)]
     belong_to_the_store(runs, old)
-    # their `prepare`, which writes the mark, was cached before the run
+    # remove the marks, as if `prepare`, which writes the mark of a run, was cached before the run
     runs.store.delete([ownership.make_mark_key(RunName(week)) for week in weeks])
     for week in weeks:
         report_end(runs, week, backfill="true")

@@ -1,4 +1,4 @@
-"""`rekindle rollback` is a transaction: it completes, is undone, or is finished by the next
+"""`rekindle rollback` is a transaction, which completes, is undone, or is finished by the next
 command."""
 
 import json
@@ -41,8 +41,8 @@ INSTANCE = "app.kubernetes.io/instance"
 
 @dataclass
 class Model:
-    """A model with releases on this machine, as pipelines create them: the newest release
-    serves."""
+    """A model with releases on this machine, as pipelines create them; the newest release is
+    deployed."""
 
     name: str
     store: Store
@@ -79,7 +79,7 @@ class Model:
         return json.loads(json.dumps(obj).replace("fraud", self.name))
 
     def run_rollback(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run `rekindle rollback` with the home of this model."""
+        """Run `rekindle rollback` with the home (directory of runs) of this model."""
         return rekindle("rollback", *arguments, cwd=self.cluster.home.parent, **environment)
 
     def scale_to_zero(self, version: str) -> None:
@@ -229,7 +229,8 @@ def test_a_rollback_whose_pods_are_stopped_by_a_newer_release_ends_at_once(model
         model.release()
 
     class Switch(LocalObjects):
-        """The switch of a newer release stops the pods of all earlier releases."""
+        """Let the switch of the traffic to a newer release stop the pods of all earlier
+        releases."""
 
         def patch(
             self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False
@@ -251,7 +252,8 @@ def test_a_rollback_whose_pods_are_stopped_by_a_newer_release_ends_at_once(model
 def test_a_rollback_starts_as_many_servers_as_the_current_version_has(
     model: Model, quota: int
 ) -> None:
-    """If the cluster has no room for them, fewer servers suffice after the time limit."""
+    """If the cluster has no capacity for these servers, fewer servers suffice after the time
+    limit."""
     for _ in range(2):
         model.release()
 
@@ -299,7 +301,7 @@ def test_a_promotion_during_a_rollback_wins_and_is_reported(model: Model) -> Non
     promotion.promote(model.store, model.name, third_version, "2", f"{model.name}-3")
     model.kinds["Deployment"].apply(model.rename(make_release("3")))
     quick = {"spec": {"template": model.rename(make_release("1"))["spec"]["template"]}}
-    # now the Deployment becomes ready
+    # the Deployment becomes ready at this time
     LocalObjects(model.cluster).patch("Deployment", f"{model.name}-1", quick)
     rollback.join(60)
     assert [str(error) for error in failed] == [
@@ -317,7 +319,7 @@ def test_a_rollback_that_a_promotion_overrides_after_its_switch_says_that_its_po
         model.release()
 
     class Promotion(LocalObjects):
-        """A newer release is promoted, but clients do not use it yet."""
+        """Let a newer release be promoted, to which the traffic is not switched yet."""
 
         def patch(
             self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False
@@ -339,7 +341,8 @@ def test_a_rollback_that_a_promotion_overrides_after_its_switch_says_that_its_po
 
 @pytest.mark.slow
 def test_a_rollback_never_chooses_servers_that_were_not_promoted(model: Model) -> None:
-    """Another run may be verifying a new version, and new servers of an earlier version."""
+    """While a rollback starts, another run may be verifying a new version, and new servers of an
+    earlier version."""
     for _ in range(2):
         model.release()
     tracking.register_version(model.name, "releases/c/", "s3://b/c", "cd" * 32, "", {})
@@ -381,7 +384,7 @@ def test_a_rollback_refused_by_mlflow_changes_nothing(model: Model, mlflow_serve
     for _ in range(2):
         model.release()
     original = model.state
-    with Proxy(mlflow_server, "127.0.0.7") as proxy:  # MLflow does not admit this host
+    with Proxy(mlflow_server, "127.0.0.7") as proxy:  # MLflow refuses requests to this host
         result = model.run_rollback(model.name, MLFLOW_TRACKING_URI=proxy.url)
     assert result.returncode == 1, result.stderr
     assert "refused: PERMISSION_DENIED: the host is" in result.stderr, result.stderr
@@ -450,7 +453,8 @@ def test_a_slow_rollback_checks_the_champion_before_it_patches_the_service(model
         model.release()
 
     class SlowObjects(LocalObjects):
-        """Before it patches the Service, another release is promoted and gets the traffic."""
+        """Objects of Kubernetes for a slow rollback: before it patches the Service, another release
+        is promoted and gets the traffic."""
 
         released = ""
 
@@ -471,8 +475,8 @@ def test_a_slow_rollback_checks_the_champion_before_it_patches_the_service(model
 
 
 class InterruptedObjects(LocalObjects):
-    """Objects whose user presses Ctrl-C while the pods start; `before_stop` runs before the pods
-    are stopped."""
+    """Objects of Kubernetes whose user presses Ctrl-C while the pods start; `before_stop` is called
+    before the pods are stopped."""
 
     before_stop: Callable[[], Any] = staticmethod(lambda: None)
 

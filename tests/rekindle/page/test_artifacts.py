@@ -1,4 +1,4 @@
-"""The artifacts of a run have their size in the list, and parquet tables a preview."""
+"""The artifacts of a run are listed with their size, and parquet tables have a preview."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ def write_table(folder: Path, frame: pl.DataFrame) -> Path:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
-    """The page of a home whose services are stopped."""
+    """The page of a home (directory of runs) whose services are stopped."""
     folder = tmp_path_factory.mktemp("tables")
     home = folder / "home"
     frame = pl.DataFrame({"name": [MARKUP] * 60, "value": list(range(60))})

@@ -1,4 +1,5 @@
-"""`rekindle ui --cluster`: the runs of a namespace, with the rights of the reader."""
+"""Tests of `rekindle ui --cluster`, which shows the runs of a namespace, with the permissions of
+the user."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A schedule is shown in words, and raw where words would be longer than it."""
+"""A schedule is shown in words, or in crontab format if the words would be longer."""
 
 import pytest
 
@@ -19,7 +19,7 @@ WORDS = {
     "@weekly": "every Sunday at 00:00",
     "@hourly": "every hour",
     "@every 1h30m": "every 1 h 30 min",
-    # no short words
+    # this schedule has no short description in words
     "0 0 1 * 1": "",
     "0-30/7 3 * * *": "",
     "0 3 * 1-6 *": "",

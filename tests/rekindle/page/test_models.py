@@ -1,4 +1,5 @@
-"""The section of models: champion, servers, releases and rollback, also while services are down."""
+"""Tests of the page's section of models: champion, servers, releases and rollback, also while
+services are down."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""Logs of pods are copied once, grow while the pod runs, and stay when the pod is gone."""
+"""Logs of pods are copied once, grow while the pod runs, and are kept when the pod is deleted."""
 
 from pathlib import Path
 from typing import Any

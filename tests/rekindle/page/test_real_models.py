@@ -1,4 +1,5 @@
-"""The page of a real project: a canary, a rollback and a scaling by a click, a backfill, a sweep.
+"""Tests of the page of a real project: a canary, a rollback and a scaling that are started by a
+click, a backfill, a sweep.
 
 The tests share one home, and must run in the order of this file: the first test releases the first
 version."""
@@ -32,12 +33,13 @@ CANARY = "{steps: [50, 100], minutes: 0.05, requests: 20, wait_minutes: 5, slowe
 CANARY += " score_shift: 0.99}"
 # a busy machine may need long for a step
 STEP_TIMEOUT_MS = 240_000
-# released, or not released
+# exit codes of a run: the model was released, or it was not released
 RUN_CODES = (0, 3)
 
 
 class Shop:
-    """A user's project with a home of its own. Its trainings wait for the file `go`."""
+    """A user's project with a home (directory of runs) of its own. The trainings of the shop
+    project wait for the file `go`."""
 
     def __init__(self, folder: Path, go: Path) -> None:
         self.folder = folder
@@ -69,7 +71,7 @@ class Shop:
         )
 
     def run(self, *arguments: str) -> str:
-        """Run a command that must succeed; return its output."""
+        """Run a command that must succeed, and return the output of the command."""
         output, code = self.end(self.start(*arguments))
         assert code == 0, output
         return output
@@ -92,7 +94,7 @@ class Shop:
 
     @contextmanager
     def requests(self) -> Iterator[None]:
-        """Send requests to the model until the block ends."""
+        """Send requests to the model until the `with` block ends."""
         address = f"http://127.0.0.1:{self.port}/v1/models/shop"
         is_over = Event()
 
@@ -103,7 +105,7 @@ class Shop:
                         request = urllib.request.Request(f"{address}:predict", answer.read())
                     urllib.request.urlopen(request, timeout=10).close()
                 except OSError:
-                    # the servers change
+                    # the servers of the model are changing
                     continue
 
         threads = [Thread(target=ask) for _ in range(2)]
@@ -119,7 +121,7 @@ class Shop:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    # each pod has its own /tmp
+    # the folder is not in /tmp, because each pod has its own /tmp
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory_folder:
         shop = Shop(tmp_path_factory.mktemp("real") / "shop", Path(memory_folder) / "go")
         make(shop.folder, shop.go)
@@ -131,7 +133,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 @pytest.fixture(scope="module")
 def page(shop: Shop) -> Iterator[PageServer]:
-    # the commands of actions belong to the project
+    # the commands of the page's actions run in the folder of the project
     with start_page(shop.home, "rekindle", environ=shop.environ, folder=shop.folder) as server:
         yield server
 

@@ -1,4 +1,5 @@
-"""The section of schedules: next times, missed times, and schedules that Argo would reject."""
+"""Tests of the page's section of schedules: next times, missed times, and schedules that Argo would
+reject."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""`rekindle ui` shows the runs of rekindle's home."""
+"""`rekindle ui` shows the runs in the home of Rekindle, the directory of runs."""
 
 from pathlib import Path
 

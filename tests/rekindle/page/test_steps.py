@@ -1,4 +1,5 @@
-"""Rekindle's additions to the overview: verdicts, internal steps, and artifacts of its store."""
+"""Tests of what Rekindle adds to the overview of a run: verdicts, internal steps, and artifacts of
+its store."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The pods of a run."""
+"""Fixtures: the pods of a run."""
 
 from collections.abc import Iterator
 from pathlib import Path

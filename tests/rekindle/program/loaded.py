@@ -1,4 +1,4 @@
-"""The modules that the forkserver of the tests has imported."""
+"""Import the modules that the forkserver of the tests needs."""
 
 import torch
 import torch.distributed

@@ -1,4 +1,4 @@
-"""The libraries of tests/programs that the forkserver of the tests has imported."""
+"""Import the libraries of tests/programs that the forkserver of the tests needs."""
 
 import accelerate  # noqa: F401
 import torch._dynamo

@@ -1,3 +1,3 @@
-"""Lightning, which the forkserver of the tests has imported."""
+"""Import Lightning, which the forkserver of the tests needs."""
 
 import lightning  # noqa: F401

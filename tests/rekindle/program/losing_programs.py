@@ -1,6 +1,8 @@
-"""The source code of programs that lose work in different ways, and of one that continues."""
+"""The source code of programs that lose work in different ways, and of a program that continues
+correctly."""
 
-# the beginning of all programs: `folder`, `checkpoint` ("" without one) and a function `save`
+# the beginning of all programs, which defines `folder`, `checkpoint` ("" without a checkpoint) and
+# a function `save`
 START = """
 import json, os, sys, time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Real processes of a program's run: the coordinator and the agent of each pod."""
+"""Start the real processes of a program's run: the coordinator, and the agent of each pod."""
 
 import importlib
 import json
@@ -32,7 +32,7 @@ _preloaded: list[str] = []
 
 @dataclass
 class Pod:
-    """A pod's first process, and its output."""
+    """The first process of a pod, and the output of this process."""
 
     name: str
     process: BaseProcess
@@ -60,11 +60,12 @@ class Pod:
 
 
 def run_module(module: str, flags: list[str], environment: dict[str, str], log: str) -> None:
-    """Run a pod's module in this process, which was forked from one with torch."""
+    """Run the module of a pod in this process, which was forked from a process that has loaded
+    torch."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    # on the descriptors that the processes of the program replace by their pipes
+    # write to the descriptors that the processes of the program replace by their pipes
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
 
@@ -142,7 +143,7 @@ class Pods:
         return self._start(name, PROGRAM_MODULES.launcher, variables)
 
     def start(self, agents: int) -> list[Pod]:
-        """Start the coordinator and its agents; return the agents."""
+        """Start the coordinator and the agents, and return the agents."""
         self.coordinator()
         return [self.agent(number) for number in range(agents)]
 
@@ -161,14 +162,14 @@ class Pods:
         return "\n".join(f"== {pod.log.name}\n{pod.output}" for pod in self.pods)
 
     def kill(self, pods: Iterable[Pod]) -> None:
-        """Kill these pods at the same moment."""
+        """Kill the given pods at the same moment."""
         for pod in pods:
             pod.process.kill()
         for pod in pods:
             pod.process.join()
 
     def checkpoint_folders(self, name: str = "*") -> list[Path]:
-        """Return the checkpoint folders on the disks of the pods with this name."""
+        """Return the checkpoint folders on the disks of the pods with the given name."""
         return list(self.folder.glob(f"cache/programs/*/{name}"))
 
     def wait_for(self, text: str, seconds: float = 60) -> None:

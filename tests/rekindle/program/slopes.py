@@ -1,5 +1,5 @@
-"""A workload without torch, whose model a program trains: y = slope * x. The result is a JSON file,
-or a folder with two files."""
+"""A workload without torch, whose model a program trains: y = slope * x. The result of the program
+is a JSON file, or a folder with two files."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A training program on several pods, with real processes."""
+"""Tests of a training program on several pods, with real processes."""
 
 import signal
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_a_pod_that_joins_takes_part_after_the_next_save(start_pods: StartPods) 
 
     joined = pods.agent(2)
     until("the new pod takes part", lambda: "of 3 starts" in joined.output, evidence=pods.logs)
-    # only rank 0 saves, so the others must be told that the program restarts
+    # only rank 0 saves, so the other ranks must be told that the program restarts
     until("all take part", lambda: pods.logs().count("of 3 starts") == 6, evidence=pods.logs)
 
 

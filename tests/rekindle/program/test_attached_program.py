@@ -1,5 +1,5 @@
-"""A program that calls `rekindle.attach`, on the pods of a run: a loss costs at most the time between
-two snapshots, and each sample is used once."""
+"""Tests of a program that calls `rekindle.attach`, on the pods of a run: a loss costs at most the
+time between two snapshots, and each sample is used once."""
 
 import json
 import re
@@ -19,7 +19,8 @@ SNAPSHOT_STEPS = 40  # steps of 0.05 s within the 2 s between two snapshots
 
 
 def start_agent(pods: Pods, pod_number: int) -> Pod:
-    """Start a pod with a memory of its own, which its replacement on the node finds again."""
+    """Start a pod with its own shared memory, which the replacement of the pod on the same node
+    finds again."""
     memory = pods.folder / f"memory-{pod_number}"
     memory.mkdir(exist_ok=True)
     return pods.agent(pod_number, REKINDLE_SHM=str(memory))

@@ -1,4 +1,4 @@
-"""A program trains once per scheduled time of a range of dates."""
+"""A backfill trains a program once for each scheduled time in a range of dates."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Programs whose pods, processes and coordinator are killed and stopped at random moments: the
-result is right, and no process continues from files of two saves."""
+"""Tests of programs whose pods, processes and coordinator are killed and stopped at random moments.
+The result is right, and no process continues from files of two saves."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from rekindle.storage import Store
 from tests.rekindle.program.pods import PROGRAMS, Pod, Pods, StartPods
 from tests.waiting import until
 
-# the files of a save; see tests/programs/saves.py
+# layouts of the files of a save; see tests/programs/saves.py
 MODES = ["ranks", "pair", "slots", "latest"]
 STEPS = 900
 EVENTS = 15
@@ -51,10 +51,10 @@ class Chaos:
         return self.coordinator.process.exitcode == 0
 
     def disturb(self) -> None:
-        """Let one event happen at a random moment."""
+        """Kill, stop or restart something at a random moment."""
         self._pause(self.random.uniform(0.3, 4.0))
         agent = self.random.choice(self.agents)
-        # the process or its pod may be starting or ended
+        # the process or its pod may have just started or ended
         with suppress(psutil.NoSuchProcess, ProcessLookupError, IndexError, ValueError):
             self.random.choice(list(self.events.values()))(agent)
 
@@ -96,7 +96,7 @@ class Chaos:
 
 
 def _parent(agent: Pod) -> psutil.Process:
-    """Return the process that forks the processes of the program."""
+    """Return the process of a pod that forks the processes of the program."""
     children = psutil.Process(agent.process.pid).children()
     return min(children, key=lambda child: child.create_time())
 

@@ -1,4 +1,4 @@
-"""The thread that sends a program's metrics to MLflow."""
+"""Tests of the thread that sends a program's metrics to MLflow."""
 
 import threading
 

@@ -1,5 +1,5 @@
-"""A program that fails: the run ends with one sentence that names the cause, and its checkpoints
-stay in the store."""
+"""Tests of a program that fails: the run ends with one sentence that names the cause, and its
+checkpoints stay in the store."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from rekindle.storage import Store
 from tests.rekindle.program.pods import ROOT, Pods, StartPods
 from tests.waiting import until
 
-# writes checkpoints in the manner of torch.save and os.replace
+# a program that writes checkpoints with torch.save and os.replace
 SAVE = """
 import os, sys, time
 import torch
@@ -38,7 +38,7 @@ RunProgram = Callable[..., Pods]
 
 @pytest.fixture
 def run_program(start_pods: StartPods, tmp_path: Path) -> RunProgram:
-    """Run a program to the end of its coordinator; all pods end with the same exit code."""
+    """Run a program until its coordinator has ended; all pods must end with the same exit code."""
 
     def run(text: str, code: int, *, agents: int = 1, **settings: Any) -> Pods:
         path = tmp_path / "train.py"
@@ -54,7 +54,7 @@ def run_program(start_pods: StartPods, tmp_path: Path) -> RunProgram:
 
 
 def last_line(pods: Pods) -> str:
-    """Return the last line of the coordinator, the error of the run."""
+    """Return the last line in the log of the coordinator, which is the error of the run."""
     return pods.pods[0].output.splitlines()[-1]
 
 

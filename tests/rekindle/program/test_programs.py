@@ -1,5 +1,5 @@
-"""Programs as the libraries' documentation writes them: each one reaches its result on three pods,
-whatever is killed."""
+"""Tests of programs that are written as the documentation of the libraries shows. Each program
+reaches its result on three pods, also if pods or processes are killed."""
 
 import random
 import shutil
@@ -22,9 +22,9 @@ LIGHTNING = (*LIBRARIES, "tests.rekindle.program.loaded_lightning")
 
 @dataclass(frozen=True)
 class Program:
-    """A program of tests/programs. `command`: with STEPS in place of the number of steps;
-    `weights`: the file of the result that the steps determine; `is_deterministic`: False if the
-    program ends with other weights when it continues by itself, without Rekindle; `preload`:
+    """A program of tests/programs. `command`: the command, with STEPS in place of the number of
+    steps; `weights`: the file of the result that the steps determine; `is_deterministic`: False if
+    the program ends with other weights when it continues by itself, without Rekindle; `preload`:
     modules that the pods have imported."""
 
     command: list[str]
@@ -98,13 +98,13 @@ class Run:
     coordinator: Pod
 
     def kill_program(self, draw: random.Random) -> None:
-        """Kill one process of the program."""
+        """Kill one process of the program on a pod."""
         agent = draw.choice(self.agents)
         for process in agent.program:
             process.kill()
 
     def kill_agent(self, draw: random.Random) -> None:
-        """Kill a pod; its disk is lost in half of the cases."""
+        """Kill a pod; the pod's disk is lost in half of the cases."""
         number = draw.randrange(POD_COUNT)
         self.pods.kill([self.agents[number]])
         if draw.random() < 0.5:
@@ -122,8 +122,8 @@ class Run:
         self.agents = [self.pods.agent(number) for number in range(POD_COUNT)]
 
     def find_saves(self) -> dict[str, set[tuple[str, int]]]:
-        """Return the checkpoints on each pod, complete or not; a file that was replaced counts as
-        another one."""
+        """Return the checkpoints on each pod, complete or incomplete; a file that was replaced
+        counts as another file."""
         return {
             folder.name: {
                 (unit.path, unit.inode if unit.is_file else 0)

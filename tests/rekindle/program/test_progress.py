@@ -1,4 +1,4 @@
-"""The reports of a program, sent as Kubeflow's callback in transformers does."""
+"""Tests of the reports of a program, sent as Kubeflow's callback in transformers does."""
 
 import json
 import socket
@@ -32,7 +32,7 @@ def server(tmp_path: Path) -> Iterator[ProgressServer]:
 
 
 def send(server: ProgressServer, body: bytes, token: str = "") -> int:
-    """Send a report; return the status of the answer."""
+    """Send a report, and return the HTTP status of the answer."""
     variables = server.variables()
     token = token or Path(variables[SERVER_TOKEN_VARIABLE]).read_text()
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}

@@ -1,5 +1,5 @@
-"""The result of a program is evaluated, released and served as any model, and a changed result is
-refused."""
+"""The result of a program is evaluated, released and served like any other model, and a changed
+result is refused."""
 
 import json
 import subprocess
@@ -28,7 +28,7 @@ WORKLOAD = slopes.__name__
 
 
 def write_result(folder: Path, kind: str, slope: float = 2.0) -> Path:
-    """Write the result of a program; return its path."""
+    """Write the result of a program, and return the path of the result."""
     if kind == "file":
         files = {"model.json": {"slope": slope}}
         path = folder / "model.json"
@@ -47,7 +47,8 @@ def write_result(folder: Path, kind: str, slope: float = 2.0) -> Path:
 
 
 def store_and_download(store: Store, result: Path, out: Path) -> Path:
-    """Store a result as the model of a run, and download it; return its folder."""
+    """Store a result as the model of a run, and download it, and return the folder of the
+    downloaded model."""
     key = f"run-{uuid4().hex[:8]}/train/model"
     spec = ProgramSpec.model_validate(
         {
@@ -140,7 +141,7 @@ def remove(model: Path) -> None:
 
 
 def rename_in_list(model: Path, name: str) -> None:
-    """Give the first file in model.json another path, and correct the checksum."""
+    """Give the first file in model.json another path, and adapt the checksum."""
     fields = json.loads((model / "model.json").read_text())
     first_file = next(iter(fields["files"]))
     fields["files"][name] = fields["files"].pop(first_file)

@@ -1,4 +1,4 @@
-"""The check of a program before a run, with programs that lose work in different ways."""
+"""Tests of the check of a program before a run, with programs that lose work in different ways."""
 
 from pathlib import Path
 from typing import Any

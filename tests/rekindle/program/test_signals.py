@@ -1,4 +1,4 @@
-"""A pod that must leave: the program saves, and the other pods continue from this save."""
+"""Tests of a pod that must leave: the program saves, and the other pods continue from this save."""
 
 import re
 import signal
@@ -17,7 +17,7 @@ LIBRARIES = ("tests.rekindle.program.loaded_libraries",)
 
 
 def stop_pod(pods: Pods, agent: Pod) -> None:
-    """Send SIGTERM to a pod, and wait until it has left."""
+    """Send SIGTERM to a pod, and wait until the pod has ended."""
     agent.send(signal.SIGTERM)
     assert agent.wait() == exit_codes.TERMINATED, pods.logs()
 
@@ -87,7 +87,7 @@ def test_fsdp2_continues_with_fewer_and_with_more_pods(start_pods: StartPods, s3
 
 
 def read_losses(pods: Pods) -> dict[int, list[float]]:
-    """Return the losses of each step, of all generations that made it."""
+    """Return the losses of each step, by all generations of the group that made the step."""
     losses: dict[int, list[float]] = {}
     for step, loss in re.findall(r"step (\d+) loss (\S+)", pods.logs()):
         losses.setdefault(int(step), []).append(float(loss))
@@ -97,7 +97,7 @@ def read_losses(pods: Pods) -> dict[int, list[float]]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_trainer_with_jit_checkpoints_saves_on_sigterm(start_pods: StartPods) -> None:
-    # with several processes, the Trainers stop at different steps: each one has its own timer
+    # with several processes, the Trainers stop at different steps: each process has its own timer
     pods = start_pods(
         [
             *(str(PROGRAMS / "bert_trainer.py"), "--output_dir", "{checkpoints}"),

@@ -1,4 +1,4 @@
-"""Programs with unusual behaviour: the run ends with its result, or with an error of one
+"""Tests of programs with unusual behaviour: the run ends with its result, or with an error of one
 sentence."""
 
 import re
@@ -13,7 +13,7 @@ from rekindle.storage import Store
 from tests.rekindle.program.pods import Pods, StartPods
 from tests.waiting import until
 
-# `save` writes checkpoints under another name; `finish` writes the result
+# the function `save` writes checkpoints under another name; the function `finish` writes the result
 START = """
 import os, signal, socket, subprocess, sys, time
 from pathlib import Path

@@ -92,5 +92,5 @@ class Instance(BaseModel):
 
 
 def predict(model: Any, instances: list[Instance], facts: dict[str, Any]) -> list[Any]:
-    """Return the fields of each instance."""
+    """Predict: return the fields of each instance."""
     return [instance.model_dump(mode="json") for instance in instances]

@@ -1,5 +1,5 @@
-"""Bootstrap intervals must cover the truth as often as they promise, or a worse model could replace
-a better one."""
+"""Bootstrap intervals must contain the true value as often as they promise, or a worse model could
+replace a better one."""
 
 import math
 from typing import Any
@@ -23,7 +23,7 @@ def test_the_interval_of_a_mean_covers_the_truth_as_often_as_promised() -> None:
 
 
 def test_rows_of_one_group_are_resampled_together() -> None:
-    # a thousand rows of twenty customers
+    # the data are a thousand rows of twenty customers
     values = np.repeat(np.random.default_rng(1).normal(0, 1, 20), 50)
     customers = np.repeat(np.arange(20), 50).tolist()
     widths = []

@@ -1,4 +1,4 @@
-"""A model that is on another device than the CPU gets its inputs there."""
+"""A model that is on another device than the CPU gets its inputs on that device."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ import torch
 from rekindle.release.device import describe_numerics, move_model
 
 CPU = torch.device("cpu")
-META = torch.device("meta")  # an accelerator without memory
+META = torch.device("meta")  # a device of torch that has no memory, which simulates an accelerator
 
 
 class Devices(torch.nn.Module):
-    """Returns the devices of its inputs."""
+    """A model that returns the devices of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()

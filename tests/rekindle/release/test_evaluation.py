@@ -1,5 +1,5 @@
-"""The evaluation uses the predictions that servers will give, of the candidate and the champion on
-the same rows."""
+"""The evaluation uses the same predictions as the servers will return, for the candidate and the
+champion on the same rows."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def write_model(folder: Path, slope: float, dataset: Path | None = None) -> Path:
-    """Write a model directory; with a dataset, a champion's."""
+    """Write a model directory; with a dataset, write the directory of a champion."""
     folder.mkdir()
     tensors = {"slope": torch.tensor([slope])}
     save_file(tensors, folder / "model.safetensors")
@@ -216,14 +216,14 @@ def test_a_mistake_in_the_workload_is_reported_and_not_retried(
 
 
 class Short(Examples):
-    """Returns too few predictions."""
+    """A workload that returns too few predictions."""
 
     def score(self, model: Path, dataset: Path) -> list[float]:
         return [1.0]
 
 
 class Unreported(Examples):
-    """Fails while writing the report."""
+    """A workload that fails while it writes the report."""
 
     def score(self, model: Path, dataset: Path) -> list[float]:
         return [1.0, 2.0]
@@ -233,7 +233,7 @@ class Unreported(Examples):
 
 
 class Server:
-    """Predicts y = slope * x + shift, with the shift from the dataset's state."""
+    """Predicts y = slope * x + shift, where the shift is a part of the dataset's state."""
 
     class Request(BaseModel):
         instances: list[lines.Instance]
@@ -464,7 +464,7 @@ def test_a_metric_is_the_mean_over_the_parts_and_so_is_its_interval(
 def undefined_for(
     rows: Callable[[Any], Any], metric_value: float = math.nan
 ) -> Callable[[Any, Any], float]:
-    """Return a metric that is NaN if the predictions are `values`."""
+    """Return a metric that is NaN if the predictions equal `values`."""
     return lambda predictions, truths: metric_value if np.any(rows(predictions)) else 1.0
 
 
@@ -582,7 +582,7 @@ def test_a_draw_without_a_value_does_not_count(
 
 
 class Extended(Examples):
-    """Adds a figure that is undefined for this candidate."""
+    """A report that adds a figure which is undefined for this candidate."""
 
     def report(self, out: Path, predictions: dict[str, Any], evaluation: Evaluation) -> Evaluation:
         return replace(

@@ -117,12 +117,14 @@ class ServedRelease:
     """A release in an MLflow model and a server."""
 
     def __init__(self, folder: Path, server: RunningServer) -> None:
-        # takes seconds, and each process of xdist imports this file
+        # imported here, because the import takes seconds, and each process of xdist imports this
+        # file
         import mlflow
         from mlflow.pyfunc.scoring_server import init
 
         self.model = mlflow.pyfunc.load_model(str(folder))
-        self.invocations = TestClient(init(self.model))  # as `mlflow models serve` does
+        # create the server's application as `mlflow models serve` does
+        self.invocations = TestClient(init(self.model))
         self.server = server
 
     def answer(self, instances: list[dict[str, Any]]) -> Any:
@@ -179,18 +181,18 @@ def objects(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def pandas_missing(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return columns of objects whose missing values are pandas.NA."""
+    """Return a frame with columns of Python objects whose missing values are pandas.NA."""
     frame = objects(rows)
     return frame.where(frame.notna(), pd.NA)
 
 
 def nullable(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return columns of Int64, Float64, boolean and string."""
+    """Return a frame with columns of the types Int64, Float64, boolean and string."""
     return pd.DataFrame(rows).convert_dtypes()
 
 
 def python_objects(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return dates, UUIDs and the like as Python's objects."""
+    """Return a frame with dates, UUIDs and similar values as Python objects."""
     converted = [
         {
             name: PYTHON[kind](value)
@@ -224,7 +226,7 @@ def small_numbers(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return the columns of all fields: a field that a row lacks is None."""
+    """Return the columns of all fields; a field that a row lacks has the value None."""
     return {name: [row.get(name) for row in rows] for name in FULL_INSTANCE}
 
 
@@ -340,7 +342,7 @@ def test_large_integers_keep_their_digits_or_are_refused(served: ServedRelease) 
 
 
 def test_a_dictionary_of_texts_has_a_row_for_each_of_its_values() -> None:
-    """MLflow makes a single row of such a dictionary."""
+    """MLflow itself makes a single row of a dictionary of texts."""
     from pydantic import BaseModel
 
     from rekindle.release.pyfunc.frames import FrameConverter

@@ -24,7 +24,7 @@ def release(tmp_path: Path) -> Path:
     facts = {"classes": 3}
     network = images.model(images.Model(), facts)
     with torch.no_grad():
-        network(torch.tensor(ROWS)[:, None])  # updates BatchNorm's buffers
+        network(torch.tensor(ROWS)[:, None])  # this call updates the buffers of BatchNorm
     save_file(network.state_dict(), tmp_path / "model.safetensors")
     sha256 = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
     card = {"sha256": sha256, "workload": images.__name__, "model": {"width": 5}}
@@ -35,7 +35,7 @@ def release(tmp_path: Path) -> Path:
 
 
 def requests(predictor: Any, *sizes: int) -> list[Any]:
-    """Create requests of these sizes for the first rows."""
+    """Create requests of the given sizes for the first rows."""
     rows = iter(ROWS)
     instances = [[{"pixels": next(rows)} for _ in range(size)] for size in sizes]
     return [predictor.Request.model_validate({"instances": request}) for request in instances]

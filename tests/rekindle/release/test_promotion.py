@@ -1,4 +1,4 @@
-"""A version that was compared with another champion never replaces the current one."""
+"""A version that was compared with another champion never replaces the current champion."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def test_a_retried_promotion_changes_nothing_and_returns_the_previous_deployment
 def test_a_promotion_is_read_again_for_every_form_of_its_run(
     s3: Store, name: str, register: Register, run_id: str
 ) -> None:
-    """A run whose dataset is cached is named EXPERIMENT/WORKFLOW."""
+    """The record of the promotion names a run whose dataset is cached as EXPERIMENT/WORKFLOW."""
     version = register()
     promotion.promote(s3, name, version, "", "cards-1", run_id)
     promotion.promote(s3, name, version, "", "cards-1", run_id)
@@ -191,7 +191,8 @@ def test_the_deployments_of_the_newest_releases_are_kept_for_a_rollback(
 
 @pytest.fixture
 def versions(s3: Store, name: str, register: Register) -> list[str]:
-    """Register three versions; the second is the champion, and replaced the first."""
+    """Register three versions; the second version is the champion, which has replaced the first
+    version."""
     first_version = register()
     second_version = register()
     third_version = register()
@@ -228,7 +229,7 @@ def test_a_rollback_is_recorded_decided_and_removed(
     assert promotion.end_rollback(s3, name, rollback)
     assert promotion.read_pending_rollback(s3, name) is None
     assert promotion.end_rollback(s3, name, rollback)
-    # decided by a command that had lost its connection
+    # the rollback was decided by a command that had lost its connection
     promotion.decide_rollback(s3, name, rollback)
     assert champion(name) == first_version
     assert promotion.read_pending_rollback(s3, name) is None
@@ -367,7 +368,7 @@ def test_a_release_retains_the_newest_deployments(
     s3: Store, name: str, versions: list[str]
 ) -> None:
     _, second_version, third_version = versions
-    # with the Deployment of the second version
+    # promote the version with the Deployment of the second version
     promotion.promote(s3, name, third_version, second_version, "cards-2")
     assert promotion.list_expired_deployments(name, third_version, keep_count=1) == ["cards-1"]
     assert promotion.list_running_deployments(name, third_version, keep_count=1) == ["cards-2"]

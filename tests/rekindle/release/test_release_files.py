@@ -78,7 +78,7 @@ def test_an_incomplete_release_is_rejected(
 
 @pytest.fixture
 def stored(s3: Store, tmp_path: Path) -> str:
-    """Store a release with the files of MLflow; return its prefix."""
+    """Store a release with the files of MLflow, and return the key prefix of the release."""
     folder = tmp_path / "made"
     release(s3, f"made-{tmp_path.name}/")
     s3.download(f"made-{tmp_path.name}/", folder)
@@ -98,7 +98,7 @@ def stored(s3: Store, tmp_path: Path) -> str:
 
 
 def change_record(store: Store, prefix: str, **files: Any) -> None:
-    """Change the hashes in release.json; None removes an entry."""
+    """Change the hashes in release.json; the value None removes an entry."""
     record = json.loads(store.get(f"{prefix}release.json"))
     hashes = {name: value for name, value in (record["files"] | files).items() if value}
     store.put(f"{prefix}release.json", json.dumps(record | {"files": hashes}).encode())
@@ -195,7 +195,8 @@ DESCRIBED_FILES = {"reference.json": b'{"rows": 1}', "origin.json": b"{}", "curv
 
 @pytest.fixture
 def described(s3: Store, stored: str, tmp_path: Path) -> str:
-    """Add the files to a release that its hash does not cover; return the prefix of the release."""
+    """Add the files that the hash of a release does not cover, and return the key prefix of the
+    release."""
     commit_described(s3, stored, tmp_path / "described", DESCRIBED_FILES)
     return stored
 
@@ -263,7 +264,8 @@ def test_a_changed_field_of_the_record_is_found(s3: Store, tmp_path: Path, descr
         gzip.compress(b"{}\n" * 100)[:-20],
         gzip.compress(random.Random(0).randbytes(1000))[:10] + b"\xff" * 100,
     ],
-    # gzip stores the time, and all processes of a test run must find the same tests
+    # name the tests explicitly, because gzip stores the time, and all processes of a test run must
+    # find the same tests
     ids=[
         "no-gzip",
         "no-fields",

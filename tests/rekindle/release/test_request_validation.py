@@ -1,4 +1,4 @@
-"""Errors of a request have their location, for any schema of a workload."""
+"""Errors of a request name their location in the request, for any schema of a workload."""
 
 import json
 import tracemalloc

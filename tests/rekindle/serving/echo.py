@@ -25,7 +25,8 @@ prepare = dataset = model = loss = examples = None
 class Instance(BaseModel):
     id: int | str
     sleep: float = Field(0, ge=0)
-    gate: str = ""  # a file: the prediction creates GATE.PID and waits until the file is unlocked
+    # path of a file: the prediction creates GATE.PID and waits until the file is unlocked
+    gate: str = ""
     bad: int | None = None
     bug: bool = False
     killed: bool = False

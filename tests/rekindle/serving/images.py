@@ -1,5 +1,5 @@
-"""A workload with a small network with BatchNorm over eight pixels. In tanh and softmax, the last
-bits of a row depend on its position in the batch."""
+"""A workload with a small network with BatchNorm over eight pixels. With tanh and softmax, the last
+bits of a row's prediction depend on its position in the batch."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""Releases of the workload `echo` and running servers, for tests of serve and verify."""
+"""Make releases of the workload `echo` and start servers, for tests of the steps `serve` and
+`verify`."""
 
 import fcntl
 import json
@@ -42,7 +43,7 @@ SERVER_PREFIX = prefix_of("server")
 
 
 def release(store: Store, prefix: str, workload: str = "echo", version: str = "7") -> str:
-    """Write a release into the store; return the sha256 of its weights."""
+    """Write a release into the store, and return the sha256 of the release's weights."""
     digest = sha256(b"weights").hexdigest()
     files = release_files(workload)
     for key, data in files.items():
@@ -60,7 +61,8 @@ PREDICT = f"{MODEL}:predict"
 
 
 class RunningServer:
-    """`rekindle step steps.serve` on a free port, until the block ends."""
+    """A process of `rekindle step steps.serve` on a free port, which runs until the `with` block
+    ends."""
 
     def __init__(
         self, *flags: str, descriptors: int = 0, listens: bool = True, **environment: str
@@ -102,7 +104,8 @@ class RunningServer:
         self.process.communicate()
 
     def until_ready(self, status: str = "ready") -> dict[str, Any]:
-        """Wait up to a minute for this status, and return the answer of /health/ready."""
+        """Wait up to a minute until /health/ready answers with the given status, and return the
+        answer."""
         answers: list[dict[str, Any]] = []
 
         def check() -> dict[str, Any] | None:
@@ -122,7 +125,8 @@ class RunningServer:
         until(f"{count} requests to wait", lambda: line in self.client.get("/metrics").text)
 
     def end(self, seconds: float = 15) -> tuple[int, str]:
-        """Wait for the end of the process; return its exit code and the rest of its log."""
+        """Wait until the process of the server has ended, and return its exit code and the rest of
+        its log."""
         _, log = self.process.communicate(timeout=seconds)
         return self.process.returncode, log
 
@@ -141,7 +145,8 @@ def refuses_connections(server: RunningServer) -> bool:
 
 
 class Gate:
-    """A file that predictions of `echo` wait for, until the block ends or `open` is called."""
+    """A file that predictions of `echo` wait for, until the `with` block ends or `open` is
+    called."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f"gate-{len(list(folder.iterdir()))}"
@@ -158,7 +163,7 @@ class Gate:
         self.file.close()
 
     def until_reached(self, processes: int = 1) -> None:
-        """Wait until this number of processes waits here."""
+        """Wait until the given number of processes waits at this gate."""
         until(
             "the model to work",
             lambda: len(list(self.path.parent.glob(f"{self.path.name}.*"))) == processes,
@@ -167,7 +172,7 @@ class Gate:
     def hold(
         self, server: RunningServer, pool: ThreadPoolExecutor, **instance: Any
     ) -> Future[httpx.Response]:
-        """Send a request that the model works on until the gate opens."""
+        """Send a request that the model works on until this gate opens."""
         answer = pool.submit(server.predict, {"id": "a", "gate": str(self.path), **instance})
         self.until_reached()
         return answer

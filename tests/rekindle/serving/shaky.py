@@ -1,4 +1,5 @@
-"""A workload whose predictions depend on their neighbours, or on chance, if the data says so."""
+"""A workload whose predictions depend on the other instances of the batch, or on chance, if the
+data says so."""
 
 import json
 from collections.abc import Iterator

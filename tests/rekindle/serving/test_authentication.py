@@ -1,4 +1,4 @@
-"""A model server with tokens answers only requests that have one of them."""
+"""A model server with tokens answers only requests that contain one of these tokens."""
 
 from collections.abc import Iterator
 

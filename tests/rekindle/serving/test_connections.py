@@ -1,5 +1,5 @@
-"""Connections of the server under load and during shutdown, with real processes, sockets and
-signals."""
+"""Tests of the server's connections under load and during shutdown, with real processes, sockets
+and signals."""
 
 import select
 import signal
@@ -49,8 +49,8 @@ def server() -> Iterator[RunningServer]:
 
 
 def receive(client: socket.socket) -> tuple[int, str]:
-    """Return status and head of the next answer. Raises ConnectionError if the connection was
-    closed."""
+    """Receive the next answer of a connection, and return its status and head. Raises
+    ConnectionError if the connection was closed."""
     head = b""
     while b"\r\n\r\n" not in head:
         data = client.recv(1)
@@ -116,7 +116,7 @@ def test_occasional_bytes_do_not_keep_a_request_alive(server: RunningServer, tex
                 return not client.recv(1000)
             except TimeoutError:
                 return False
-            except ConnectionError:  # the byte was sent after the end
+            except ConnectionError:  # the byte was sent after the end of the connection
                 return True
 
         until("the end of the connection", is_closed, pause=0)
@@ -124,7 +124,8 @@ def test_occasional_bytes_do_not_keep_a_request_alive(server: RunningServer, tex
 
 @pytest.mark.slow
 def test_head_and_body_have_one_deadline_together() -> None:
-    """Else a last request of a shutdown could take twice the time that the shutdown allows for."""
+    """With separate deadlines, a last request of a shutdown could take twice the time that the
+    shutdown allows for."""
     with RunningServer(f"--model={PREFIX}", "--body-seconds=4") as server:
         server.until_ready()
         with connect(server) as slow_head, connect(server) as later:
@@ -139,7 +140,7 @@ def test_head_and_body_have_one_deadline_together() -> None:
 
 
 def wait_for_nothing(client: socket.socket) -> None:
-    """Wait a second, in which the server must not answer."""
+    """Wait for a second, and check that the server does not answer in this time."""
     assert not select.select([client], [], [], 1)[0]
 
 
@@ -254,8 +255,8 @@ def test_a_server_without_descriptors_fails_with_an_error() -> None:
 
 @pytest.fixture
 def draining(request: pytest.FixtureRequest) -> Iterator[tuple[RunningServer, list[socket.socket]]]:
-    """Start a server and drain it, with clients that keep their connections; parameter: grace
-    seconds."""
+    """Start a server and drain it, with clients that keep their connections; the parameter of the
+    fixture is the grace period in seconds."""
     grace = getattr(request, "param", 5)
     with RunningServer(
         f"--model={PREFIX}", "--drain-seconds=0.2", f"--grace-seconds={grace}"
@@ -307,7 +308,7 @@ def test_an_idle_connection_is_closed_after_the_grace_period(
     assert {client.recv(1) for client in kept_connections} == {b""}
     code, log = server.end()
     assert code == 0, log
-    assert log.count("\n") == 1, log  # only the line about the served model
+    assert log.count("\n") == 1, log  # the log contains only the line about the served model
 
 
 @pytest.mark.slow
@@ -345,7 +346,8 @@ def test_no_request_is_lost_at_the_moment_of_sigterm(version: str) -> None:
         over = Event()
 
         def send_requests() -> None:
-            """Send requests, on a new connection after `Connection: close`."""
+            """Send requests one after the other; after an answer with `Connection: close`, use a
+            new connection."""
             try:
                 while not over.is_set():
                     closes = False

@@ -19,8 +19,8 @@ class Request(BaseModel):
 
 
 class Doubling:
-    """Predicts twice the number; fails for a batch with a negative number, and predicts infinity
-    for large numbers."""
+    """A predictor that returns twice the number; it fails for a batch with a negative number, and
+    returns infinity for large numbers."""
 
     Request = Request
 

@@ -1,4 +1,4 @@
-"""The model server, with real processes and signals."""
+"""Tests of the model server, with real processes and signals."""
 
 import json
 import os
@@ -150,7 +150,7 @@ def test_an_invalid_request_gets_an_error_and_does_not_affect_others(
     try:
         answer = server.client.post(PREDICT, content=body)
     except httpx.WriteError:
-        # far too large: the connection may close before the whole body is sent
+        # the body is far too large, so the connection may close before the whole body is sent
         assert len(body) > 80_000
     else:
         assert answer.status_code == status, answer.text
@@ -230,7 +230,7 @@ def test_clients_that_never_finish_large_bodies_do_not_block_others(
     sha256: str, address: str
 ) -> None:
     """Other requests, also large ones, are answered, both from another address and from the same
-    one."""
+    address."""
     with RunningServer(
         f"--model={SERVER_PREFIX}", "--max-bytes=1000000", "--body-seconds=300"
     ) as server:
@@ -242,8 +242,8 @@ def test_clients_that_never_finish_large_bodies_do_not_block_others(
         for client in slow:
             client.sendall(head + b" " * 999_999)
 
-        # the budget has room for 16 of 40; which ones are dropped depends on the order in which
-        # their bytes arrive
+        # the budget has room for 16 of 40 clients; which clients are dropped depends on the order
+        # in which their bytes arrive
         until("24 slow clients are dropped", lambda: len(find_answered(slow)) >= 24)
         assert {client.recv(1000).partition(b"\r\n")[0] for client in find_answered(slow)} == {
             b"HTTP/1.1 503 Service Unavailable"
@@ -286,7 +286,8 @@ def test_overload_is_rejected_immediately_while_probes_are_answered(
     }
     assert [probe.status_code for probe in probes.values()] == [200, 503, 200]
     assert probes["/health/ready"].json()["status"] == "overloaded"
-    assert not first_answer.done()  # so the probes did not wait for the model
+    # the probes were answered before the gate opens, so they did not wait for the model
+    assert not first_answer.done()
     gate.open()
     assert sorted(answer.result().status_code for answer in answers) == [200] * 5 + [503] * 3
     assert first_answer.result().status_code == 200
@@ -389,7 +390,7 @@ def test_processes_work_in_parallel_and_warm_up_before_the_server_is_ready(
         }
 
         with Gate(gate.path.parent) as first_gate, Gate(gate.path.parent) as second_gate:
-            # the second is reached while the first waits
+            # the second gate is reached while the first request waits
             held_answers = [each.hold(server, pool) for each in (first_gate, second_gate)]
 
         assert (
@@ -467,7 +468,7 @@ def test_after_sigterm_requests_in_flight_and_new_requests_are_answered(
         assert in_flight.result().status_code == 200
         code, log = server.end()
         assert code == 0, log
-        assert log.count("\n") == 1, log  # only the line about the served model
+        assert log.count("\n") == 1, log  # the log starts with the line about the served model
         assert log.startswith(f"serving echo version 7 (sha256 {sha256[:12]})")
 
 
@@ -489,7 +490,8 @@ def test_a_second_signal_or_ctrl_c_stops_the_drain(
 @pytest.mark.slow
 def test_a_server_on_a_pod_address_also_listens_on_loopback(sha256: str) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        # sends nothing: it only selects this machine's external address
+        # a UDP socket sends nothing when it connects; it only selects this machine's external
+        # address
         sender.connect(("192.0.2.1", 9))
         address = sender.getsockname()[0]
     with RunningServer(f"--model={SERVER_PREFIX}", f"--host={address}") as server:

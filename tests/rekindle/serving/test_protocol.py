@@ -1,5 +1,5 @@
-"""HTTP of the server with unusual, invalid and hostile clients: every request gets its own answer,
-and costs little."""
+"""Tests of the server's HTTP with unusual, invalid and hostile clients: every request gets its own
+answer, and costs little."""
 
 import json
 import socket
@@ -29,7 +29,7 @@ def server(s3_environment: dict[str, str]) -> Iterator[RunningServer]:
 
 
 def post(*headers: str, body: bytes = BODY, path: str = PREDICT) -> bytes:
-    """Return a POST request; without `headers`, it has the length of the body."""
+    """Return a POST request; without `headers`, it has a header with the length of the body."""
     lines = [f"POST {path} HTTP/1.1", "host: x", *(headers or [f"content-length: {len(body)}"])]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
@@ -52,7 +52,7 @@ def receive(client: socket.socket, count: int = 1 << 20) -> Answers:
 LENGTH = f"content-length: {len(BODY)}"
 
 
-# the client's end arrives before the answer begins
+# the client closes its end of the connection before the answer begins
 SLOW_REQUEST = post(body=b'{"instances": [{"id": "a", "sleep": 0.5}]}')
 
 
@@ -107,8 +107,8 @@ def test_a_request_that_offers_http_2_is_answered(server: RunningServer, size: i
 
 
 def test_an_answer_instead_of_100_continue_closes_the_connection(server: RunningServer) -> None:
-    """Otherwise the server would take the client's next request for the body of the rejected
-    one."""
+    """If the connection stayed open, the server would take the client's next request for the body
+    of the rejected one."""
     with connect(server) as client:
         for _ in range(2):  # an accepted body keeps the connection open
             client.sendall(post(LENGTH, "expect: 100-continue", body=b""))
@@ -158,7 +158,7 @@ def test_a_large_head_and_many_small_chunks_are_accepted(server: RunningServer) 
 
 
 def test_too_many_requests_at_once_are_answered_in_part(server: RunningServer) -> None:
-    """Each waiting request takes a hundred times the memory of its text."""
+    """Each waiting request needs a hundred times as much memory as its text."""
     with connect(server) as client:
         client.sendall(GET * 90)
         assert [status for status, _, _ in receive(client, 90)] == [200] * 90
@@ -194,7 +194,8 @@ def test_too_many_requests_at_once_are_answered_in_part(server: RunningServer) -
 def test_a_request_whose_length_is_ambiguous_is_rejected(
     server: RunningServer, headers: tuple[str, ...]
 ) -> None:
-    """Otherwise a proxy and the server could disagree about the end of the request."""
+    """With an ambiguous length, a proxy and the server could disagree about the end of the
+    request."""
     with connect(server) as client:
         client.sendall(post(*headers) + GET)
         [(status, _, body)] = receive(client)

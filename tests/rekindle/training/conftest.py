@@ -22,7 +22,8 @@ from tests.rekindle.training.saving import IDENTITY, LedgerEvents, OpenCheckpoin
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Let a small state have several chunks, and write snapshots to a folder of the test."""
+    """Make chunks so small that a small state has several chunks, and write snapshots to a folder
+    of the test."""
     monkeypatch.setattr(durable, "CHUNK_BYTES", 1024)
     monkeypatch.setenv("REKINDLE_SHM", str(tmp_path))
 
@@ -37,8 +38,8 @@ def events() -> LedgerEvents:
 def open_checkpoints(
     small_chunks: None, s3: Store, events: LedgerEvents, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[OpenCheckpoints]:
-    """Return a function that opens the checkpoints of one prefix like a new process, on a new node
-    or on the node `node`."""
+    """Return a function that opens the checkpoints of one prefix as a new process does, on a new
+    node or on the node `node`."""
     prefix = f"checkpoints-{next(unique_numbers)}"
     opened = list[WorkerCheckpoints]()
 

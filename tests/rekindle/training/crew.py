@@ -1,5 +1,5 @@
-"""Real processes of a training run, forked from a process with torch: a worker starts in a tenth of
-a second."""
+"""Start the real processes of a training run as forks of a process that has loaded torch, so that a
+worker starts in a tenth of a second."""
 
 import faulthandler
 import multiprocessing
@@ -22,7 +22,7 @@ from tests.waiting import until
 
 ROOT = str(Path(__file__).parents[3])
 if ROOT not in sys.path:
-    sys.path.append(ROOT)  # the processes inherit the path, and import the toy workload
+    sys.path.append(ROOT)  # the processes inherit sys.path, and import the toy workload
 TOY = "tests.rekindle.training.toy"
 DATASET = "toy/dataset"
 # the digest of the dataset that `toy.write` makes
@@ -49,7 +49,7 @@ def make_flags(prefix: str, **settings: object) -> list[str]:
 
 
 def open_store(environment: dict[str, str]) -> Store:
-    """Return the object store of processes with this environment."""
+    """Return the object store of processes with the given environment variables."""
     variables = ("S3_BUCKET", "S3_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     return Store(*(environment[variable] for variable in variables))
 
@@ -175,7 +175,7 @@ class Crew:
         )
 
     def start_launcher(self, name: str, argv: list[str], **environment: str) -> Member:
-        """Start the first process of a worker pod, as a command like in the pod."""
+        """Start the first process of a worker pod, as a command, as in the pod."""
         log = self._log(name)
         with open(log, "ab") as file:
             variables = {"POD_NAME": name, "PYTHONPATH": ROOT} | environment
@@ -206,7 +206,7 @@ class Crew:
 
     def wait_until_held(self, micro_batches: int, *members: Member) -> None:
         """Wait until one of `members` pauses after `micro_batches` micro-batches (TOY_HOLD), until
-        `release(number)` is called; the other members wait for it."""
+        `release(number)` is called; the other members wait for this member."""
         self.until(
             lambda: any(f"held at {micro_batches}\n" in member.read_log() for member in members)
         )

@@ -13,4 +13,5 @@ from tests.rekindle.training import toy  # noqa: F401
 
 Store("any", "http://127.0.0.1:9", "any", "any")
 gc.collect()
-gc.freeze()  # otherwise each process copies the pages of all loaded modules
+# freeze all objects; otherwise each process copies the memory pages of all loaded modules
+gc.freeze()

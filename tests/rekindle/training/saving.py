@@ -1,4 +1,4 @@
-"""Helpers for tests of checkpoints: change the state of a process, and read the store."""
+"""Functions for tests of checkpoints: change the state of a process, and read the store."""
 
 from collections.abc import Callable
 from itertools import count
@@ -23,7 +23,7 @@ def get_remaining_seconds() -> float:
 
 
 class StatefulData:
-    """Training data with a state: the sum of the steps that `advance` was called with."""
+    """Training data with a state: the sum of the steps with which `advance` was called."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -44,13 +44,15 @@ def open_store_behind(proxy: Proxy, s3: Store) -> Store:
 
 
 def restore_alone(checkpoints: WorkerCheckpoints) -> int:
-    """Restore the newest state as the only worker of a group does. Returns its step."""
+    """Restore the newest state as the only worker of a group does. Return the step of the restored
+    state."""
     checkpoints.restore(checkpoints.state.step)
     return checkpoints.state.step
 
 
 def set_state(checkpoints: WorkerCheckpoints, step: int) -> None:
-    """Replace the state by that after `step` updates. Its first quarter never changes."""
+    """Replace the state of the process by the state after `step` updates. The first quarter of this
+    state never changes."""
     checkpoints.state.step = step
     changing_part = checkpoints.state.memory[len(checkpoints.state.memory) // 4 :]
     changing_part.copy_(
@@ -65,7 +67,8 @@ def train_and_upload(checkpoints: WorkerCheckpoints, step: int) -> None:
 
 
 def finish_upload(checkpoints: WorkerCheckpoints) -> bool:
-    """Wait for the current upload. Returns True if it was successful."""
+    """Wait until the current upload of a checkpoint has ended. Return True if the upload was
+    successful."""
     assert checkpoints._thread
     assert checkpoints._upload
     checkpoints._thread.join(60)
@@ -73,7 +76,7 @@ def finish_upload(checkpoints: WorkerCheckpoints) -> bool:
 
 
 def list_keys(checkpoints: WorkerCheckpoints, folder: str = "") -> list[str]:
-    """Return the keys of the stored objects in `folder`, by default of all."""
+    """Return the keys of the stored objects in `folder` (default: all objects)."""
     stored_objects = checkpoints.remote.store.list(f"{checkpoints.remote.prefix}/{folder}")
     return [stored_object.key for stored_object in stored_objects]
 

@@ -41,7 +41,7 @@ def make_group(
 
 
 def run_agreement(*groups: TrainingGroup) -> list[str]:
-    """Let all processes agree on a state. Returns their errors."""
+    """Let all processes of a group agree on a state. Return the errors of these processes."""
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     errors = [""] * len(groups)
 

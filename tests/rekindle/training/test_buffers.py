@@ -1,4 +1,5 @@
-"""Buffers that training changes: the same result for any number of workers, or a clear error."""
+"""Tests of buffers that a training changes: the same result for any number of workers, or a clear
+error."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ VIRTUAL = 3
 
 
 class Net(nn.Module):
-    """A layer with buffers; `forward` changes them."""
+    """A layer with buffers; `forward` changes these buffers."""
 
     def __init__(
         self, buffers: dict[str, Tensor], forward: Callable[[Any, Tensor], None], persistent: bool

@@ -14,7 +14,7 @@ def test_a_stateful_loader_continues_from_its_state(crew: Crew, s3: Store) -> No
     coordinator = crew.start_coordinator(argv)
     a, b = (crew.start_worker(name, argv, TOY_HOLD="20 60") for name in "ab")
     crew.wait_until_held(20, a, b)
-    a.send(signal.SIGKILL)  # in the middle of a step, which b repeats
+    a.send(signal.SIGKILL)  # in the middle of a step, which worker b repeats
     crew.release(20)
     crew.wait_until_held(60, b)
     b.send(signal.SIGKILL)
@@ -22,14 +22,15 @@ def test_a_stateful_loader_continues_from_its_state(crew: Crew, s3: Store) -> No
     for member in (a, b):
         member.process.join()
 
-    resumed = crew.start_worker("b", argv)  # from the snapshot in shared memory
+    # the training resumes from the snapshot in shared memory
+    resumed = crew.start_worker("b", argv)
     assert resumed.wait_for_exit_code() == 0, resumed.read_log()
     assert coordinator.wait_for_exit_code() == 0, resumed.read_log()
     assert "was found in shared memory" in resumed.read_log()
     assert undisturbed.wait_for_exit_code() == 0, undisturbed.read_log()
     sha256 = [json.loads(s3.get(f"{run}/model/model.json"))["sha256"] for run in ("calm", "wild")]
     assert sha256[0] == sha256[1]
-    # from the object store
+    # the training resumes from the object store
     resumed_worker = crew.start_lone_worker(
         make_flags("other", workload=workload, checkpoints="wild/checkpoints")
     )

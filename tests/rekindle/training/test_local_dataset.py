@@ -1,4 +1,4 @@
-"""Workers get the local copy of a dataset only with the bytes that its digest promises."""
+"""Workers get the local copy of a dataset only if its bytes match the digest."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

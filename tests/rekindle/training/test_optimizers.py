@@ -129,7 +129,7 @@ def test_the_optimizer_may_freeze_parameters() -> None:
 
 
 class Forgetful(torch.optim.SGD):
-    """Drops the gradients after its step, as some training loops do."""
+    """An optimizer that drops the gradients after its step, as some training loops do."""
 
     def step(self, closure: Any = None) -> None:
         super().step(closure)
@@ -137,7 +137,7 @@ class Forgetful(torch.optim.SGD):
 
 
 class Scaling(torch.optim.SGD):
-    """Replaces the gradients by tensors of its own."""
+    """An optimizer that replaces the gradients by tensors of its own."""
 
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
@@ -147,7 +147,7 @@ class Scaling(torch.optim.SGD):
 
 
 class Replacing(torch.optim.SGD):
-    """Makes sparse gradients of its own of the dense gradients."""
+    """An optimizer that replaces the dense gradients by sparse gradients."""
 
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
@@ -157,7 +157,7 @@ class Replacing(torch.optim.SGD):
 
 
 class Adding(torch.optim.SGD):
-    """Adds sparse gradients to the parameters, and keeps the dense ones."""
+    """An optimizer that adds sparse gradients to the parameters, and keeps the dense gradients."""
 
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:

@@ -31,7 +31,7 @@ def make_paused_flags(prefix: str, until: float, **settings: Any) -> list[str]:
 
 @pytest.fixture
 def straight(crew: Crew, s3: Store) -> dict[str, Any]:
-    """Return model.json of one process that never stops."""
+    """Return model.json of a training by one process that never pauses."""
     member = crew.start_lone_worker(make_flags("pause-straight", **SETTINGS))
     assert member.wait_for_exit_code() == 0, member.read_log()
     return read_model_file(s3, "pause-straight/model")
@@ -40,13 +40,14 @@ def straight(crew: Crew, s3: Store) -> dict[str, Any]:
 def test_a_paused_training_ends_with_the_same_weights(
     crew: Crew, s3: Store, straight: dict[str, Any]
 ) -> None:
-    for until, step in ((0.3, 8), (0.5, 16), (0.9, 28), (1, 30)):  # of 30 steps
+    # the training pauses before the end of its 30 steps
+    for until, step in ((0.3, 8), (0.5, 16), (0.9, 28), (1, 30)):
         member = crew.start_lone_worker(make_paused_flags("pause-alone", until))
         assert member.wait_for_exit_code() == 0, member.read_log()
         assert read_model_file(s3, f"pause-alone/{until}")["step"] == step
         assert json.loads(s3.get(f"pause-alone/{until}/validation.json"))["step"] == step
 
-        # a repetition does nothing
+        # a repetition of the paused training does nothing
         repetition = crew.start_lone_worker(make_paused_flags("pause-alone", until))
         assert repetition.wait_for_exit_code() == 0
 

@@ -1,4 +1,4 @@
-"""Any training recipe gives the same model for any number of workers and kills."""
+"""Any training recipe gives the same model for any number of workers, and after any kills."""
 
 import json
 import signal

@@ -1,5 +1,5 @@
-"""Workloads that cannot be trained are refused before their data is prepared; a passed check is not
-repeated."""
+"""Workloads that cannot be trained are refused before their data is prepared; a check that was
+successful is not repeated."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from tests.rekindle.training.untrainable import FAULTS, TEMPLATE, write_workload
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_PATH", str(tmp_path))
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(rehearsal, "REHEARSAL_TIMEOUT_S", 600)  # a busy machine may need minutes
+    # the time limit is long, because a busy machine may need minutes
+    monkeypatch.setattr(rehearsal, "REHEARSAL_TIMEOUT_S", 600)
 
 
 # tests/rekindle/cli/test_check.py tests that another mistake is refused in the same way
@@ -42,7 +43,7 @@ def test_a_workload_that_passed_the_rehearsal_is_tried_again_only_after_a_change
 @pytest.mark.parametrize(
     ("report", "count"),
     [
-        # all of the data is needed
+        # this error means that all of the data is needed
         ({"stage": "facts", "error": "the model needs facts[3]", "exit_code": 70}, 1),
         (
             {
@@ -67,7 +68,8 @@ def test_a_rehearsal_that_could_have_another_result_is_repeated(
 
 
 def count_rehearsals(monkeypatch: pytest.MonkeyPatch, report: dict[str, Any]) -> list[Any]:
-    """Replace the process of a rehearsal by its report; return the list of calls."""
+    """Replace the process that checks a workload (a rehearsal) by a report; return the list of
+    calls."""
     tried: list[Any] = []
     monkeypatch.setattr(
         rehearsal, "run_rehearsal", lambda config, **options: tried.append(config) or report

@@ -10,7 +10,7 @@ from rekindle.training.validation import split_samples
 
 
 class IndexDataset:
-    """Samples whose values are their indices."""
+    """A dataset of samples whose values are their indices."""
 
     def __init__(self, count: int) -> None:
         self.count = count

@@ -1,4 +1,4 @@
-"""A workload that trains in milliseconds: a small net with dropout on random numbers."""
+"""A workload that trains in milliseconds: a small network with dropout on random numbers."""
 
 import itertools
 import os
@@ -23,12 +23,12 @@ class Model(Section):
     width: int = 24
     # BatchNorm
     statistics: bool = False
-    # counts positive inputs in a buffer, which differs between virtual workers
+    # True adds a buffer that counts positive inputs, which differs between virtual workers
     hoarding: bool = False
 
 
 def write(path: Path, samples: int) -> str:
-    """Write a dataset directory; return its digest."""
+    """Write a dataset directory, and return the digest of the dataset."""
     import torch
 
     path.mkdir(parents=True)
@@ -42,8 +42,8 @@ batch_numbers = itertools.count(1)
 
 
 def _hold() -> None:
-    """Count the micro-batches. If TOY_HOLD contains the number of micro-batches so far, wait until
-    the folder TOY_GATES has a file with this number as its name."""
+    """Count the micro-batches of this process. If TOY_HOLD contains the number of micro-batches so
+    far, wait until the folder TOY_GATES has a file with this number as its name."""
     number = str(next(batch_numbers))
     if number in os.environ.get("TOY_HOLD", "").split():
         sys.stderr.write(f"held at {number}\n")

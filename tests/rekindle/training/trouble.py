@@ -40,7 +40,7 @@ TROUBLES: dict[str, Any] = {
 
 
 class Fed:
-    """The toy samples, and a DataLoader whose processes must all be alive."""
+    """The samples of the toy workload, read by a DataLoader whose processes must all be alive."""
 
     def __init__(self, path: Path) -> None:
         from torch.utils.data import DataLoader

@@ -1,4 +1,4 @@
-"""Workloads that cannot be trained: the template's model with one mistake each."""
+"""Workloads that cannot be trained: the template's model each with one mistake."""
 
 import re
 from pathlib import Path

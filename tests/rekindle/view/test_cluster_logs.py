@@ -45,7 +45,8 @@ def make_pod(
 
 @pytest.fixture
 def out(server: ApiServer, cluster: Cluster) -> Iterator[io.StringIO]:
-    """The output of `logs -f` for the run `demo`; the run and its pods end with the test."""
+    """The output of `rekindle logs -f` for the run `demo`; the run and its pods end with the
+    test."""
     server.put(WORKFLOWS_AT, workflow("demo"))
     out = io.StringIO()
     follower = threading.Thread(target=Logs(cluster, "demo", out).follow)
@@ -174,7 +175,8 @@ def test_a_run_that_is_deleted_while_it_is_followed_is_reported(
 
 
 class RotatingKubelet(Kubelet):
-    """Keeps only the newest line of a log, as a node keeps only the end of a long one."""
+    """A kubelet that keeps only the newest line of a log, as a node keeps only the end of a long
+    log."""
 
     def write_log(self, pod: str, text: str, timestamp: str = "", container: str = "main") -> None:
         self.logs.pop((pod, container), None)
@@ -342,13 +344,13 @@ def test_logs_of_deleted_pods_are_read_from_the_archive(
         for name, kind, key in (
             ("prepare", "Pod", "demo/demo-prepare-1/main.log"),
             ("evaluate", "Pod", "demo/gone/main.log"),
-            ("train", "Retry", "demo/train/main.log"),  # the logs of its last attempt
+            ("train", "Retry", "demo/train/main.log"),  # the logs of the last attempt of the step
         )
     }
 
     command = {"command": ["python"], "args": ["-m", "rekindle", "step", "steps.prepare"]}
     template = {"name": "prepare", "container": {"image": "rekindle:0.1", **command}}
-    # this container cannot read logs
+    # the command of this container cannot read logs
     other = {"name": "own", "container": {"image": "busybox:1.36", "command": ["true"]}}
     tasks = [{"name": name, "template": "prepare"} for name in ("prepare", "train", "evaluate")]
     spec = {"templates": [other, template, {"name": "main", "dag": {"tasks": tasks}}]}

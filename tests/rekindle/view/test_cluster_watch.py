@@ -233,7 +233,8 @@ def test_a_workflow_is_sent_unchanged_to_an_argo_server_with_argo_token(
     ((_, path, sent),) = [request for request in server.requests if request[0] == "POST"]
     assert path == url_path
     assert server.tokens == {"Bearer of argo"}
-    assert sent["workflow"]["spec"]["pendingTimeout"] == "1h"  # Hera's models do not know it
+    # Hera's models do not know this field
+    assert sent["workflow"]["spec"]["pendingTimeout"] == "1h"
     away = rekindle(
         *command, "--argo-server", "http://127.0.0.1:9", cwd=tmp_path, KUBECONFIG="/none"
     )

@@ -1,4 +1,5 @@
-"""`rekindle explain` reports on a training during and after it, here and on a cluster."""
+"""`rekindle explain` reports on a training during and after it, on this machine and on a
+cluster."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +33,7 @@ def make_run(
     events: list[dict[str, Any]],
     manifest: dict[str, Any] | None = None,
 ) -> None:
-    """Create a run with a ledger; `manifest`: rendered by Rekindle."""
+    """Create a run with a ledger; `manifest`: a manifest that Rekindle has rendered."""
     files = RunFiles(home, name)
 
     spec = {
@@ -172,7 +173,7 @@ def test_with_prices_explain_reports_the_same_costs_here_and_on_a_cluster(
     monkeypatch.chdir(tmp_path)
     sets = ["families=[transformer]", "cluster.pods.train.preset=[gke-spot,gpu]"]
     manifest = render_manifest(load_config(project.REFERENCE / "configs/cluster.yaml", sets).config)
-    (tmp_path / PRICES_FILE).unlink()  # the run has its own prices
+    (tmp_path / PRICES_FILE).unlink()  # the manifest of the run contains its own prices
     make_run(tmp_path, s3, "fraud", [*EVENTS, COMPLETE], manifest)
     text = explain_run(tmp_path, "fraud", as_json=False)
     assert "The training cost 0.00060 USD: 0.00043 trained, 0.00017 waited." in text

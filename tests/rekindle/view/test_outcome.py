@@ -1,4 +1,5 @@
-"""The outcome of a run: verdict, metrics and exit code; and the progress of its training."""
+"""Tests of the outcome of a run (verdict, metrics and exit code), and of the progress of its
+training."""
 
 import io
 from pathlib import Path
@@ -56,8 +57,8 @@ def test_json_has_the_steps_and_the_outputs_of_the_workflow():
 def test_a_step_that_reads_the_champion_is_not_a_release(
     verdicts: tuple[str, ...], more: dict[str, str], code: int, words: str
 ):
-    """`ship` is a release if it outputs `content`, as steps.release does; steps.champion has the
-    other outputs too."""
+    """The step `ship` counts as a release if it outputs `content`, as steps.release does;
+    steps.champion has all outputs of a release except `content`."""
 
     def with_outputs(**outputs: str) -> Any:
         return {

@@ -1,8 +1,8 @@
-"""The outcome of a pipeline after failures of its pods: the rendered manifest in Argo's state
-machine.
+"""Tests of the outcome of a pipeline after failures of its pods: the rendered manifest in Argo's
+state machine.
 
-Pods are simulated and end as a test says; order, gates, retries, exit handler and phases come from
-the manifest.
+The pods are simulated, and each pod ends as the test chooses; order, gates, retries, exit handler
+and phases come from the manifest.
 """
 
 import json
@@ -329,8 +329,8 @@ def test_a_candidate_has_the_pods_for_its_share_before_it_gets_the_share(gateway
 
 @pytest.mark.parametrize("previous", [{"running": '[""]'}, {"server": ""}, {"replicas": "0"}])
 def test_a_model_without_pods_is_not_retired(previous: dict[str, Any]) -> None:
-    """A first model, a previous model that was deleted by hand, and a previous model that is scaled
-    to zero."""
+    """The test covers a first model, a previous model that was deleted by hand, and a previous
+    model that is scaled to zero."""
     run = Run(lambda name, n: None, **previous)
     assert run.phase == "Succeeded"
     assert "retire" not in run.started
@@ -378,9 +378,9 @@ def test_a_permanent_failure_ends_the_run_and_keeps_the_served_model(step: str) 
         )
     )
     assert run.phase == "Failed"
-    assert run.started.count(step) == 1  # a retry would not help
+    assert run.started.count(step) == 1  # no retry is made, because it would not help
     assert not {"deployment", "service"} & set(run.started)
-    # exit handler: record in MLflow, delete the training job
+    # the exit handler records the end of the run in MLflow, and deletes the training job
     assert set(run.started[-2:]) == {"report", "delete"}
 
 

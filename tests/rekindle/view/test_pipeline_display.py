@@ -1,4 +1,5 @@
-"""A run in the foreground whose terminal, streams or disk fail, or that must be stopped."""
+"""Tests of a run in the foreground whose terminal, streams or disk fail, or that must be
+stopped."""
 
 import contextlib
 import fcntl
@@ -81,7 +82,7 @@ def test_a_second_signal_ends_a_busy_run(tmp_path: Path, signal_number: int):
     pods = wait_until_started(process, tmp_path)
     wait_until_busy(process, 0.5)
     process.send_signal(signal_number)
-    wait_until_busy(process, 1)  # the second signal comes at least half a second later
+    wait_until_busy(process, 1)  # the second signal is sent at least half a second later
     process.send_signal(signal_number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal_number, output
@@ -91,7 +92,7 @@ def test_a_second_signal_ends_a_busy_run(tmp_path: Path, signal_number: int):
 
 
 def wait_until_busy(process: subprocess.Popen[str], seconds: float) -> None:
-    """Wait until the process has used this much more CPU time; it must not end."""
+    """Wait until the process has used the given additional CPU time; the process must not end."""
     times = psutil.Process(process.pid).cpu_times
     start = times().user
     until(
@@ -102,7 +103,8 @@ def wait_until_busy(process: subprocess.Popen[str], seconds: float) -> None:
 def run_on_terminal(
     tmp_path: Path, script: str, hangup: Any
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a run on its own terminal; returns its process and the other end of the terminal."""
+    """Start a run on its own terminal, and return the process of the run and the other end of the
+    terminal."""
     file = write_manifest(tmp_path / "w.yaml", workflow(("long", script)))
     terminal, child = pty.openpty()
 
@@ -148,7 +150,8 @@ def test_a_closed_terminal_ends_all_processes_of_a_run(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_run_under_nohup_survives_a_closed_terminal(tmp_path: Path):
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory_folder:  # each pod has its own /tmp
+    # the shared file is not in /tmp, because each pod has its own /tmp
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory_folder:
         script = (
             f"echo begun; for i in $(seq 600); do test -e {memory_folder}/closed && exit 0; sleep 0.1;"
             " done; exit 1"
@@ -174,7 +177,7 @@ def test_a_run_continues_if_its_output_cannot_be_written(
         tmp_path / "w.yaml", workflow(("first", "true"), ("second", "sleep 0.2"), ("third", "true"))
     )
     result = run_shell(f'"$REKINDLE" run --manifest w.yaml -o {output} {redirection}', tmp_path)
-    # the requested output is lost
+    # True if the requested output is lost
     lost = output == "json" and "/dev/full" in redirection and "2>" not in redirection
     assert result.returncode == int(lost), result.stderr
     assert "Traceback" not in result.stderr, result.stderr
@@ -219,7 +222,7 @@ def test_a_full_disk_is_reported_and_resume_frees_space(tmp_path: Path):
     manifest["spec"]["templates"][1]["script"]["volumeMounts"] = [
         {"name": "again", "mountPath": "/again"}
     ]
-    # the journal needs space for it
+    # the output is so long that the journal needs space for it
     manifest["spec"]["templates"][1]["outputs"] = {
         "parameters": [{"name": "long", "valueFrom": {"path": "/tmp/long"}}]
     }

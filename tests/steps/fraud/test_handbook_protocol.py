@@ -1,5 +1,5 @@
-"""The evaluation uses the published test rows, the same for both models, and reports skipped
-weeks."""
+"""The evaluation uses the same test rows as the handbook, the same rows for the candidate and the
+champion, and reports skipped weeks."""
 
 import json
 import re
@@ -54,8 +54,8 @@ def evaluate(
 
 @pytest.mark.slow
 def test_compromised_cards_are_left_out_day_by_day(small_dataset: Path):
-    """The rule as in the code of the handbook: a set of compromised cards that grows each test
-    day."""
+    """The rule is the same as in the code of the handbook, which uses a set of compromised cards
+    that grows each test day."""
     rows = Rows(small_dataset)
     start = rows.facts.test_weeks[0][0]
     day = (rows.times - start) // DAY
@@ -242,8 +242,8 @@ def refresh_release(release: Path, data: Data, out: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def newer_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A week more of training than `small_dataset`, so its trees differ; the last test week is the
-    same."""
+    """A dataset with one more week of training data than `small_dataset`, so that its trees differ;
+    the last test week is the same."""
     path = tmp_path_factory.mktemp("newer") / "dataset"
     write(Data(source=WORLD, test_weeks=1), path)
     return path
@@ -276,8 +276,8 @@ def test_a_refreshed_champion_is_evaluated_by_its_served_scores(
     assert result.incomparable == ""
     assert len(scores) > 1000
 
-    # requests to the release as it was before any refresh, with all that happened since it was
-    # trained as history
+    # send requests to the release before any refresh, with all transactions since its training as
+    # history
     (tmp_path / "champion").mkdir()
     scores.select("id", "week", "label", score="champion_score").write_parquet(
         tmp_path / "champion/scores.parquet"

@@ -1,5 +1,5 @@
-"""Scores are the same in server and evaluation, and depend only on earlier transactions of the
-card."""
+"""Scores are the same in the server and in the evaluation, and depend only on earlier transactions
+of the card."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Plots must not fail, because that would fail a release."""
+"""Drawing a plot must never fail, because a failure would prevent a release."""
 
 from pathlib import Path
 

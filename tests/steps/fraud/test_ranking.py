@@ -14,12 +14,13 @@ def test_card_precision_counts_cards_and_checks_compromised_ones_once():
     cards = np.array([1, 1, 2, 3, 1, 2, 3, 4])
     scores = np.array([0.1, 0.9, 0.8, 0.2, 0.99, 0.5, 0.4, 0.3])
     labels = np.array([0, 1, 0, 0, 1, 0, 1, 1])
-    # day 0 checks 1 (fraud) and 2; day 1 must not check 1 again: it checks 2 and 3 (fraud)
+    # on day 0, the cards 1 (fraud) and 2 are checked; on day 1, card 1 must not be checked again,
+    # but the cards 2 and 3 (fraud)
     assert card_precision(scores, labels, cards, days, top_card_count=2) == pytest.approx(
         (1 / 2 + 1 / 2) / 2
     )
-    # the score of a card is its highest: card 1 would not be checked for its first transaction
-    # alone
+    # the score of a card is its highest score; card 1 would not be checked for its first
+    # transaction alone
     assert card_precision(scores, labels, cards, days, top_card_count=1) == pytest.approx(
         (1 + 0) / 2
     )
@@ -80,7 +81,8 @@ def test_weighted_ap_equals_scikit_learn():
     draws = generator.integers(0, 4, size=(cards, 5)).astype(np.float32)
 
     smooth = generator.random(n) + 0.5 * labels
-    for scores in (smooth, smooth.round(1), np.zeros(n)):  # with and without ties
+    # the expected values with and without ties
+    for scores in (smooth, smooth.round(1), np.zeros(n)):
         expected = [
             average_precision_score(labels, scores, sample_weight=draws[card, k]) for k in range(5)
         ]

@@ -1,4 +1,4 @@
-"""A refreshed state gives the scores that the previous state gives with the newer data as
+"""A refreshed serving state gives the same scores as the previous state with the newer data as
 history."""
 
 import json
@@ -23,7 +23,7 @@ from tests.steps.conftest import WORLD
 
 @pytest.fixture(scope="module")
 def refreshed(expert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Refreshed, Path]:
-    """Result of `refresh`, and the release with its new state."""
+    """The result of `refresh`, and the release with the new serving state."""
     out = tmp_path_factory.mktemp("out")
     release = tmp_path_factory.mktemp("release")
     result = fraud.refresh(expert, Data(source=WORLD), out)

@@ -89,7 +89,7 @@ def test_a_request_without_history_is_answered_with_a_warning(
     predictor: FraudPredictor, requests: Requests
 ) -> None:
     request, _ = requests[-1]
-    # part of the state
+    # these payments are already part of the serving state
     old_history = [row | {"time": "2024-01-09T00:00:00"} for row in request["history"][:3]]
     bodies = [
         request,

@@ -1,4 +1,4 @@
-"""A moving window: a late run must not use data that its week did not have."""
+"""Tests of a moving window: a late run must not use data that arrived after its scheduled time."""
 
 from datetime import UTC, date, datetime
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""A scheduled run whose source stands still trains nothing, unless its code or config changed."""
+"""A scheduled run whose source has no new rows trains nothing, unless the code or the config has
+changed."""
 
 import json
 import re
@@ -14,7 +15,7 @@ from rekindle.cache import code, loaded
 from rekindle.step import encode_parameter, load_step_module
 from tests.steps.bills import workload
 
-# counts the rows of the days before the end of the window
+# the function `prepare`, which counts the rows of the days before the end of the window
 PREPARE = """
 rows = [row.split() for row in open(data.source) if row.split()[0] < data.until]
 (out / "rows").write_text(str(rows))
@@ -119,14 +120,14 @@ def test_a_change_of_config_or_code_trains_and_says_what_changed(weeks: Weeks) -
 
 
 def add_module(weeks: Weeks, suffix: str, text: str) -> str:
-    """Write a module of the project; return its name."""
+    """Write a module of the project, and return the name of the module."""
     file = weeks.module.with_name(f"{weeks.name}_{suffix}.py")
     file.write_text(text)
     return file.stem
 
 
 def forget_code() -> None:
-    """Forget the digests of files: each run is a process of its own."""
+    """Clear the cached digests of files, because each real run is a process of its own."""
     for function in (code._compute_digest, code._sha256, code._list_imports):
         function.cache_clear()
 
@@ -182,7 +183,7 @@ def test_a_run_that_has_loaded_an_uncovered_file_is_never_taken_for_unchanged(
     weeks.templates = [{"name": "main", "dag": {"tasks": [{"name": "evaluate"}]}}]
     assert weeks.run("2024-05-06").unchanged
 
-    # a later step of the earlier run has loaded such a file
+    # a later step of the earlier run has loaded a file that the key does not cover
     trained = weeks.run("2024-05-13", train={"seed": 2})
     run = tracking.read_tags(trained.run_id)[tracking.WORKFLOW]
     s3.put(f"{run}/evaluate/uncovered", uncovered.encode())

@@ -1,5 +1,5 @@
-"""A notification says how a workflow ended and links to its MLflow run; results that change nothing
-send none."""
+"""A notification says how a workflow ended and links to its MLflow run; no notification is sent for
+a result that changes nothing."""
 
 import json
 import uuid
@@ -26,7 +26,7 @@ STOPPED_STATUS = json.dumps(
 
 
 def run_with(tags: dict[str, str]) -> tuple[str, str]:
-    """Create an MLflow run with these tags; return the names of its workflow and run."""
+    """Create an MLflow run with the given tags; return the names of its workflow and run."""
     name = f"w-{uuid.uuid4().hex[:8]}"
     run_id = tracking.start_run("notifications", name)
     tracking.log_to_run(run_id, run_tags=tags)
@@ -36,7 +36,7 @@ def run_with(tags: dict[str, str]) -> tuple[str, str]:
 def notify_hook(
     monkeypatch: pytest.MonkeyPatch, **inputs: Any
 ) -> tuple[notify.Outputs, list[dict[str, Any]]]:
-    """Run the step; return its outputs and the messages that the webhook received."""
+    """Run the step `notify`, and return its outputs and the messages that the webhook received."""
     with Hook() as server:
         monkeypatch.setenv("NOTIFY_URL", server.url)
         outputs = notify.run(notify.Inputs(format="json", experiment="notifications", **inputs))
@@ -143,8 +143,8 @@ def test_a_failure_is_sent_even_if_mlflow_is_down(monkeypatch: pytest.MonkeyPatc
 def test_a_failed_step_has_the_error_of_its_process_not_of_its_retries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The nodes as Argo lists them: the DAG, the node that counts the attempts, the attempts, and a
-    step that succeeded after an attempt had failed."""
+    """The nodes in the test are in the form that Argo lists them: the DAG, the node that counts the
+    attempts, the attempts, and a step that succeeded after an attempt had failed."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv(RETRIES_VARIABLE, "0")
 
@@ -208,8 +208,8 @@ def test_an_unreachable_webhook_is_a_warning_of_the_step(
 
 
 def test_the_run_shows_a_notification_that_was_not_sent() -> None:
-    """The output `warnings` of the step is part of the manifest, so that the outcome of a run has
-    it."""
+    """The output `warnings` of the step is declared in the manifest, so that the outcome of a run
+    contains these warnings."""
     manifest = render_manifest(
         load_config("configs/demo.yaml", ["notify.format=slack"], environment={}).config
     )

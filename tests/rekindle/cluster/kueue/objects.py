@@ -1,4 +1,5 @@
-"""Kueue with one queue that has room for every job of a test; tests change one object."""
+"""Objects of Kueue with one queue that has quota for every job of a test; each test changes one of
+these objects."""
 
 from typing import Any
 
@@ -45,7 +46,7 @@ def cluster_queue(name: str, *flavors: dict[str, Any], **spec: Any) -> dict[str,
 
 
 def put_cluster_objects(server: ApiServer, plural: str, *objects: dict[str, Any]) -> None:
-    """Replace all objects of a kind without namespaces."""
+    """Replace all objects of a cluster-wide kind."""
     server.fixed[f"{API}/{plural}"] = {"items": [*objects], "metadata": {}}
 
 

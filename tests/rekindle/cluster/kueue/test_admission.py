@@ -38,7 +38,8 @@ def queued_jobs(*sets: str) -> list[QueuedJob]:
 
 @pytest.fixture(scope="module", autouse=True)
 def work_outside_of_the_repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Render outside of a repository: git needs longer to read the commit than rendering takes."""
+    """Work outside of a git repository, because git needs longer to read the commit than rendering
+    takes."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
         yield
@@ -119,7 +120,7 @@ def use_other_flavor(server: ApiServer) -> None:
 
 
 def split_flavors(server: ApiServer) -> None:
-    """No flavor has room for all workers, but both together have."""
+    """No flavor has room for all workers, but both flavors together have."""
     small = ROOM | {"nvidia.com/gpu": "2"}
     queue = cluster_queue("shared", flavor_quota("default", small), flavor_quota("spot", small))
     put_cluster_objects(server, "clusterqueues", queue)

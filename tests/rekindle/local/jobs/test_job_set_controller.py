@@ -1,5 +1,5 @@
-"""JobSets and TrainJobs as real processes: policies, restarts, names, suspension; equal results in
-all backends."""
+"""Tests of JobSets and TrainJobs as real processes: policies, restarts, names, suspension, and
+equal results with all values of `cluster.backend`."""
 
 import json
 import os
@@ -207,7 +207,7 @@ def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(
     wait(controllers, lambda _: not Path(f"/proc/{first_pid}").exists())
     controllers[kind].apply({**resumed_set, "spec": resumed_set["spec"] | {"suspend": False}})
     wait(controllers, lambda _: pid(controllers, "js-worker-0-0") not in (0, first_pid))
-    resumed = [("Suspended", "False")]  # a TrainJob's status follows its JobSet's
+    resumed = [("Suspended", "False")]  # the status of a TrainJob follows the status of its JobSet
 
     wait(
         controllers,

@@ -1,5 +1,5 @@
-"""The volumes of a job's pods are those of a workflow's pods: claims are shared, and Secrets have
-their files."""
+"""The volumes of a job's pods are the same as for a workflow's pods: claims are shared, and volumes
+of Secrets contain the Secrets' files."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""The ports of models on this machine: a chosen port is kept, any other port gives way to programs
-that run."""
+"""Tests of the ports of models on this machine: a chosen port is kept, but if no port was chosen, a
+model gets a port that no other program uses."""
 
 import json
 import socket
@@ -117,7 +117,7 @@ def test_a_chosen_port_that_is_taken_rejects_the_run_at_its_start_and_later_fail
 def test_a_backfill_needs_no_port(tmp_path: Path, taken: int) -> None:
     workflow = releases("demo", port=taken)
     workflow["spec"]["arguments"] = {"parameters": [{"name": "backfill", "value": ""}]}
-    # as the gate of a pipeline
+    # the condition is the same as in the gate of a pipeline
     no_backfill = {"when": "{{= workflow.parameters.backfill != 'true' }}"}
     workflow["spec"]["templates"][0]["dag"]["tasks"][0].update(no_backfill)
     assert create_run(tmp_path, workflow, {"backfill": "true"}).run(as_json=False, ask=False) == 0

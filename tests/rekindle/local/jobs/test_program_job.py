@@ -1,5 +1,5 @@
-"""A training program in jobs of other frameworks, as real processes: a lost pod costs the work since
-the newest checkpoint, and the ledger records it."""
+"""Tests of a training program in jobs of other frameworks, as real processes: a lost pod costs the
+work since the newest checkpoint, and the ledger records this loss."""
 
 import json
 import os
@@ -54,8 +54,8 @@ class Run:
         return bool(find_condition((self.jobs.get("job") or {}).get("status") or {}, kind))
 
     def wait_for_step(self, step: int) -> None:
-        """Wait until the checkpoint of a step is in the object store, and no pod deletes older
-        ones: the others would wait for the deletion of a killed pod."""
+        """Wait until the checkpoint of a step is in the object store, and until no pod deletes
+        older checkpoints, because the other pods would wait for the deletion by a killed pod."""
         self.wait_for(lambda: self.has_stored(step) and not self.list_objects("deletions"))
 
     def has_stored(self, step: int) -> bool:
@@ -86,7 +86,7 @@ class Run:
 def start(
     tmp_path: Path, s3: Store, s3_environment: dict[str, str]
 ) -> Iterator[Callable[..., Run]]:
-    """Return a function that starts a job of a kind with a program."""
+    """Return a function that starts a job of the given kind with a program."""
     cluster = LocalCluster(tmp_path)
     controllers = cluster.kinds.controllers(cluster, tmp_path / "run")
 
@@ -139,7 +139,7 @@ def start(
         jobs.stop(0)
 
 
-# kind → pods by role, the pod that is killed, and the sum of the ranks' numbers
+# kind of job → (pods by role, the pod that is killed, and the sum of the ranks' numbers)
 CASES = {
     "XGBoostJob": ({"Master": 1, "Worker": 2}, "job-worker-1", 6),
     "TFJob": ({"Chief": 1, "Worker": 1, "PS": 1}, "job-ps-0", 3),
@@ -205,7 +205,7 @@ def build(config):
         blocks.evaluate(model)
     return workflow
 """
-# process 0 saves steps and the result
+# process 0 saves checkpoints and the result
 SAVE = """
 import json, os, pathlib, sys
 

@@ -1,4 +1,4 @@
-"""TrainingJobs as real processes: environment, restarts, conditions, clean-up."""
+"""Tests of training jobs as real processes: environment, restarts, conditions, clean-up."""
 
 import json
 import os
@@ -199,7 +199,7 @@ def test_exit_codes_below_128_fail_the_job_with_the_reason(jobs: TrainingJobs) -
 
 
 def test_exit_codes_from_128_recreate_the_pod(jobs: TrainingJobs) -> None:
-    tried = Path(tempfile.mkdtemp(dir="/dev/shm"))  # shared by pods and the machine
+    tried = Path(tempfile.mkdtemp(dir="/dev/shm"))  # the folder is shared by pods and the machine
     program = (
         f"import pathlib, sys; p, own = pathlib.Path({str(tried)!r}), pathlib.Path('/tmp/own')\n"
         "assert not own.exists(); own.touch(); again = not p.exists(); again or p.rmdir()\n"
@@ -410,7 +410,7 @@ def test_shared_memory_of_interrupted_runs_is_removed_by_the_next_command(
     jobs: TrainingJobs, tmp_path: Path
 ) -> None:
     def interrupt_run(name: str, hours: float) -> Path:
-        """Leave the shared memory of an interrupted run."""
+        """Create the files that an interrupted run leaves in shared memory."""
         # without this folder, any command on this machine would remove the shared memory
         (tmp_path / "runs" / name).mkdir(parents=True)
         cluster = LocalCluster(tmp_path)

@@ -1,5 +1,5 @@
-"""The other kinds of jobs as real processes: their replicas find each other by the operator's
-variables."""
+"""Tests of all kinds of jobs other than PyTorchJobs as real processes: their replicas find each
+other by the operator's variables."""
 
 import json
 import os
@@ -74,14 +74,15 @@ WHERE = {
         "host, port = e['COORDINATOR_ADDRESS'], e['COORDINATOR_PORT']"
     ),
 }
-# the pod of rank 0, and the sum
+# kind of job → (name of the pod of rank 0, sum that this pod prints)
 FIRST = {
     "TFJob": ("chief-0", 6),
     "XGBoostJob": ("master-0", 6),
     "PaddleJob": ("master-0", 5),  # a PaddleJob does not number its workers
     "JAXJob": ("worker-0", 6),
 }
-# starts a process in every slot of the hostfile, like mpirun, and prints their outputs
+# a program that starts a process in every slot of the hostfile, like mpirun, and prints their
+# outputs
 LAUNCH = """
 import os, subprocess
 e = os.environ
@@ -119,7 +120,8 @@ def run(tmp_path: Path) -> Iterator[Callable[..., tuple[TrainingJobs, dict[str, 
 def job(
     kind: str, lead: str, worker: str = "", workers: int = 2, policy: str = "", **spec: Any
 ) -> dict[str, Any]:
-    """Return the job that the block creates, with these programs (`worker`: default is `lead`)."""
+    """Return the job that the block creates, with the given programs (default of `worker`:
+    `lead`)."""
     obj = kinds("job", lead, worker or lead)[kind].manifest
     obj["spec"].update(spec)
     replicas = next(value for key, value in obj["spec"].items() if key.endswith("ReplicaSpecs"))
@@ -268,7 +270,7 @@ def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path
             kind.lower(), obj, success=success, failure=FAILURE, owned=True, retry=retries(1)
         )
 
-    # other tests run PyTorchJobs
+    # other tests execute PyTorchJobs
     other_kinds = [kind for kind in JOB_KINDS if kind != "PyTorchJob"]
 
     with Workflow(name="kinds", entrypoint="main") as workflow:

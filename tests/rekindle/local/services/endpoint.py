@@ -46,7 +46,7 @@ class Endpoint:
         self.client = self.connect()
 
     def connect(self, key: str = KEY, secret: str = SECRET, **config: Any) -> Any:
-        # total_max_attempts: tests check errors, so a retry would hide them
+        # the client does not retry, because a retry would hide the errors that tests check
         settings = Config(
             **{"retries": {"total_max_attempts": 1}, "max_pool_connections": 32, **config}
         )
@@ -62,7 +62,8 @@ class Endpoint:
     def signed(
         self, method: str, path: str, headers: dict[str, str], payload: str = "UNSIGNED-PAYLOAD"
     ) -> dict[str, str]:
-        """Return the headers with their signature; `payload`: value of x-amz-content-sha256."""
+        """Return the headers of a request with their signature; `payload`: value of
+        x-amz-content-sha256."""
         signer = S3SigV4Auth(Credentials(KEY, SECRET), "s3", "us-east-1")
         signer.payload = lambda request: payload  # type: ignore[method-assign]
         request = AWSRequest(
@@ -74,7 +75,8 @@ class Endpoint:
     def send(
         self, method: str, path: str, headers: dict[str, str], body: bytes = b""
     ) -> tuple[int, bytes]:
-        """Send exactly these bytes; return the status and body of the answer."""
+        """Send exactly the given bytes to the endpoint, and return the status and body of the
+        answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
         for name, value in headers.items():

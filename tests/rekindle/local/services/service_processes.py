@@ -16,7 +16,7 @@ def record(services: Services, name: str) -> ServiceRecord:
 
 
 def kill(services: Services, name: str) -> ServiceRecord:
-    """Kill a service; return its record."""
+    """Kill the process of a service, and return the record of the service."""
     killed_record = record(services, name)
     os.kill(killed_record.pid, signal.SIGKILL)
     until("the service to die", lambda: not killed_record.alive)

@@ -1,5 +1,5 @@
-"""Access control of the embedded MLflow's real server: requests of its client, of browsers and of
-strangers."""
+"""Tests of the access control of the embedded MLflow, as a real server: requests of MLflow's
+client, of browsers and of other users."""
 
 import http.client
 import json
@@ -25,7 +25,7 @@ SEARCH = "/api/2.0/mlflow/experiments/search?max_results=10"
 
 
 class Mlflow:
-    """The embedded server, and requests to it with exact headers."""
+    """The embedded MLflow server, and requests to this server with exact headers."""
 
     def __init__(self, services: Services) -> None:
         services.start()
@@ -155,7 +155,7 @@ def test_a_browser_logs_in_by_the_printed_address_and_keeps_a_cookie(mlflow: Mlf
         "Sec-Fetch-Dest": "document",
     }
 
-    assert mlflow.status("/", login | link) == 200  # a link in a notebook at another port
+    assert mlflow.status("/", login | link) == 200  # the link is in a notebook on another port
 
 
 def test_other_pages_cannot_use_the_login_of_a_browser(mlflow: Mlflow) -> None:
@@ -193,7 +193,7 @@ def test_other_pages_cannot_use_the_login_of_a_browser(mlflow: Mlflow) -> None:
         frame = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"}
         assert mlflow.status("/", {"Cookie": cookie} | frame) == 401
 
-    # a target with another host
+    # the request has a target with another host
     with socket.create_connection(("127.0.0.1", mlflow.port), timeout=60) as connection:
         connection.sendall(
             f"GET http://evil.example{SEARCH} HTTP/1.1\r\nHost: {mlflow.host}\r\n"
@@ -221,7 +221,7 @@ def test_artifact_locations_outside_the_root_are_rejected(mlflow: Mlflow, tmp_pa
     for location in locations:
         for field in ("artifact_location", "artifactLocation"):
             body: Any = {"name": f"{field} {location}", field: location}
-            for form in (body, json.dumps(body)):  # older clients encode twice
+            for form in (body, json.dumps(body)):  # older clients encode the path twice
                 status, answer, _ = mlflow.ask(CREATE, mlflow.bearer, "POST", form)
                 assert status == 400, (location, answer)
 
@@ -245,7 +245,8 @@ def test_artifact_locations_outside_the_root_are_rejected(mlflow: Mlflow, tmp_pa
 def test_artifact_locations_in_an_old_database_are_not_followed(
     mlflow: Mlflow, tmp_path: Path
 ) -> None:
-    """The database has a stranger's experiment with a folder of the user as artifact location."""
+    """The database contains an experiment of another user, whose artifact location is a folder of
+    this user."""
     experiment = json.loads(mlflow.ask(CREATE, mlflow.bearer, "POST", {"name": "old"})[1])
     create = "/api/2.0/mlflow/runs/create"
     run = json.loads(mlflow.ask(create, mlflow.bearer, "POST", experiment | {"start_time": 1})[1])[
@@ -267,7 +268,7 @@ def test_artifact_locations_in_an_old_database_are_not_followed(
 
 
 def test_the_token_changes_if_another_process_may_have_received_it(own_services: Services) -> None:
-    """After `down`, clients may still send the old token to a new process on that port."""
+    """After `down`, clients may still send the old token to a new process on the same port."""
     first_login = own_services.login()
     assert (own_services.folder / "mlflow-token.json").stat().st_mode & 0o777 == 0o600
     kill(own_services, "mlflow")

@@ -1,4 +1,4 @@
-"""The embedded S3 endpoint, through boto3, as a real process."""
+"""Tests of the embedded S3 endpoint through boto3, as a real process."""
 
 import base64
 import hashlib
@@ -423,7 +423,7 @@ def test_after_kill_9_objects_are_complete_or_absent(tmp_path: Path) -> None:
 
 
 def test_unknown_files_and_links_do_not_prevent_a_start(tmp_path: Path) -> None:
-    """Such files appear after a `git pull` into the home, or a manual copy."""
+    """Unknown files and links in a home appear after a `git pull` into it, or a manual copy."""
     outside = tmp_path / "outside"
     root = tmp_path / "s3"
     files = ObjectFiles(root)

@@ -1,4 +1,4 @@
-"""The answers of the embedded S3 endpoint to unusual requests are those that AWS documents."""
+"""The answers of the embedded S3 endpoint to unusual requests are the same as AWS documents."""
 
 import base64
 import hashlib
@@ -38,8 +38,8 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 def send(
     endpoint: Endpoint, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] = {}
 ) -> tuple[int, str, bytes]:
-    """Send a signed request; return status, S3 error code and body of the answer. Escapes in `path`
-    are kept."""
+    """Send a signed request, and return the status, the S3 error code and the body of the answer.
+    Escapes in `path` are sent unchanged."""
     path, question_mark, query = path.partition("?")
     if question_mark:
         pairs = [pair.partition("=") for pair in query.split("&")]
@@ -53,7 +53,8 @@ def send(
 def code(
     endpoint: Endpoint, method: str, path: str, body: bytes = b"", **headers: str
 ) -> tuple[int, str]:
-    """Return status and error code; `headers`: with "_" for "-"."""
+    """Send a signed request, and return the status and the error code. `headers`: names of headers
+    with "_" in place of "-"."""
     return send(
         endpoint,
         method,
@@ -834,7 +835,7 @@ def test_a_copy_has_the_checksum_that_its_request_asks_for(endpoint: Endpoint) -
 
 
 def upload_in_parts(endpoint: Endpoint, key: str, parts: list[bytes]) -> str:
-    """Write an object in parts; return its ETag."""
+    """Write an object in parts, and return the ETag of the object."""
     client = endpoint.client
     target = {"Bucket": "data", "Key": key}
     upload = {**target, "UploadId": client.create_multipart_upload(**target)["UploadId"]}

@@ -1,4 +1,4 @@
-"""Damaged files and unexpected errors of the embedded S3 endpoint."""
+"""Tests of damaged files and unexpected errors of the embedded S3 endpoint."""
 
 import http.client
 import json
@@ -114,7 +114,7 @@ def test_a_damaged_upload_or_part_is_absent_and_all_others_are_listed(tmp_path: 
 
 
 class UnfinishedAnswer(S3Request):
-    """A request whose answer fails after its beginning."""
+    """A request whose handler fails after it has sent the beginning of the answer."""
 
     def act(self) -> None:
         self.answer(200, content_length=10)
@@ -150,7 +150,7 @@ def send_request(request_type: type[S3Request], files: ObjectFiles) -> http.clie
 
 
 def test_an_unexpected_error_is_answered_as_an_internal_error(object_files: ObjectFiles) -> None:
-    # the base class has no operations
+    # this handler is the base class, which has no operations
     response = send_request(S3Request, object_files)
     assert response.status == 500
     assert b"<Code>InternalError</Code>" in response.read()

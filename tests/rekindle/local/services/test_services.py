@@ -1,4 +1,4 @@
-"""The embedded services as real processes."""
+"""Tests of the embedded services as real processes."""
 
 import contextlib
 import json
@@ -49,7 +49,7 @@ def test_a_command_killed_while_it_records_a_service_leaves_no_orphan(services: 
     assert (
         subprocess.run([sys.executable, "-c", command, services.home]).returncode == -signal.SIGKILL
     )
-    store(services).put("key", b"value")  # an orphan would hold the folder's lock
+    store(services).put("key", b"value")  # an orphan would hold the lock of the service's folder
     until("the orphan to exit", lambda: [record(services, "s3").pid] == serving(services))
     services.start("s3")
     assert [record(services, "s3").pid] == serving(services)
@@ -119,8 +119,8 @@ def test_services_used_by_a_run_restart_with_a_message_even_after_down(
 
 
 def test_only_the_owner_can_read_a_home(tmp_path: Path) -> None:
-    """This includes an existing directory with an open mode: it gets objects, logs and MLflow's
-    database."""
+    """The test also uses an existing directory that others may read, because a home gets objects,
+    logs and MLflow's database."""
     for home in (tmp_path / "new/.rekindle", tmp_path / "old/.rekindle", tmp_path / "named"):
         if home.parent.name != "new":
             home.mkdir(parents=True, mode=0o755)
@@ -131,7 +131,8 @@ def test_only_the_owner_can_read_a_home(tmp_path: Path) -> None:
 def test_down_stops_a_service_even_if_the_disk_is_full(services: Services) -> None:
     services.start("s3")
     s3 = record(services, "s3")
-    (services.folder / "s3.json.new").mkdir()  # makes the write of the record fail
+    # this folder makes the write of the service's record fail
+    (services.folder / "s3.json.new").mkdir()
     assert services.down() == ["s3"]
     assert read_start_ticks(s3.pid) != s3.since
 
@@ -186,7 +187,7 @@ def test_runs_and_artifacts_survive_a_kill_of_mlflow(services: Services) -> None
     pid = kill(services, "mlflow").pid
     assert services.environment() == env, "running pods have this address"
     assert record(services, "mlflow").pid != pid
-    # no wait: the socket exists before the server runs
+    # the request need not wait, because the socket exists before the server runs
     stored = call(f"mlflow/runs/get?run_id={run['run_id']}", method="GET")["run"]
     assert stored["info"]["status"] == "RUNNING"
     children = subprocess.run(
@@ -239,7 +240,8 @@ def test_addresses_of_real_services_are_used_unchanged(services: Services, tmp_p
 def test_the_token_of_one_command_is_the_token_of_the_processes_that_others_have_started(
     tmp_path: Path,
 ) -> None:
-    supervisor = Services(tmp_path, PLAIN_ENVIRONMENT)  # runs since an earlier command
+    # the server has been running since an earlier command
+    supervisor = Services(tmp_path, PLAIN_ENVIRONMENT)
     generated = supervisor.serving_token()
     Services(tmp_path, PLAIN_ENVIRONMENT).store_serving_token()
     assert supervisor.serving_token() == generated

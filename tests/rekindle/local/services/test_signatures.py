@@ -1,5 +1,5 @@
-"""Access control of the embedded S3 endpoint: signatures with the secret key, their scope and their
-validity."""
+"""Tests of the access control of the embedded S3 endpoint: signatures with the secret key, their
+scope and their validity."""
 
 import contextlib
 import hashlib
@@ -133,8 +133,8 @@ def test_a_signature_expires(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 
 
 def test_signatures_of_chunks_match_amazons_example() -> None:
-    """Source: Signature Calculations for the Authorization Header: Transferring Payload in Multiple
-    Chunks."""
+    """The example is in Amazon's page "Signature Calculations for the Authorization Header:
+    Transferring Payload in Multiple Chunks"."""
     scope = "20130524/us-east-1/s3/aws4_request"
     seed = "4f232c4386841ef735655705268965c44a0e4690baa4adea153f7db9fa80a0a9"
     key = compute_signing_key("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", scope)
@@ -192,7 +192,7 @@ def test_an_invalid_length_is_refused_before_the_body_is_read(
             f"PUT /data/x HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode("latin-1")
         )
         assert b" 400 " in stranger.recv(1000)
-    # a valid length, unsigned
+    # the request has a valid length, but no signature
     with socket.create_connection(("127.0.0.1", endpoint.port)) as stranger:
         stranger.sendall(b"PUT /data/x HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000000\r\n\r\n")
         assert b" 403 " in stranger.recv(1000)
@@ -260,8 +260,8 @@ def test_pipelined_requests_are_all_answered(endpoint: Endpoint) -> None:
 
 
 def epoll_masks(endpoint: Endpoint) -> list[int]:
-    """Return the epoll events of each of the server's sockets: none while a thread has the
-    connection."""
+    """Return the epoll events of each of the server's sockets; a socket has no events while a
+    thread has its connection."""
     texts = [path.read_text() for path in Path(f"/proc/{endpoint.process.pid}/fdinfo").iterdir()]
     return [
         int(mask, 16) for text in texts for mask in re.findall(r"tfd:\s+\d+ events:\s+(\w+)", text)
@@ -269,7 +269,7 @@ def epoll_masks(endpoint: Endpoint) -> list[int]:
 
 
 def receive(connection: socket.socket, count: int) -> bytes:
-    """Receive `count` answers; each ends with "secret"."""
+    """Receive `count` answers, each of which ends with "secret"."""
     answers = b""
     while answers.count(b"secret") < count:
         data = connection.recv(10_000)

@@ -1,4 +1,4 @@
-"""Times and resources of a plan follow from former runs, their ledgers and the manifest."""
+"""Times and resources of a plan follow from earlier runs, their ledgers and the manifest."""
 
 import json
 import os
@@ -128,7 +128,8 @@ def record_run(
 
 
 def record_training(store: Store, run: str, seconds: float, steps: int, samples: int) -> None:
-    """Write the ledger of a training that makes `steps` in `seconds`, evenly."""
+    """Write the ledger of a training that makes `steps` steps in `seconds` seconds, at a constant
+    speed."""
     worker = f"{run}-train-worker-0"
 
     events = [
@@ -174,7 +175,7 @@ def make_plain_config(change: str = "") -> dict[str, Any]:
 def test_a_training_takes_its_fixed_seconds_and_the_seconds_of_its_steps(
     tmp_path: Path, s3: Store
 ) -> None:
-    # 960 samples in steps of 64: 12 epochs are 180 steps, which take 90 of 100 seconds
+    # there are 960 samples in steps of 64: 12 epochs are 180 steps, which take 90 of 100 seconds
     for number in range(3):
         name = f"digits-{number}"
         record_run(

@@ -1,4 +1,4 @@
-"""The durations of a plan come from whole tasks of former runs."""
+"""The durations of a plan come from whole tasks of earlier runs."""
 
 import pytest
 

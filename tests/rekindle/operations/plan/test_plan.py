@@ -31,8 +31,8 @@ sys.exit(main())
 
 
 class Project:
-    """A user's project and home, without any service in its environment except an address that
-    MLflow needs."""
+    """A user's project and home (directory of runs), without any service in its environment except
+    an address that MLflow needs."""
 
     def __init__(self, folder: Path, endpoint: str) -> None:
         self.folder = folder
@@ -83,14 +83,14 @@ class Project:
         assert result.returncode == 0, result.stderr
 
     def plan(self, *options: str, code: int = 10) -> dict[str, Any]:
-        """Return the plan, and its tasks by name."""
+        """Return the output of `rekindle plan`, and the tasks of the plan by name."""
         result = self.call(REKINDLE, "plan", "pair.yaml", "-o", "json", *options)
         assert result.returncode == code, result.stderr
         plan = json.loads(result.stdout)
         return plan | {task["task"]: task for task in plan["tasks"]}
 
     def tree(self) -> dict[str, tuple[int, int]]:
-        """Return size and time of change of all files in the home."""
+        """Return the size and the modification time of all files in the home."""
         return {
             str(path): (path.lstat().st_size, path.lstat().st_mtime_ns)
             for path in sorted(self.home.rglob("*"))

@@ -73,7 +73,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def make_origin(repository: Path) -> Callable[..., Origin]:
-    """Return the function that describes a release of the repository, as it is now."""
+    """Return the function that describes a release of the repository, in its current state."""
 
     def make(**changes: Any) -> Origin:
         folder = repository / "shop"

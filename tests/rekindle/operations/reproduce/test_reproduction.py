@@ -1,5 +1,5 @@
-"""A release is trained again in a clone of its repository: with equal bits, or with the first
-difference."""
+"""A release is trained again in a clone of its repository. The weights are equal bit for bit, or
+the command names the first difference."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def test_a_client_of_the_bucket_cannot_choose_a_command_that_runs_on_this_machin
 
 
 class FakeCluster:
-    """A home without services."""
+    """A cluster whose home (directory of runs) has no services."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -108,8 +108,8 @@ class FakeCluster:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    """A shell in a clone of a project that has released the model `shop`; the original project is
-    gone."""
+    """A shell in a clone of a project that has released the model `shop`; the original project was
+    deleted."""
     base = tmp_path_factory.mktemp("reproduce")
     with project(base) as typed:
         release(typed, "shop")
@@ -142,7 +142,7 @@ def release(typed: Shell, model: str, options: str = "") -> None:
 
 
 def move(typed: Shell, target: Path) -> None:
-    """Continue in a clone of the project, and remove the project."""
+    """Continue the test in a clone of the project, and remove the project."""
     subprocess.run(["git", "clone", "-q", str(typed.folder), str(target)], check=True)
     shutil.rmtree(typed.folder)
     typed.folder = target
@@ -160,7 +160,8 @@ def leftovers(clone: Shell) -> list[Path]:
 
 
 def registered(clone: Shell) -> list[str]:
-    """Return the files of the home's releases and records, which a reproduction must not change."""
+    """Return the files of the releases and records in the home (directory of runs), which a
+    reproduction must not change."""
     home = Path(clone.environ["REKINDLE_HOME"])
     folders = [home / name for name in ("runs", "objects", "s3/buckets", "deployments")]
     return sorted(str(path) for folder in folders for path in folder.glob("*/*"))

@@ -1,4 +1,5 @@
-"""Fixtures: a home with trainings, a sweep, a backfill and a canary, and the page of it."""
+"""Fixtures: a home (directory of runs) with trainings, a sweep, a backfill and a canary, and the
+page of this home."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,7 @@ SWEEP = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A home whose services are stopped."""
+    """A home (directory of runs) whose services are stopped."""
     home = tmp_path_factory.mktemp("page") / "home"
     cluster = LocalCluster(home)
     store = cluster.store()
@@ -51,8 +52,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def record_trainings(home: Path, store: Store) -> None:
-    """Record three runs: a good one, one with changed settings and a worse model, and a failed
-    one."""
+    """Record three runs: a successful run, a run with changed settings and a worse model, and a
+    failed run."""
     cached_parameter = {"prepare": {"task": "prepare", "at": "power-aaaaa/prepare"}, "reuse": "yes"}
     runs = (
         ("power-aaaaa", CONFIG, {"git_sha": "1" * 40}),
@@ -69,7 +70,8 @@ def record_trainings(home: Path, store: Store) -> None:
 
 
 def record_sweep(home: Path, store: Store) -> None:
-    """Record a sweep with three trials: one is complete, one has failed, one was stopped early."""
+    """Record a sweep with three trials: one trial is complete, one trial has failed, and one trial
+    was stopped early."""
     record_run(home, "search-ccccc", {"name": "search", "sweep": SWEEP})
     jobs = [(0, 0), (1, 0), (2, 0), (1, 1)]
     for number, (trial, rung) in enumerate(jobs):
@@ -116,7 +118,7 @@ def record_backfill(home: Path) -> None:
 
 
 def record_canary(home: Path) -> None:
-    """Record a canary that was rolled back at 25 %."""
+    """Record a canary that was rolled back at 25 % of the traffic."""
     name = "served-ddddd"
     rule = {"steps": [5, 25, 100], "requests": 100}
     inputs = {"rule": "{}", "former": "old", "version": "4", "champion": "3"}

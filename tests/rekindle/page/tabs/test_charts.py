@@ -1,4 +1,4 @@
-"""Charts keep peaks, and stay small and readable with any numbers."""
+"""Charts show the peaks of curves, and are small and readable with any numbers."""
 
 import math
 

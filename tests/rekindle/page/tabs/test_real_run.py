@@ -1,4 +1,4 @@
-"""The page shows a training from its first process to its verdict."""
+"""The page of a run shows its training from the first process to the verdict."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A home whose services end with the test."""
+    """A home (directory of runs) whose services end with the test."""
     home = tmp_path / "home"
     yield home
     command = [sys.executable, "-m", "rekindle", "down"]
@@ -56,7 +56,7 @@ def test_a_training_is_shown_while_it_runs_and_after_it(home: Path, browser: Bro
 
             charts = server.get(f"/runs/{name}/curves").json()["charts"]
             titles = {chart["title"]: len(chart["series"]) for chart in charts}
-            assert titles["loss"] == 2  # training and validation
+            assert titles["loss"] == 2  # the page has curves of the training and of the validation
             assert {"learning rate", "steps per second"} <= titles.keys()
 
             cost = server.get(f"/runs/{name}/cost").json()

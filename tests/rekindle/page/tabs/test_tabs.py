@@ -1,4 +1,4 @@
-"""Each tab of a training answers its question in words, in a browser and as JSON."""
+"""Each tab of a training shows its content in words, in a browser and as JSON."""
 
 import shutil
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_a_tab_can_be_read_by_everybody(page: PageServer, browser: Browser, path
         violations = Axe().run(tab).response["violations"]
         assert [(item["id"], item["nodes"][0]["html"][:200]) for item in violations] == []
 
-    # at 380 px, only tables and graphs scroll sideways
+    # check that in a window 380 px wide, only tables and graphs scroll sideways
     tab.set_viewport_size({"width": 380, "height": 800})
     assert tab.evaluate("document.documentElement.scrollWidth") <= 380
 

@@ -1,4 +1,4 @@
-"""The nodes of a program."""
+"""Fixtures: the nodes of a program."""
 
 from itertools import count
 from pathlib import Path

@@ -22,7 +22,8 @@ class Clock:
 
 
 class Program:
-    """A watched program whose saves a test writes. `alive`: True while its processes run."""
+    """A watched program whose saves a test writes. `alive`: True while the processes of the program
+    run."""
 
     def __init__(self, folder: Path, processes: int = 0, marker: str = "") -> None:
         folder.mkdir(exist_ok=True)
@@ -34,13 +35,15 @@ class Program:
         self.watch.begin()
 
     def look(self, seconds: float = 0.0) -> set[str]:
-        """List the folder after a pause, and return the paths of the complete checkpoints."""
+        """List the checkpoint folder after a pause, and return the paths of the complete
+        checkpoints."""
         self.clock.now += seconds
         self.watch.look()
         return set(self.watch.complete)
 
     def wait(self) -> set[str]:
-        """List the folder twice, with a pause in between that counts as the end of a save."""
+        """List the folder twice, with a pause between that is long enough to count as the end of a
+        save."""
         self.look()
         return self.look(2.0)
 
@@ -59,7 +62,7 @@ def make_archive(text: str = "weights", size_bytes: int = 1000) -> bytes:
     """Return a zip archive as torch.save writes it."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
-        # with a constant time, so that equal texts have equal archives
+        # store a constant time, so that equal texts have equal archives
         file.writestr(zipfile.ZipInfo("archive/data.pkl"), pickle.dumps(text))
         values = text.encode() * (size_bytes // len(text))
         file.writestr(zipfile.ZipInfo("archive/data/0"), values)
@@ -112,15 +115,15 @@ def write_files(directory: Path, files: Iterable[tuple[str, bytes]]) -> None:
 
 
 class Metadata:
-    """A stand-in for torch's class of that name: the reader uses only the fields."""
+    """A replacement for torch's class Metadata, of which the reader uses only the fields."""
 
 
 class StorageInfo:
-    """A stand-in for torch's _StorageInfo."""
+    """A replacement for torch's class _StorageInfo, of which the reader uses only the fields."""
 
 
 def make_shard_metadata(sizes: dict[str, int], save_id: str = "1") -> bytes:
-    """Return `.metadata` of torch.distributed.checkpoint for files of these sizes."""
+    """Return `.metadata` of torch.distributed.checkpoint for files of the given sizes."""
     storage: dict[tuple[str, int], StorageInfo] = {}
     for path, size in sizes.items():
         for offset in (0, size // 2):
@@ -137,7 +140,7 @@ def make_shard_metadata(sizes: dict[str, int], save_id: str = "1") -> bytes:
 
 
 def make_older(path: Path, seconds: float) -> None:
-    """Set the time of the last change of a file to `seconds` earlier."""
+    """Set the time of the last change of a file to a time that is `seconds` earlier."""
     status = path.stat()
     changed_ns = status.st_mtime_ns - int(seconds * 1e9)
     os.utime(path, ns=(changed_ns, changed_ns))

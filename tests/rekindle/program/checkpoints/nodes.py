@@ -1,4 +1,4 @@
-"""Nodes of a program, whose saves a test writes, with a real object store."""
+"""Simulate nodes of a program, whose saves a test writes, with a real object store."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.rekindle.program.checkpoints.folders import huggingface_files, write
 
 
 class Node:
-    """One node of a program: `save` writes files as the program does."""
+    """One node of a program, whose method `save` writes files as the program does."""
 
     def __init__(self, s3: Store, prefix: str, folder: Path, node: int = 0, nodes: int = 1) -> None:
         self.folder = folder
@@ -29,7 +29,7 @@ class Node:
 
     def save(self, step: int) -> None:
         directory = self.folder / f"checkpoint-{step}"
-        # first, because the checkpoint is complete with the last of the other files
+        # write this file first, because the checkpoint is complete with the last of the other files
         write(directory / "model.bin", f"weights of {step}")
         for name, data in huggingface_files(step):
             write(directory / name, data)
@@ -50,7 +50,8 @@ def list_keys(node: Node, kind: str) -> list[str]:
 
 
 def list_committed_steps(node: Node) -> list[int | None]:
-    """Return the steps of the checkpoints in the store; [] if one is deleted in between."""
+    """Return the steps of the checkpoints in the store; [] if a checkpoint is deleted while they
+    are read."""
     store = node.checkpoints.store
     try:
         return [store.read_record(key).step for key in store.list_checkpoint_keys()]

@@ -1,5 +1,5 @@
-"""Training programs of other libraries, as processes that save in every step and can be killed at
-any moment.
+"""Run training programs of other libraries, as processes that save in every step and can be killed
+at any moment.
 
     python -m tests.rekindle.program.checkpoints.saving_programs KIND FOLDER RANK SIZE PORT
 
@@ -33,7 +33,8 @@ def stamped(step: int, numbers: int = NUMBERS) -> torch.Tensor:
 
 
 def next_step(folder: Path) -> int:
-    """Continue after the highest step in the folder, or write the same checkpoint again."""
+    """Return the step after the highest step in the folder, or the highest step again, so that its
+    checkpoint is written again."""
     steps = [int("".join(filter(str.isdigit, path.name)) or 0) for path in folder.iterdir()]
     return max(max(steps, default=0) + random.choice([0, 1]), 1)
 

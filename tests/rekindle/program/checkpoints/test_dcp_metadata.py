@@ -72,7 +72,7 @@ FROM_MEMO = b"K\x01\x94" + b"".join(b"h" + bytes([number]) + b"\x86\x94" for num
 def test_a_value_that_is_shared_many_times_does_not_stop_the_uploads(
     value: bytes, place: bytes
 ) -> None:
-    """Its hash and its text take 2**100 steps."""
+    """To compute the hash or the text of the value would take 2**100 steps."""
     new = b"cx\ny\n)\x81"
     pickled_size = new + b"}" + place % value + b"sb"
     data = b"\x80\x02" + new + b"}\x8c\x0cstorage_data}K\x01" + pickled_size + b"ssb."

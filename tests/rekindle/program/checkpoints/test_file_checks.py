@@ -1,5 +1,5 @@
-"""A malformed file of a program is not complete, and its check takes time only in proportion to its
-size."""
+"""A malformed file of a program does not count as complete, and the time of its check is
+proportional to its size."""
 
 import inspect
 import struct

@@ -101,7 +101,7 @@ def test_a_checkpoint_of_a_killed_program_is_complete_or_not_used(
 
 
 def is_last_listing(remaining_listings: Iterator[int], watch: FolderWatch) -> bool:
-    """List the folder once more; return True if this was the last listing."""
+    """List the checkpoint folder once more, and return True if this was the last listing."""
     watch.look()
     return next(remaining_listings, None) is None
 

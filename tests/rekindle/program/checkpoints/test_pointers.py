@@ -1,5 +1,5 @@
-"""A pointer is restored with the name of the restored checkpoint, and other pointers are left as
-they are."""
+"""A pointer file, such as `latest`, is restored with the name of the restored checkpoint, and other
+pointers are left as they are."""
 
 from pathlib import Path
 

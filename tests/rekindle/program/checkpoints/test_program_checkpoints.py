@@ -1,5 +1,5 @@
-"""The checkpoints of a program in a real object store: complete when committed, verified when
-restored."""
+"""Tests of a program's checkpoints in a real object store: each committed checkpoint is complete,
+and each restored checkpoint is verified."""
 
 import os
 import shutil
@@ -50,7 +50,8 @@ def test_files_that_the_node_has_are_not_fetched(node: Node) -> None:
     write(node.folder / "checkpoint-5/optimizer.pt", make_archive("damaged!!"))
 
     restarted_node = Node(node.checkpoints.store.store, node.checkpoints.store.prefix, node.folder)
-    restarted_node.generation = Generation(2, 0, 2, 1)  # a node of several asks the store
+    # with several nodes, a node reads the list of checkpoints from the store
+    restarted_node.generation = Generation(2, 0, 2, 1)
     restored = restarted_node.checkpoints.restore(restarted_node.generation)
     assert (node.folder / "checkpoint-5/optimizer.pt").read_bytes() == make_archive("optimizer")
     assert restored.fetched_bytes == len(make_archive("optimizer"))
@@ -228,7 +229,8 @@ def stored_size(node: Node) -> int:
 def test_a_file_that_changes_during_the_upload_is_not_committed(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program writes in place, so that the link shows the change."""
+    """The program overwrites the file in place, so that the hard link to the file shows the
+    change."""
     put = node.checkpoints.store._upload_chunks
     texts = iter(["changed", "changed again"])
 
@@ -256,7 +258,7 @@ def sha256(data: bytes) -> str:
 def test_a_checkpoint_that_the_program_deletes_is_uploaded_from_its_links(
     node: Node, other: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`save_total_limit` deletes it as soon as the next one is saved."""
+    """`save_total_limit` deletes a checkpoint as soon as the next checkpoint is saved."""
     put = node.checkpoints.store._upload_chunks
 
     def delete_and_put(batch: dict[str, bytes]) -> None:
@@ -293,7 +295,7 @@ def pair(s3: Store, prefix: str, tmp_path: Path) -> tuple[Node, Node]:
 
 
 def save_shards(pair: tuple[Node, Node], step: int, *, until_node: int = 2) -> None:
-    """Write a sharded checkpoint of two nodes; `.metadata` is on the first one."""
+    """Write a sharded checkpoint of two nodes; `.metadata` is on the first node."""
     shards = {"__0_0.distcp": 900, "__1_0.distcp": 700}
     for node, (name, size) in zip(pair[:until_node], shards.items(), strict=False):
         write(node.folder / f"step_{step}" / name, bytes([step]) * size)
@@ -366,7 +368,7 @@ def test_a_share_of_the_save_before_is_not_a_part_of_an_overwritten_checkpoint(
         write(first.folder / "latest/__0_0.distcp", bytes([1]) * 900)
         write(metadata, make_shard_metadata(shards))
         until("the save of the first node", lambda: "latest" in first.checkpoints.complete)
-        # the second node ends its save after the first one
+        # the second node ends its save after the first node
         write(second_node.folder / "latest/__1_0.distcp", bytes([1]) * 700)
         until("the share of the second node", lambda: list_keys(second_node, "shares"))
 
@@ -382,7 +384,8 @@ def test_a_share_of_the_save_before_is_not_a_part_of_an_overwritten_checkpoint(
 
 
 def is_next_tick(folder: Path, file: Path) -> bool:
-    """Return True if a file that is written now is clearly newer than another one."""
+    """Return True if a file that is written now has a later modification time than the given
+    file."""
     newest = max(path.stat().st_mtime_ns for path in folder.parent.rglob("*.distcp"))
     probe = write(folder.parent / "probe", b"")
     return probe.stat().st_mtime_ns - newest > 2 * (newest - file.stat().st_mtime_ns)
@@ -494,7 +497,7 @@ def test_a_crash_during_the_restore_leaves_no_part_of_a_checkpoint(
 @pytest.mark.parametrize(
     "pointers",
     [
-        # `b` leads out of the folder over `a`, although its text alone does not
+        # `b` leads out of the folder over `a`, although the text of `b` alone does not
         [("d/e/a", "../..", True), ("b", "d/e/a/../../..", True), ("b/escaped", "x", False)],
         [("own/escaped", "x", False)],
         [("own/deep/escaped", "x", False)],
@@ -550,7 +553,7 @@ def test_objects_of_others_between_the_shares_do_not_stop_the_commits(
 def test_shares_that_contradict_each_other_are_no_checkpoint(pair: tuple[Node, Node]) -> None:
     for node in pair:
         node.start()
-    # a file on one node, and a directory of this name on the other
+    # write a file on one node, and a directory with the same name on the other node
     write(pair[0].folder / "step_1/a.pt", make_archive())
     write(pair[1].folder / "step_1/a.pt/b.pt", make_archive())
     for node in pair:

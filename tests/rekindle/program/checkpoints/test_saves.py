@@ -1,5 +1,5 @@
-"""Programs that write several files in each save: files of different saves are not restored
-together."""
+"""Tests of programs that write several files in each save: files of different saves are not
+restored together."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,8 @@ class Version(NamedTuple):
 
 
 def choose(*versions: tuple[str, float]) -> list[tuple[str, float]]:
-    """Return the chosen files and their times, of versions that are written one after another."""
+    """Write versions of files one after another, and return the files that are chosen for a
+    checkpoint, with their times."""
     newest_first = sorted((Version(*version) for version in versions), key=lambda v: -v.created)
     return sorted((version.path, version.created) for version in choose_versions(newest_first))
 
@@ -69,7 +70,8 @@ def test_three_ranks_go_back_to_the_last_common_save() -> None:
     [
         {"slot_a.pt": [10.0, 30.0], "slot_b.pt": [20.0, 40.0]},
         {"latest.pt": [190.0, 200.0], "init.pt": [0.1]},
-        {"rank0.pt": [490.0, 500.0], "rank1.pt": [100.0]},  # of a group that was larger
+        # the files come from a group that was larger
+        {"rank0.pt": [490.0, 500.0], "rank1.pt": [100.0]},
     ],
 )
 def test_files_of_other_times_do_not_hold_back_the_newest_one(times: dict) -> None:
@@ -146,7 +148,7 @@ def test_the_last_save_with_the_files_of_all_ranks_is_not_deleted(node: Node) ->
 
 
 def test_shares_are_committed_in_the_order_of_the_saves(node: Node) -> None:
-    """A version that is older than the newest one of its family is not committed."""
+    """A version that is older than the newest version of the same file is not committed."""
     store = node.checkpoints.store
     paths = [f"{name}_{step}.pt" for step in range(5) for name in ("model", "optim")]
     for sequence, path in enumerate(paths, 10**11):
@@ -164,7 +166,7 @@ def stored_paths(node: Node) -> list[str]:
 
 
 def test_the_share_of_a_copy_stays_until_it_is_committed(node: Node) -> None:
-    """Such as `latest.pt`, a copy of the newest file with a number."""
+    """The test uses `latest.pt`, which is a copy of the newest file with a number."""
     node.start()
     save(node, "epoch_7.pt", "weights")
     until("the upload", lambda: list_keys(node, "checkpoints"))

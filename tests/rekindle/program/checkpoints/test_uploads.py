@@ -1,4 +1,5 @@
-"""Uploads that take long, fail, or are interrupted: neither the program nor another node waits."""
+"""Tests of uploads that take long, fail, or are interrupted: neither the program nor another node
+waits."""
 
 import threading
 from collections.abc import Iterator
@@ -40,7 +41,8 @@ def slow_upload(node: Node, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowUpl
 
 
 def test_saves_are_seen_during_an_upload(node: Node, slow_upload: SlowUpload) -> None:
-    """A pod that joins waits for the next save, and a program without saves counts as hung."""
+    """The saves must be noticed, because a pod that joins waits for the next save, and a program
+    without saves counts as hung."""
     node.start()
     node.save(5)
     assert slow_upload.started.wait(10)
@@ -72,7 +74,7 @@ def test_the_upload_before_a_restart_ends_before_the_next_one(
 def test_the_last_save_is_uploaded_soon_after_errors_of_the_store(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod that must leave has little time, and the store answers again."""
+    """A pod that must leave has little time, although the store works again."""
     errors: list[int] = []
     with monkeypatch.context() as patches:
 
@@ -83,7 +85,7 @@ def test_the_last_save_is_uploaded_soon_after_errors_of_the_store(
         patches.setattr(node.checkpoints.store, "_upload_chunks", fail)
         node.start()
         node.save(5)
-        # the pause after the last error is longer than the time of this pod
+        # the pause after the last error is longer than the remaining time of this pod
         until("seven errors", lambda: len(errors) == 7)
 
     node.alive = False
@@ -105,7 +107,7 @@ def test_no_commit_waits_for_the_deletion_of_a_lost_node(node: Node) -> None:
 def test_a_deletion_that_another_node_has_ended_deletes_nothing(
     node: Node, other: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The node was stopped while it deleted checkpoints, and counted as lost."""
+    """The other node was stopped while it deleted checkpoints, so it counted as lost."""
     store = node.checkpoints.store
     lease = store.lease
 

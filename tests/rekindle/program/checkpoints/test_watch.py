@@ -133,7 +133,8 @@ def test_a_shard_that_is_missing_or_short_makes_the_checkpoint_incomplete(
 
 
 def test_shards_that_are_newer_than_their_metadata_are_not_complete(folder: Path) -> None:
-    """The program overwrites the directory, and was killed before the new metadata."""
+    """The program overwrites the directory of a checkpoint, and was killed before it wrote the new
+    metadata."""
     program = Program(folder)
     write(folder / "sharded/__0_0.distcp", b"x" * 100)
     metadata = write(folder / "sharded/.metadata", make_shard_metadata({"__0_0.distcp": 100}))

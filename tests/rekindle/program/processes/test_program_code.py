@@ -1,4 +1,4 @@
-"""A run with a program is taken for unchanged only if the files of the program can be told."""
+"""A run with a program counts as unchanged only if the files of the program can be determined."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The folder in which a program runs."""
+"""Tests of the folder in which a program runs."""
 
 from pathlib import Path
 

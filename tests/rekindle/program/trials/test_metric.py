@@ -1,4 +1,4 @@
-"""The metric of a trial: its newest report, or its MLflow run."""
+"""Tests of the metric of a trial, which is read from its newest report or from its MLflow run."""
 
 import math
 from typing import Any

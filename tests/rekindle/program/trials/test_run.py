@@ -1,4 +1,4 @@
-"""The trials of a program in one pod, as real processes."""
+"""Tests of the trials of a program in one pod, as real processes."""
 
 import json
 import multiprocessing
@@ -102,7 +102,8 @@ def has_stored(study: SweepStudy, trial: int, step: int) -> bool:
 
 
 def interrupt(study: SweepStudy, pod: Pod, trial: int, signal_number: signal.Signals) -> int:
-    """Send a signal to the pod once the trial has stored step 10; return the pod's exit code."""
+    """Send a signal to the pod once the trial has stored step 10, and return the exit code of the
+    pod."""
     until("a checkpoint", lambda: has_stored(study, trial, 10), 60, evidence=lambda: pod.output)
     pod.send(signal_number)
     return pod.wait()

@@ -1,4 +1,5 @@
-"""A sweep that does not fit its program is refused before it starts, in one sentence."""
+"""A sweep that does not fit the program that it trains is refused before it starts, in one
+sentence."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""The decision removes nothing that is needed, and an interrupted removal leaves nothing that the
-next one misses."""
+"""The decision removes nothing that is needed, and after an interrupted removal, the next removal
+finds everything that is left."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ TASKS = ("prepare", "train")
 
 @dataclass
 class World:
-    """All runs and releases: `artifacts` are RUN/TASK, `inputs` has the releases that a
+    """All runs and releases: `artifacts` contains names RUN/TASK, and `inputs` the releases that a
     reproduction reads."""
 
     runs: dict[str, Run]
@@ -42,7 +42,7 @@ class World:
         )
 
     def apply(self, removal: Removal) -> Iterator[None]:
-        """Remove one thing after the other, in the order of removal.py."""
+        """Remove the chosen runs and releases one after the other, in the order of removal.py."""
         for release in removal.releases:
             key = release.model, release.version
             self.releases[key] = replace(release, marked=True)
@@ -83,7 +83,7 @@ class World:
             yield
 
     def check(self) -> None:
-        """Check that no reference dangles."""
+        """Check that every reference refers to something that still exists."""
         assert {entry.at for entry in self.entries.values()} <= self.artifacts
         assert all(
             release.prefix in self.files for release in self.releases.values() if not release.marked

@@ -1,4 +1,4 @@
-"""Documents and addresses of others do not stop retention."""
+"""Malformed documents, and addresses that other programs have written, do not stop retention."""
 
 import json
 import uuid

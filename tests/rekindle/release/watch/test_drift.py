@@ -1,5 +1,5 @@
-"""Two drift checks of one model at the same time count every request once, and start one
-training."""
+"""Two drift checks of one model at the same time together count every request exactly once, and
+start one training."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ def interrupted(s3: Store) -> InterruptedStore:
 
 @contextmanager
 def served_champion(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
-    """Yield the name and the version of a model whose server has answered 7 instances."""
+    """Yield the name and the version of a champion whose server has answered 7 instances."""
     name = f"drift-{uuid.uuid4().hex[:6]}"
     prefix = f"releases/{name}/{'0' * 12}/"
     run_id = tracking.start_run(name, name)

@@ -1,5 +1,5 @@
 """The canary finds a worse candidate with the traffic that docs/serving.md requires, and accepts a
-good one."""
+good candidate."""
 
 from functools import cache
 from math import inf
@@ -45,7 +45,7 @@ def shares(kind: str, bounds: tuple[float, ...], slow: float = 1) -> np.ndarray:
 def draw_buckets(
     draw: np.random.Generator, requests: int, chances: np.ndarray, bounds: tuple[float, ...]
 ) -> Buckets:
-    """Draw the buckets of this number of requests."""
+    """Draw the buckets of the given number of requests."""
     counts = np.cumsum(draw.multinomial(requests, chances))
     return dict(zip([*bounds, inf], map(float, counts), strict=True))
 

@@ -1,4 +1,5 @@
-"""Notifications: readable messages, retries, and no leak of the webhook's address."""
+"""Tests of notifications: messages are readable, failed requests are retried, and the address of
+the webhook is never shown."""
 
 import socket
 import threading
@@ -91,7 +92,8 @@ def test_a_webhook_that_never_answers_times_out(
 @pytest.mark.slow
 @contextmanager
 def slow_server(sent: threading.Event) -> Iterator[str]:
-    """Answer a request byte by byte, without an end, until `sent` is set; yield the address."""
+    """Answer a request byte by byte, without an end, until `sent` is set, and yield the address of
+    the server."""
 
     def answer(listening: socket.socket) -> None:
         connection, _ = listening.accept()

@@ -57,7 +57,7 @@ def test_missing_values_are_a_group_of_their_own() -> None:
     assert compute_shift([*tenths, 90], [*tenths, 90], (10, 10)).psi == 0
     single = compute_shift(
         [*tenths, 100], [*tenths, 99], (0, 1)
-    )  # a reference without missing values
+    )  # the reference has no missing values
     assert single.psi < single.chance
 
 

@@ -1,4 +1,4 @@
-"""Predictions of any form have numbers for the canary and drift."""
+"""Predictions of any form are converted to numbers for the canary and for drift."""
 
 from prometheus_client import CollectorRegistry, generate_latest
 

@@ -13,7 +13,8 @@ from tests.http_server import Answer, HttpServer, Request
 
 
 class Pods(HttpServer):
-    """The `/metrics` of two servers, by address; an address without a page answers 503."""
+    """The `/metrics` pages of two servers, by address; an address without a page is answered with
+    503."""
 
     def __init__(self) -> None:
         super().__init__(self.metrics, "0.0.0.0")
@@ -79,7 +80,7 @@ def test_the_password_of_an_endpoint_is_refused_and_not_shown(
 def test_a_server_that_one_check_cannot_read_is_not_counted_twice(pods: Pods) -> None:
     seen = dict[str, Any]()
     rows = []
-    for first_count, second_count in ((2, 2), (3, 0), (4, 6)):  # 0: the server does not answer
+    for first_count, second_count in ((2, 2), (3, 0), (4, 6)):  # with 0, the server does not answer
         pods.pages = (
             {"127.0.0.1": page(first_count), "127.0.0.2": page(second_count)}
             if second_count

@@ -1,6 +1,7 @@
-"""Interrupts a real command at seeded moments, given by the number of a change that it makes.
+"""Interrupt a real command at seeded moments, given by the number of a change that it makes.
 
-Changes are requests through proxies in front of the real services, and changes of object files.
+Such changes are requests through proxies in front of the real services, and changes of object
+files.
 """
 
 import json
@@ -40,7 +41,7 @@ class Moment:
 
 @dataclass
 class Disturbance:
-    """A command, its changes, and the moment of its interruption."""
+    """A command, the changes that it makes, and the moment at which it is interrupted."""
 
     moment: Moment | None
     changes: list[str] = field(default_factory=list)
@@ -51,8 +52,8 @@ class Disturbance:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def watch(self, proxy: Proxy, brief: bool) -> None:
-        """Count the changes through a proxy; `brief`: an outage ends while the command still
-        runs."""
+        """Count the changes through a proxy; `brief`: True if an outage ends while the command
+        still runs."""
 
         def on_request(write: Write) -> None:
             change = f"{write.method} {write.path.partition('?')[0]}"
@@ -70,7 +71,8 @@ class Disturbance:
         proxy.away = False
 
     def watch_files(self, folder: Path, over: threading.Event) -> None:
-        """Count the changes of the specs of the objects in a folder (not of their status)."""
+        """Count the changes of the specs of the objects in a folder, but not the changes of their
+        status."""
         versions: dict[Path, tuple[int, str]] = {}
         is_first = True
 
@@ -100,7 +102,7 @@ class Disturbance:
             is_first = False
 
     def count(self, change: str) -> bool:
-        """Record a change; return True if the interruption is due."""
+        """Record a change; return True if the command must be interrupted at this change."""
         self.changes.append(change)
         if self.moment and not self.reached and self.moment.name in change:
             self.matching += 1
@@ -109,7 +111,7 @@ class Disturbance:
         return False
 
     def disturb(self, proxy: Proxy | None, brief: bool) -> None:
-        """Interrupt the command, once."""
+        """Interrupt the command; further calls do nothing."""
         assert self.moment
         assert self.process
         if self.done:
@@ -126,7 +128,7 @@ class Disturbance:
     def run(
         self, command: list[str], folder: Path, environment: Mapping[str, str]
     ) -> tuple[int, str, str]:
-        """Run the command to its end; return its exit code, stdout and stderr."""
+        """Run the command to its end, and return the command's exit code, stdout and stderr."""
         pipe = subprocess.PIPE
 
         with self.lock:

@@ -1,12 +1,12 @@
-"""Interrupts real releases, resumes their runs, and checks that the result is the same as without
+"""Interrupt real releases, resume their runs, and check that the result is the same as without
 interruption.
 
 python -m tests.rekindle.serving.interrupted.releases 17            one seed
 python -m tests.rekindle.serving.interrupted.releases --count 20    seeds 0..19
 
-Each seed releases another version of a model without training, on this machine. It determines the
-number and moments of the interruptions, and if another release takes place before the run is
-resumed.
+Each seed releases another version of a model without training, on this machine. The seed determines
+the number and the moments of the interruptions, and whether another release takes place before the
+run is resumed.
 """
 
 import argparse
@@ -77,7 +77,8 @@ class Project:
             proxy.__exit__()
 
     def type(self, *command: str, moment: Moment | None = None) -> tuple[int, str, Disturbance]:
-        """Run a rekindle command; return its exit code, its output, and its changes."""
+        """Run a rekindle command, and return the command's exit code, its output, and the changes
+        that it made."""
         disturbance = Disturbance(moment)
         over = threading.Event()
 
@@ -96,8 +97,8 @@ class Project:
         return code, stdout + stderr, disturbance
 
     def release(self, *moments: Moment, newer: bool = False) -> tuple[list[str], str, list[str]]:
-        """Run the pipeline, and resume it. Return a log, the run that should serve, and the
-        problems."""
+        """Run the pipeline, and resume the run after each interruption. Return a log, the run whose
+        model should be deployed, and the problems."""
         code, out, seen = self.type("run", "tiny.yaml", moment=moments[0] if moments else None)
         self.changes = len(seen.changes) if not moments else self.changes
         runs = (folder for folder in (self.cluster.home / "runs").iterdir() if folder.is_dir())
@@ -186,7 +187,8 @@ class Project:
 
 
 def play(seed: int, project: Project) -> tuple[str, list[str]]:
-    """Release a version, interrupted one to three times. Return a log, and the problems."""
+    """Release a version, with one to three interruptions. Return a log of the release, and the
+    problems."""
     draw = Random(seed)
     moments = [Moment.draw(draw, project.changes) for _ in range(draw.choice([1, 1, 2, 3]))]
     log, run, problems = project.release(*moments, newer=draw.random() < 0.3)
@@ -194,7 +196,7 @@ def play(seed: int, project: Project) -> tuple[str, list[str]]:
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; return 1 if a seed failed."""
+    """Run the command of this module, and return exit code 1 if a seed failed."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.rekindle.serving.interrupted.releases", description=__doc__
     )

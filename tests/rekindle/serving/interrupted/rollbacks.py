@@ -1,11 +1,12 @@
-"""Interrupts real rollbacks, repeats them, and checks that the result is the same as without
+"""Interrupt real rollbacks, repeat them, and check that the result is the same as without
 interruption.
 
 python -m tests.rekindle.serving.interrupted.rollbacks 17            one seed
 python -m tests.rekindle.serving.interrupted.rollbacks --count 20    seeds 0..19
 
 The Kubernetes API is a small server that stores objects as the real one does; the object store and
-MLflow are real. A seed determines the command, and the number and moments of its interruptions.
+MLflow are real. A seed determines the rollback command, and the number and the moments of the
+command's interruptions.
 """
 
 import argparse
@@ -40,8 +41,8 @@ APPS, CORE, AUTOSCALING = (
 
 
 class Kubernetes(ApiServer):
-    """An API server whose Deployments are ready immediately. `complaints`: states that clients
-    would notice."""
+    """An API server whose Deployments are ready immediately. `complaints`: descriptions of states
+    that clients would notice as errors."""
 
     complaints: list[str]
 
@@ -191,8 +192,8 @@ class Cluster:
 
 
 def play(seed: int, folder: Path, environment: Mapping[str, str]) -> tuple[str, list[str]]:
-    """Repeat a rollback, interrupted one to three times, until it succeeds. Return a log, and the
-    problems."""
+    """Repeat a rollback, with one to three interruptions, until it succeeds. Return a log of the
+    rollback, and the problems."""
     draw = Random(seed)
     version = draw.choice(["", "", "2", "1"])
     moments = [Moment.draw(draw, CHANGES) for _ in range(draw.choice([1, 1, 2, 3]))]
@@ -210,7 +211,9 @@ def play(seed: int, folder: Path, environment: Mapping[str, str]) -> tuple[str, 
             if code == 0 or (
                 stdout and promotion.read_pending_rollback(cluster.store, cluster.name) is None
             ):
-                break  # the rollback has reported its success, and nothing is left to finish
+                # the rollback has reported its success, and the next command has nothing left to
+                # finish
+                break
 
             if (
                 code > 0
@@ -227,7 +230,7 @@ def play(seed: int, folder: Path, environment: Mapping[str, str]) -> tuple[str, 
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; return 1 if a seed failed."""
+    """Run the command of this module, and return exit code 1 if a seed failed."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.rekindle.serving.interrupted.rollbacks", description=__doc__
     )

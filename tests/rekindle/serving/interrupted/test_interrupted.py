@@ -1,5 +1,5 @@
-"""Interrupted rollbacks and releases that are repeated or resumed have the same result as
-undisturbed ones."""
+"""Interrupted rollbacks and releases that are repeated or resumed have the same result as rollbacks
+and releases without interruption."""
 
 import os
 from collections.abc import Iterator
@@ -48,7 +48,8 @@ def test_a_run_killed_before_its_switch_does_not_take_traffic_from_a_newer_relea
     log, run, problems = project.release(
         Moment(2, is_before=False, kill=True, name="registered-models/alias"), newer=True
     )
-    assert "killed" in log[0], log  # the first alias is the candidate's
+    # the command was killed at the first alias, which belongs to the candidate
+    assert "killed" in log[0], log
     assert "newer" in log[1], log
     problems += project.problems(run)
     assert not problems, "\n".join([*log, *problems])

@@ -1,5 +1,5 @@
-"""A model without a training, and a rival that becomes the champion between its evaluation and its
-promotion."""
+"""A model without a training, and a rival that becomes the champion between the model's evaluation
+and promotion."""
 
 from typing import Any
 

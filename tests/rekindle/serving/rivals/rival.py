@@ -1,4 +1,4 @@
-"""Make a model of this quality the champion, as another run does at the same time."""
+"""Make a model of the given quality the champion, as another run does at the same time."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Release and promote the model. A repeated step changes nothing."""
+    """Release and promote the model. A second run of this step changes nothing."""
     from rekindle import Store, tracking
     from rekindle.release import promotion
     from steps import release

@@ -29,7 +29,7 @@ serve: {{min_replicas: 1, drain_seconds: 0.1, port: {port}}}
 
 
 def run(home: Path, config: Path, **rivalry: float) -> tuple[int, dict[str, Any]]:
-    """Run the pipeline; return its exit code and JSON."""
+    """Run the pipeline, and return its exit code and its JSON output."""
     sets = (
         flag for name, value in rivalry.items() for flag in ("--set", f"rivalry.{name}={value}")
     )

@@ -1,4 +1,4 @@
-"""Old checkpoints are deleted, unless they are needed or being read."""
+"""Old checkpoints are deleted, unless they are still needed or are being read."""
 
 import json
 from collections.abc import Iterable

@@ -1,5 +1,5 @@
-"""Durable checkpoints in a real object store: complete when written, verified when read; training
-never waits."""
+"""Tests of durable checkpoints in a real object store: each written checkpoint is complete, each
+read checkpoint is verified, and training never waits for them."""
 
 import hashlib
 import json
@@ -117,7 +117,8 @@ def test_any_damaged_checkpoint_is_reported_and_the_previous_one_used(
         assert key.endswith("/latest")
         assert have_equal_states(reopened_checkpoints, first_checkpoints)
 
-    train_and_upload(reopened_checkpoints, older_step + 1)  # the same step again, without damage
+    # the training makes the same step again, without damage
+    train_and_upload(reopened_checkpoints, older_step + 1)
     last_checkpoints = open_checkpoints()
     restore_alone(last_checkpoints)
     assert have_equal_states(last_checkpoints, reopened_checkpoints)
@@ -176,7 +177,7 @@ def test_a_damaged_chunk_is_uploaded_again_by_another_process(
     finder = open_checkpoints()
     heir = open_checkpoints()
     assert restore_alone(finder) == 5
-    # the heir has received the state from the finder, which is killed now
+    # the worker `heir` has received the state from the worker `finder`, which is killed now
     train_and_upload(heir, 6)
     last_checkpoints = open_checkpoints()
     assert restore_alone(last_checkpoints) == 6
@@ -192,7 +193,7 @@ def test_all_members_of_a_group_upload_their_share(
         members[rank].save_if_due(RankAndGroupSize(rank, 3), is_durable=True)
         if rank:
             assert finish_upload(members[rank])
-            # number of uploaded chunks, of 10
+            # number of uploaded chunks of each rank, of 10 chunks
             assert len(list_keys(members[0], "chunks/")) == [0, 7, 4][rank]
     assert finish_upload(members[0])
     last_checkpoints = open_checkpoints()
@@ -222,7 +223,7 @@ def test_the_next_rank_0_makes_the_checkpoint_that_the_previous_one_left_incompl
     for rank in (0, 1):
         assert not members[rank].is_due()
         set_state(members[rank], 7)
-    members[1].save_if_due(RankAndGroupSize(1, 2), is_durable=True)  # rank 0 is killed here
+    members[1].save_if_due(RankAndGroupSize(1, 2), is_durable=True)  # rank 0 is killed at this time
     assert finish_upload(members[1])
     assert not list_keys(members[1], "manifests/")
     assert members[1].is_due()
@@ -246,7 +247,7 @@ def test_another_runs_checkpoints_are_rejected_and_unchanged(
     for other in (open_checkpoints(identity="cd" * 32), open_checkpoints(width=41)):
         with pytest.raises(ConfigError, match="belongs to another run"):
             restore_alone(other)
-        set_state(other, 9)  # another run must not write there, either
+        set_state(other, 9)  # another run must not write to the same prefix, either
         assert not other.upload_current_state(RankAndGroupSize(0, 1), get_remaining_seconds)
         assert "belongs to another run" in capsys.readouterr().err
     assert objects == {

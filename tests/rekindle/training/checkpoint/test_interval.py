@@ -1,4 +1,5 @@
-"""A wrong interval would waste time: on too many checkpoints, or on repeated work."""
+"""Tests of the checkpoint interval: a wrong interval would waste time on too many checkpoints, or
+on repeated work."""
 
 import math
 

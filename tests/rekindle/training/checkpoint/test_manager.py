@@ -1,5 +1,5 @@
-"""Snapshots in shared memory and checkpoints in the object store together: which state a restarted
-worker continues from."""
+"""Tests of snapshots in shared memory together with checkpoints in the object store: they determine
+the state from which a restarted worker continues."""
 
 import errno
 import math
@@ -96,7 +96,8 @@ def test_the_newer_of_snapshot_and_durable_checkpoint_is_used(
 
     third_checkpoints = open_checkpoints(node="n2", store=open_store_behind(proxy, s3))
     proxy.fault("hang", 60.0)
-    assert restore_alone(third_checkpoints) == 3  # although the store does not answer
+    # the state is restored although the object store does not answer
+    assert restore_alone(third_checkpoints) == 3
 
 
 def test_a_damaged_snapshot_is_reported_and_the_durable_checkpoint_used(
@@ -205,8 +206,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 def make_step(
     checkpoints: WorkerCheckpoints, step: int, is_durable: bool = False, copy_s: float = 0.0
 ) -> bool:
-    """Make step `step`. Returns True if a snapshot was taken after the step. To copy the state
-    takes `copy_s` seconds of the clock."""
+    """Make the training step number `step`. Return True if a snapshot was taken after the step.
+    Copying the state takes `copy_s` seconds of the test's clock."""
     set_state(checkpoints, step)
     slots: list[int | None] = []
     copy_state = checkpoints.snapshots.copy_state

@@ -1,5 +1,5 @@
-"""Snapshots in shared memory are intact or reported as damaged. With real files, processes and
-SIGKILLs."""
+"""Snapshots in shared memory are intact or reported as damaged. The tests of snapshots use real
+files, processes and SIGKILLs."""
 
 import hashlib
 import os
@@ -61,8 +61,8 @@ def write_steps(file: snapshot_file.SnapshotFile, *steps: int) -> None:
 
 
 def read_newest(path: Path) -> tuple[int, list[str]]:
-    """Return the step that a new process would restore, and its messages about damage. Checks all
-    bytes."""
+    """Return the step that a new process would restore, and its messages about damage. The function
+    checks all bytes of the state."""
     file = open_file(path)
     target = bytearray(SIZE)
 
@@ -118,8 +118,8 @@ def slot_offset(slot: int, slot_bytes: int = SIZE) -> int:
 
 
 def expect_after_cut(end: int) -> tuple[int, int]:
-    """Return the newest intact step of 6, 4 and 5 (in this order in the file) after a cut, and how
-    many are damaged."""
+    """Return the newest intact step and the number of damaged steps after a cut of a file that
+    contains the steps 6, 4 and 5 in this order."""
     if end < snapshot_file.PAGE_BYTES:
         return -1, int(end > 0)  # an empty file counts as a missing file
     ends = {
@@ -186,7 +186,7 @@ def test_any_damaged_byte_is_reported_and_the_previous_snapshot_used(
             os.pwrite(file.fileno(), bytes([byte ^ data.draw(st.integers(1, 255))]), offset)
 
     step, damage = read_newest(path)
-    # `read` has compared the bytes
+    # this comparison holds because `read` has compared the bytes
     assert (
         (step, len(damage)) == expect_after_cut(offset)
         if cut
@@ -296,7 +296,7 @@ def test_only_unneeded_files_are_removed(shared_folder: Path) -> None:
 
     process.send_signal(signal.SIGSTOP)
     os.utime(held, (0, 0))
-    assert snapshot_file.remove_stale_files(other) == []  # a run that is resumed, after any time
+    assert snapshot_file.remove_stale_files(other) == []  # the run may be resumed after any time
     assert snapshot_file.remove_stale_files(run) == [old_path]
     assert snapshot_file.remove_run_files(run) == [dead]
     process.kill()
@@ -344,7 +344,7 @@ def test_the_last_step_survives_a_process_that_dies_while_it_records_the_next(
 
     for position in range(snapshot_file.LAST_STEP_OFFSET, snapshot_file.LAST_STEP_OFFSET + 16):
         damaged_bytes = bytearray(data)
-        damaged_bytes[position] ^= 1  # the record of step 8, which is even
+        damaged_bytes[position] ^= 1  # damage the record of step 8, which is even
         path.write_bytes(damaged_bytes)
         last_step = open_file(path).last_step
         assert last_step

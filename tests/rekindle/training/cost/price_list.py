@@ -1,4 +1,4 @@
-"""Prices of a CPU, on demand and as spot, and of a GPU."""
+"""A price list with prices of a CPU, on demand and as spot, and of a GPU."""
 
 PRICES = {
     "currency": "EUR",

@@ -1,4 +1,4 @@
-"""The cost of a training adds up, for every history of its workers."""
+"""The cost of a training is the sum of its parts, for every history of its workers."""
 
 import math
 from itertools import chain

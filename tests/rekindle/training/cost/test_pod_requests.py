@@ -1,4 +1,4 @@
-"""A template may apply an object that somebody else has written: no such object can stop a
+"""A template may apply an object that another program has written, and no such object can stop a
 command."""
 
 import pytest

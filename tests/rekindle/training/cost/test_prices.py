@@ -1,4 +1,4 @@
-"""The prices of a project, and the class of each pod of a manifest."""
+"""Tests of the prices of a project, and of the price class of each pod of a manifest."""
 
 import base64
 import json
@@ -29,7 +29,8 @@ def make_prices(**changes: Any) -> Prices:
 
 
 def find_pod_classes(*sets: str) -> dict[tuple[str, str], tuple[str, bool]]:
-    """Return class and spot of all pods of configs/cluster.yaml, by template and role."""
+    """Return the price class of all pods, and whether they are spot pods, for configs/cluster.yaml,
+    by template and role."""
     example = Prices.load(EXAMPLE.parent)
     classes = {}
     assert example
@@ -58,7 +59,7 @@ def find_pod_classes(*sets: str) -> dict[tuple[str, str], tuple[str, bool]]:
 
 @pytest.fixture
 def priced_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the example, outside of any other project."""
+    """A working directory with the example of a price list, outside of any other project."""
     (tmp_path / PRICES_FILE).write_text(EXAMPLE.read_text())
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -101,7 +101,7 @@ HOURLY = Prices.parse(
         "classes": {"cpu": {"on_demand": {"cpu_hour": 3600, "gib_hour": 0}}},
     },
     PRICES_FILE,
-)  # a CPU costs 1 a second
+)  # a CPU costs 1 per second
 
 
 def compute_job_costs(text: str, action: str = "apply", **more: Any) -> dict[str, float]:

@@ -1,4 +1,5 @@
-"""Elastic groups of real processes: no process waits for a dead process, whenever it dies."""
+"""Tests of elastic groups of real processes: no process waits for a dead process, at whatever time
+it dies."""
 
 import json
 import random
@@ -39,7 +40,8 @@ def test_survivors_form_a_group_if_a_second_worker_dies_during_the_setup_of_the_
     kill_pairs(crew)
 
 
-# one run in twenty fails: a member sends nothing for 10 s, perhaps because gloo is connecting
+# this test is slow because one run in twenty fails: a member sends nothing for 10 s, perhaps
+# because gloo is connecting
 @pytest.mark.slow
 def test_survivors_do_not_time_out_if_a_second_worker_dies_during_the_setup_of_a_group(
     crew: Crew,
@@ -57,7 +59,7 @@ def kill_pairs(crew: Crew) -> list[Member]:
     """Kill two of four workers, six times: both at once, or the second when the loss of the first
     is noticed.
 
-    Return the survivors of each time.
+    Return the surviving workers of each time.
     """
     argv = make_flags("twice", workers=4, steps=10**6, checkpoint_steps=0, virtual_workers=8)
     coordinator = crew.start_coordinator(argv)
@@ -80,7 +82,7 @@ def kill_pairs(crew: Crew) -> list[Member]:
         remaining = set("abcd") - {first_member, second_member}
         workers[first_member].send(signal.SIGKILL)
 
-        if attempt % 2:  # otherwise both workers are lost at once
+        if attempt % 2:  # wait until one worker was lost; otherwise both workers are lost at once
             crew.until(
                 lambda first=first_member: (
                     read_newest_members(coordinator) == set("abcd") - {first} - ended()
@@ -100,7 +102,7 @@ def kill_pairs(crew: Crew) -> list[Member]:
     return survivors
 
 
-# messages after a wait for a dead process
+# pattern of messages after a wait for a dead process
 TIMED_OUT = re.compile("time(d )?out|no member has sent", re.IGNORECASE)
 
 
@@ -164,7 +166,8 @@ def _publish_and_give_up(server: socket.socket, worker: elastic.ElasticGroup) ->
     connection.sendall(json.dumps({"failed": "no such column", "code": 65}).encode() + b"\n")
     connection.shutdown(socket.SHUT_WR)
 
-    # if the connection is closed with unread data, it is reset, and the verdict is lost
+    # read all data, because if the connection is closed with unread data, it is reset, and the
+    # verdict is lost
     while connection.recv(4096):
         pass
 
@@ -233,7 +236,7 @@ def test_a_coordinator_exits_with_its_verdict_while_the_object_store_is_unrespon
 
 
 def _run_impatiently(argv: list[str], environment: dict[str, str], log: str) -> None:
-    """Run a member that waits only briefly for the writing of its last events."""
+    """Run a member of a group that waits only briefly for the writing of its last events."""
     from rekindle.training.ledger import events
 
     events.CLOSE_TIMEOUT_S = 0.2
@@ -344,7 +347,8 @@ def test_a_receiver_does_not_wait_for_a_sender_that_died_within_a_message(crew: 
             sender.kill()
             sender.join()
         over.set()
-        caller.interrupt()  # like a message of the coordinator; gloo itself notices nothing
+        # the data look like a message of the coordinator; gloo itself notices nothing
+        caller.interrupt()
 
     threading.Thread(target=kill, daemon=True).start()
     with pytest.raises(GroupBrokenError):
@@ -372,7 +376,7 @@ def test_the_ledger_has_the_last_step_even_if_no_worker_reported_it(crew: Crew, 
     )
     s3.delete([entry.key for entry in s3.list("last/checkpoints/ledger")])
 
-    # as if the worker had died before its report
+    # restart the coordinator, as if the worker had died before its report
     restarted_coordinator = crew.start_coordinator(argv)
     assert restarted_coordinator.wait_for_exit_code() == 0
     assert read_completions(s3, "last") == [(100, model["sha256"])]

@@ -1,4 +1,4 @@
-"""The workers of a group find each other with authentication, also if the coordinator dies."""
+"""The workers of a group find each other with authentication, even if the coordinator dies."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""The sum of a single process; groups of several processes are tested in
+"""Tests of the sum in a single process; groups of several processes are tested in
 tests/steps/test_train.py."""
 
 import threading
@@ -17,7 +17,8 @@ CPU = torch.device("cpu")
 
 
 def sum_tree(values: list[Tensor]) -> Tensor:
-    """Return the sum by its recursive definition."""
+    """Return the sum of numbers in the order of a binary tree, computed by the recursive
+    definition."""
     if len(values) == 1:
         return values[0]
     half = 1
@@ -32,10 +33,10 @@ def test_the_sum_equals_the_tree_sum_bit_for_bit_and_keeps_the_gradients(leaves:
     state = TrainingState(
         nn.Linear(37, 5), TrainConfig.model_validate({"virtual_workers": leaves, "workers": 1}), CPU
     )
-    unused: Any = None  # no data, no checkpoints
+    unused: Any = None  # the group needs neither data nor checkpoints in this test
     group = TrainingGroup(StaticGroup(CPU, ledger=None), state, unused, unused, threading.Event())
 
-    for _ in range(2):  # the second time with reused buffers
+    for _ in range(2):  # the second iteration reuses the buffers of the first iteration
         scales = torch.logspace(-6, 6, leaves)
         gradients = [[torch.randn_like(p) * scale for p in state.parameters] for scale in scales]
         losses = list(torch.randn(leaves))

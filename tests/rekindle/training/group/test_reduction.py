@@ -1,5 +1,5 @@
-"""The sum of several processes equals the sum of one process bit for bit, at the traffic of an
-all-reduce."""
+"""The sum of several processes equals the sum of one process bit for bit, with the network traffic
+of an all-reduce."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +29,8 @@ FLAGS = [
 
 
 class RecordingGroup:
-    """A process group that records its collective operations, and how many numbers it sends to
-    single processes."""
+    """A process group that records its collective operations, and the count of numbers that it
+    sends to single processes."""
 
     def __init__(self, pg: Any) -> None:
         self.pg, self.names, self.sent = pg, list[str](), 0
@@ -61,8 +61,8 @@ def leaf_values(state: TrainingState, leaf: int, turn: int) -> tuple[Tensor, lis
 def reduce_in_threads(
     leaves: int, group_size: int, turns: int = 1, **config: Any
 ) -> list[tuple[list[Tensor], RecordingGroup, GradientReduction]]:
-    """Reduce the gradients of `turns` steps in a group of threads; return the totals, the process
-    group and the reduction of each rank."""
+    """Reduce the gradients of `turns` steps in a group of threads, which stand for processes;
+    return the totals, the process group and the reduction of each rank."""
     store: Any = dist.HashStore()
 
     def member(rank: int) -> tuple[list[Tensor], RecordingGroup, GradientReduction]:

@@ -14,7 +14,8 @@ sizes = st.integers(1, 40).flatmap(
 
 
 def format_sum(lo: int, hi: int) -> str:
-    """Return the sum over the leaves [lo, hi) in the tree's order, with parentheses."""
+    """Return the sum over the leaves [lo, hi) in the order of the summation tree, with
+    parentheses."""
     if hi - lo == 1:
         return str(lo)
     power = 1

@@ -1,4 +1,4 @@
-"""The metadata services of AWS and Azure, as documented."""
+"""Simulate the metadata services of AWS and Azure, as documented."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ EVENT = {
 
 
 class Metadata(HttpServer):
-    """Announces the interruptions in `events`."""
+    """A metadata service that announces the interruptions in `events`."""
 
     def __init__(self) -> None:
         super().__init__(self.describe)

@@ -1,5 +1,5 @@
-"""The launcher as a real process: its exit codes are correct, no step is lost, and no process is
-left at the end."""
+"""Tests of the launcher as a real process: its exit codes are correct, no step is lost, and no
+process is left at the end."""
 
 import json
 import os
@@ -22,7 +22,8 @@ TROUBLE = "tests.rekindle.training.trouble"
 
 @pytest.fixture
 def crew(toy_dataset: None, s3_environment: dict[str, str], tmp_path: Path) -> Iterator[Crew]:
-    """Yield a crew; at the end, check that no process of the crew is left."""
+    """Yield a Crew, which starts processes; at the end, check that no process of the crew is
+    left."""
     (tmp_path / "shm").mkdir()
     crew = Crew(s3_environment | {"REKINDLE_SHM": str(tmp_path / "shm")}, tmp_path)
     yield crew
@@ -153,7 +154,8 @@ def test_a_worker_that_always_crashes_ends_the_run_with_its_traceback(crew: Crew
         "error: pod was ended by SIGSEGV, 3 times without a newer step (now -1)"
         in launcher.read_log()
     )
-    assert list_shared_memory(crew)  # a pod of this name may start again
+    # the files in shared memory are kept, because a pod of the same name may start again
+    assert list_shared_memory(crew)
     assert "trouble.py" in launcher.read_log()
     assert "pod (3 times without a newer step)" in coordinator.read_log()
 
@@ -239,7 +241,8 @@ def test_after_killing_all_processes_a_run_resumes_from_shared_memory(
 ) -> None:
     launcher = launch_command(crew, "launcher-killed", TOY_HOLD="70", TOY_LOADER="1")
     crew.wait_until_held(70, launcher)
-    # launcher, forkserver, worker, its two DataLoader processes
+    # the five processes are the launcher, the forkserver, the worker, and the two DataLoader
+    # processes of the worker
     crew.until(lambda: len(find_parent_pids(crew)) == 5)
     launcher.send(signal.SIGKILL)
     launcher.wait_for_exit_code()
@@ -266,7 +269,7 @@ def test_the_error_of_an_oom_killed_worker_names_the_memory_limit(crew: Crew) ->
         pytest.skip("needs cgroups of version 1")
 
     try:
-        # child processes that start from now on belong to this cgroup
+        # child processes that start after this line belong to this cgroup
         (cgroup_folder / "cgroup.procs").write_text(str(os.getpid()))
         launcher = launch_command(crew, "hoard", TROUBLE="hoard hoard hoard", TROUBLE_AT="0")
         (original_group / "cgroup.procs").write_text(str(os.getpid()))

@@ -1,5 +1,5 @@
-"""Spot-interruption notices: the workers leave in time without losing work, and none is started on
-the node again."""
+"""Spot-interruption notices: the workers leave in time without losing work, and no worker is
+started on the node again."""
 
 import signal
 from pathlib import Path

@@ -34,7 +34,7 @@ sys.exit(143)
 
 
 def start_script(script: str, **environment: str) -> "subprocess.Popen[str]":
-    """Start a script in a new process group, like torchrun; wait until it prints "ready"."""
+    """Start a script in a new process group, as torchrun does, and wait until it prints "ready"."""
     process = subprocess.Popen(
         [sys.executable, "-c", script],
         env=os.environ | {"PYTHONPATH": ROOT} | environment,
@@ -52,7 +52,7 @@ def find_group_pids(group_id: int) -> list[int]:
     """Return the pids of a process group, except zombies."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # the process has just exited
+        with suppress(OSError):  # the process has just exited in the meantime
             state, _, number = path.read_text().rpartition(")")[2].split()[:3]
             if int(number) == group_id and state != "Z":
                 pids.append(int(path.parent.name))
@@ -66,7 +66,8 @@ def test_a_data_loader_survives_a_sigterm_to_the_process_group_but_ends_with_its
     os.killpg(process.pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 143
-    assert output.startswith("left 4"), output  # seconds that are left: 90 % of the 50 s
+    # the printed seconds that are left are 90 % of the 50 s
+    assert output.startswith("left 4"), output
     assert "Traceback" not in output
     assert "Error" not in output
     assert not find_group_pids(process.pid)

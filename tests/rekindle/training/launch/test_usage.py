@@ -1,4 +1,4 @@
-"""The use of a pod is sampled with its children."""
+"""The use of a pod is sampled together with the use of its child processes."""
 
 import multiprocessing
 import os

@@ -7,7 +7,7 @@ from rekindle.training.ledger.ledger_summary import LedgerSummary
 
 
 def summarize(*lines: tuple[Any, ...]) -> LedgerSummary:
-    """Return the summary of events written as (t, name, {fields})."""
+    """Return the summary of events that are written as (time, name, {fields})."""
     return summarize_events(
         {"t": t, "event": event, **(fields[0] if fields else {})} for t, event, *fields in lines
     )

@@ -1,4 +1,4 @@
-"""Every second of every worker is counted once, under the right kind."""
+"""Every second of every worker is counted once, as the right kind of time."""
 
 import math
 from typing import Any
@@ -49,7 +49,7 @@ def test_a_broken_group_loses_the_time_since_its_last_step_but_no_step():
         (7.5, "complete", {"step": 42}),
     )
 
-    # the 32nd step was made at 5.2: 10 a second
+    # the 32nd step was made at second 5.2, because the worker makes 10 steps per second
     assert list_worker_seconds(summary, "a") == (3.2 + 2, 2 + 0.25, 0.05)
     assert list_worker_seconds(summary, "b") == (3.2, 2, 0.05)
     assert summary.repeated == 0
@@ -141,7 +141,7 @@ def test_workers_that_do_not_return_to_a_restarted_coordinator_count_as_lost():
     )
 
     assert list_worker_seconds(summary, "b") == (2, 2, 0)
-    assert list_worker_seconds(summary, "a") == (27 + 1, 2, 1.1)  # step 270 was made at 29
+    assert list_worker_seconds(summary, "a") == (27 + 1, 2, 1.1)  # step 270 was made at second 29
     assert [(i.kind, i.name, i.why) for i in summary.incidents] == [
         ("coordinator", "c2", ""),
         ("lost", "b", "unseen"),
@@ -279,7 +279,8 @@ def test_trained_waited_and_lost_add_up_to_the_time_alive_for_any_events(
         match event["event"]:
             case "join" if event["worker"] not in living:
                 unseen |= any(worker[0] == event["name"] and len(worker) > 1 for worker in living)
-                # before, only the name of the worker was known, from the members of a generation
+                # before this event, only the name of the worker was known, from the members of a
+                # generation
                 since = living.pop(event["name"], t)
                 living.setdefault(event["worker"], since)
             case "lost" | "drain" if event["worker"] in living:
@@ -301,7 +302,8 @@ def test_trained_waited_and_lost_add_up_to_the_time_alive_for_any_events(
     lives = summary.intervals.values()
     assert all(interval.start <= interval.end <= t for intervals in lives for interval in intervals)
 
-    if not unseen:  # otherwise a lost worker would count as alive until its last event
+    # the sum is exact; otherwise a lost worker would count as alive until its last event
+    if not unseen:
         assert abs(total - expected) < 1e-6
 
     assert total <= expected + 1e-6

@@ -24,7 +24,7 @@ def test_events_of_several_writers_are_sorted_by_time(s3: Store, prefix: str) ->
     first_ledger = Ledger(lambda: s3, prefix)
     second_ledger = Ledger(lambda: s3, prefix)
     first_ledger.note("coordinator", id="a")
-    # the second coordinator has taken over; its clock is different
+    # the second coordinator has taken over; the clock of the second coordinator is different
     second_ledger.note("coordinator", id="b", t=1.5)
     first_ledger.note("step", step=1)
     for each in (first_ledger, second_ledger):

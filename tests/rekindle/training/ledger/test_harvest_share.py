@@ -1,4 +1,5 @@
-"""A user sees what harvested workers brought, and what the training would have taken without."""
+"""A user sees how much harvested workers (additional workers on idle capacity) have computed, and
+how long the training would have taken without them."""
 
 from typing import Any
 
@@ -22,7 +23,7 @@ def harvested_join(t: float, name: str) -> tuple[Any, ...]:
     return (t, "join", {"worker": f"id-{name}", "name": name, "step": -1, "harvested": True})
 
 
-# one worker makes 1 step per second; with a harvested worker, they make 2
+# one worker makes 1 step per second; with a harvested worker, both make 2 steps per second
 MEASURED = [
     *start("a-train-worker-0"),
     step(12, 10),

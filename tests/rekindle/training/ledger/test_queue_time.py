@@ -1,4 +1,4 @@
-"""The ledger counts the time in a queue, but neither time after the end of a run nor twice."""
+"""The ledger counts the time in a queue, but no time after the end of a run, and no time twice."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def test_the_queue_before_the_first_start_and_after_a_preemption_counts() -> Non
         step(110, 10),
         (120, "drain", {"worker": "101-a", "name": "a"}),
         (120, "drain", {"worker": "103-b", "name": "b"}),
-        # all pods were gone, and the names of pods differ
+        # all pods had been deleted, and the names of the new pods differ
         coordinator(300, created=40),
         join(301, "c"),
         join(302, "b"),
@@ -81,7 +81,7 @@ def test_time_after_the_end_of_a_run_is_not_queued() -> None:
         generation(1003, 2, 10, "a"),
         lost(1010, "a"),
         (1010, "verdict", {"code": 1, "message": "no data"}),
-        # the new job was queued
+        # the new job was queued again
         coordinator(2000, created=1500),
         join(2001, "a"),
         (2002, "complete", {"step": 20}),

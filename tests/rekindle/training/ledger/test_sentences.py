@@ -1,4 +1,5 @@
-"""The description of a run is true, and its timeline can be drawn for any events."""
+"""The description of a training by `rekindle explain` is true, and its timeline can be drawn for
+any events."""
 
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.rekindle.training.ledger.events import generation, join, lost, start,
 
 
 def describe_events(*lines: tuple[Any, ...]) -> list[str]:
-    """Return the description of events at unix seconds, without the time of day."""
+    """Return the description of events, given by unix seconds, without the time of day."""
     return [line[10:] if line[2:3] == ":" else line for line in describe_summary(summarize(*lines))]
 
 

@@ -1,4 +1,4 @@
-"""The secret of a run."""
+"""Fixture: the secret of a run."""
 
 import pytest
 

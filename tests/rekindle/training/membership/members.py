@@ -1,4 +1,4 @@
-"""A coordinator, and the messages of members that join it."""
+"""Start a coordinator in this process, and make the messages of members that join it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ def make_spec(**settings: Any) -> TrainingSpec:
 
 
 def publish_group(*workers: str, **settings: Any) -> MembershipStateMachine:
-    """Return a run whose first group is published."""
+    """Return the membership of a run whose first group is published."""
     membership = MembershipStateMachine(make_spec(**settings))
     for worker in workers:
         membership.join(0, make_join_message(worker))

@@ -1,4 +1,5 @@
-"""Pods and jobs carry the time of their newest durable checkpoint; a refusal disturbs nothing."""
+"""Pods and jobs get an annotation with the time of their newest durable checkpoint; if the API
+server refuses it, the training continues."""
 
 import asyncio
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""The deadline of a training: time spent waiting for nodes or in a queue does not count; too long a
-training ends."""
+"""Tests of the deadline of a training: time spent waiting for nodes or in a queue does not count; a
+training that takes too long ends."""
 
 import asyncio
 import uuid
@@ -68,7 +68,8 @@ def test_an_invalid_deadline_is_one_error(s3: Store, monkeypatch: pytest.MonkeyP
 
 
 def write_events(s3: Store, prefix: str, *events: tuple[str, dict[str, Any]]) -> None:
-    """Write a ledger as the previous coordinator of a run has left it."""
+    """Write a ledger in the state in which the previous coordinator of a run has left the
+    ledger."""
     ledger = Ledger(lambda: s3, f"{prefix}/ledger")
     for event, fields in events:
         ledger.note(event, **fields)

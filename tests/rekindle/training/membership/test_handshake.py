@@ -1,5 +1,5 @@
-"""Only processes that know the run's secret take part; other processes change nothing and cost
-almost nothing."""
+"""Only processes that know the run's secret take part in a group; other processes change nothing
+and cost almost nothing."""
 
 import asyncio
 import json
@@ -79,7 +79,8 @@ def test_messages_without_a_valid_proof_are_ignored(s3: Store, attack: bytes) ->
             writer.write(attack)
 
             with suppress(ConnectionResetError):
-                assert await asyncio.wait_for(reader.read(), 10) == b""  # closed without an answer
+                # the connection is closed without an answer
+                assert await asyncio.wait_for(reader.read(), 10) == b""
 
             membership = coordinator.membership
             assert not membership.alive_workers
@@ -171,7 +172,7 @@ def test_a_worker_sends_nothing_to_a_false_coordinator() -> None:
         with connection:
             connection.sendall(dump_lines({"nonce": "n"}))
             received.append(connection.recv(4096))
-            # the worker's own, reflected
+            # the message reflects the worker's own proof
             connection.sendall(dump_lines({"proof": json.loads(received[0])["proof"]}))
             received.append(connection.recv(4096))
 

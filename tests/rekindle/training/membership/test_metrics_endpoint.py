@@ -1,5 +1,5 @@
-"""Prometheus metrics of a training: its steps, the value of the loss function, its workers, and how
-many workers were lost."""
+"""Tests of the Prometheus metrics of a training: its steps, the value of the loss function, its
+workers, and how many workers were lost."""
 
 import asyncio
 from contextlib import suppress

@@ -13,8 +13,8 @@ NAMES = list("abcdef")
 
 
 class Run(RuleBasedStateMachine):
-    """Workers acknowledge generations in any order and with any delay, or freeze, or die;
-    coordinators die, too."""
+    """A random run: workers acknowledge generations in any order and with any delay, or freeze, or
+    die; coordinators die, too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Run(RuleBasedStateMachine):
         self.acked: dict[str, int] = {}
         # live worker → newest list of members that it has received
         self.group: dict[str, tuple[int, tuple[str, ...]]] = {}
-        # workers that train, and do not wait for the next group
+        # workers that train, instead of waiting for the next group
         self.training: set[str] = set()
         self.frozen: set[str] = set()
         self.dropped: set[str] = set()  # live workers that the coordinator has dropped
@@ -56,7 +56,8 @@ class Run(RuleBasedStateMachine):
     def register(self, worker: str) -> None:
         generation, members = self.group.get(worker, (0, ()))
         self.opened.setdefault(worker, 0)
-        self.acked[worker] = generation if worker in self.training else 0  # an intact group is kept
+        # the coordinator must keep an intact group
+        self.acked[worker] = generation if worker in self.training else 0
         self.dropped.discard(worker)
         about = {
             "generation": self.opened[worker],
@@ -134,7 +135,8 @@ class Run(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def coordinator_restarts(self, data: st.DataObject) -> None:
-        """Restart it: workers reconnect in any order, frozen workers later, some never."""
+        """Restart the coordinator: workers reconnect in any order, frozen workers reconnect later,
+        and some workers never reconnect."""
         self.membership = MembershipStateMachine(self.config)
         workers = data.draw(st.permutations(sorted(self.opened)))
         for worker in workers:
@@ -169,7 +171,7 @@ class Run(RuleBasedStateMachine):
 
         self.membership.tick(self.now)
         self.deliver()
-        for worker in self.dropped - self.frozen:  # a worker that hangs: its process ends
+        for worker in self.dropped - self.frozen:  # the process of a worker that hangs ends
             self.forget(worker)
 
     @invariant()
@@ -178,8 +180,8 @@ class Run(RuleBasedStateMachine):
         assert all(self.membership.generation >= self.opened[worker] for worker in registered)
 
     def teardown(self) -> None:
-        """Let all workers answer. If enough workers are alive, one group must then contain all of
-        them, up to max_workers."""
+        """Let all workers answer, at the end of a random run. If enough workers are alive, one
+        group must then contain all of them, up to max_workers."""
         for worker in list(self.frozen):
             self.thaw(worker)
 

@@ -1,4 +1,5 @@
-"""The membership as a state machine: its reactions to joins, losses, errors and restarts."""
+"""Tests of the membership as a state machine: its reactions to joins, losses, errors and
+restarts."""
 
 import subprocess
 import sys
@@ -84,7 +85,8 @@ def test_a_hung_worker_is_dropped_and_informed() -> None:
             membership.heartbeat(now, worker, -1, busy)
         membership.tick(now)
 
-    live(20, busy=True)  # like the worker that writes the model
+    # the workers report that they are busy, as the worker that writes the model does
+    live(20, busy=True)
     live(39)
     assert membership.is_published
     live(41)
@@ -115,7 +117,7 @@ def test_no_worker_is_dropped_while_one_restores_a_large_state() -> None:
     live(1, 100, busy="a")
     assert set(membership.alive_workers) == set("abcd")
     assert not membership.must_abort
-    live(100, 121)  # now a hangs, but b and c do not
+    live(100, 121)  # at this time, a hangs, but b and c do not
     assert ("b", {"open": 2, "hard": True}) in membership.outbox
 
     for worker in "bc":
@@ -173,7 +175,7 @@ def test_a_new_coordinator_skips_the_generation_number_of_a_broken_group() -> No
         message["open"] for worker, message in run.outbox if worker == "old" and "open" in message
     ]
     assert asked
-    # otherwise the worker and the coordinator would wait for each other
+    # the coordinator asks again; otherwise the worker and the coordinator would wait for each other
     assert asked[-1] > 1
     for worker in ("fresh", "old"):
         run.acknowledge(0.2, worker, run.generation, 3)
@@ -278,7 +280,7 @@ def test_crashes_of_workers_with_new_names_end_the_run() -> None:
     for worker in "abc":
         assert membership.verdict is None
         membership.report_error(worker, "boom", 1)
-        membership.step = 0  # restored, but no step completed
+        membership.step = 0  # the state was restored, but no step was completed
     assert membership.verdict
 
 

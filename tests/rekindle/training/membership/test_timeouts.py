@@ -1,5 +1,5 @@
-"""Timeouts and limits of the membership: waiting for workers, signs of life, progress, and places
-in the group."""
+"""Tests of the timeouts and limits of the membership: waiting for workers, signs of life, progress,
+and places in the group."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +19,8 @@ def select_events(membership: MembershipStateMachine, kind: str) -> list[dict[st
 
 
 def join_workers(*workers: str, **settings: Any) -> MembershipStateMachine:
-    """Return a run whose workers have joined and acknowledged, all at time 0."""
+    """Return the membership of a run whose workers have all joined and acknowledged the group at
+    time 0."""
     membership = MembershipStateMachine(make_spec(**settings))
     for worker in workers:
         membership.join(0, make_join_message(worker))
@@ -83,7 +84,7 @@ def test_the_ledger_has_each_join_once_and_the_first_step() -> None:
     membership = join_workers("a", "b", workers=2)
     membership.join(
         1, make_join_message("a", generation=1, group=1, peers=["a", "b"])
-    )  # its connection broke
+    )  # the connection of this worker broke
     assert [(event["worker"], event["step"]) for event in select_events(membership, "join")] == [
         ("a", -1),
         ("b", -1),

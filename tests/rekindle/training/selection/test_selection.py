@@ -76,7 +76,8 @@ def test_a_fitted_family_sees_the_training_samples_only(product: Any, dataset: P
 
 
 def choose_inputs(dataset: Path, store: Store, prefix: str) -> choose.Inputs:
-    """Store two models, and return the inputs of the choice between them."""
+    """Store two models, and return the inputs of the step `choose` for the choice between these
+    models."""
     models = {
         "line": fit_line_model(dataset),
         "network": write_constant_network(dataset.parent / "network", 1.0),
@@ -144,7 +145,7 @@ def test_the_family_with_the_lower_validation_loss_is_chosen(
 
 
 def test_validation_is_the_mean_over_all_held_out_samples(product: Any, dataset: Path) -> None:
-    # the last batch is smaller
+    # the last batch is smaller than the other batches
     spec = TrainingSpec.for_local_training(PRODUCT, {}, TRAIN | {"batch_size": 33}, "line")
     _, held_out = open_samples(spec, product, dataset)
     assert held_out

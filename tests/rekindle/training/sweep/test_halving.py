@@ -1,5 +1,5 @@
-"""Asynchronous halving: the best trials continue, independent of the speed of the trials and of the
-pods."""
+"""Tests of asynchronous halving: the best trials continue, independent of the speed of the trials
+and of the pods."""
 
 import math
 import random
@@ -144,7 +144,8 @@ def test_the_choice_of_trials_depends_only_on_their_values(
 def test_a_sweep_ends_within_one_trial_of_its_budget(
     sweep: Sweep, seed: int, hours: float, pods: int
 ) -> None:
-    """A whole trial takes an hour, which is known only when the first trial has ended."""
+    """Training a trial to the end takes an hour, which is known only when the first trial has
+    ended."""
     sweep = sweep.model_copy(update={"budget": sweep.budget.model_copy(update={"hours": hours})})
     quality = random.Random(seed)
     pods = min(pods, sweep.decision_lag)

@@ -43,7 +43,7 @@ def compute_loss(settings: Settings) -> float:
 
 
 def finish(study: SweepStudy, trial: Trial, rung: int, why: str = "") -> None:
-    """Write the result of a trial like its pod."""
+    """Write the result of a trial in the way that the pod of the trial writes it."""
     output = study.make_output_prefix(trial.number, rung)
     if why:
         study.store.put(f"{output}/failed.json", json.dumps({"value": None, "why": why}).encode())
@@ -198,7 +198,7 @@ def test_a_sampler_chooses_other_settings_for_each_trial(s3: Store, sampler: str
 
 
 def test_a_sweep_ends_at_its_budget_and_reports_what_was_not_tried(study: SweepStudy) -> None:
-    budget = SweepBudget.model_validate({"hours": 3.0})  # a whole trial takes an hour
+    budget = SweepBudget.model_validate({"hours": 3.0})  # training a trial to the end takes an hour
     study.sweep = study.sweep.model_copy(update={"budget": budget})
     seconds: dict[TrialJob, float] = {}
 

@@ -95,7 +95,8 @@ def test_the_first_trial_has_the_values_of_the_config() -> None:
 def test_a_range_holds_exactly_the_decimal_numbers_on_its_steps(
     low: int, step: int, count: int, data: st.DataObject
 ):
-    """`low` and `step` in thousandths; .1, .3 and .5 are on the steps of .1 from .1, .35 is not."""
+    """The test gives `low` and `step` in thousandths; with steps of .1 from .1 on, .3 and .5 are in
+    the range, but .35 is not."""
     choice = SettingChoice.model_validate(
         {"low": low / 1000, "high": (low + count * step) / 1000, "step": step / 1000}
     )
@@ -103,7 +104,8 @@ def test_a_range_holds_exactly_the_decimal_numbers_on_its_steps(
     assert choice.value_count() == count + 1
     assert choice.allows((low + number * step) / 1000)
     assert choice.allows((low + count * step) / 1000)
-    assert not choice.allows((2 * low + (2 * number + 1) * step) / 2000)  # the middle of two steps
+    # the number is in the middle between two steps
+    assert not choice.allows((2 * low + (2 * number + 1) * step) / 2000)
     assert not choice.allows((low - step) / 1000)
     assert not choice.allows((low + (count + 1) * step) / 1000)
 

@@ -1,4 +1,5 @@
-"""The trials of one pod, as real processes: each is trained once, even if the pod is restarted."""
+"""Tests of the trials of one pod, as real processes: each trial is trained once, even if the pod is
+restarted."""
 
 import json
 import signal

@@ -1,5 +1,5 @@
 """Trees give the same scores in the step and in the server, and training rows are scored by trees
-of other cards."""
+that were fitted on other cards."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_a_file_of_arrays_has_the_same_bytes_with_every_version_of_python(tmp_pa
     # the file of numpy.savez differs between Python 3.11.2 and 3.11.7, so a release would not be
     # reproduced
     write_arrays(tmp_path / "arrays.npz", {"a": np.arange(3)})
-    # of Python 3.11.2 and of 3.11.7
+    # the digest is the same with Python 3.11.2 and with 3.11.7
     digest = "2acc146760e6948ed5d2737c7d20e1f47fdc375ef79be3f1d7440e703bebe5cb"
     assert sha256((tmp_path / "arrays.npz").read_bytes()).hexdigest() == digest
 

@@ -1,4 +1,5 @@
-"""Features equal their definitions, computed row by row."""
+"""The computed features equal values that are computed row by row from the features'
+definitions."""
 
 import math
 from statistics import median
@@ -134,7 +135,7 @@ def test_features_ignore_labels_within_the_delay_and_later_transactions(
     row = data.draw(st.integers(0, len(rows) - 1))
     now = rows.time[row]
     young = rows.time > now - 7 * DAY
-    past = rows.time <= now  # the same time counts
+    past = rows.time <= now  # transactions at the same time count, too
 
     changed = Rows.of(
         rows.id,
@@ -150,7 +151,7 @@ def test_features_ignore_labels_within_the_delay_and_later_transactions(
 
 @pytest.mark.slow
 def test_rare_transactions_over_many_years_do_not_overflow() -> None:
-    row_count = 400_000  # each card and terminal twice, 20 years apart
+    row_count = 400_000  # each card and each terminal occurs twice, 20 years apart
     half = np.arange(row_count // 2)
 
     rows = Rows.of(

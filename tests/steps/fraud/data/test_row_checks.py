@@ -1,4 +1,4 @@
-"""Invalid rows are set aside, never lost; valid rows are never rejected."""
+"""Invalid rows are written to a separate file and never lost; valid rows are never rejected."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -33,7 +33,7 @@ def frame(n: int = 100, **columns: Any) -> pl.DataFrame:
 
 
 def with_row(**values: Any) -> pl.DataFrame:
-    """Return 100 valid rows, where row 3 has other values."""
+    """Return 100 valid rows, where row 3 has the given values."""
     valid_rows = frame()
     return valid_rows.with_columns(
         pl.when(pl.int_range(pl.len()) == 3).then(pl.lit(value)).otherwise(pl.col(name)).alias(name)
@@ -91,7 +91,8 @@ def test_a_stray_late_row_is_rejected() -> None:
     year = checked(
         frame(time=[DAY + timedelta(days=i if i < 50 else i + 40) for i in range(100)]), tolerated=0
     )
-    assert len(year.rows) == 100  # rows after a closed season are not strays
+    # rows after a gap, such as a closed season, do not count as stray rows
+    assert len(year.rows) == 100
 
 
 @pytest.mark.parametrize(

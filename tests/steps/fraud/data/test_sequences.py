@@ -1,4 +1,5 @@
-"""Training windows: every transaction counts once, without future transactions and other cards."""
+"""Tests of training windows: every transaction counts exactly once, without future transactions and
+other cards."""
 
 import shutil
 from pathlib import Path

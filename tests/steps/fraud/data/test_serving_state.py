@@ -18,7 +18,7 @@ NOTHING = Rows.of(id=[], time=[], card=[], terminal=[], amount=[])
 
 
 class World:
-    """A dataset, its serving state, and every transaction after it."""
+    """A dataset, its serving state, and all transactions after the end of the dataset."""
 
     def __init__(self, path: Path) -> None:
         write(Data(source="simulate://5?cards=60&terminals=90&days=110", shard_rows=2000), path)
@@ -50,7 +50,7 @@ def test_online_features_equal_offline_features(
         st.lists(st.integers(0, len(world.later) - 1), min_size=1, max_size=8, unique=True)
     )
     new_rows = world.later[np.array(picked)]
-    # includes the new ones, as a client may send them
+    # the history includes the new transactions, as clients may send them
     history = world.later[world.later.time <= new_rows.time.max()]
     windows, lengths = world.state.windows([(new_rows, history)], length)
     assert windows.shape == (len(picked), length, world.features.shape[1])

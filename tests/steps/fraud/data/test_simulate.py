@@ -1,4 +1,4 @@
-"""A simulated world is reproducible and follows its rules."""
+"""A simulated set of transactions is reproducible and follows its rules."""
 
 from datetime import date
 
@@ -69,7 +69,7 @@ def test_takeovers_are_added_to_an_otherwise_equal_world(world: pl.DataFrame) ->
     ]
     assert len(series) == pytest.approx(0.5 * 2 * 100, rel=0.3)
     days = [rows for rows in series if rows["time"].dt.date().n_unique() == 1]
-    assert len(days) > 0.9 * len(series)  # the others were taken over twice
+    assert len(days) > 0.9 * len(series)  # the other cards were taken over twice
 
     for rows in days:
         gaps = rows["time"].diff().dt.total_seconds().drop_nulls()
@@ -80,7 +80,7 @@ def test_takeovers_are_added_to_an_otherwise_equal_world(world: pl.DataFrame) ->
 
     later_rows = pl.concat([rows[1:] for rows in days])
     assert later_rows["amount"].mean() == pytest.approx(53.6, rel=0.15)
-    # anywhere, while an owner pays at about 78 terminals
+    # the later payments are made at any terminal, while an owner pays at about 78 terminals
     assert later_rows["terminal"].n_unique() > 0.9 * len(later_rows)
 
 

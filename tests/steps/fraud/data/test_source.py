@@ -1,5 +1,5 @@
-"""All formats and locations of a source give the same rows; a source that cannot be read is one
-clear error."""
+"""All formats and locations of a source give the same rows; a source that cannot be read leads to
+one clear error message."""
 
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from steps.fraud.fraud_config import Columns, Data
 
 @pytest.fixture(scope="module")
 def published() -> pl.DataFrame:
-    """Transactions with the published column names and an extra column."""
+    """A file of transactions with the column names of the published data and an extra column."""
     world = simulate(World(seed=3, cards=40, terminals=80, days=20))
     return world.rename({k: v for k, v in Columns().model_dump().items()}).with_columns(
         TX_TIME_DAYS=pl.lit(1)

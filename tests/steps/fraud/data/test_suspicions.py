@@ -1,4 +1,5 @@
-"""Data that looks wrong as a whole gives a warning with figures; simulated worlds give none."""
+"""Data that looks wrong as a whole gives a warning with figures; simulated data gives no
+warning."""
 
 import re
 from collections.abc import Callable
@@ -49,7 +50,7 @@ def changed(
 
 
 def thinned(keep: float, condition: pl.Expr) -> Callable[[pl.DataFrame], pl.DataFrame]:
-    """Leave out genuine rows at random."""
+    """Return the rows without a random part of the genuine rows."""
     drawn = pl.int_range(pl.len()).hash(seed=3) % 1000 < 1000 * keep
     return lambda frame: frame.filter(~condition | FRAUD | drawn)
 
