@@ -25,7 +25,12 @@ from pydantic import Field
 from argolocal.common.json_text import to_json
 from argolocal.common.wording import escape_control_chars, open_raw_stream
 from argolocal.manifest.allowed_values import COMPLETED_PHASES, FAILED_PHASES
-from argolocal.manifest.object_labels import NODE_NAME_ANNOTATION, REPLICA_TYPE_LABEL, WORKFLOW
+from argolocal.manifest.object_labels import (
+    JOB_NAME_LABEL,
+    NODE_NAME_ANNOTATION,
+    REPLICA_TYPE_LABEL,
+    WORKFLOW,
+)
 from argolocal.manifest.types import Object
 from argolocal.view.display import format_log_line, is_terminal, parse_task_name
 from argolocal.view.summary import ERROR_LINE, Step, find_last_error
@@ -35,7 +40,7 @@ from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster
 from rekindle.documents import Document
 from rekindle.kubernetes_names import INSTANCE_LABEL
 from rekindle.names import ArtifactKey, format_untrusted
-from rekindle.view.progress import find_progress
+from rekindle.view.progress import choose_progress
 
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
 # lines that Argo's executor adds to the log of a step
@@ -48,6 +53,8 @@ SILENCE_TIMEOUT_S = 300.0
 # time limit for reading the last log lines of a completed run
 DRAIN_TIMEOUT_S = 5.0
 PROGRESS_INTERVAL_S = 3.0
+# a job may have hundreds of workers, of which usually the first one reports
+MAX_PROGRESS_LOGS = 4
 CUT_MESSAGE = (
     "({:,} earlier lines are missing: a node keeps only the end of a long log. Select one step:"
     " `logs NAME STEP`)"
@@ -535,25 +542,8 @@ class TrainingProgress:
     def _poll(self) -> None:
         while self.requested.wait():
             self.requested.clear()
-            progress_by_pod = {}
-
             try:
-                for training_pod in self.cluster.list_objects(
-                    PODS, f"{WORKFLOW}={self.name},{REPLICA_TYPE_LABEL}=worker"
-                ):
-                    if (training_pod.get("status") or {}).get("phase") == "Running":
-                        containers = (training_pod.get("spec") or {}).get("containers") or [{}]
-                        container_name = containers[0].get("name", "")
-                        text = find_progress(
-                            _read_last_lines(self.cluster, training_pod, container_name, 30)
-                        )
-                        if text:
-                            progress_by_pod[training_pod["metadata"]["name"]] = text
-                            break
-                else:
-                    for line in queue.describe_waiting_jobs(self.cluster, self.name):
-                        step_name, _, queue_reason = line.partition(" ")
-                        progress_by_pod[f"{self.name}-{step_name}-"] = queue_reason
+                progress_by_pod = self._read_progress()
             # an error of the cluster, or of a log with strange lines: keep the previous progress,
             # because the next poll may succeed
             except Exception:
@@ -561,6 +551,31 @@ class TrainingProgress:
 
             self.progress = progress_by_pod
             time.sleep(PROGRESS_INTERVAL_S)
+
+    def _read_progress(self) -> dict[str, str]:
+        """Return the progress of each job by the prefix of the names of its pods, or, if no worker
+        runs, the reason why the job waits."""
+        logs_by_job: dict[str, list[str]] = {}
+        worker_selector = f"{WORKFLOW}={self.name},{REPLICA_TYPE_LABEL}=worker"
+        for training_pod in self.cluster.list_objects(PODS, worker_selector):
+            if (training_pod.get("status") or {}).get("phase") != "Running":
+                continue
+
+            job_name = training_pod["metadata"]["labels"].get(JOB_NAME_LABEL, "")
+            job_logs = logs_by_job.setdefault(job_name, [])
+            if len(job_logs) < MAX_PROGRESS_LOGS:
+                containers = (training_pod.get("spec") or {}).get("containers") or [{}]
+                job_logs.append(
+                    _read_last_lines(self.cluster, training_pod, containers[0].get("name", ""), 30)
+                )
+
+        if not logs_by_job:
+            reasons = [
+                line.partition(" ") for line in queue.describe_waiting_jobs(self.cluster, self.name)
+            ]
+            return {f"{self.name}-{step}-": queue_reason for step, _, queue_reason in reasons}
+
+        return {f"{job_name}-": choose_progress(logs) for job_name, logs in logs_by_job.items()}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Find the progress of a training in the logs of its workers."""
 
+from collections.abc import Iterable
+
 from argolocal.common.wording import escape_control_chars, format_duration
 from argolocal.manifest.allowed_values import FAILED_PHASES
 from argolocal.view.display import LogErrors
@@ -7,8 +9,26 @@ from argolocal.view.summary import Step, read_end
 from rekindle.program.progress import LOG_LINE_PATTERN
 from rekindle.training.metrics import PROGRESS_LINE_PATTERN
 
+# roles of the pods of workers in their names
+WORKER_ROLES = ("worker", "node")
+LOG_END_BYTES = 4096
 # limit for samples per second and seconds
 MAX_NUMBER = 1e12
+
+
+def choose_progress(log_texts: Iterable[str]) -> str:
+    """Return the progress of the worker that is furthest, given the ends of the workers' logs; ""
+    without any. The log of a worker that no longer reports may end with an old progress line."""
+    return find_progress(max(log_texts, key=_find_step, default=""))
+
+
+def _find_step(log_text: str) -> int:
+    """Return the step of the newest progress line; 0 with only the report of a program, and -1
+    without either."""
+    progress_matches = PROGRESS_LINE_PATTERN.findall(log_text)
+    if progress_matches:
+        return int(progress_matches[-1][0])
+    return 0 if LOG_LINE_PATTERN.search(log_text) else -1
 
 
 def find_progress(log_text: str) -> str:
@@ -44,7 +64,8 @@ def _parse_number(text: str) -> float | None:
 
 
 class LogProgress(LogErrors):
-    """Reads progress and errors from the logs of a step's workers (`WORKFLOW-STEP-worker*.log`)."""
+    """Reads progress and errors from the logs of a step's workers (`WORKFLOW-STEP-worker*.log`, or
+    `WORKFLOW-STEP-node*.log` of a TrainJob)."""
 
     def of(self, step: Step) -> str:
         """Return the progress of a training, or the last error of a failed step; "" if the logs
@@ -52,8 +73,10 @@ class LogProgress(LogErrors):
         if step.phase in FAILED_PHASES:
             return super().of(step)
 
-        worker_logs = self.logs.glob(f"{self.name}-{step.label}-worker*.log")
+        worker_logs = [
+            path
+            for role in WORKER_ROLES
+            for path in self.logs.glob(f"{self.name}-{step.label}-{role}-*.log")
+        ]
         newest_first = sorted(worker_logs, key=lambda path: path.stat().st_mtime, reverse=True)
-        return next(
-            filter(None, (find_progress(read_end(path, 4096)) for path in newest_first)), ""
-        )
+        return choose_progress(read_end(path, LOG_END_BYTES) for path in newest_first)

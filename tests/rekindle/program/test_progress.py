@@ -21,7 +21,7 @@ from rekindle.program.progress import (
 )
 from rekindle.training.membership.messages import parse_message
 from rekindle.training.membership.protocol import encode_message
-from rekindle.view.progress import find_progress
+from rekindle.view.progress import choose_progress, find_progress
 
 
 @pytest.fixture
@@ -147,6 +147,15 @@ def test_status_shows_the_newest_report_in_the_log() -> None:
     reports = [ProgressReport.model_validate({"progressPercentage": number}) for number in (1, 2)]
     log = "".join(f"{report.log_line}\nan output of the program\n" for report in reports)
     assert find_progress(log) == "2 %"
+
+
+def test_status_shows_the_worker_that_is_furthest() -> None:
+    line = "progress step={}/9 loss=0.5 samples_per_s=10 eta_s=3\n"
+    # a worker that does not report anymore has written other lines since
+    old_log = line.format(3) + "joined generation 7\n"
+    logs = [old_log, line.format(3) + line.format(8), "no progress\n"]
+    assert choose_progress(logs).startswith("step 8/9")
+    assert choose_progress(["no progress\n"]) == choose_progress([]) == ""
 
 
 @pytest.mark.parametrize("number", ["n/a", "inf", "nan", "-1", "1e308", "?", "9" * 5000])

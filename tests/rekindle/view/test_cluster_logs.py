@@ -26,7 +26,10 @@ from tests.rekindle.cluster.workflows import WORKFLOWS_AT, workflow
 from tests.waiting import until
 
 PODS_AT = "/api/v1/namespaces/models/pods"
-REPLICA = {"training.kubeflow.org/replica-type": "worker"}
+REPLICA = {
+    "training.kubeflow.org/replica-type": "worker",
+    "training.kubeflow.org/job-name": "demo-train",
+}
 
 
 def make_pod(
