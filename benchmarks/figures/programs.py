@@ -97,6 +97,7 @@ PROGRAMS = (
         ("--queued=6", "--places=3", "--finished=12", "--requests=2"),
     ),
     BenchmarkProgram("benchmarks.cluster", needs=CLUSTER_NEED),
+    BenchmarkProgram("benchmarks.harvest", needs=CLUSTER_NEED),
 )
 
 

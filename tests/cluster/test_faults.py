@@ -1,83 +1,99 @@
-"""Tests with faults of the pods of a training: the run succeeds with the weights of an undisturbed
-run.
+"""Every fault on every kind of job, on the cluster.
 
-All faults are injected into the same workflow, one after the other, because a workflow takes
-minutes.
+    REKINDLE_TEST_RESTARTS=yes pytest -m cluster tests/cluster/test_faults.py
+
+REKINDLE_TEST_RESTARTS=yes adds the faults that need root on a node or restart controllers, which
+affects other users of the cluster. The run prints a table of the outcomes.
 """
+
+import os
+from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.faults import WORKERS, FaultyTraining
-from tests.cluster.run import Namespace
+from tests.cluster.node_agent import NodeAgent, start_node_agent
+from tests.cluster.run import Namespace, Run, is_served, run_locally
+from tests.cluster.stage import ClusterStage
+from tests.commands import ROOT
+from tests.faults.catalog import FAULTS, Fault
+from tests.faults.matrix import PACE_SETTING, SETTINGS, FaultMatrix, check_outcome
+
+CONFIG = ROOT / "configs/digits.yaml"
+IS_ADMINISTRATOR = os.environ.get("REKINDLE_TEST_RESTARTS") == "yes"
+# name of a backend → the kind of its jobs that the cluster must serve, and further settings
+BACKENDS = {
+    "pytorchjob": ("pytorchjobs.kubeflow.org", ()),
+    "jobset": ("jobsets.jobset.x-k8s.io", ()),
+    "jobset with RestartJob": ("jobsets.jobset.x-k8s.io", ("cluster.restart_job=true",)),
+    "trainjob": ("trainjobs.trainer.kubeflow.org", ()),
+}
 
 
 @pytest.fixture(scope="module")
-def pods(namespace: Namespace) -> FaultyTraining:
-    """A training whose pods are deleted."""
-    training = FaultyTraining(namespace)
-    kube = namespace.kube
-    name = training.run.training_pod
-    workers = [name(f"worker-{n}") for n in range(WORKERS)]
-    training.inject("one, in order", lambda: kube.delete_pods(workers[1]))
-    training.inject("one, by force", lambda: kube.delete_pods(workers[2], force=True))
-    training.inject("two at once", lambda: kube.delete_pods(*workers[:2], force=True))
-    training.inject("the coordinator", lambda: kube.delete_pods(name("master-0")))
-    training.inject("all, in order", lambda: kube.delete_pods(*workers))
-    training.inject("all, by force", lambda: kube.delete_pods(*workers, force=True))
-    return training
+def undisturbed(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The sha256 of the weights of the training without faults, with one worker on this machine."""
+    return run_locally(
+        tmp_path_factory.mktemp("undisturbed"),
+        *namespace.sets([*SETTINGS, "train.workers=1"]),
+        config=CONFIG,
+    )["model_sha256"]
 
 
-def test_a_preempted_worker_leaves_its_group_and_costs_no_finished_step(
-    pods: FaultyTraining, undisturbed: str
+@pytest.fixture(scope="module")
+def agent(namespace: Namespace) -> Iterator[NodeAgent | None]:
+    if not IS_ADMINISTRATOR:
+        yield None
+        return
+    with start_node_agent(namespace) as agent:
+        yield agent
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def matrix(
+    request: pytest.FixtureRequest, namespace: Namespace, agent: NodeAgent | None
+) -> FaultMatrix:
+    """A training in a job of this kind, after all faults."""
+    kind, settings = BACKENDS[request.param]
+    if not is_served(kind):
+        pytest.skip(f"the cluster does not serve {kind}")
+
+    backend = request.param.split()[0]
+    run = Run.submit(
+        namespace,
+        *SETTINGS,
+        PACE_SETTING,
+        f"cluster.backend={backend}",
+        f"name={backend}",
+        *settings,
+        config=CONFIG,
+    )
+    stage = ClusterStage(run, backend, agent)
+    matrix = FaultMatrix(stage)
+    run.wait_for_workers(3, 400)
+    job_uid = stage.job_uid()
+
+    for fault in FAULTS:
+        if IS_ADMINISTRATOR or not fault.needs_administrator:
+            matrix.inject(fault)
+
+    print(f"\n{matrix.format_table(request.param)}")
+    assert stage.job_uid() == job_uid
+    return matrix
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_costs_no_finished_step_and_restarts_no_other_pod(
+    matrix: FaultMatrix, fault: Fault
 ):
-    fault = pods.faults["one, in order"]
-    (pod,) = fault.lost_pods
-    assert pod.codes == {"pytorch": 143}
-    assert [i.kind for i in fault.incidents if i.kind != "join"] == ["drain"]
-    assert fault.repeated == 0
-    assert pods.succeeded_with(undisturbed)
+    if fault.needs_administrator and not IS_ADMINISTRATOR:
+        pytest.skip("restarts controllers, or needs root on the nodes: REKINDLE_TEST_RESTARTS=yes")
+    check_outcome(matrix.outcomes[fault.name])
 
 
-def test_a_killed_worker_costs_no_finished_step(pods: FaultyTraining, undisturbed: str):
-    fault = pods.faults["one, by force"]
-    assert len(fault.lost_pods) == 1
-    assert {i.kind for i in fault.incidents} & {"lost", "drain"}
-    assert fault.repeated == 0
-    assert pods.succeeded_with(undisturbed)
-
-
-def test_two_workers_killed_at_once_cost_no_finished_step(pods: FaultyTraining, undisturbed: str):
-    fault = pods.faults["two at once"]
-    assert len(fault.lost_pods) == 2
-    assert len([i for i in fault.incidents if i.kind in ("lost", "drain")]) == 2
-    assert fault.repeated == 0
-    assert pods.succeeded_with(undisturbed)
-
-
-def test_workers_continue_while_their_coordinator_is_replaced(
-    pods: FaultyTraining, undisturbed: str
+def test_the_weights_after_all_faults_are_those_of_an_undisturbed_training(
+    matrix: FaultMatrix, undisturbed: str
 ):
-    fault = pods.faults["the coordinator"]
-    assert len(fault.lost_pods) == 1
-    assert fault.repeated == 0
-    assert [i.kind for i in fault.incidents] == ["coordinator"], "no worker was lost"
-    assert fault.end_step > fault.start_step
-    assert pods.succeeded_with(undisturbed)
-
-
-def test_terminating_all_workers_at_once_loses_no_finished_step(
-    pods: FaultyTraining, undisturbed: str
-):
-    fault = pods.faults["all, in order"]
-    assert [pod.codes for pod in fault.lost_pods] == [{"pytorch": 143}] * WORKERS
-    assert fault.repeated == 0
-    assert pods.succeeded_with(undisturbed)
-
-
-def test_after_all_workers_are_killed_training_resumes_from_the_object_store(
-    pods: FaultyTraining, undisturbed: str
-):
-    fault = pods.faults["all, by force"]
-    assert len(fault.lost_pods) == WORKERS
-    assert fault.end_step > fault.start_step
-    assert pods.succeeded_with(undisturbed)
+    stage = matrix.stage
+    assert isinstance(stage, ClusterStage)
+    assert stage.run.wait_for_end() == "Succeeded"
+    assert stage.run.outputs()["model_sha256"] == stage.run.sha256() == undisturbed

@@ -1,8 +1,14 @@
+<<<<<<< HEAD
 """Tests of trainings on a shared cluster: as a JobSet or a TrainJob, in a queue, and with extra
 workers on idle quota.
 
 The tests need JobSet, Kubeflow Trainer and Kueue on the cluster; a test is skipped if the cluster
 lacks what the test needs.
+=======
+"""Trainings on a shared cluster: in a queue, and with extra workers on idle quota.
+
+Needs Kueue on the cluster.
+>>>>>>> 9421dfc9 (One list of faults for every kind of job, here and on a cluster; a benchmark of harvested workers)
 """
 
 import re
@@ -16,24 +22,31 @@ import yaml
 from rekindle.training.ledger.ledger_summary import Incident
 from tests.cluster.faults import LONG_SETTINGS
 from tests.cluster.kube import Object
+from tests.cluster.quota import (
+    KUEUE_API,
+    LIGHT_SETTINGS,
+    OTHER_JOB,
+    create_queue,
+    make_other_job,
+    queue_settings,
+)
 from tests.cluster.run import (
     Namespace,
     Run,
     cluster_sha256s,
     is_served,
     local_sha256s,
+    rekindle,
     run_locally,
 )
 from tests.commands import BIN, ROOT
+from tests.faults.matrix import TOLERATED_STEPS
 from tests.waiting import until
 
 PAGE = ROOT / "docs/shared-clusters.md"
 SWEEP = ROOT / "configs/sweep.yaml"
 STEPS = 4000
 SHORT_SETTINGS = [*LONG_SETTINGS, f"train.steps={STEPS}", "train.workers=2"]
-# small requests for the pods of other steps, so that they fit into a small quota
-LIGHT_SETTINGS = [f"cluster.pods.{step}={{cpu: 50m, memory: 1Gi}}" for step in ("champion", "best")]
-APIS = {"jobset": "jobsets.jobset.x-k8s.io", "trainjob": "trainjobs.trainer.kubeflow.org"}
 
 
 @pytest.fixture(scope="module")
@@ -49,42 +62,6 @@ def list_drains(run: Run) -> list[Incident]:
     return sorted(
         (i for i in run.summary().incidents if i.kind == "drain"), key=lambda incident: incident.t
     )
-
-
-@pytest.mark.parametrize("backend", ["jobset", "restart_job", "trainjob"])
-def test_every_backend_replaces_lost_workers_and_gives_the_same_weights(
-    namespace: Namespace, expected: str, backend: str
-):
-    kind = "jobset" if backend == "restart_job" else backend
-    if not is_served(APIS[kind]):
-        pytest.skip(f"the cluster does not serve {APIS[kind]}")
-
-    gate = ["cluster.restart_job=true"] if backend == "restart_job" else []
-    run = Run.submit(
-        namespace,
-        *SHORT_SETTINGS,
-        f"cluster.backend={kind}",
-        f"name={backend.replace('_', '')[:8]}",
-        *gate,
-    )
-    run.wait_for_workers(2, 400)
-    kind_name = {"jobset": "jobset", "trainjob": "trainjob"}[kind]
-    job = namespace.kube.get(kind_name, f"{run.name}-train")
-    namespace.kube.delete_pods(run.running_pods("worker")[0], force=True)
-    run.wait_for_progress()
-    run.wait_for_workers(2, 200)
-    job_afterwards = namespace.kube.get(kind_name, f"{run.name}-train")
-    assert job
-    assert job_afterwards
-    assert job_afterwards["metadata"]["uid"] == job["metadata"]["uid"]
-    assert run.wait_for_end() == "Succeeded"
-    assert run.outputs()["model_sha256"] == run.sha256() == expected
-    lost = [incident for incident in run.summary().incidents if incident.kind in ("lost", "drain")]
-    assert lost
-    assert all(incident.repeated == 0 for incident in lost), "the other worker continued"
-
-
-KUEUE_API = "kueue.x-k8s.io/v1beta2"
 
 
 def page_objects(namespace: str, cpu: str) -> list[Object]:
@@ -132,7 +109,7 @@ def is_active(namespace: Namespace, name: str) -> bool:
     return any(each["type"] == "Active" and each["status"] == "True" for each in conditions)
 
 
-def queue_settings(prefix: str, priority: str) -> list[str]:
+def page_queue_settings(prefix: str, priority: str) -> list[str]:
     return [
         "cluster.gang=kueue",
         f"cluster.queue={prefix}-research",
@@ -143,9 +120,10 @@ def queue_settings(prefix: str, priority: str) -> list[str]:
 
 @pytest.fixture
 def queue(namespace: Namespace) -> Iterator[str]:
-    """A queue with quota for a job with one worker and two extra workers."""
+    """A queue with quota for a job with one worker and two extra workers: four pods of 50m."""
     if not is_served("clusterqueues.kueue.x-k8s.io"):
         pytest.skip("Kueue is not installed")
+<<<<<<< HEAD
 
     name = namespace.kube.namespace
     api = KUEUE_API
@@ -230,6 +208,10 @@ def other_job(queue: str, cpu: str) -> Object:
             "template": {"spec": spec | {"terminationGracePeriodSeconds": 1}},
         },
     }
+=======
+    with create_queue(namespace, "200m") as queue:
+        yield queue
+>>>>>>> 9421dfc9 (One list of faults for every kind of job, here and on a cluster; a benchmark of harvested workers)
 
 
 def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
@@ -239,11 +221,10 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
         "train.min_workers=1",
         "train.max_workers=4",
         "cluster.harvest=true",
-        "cluster.gang=kueue",
     ]
 
-    harvest += [*LIGHT_SETTINGS, "cluster.queue=train", f"cluster.queue_priority={queue}-normal"]
-    harvest += [f"cluster.harvest_priority={queue}-idle", "name=harvest"]
+    harvest += [*queue_settings(queue, "normal"), f"cluster.harvest_priority={queue}-idle"]
+    harvest += ["name=harvest"]
     run = Run.submit(namespace, *SHORT_SETTINGS, *harvest)
     run.wait_for_workers(3, 400)  # 50m each for the coordinator, its worker, and two extra workers
     assert len(run.running_pods("worker")) == 1
@@ -251,12 +232,11 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
     job = namespace.kube.get("pytorchjob", f"{run.name}-train")
     assert job
 
-    competing_job = other_job(queue, "50m")
-    competing_job["spec"]["template"]["spec"]["containers"][0]["image"] = namespace.image
+    competing_job = make_other_job(namespace, queue, "50m")
     earlier_count = len(list_drains(run))
     namespace.kube.apply(competing_job)
     run.wait_for_workers(2, 120)
-    namespace.kube("delete", "job", "other", "--cascade=foreground")
+    namespace.kube("delete", "job", OTHER_JOB, "--cascade=foreground")
     run.wait_for_workers(3, 120)
 
     flags = ["-n", namespace.kube.namespace, "-o", "json"]
@@ -283,28 +263,34 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
 
 
 def test_a_preempted_job_waits_and_continues(namespace: Namespace, queue: str, expected: str):
-    sets = [
-        "cluster.gang=kueue",
-        "cluster.queue=train",
-        f"cluster.queue_priority={queue}-idle",
-        "name=preempt",
-        *LIGHT_SETTINGS,
-    ]
-
+    sets = [*queue_settings(queue, "idle"), "name=preempt"]
     run = Run.submit(namespace, *SHORT_SETTINGS, *sets, "train.checkpoint_seconds=5")
     run.wait_for_workers(2, 400)
+    longest_intervals = list[int]()
 
     for _ in range(3):
         step = run.wait_for_progress(50)
-        competing_job = other_job(queue, "150m")
-        competing_job["spec"]["template"]["spec"]["containers"][0]["image"] = namespace.image
+        durable_steps = [int(event["step"]) for event in run.summary().checkpoints]
+        longest_intervals.append(step - max(durable_steps, default=0))
+        competing_job = make_other_job(namespace, queue, "150m")
         namespace.kube.apply(competing_job)
         until("the training is suspended", lambda: not run.running_pods("worker"), 90)
-        namespace.kube("delete", "job", "other", "--cascade=foreground")
+        until("status shows the queue", lambda: "waits in the queue" in read_status(run), 60)
+        namespace.kube("delete", "job", OTHER_JOB, "--cascade=foreground")
         run.wait_for_step(step + 1, 200)
 
     assert run.wait_for_end() == "Succeeded"
     assert run.outputs()["model_sha256"] == run.sha256() == expected
+    summary = run.summary()
+    # the coordinator and all workers end at once, so only the durable checkpoint is left
+    assert summary.repeated <= sum(longest_intervals) + 3 * TOLERATED_STEPS
+    assert summary.queued_seconds > 0
+
+
+def read_status(run: Run) -> str:
+    """Return the output of `rekindle status NAME --cluster -o json`."""
+    flags = ["--cluster", "--namespace", run.namespace.kube.namespace, "-o", "json"]
+    return rekindle("status", run.name, *flags, variables=run.namespace.variables)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +306,7 @@ def test_what_kueue_can_never_admit_is_refused_and_creates_nothing(
 ):
     flags = ["--namespace", namespace.kube.namespace, "--no-cache", "--yes"]
     sets = namespace.sets(
-        [*SHORT_SETTINGS, *queue_settings(page_queue, "high"), "name=refused", *settings]
+        [*SHORT_SETTINGS, *page_queue_settings(page_queue, "high"), "name=refused", *settings]
     )
     done = subprocess.run(
         [BIN / "rekindle", "submit", ROOT / "configs/demo.yaml", *flags, *sets],
@@ -340,7 +326,7 @@ def test_a_training_of_higher_priority_is_admitted_before_the_trials_of_a_sweep(
 ):
     quick = ["sweep.trials=8", "sweep.parallel=8", "sweep.lag=8", "train.epochs=6"]
     quick += ["gate.minimum={accuracy: 0.3}", *LIGHT_SETTINGS]
-    low = queue_settings(page_queue, "low")
+    low = page_queue_settings(page_queue, "low")
     sweep = Run.submit(namespace, *quick, *low, "name=sweep", config=SWEEP)
 
     def running_trials() -> list[str]:
@@ -348,7 +334,7 @@ def test_a_training_of_higher_priority_is_admitted_before_the_trials_of_a_sweep(
         return [node["displayName"] for node in sweep.nodes("trial") if node["phase"] == "Running"]
 
     until("two trials run", lambda: len(running_trials()) == 2, 300)
-    high = queue_settings(page_queue, "high")
+    high = page_queue_settings(page_queue, "high")
     training = Run.submit(
         namespace, *SHORT_SETTINGS, *high, "name=urgent", "train.workers=1", "train.steps=200"
     )
