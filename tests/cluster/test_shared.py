@@ -1,14 +1,6 @@
-<<<<<<< HEAD
-"""Tests of trainings on a shared cluster: as a JobSet or a TrainJob, in a queue, and with extra
-workers on idle quota.
-
-The tests need JobSet, Kubeflow Trainer and Kueue on the cluster; a test is skipped if the cluster
-lacks what the test needs.
-=======
 """Trainings on a shared cluster: in a queue, and with extra workers on idle quota.
 
 Needs Kueue on the cluster.
->>>>>>> 9421dfc9 (One list of faults for every kind of job, here and on a cluster; a benchmark of harvested workers)
 """
 
 import re
@@ -58,15 +50,15 @@ def expected(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def list_drains(run: Run) -> list[Incident]:
-    """Return the ledger's records of workers that left the group as requested, oldest first."""
+    """Return the incidents of workers that left in order, oldest first."""
     return sorted(
         (i for i in run.summary().incidents if i.kind == "drain"), key=lambda incident: incident.t
     )
 
 
 def page_objects(namespace: str, cpu: str) -> list[Object]:
-    """Return the objects of docs/shared-clusters.md , adapted to the namespace of the test, with
-    names that no other test uses, and with a quota of `cpu` that borrows nothing."""
+    """Return the objects of docs/shared-clusters.md for this namespace, with names that no other
+    test uses, and with a quota of `cpu` that borrows nothing."""
     (text,) = [
         block
         for block in re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -85,8 +77,8 @@ def page_objects(namespace: str, cpu: str) -> list[Object]:
 
 @pytest.fixture
 def page_queue(namespace: Namespace) -> Iterator[str]:
-    """The prefix of the names of the Kueue objects from docs/shared-clusters.md, whose queue has a
-    quota of 100m CPU, which is enough for two pods of 50m."""
+    """The prefix of the names of the page's objects, whose queue has a quota of 100m CPU: two pods
+    of 50m."""
     if not is_served("clusterqueues.kueue.x-k8s.io"):
         pytest.skip("Kueue is not installed")
 
@@ -123,95 +115,8 @@ def queue(namespace: Namespace) -> Iterator[str]:
     """A queue with quota for a job with one worker and two extra workers: four pods of 50m."""
     if not is_served("clusterqueues.kueue.x-k8s.io"):
         pytest.skip("Kueue is not installed")
-<<<<<<< HEAD
-
-    name = namespace.kube.namespace
-    api = KUEUE_API
-    # the quota is enough for four pods that request 50m CPU
-    quota = {"cpu": "200m", "memory": "512Gi", "ephemeral-storage": "1000Gi"}
-
-    objects: list[Object] = [
-        {"kind": "ResourceFlavor", "metadata": {"name": name}},
-        {
-            "kind": "ClusterQueue",
-            "metadata": {"name": name},
-            "spec": {
-                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}},
-                "preemption": {"withinClusterQueue": "LowerPriority"},
-                "resourceGroups": [
-                    {
-                        "coveredResources": list(quota),
-                        "flavors": [
-                            {
-                                "name": name,
-                                "resources": [
-                                    {"name": key, "nominalQuota": value}
-                                    for key, value in quota.items()
-                                ],
-                            }
-                        ],
-                    }
-                ],
-            },
-        },
-        {
-            "kind": "LocalQueue",
-            "metadata": {"name": "train", "namespace": name},
-            "spec": {"clusterQueue": name},
-        },
-        *(
-            {
-                "kind": "WorkloadPriorityClass",
-                "metadata": {"name": f"{name}-{label}"},
-                "value": value,
-            }
-            for label, value in (("idle", 1), ("normal", 100))
-        ),
-    ]
-
-    namespace.kube.apply(*({"apiVersion": api} | obj for obj in objects))
-    yield name
-
-    for obj in reversed(objects):
-        namespace.kube(
-            "delete", obj["kind"], obj["metadata"]["name"], "--ignore-not-found", "--wait=false"
-        )
-
-
-def other_job(queue: str, cpu: str) -> Object:
-    """Return a job of another team, with a higher priority than extra workers."""
-    labels = {
-        "kueue.x-k8s.io/queue-name": "train",
-        "kueue.x-k8s.io/priority-class": f"{queue}-normal",
-    }
-    resources = {"requests": {"cpu": cpu, "memory": "64Mi", "ephemeral-storage": "1Mi"}}
-    container = {"name": "other", "command": ["sleep", "600"], "resources": resources}
-
-    security = {
-        "runAsNonRoot": True,
-        "runAsUser": 65532,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
-
-    container["securityContext"] = {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    spec = {"restartPolicy": "Never", "containers": [container], "securityContext": security}
-
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": "other", "labels": labels},
-        "spec": {
-            "suspend": True,
-            "template": {"spec": spec | {"terminationGracePeriodSeconds": 1}},
-        },
-    }
-=======
     with create_queue(namespace, "200m") as queue:
         yield queue
->>>>>>> 9421dfc9 (One list of faults for every kind of job, here and on a cluster; a benchmark of harvested workers)
 
 
 def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
@@ -330,7 +235,7 @@ def test_a_training_of_higher_priority_is_admitted_before_the_trials_of_a_sweep(
     sweep = Run.submit(namespace, *quick, *low, "name=sweep", config=SWEEP)
 
     def running_trials() -> list[str]:
-        """Return the nodes of trials whose pod is running."""
+        """Return the nodes of trials whose pod runs."""
         return [node["displayName"] for node in sweep.nodes("trial") if node["phase"] == "Running"]
 
     until("two trials run", lambda: len(running_trials()) == 2, 300)

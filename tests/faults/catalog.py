@@ -15,8 +15,8 @@ from typing import Protocol
 COORDINATOR = "coordinator"
 WORKERS = ("worker-0", "worker-1", "worker-2")
 # the names of pods without the name of the run: train-worker-1, train-master-0,
-# train-coordinator-0-0-x7k2p, train-worker-0-1-x7k2p, train-node-0-1-x7k2p
-POD = re.compile(r"train-(worker|node|master|coordinator)-(\d+)(?:-(\d+)(?:-[a-z0-9]{5})?)?")
+# train-lead-0-0-x7k2p, train-worker-0-1-x7k2p, train-node-0-1-x7k2p
+POD = re.compile(r"train-(worker|node|master|lead)-(\d+)(?:-(\d+)(?:-[a-z0-9]{5})?)?")
 # long enough for the coordinator to treat a silent worker as lost
 NETWORK_OUTAGE_S = 25.0
 STORE_OUTAGE_S = 10.0
@@ -73,7 +73,7 @@ def parse_replica(pod_name: str) -> str:
     if not match:
         return ""
     role, *numbers = match.groups(default="0")
-    if role in ("master", "coordinator"):
+    if role in ("master", "lead"):
         return COORDINATOR
     # a pod is numbered by its Job, or within its only Job
     return f"worker-{sum(int(number) for number in numbers)}"
