@@ -96,8 +96,8 @@ PROGRAMS = (
         "benchmarks.commands.server",
         ("--queued=6", "--places=3", "--finished=12", "--requests=2"),
     ),
-    BenchmarkProgram("benchmarks.cluster", needs=CLUSTER_NEED),
-    BenchmarkProgram("benchmarks.harvest", needs=CLUSTER_NEED),
+    BenchmarkProgram("benchmarks.clusters.overhead", needs=CLUSTER_NEED),
+    BenchmarkProgram("benchmarks.clusters.harvest", needs=CLUSTER_NEED),
 )
 
 

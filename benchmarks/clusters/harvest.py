@@ -1,7 +1,7 @@
 """Extra workers on idle quota of Kueue: how soon they train, how soon the others continue without
 them, and how much faster the training is.
 
-    python -m benchmarks.harvest [--json] [--steps 300]
+    python -m benchmarks.clusters.harvest [--json] [--steps 300]
 
 Requires the environment that tests/cluster/namespace.py describes, and Kueue; creates its own
 namespace and queue. The training has 2 workers, and 3 more on idle quota. Its micro-batches mostly

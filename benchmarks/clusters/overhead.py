@@ -1,7 +1,7 @@
 """Overhead on a cluster: seconds from `submit` to the first pod, and running time of the demo
 versus a local run.
 
-    python -m benchmarks.cluster [--json] [--runs 3] [--config configs/demo.yaml]
+    python -m benchmarks.clusters.overhead [--json] [--runs 3] [--config configs/demo.yaml]
 
 The benchmark requires the environment that tests/cluster/namespace.py describes, and creates its
 own namespace. While no step or job of the run works, the time is attributed to Argo and the
