@@ -51,6 +51,10 @@ POD_NAME = "POD_NAME"
 REKINDLE_CACHE = "REKINDLE_CACHE"
 # checkpoint folder of a training program
 REKINDLE_CHECKPOINTS = "REKINDLE_CHECKPOINTS"
+# kind of nodes that a worker runs on: `spot` or `on-demand`
+REKINDLE_CAPACITY = "REKINDLE_CAPACITY"
+SPOT_CAPACITY = "spot"
+ON_DEMAND_CAPACITY = "on-demand"
 # host name of the coordinator in jobs of other frameworks, whose programs use MASTER_ADDR for their
 # own processes
 REKINDLE_COORDINATOR = "REKINDLE_COORDINATOR"
@@ -71,6 +75,12 @@ REKINDLE_JOB = "REKINDLE_JOB"
 REKINDLE_METRICS = "REKINDLE_METRICS"
 # the cloud whose preemption notices a worker polls
 REKINDLE_NOTICE = "REKINDLE_NOTICE"
+# Deployment of workers on on-demand nodes, which the coordinator scales
+REKINDLE_ON_DEMAND = "REKINDLE_ON_DEMAND"
+# seconds without enough workers on spot nodes, after which the coordinator scales the Deployment
+REKINDLE_ON_DEMAND_AFTER = "REKINDLE_ON_DEMAND_AFTER"
+# number of workers in each pod of the Deployment
+REKINDLE_POD_WORKERS = "REKINDLE_POD_WORKERS"
 # rank of the first pod of a role, in a job of another framework
 REKINDLE_ROLE_RANK = "REKINDLE_ROLE_RANK"
 REKINDLE_SECRET = "REKINDLE_SECRET"  # nosec B105  # shared by all processes of a run

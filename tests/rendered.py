@@ -36,6 +36,10 @@ PLATFORMS = (
 )
 CLUSTER = "cluster.yaml"
 HARVEST_SETTINGS = ["cluster.harvest=true", "cluster.gang=kueue", "cluster.queue=team"]
+ON_DEMAND_SETTINGS = [
+    "cluster.signal_account=rekindle-coordinator",
+    "cluster.pods.train.preset=[gke-spot,gpu,on-demand-after-10m]",
+]
 # (config, settings), in addition to the unchanged configs; of these, only the workflow is rendered,
 # because the other kinds have the same templates
 VARIANTS = (
@@ -48,7 +52,7 @@ VARIANTS = (
         (CLUSTER, ["cluster.gang=" + gang, "cluster.queue=team"])
         for gang in ("volcano", "coscheduling", "kueue")
     ],
-    (CLUSTER, ["cluster.cache=datasets"]),
+    (CLUSTER, [*ON_DEMAND_SETTINGS, "cluster.cache=datasets"]),
     (CLUSTER, ["serve.memory_percent=80", 'serve.metrics={requests: "20"}']),
     (CLUSTER, ["serve.canary={steps: [5, 25, 100]}"]),
     (CLUSTER, ["serve.canary={gateway: edge/public}"]),

@@ -14,10 +14,12 @@ from rekindle.kubernetes_names import (
     PART_OF_REKINDLE,
     POD_IP,
     PROGRAM_SECRET,
+    REKINDLE_CAPACITY,
     REKINDLE_GRACE,
     REKINDLE_IMAGE,
     REKINDLE_NOTICE,
     REKINDLE_TOKEN,
+    SPOT_CAPACITY,
     STORE_SECRET,
     TOKEN_SECRET,
 )
@@ -96,9 +98,13 @@ def image_variables(image_name: str) -> list[Manifest]:
 
 
 def shutdown_variables(pod_config: "PodConfig") -> list[Manifest]:
-    """Return the environment variables for a worker's grace period and for the cloud whose
-    preemption notices the worker polls."""
-    variables = {REKINDLE_GRACE: str(pod_config.grace_seconds), REKINDLE_NOTICE: pod_config.notice}
+    """Return the environment variables for a worker's grace period, for the cloud whose preemption
+    notices the worker polls, and for its kind of nodes."""
+    variables = {
+        REKINDLE_GRACE: str(pod_config.grace_seconds),
+        REKINDLE_NOTICE: pod_config.notice,
+        REKINDLE_CAPACITY: SPOT_CAPACITY if pod_config.preemptible else "",
+    }
     return [
         {"name": name, "value": variable_value}
         for name, variable_value in variables.items()

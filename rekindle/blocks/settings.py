@@ -62,6 +62,14 @@ class PodConfig(Section):
             "labels of preemptible nodes to run on; the leading pod of a job is never placed there"
         ),
     )
+    on_demand_after_minutes: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "pods of a training with preemptible: minutes without train.min_workers workers on"
+            " preemptible nodes, after which workers on other nodes replace them (empty: never)"
+        ),
+    )
     avoid: dict[str, str] = Field(default_factory=dict, description="labels of nodes to avoid")
     tolerations: list[dict[str, Any]] = Field(
         default_factory=list, description="tolerations, as in a PodSpec"
@@ -195,7 +203,8 @@ class ClusterConfig(Section):
         "",
         description=(
             "ServiceAccount of coordinators that write the time of the newest durable checkpoint to"
-            " the pods and the job, for schedulers (empty: not written; no token is mounted)"
+            " the pods and the job, for schedulers, and that scale workers on on-demand nodes"
+            " (empty: neither; no token is mounted)"
         ),
     )
     serving_account: str = Field(
@@ -451,6 +460,9 @@ class ClusterConfig(Section):
                     f" {', '.join(SPREADABLE_KINDS)} can be spread"
                 )
 
+            if pod_config.on_demand_after_minutes is not None:
+                self._check_on_demand_workers(name, pod_config)
+
             if name in ON_DEMAND_KINDS and pod_config.preemptible:
                 raise ValueError(
                     f"cluster.pods.{name} is on preemptible nodes ({pod_config.preemptible}): it"
@@ -468,3 +480,30 @@ class ClusterConfig(Section):
                 )
 
         return self
+
+    def _check_on_demand_workers(self, name: str, pod_config: PodConfig) -> None:
+        """Raise ValueError unless workers on on-demand nodes can replace workers on preemptible
+        nodes."""
+        key = f"cluster.pods.{name}.on_demand_after_minutes"
+        if name != "train":
+            raise ValueError(
+                f"{key} is {pod_config.on_demand_after_minutes}: only the workers of a training can"
+                " be replaced by workers on other nodes. Remove it, or set it for train"
+            )
+        if not pod_config.preemptible:
+            raise ValueError(
+                f"{key} is {pod_config.on_demand_after_minutes}, but these pods do not run on"
+                " preemptible nodes. Add a preset such as gke-spot, or remove it"
+            )
+        if not self.signal_account:
+            raise ValueError(
+                f"{key} is {pod_config.on_demand_after_minutes}, so the coordinator needs a"
+                " ServiceAccount that may scale a Deployment: render the platform with `--with"
+                " signals`, and set cluster.signal_account to rekindle-coordinator"
+            )
+        if self.gang not in ("", "kueue"):
+            raise ValueError(
+                f"{key} is {pod_config.on_demand_after_minutes}, but cluster.gang is {self.gang}:"
+                " only Kueue admits single pods in addition to a job. Set cluster.gang to kueue, or"
+                " remove cluster.gang"
+            )

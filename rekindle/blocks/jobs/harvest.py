@@ -4,25 +4,18 @@ A queue such as Kueue admits and evicts each pod of the Deployment individually,
 a job are admitted or evicted only together. The extra workers join the job's coordinator like other
 workers, so the trained weights do not depend on the times at which extra workers join or leave.
 
-Source: the fields are defined by Kubernetes (apps/v1, DeploymentSpec), and the admission of the
-pods by Kueue 0.19 (plain pods of a Deployment).
+Source: the admission of the pods is defined by Kueue 0.19 (plain pods of a Deployment).
 """
 
-from argolocal.manifest.object_labels import JOB_NAME_LABEL, REPLICA_TYPE_LABEL
-from rekindle.blocks.jobs import gang
-from rekindle.blocks.jobs.members import (
-    MemberCommands,
-    build_worker_spec,
-    count_pods,
-    member_metadata,
-)
+from rekindle.blocks.jobs.members import MemberCommands, count_pods
+from rekindle.blocks.jobs.worker_deployment import build_worker_deployment
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
+from rekindle.kubernetes_names import REKINDLE_HARVESTED
 from rekindle.training.spec import TrainConfig
 
 HARVEST_ROLE = "harvest"
-HARVEST_KIND = "deployment"
 
 
 def limit_to_minimum(train_config: TrainConfig, cluster: ClusterConfig) -> TrainConfig:
@@ -69,25 +62,14 @@ def harvest_deployment(
         }
     )
 
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": gang.job_metadata(name, cluster),
-        "spec": {
-            "replicas": pod_counts.max_pods - pod_counts.pods,
-            "selector": {"matchLabels": {JOB_NAME_LABEL: name, REPLICA_TYPE_LABEL: HARVEST_ROLE}},
-            "revisionHistoryLimit": 0,
-            "template": {
-                "metadata": member_metadata(name, HARVEST_ROLE, worker_pod),
-                "spec": build_worker_spec(
-                    name,
-                    train_config,
-                    cluster,
-                    commands,
-                    "worker",
-                    coordinator_host.format(name),
-                    is_harvested=True,
-                ),
-            },
-        },
-    }
+    return build_worker_deployment(
+        name,
+        name,
+        HARVEST_ROLE,
+        pod_counts.max_pods - pod_counts.pods,
+        train_config,
+        cluster,
+        commands,
+        coordinator_host,
+        {REKINDLE_HARVESTED: "yes"},
+    )

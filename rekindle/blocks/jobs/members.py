@@ -4,6 +4,7 @@ workers that may join and leave."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
+from types import MappingProxyType
 
 from argolocal.manifest.object_labels import JOB_NAME_LABEL, REPLICA_TYPE_LABEL
 from argolocal.manifest.training_jobs import JOB_API_VERSION
@@ -25,11 +26,14 @@ from rekindle.blocks.settings import ClusterConfig, PodConfig
 from rekindle.errors import ConfigError
 from rekindle.kubernetes_names import (
     POD_NAME,
+    PROGRAM_MODULES,
     REKINDLE_CREATED,
     REKINDLE_DEADLINE,
-    REKINDLE_HARVESTED,
     REKINDLE_JOB,
     REKINDLE_METRICS,
+    REKINDLE_ON_DEMAND,
+    REKINDLE_ON_DEMAND_AFTER,
+    REKINDLE_POD_WORKERS,
     REKINDLE_SECRET,
     MemberModules,
 )
@@ -50,6 +54,9 @@ JOB_PATHS = {
     "trainjob": "trainer.kubeflow.org/v1alpha1/trainjobs",
 }
 METRICS_PORTS = [{"name": "metrics", "containerPort": METRICS_PORT}]
+# role of the workers on on-demand nodes, which replace workers on spot nodes
+ON_DEMAND_ROLE = "on-demand"
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 def build_run_secret(name: str) -> Manifest:
@@ -174,6 +181,10 @@ def build_coordinator_spec(
         job_path = f"{JOB_PATHS[cluster.backend]}/{name}"
         environment_variables.append({"name": REKINDLE_JOB, "value": job_path})
         account_fields["automountServiceAccountToken"] = True
+        environment_variables += (
+            {"name": key, "value": variable_value}
+            for key, variable_value in _on_demand_variables(name, cluster, commands).items()
+        )
 
     main_container = hardened_container(
         container_name, pod_config, python_arguments, env=environment_variables, ports=METRICS_PORTS
@@ -191,6 +202,30 @@ def build_coordinator_spec(
     )
 
 
+def name_on_demand_deployment(name: str) -> str:
+    """Return the name of the Deployment of on-demand workers of the job `name`."""
+    return f"{name}-{ON_DEMAND_ROLE}"
+
+
+def _on_demand_variables(
+    name: str, cluster: ClusterConfig, commands: MemberCommands
+) -> dict[str, str]:
+    """Return the environment variables of a coordinator that scales on-demand workers; {} for
+    another coordinator."""
+    worker_pod = cluster.pod("train")
+    if worker_pod.on_demand_after_minutes is None:
+        return {}
+
+    # the pod of a program is one member of the group, whatever its number of GPUs
+    is_program = PROGRAM_MODULES.coordinator in commands.coordinator
+    workers_per_pod = 1 if is_program else max(1, worker_pod.gpus)
+    return {
+        REKINDLE_ON_DEMAND: name_on_demand_deployment(name),
+        REKINDLE_ON_DEMAND_AFTER: str(60 * worker_pod.on_demand_after_minutes),
+        REKINDLE_POD_WORKERS: str(workers_per_pod),
+    }
+
+
 def build_worker_spec(
     name: str,
     train_config: TrainConfig,
@@ -198,12 +233,11 @@ def build_worker_spec(
     commands: MemberCommands,
     container_name: str,
     coordinator_host: str = "",
-    *,
-    is_harvested: bool = False,
+    variables: Mapping[str, str] = NO_VARIABLES,
 ) -> Manifest:
     """Return the PodSpec of a worker. `coordinator_host`: host name of the coordinator; empty if
-    the operator of the job sets it in the workers. `is_harvested` is True for an extra worker on
-    idle capacity."""
+    the operator of the job sets it in the workers. `variables`: environment variables of a worker
+    outside of the job."""
     pod_config = cluster.pod("train")
     gpus_per_pod = count_pods(train_config, cluster).workers_per_pod
     pod_config = pod_config.model_copy(
@@ -214,10 +248,8 @@ def build_worker_spec(
         variables = {
             "MASTER_ADDR": coordinator_host,
             "PET_NPROC_PER_NODE": str(gpus_per_pod) if gpus_per_pod > 1 else "",
-            REKINDLE_HARVESTED: "yes" if is_harvested else "",
+            **variables,
         }
-    else:
-        variables = {}
     return build_member_spec(name, pod_config, cluster, commands, container_name, variables)
 
 

@@ -1,7 +1,7 @@
 """Train one model in an elastic job (cluster.backend): the job, and the objects that the job
 needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,8 +13,16 @@ from rekindle.blocks.container import retries, step_flags
 from rekindle.blocks.dag_scope import StoredArtifact
 from rekindle.blocks.dependencies import FINAL_PHASES, after_any
 from rekindle.blocks.jobs.backends import BACKENDS, Backend, ManifestBuilder
-from rekindle.blocks.jobs.harvest import HARVEST_KIND, harvest_deployment, limit_to_minimum
-from rekindle.blocks.jobs.members import PodCounts, build_run_secret, count_pods, member_commands
+from rekindle.blocks.jobs.harvest import harvest_deployment, limit_to_minimum
+from rekindle.blocks.jobs.members import (
+    PodCounts,
+    build_run_secret,
+    count_pods,
+    member_commands,
+    name_on_demand_deployment,
+)
+from rekindle.blocks.jobs.on_demand import on_demand_deployment
+from rekindle.blocks.jobs.worker_deployment import DEPLOYMENT_KIND
 from rekindle.blocks.manifest.quoting import skip_if
 from rekindle.blocks.pod_settings import Manifest
 from rekindle.blocks.recipe.job import (
@@ -172,18 +180,25 @@ def add_training(
     }
 
     all_objects = [AppliedObject(training.task, template, backend.job), *applied_objects]
+    deployments: dict[str, tuple[Callable[..., Manifest], str]] = {}
     if cluster.harvest and backend.host:
-        harvest_object = _add_apply_task(
+        deployments["harvest"] = harvest_deployment, training.object_name
+    if cluster.pod("train").on_demand_after_minutes is not None and backend.host:
+        deployment_name = name_on_demand_deployment(training.object_name)
+        deployments["on-demand"] = on_demand_deployment, deployment_name
+
+    for task_suffix, (build_deployment, deployment_name) in deployments.items():
+        deployment_object = _add_apply_task(
             training,
-            "harvest",
-            partial(harvest_deployment, coordinator_host=backend.host),
+            task_suffix,
+            partial(build_deployment, coordinator_host=backend.host),
             training.parameters,
             skip_options,
             predecessor_names=applied_task_names,
             used_artifacts=[training.dataset],
         )
-        all_objects.append(harvest_object)
-        _delete_at_end(training)
+        all_objects.append(deployment_object)
+        _delete_at_end(training, task_suffix, deployment_name)
 
     pass_training_name = partial(_pass_training_name, training, all_objects)
     pipeline.part_setters.setdefault("train", []).append(pass_training_name)
@@ -323,16 +338,18 @@ def _build_secret(name: str, *_: object) -> Manifest:
     return build_run_secret(name)
 
 
-def _delete_at_end(training: Training) -> None:
-    """Add the tasks that delete the extra workers when the job of the training ends."""
+def _delete_at_end(training: Training, task_suffix: str, deployment_name: str) -> None:
+    """Add the tasks that delete a Deployment of workers when the job of the training ends."""
     pipeline = current_pipeline()
-    deletion_arguments = (f"{training.task}-harvest-end", HARVEST_KIND, training.object_name)
+    deletion_arguments = (f"{training.task}-{task_suffix}-end", DEPLOYMENT_KIND, deployment_name)
 
     deletion_task = pipeline.add_deletion(*deletion_arguments)
     deletion_task.waits_for = after_any([training.task], FINAL_PHASES)
-    pipeline.current_scope().guarded.append(training.task)
+    guarded_tasks = pipeline.current_scope().guarded
+    if training.task not in guarded_tasks:
+        guarded_tasks.append(training.task)
 
-    # an exit task also deletes the extra workers, because the workflow may be stopped
+    # an exit task also deletes these workers, because the workflow may be stopped
     with at_exit():
         pipeline.add_deletion(*deletion_arguments, when=WORKFLOW_FAILED)
 

@@ -76,14 +76,15 @@ class Mark:
 @dataclass(frozen=True)
 class Lane:
     """The lane of a worker: its seconds by kind, its intervals and its events. `queued_s`: seconds
-    until the worker was alive; `is_harvested`: whether it is an extra worker on idle capacity."""
+    until the worker was alive; `note`: "harvested" for an extra worker on idle capacity,
+    "on demand" for a worker that has replaced a worker on a spot node."""
 
     worker: str
     trained_s: float
     waited_s: float
     lost_s: float
     queued_s: float
-    is_harvested: bool
+    note: str
     spans: list[Span]
     marks: list[Mark]
 
@@ -353,7 +354,7 @@ def _make_lane(name: str, summary: LedgerSummary) -> Lane:
         seconds[WAITED_KIND],
         seconds[LOST_KIND],
         round(summary.queued_by_worker.get(name, 0.0), 3),
-        name in summary.harvested,
+        summary.describe_worker_kind(name),
         _merge_intervals(intervals, began, summary.ended),
         marks[:MAX_MARKS],
     )

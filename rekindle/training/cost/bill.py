@@ -75,6 +75,10 @@ class Bill:
     harvest: float | None = None
     # cost of the same workers on on-demand nodes
     harvest_on_demand: float = 0.0
+    # cost of the workers on demand that have replaced workers on spot nodes; None without them
+    on_demand_workers: float | None = None
+    # cost of the same workers on spot nodes; None if these have no price
+    on_demand_workers_on_spot: float | None = None
     checkpoint_interval: IntervalComparison | None = None
 
     @property
@@ -103,6 +107,11 @@ class Bill:
             else {"harvest": self.harvest, "harvest_on_demand": self.harvest_on_demand}
         )
 
+        on_demand_worker_amounts = {
+            "on_demand_workers": self.on_demand_workers,
+            "on_demand_workers_on_spot": self.on_demand_workers_on_spot,
+        }
+
         return {
             "total": self.total,
             **self.uses,
@@ -110,6 +119,11 @@ class Bill:
             "on_demand": self.on_demand,
             **loss_amounts,
             **harvest_amounts,
+            **{
+                name: amount
+                for name, amount in on_demand_worker_amounts.items()
+                if amount is not None
+            },
             **saved_amounts,
         }
 
@@ -150,13 +164,14 @@ def compute_bill(ledger_summary: LedgerSummary, tariff: TrainingTariff) -> Bill:
     )
 
     for worker_name, worker_intervals in ledger_summary.intervals.items():
-        is_spot = tariff.prices.is_spot(tariff.find_worker_pod(worker_name))
+        worker_pod = tariff.find_worker_pod(worker_name)
+        is_spot = not ledger_summary.is_on_demand(worker_name) and tariff.prices.is_spot(worker_pod)
         for interval in worker_intervals:
             interval_seconds = interval.end - interval.start
             _add_cost(
                 bill,
                 interval.kind,
-                tariff.compute_worker_cost(worker_name, interval_seconds),
+                tariff.compute_worker_cost(worker_name, interval_seconds, is_spot),
                 is_spot,
             )
             avoidable_seconds = {
@@ -164,7 +179,7 @@ def compute_bill(ledger_summary: LedgerSummary, tariff: TrainingTariff) -> Bill:
                 LOST_KIND: interval_seconds,
             }.get(interval.kind, 0.0)
             if interval.kind == WAITED_KIND:
-                bill.waits += tariff.compute_worker_cost(worker_name, avoidable_seconds)
+                bill.waits += tariff.compute_worker_cost(worker_name, avoidable_seconds, is_spot)
             bill.without_spot += tariff.compute_worker_cost(
                 worker_name, interval_seconds - avoidable_seconds, runs_on_spot=False
             )
@@ -191,6 +206,7 @@ def compute_bill(ledger_summary: LedgerSummary, tariff: TrainingTariff) -> Bill:
             )
 
     _add_harvest_cost(bill, ledger_summary, tariff)
+    _add_on_demand_worker_cost(bill, ledger_summary, tariff)
     bill.checkpoint_interval = _compare_checkpoint_interval(
         ledger_summary, bill.uses[TRAINED_KIND] + bill.uses[LOST_KIND]
     )
@@ -200,16 +216,38 @@ def compute_bill(ledger_summary: LedgerSummary, tariff: TrainingTariff) -> Bill:
 def _add_harvest_cost(bill: Bill, ledger_summary: LedgerSummary, tariff: TrainingTariff) -> None:
     """Add the cost of the harvested workers, which is also a part of the other amounts."""
     for worker_name in ledger_summary.harvested:
-        alive_seconds = sum(
-            interval.end - interval.start
-            for interval in ledger_summary.intervals.get(worker_name, [])
-        )
+        alive_seconds = _sum_alive_seconds(ledger_summary, worker_name)
         bill.harvest = (bill.harvest or 0.0) + tariff.compute_worker_cost(
             worker_name, alive_seconds
         )
         bill.harvest_on_demand += tariff.compute_worker_cost(
             worker_name, alive_seconds, runs_on_spot=False
         )
+
+
+def _add_on_demand_worker_cost(
+    bill: Bill, ledger_summary: LedgerSummary, tariff: TrainingTariff
+) -> None:
+    """Add the cost of the workers on demand that have replaced workers on spot nodes, which is also
+    a part of the other amounts."""
+    for worker_name in ledger_summary.intervals:
+        if not ledger_summary.is_on_demand(worker_name):
+            continue
+
+        alive_seconds = _sum_alive_seconds(ledger_summary, worker_name)
+        bill.on_demand_workers = (bill.on_demand_workers or 0.0) + tariff.compute_worker_cost(
+            worker_name, alive_seconds, runs_on_spot=False
+        )
+        if tariff.has_spot_price(worker_name):
+            bill.on_demand_workers_on_spot = (
+                bill.on_demand_workers_on_spot or 0.0
+            ) + tariff.compute_worker_cost(worker_name, alive_seconds, runs_on_spot=True)
+
+
+def _sum_alive_seconds(ledger_summary: LedgerSummary, worker_name: str) -> float:
+    return sum(
+        interval.end - interval.start for interval in ledger_summary.intervals.get(worker_name, [])
+    )
 
 
 def _add_cost(bill: Bill, time_use: str, cost: float, is_spot: bool) -> None:
@@ -335,6 +373,16 @@ def describe_bill(bill: Bill) -> Iterator[str]:
             f"The harvested workers cost {format_money(bill.harvest, bill.currency)} of it; on"
             f" demand, they would have cost {format_amount(bill.harvest_on_demand)}."
         )
+
+    if bill.on_demand_workers is not None:
+        sentence = (
+            "The on-demand workers that replaced workers on spot nodes cost"
+            f" {format_money(bill.on_demand_workers, bill.currency)} of it"
+        )
+        if bill.on_demand_workers_on_spot is not None:
+            spot_text = format_amount(bill.on_demand_workers_on_spot)
+            sentence += f"; on spot nodes, they would have cost {spot_text}"
+        yield f"{sentence}."
 
     interval_comparison = bill.checkpoint_interval
     if interval_comparison and interval_comparison.saved >= MIN_SAVED_SHARE * bill.total:

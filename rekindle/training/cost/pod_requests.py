@@ -9,6 +9,7 @@ from typing import Any
 from argolocal.errors import ConfigError
 from argolocal.language import yaml_text
 from argolocal.language.quantity import parse_quantity
+from argolocal.manifest.object_labels import REPLICA_TYPE_LABEL
 from argolocal.manifest.types import Manifest
 from rekindle.documents import is_valid
 from rekindle.training.cost.applied_objects import AppliedPod, TrainingRuntime, TrainJob
@@ -376,11 +377,19 @@ def _find_replicas(object_part: object, part_role: str, pod_count: int) -> Itera
 
     if "replicas" in object_part and "name" in object_part:
         part_role = str(object_part["name"])
+    part_role = part_role or _read_role_label(object_part)
 
     for field_name, field_value in object_part.items():
         # the keys of replica specs, such as Worker, are roles
         is_role = re.match("[A-Z]", str(field_name))
         yield from _find_replicas(field_value, field_name if is_role else part_role, pod_count)
+
+
+def _read_role_label(pod_template: Mapping[str, Any]) -> str:
+    """Return the role of the pods of a template by their label, such as harvest; "" without it."""
+    metadata = pod_template.get("metadata")
+    labels = metadata.get("labels") if isinstance(metadata, Mapping) else None
+    return str(labels.get(REPLICA_TYPE_LABEL, "")) if isinstance(labels, Mapping) else ""
 
 
 def _read_required_labels(pod_spec: Manifest) -> dict[str, str]:

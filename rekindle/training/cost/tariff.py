@@ -9,7 +9,7 @@ from argolocal.manifest.types import Manifest
 from rekindle.content.recorded_manifest import unpack_manifest
 from rekindle.documents import InvalidDocument, parse_object
 from rekindle.keys import CHECKPOINTS_NAME, key
-from rekindle.kubernetes_names import COORDINATOR_MODULES, LAUNCHERS
+from rekindle.kubernetes_names import COORDINATOR_MODULES, LAUNCHERS, ON_DEMAND_CAPACITY
 from rekindle.sections import Section
 from rekindle.training.cost import pod_requests
 from rekindle.training.cost.pod_requests import PodRequests
@@ -29,10 +29,19 @@ class TrainingTariff(Section):
 
     def find_worker_pod(self, worker_name: str) -> PodRequests:
         """Return the pod of a worker by its name, such as demo-x7k2p-train-worker-1."""
-        matching_roles = (
-            role for role in self.workers if role and f"-{role.lower()}-" in worker_name
-        )
-        return self.workers[next(matching_roles, [*self.workers][-1])]
+        # the name of the run, which comes before the role, may contain the name of a role
+        role_positions = {
+            role: worker_name.rfind(f"-{role.lower()}-") for role in self.workers if role
+        }
+        role = max(role_positions, key=lambda role: role_positions[role], default="")
+        if role_positions.get(role, -1) < 0:
+            role = [*self.workers][-1]
+        return self.workers[role]
+
+    def has_spot_price(self, worker_name: str) -> bool:
+        """Return True if the nodes of a worker's class may be spot nodes."""
+        node_class = self.prices.classes[self.prices.classify(self.find_worker_pod(worker_name))]
+        return node_class.spot is not None
 
     def compute_worker_cost(
         self, worker_name: str, duration_seconds: float, runs_on_spot: bool | None = None
@@ -101,6 +110,10 @@ def find_training_pods(
         for pod_replicas in matching_replicas
         if not LAUNCHERS.isdisjoint(pod_replicas.command)
     }
+    # the last pod is the default, for workers such as harvested ones, whose names contain no role
+    if ON_DEMAND_CAPACITY in worker_pods:
+        worker_pods = {ON_DEMAND_CAPACITY: worker_pods[ON_DEMAND_CAPACITY], **worker_pods}
+
     coordinator_pods = [
         pod_replicas.pod
         for pod_replicas in matching_replicas

@@ -151,6 +151,8 @@ class EventAccounting:
         worker_name = str(ledger_event.get("name", "?"))
         if ledger_event.get("harvested"):
             self.summary.harvested.add(worker_name)
+        if ledger_event.get("capacity"):
+            self.summary.capacities[worker_name] = str(ledger_event["capacity"])
 
         alive_ids = [
             other_id
@@ -221,6 +223,13 @@ class EventAccounting:
                 incident.step = max(incident.step or 0, ledger_event["step"])
 
     on_drain = on_lost
+
+    def on_on_demand(self, time_s: float, ledger_event: Event) -> None:
+        change_fields = {
+            field_name: ledger_event[field_name]
+            for field_name in ("workers", "previous", "seconds")
+        }
+        self.summary.on_demand_changes.append({"t": time_s, **change_fields})
 
     def on_killed(self, time_s: float, ledger_event: Event) -> None:
         # the agent of the program survives, so no event `lost` follows

@@ -60,6 +60,15 @@ class MembershipEvent(AnyEvent):
 
     step: Step = -1
     harvested: bool = False
+    capacity: str = ""
+
+
+class OnDemandEvent(AnyEvent):
+    """A change of the number of on-demand workers, after `seconds` with the wrong number."""
+
+    workers: Count
+    previous: Count
+    seconds: Seconds
 
 
 class GroupOpenedEvent(AnyEvent):
@@ -146,6 +155,7 @@ EVENT_TYPES: dict[str, type[AnyEvent]] = {
     "join": MembershipEvent,
     "lost": MembershipEvent,
     "drain": MembershipEvent,
+    "on_demand": OnDemandEvent,
     "open": GroupOpenedEvent,
     "generation": GenerationEvent,
     "step": TrainedStepEvent,

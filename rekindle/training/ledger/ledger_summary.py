@@ -11,9 +11,14 @@ of a worker, and `step` a number of updates:
     coordinator {id, created}         a coordinator has started; created: time in Unix seconds from
                                       which its job could be created, if known
     trained {seconds}                 seconds that the job has trained, for its time limit
-    join {worker, name, step, harvested}
+    join {worker, name, step, harvested, capacity}
                                       a process with this state has joined (`worker`: its id);
-                                      harvested: true if it is an extra worker on idle capacity
+                                      harvested: true if it is an extra worker on idle capacity;
+                                      capacity: kind of its node, spot or on-demand, if known
+    on_demand {workers, previous, seconds}
+                                      new and previous number of on-demand workers that the
+                                      coordinator has requested, since the number of workers on spot
+                                      nodes was too low, or high enough again, for `seconds`
     lost {worker, name, why, step}    why: connection, silent, hung, dropped
     drain {worker, name, step}        a worker has left after an announcement
     open {generation, hard}           the group stops after its step; hard: at once, since it broke
@@ -55,6 +60,7 @@ evenly spaced. A worker of the job that is not alive counts as *queued* (queue_t
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rekindle.kubernetes_names import ON_DEMAND_CAPACITY
 from rekindle.training.ledger.events import Event
 
 TRAINED_KIND = "trained"
@@ -163,6 +169,10 @@ class LedgerSummary:
     harvested_members: list[int] = field(default_factory=list)
     # names of the harvested workers
     harvested: set[str] = field(default_factory=set)
+    # worker name → kind of its node, spot or on-demand; unknown kinds are missing
+    capacities: dict[str, str] = field(default_factory=dict)
+    # events about the number of on-demand workers
+    on_demand_changes: list[Event] = field(default_factory=list)
     # None without harvested workers
     harvest: HarvestShare | None = None
     # time when the queue time starts; None without a coordinator
@@ -193,6 +203,33 @@ class LedgerSummary:
             for interval in worker_intervals
             if interval.kind == interval_kind
         )
+
+    @property
+    def capacity_seconds(self) -> dict[str, float]:
+        """Seconds that workers were alive, by kind of node; {} if all kinds are unknown."""
+        seconds_by_capacity: dict[str, float] = {}
+        for worker_name, intervals in self.intervals.items():
+            capacity = self.capacities.get(worker_name)
+            if capacity:
+                alive_seconds = sum(interval.end - interval.start for interval in intervals)
+                seconds_by_capacity[capacity] = (
+                    seconds_by_capacity.get(capacity, 0.0) + alive_seconds
+                )
+        return seconds_by_capacity
+
+    def is_on_demand(self, worker_name: str) -> bool:
+        """Return True for a worker on an on-demand node that has replaced a worker on a spot
+        node."""
+        return self.capacities.get(worker_name) == ON_DEMAND_CAPACITY
+
+    def describe_worker_kind(self, worker_name: str) -> str:
+        """Return why a worker was outside of the job: `harvested` or `on demand`; "" if it was a
+        worker of the job."""
+        if worker_name in self.harvested:
+            return "harvested"
+        if self.is_on_demand(worker_name):
+            return "on demand"
+        return ""
 
     @property
     def first_step(self) -> int:
@@ -257,6 +294,7 @@ class LedgerSummary:
             | {
                 QUEUED_KIND: round(self.queued_by_worker.get(worker_name, 0.0), 3),
                 "harvested": worker_name in self.harvested,
+                "capacity": self.capacities.get(worker_name, ""),
                 "alive": merge_intervals(intervals),
             }
             for worker_name, intervals in self.intervals.items()
@@ -284,6 +322,7 @@ class LedgerSummary:
             "worker_seconds": seconds_by_kind,
             "queued_seconds": round(self.queued_seconds, 3),
             **({"harvest": self._harvest_as_json()} if self.harvest else {}),
+            **self._capacity_as_json(),
             "drains": self.count_incidents("drain"),
             "coordinator_restarts": self.count_incidents("coordinator"),
             "checkpoints": {
@@ -300,6 +339,16 @@ class LedgerSummary:
             "workers": seconds_by_worker,
             "usage": self.usage,
             "events": self.counts,
+        }
+
+    def _capacity_as_json(self) -> dict[str, Any]:
+        capacity_seconds = {
+            capacity: round(alive_seconds, 3)
+            for capacity, alive_seconds in sorted(self.capacity_seconds.items())
+        }
+        return {
+            **({"capacity_seconds": capacity_seconds} if capacity_seconds else {}),
+            **({"on_demand_changes": self.on_demand_changes} if self.on_demand_changes else {}),
         }
 
     def _harvest_as_json(self) -> dict[str, Any]:

@@ -129,8 +129,9 @@ def _draw_workers(
 
 def _make_label(worker_name: str, ledger_summary: LedgerSummary) -> str:
     short_name = shorten_worker_name(worker_name)
-    if worker_name in ledger_summary.harvested:
-        return f"{short_name[-9:]} harvested"
+    worker_kind = ledger_summary.describe_worker_kind(worker_name)
+    if worker_kind:
+        return f"{short_name[-9:]} {worker_kind}"
     return short_name[-20:]
 
 

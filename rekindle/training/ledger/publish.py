@@ -33,6 +33,8 @@ def compute_metrics(ledger_summary: LedgerSummary, name_prefix: str) -> dict[str
             harvested_steps=ledger_summary.harvest.steps,
             seconds_without_harvest=ledger_summary.harvest.seconds_without,
         )
+    for capacity, alive_seconds in ledger_summary.capacity_seconds.items():
+        metric_values[f"{capacity.replace('-', '_')}_worker_seconds"] = alive_seconds
     metric_values["wall_seconds"] = ledger_summary.ended - ledger_summary.began
     metric_values["bytes_uploaded"] = ledger_summary.uploaded
     metric_values.update(

@@ -105,8 +105,8 @@ def _measure_idle_coordinator(ledger_summary: LedgerSummary, gap: TimeInterval) 
 
 def _assign_queue_time(ledger_summary: LedgerSummary) -> None:
     """Assign the queued time of each worker of the job to the process that ended it; the names of
-    pods may differ from one process to the next. Harvested workers are extra, so they are never
-    queued."""
+    pods may differ from one process to the next. Workers outside of the job, harvested or on
+    demand, are never queued."""
     slots = [
         _WorkerSlot(ledger_summary.created or 0.0)
         for _ in range(int(ledger_summary.run.get("workers") or 0))
@@ -116,6 +116,7 @@ def _assign_queue_time(ledger_summary: LedgerSummary) -> None:
         (start_s, end_s, worker_name)
         for worker_name, intervals in ledger_summary.intervals.items()
         if worker_name not in ledger_summary.harvested
+        and not ledger_summary.is_on_demand(worker_name)
         for start_s, end_s in merge_intervals(intervals)
     ]
     for start_s, end_s, worker_name in sorted(lives):

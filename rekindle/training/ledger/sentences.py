@@ -7,6 +7,8 @@ from statistics import median
 from typing import Any
 
 from argolocal.common.wording import format_duration
+from rekindle.kubernetes_names import ON_DEMAND_CAPACITY, SPOT_CAPACITY
+from rekindle.training.ledger.events import Event
 from rekindle.training.ledger.ledger_summary import (
     LOST_KIND,
     TRAINED_KIND,
@@ -66,6 +68,10 @@ def describe_summary(ledger_summary: LedgerSummary) -> list[str]:
             )
             dated_sentences.append((restored_event["t"], sentence))
 
+    dated_sentences += [
+        (change_event["t"], _describe_on_demand_change(change_event))
+        for change_event in ledger_summary.on_demand_changes
+    ]
     for unsaved_event in ledger_summary.unsaved:
         duration_text = format_duration(unsaved_event["seconds"])
         sentence = (
@@ -90,6 +96,7 @@ def describe_summary(ledger_summary: LedgerSummary) -> list[str]:
             _describe_use_of_time,
             _describe_queue_time,
             _describe_harvest,
+            _describe_capacity,
             _describe_gaps,
         )
         for total_sentence in describe_part(ledger_summary)
@@ -239,9 +246,8 @@ def _describe_incidents(incident_group: list[Incident], ledger_summary: LedgerSu
 def _describe_worker(worker_name: str, ledger_summary: LedgerSummary) -> str:
     """Return the short name of a worker, such as `worker-1` or `6d5f8c-x7k2p (harvested)`."""
     short_name = shorten_worker_name(worker_name)
-    if worker_name in ledger_summary.harvested:
-        return f"{short_name} (harvested)"
-    return short_name
+    worker_kind = ledger_summary.describe_worker_kind(worker_name)
+    return f"{short_name} ({worker_kind})" if worker_kind else short_name
 
 
 def _describe_step(incident: Incident, ledger_summary: LedgerSummary) -> str:
@@ -409,6 +415,29 @@ def _describe_harvest(ledger_summary: LedgerSummary) -> Iterator[str]:
             "Without the harvested workers, the training would have taken an estimated"
             f" {format_duration(harvest.seconds_without)} instead of"
             f" {format_duration(harvest.seconds)}, without pauses ({basis_text})."
+        )
+
+
+def _describe_on_demand_change(change_event: Event) -> str:
+    """Describe a change of the number of on-demand workers."""
+    difference = change_event["workers"] - change_event["previous"]
+    worker_count = abs(difference)
+    duration_text = format_duration(change_event["seconds"])
+    workers_text = f"{worker_count} on-demand worker{'s were' if worker_count != 1 else ' was'}"
+    if difference > 0:
+        return f"{workers_text} requested, because spot nodes had been missing for {duration_text}."
+    return f"{workers_text} released, because workers had been on spot nodes for {duration_text}."
+
+
+def _describe_capacity(ledger_summary: LedgerSummary) -> Iterator[str]:
+    capacity_seconds = ledger_summary.capacity_seconds
+    on_demand_seconds = capacity_seconds.get(ON_DEMAND_CAPACITY, 0.0)
+    if on_demand_seconds:
+        spot_time = format_worker_time(capacity_seconds.get(SPOT_CAPACITY, 0.0), ledger_summary)
+        on_demand_time = format_worker_time(on_demand_seconds, ledger_summary)
+        yield (
+            f"Workers were alive for {spot_time} on spot nodes, and for {on_demand_time} on"
+            " on-demand nodes."
         )
 
 

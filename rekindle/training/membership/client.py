@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable
 
 from rekindle.errors import ConfigError, RekindleError, RunAborted, write_stderr
-from rekindle.kubernetes_names import POD_IP, POD_NAME, REKINDLE_HARVESTED
+from rekindle.kubernetes_names import POD_IP, POD_NAME, REKINDLE_CAPACITY, REKINDLE_HARVESTED
 from rekindle.training.membership import handshake
 from rekindle.training.membership.protocol import (
     MAX_TEXT_CHARS,
@@ -74,6 +74,7 @@ class CoordinatorClient:
             "name": self.name,
             "fingerprint": fingerprint,
             "harvested": bool(os.environ.get(REKINDLE_HARVESTED)),
+            "capacity": os.environ.get(REKINDLE_CAPACITY, ""),
         }
 
         # `put` messages that this worker has sent to the newest group; after a reconnect, it sends

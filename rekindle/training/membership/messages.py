@@ -43,6 +43,7 @@ HELLO_TYPE = make_message_type(
     group=Number,
     peers=Annotated[list[Id], Field(max_length=4096)],
     harvested=NotRequired[bool],
+    capacity=NotRequired[Name],
 )
 MESSAGE_TYPES = {
     "beat": make_message_type(beat=Step, busy=bool),

@@ -6,10 +6,12 @@ or is lost; every worker stops at a step boundary (or immediately, if the group 
 and training resumes. First, each side proves that it knows the run's secret (handshake.py).
 
     worker → coordinator
-    {"join": {protocol, id, name, address, fingerprint, step, generation, group, peers, harvested}}
+    {"join": {protocol, id, name, address, fingerprint, step, generation, group, peers, harvested,
+              capacity}}
         the first message, also after a reconnect; generation: the newest that it knows;
         group: its group (0: it waits for a group); peers: the members of its group;
-        harvested: true for an extra worker on idle capacity
+        harvested: true for an extra worker on idle capacity; capacity: kind of its node, spot or
+        on-demand, if known
     {"beat": step, "busy": bool}
         any time: heartbeat and progress; busy: no steps for now
     {"ack": generation, "step": step}

@@ -43,7 +43,12 @@ from rekindle.kubernetes_names import POD_IP, REKINDLE_DEADLINE, REKINDLE_METRIC
 from rekindle.step import fail
 from rekindle.training.ledger.events import Ledger
 from rekindle.training.membership import handshake
-from rekindle.training.membership.checkpoint_signal import CheckpointSignal
+from rekindle.training.membership.account.checkpoint_signal import CheckpointSignal
+from rekindle.training.membership.account.on_demand import (
+    ON_DEMAND_EVENT,
+    RETRY_INTERVAL_S,
+    OnDemandWorkers,
+)
 from rekindle.training.membership.completion import open_store, read_completed_model
 from rekindle.training.membership.job_time import (
     TRAINED_EVENT,
@@ -98,6 +103,8 @@ class Coordinator:
             0.0
         )
         self.is_signalling = False
+        self.on_demand = OnDemandWorkers.from_environment(run_spec.min_workers)
+        self.is_scaling = False
         self.trained_seconds = 0.0
         # trained seconds of the newest event in the ledger
         self.recorded_seconds = 0.0
@@ -136,6 +143,8 @@ class Coordinator:
         metrics_server = await self._start_metrics_server(host)
         self._start_task(self._check_completion())
         self._start_task(self._renew_lease())
+        if self.on_demand:
+            self._start_task(self._read_on_demand_workers(self.on_demand))
         timer_task = asyncio.create_task(self._run_timer())
         await asyncio.wait({self.exit_code, timer_task}, return_when=asyncio.FIRST_COMPLETED)
 
@@ -181,6 +190,8 @@ class Coordinator:
             now_s = time.monotonic()
             if now_s - due_time_s > MAX_TICK_DELAY_S:
                 self.membership.shift_times(now_s - due_time_s)
+                if self.on_demand:
+                    self.on_demand.plan.shift_times(now_s - due_time_s)
 
             self.membership.tick(now_s)
             if self.membership.is_published and self.membership.members:
@@ -199,12 +210,42 @@ class Coordinator:
                 )
 
             self.send_outbox()
+            if self.on_demand:
+                self._replace_spot_workers(self.on_demand, now_s)
+
             for connection in [
                 connection
                 for connection, deadline_s in self.unverified_connections.items()
                 if now_s > deadline_s
             ]:
                 self.reject(connection)
+
+    def _replace_spot_workers(self, on_demand_workers: OnDemandWorkers, now_s: float) -> None:
+        """Change the number of on-demand workers if it was wrong for long enough."""
+        if self.is_scaling or on_demand_workers.is_refused:
+            return
+        pod_count = on_demand_workers.plan.decide(now_s, self.membership.count_spot_workers())
+        if pod_count is not None:
+            self.is_scaling = True
+            self._start_task(self._scale_on_demand_workers(on_demand_workers, pod_count))
+
+    async def _read_on_demand_workers(self, on_demand_workers: OnDemandWorkers) -> None:
+        """Read the number of on-demand workers. The Deployment may be created after the job."""
+        while not on_demand_workers.is_refused:
+            await asyncio.to_thread(on_demand_workers.read)
+            if on_demand_workers.plan.pods is not None:
+                return
+            await asyncio.sleep(RETRY_INTERVAL_S)
+
+    async def _scale_on_demand_workers(
+        self, on_demand_workers: OnDemandWorkers, pod_count: int
+    ) -> None:
+        change = await asyncio.to_thread(on_demand_workers.scale, pod_count)
+        if change:
+            self.note(ON_DEMAND_EVENT, **change)
+        else:
+            await asyncio.sleep(RETRY_INTERVAL_S)
+        self.is_scaling = False
 
     def _record_trained_seconds(self) -> None:
         # before the time of earlier coordinators is known, the sum would be too small

@@ -11,6 +11,7 @@ from typing import Any
 
 from argolocal.common import exit_codes
 from argolocal.common.wording import join_first_names
+from rekindle.kubernetes_names import ON_DEMAND_CAPACITY
 from rekindle.training.membership.protocol import PROTOCOL_VERSION, Message
 from rekindle.training.membership.run_spec import RunSpec
 
@@ -42,6 +43,8 @@ class Worker:
     acked_generation: int = 0
     # time of the last report that this worker does work other than steps
     last_busy_time: float = float("-inf")
+    # kind of its node: `spot`, `on-demand`, or "" if unknown
+    capacity: str = ""
 
 
 @dataclass
@@ -133,6 +136,10 @@ class MembershipStateMachine:
         """True if there are too few workers for any group."""
         return len(self.eligible_ids) < max(1, self.config.min_workers)
 
+    def count_spot_workers(self) -> int:
+        """Return the number of live workers that are not on on-demand nodes."""
+        return sum(worker.capacity != ON_DEMAND_CAPACITY for worker in self.alive_workers.values())
+
     def has_quorum(self, now_s: float) -> bool:
         """Return True if the next group can be published, because all its workers have acknowledged
         the open generation, and no further worker is expected."""
@@ -146,7 +153,15 @@ class MembershipStateMachine:
         worker_id = hello_message["id"]
         worker_name = hello_message["name"]
         reported_step = hello_message["step"]
-        worker = Worker(worker_id, worker_name, hello_message["address"], now_s, now_s)
+        worker_capacity = hello_message.get("capacity") or ""
+        worker = Worker(
+            worker_id,
+            worker_name,
+            hello_message["address"],
+            now_s,
+            now_s,
+            capacity=worker_capacity,
+        )
         is_newer = hello_message["generation"] > self.generation
         # True if the worker trains in a group of the previous coordinator
         is_training = is_newer and not self.published_generation and hello_message["group"] > 0
@@ -171,6 +186,7 @@ class MembershipStateMachine:
             self.events.append(
                 {"event": "join", "worker": worker_id, "name": worker_name, "step": reported_step}
                 | ({"harvested": True} if hello_message.get("harvested") else {})
+                | ({"capacity": worker_capacity} if worker_capacity else {})
             )
 
         if is_newer and not self.published_generation:

@@ -36,7 +36,14 @@ def train(preset: Any, **settings: Any) -> PodConfig:
 
 @pytest.mark.parametrize("name", read_presets()["pods"])
 def test_every_preset_changes_a_pod(name: str) -> None:
-    assert config(pods={"serve": {"preset": name}}).pod("serve") != config().pod("serve")
+    # trainings cannot share a GPU by MPS
+    kind = "serve" if name == "gpu-mps" else "train"
+    other_presets = ["gke-spot"] if name.startswith("on-demand-") else []
+    before, after = (
+        config(signal_account="c", pods={kind: {"preset": [*other_presets, *names]}}).pod(kind)
+        for names in ([], [name])
+    )
+    assert after != before.model_copy(update={"preset": after.preset})
 
 
 @pytest.mark.parametrize(

@@ -194,8 +194,9 @@ def test_a_training_has_its_workers_also_those_on_idle_capacity_and_its_coordina
     manifest = render_manifest(load_config("configs/cluster.yaml", sets).config)
     train_tariff = tariff.build_tariffs(manifest, EXAMPLE, ["train", "other"])["train"]
     role = {"pytorchjob": "Worker", "jobset": "worker", "trainjob": "node"}[backend]
-    assert list(train_tariff.workers) == [role, ""]
-    assert train_tariff.find_worker_pod("fraud-7xk2p-train-5d8f9-abcde") is train_tariff.workers[""]
+    assert list(train_tariff.workers) == [role, "harvest"]
+    harvested_pod = train_tariff.find_worker_pod("fraud-7xk2p-train-5d8f9-abcde")
+    assert harvested_pod is train_tariff.workers["harvest"]
     assert (
         train_tariff.find_worker_pod(f"fraud-7xk2p-train-{role.lower()}-1")
         is train_tariff.workers[role]
@@ -203,6 +204,23 @@ def test_a_training_has_its_workers_also_those_on_idle_capacity_and_its_coordina
     assert train_tariff.coordinator
     assert train_tariff.coordinator.gib == 0.5
     assert tariff.build_tariffs(manifest, None, ["train"]) == {}
+
+
+def test_workers_that_replace_workers_on_spot_nodes_are_charged_on_demand():
+    presets = "cluster.pods.train.preset=[gke-spot,gpu,on-demand-after-10m]"
+    sets = [*GPU_SPOT[:1], presets, "cluster.signal_account=c", "cluster.harvest=true"]
+    manifest = render_manifest(load_config("configs/cluster.yaml", sets).config)
+    train_tariff = tariff.build_tariffs(manifest, EXAMPLE, ["train"])["train"]
+    is_spot = {
+        name: train_tariff.prices.is_spot(train_tariff.find_worker_pod(name))
+        for name in (
+            "fraud-7xk2p-train-worker-0",
+            "fraud-7xk2p-train-5d8f9-abcde",
+            "fraud-7xk2p-train-on-demand-5d8f9-abcde",
+            "my-on-demand-model-7xk2p-train-worker-0",
+        )
+    }
+    assert [*is_spot.values()] == [True, True, False, True]
 
 
 def test_the_trials_of_a_sweep_are_charged_like_workers():

@@ -16,6 +16,8 @@ RUN: list[Event] = [
     {"t": 1, "event": "run", "program": True, "unit": "steps", "samples": 80},
     {"t": 1, "event": "coordinator", "id": "a", "created": 0.5},
     {"t": 2, "event": "join", "worker": "w", "name": "w", "step": -1, "harvested": True},
+    {"t": 2, "event": "join", "worker": "x", "name": "x", "step": -1, "capacity": "on-demand"},
+    {"t": 2, "event": "on_demand", "workers": 2, "previous": 0, "seconds": 600.0},
     {"t": 3, "event": "generation", "generation": 1, "members": ["w"], "step": 0},
     {"t": 4, "event": "restored", "step": 1, "tier": "hot", "name": "w"},
     {"t": 5, "event": "step", "step": 5, "last": True},

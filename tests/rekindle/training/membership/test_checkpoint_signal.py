@@ -8,7 +8,8 @@ import pytest
 
 from rekindle.cluster.platform import Platform, render_platform
 from rekindle.storage import Store
-from rekindle.training.membership.checkpoint_signal import (
+from rekindle.training.membership.account.account_api import AccountApi
+from rekindle.training.membership.account.checkpoint_signal import (
     CHECKPOINT_ANNOTATION,
     VOLCANO_ANNOTATION,
     CheckpointSignal,
@@ -25,9 +26,8 @@ TIME_S = 1796052600.0  # 2026-11-30T15:30:00Z
 def make_signal(server: ApiServer, folder: Path) -> CheckpointSignal:
     (folder / "token").write_text("secret\n")
     (folder / "namespace").write_text("models")
-    return CheckpointSignal(
-        f"http://127.0.0.1:{server.port}", folder, "kubeflow.org/v1/pytorchjobs/demo-train"
-    )
+    api = AccountApi(f"http://127.0.0.1:{server.port}", folder)
+    return CheckpointSignal(api, "kubeflow.org/v1/pytorchjobs/demo-train")
 
 
 def put_objects(server: ApiServer) -> None:
@@ -114,4 +114,6 @@ def test_the_account_of_coordinators_may_do_no_more_than_it_needs() -> None:
         ("pytorchjobs", "patch"),
         ("jobsets", "patch"),
         ("trainjobs", "patch"),
+        ("deployments/scale", "get"),
+        ("deployments/scale", "patch"),
     }
