@@ -147,7 +147,7 @@ def run(
     """Run a workflow on this machine to its end. Raises ConfigError before any step starts if the
     workflow cannot run.
 
-    `objects`: WorkflowTemplates, ConfigMaps and Secrets that the workflow refers to and that are
+    `objects` are WorkflowTemplates, ConfigMaps and Secrets that the workflow refers to and that are
     not in its file. `images`, `kinds` and `store` are passed to LocalCluster. `home` is the folder
     for the data of runs; the default is a temporary folder, which is deleted when the outcome is
     garbage-collected.

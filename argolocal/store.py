@@ -38,8 +38,9 @@ class ObjectStore(Protocol):
     ConfigError if a retry cannot help."""
 
     def upload(self, path: Path, key: str, links: bool = True) -> None:
-        """Upload a file to `key`, or the files of a directory to keys below `key`. `links`: True
-        uploads the targets of symbolic links in a directory, and False leaves the links out."""
+        """Upload a file to `key`, or the files of a directory to keys below `key`. The value True
+        of `links` uploads the targets of symbolic links in a directory, and False leaves the links
+        out."""
         ...
 
     def download(self, key: str, path: Path) -> None:

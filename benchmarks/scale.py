@@ -48,8 +48,10 @@ RUN_FLAGS = (
 COORDINATOR_PORT = 20000 + os.getpid() % 10000
 TIMEOUT_S = 300.0
 POLL_INTERVAL_S = 0.002
-REST_S = 10.0  # duration of the measurement of the CPU at rest
-SAMPLED_PODS = 32  # number of pods whose use of CPU is measured
+# duration of the measurement of the CPU at rest
+REST_S = 10.0
+# number of pods whose use of CPU is measured
+SAMPLED_PODS = 32
 WORKER_LOSSES = 5
 
 

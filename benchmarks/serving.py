@@ -326,8 +326,10 @@ class RunMeasurements:
     """The measurements of one run: rate and latency, as the clients see them, and the CPU time of
     the server."""
 
-    rate: float  # answers per second
-    p99: float  # 99th percentile of the latency in ms
+    # answers per second
+    rate: float
+    # 99th percentile of the latency in ms
+    p99: float
     failures: int
     cpu: float  # CPU time of the server in ms per answer
 

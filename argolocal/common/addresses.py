@@ -117,8 +117,8 @@ def _map_lines(hide_in_line: Callable[[str], str], text: str) -> str:
 
 
 def _hide_in_cut_line(hide_in_line: Callable[[str], str], line: str, *, is_cut: bool) -> str:
-    """Apply `hide_in_line` to the first MAX_LINE_CHARS characters of a line. `is_cut`: True if the
-    caller has already cut the end of the line off."""
+    """Apply `hide_in_line` to the first MAX_LINE_CHARS characters of a line. `is_cut` is True if
+    the caller has already cut the end of the line off."""
     if len(line) <= MAX_LINE_CHARS and not is_cut:
         return hide_in_line(line)
     return (

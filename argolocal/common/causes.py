@@ -15,7 +15,7 @@ from argolocal.common import exit_codes
 ATTEMPT_NUMBER = re.compile(r"\((\d+)\)$")
 # matches a part of Argo's messages about stopped workflows
 STOPPED_MESSAGE = re.compile(r"(stopped|shutdown|terminated) with strategy", re.IGNORECASE)
-# Argo's messages that only refer to a node's attempts or children. Source: Argo's operator.go
+# Argo's messages that only refer to a node's attempts or children. Taken from Argo's operator.go
 # (processNodeRetries) and steps.go
 SECONDARY_MESSAGE = re.compile(
     r"retryStrategy\.expression evaluated to false|No more retries left|Max duration limit exceeded"

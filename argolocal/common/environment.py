@@ -108,8 +108,8 @@ def find_secret_flags(command_words: Sequence[str]) -> Iterator[tuple[str, str]]
 def remove_secrets(environment: Mapping[str, str], needs_services: bool = True) -> dict[str, str]:
     """Return the environment without variables that look like secrets.
 
-    `needs_services`: Keep the variables of the object store and MLflow, including credentials, if
-    `needs_services`.
+    With `needs_services`, the variables of the object store and MLflow are kept, including
+    credentials.
     """
     return {
         name: value

@@ -3,8 +3,10 @@
 # exit code of Argo's executor: the command could not run, or a Kubernetes object failed
 EXECUTOR_ERROR = 64
 INVALID_DATA = 65
-CODE_ERROR = 70  # the user's code raised an exception that would occur again in a retry
-UNAVAILABLE = 75  # a service is unavailable
+# the user's code raised an exception that would occur again in a retry
+CODE_ERROR = 70
+# a service is unavailable
+UNAVAILABLE = 75
 INVALID_CONFIG = 78
 # exit codes of failures that a retry cannot fix
 PERMANENT_ERRORS = (INVALID_DATA, CODE_ERROR, INVALID_CONFIG)

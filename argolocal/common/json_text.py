@@ -22,8 +22,10 @@ from argolocal.errors import InvalidDocument
 # path to a value: the keys and indices that lead to it from the outermost value
 ValuePath = tuple[str | int, ...]
 MAX_BYTES = 256 << 20
-MAX_DIGITS = 100  # maximum number of digits of an integer
-MAX_DEPTH = 100  # maximum depth of nested lists and objects
+# maximum number of digits of an integer
+MAX_DIGITS = 100
+# maximum depth of nested lists and objects
+MAX_DEPTH = 100
 
 
 def to_json(

@@ -52,8 +52,10 @@ class ListeningPort:
 class Route:
     """A rule of an HTTPRoute: the Services that share the connections to its first Service."""
 
-    weights: dict[str, int]  # name of a Service → its weight
-    mirrors: list[str]  # names of the Services that get a copy of each request
+    # name of a Service → its weight
+    weights: dict[str, int]
+    # names of the Services that get a copy of each request
+    mirrors: list[str]
     connections: Counter[str] = field(default_factory=Counter, compare=False)
 
     def choose_backend(self) -> str:

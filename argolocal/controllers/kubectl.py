@@ -4,7 +4,7 @@ template's conditions.
 The node fails ("main: ... exit code 64") if the failureCondition is true, the object is deleted, or
 kubectl reports an error.
 
-Source: Argo's executor/resource.go and cmd/argoexec/commands/resource.go.
+The behaviour follows Argo's executor/resource.go and cmd/argoexec/commands/resource.go.
 """
 
 import json

@@ -33,8 +33,10 @@ from argolocal.pods.probes import Probe
 from argolocal.pods.process import Origin
 from argolocal.state.journal import RunFiles, list_run_claims
 
-MAX_RESTARTS = 4  # a rollout fails when a container of the new version has restarted this often
-FAST_PROBE_PERIOD_S = 0.1  # maximum seconds between two probes until the first success
+# a rollout fails when a container of the new version has restarted this often
+MAX_RESTARTS = 4
+# maximum seconds between two probes until the first success
+FAST_PROBE_PERIOD_S = 0.1
 
 
 @dataclass(eq=False)
@@ -53,9 +55,12 @@ class Replica:
 class Progress:
     """The progress of a rollout to a version of the pod template."""
 
-    version: str = ""  # hash of the pod template
-    origin: str = ""  # value of ORIGIN_ANNOTATION
-    replica_counts: tuple = ()  # numbers of replicas that the status shows
+    # hash of the pod template
+    version: str = ""
+    # value of ORIGIN_ANNOTATION
+    origin: str = ""
+    # numbers of replicas that the status shows
+    replica_counts: tuple = ()
     last_progress_time: float = field(default_factory=time.monotonic)
     failure: str = ""  # reason why the rollout has failed; "" if it has not
 
@@ -298,8 +303,8 @@ class Rollout:
             )
 
     def update_status(self, kubernetes_object: Object) -> None:
-        """Write the Deployment's status if it has changed. Source: Kubernetes' deployment
-        controller (sync.go, progress.go)."""
+        """Write the Deployment's status if it has changed. The behaviour follows Kubernetes'
+        deployment controller (sync.go, progress.go)."""
         desired_count = kubernetes_object["spec"].get("replicas", 1)
         new_replicas = [
             replica for replica in self.replicas if replica.version == self.progress.version

@@ -3,8 +3,8 @@ phase.
 
 In `depends`, the plain task name `A` means `(A.Succeeded || A.Skipped || A.Daemoned)`, so it is
 false for an omitted task. The phase of a DAG depends on the phases of its targets, which are its
-leaves by default. An omitted target counts with the phase of the tasks that it depends on. Source:
-Argo's dag.go (assessDAGPhase) and common/ancestry.go.
+leaves by default. An omitted target counts with the phase of the tasks that it depends on. The
+behaviour follows Argo's dag.go (assessDAGPhase) and common/ancestry.go.
 """
 
 import re
@@ -61,8 +61,10 @@ class Dag:
         self.inputs = context.inputs
         self.node_id = context.table.ids[name]
         self.tasks = {task["name"]: task for task in template["dag"]["tasks"]}
-        self.dependencies = {}  # name of a task → names of the tasks that it depends on
-        self.depends_expressions = {}  # name of a task → its `depends` as an expression
+        # name of a task → names of the tasks that it depends on
+        self.dependencies = {}
+        # name of a task → its `depends` as an expression
+        self.depends_expressions = {}
 
         for name, task in self.tasks.items():
             self.dependencies[name], self.depends_expressions[name] = parse_dependencies(

@@ -2,7 +2,7 @@
 
 The hook `exit` (or `onExit`) runs after its node has completed. Any hook other than `exit` runs
 once, as soon as its expression is true. Tasks that depend on a node wait until the node's hooks
-have completed. Source: Argo's exit_handler.go and hooks.go.
+have completed. The behaviour follows Argo's exit_handler.go and hooks.go.
 """
 
 import re

@@ -1,6 +1,6 @@
 """Start leaf templates, which run as a pod or an HTTP request.
 
-Source: Argo's operator.go (executeContainer, executeScript) and workflowpod.go.
+The behaviour follows Argo's operator.go (executeContainer, executeScript) and workflowpod.go.
 """
 
 import re

@@ -2,7 +2,7 @@
 
 The names of nodes are the same as in Argo: the workflow's name for the entrypoint, PARENT.TASK for
 a DAG task, PARENT[GROUP].STEP for a step, NAME(INDEX:ITEM) for an item of a loop, NAME(N) for an
-attempt, and NAME.onExit for an exit hook. Source: Argo's operator.go (initializeNode,
+attempt, and NAME.onExit for an exit hook. The behaviour follows Argo's operator.go (initializeNode,
 markNodePhase, getOutboundNodes) and util/pod_name.go.
 """
 
@@ -316,8 +316,8 @@ class NodeTable:
         return node
 
     def mark(self, name: str, phase: str, message: str | None = None) -> Node:
-        """Set the phase of node `name`, and its `finishedAt` if the phase is final. `message`: None
-        keeps the node's message, and "" removes it. Return the marked node."""
+        """Set the phase of node `name`, and its `finishedAt` if the phase is final. If `message` is
+        None, the node keeps its message; "" removes it. Return the marked node."""
         node = self.nodes[self.ids[name]]
         if node["phase"] != phase or (message is not None and message != node.get("message", "")):
             self.changed_nodes[node["id"]] = None

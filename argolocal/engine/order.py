@@ -44,10 +44,12 @@ class TaskOrder:
             for dependency in dependencies_by_task[name]:
                 self.dependents[dependency].append(name)
 
-        # Tasks are identified by their index in `names`.
-        self.live_indexes: list[int] = []  # tasks that the next pass visits
-        self.ready_heap: list[int] = []  # heap of the tasks that have not started but could
-        self.new_indexes: list[int] = []  # tasks that became ready in this pass
+        # the tasks that the next pass visits, identified by their index in `names`
+        self.live_indexes: list[int] = []
+        # heap of the tasks that have not started but could
+        self.ready_heap: list[int] = []
+        # tasks that became ready in this pass
+        self.new_indexes: list[int] = []
 
         for name in self.names:
             if not self.unfinished_counts[name]:

@@ -1,7 +1,8 @@
 """Copy the fields of the workflow's spec that apply to all pods into a template. The values of
 these fields, such as names of labels, are checked when the pod starts.
 
-Source: Argo's createWorkflowPod, addMetadata and addSchedulingConstraints (workflowpod.go).
+The behaviour follows Argo's createWorkflowPod, addMetadata and addSchedulingConstraints
+(workflowpod.go).
 """
 
 from collections.abc import Mapping

@@ -4,7 +4,8 @@ retry.
 The conditions are checked in Argo's order: shutdown and deadline, maxDuration, backoff, policy,
 limit, expression. The backoff is checked before the policy, so the node waits for its backoff even
 after a failure that the policy does not retry. If the strategy lacks a limit, the node never waits.
-Source: Argo's operator.go (executeTemplate, processNodeRetries, mergedTemplateDefaultsInto).
+The behaviour follows Argo's operator.go (executeTemplate, processNodeRetries,
+mergedTemplateDefaultsInto).
 """
 
 import re

@@ -6,8 +6,8 @@ state machine never reads a clock or a file.
 
 As in Argo's controller, each call of `advance` walks the templates from the entrypoint and compares
 them with the nodes in `status`. Therefore, the runner can resume a run from a `status` that was
-stored on disk. Source: Argo's workflow/controller/operator.go, exec_control.go, exit_handler.go
-(v4.1).
+stored on disk. The behaviour follows Argo's workflow/controller/operator.go, exec_control.go,
+exit_handler.go (v4.1).
 """
 
 import contextlib

@@ -2,7 +2,7 @@
 of earlier steps or ancestor tasks.
 
 A value is a string or an artifact (a dict). The value is None for an output of a skipped step if
-the output does not have a default. Source: Argo's scope.go, and buildLocalScope and
+the output does not have a default. The behaviour follows Argo's scope.go, and buildLocalScope and
 processAggregateNodeOutputs of operator.go.
 """
 

@@ -4,8 +4,8 @@
     select_resume_values(status, {"approve": "YES"})    # {node id: {output: value}}
 
 The values that the user passes become the outputs with `valueFrom: {supplied: {}}`. An output for
-which the user passes no value gets its default, or the default of the input with the same name.
-Source: Argo's operator.go (executeSuspend, addRawOutputFields), workflow/util/util.go
+which the user passes no value gets its default, or the default of the input with the same name. The
+behaviour follows Argo's operator.go (executeSuspend, addRawOutputFields), workflow/util/util.go
 (ResumeWorkflow, updateSuspendedNode); v4.1.
 """
 

@@ -1,8 +1,8 @@
 """Format and parse durations, times, numbers and JSON exactly as Go does, because Argo is written
 in Go.
 
-Sources: Go's time.ParseDuration, strconv, fmt, encoding/json; Argo's to_argo_string.go, item.go and
-ParseStringToDuration.
+The behaviour follows Go's time.ParseDuration, strconv, fmt, encoding/json; Argo's
+to_argo_string.go, item.go and ParseStringToDuration.
 """
 
 import json

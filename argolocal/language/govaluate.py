@@ -9,8 +9,8 @@ does.
 A word without quotes is a string. The longest sequence of symbols is read as one operator, so `1
 ==-1` contains the unknown operator "==-". Argo's reading of words and operators has surprising
 consequences: `1e-3` is not a number, `a-1` is a subtraction, `True` is a string, and '10' is less
-than '9'. Source: Knetic/govaluate (parsing.go, lexerState.go, evaluationStage.go), Argo's steps.go
-shouldExecute."""
+than '9'. The behaviour follows Knetic/govaluate (parsing.go, lexerState.go, evaluationStage.go),
+Argo's steps.go shouldExecute."""
 
 import math
 import re

@@ -1,7 +1,7 @@
 """The functions that Argo adds to expressions: the common functions of the Go library sprig, and
 Argo's own functions.
 
-Source: Masterminds/sprig v3.3, spf13/cast v1.10, Argo's util/expr/env.
+The behaviour follows Masterminds/sprig v3.3, spf13/cast v1.10, Argo's util/expr/env.
 """
 
 import base64

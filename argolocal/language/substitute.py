@@ -3,8 +3,8 @@
 A tag extends from the first `{{` to the next `}}`. Values are escaped, so that the JSON stays
 valid. An unknown tag remains in the text, unless its name matches the pattern `required_tags`: then
 MissingValue is raised. A tag with the value None (an output of a skipped step) and an unclosed `{{`
-are errors. Source: Argo's util/template (simple_template.go, expression_template.go) and
-util/expand.
+are errors. The behaviour follows Argo's util/template (simple_template.go, expression_template.go)
+and util/expand.
 """
 
 import json

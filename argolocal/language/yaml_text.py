@@ -26,8 +26,10 @@ from argolocal.common.json_text import describe_non_finite, to_json
 from argolocal.errors import ConfigError
 from argolocal.language.gofmt import to_argo_string
 
-MAX_CHARACTER_BYTES = 4  # maximum number of bytes of a character in UTF-8
-MAX_CHARACTERS = 10_000_000  # for comparison: Argo's largest CRD has 3.2 million characters
+# maximum number of bytes of a character in UTF-8
+MAX_CHARACTER_BYTES = 4
+# in comparison, Argo's largest CRD has 3.2 million characters
+MAX_CHARACTERS = 10_000_000
 MAX_DOCUMENTS = 1_000
 # for comparison: Argo's largest CRD has 123,000 values, nested up to 37 levels deep
 MAX_VALUES = 200_000

@@ -123,9 +123,9 @@ def times_between(
 
 
 def parse_schedule(text: str, timezone: str = "", anchor: int = 0) -> "Schedule":
-    """Parse a schedule for which `find_schedule_error` returns "". `timezone`: IANA name of the
-    schedule's time zone; "" stands for UTC, the time zone of Argo's containers. `anchor`: unix time
-    from which the intervals of @every are counted."""
+    """Parse a schedule for which `find_schedule_error` returns "". `timezone` is the IANA name of
+    the schedule's time zone; "" stands for UTC, the time zone of Argo's containers. `anchor`: unix
+    time from which the intervals of @every are counted."""
     zone_text, _, expression = text.partition(" ")
     if zone_text.startswith(("TZ=", "CRON_TZ=")):
         timezone = zone_text.partition("=")[2]

@@ -1,7 +1,7 @@
 """Expand withItems, withParam and withSequence: replace a step or task by one step or task per
 item.
 
-Source: Argo's expandTask, expandStep, processItem, expandSequence and Item.
+The behaviour follows Argo's expandTask, expandStep, processItem, expandSequence and Item.
 """
 
 import json

@@ -26,9 +26,9 @@ NODE_NAME_ANNOTATION = f"{ARGO_PREFIX}/node-name"
 SCHEDULED_TIME_ANNOTATION = f"{ARGO_PREFIX}/scheduled-time"
 DEFAULT_ARTIFACT_REPOSITORY = f"{ARGO_PREFIX}/default-artifact-repository"
 
-# Source: Kubeflow training operator 1.9, pkg/apis/kubeflow.org/v1
+# Taken from Kubeflow training operator 1.9, pkg/apis/kubeflow.org/v1
 JOB_NAME_LABEL = "training.kubeflow.org/job-name"
 # label whose value is the replica type in lower case
 REPLICA_TYPE_LABEL = "training.kubeflow.org/replica-type"
-# Source: Kubeflow Trainer 2.3
+# Taken from Kubeflow Trainer 2.3
 TRAINER_STEP_LABEL = "trainer.kubeflow.org/trainjob-ancestor-step"

@@ -3,8 +3,8 @@ pod's deadlines of a patch have an effect here.
 
     template = apply_patches(template, [spec.get("podSpecPatch"), template.get("podSpecPatch")])
 
-Tags in the patches must be replaced before this call. Source: Argo's processPodSpecPatch and
-ApplyPodSpecPatch.
+Tags in the patches must be replaced before this call. The behaviour follows Argo's
+processPodSpecPatch and ApplyPodSpecPatch.
 """
 
 from collections.abc import Iterable

@@ -224,7 +224,7 @@ def build_workflow(
     `parameters`. Raises ConfigError.
 
     `find_object`: function that returns an object to which the manifest refers.
-    `is_for_this_machine`: True also rejects fields that only a cluster supports."""
+    The value True of `is_for_this_machine` also rejects fields that only a cluster supports."""
     kind = _check_kind(manifest, is_for_this_machine)
     creation_time = format_timestamp(identity.created)
     template_reference = None

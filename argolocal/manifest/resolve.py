@@ -6,7 +6,7 @@ run.
 
 `find_object(kind, name)` returns an object or None. In the run, the templates of the
 WorkflowTemplate T are named `namespaced/T/NAME`, and the templates of a ClusterWorkflowTemplate
-`cluster/T/NAME`. Source: Argo's workflow/templateresolution and util/merge.go.
+`cluster/T/NAME`. The behaviour follows Argo's workflow/templateresolution and util/merge.go.
 """
 
 import copy

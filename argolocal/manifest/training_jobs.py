@@ -1,8 +1,8 @@
 """The kinds of training jobs of Kubeflow's training operator, with the operator's defaults and the
 rules of its webhook.
 
-Source: Kubeflow training operator 1.9: KIND_types.go, KIND_webhook.go and KIND_controller.go of
-each kind.
+The rules follow KIND_types.go, KIND_webhook.go and KIND_controller.go of each kind in Kubeflow
+training operator 1.9.
 """
 
 from dataclasses import dataclass

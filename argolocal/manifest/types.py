@@ -11,10 +11,14 @@ from typing import Any, TypedDict
 Manifest = Mapping[str, Any]
 # function that returns the object with a given kind and name, or None
 Find = Callable[[str, str], Manifest | None]
-Data = Mapping[str, Any]  # a part of a manifest that the function only reads
-Object = dict[str, Any]  # an object, or a part of a manifest
-Task = Object  # a task of a DAG, a step or a hook: it calls a template
-Template = Object  # an object with one of the TEMPLATE_TYPES in allowed_values.py
+# a part of a manifest that the function only reads
+Data = Mapping[str, Any]
+# an object, or a part of a manifest
+Object = dict[str, Any]
+# a task of a DAG, a step or a hook: it calls a template
+Task = Object
+# an object with one of the TEMPLATE_TYPES in allowed_values.py
+Template = Object
 
 
 class Node(TypedDict, total=False):

@@ -1,7 +1,7 @@
 """Determine the volumes that a template mounts, and the PersistentVolumeClaims of
 volumeClaimTemplates.
 
-Source: Argo's addVolumeReferences, createPVCs and deletePVCs.
+The behaviour follows Argo's addVolumeReferences, createPVCs and deletePVCs.
 """
 
 from typing import Any

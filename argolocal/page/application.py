@@ -81,10 +81,10 @@ class Parts:
     to the page of argolocal.
 
     `rows`: creates the rows of the list of runs (default: rows without additional columns).
-    `packages`: Python packages with templates; the first package that contains a template is used.
-    `routes`: additional HTTP routes. `links`: links in the navigation, title → URL. `actions`:
-    actions on a run. `page_actions`: actions on other objects than runs. `documents`: JSON objects
-    about a run.
+    `packages` are Python packages with templates; the first package that contains a template is
+    used. `routes`: additional HTTP routes. `links`: links in the navigation, title → URL.
+    `actions`: actions on a run. `page_actions`: actions on other objects than runs. `documents` are
+    JSON objects about a run.
     """
 
     source: RunSource

@@ -38,7 +38,7 @@ EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(: .*)?$")
 class Failure:
     """A failed step.
 
-    `node`: the identifier of the step in URLs of the graph. `location`: FILE:LINE of the user's
+    `node`: the identifier of the step in URLs of the graph. `location` is FILE:LINE of the user's
     code, or "". `log`: lines around the error in the log of `pod`. `error_line`: index of the
     error's line in `log`, or -1. `other_failures`: identifiers of the other failed steps.
     """

@@ -38,11 +38,16 @@ MAX_ENTRIES = 100_000  # maximum number of files, directories and links in an ar
 COUNTED_BYTES = 128 << 20
 # number of entries to write between two counts
 UNCOUNTED_ENTRIES = 1000
-MAX_DISK_SHARE = 0.9  # maximum share of the free disk space that an unpacked archive may occupy
-MAX_RECORDS = 100  # maximum number of records in the global headers of a tarball
-MAX_DEPTH = 200  # maximum depth of nested directories
-MAX_DIRECTORY_BYTES = 256 << 20  # maximum size in bytes of a zip's central directory
-BLOCK_BYTES = 4096  # bytes of disk space to assume for an empty file or a directory
+# maximum share of the free disk space that an unpacked archive may occupy
+MAX_DISK_SHARE = 0.9
+# maximum number of records in the global headers of a tarball
+MAX_RECORDS = 100
+# maximum depth of nested directories
+MAX_DEPTH = 200
+# maximum size in bytes of a zip's central directory
+MAX_DIRECTORY_BYTES = 256 << 20
+# bytes of disk space to assume for an empty file or a directory
+BLOCK_BYTES = 4096
 # exceptions that tarfile and zipfile raise for invalid archives (RuntimeError: the archive is
 # encrypted or nested too deep)
 INVALID_ARCHIVE_ERRORS = (

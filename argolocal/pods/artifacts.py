@@ -3,7 +3,7 @@
 An input artifact without the field `archive` is unpacked if it is a gzipped tar. If a tar has a
 single entry, this entry becomes the file or directory at the artifact's path.
 
-Source: Argo's executor.go (loadArtifact, unpack, saveArtifact).
+The behaviour follows Argo's executor.go (loadArtifact, unpack, saveArtifact).
 """
 
 import contextlib
@@ -148,7 +148,7 @@ def save_artifact(
 
     `link_path`: file at the artifact's path in the pod, possibly a link. `path`: file or directory
     to which the link at `link_path` leads. `temporary_folder`: directory for temporary archives.
-    `archive_location`: `s3` of the template's archiveLocation, the default location. Raises
+    `archive_location` is `s3` of the template's archiveLocation, the default location. Raises
     ArtifactError.
     """
     failed_call = _find_failing_call(artifact, link_path, path)

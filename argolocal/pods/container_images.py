@@ -25,9 +25,9 @@ BASE_IMAGES = {
 class Image:
     """The properties of an image on this machine.
 
-    `python`: Python interpreter that runs if the command of a container is `python`. `env`:
-    environment variables of the image. `command`, `args`, `directory`: ENTRYPOINT, CMD and WORKDIR
-    of the image.
+    `python` is the Python interpreter that runs if the command of a container is `python`. `env`:
+    environment variables of the image. `command`, `args`, `directory` are the ENTRYPOINT, CMD and
+    WORKDIR of the image.
     """
 
     python: str = sys.executable

@@ -43,7 +43,7 @@ PAUSES_S = [0.001 * 2**number for number in range(8)]
 
 
 class MemoryCgroup:
-    """A cgroup with a memory limit. `limit_exceeded`: True if the kernel has killed a process
+    """A cgroup with a memory limit. `limit_exceeded` is True if the kernel has killed a process
     because of the limit; valid after `close`. The constructor creates the cgroup, and raises
     OSError."""
 

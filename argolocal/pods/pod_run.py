@@ -35,7 +35,8 @@ from argolocal.pods.volumes import VolumeDirectory, make_bind_mounts
 from argolocal.state.machine_resources import sum_requests
 
 SIDECAR_GRACE_S = 10.0  # seconds between SIGTERM and SIGKILL
-MAX_RESULT_BYTES = 256 << 10  # maximum size of outputs.result: the last bytes of stdout
+# maximum size of outputs.result: the last bytes of stdout
+MAX_RESULT_BYTES = 256 << 10
 Outputs = dict[str, Any]
 Store = Callable[[dict[str, Any]], Any]
 

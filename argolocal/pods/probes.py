@@ -1,4 +1,4 @@
-"""Probe containers as the kubelet does. Source: Kubernetes v1 Probe, pkg/probe."""
+"""Probe containers as the kubelet does. The behaviour follows Kubernetes v1 Probe, pkg/probe."""
 
 import asyncio
 import contextlib

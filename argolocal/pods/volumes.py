@@ -3,8 +3,8 @@ projected, downwardAPI and claims.
 
 A claim (PersistentVolumeClaim) is a directory in the home, the directory of runs. The directory of
 a claim still exists after the pods have ended, and after the run has ended unless the run deletes
-its claims. Sources: Argo's addVolumeReferences, createPVCs and deletePVCs; Kubernetes' volume
-plugins.
+its claims. The behaviour follows Argo's addVolumeReferences, createPVCs and deletePVCs; Kubernetes'
+volume plugins.
 """
 
 import os

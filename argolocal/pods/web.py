@@ -4,8 +4,8 @@ another host.
     with request("https://example.com/a", headers=[("Authorization", "...")]) as response: ...
 
 After a redirection to another host, LOGIN_HEADERS are sent only if the new host is a subdomain of
-the first host. The comparison of the hosts ignores their ports. Source: Go's net/http/client.go
-(redirectBehavior, makeHeadersCopier, shouldCopyHeaderOnRedirect, refererForURL).
+the first host. The comparison of the hosts ignores their ports. The behaviour follows Go's
+net/http/client.go (redirectBehavior, makeHeadersCopier, shouldCopyHeaderOnRedirect, refererForURL).
 """
 
 import base64
@@ -38,8 +38,8 @@ Headers = Iterable[tuple[str, str]]
 
 
 class WebError(Exception):
-    """A request has failed, or its response is incomplete. `url`: URL of the request, without its
-    password. `cause`: exception or text about the failure."""
+    """A request has failed, or its response is incomplete. `url` is the URL of the request, without
+    its password. `cause`: exception or text about the failure."""
 
     def __init__(self, url: str, cause: object) -> None:
         super().__init__(f"{url}: {cause}")

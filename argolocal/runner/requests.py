@@ -37,7 +37,7 @@ class NodeChange:
 @dataclass(frozen=True)
 class RunRequest:
     """A request to a run. `nodes`: changes by the id of the node. `suspend`: the new value of
-    spec.suspend, or None to leave it unchanged. `shutdown`: Stop, Terminate or ""."""
+    spec.suspend, or None to leave it unchanged. `shutdown` is Stop, Terminate or ""."""
 
     nodes: Mapping[str, NodeChange] = field(default_factory=dict)
     suspend: bool | None = None

@@ -1,5 +1,5 @@
-"""Reset the status of a workflow as `argo retry` does. Source: Argo's workflow/util/util.go
-(FormulateRetryWorkflow)."""
+"""Reset the status of a workflow as `argo retry` does. The behaviour follows Argo's
+workflow/util/util.go (FormulateRetryWorkflow)."""
 
 import copy
 from collections.abc import Collection, Iterable, Mapping
@@ -21,7 +21,7 @@ def reset_for_retry(
     have not succeeded are removed, so that they run again. The nodes in `status` are changed.
 
     `restarted_ids`: nodes that also run again, with all nodes after them, although they have
-    succeeded. `has_new_parameters`: True if groups with a node that runs again must be created
+    succeeded. `has_new_parameters` is True if groups with a node that runs again must be created
     again.
     """
     nodes: Nodes = status["nodes"]

@@ -171,7 +171,7 @@ class LocalRun:
     def load(cls, name: str, cluster: Cluster, is_queued: bool = False) -> "LocalRun":
         """Load a run from disk to resume it, and kill the processes that a dead runner has left.
 
-        `is_queued`: True if the server of the home runs or continues the run. Raises ConfigError
+        `is_queued` is True if the server of the home runs or continues the run. Raises ConfigError
         for an unknown run, Busy for a run in progress, and NotQueued for a queued run that another
         process has ended in the meantime.
         """

@@ -55,8 +55,8 @@ class FoundProcess:
 
 @dataclass(frozen=True)
 class WaitingRun:
-    """A run that waits until fewer than `parallelism` runs are in progress. `is_interrupted`: True
-    if the run's process has died. `submitted`: time in nanoseconds since the epoch."""
+    """A run that waits until fewer than `parallelism` runs are in progress. `is_interrupted` is
+    True if the run's process has died. `submitted`: time in nanoseconds since the epoch."""
 
     name: str
     is_interrupted: bool

@@ -55,7 +55,8 @@ class RunProcess:
 class RunProcesses:
     """Starts processes through a fork server, and replaces a fork server that has died.
 
-    `execute`: MODULE:FUNCTION that each process calls with the home and the name of its run.
+    `execute` is the function, as MODULE:FUNCTION that each process calls with the home and the name
+    of its run.
     """
 
     def __init__(self, home: Path, execute: str) -> None:

@@ -40,9 +40,9 @@ class Server:
     """The queue and the stored objects of a home (a directory of runs), and the thread that starts
     runs.
 
-    `execute`: MODULE:FUNCTION that runs a queued run. `open_store`: function that returns the store
-    for the field `s3` of an artifact. `parallelism`: maximum number of runs at the same time
-    (default: the number of CPU cores).
+    `execute` is the function, as MODULE:FUNCTION that runs a queued run. `open_store`: function
+    that returns the store for the field `s3` of an artifact. `parallelism`: maximum number of runs
+    at the same time (default: the number of CPU cores).
     """
 
     def __init__(

@@ -32,7 +32,7 @@ WantedBy={target}
 
 
 def make_unit(manager: str, home: Path, parallelism: int | None, port: int | None) -> str:
-    """Return the text of the unit. The server runs in the current working directory. `manager`:
+    """Return the text of the unit. The server runs in the current working directory. `manager` is
     `user` for the user's systemd, `system` for the machine's systemd. `parallelism`, `port`:
     options of the server, or None for their defaults."""
     arguments = ["-m", program.name, "server"]

@@ -8,7 +8,7 @@ outputs.
 A lock has as many slots as it may have holders at the same time. Each slot is a file that its
 holder locks with flock, so the kernel releases the slot when the process exits for any reason. A
 process that waits for a lock tries again at intervals. As in Argo, memoized outputs are stored in
-ConfigMaps. Source: Argo's workflow/sync and workflow/controller/cache.
+ConfigMaps. The behaviour follows Argo's workflow/sync and workflow/controller/cache.
 """
 
 import fcntl

@@ -177,8 +177,8 @@ def check_object(findings: Findings, path: str, kubernetes_object: Data) -> None
 
 
 def _check_inference_service(findings: Findings, path: str, spec: Data) -> None:
-    """Check an InferenceService, whose roles are PodSpecs. Source: KServe v1beta1, PredictorSpec,
-    TransformerSpec."""
+    """Check an InferenceService, whose roles are PodSpecs. The behaviour follows KServe v1beta1,
+    PredictorSpec, TransformerSpec."""
     for role in filter(spec.__contains__, INFERENCE_ROLES):
         role_path = f"{path}.{role}"
         pod_spec = spec[role]

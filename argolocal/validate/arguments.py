@@ -1,6 +1,6 @@
 """Check the arguments of steps, tasks and workflows against the inputs of the called templates.
 
-Source: Argo's validateArguments and ProcessArgs.
+The behaviour follows Argo's validateArguments and ProcessArgs.
 """
 
 from collections import Counter
@@ -41,8 +41,8 @@ VALUE_SOURCES = ("configMapKeyRef", "supplied", "event")
 def check_arguments(
     findings: Findings, path: str, arguments: Data, allows_missing_values: bool = False
 ) -> None:
-    """Check the arguments of a workflow, step or task. `allows_missing_values`: True if a parameter
-    may lack a value, because the command-line option -p may set the value later."""
+    """Check the arguments of a workflow, step or task. `allows_missing_values` is True if a
+    parameter may lack a value, because the command-line option -p may set the value later."""
     check_names(findings, path, arguments)
     for parameter in arguments.get("parameters") or []:
         _check_parameter(
@@ -102,9 +102,9 @@ def check_inputs(
     """Check that a call passes the required inputs of a template. `template_title`: the template's
     name in messages.
 
-    `allows_extra_arguments`: True accepts arguments that are not inputs of the template.
-    `allows_missing_values`: True accepts missing arguments, because these arguments may be set
-    later.
+    The value True of `allows_extra_arguments` accepts arguments that are not inputs of the
+    template. The value True of `allows_missing_values` accepts missing arguments, because these
+    arguments may be set later.
     """
     for argument_kind in ARGUMENT_KINDS:
         inputs = (template.get("inputs") or {}).get(argument_kind) or []

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from argolocal.common.wording import escape_to_one_line, join_first_names
 from argolocal.errors import suggest_similar
 
-MAX_HINTS = 50  # maximum number of hints for all findings of a manifest
-MAX_SHOWN_NAMES = 6  # maximum number of names in a hint
+# maximum number of hints for all findings of a manifest
+MAX_HINTS = 50
+# maximum number of names in a hint
+MAX_SHOWN_NAMES = 6
 
 
 @dataclass(frozen=True)

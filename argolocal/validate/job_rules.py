@@ -187,8 +187,8 @@ def _check_elastic_policy(findings: Findings, path: str, spec: Data, replicas: D
 
 
 def check_runtime(findings: Findings, path: str, spec: Data, is_complete: bool = True) -> None:
-    """Check a training runtime, which contains a JobSet. `is_complete`: False if the training
-    runtime only overrides fields of another runtime. Source: Kubeflow Trainer v2,
+    """Check a training runtime, which contains a JobSet. `is_complete` is False if the training
+    runtime only overrides fields of another runtime. The behaviour follows Kubeflow Trainer v2,
     TrainingRuntimeSpec."""
     check_job_set(
         findings, f"{path}.template.spec", get_nested(spec, ("template", "spec")), is_complete
@@ -196,8 +196,9 @@ def check_runtime(findings: Findings, path: str, spec: Data, is_complete: bool =
 
 
 def check_job_set(findings: Findings, path: str, spec: Data, is_complete: bool = True) -> None:
-    """Check a JobSet. `is_complete`: False if the JobSet only overrides fields of another JobSet.
-    Source: JobSetSpec and the webhook of JobSet 0.12, which adds a missing restartPolicy."""
+    """Check a JobSet. `is_complete` is False if the JobSet only overrides fields of another JobSet.
+    The behaviour follows JobSetSpec and the webhook of JobSet 0.12, which adds a missing
+    restartPolicy."""
     replicated_jobs = spec.get("replicatedJobs") or []
 
     job_names = [str(replicated_job.get("name")) for replicated_job in replicated_jobs]
@@ -246,8 +247,8 @@ def check_job_set(findings: Findings, path: str, spec: Data, is_complete: bool =
 
 
 def check_train_job(findings: Findings, path: str, spec: Data) -> None:
-    """Check the fields of a TrainJob that override its runtime. Source: Kubeflow Trainer,
-    TrainJobSpec."""
+    """Check the fields of a TrainJob that override its runtime. The behaviour follows Kubeflow
+    Trainer, TrainJobSpec."""
     trainer = spec.get("trainer") or {}
     pods.check_containers(findings, path, {}, [(f"{path}.trainer", trainer)], is_complete=False)
 

@@ -49,7 +49,7 @@ def check_containers(
     """Check containers and their pod. `pod`: a PodSpec, or a template, which has some fields of a
     PodSpec.
 
-    `is_complete`: False if the PodSpec only overrides fields of another PodSpec.
+    `is_complete` is False if the PodSpec only overrides fields of another PodSpec.
     """
     for host_field in ("hostNetwork", "hostPID", "hostIPC"):
         if pod.get(host_field) is True:

@@ -42,8 +42,8 @@ class TextUse:
     without a value prevents the run.
 
     `has_all_parameters`: False if the workflow may have parameters that are not in the file, so
-    that an unknown parameter is not an error. `is_validated`: True if Argo's validation reads the
-    text. `is_used`: True if a run may use the text. `retries`: True if the template has a
+    that an unknown parameter is not an error. `is_validated` is True if Argo's validation reads the
+    text. `is_used` is True if a run may use the text. `retries` is True if the template has a
     retryStrategy.
     """
 

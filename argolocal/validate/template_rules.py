@@ -489,7 +489,8 @@ class TemplateRules(WorkflowFacts):
         self, path: str, name: str, passed_arguments: Manifest, allows_extra_arguments: bool = False
     ) -> None:
         """Check that a called template exists and that the call passes its inputs.
-        `allows_extra_arguments`: True accepts arguments that are not inputs of the template."""
+        The value True of `allows_extra_arguments` accepts arguments that are not inputs of the
+        template."""
         template = self.templates.get(name)
         name_prefix, _, short_name = name.rpartition("/")
         owner_text = f" of {name_prefix.partition('/')[2]}" if name_prefix else ""

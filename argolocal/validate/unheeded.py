@@ -39,12 +39,12 @@ ARTIFACT_FIELDS = {
 
 @dataclass(frozen=True)
 class TemplateUse:
-    """A template that is called, or that is the entrypoint. `is_own`: True if the template is in
+    """A template that is called, or that is the entrypoint. `is_own` is True if the template is in
     the checked manifest.
 
-    `path`: path of the template or, for a template of another object, of its caller. `is_awaited`:
-    True if a later task waits until the call ends. `is_read`: True if the outputs of the call are
-    read, or are outputs of the workflow."""
+    `path`: path of the template or, for a template of another object, of its caller. `is_awaited`
+    is True if a later task waits until the call ends. `is_read` is True if the outputs of the call
+    are read, or are outputs of the workflow."""
 
     template: Data
     path: str
@@ -116,8 +116,8 @@ def check_unheeded(
 def _check_outputs(
     findings: Findings, template_call: TemplateCall, has_other_last_task: bool
 ) -> None:
-    """Warn if a task has outputs, but no task can use them. `has_other_last_task`: True if no task
-    waits for this task, but other tasks without a waiting task exist, too. If only one task is
+    """Warn if a task has outputs, but no task can use them. `has_other_last_task` is True if no
+    task waits for this task, but other tasks without a waiting task exist, too. If only one task is
     last, its outputs are accepted as the results of the workflow."""
     outputs = template_call.template.get("outputs") or {}
 
@@ -257,7 +257,7 @@ def _find_tasks_read(task: Data, excluded_task: str) -> set[str]:
 
 def _list_exported_tasks(template: Data, is_read: bool) -> set[str]:
     """Return the names of the tasks whose tags the template contains outside its tasks, for example
-    in its outputs. `is_read`: True if the template's own outputs are read."""
+    in its outputs. `is_read` is True if the template's own outputs are read."""
     outputs = template.get("outputs") or {}
     used_outputs = [
         output

@@ -145,8 +145,8 @@ class WorkflowFacts:
         self, name_queue: list[str], includes_hooks: bool = True
     ) -> dict[str, Manifest]:
         """Return the templates with the names in `name_queue`, and all templates that they call
-        directly or indirectly. `includes_hooks`: True also follows the calls of hooks. The list
-        `name_queue` is empty after the call."""
+        directly or indirectly. The value True of `includes_hooks` also follows the calls of hooks.
+        The list `name_queue` is empty after the call."""
         templates: dict[str, Manifest] = {}
 
         while name_queue:

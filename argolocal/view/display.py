@@ -109,7 +109,7 @@ class LineDisplay:
     five seconds.
 
     In a run with many steps, changes are printed less often, because each report examines all
-    steps. `next_report`: monotonic time of the next report. `changed`: True if the status has
+    steps. `next_report`: monotonic time of the next report. `changed` is True if the status has
     changed since the last report. `last_progress`: the last printed progress, and its monotonic
     time.
     """

@@ -45,9 +45,9 @@ def create_run(
 ) -> LocalRun:
     """Create the run of a manifest, without starting it. Raises ConfigError.
 
-    `shows_notes`: True prints notes about ignored fields. `checks_ports`: True rejects a run if a
-    port of its Services is in use. `is_queued`: True makes the run wait until the server of its
-    home starts it.
+    The value True of `shows_notes` prints notes about ignored fields. The value True of
+    `checks_ports` rejects a run if a port of its Services is in use. The value True of `is_queued`
+    makes the run wait until the server of its home starts it.
     """
     cluster.store_objects(other_objects)
     if checks_ports:
@@ -144,8 +144,9 @@ class Foreground:
         return summary.describe_success(status, summary.list_outputs(status))
 
     def run(self, *, as_json: bool, ask: bool, full_status: bool = True) -> int:
-        """Run the workflow, print its outcome, and return the exit code. `ask`: True asks the user
-        before Ctrl-C stops the run. `full_status`: True adds the status to the JSON output."""
+        """Run the workflow, print its outcome, and return the exit code. The value True of `ask`
+        asks the user before Ctrl-C stops the run. The value True of `full_status` adds the status
+        to the JSON output."""
         local_run = self.local
         output_stream = sys.stderr if as_json else sys.stdout
         interrupts = StopSignals(local_run.files.root / "stop", ask, FORCE_EXIT_AFTER_S)

@@ -17,7 +17,7 @@ PUBLISHED_DATA_NEED = "the published data of the Fraud Detection Handbook"
 class BenchmarkProgram:
     """A benchmark.
 
-    `smallest`: flags of the benchmark's shortest run. `slow`: True if the shortest run takes more
+    `smallest`: flags of the benchmark's shortest run. `slow` is True if the shortest run takes more
     than 3 seconds. `needs`: what the full benchmark requires besides this machine, or "".
     """
 

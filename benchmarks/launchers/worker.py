@@ -29,7 +29,7 @@ class Board:
     """Memory that all processes of the benchmark share: for each pod, the newest generation that
     its worker is a member of, and the time when the worker received the list of members.
 
-    `must_exchange`: True if the workers of a new generation first send a value to each other."""
+    `must_exchange` is True if the workers of a new generation first send a value to each other."""
 
     def __init__(self, pod_count: int) -> None:
         self.memory = mmap.mmap(-1, HEADER.size + pod_count * ENTRY.size)

@@ -30,8 +30,10 @@ CONFIG_PATH = "configs/digits.yaml"
 SETTINGS_BY_RELEASE = {"champion": [], "good": ["train.seed=2"], "worse": ["train.epochs=4"]}
 FAULT_KINDS = ("errors", "slow")
 CANDIDATE_KINDS = ("good", "worse", *FAULT_KINDS)
-CLIENTS_PER_SERVER = 2  # number of clients of each server
-REQUEST_COUNT = 4000  # number of different requests
+# number of clients of each server
+CLIENTS_PER_SERVER = 2
+# number of different requests
+REQUEST_COUNT = 4000
 PORT_BY_SIDE = {"champion": 18_490, "candidate": 18_491}
 
 

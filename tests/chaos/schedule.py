@@ -58,8 +58,10 @@ class Moment:
     generation of the worker group, or the time during which a request to the object store is
     held."""
 
-    kind: str  # start | step | generation | request
-    number: int = 0  # number of the step, the generation or the request
+    # kind of moment: start, step, generation or request
+    kind: str
+    # number of the step, the generation or the request
+    number: int = 0
     request: str = ""
     plus: float = 0.0
 

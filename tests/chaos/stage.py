@@ -28,8 +28,10 @@ from tests.chaos.watch import Watch
 from tests.rekindle.training.crew import DATASET, Crew, make_flags, open_store, upload_dataset
 from tests.waiting import until
 
-MARK = "REKINDLE_CHAOS"  # variable in the environment of every process of a stage
-EXIT_TIMEOUT_S = 3.0  # time for the last processes of a run to exit
+# variable in the environment of every process of a stage
+MARK = "REKINDLE_CHAOS"
+# time limit for the exit of the last processes of a run
+EXIT_TIMEOUT_S = 3.0
 
 
 @dataclass
@@ -39,8 +41,10 @@ class Outcome:
     seed: int
     seconds: float
     problems: list[str]
-    done: dict[str, int]  # kind of act or moment (see `required_coverage`) → count
-    missed: int  # number of acts whose moment did not come, or for which no process was left
+    # kind of act or moment (see `required_coverage`) → count
+    done: dict[str, int]
+    # number of acts whose moment did not come, or for which no process was left
+    missed: int
     signals: int
     generations: int
     repeated_steps: int  # number of steps that were repeated after all workers had died

@@ -26,8 +26,10 @@ class Watch:
     journal: Path
     lines: list[tuple[float, str, str]] = field(default_factory=list)  # (time, name, text)
     steps: list[Step] = field(default_factory=list)
-    newest: int = -1  # newest step that any process has started
-    generations: list[tuple[float, int]] = field(default_factory=list)  # (time, number)
+    # newest step that any process has started
+    newest: int = -1
+    # (time, number) of each generation of the worker group
+    generations: list[tuple[float, int]] = field(default_factory=list)
     last_progress: float = field(default_factory=time.time)
     # killed worker → newest step in its shared memory
     snapshots: dict[str, int] = field(default_factory=dict)

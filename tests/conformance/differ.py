@@ -19,8 +19,10 @@ from tests.conformance.here import LocalRunner
 from tests.conformance.outcome import Outcome, is_rejected, list_differences
 from tests.conformance.workflows import NAME, random_workflows
 
-POLL_S = 1.0  # time between polls of the cluster
-LOCAL_RUNS = 1  # number of simultaneous runs on this machine
+# time between polls of the cluster
+POLL_S = 1.0
+# number of simultaneous runs on this machine
+LOCAL_RUNS = 1
 
 
 class Plain(yaml.SafeDumper):

@@ -26,8 +26,10 @@ FACTS = (
     '\'{"k": 1, "v": "x"}\'',
 )
 LISTS = ('["a", "b"]', '[{"k": 1, "v": "x"}, {"k": 2, "v": "y"}]', "[]", "[1, 2.5, true]")
-PORT = 18347  # port of the only daemon of a workflow
-LIMITS = "{{workflow.name}}-limits"  # the ConfigMap that contains the limits of the semaphores
+# port of the only daemon of a workflow
+PORT = 18347
+# the ConfigMap that contains the limits of the semaphores
+LIMITS = "{{workflow.name}}-limits"
 UNREACHABLE_URL = "http://127.0.0.2:1"
 LISTING = (
     "cd /tmp/in 2>/dev/null && find . | sort && find . -type f | sort | xargs cat || cat /tmp/in ||"

@@ -114,7 +114,7 @@ class _Edits:
 
     def of(self, node: ast.AST, initializer: bool = False) -> Iterator[Edit]:
         """Yield all possible small edits of a node of the syntax tree and of its children.
-        `initializer`: True if the node is part of `__init__`."""
+        `initializer` is True if the node is part of `__init__`."""
         if isinstance(node, ast.FunctionDef):
             if node.name in ("__repr__", "__str__"):
                 return

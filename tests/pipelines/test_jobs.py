@@ -12,8 +12,10 @@ import pytest
 from rekindle.storage import Store
 from tests.commands import ROOT, shell
 
-ROWS = 1437  # training images, summed over all replicas
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # whole runs
+# number of training images, summed over all replicas
+ROWS = 1437
+# these tests execute whole runs
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture

@@ -27,8 +27,10 @@ from rekindle.workload import (
 from steps.fraud.handbook_protocol import Weekly
 from tests.commands import ROOT
 
-ONE_OF = {"model", "load"}  # or families
-TRAINING = {"optimizer", "schedule", "measures"}  # settings of the training, docs/training.md
+# a workload defines one of these names, or `families`
+ONE_OF = {"model", "load"}
+# names for the settings of a training (docs/training.md)
+TRAINING = {"optimizer", "schedule", "measures"}
 EXAMPLES = ("steps.digits", "steps.language", "steps.boosting", "steps.fraud")
 
 

@@ -36,8 +36,8 @@ class Plan:
     """The description of an action that is possible now.
 
     `effect`: a sentence about what the action does. `command`: the command line with the same
-    effect as the action. `address`: URL path of the action. `back`: URL path of the page to return
-    to. `ends_something`: True if the action ends processes or replaces a version.
+    effect as the action. `address` is the URL path of the action. `back` is the URL path of the
+    page to return to. `ends_something` is True if the action ends processes or replaces a version.
     """
 
     name: str

@@ -37,7 +37,7 @@ ERROR_BYTES = tuple(text.encode() for text in ERRORS)
 @dataclass(frozen=True)
 class LogLine:
     """A line of a log. `offset`: position of the line's first byte. `cut`: number of bytes at the
-    end of the line that are not shown. `is_complete`: False if the line break at the end has not
+    end of the line that are not shown. `is_complete` is False if the line break at the end has not
     been written yet."""
 
     offset: int

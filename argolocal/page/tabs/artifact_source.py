@@ -63,7 +63,7 @@ class ArtifactFile:
 
 @dataclass(frozen=True)
 class Files:
-    """The files of an artifact. `is_cut`: True if the artifact has more files than listed."""
+    """The files of an artifact. `is_cut` is True if the artifact has more files than listed."""
 
     files: list[ArtifactFile]
     is_cut: bool = False

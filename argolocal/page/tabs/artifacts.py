@@ -64,7 +64,8 @@ CONTENT_HEADERS = {
 
 @dataclass(frozen=True)
 class FileLink:
-    """A file of an artifact. `link`: URL of the file's preview; `download`: URL of its content."""
+    """A file of an artifact. `link` is the URL of the file's preview; `download` is the URL of its
+    content."""
 
     path: str
     size: int | None
@@ -75,8 +76,8 @@ class FileLink:
 @dataclass(frozen=True)
 class Preview:
     """The start of a file. `kind`: text, json, table, picture, empty or binary. `text`: the text,
-    or a sentence about a table or binary file. `source`: URL of a picture. `is_cut`: True if the
-    file has more content than the preview."""
+    or a sentence about a table or binary file. `source` is the URL of a picture. `is_cut` is True
+    if the file has more content than the preview."""
 
     kind: str
     text: str = ""
@@ -355,8 +356,8 @@ def is_text(start: bytes) -> bool:
 
 
 def make_preview(start: bytes, name: str, is_cut: bool, source: str) -> Preview:
-    """Return the preview of a file. `is_cut`: True if the file is longer than `start`; `source`:
-    URL of its content."""
+    """Return the preview of a file. `is_cut` is True if the file is longer than `start`; `source`
+    is the URL of its content."""
     if not start:
         return Preview("empty")
     if type_of(start, name).startswith("image/"):

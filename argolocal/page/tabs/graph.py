@@ -47,16 +47,18 @@ GRID_GAP = 12
 MAX_ITEMS = 12
 # a run with at most this number of steps is drawn with all groups open
 MAX_OPEN_STEPS = 40
-MAX_DRAWN = 250  # maximum number of boxes in a picture
-MAX_LABEL = 21  # maximum number of characters of a label in a box
+# maximum number of boxes in a picture
+MAX_DRAWN = 250
+# maximum number of characters of a label in a box
+MAX_LABEL = 21
 IDLE_PHASES = ("Planned", "Skipped", "Omitted")
 
 
 @dataclass(frozen=True)
 class DrawnNode:
     """A box of the picture. `name`: identifier of the step. `title` and `detail`: the two lines of
-    text in the box. `link`: URL of the step's details. `toggle`: URL that opens or closes the box,
-    or "" for a box that contains no steps."""
+    text in the box. `link` is the URL of the step's details. `toggle` is the URL that opens or
+    closes the box, or "" for a box that contains no steps."""
 
     name: str
     label: str
@@ -77,7 +79,7 @@ class DrawnNode:
 
 @dataclass(frozen=True)
 class DrawnEdge:
-    """An edge of the picture. `path`: an SVG path. `is_idle`: True if the step at the end of the
+    """An edge of the picture. `path`: an SVG path. `is_idle` is True if the step at the end of the
     edge has not run."""
 
     path: str
@@ -109,7 +111,7 @@ class Crumb:
 class Graph:
     """The picture of a graph, and the hooks, which are not drawn. `crumbs`: links to the groups
     that contain the drawn group. `hidden`: sentences about steps that are not drawn.
-    `internal_link`: URL that shows or hides the internal steps."""
+    `internal_link` is the URL that shows or hides the internal steps."""
 
     nodes: list[DrawnNode]
     edges: list[DrawnEdge]

@@ -28,7 +28,7 @@ FindInternal = Callable[[Plan], IsInternal]
 
 @dataclass(frozen=True)
 class Member:
-    """One box of a drawn graph. `steps`: one step, or the steps of a folded member. `has_edges`:
+    """One box of a drawn graph. `steps`: one step, or the steps of a folded member. `has_edges` is
     True if steps of a folded member depend on each other."""
 
     address: str

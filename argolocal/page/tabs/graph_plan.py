@@ -32,10 +32,10 @@ MAX_DEPTH = 12
 class PlannedStep:
     """A step of the manifest.
 
-    `node_name`: Argo's name for the step's node, even if the node does not exist yet. `task`: the
+    `node_name` is Argo's name for the step's node, even if the node does not exist yet. `task`: the
     entry in the manifest, which is a task, a step or a hook. `template`: the template that the step
     calls. `scope`: prefix of the names of templates that the step's template calls. `needs`: labels
-    of the steps in the same group on which the step depends. `kind`: `loop`, or the field that
+    of the steps in the same group on which the step depends. `kind` is `loop`, or the field that
     defines the template, such as `dag`. `parent`: template that contains the step. `depth`: nesting
     level of the template.
     """

@@ -16,9 +16,12 @@ from statistics import median
 
 GAP_X = 20.0
 GAP_Y = 46.0
-ORDER_SWEEPS = 8  # number of passes that reduce crossings
-POSITION_SWEEPS = 6  # number of passes that align the nodes
-BEND_WIDTH = 12.0  # width that an edge needs when it passes through a layer
+# number of passes that reduce crossings
+ORDER_SWEEPS = 8
+# number of passes that align the nodes
+POSITION_SWEEPS = 6
+# width that an edge needs when it passes through a layer
+BEND_WIDTH = 12.0
 
 Edge = tuple[int, int]
 Point = tuple[float, float]

@@ -46,9 +46,9 @@ UNFINISHED_PHASES = ("Running", "Pending")
 
 @dataclass(frozen=True)
 class LogChoice:
-    """A log of the run. `step`: name of the pod's step, or "" if the step is unknown. `address`:
-    URL that shows only this log. `address_next_to_others`: URL that adds this log to the shown
-    logs, or ""."""
+    """A log of the run. `step`: name of the pod's step, or "" if the step is unknown. `address` is
+    the URL that shows only this log. `address_next_to_others` is the URL that adds this log to the
+    shown logs, or ""."""
 
     pod: str
     step: str
@@ -65,9 +65,9 @@ class LogView:
     """A part of a log, with the URLs of other parts of the log. A URL of the view is "" if it is
     not needed.
 
-    `missing_error`: True if the user looked for the first error, but the log contains no error.
-    `without`: URL that shows the other logs without this log. `follow`: URL of the events with new
-    lines.
+    `missing_error` is True if the user looked for the first error, but the log contains no error.
+    `without` is the URL that shows the other logs without this log. `follow` is the URL of the
+    events with new lines.
     """
 
     pod: str
@@ -114,9 +114,9 @@ class Logs:
     """The logs of a run.
 
     `choices`: the list of logs. `more_choices`: number of logs that are missing from the list.
-    `step_filter`: text that the names in the list must contain. `is_chosen`: True if the URL names
-    the shown logs; then a search covers only these logs. `without_search`: URL of the same logs
-    without the search.
+    `step_filter`: text that the names in the list must contain. `is_chosen` is True if the URL
+    names the shown logs; then a search covers only these logs. `without_search` is the URL of the
+    same logs without the search.
     """
 
     choices: list[LogChoice]

@@ -66,9 +66,9 @@ class NodeDetails:
 
     `name`: identifier of the step. `condition`: the step's dependencies and its condition in words.
     `unmet_condition`: the condition that was not true, for a skipped step. `log`: lines around the
-    error, or the last lines. `log_link`: URL of the full log. `items`: a page of the inner steps,
-    failed steps first. `counts`: the counts of the inner steps in words. `graph_link`: URL of the
-    graph of the inner steps. `close_link`: URL of the page without these details.
+    error, or the last lines. `log_link` is the URL of the full log. `items`: a page of the inner
+    steps, failed steps first. `counts`: the counts of the inner steps in words. `graph_link` is the
+    URL of the graph of the inner steps. `close_link` is the URL of the page without these details.
     """
 
     name: str

@@ -49,8 +49,8 @@ class Overview:
     """The state of a run, its graph, and its steps.
 
     `headlines`: the main results, such as a verdict. `sentences`: how the run has ended.
-    `failure_link`, `log_link`: URLs of the failed step and of its log. `waiting`: what the run
-    waits for. `node`: the selected step. `steps`: one page of the steps.
+    `failure_link`, `log_link` are the URLs of the failed step and of its log. `waiting`: what the
+    run waits for. `node`: the selected step. `steps`: one page of the steps.
     """
 
     phase: str

@@ -54,7 +54,7 @@ class Tick:
 @dataclass(frozen=True)
 class TimelineRow:
     """A row for a step, an iteration of a loop, or a whole loop with `count` iterations. `open`,
-    `close`: URLs that open or close the loop, or ""."""
+    `close` are the URLs that open or close the loop, or ""."""
 
     name: str
     label: str

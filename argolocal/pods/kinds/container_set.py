@@ -8,7 +8,7 @@ dependencies.
 
 Each container of a containerSet has a separate root directory, and all its containers share the
 volumes. The outputs of the template are the outputs of the container `main`. `retries` is the total
-number of attempts, as in Argo. Source: Argo's container_set_template.go, operator.go
+number of attempts, as in Argo. The behaviour follows Argo's container_set_template.go, operator.go
 (assessNodeStatus, inferFailedReason), cmd/argoexec/commands/emissary.go; v4.1.
 """
 
@@ -59,9 +59,9 @@ def main_container(template: dict[str, Any]) -> dict[str, Any]:
 class ContainerSet(Sidecars):
     """The containers of one containerSet template.
 
-    `is_inline`: True for a template inside a step or task, which has no name. `attempts_left`:
-    number of remaining attempts by container name. `errors` and `reasons`: causes of failures by
-    container name.
+    The value True of `is_inline` for a template inside a step or task, which has no name.
+    `attempts_left`: number of remaining attempts by container name. `errors` and `reasons`: causes
+    of failures by container name.
     """
 
     def __init__(

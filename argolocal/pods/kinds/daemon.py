@@ -1,7 +1,8 @@
 """Run readiness probes of daemons. The steps that depend on a daemon start when its probe passes.
 
 A failed probe is repeated after `periodSeconds`, but at most after one second, because the kubelet
-also probes more often until a container is ready. Source: Argo's operator.go (assessNodeStatus).
+also probes more often until a container is ready. The behaviour follows Argo's operator.go
+(assessNodeStatus).
 """
 
 import os

@@ -3,7 +3,8 @@ transformed by expressions.
 
     phase, message, outputs = run_data_template(template["data"], open_store)
 
-Source: Argo's workflow/data, workflow/artifacts/s3 (ListObjects) and cmd/argoexec data; v4.1.
+The behaviour follows Argo's workflow/data, workflow/artifacts/s3 (ListObjects) and cmd/argoexec
+data; v4.1.
 """
 
 import posixpath

@@ -2,8 +2,8 @@
 
     phase, message, outputs = run_http_template(template["http"], cluster.secret)
 
-The body of the HTTP response becomes `outputs.result`. Source: Argo's workflow/executor/agent.go
-(executeHTTPTemplate), v4.1.
+The body of the HTTP response becomes `outputs.result`. The behaviour follows Argo's
+workflow/executor/agent.go (executeHTTPTemplate), v4.1.
 """
 
 import base64

@@ -5,7 +5,7 @@ command `argo`, with ARGO_HTTP1=true, and Hera's WorkflowsService work with this
     api = make_api(Backend(cluster, queue, objects, run_catalogue, open_store))
     application = WithApi(api, page.application())
 
-Source: Argo 4.0, api/openapi-spec/swagger.json.
+The behaviour follows Argo 4.0, api/openapi-spec/swagger.json.
 """
 
 from collections.abc import Mapping

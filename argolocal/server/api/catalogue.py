@@ -47,7 +47,7 @@ MAX_TEXT_BYTES = 16_000_000
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a run. `type`: ADDED, MODIFIED or DELETED. `facts`: the Facts of a deleted run
+    """A change of a run. `type` is ADDED, MODIFIED or DELETED. `facts`: the Facts of a deleted run
     before its deletion."""
 
     resource_version: int

@@ -125,7 +125,7 @@ class LogReader:
     logs: dict[str, PodLog] = field(default_factory=dict)
 
     def read(self, workflow: Object, has_ended: bool) -> Iterator[str]:
-        """Yield the JSON texts of the new lines. `has_ended`: True if the pods write no more
+        """Yield the JSON texts of the new lines. `has_ended` is True if the pods write no more
         lines."""
         self._add_logs(workflow)
         for log in self.logs.values():
@@ -253,7 +253,8 @@ def list_pods(workflow: Object) -> Iterator[tuple[str, Mapping[str, str]]]:
 
 
 def pod_name(workflow: str, node: Mapping[str, Any], template: str | None) -> str:
-    """Return the name of the pod of a node. Source: Argo's util/pod_name.go, version 2."""
+    """Return the name of the pod of a node. The behaviour follows Argo's util/pod_name.go, version
+    2."""
     if node["name"] == workflow:
         return workflow
     number = node["id"].rpartition("-")[2]

@@ -199,7 +199,7 @@ def selected_name(query: Mapping[str, str]) -> str:
 def match_node(selector: str, node: Mapping[str, Any]) -> bool:
     """Return True if a node of a workflow satisfies a node field selector. Raises ApiError.
 
-    Source: Argo's SelectorMatchesNode and k8s.io/apimachinery/pkg/fields.
+    The behaviour follows Argo's SelectorMatchesNode and k8s.io/apimachinery/pkg/fields.
     """
     reference = node.get("templateRef") or {}
     fields = {

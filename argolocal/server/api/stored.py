@@ -1,5 +1,5 @@
-"""The addresses of WorkflowTemplates, ClusterWorkflowTemplates and CronWorkflows. Source: Argo's
-server/workflowtemplate, server/clusterworkflowtemplate and server/cronworkflow."""
+"""The addresses of WorkflowTemplates, ClusterWorkflowTemplates and CronWorkflows. The behaviour
+follows Argo's server/workflowtemplate, server/clusterworkflowtemplate and server/cronworkflow."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass

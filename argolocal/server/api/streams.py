@@ -45,7 +45,7 @@ class Stream(StreamingResponse):
     disconnects."""
 
     def __init__(self, request: Request, objects: AsyncGenerator[str]) -> None:
-        """`objects`: JSON texts without line breaks; "" keeps the connection alive."""
+        """`objects` are JSON texts without line breaks; "" keeps the connection alive."""
         self.objects = objects
         self.subject = f"{request.method} {request.url.path}"
         self.is_event_stream = EVENT_STREAM in request.headers.get("accept", "")

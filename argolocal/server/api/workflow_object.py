@@ -3,7 +3,7 @@ progress, conditions, and the references that the run has resolved.
 
     workflow = make_workflow(run, "argo", resource_version=17)
 
-Source: Argo's workflow/controller/operator.go and workflow/progress/updater.go.
+The behaviour follows Argo's workflow/controller/operator.go and workflow/progress/updater.go.
 """
 
 import copy
@@ -41,9 +41,9 @@ def make_workflow(
     interrupted_at: str | None = None,
 ) -> Object:
     """Return the Workflow object of a run. `request`: a request to the run that its runner has not
-    read yet. `has_nodes`: False leaves out the nodes, but not the progress. `interrupted_at`: time
-    of the interruption of a run that no server continues; for clients, the run has ended with an
-    error."""
+    read yet. The value False of `has_nodes` leaves out the nodes, but not the progress.
+    `interrupted_at`: time of the interruption of a run that no server continues; for clients, the
+    run has ended with an error."""
     phase = run.phase
     if phase == "Interrupted":
         phase = "Error" if interrupted_at else "Running"

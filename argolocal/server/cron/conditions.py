@@ -1,7 +1,7 @@
 """Evaluate the conditions of a CronWorkflow, which are `when` before each run, and
 `stopStrategy.expression` after each run.
 
-Source: Argo's workflow/cron/operator.go (evalWhen, checkStopingCondition).
+The behaviour follows Argo's workflow/cron/operator.go (evalWhen, checkStopingCondition).
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Check whether the runs that a CronWorkflow has started are active, and remove old runs.
 
-Source: Argo's workflow/cron/operator.go (enforceHistoryLimit).
+The behaviour follows Argo's workflow/cron/operator.go (enforceHistoryLimit).
 """
 
 from collections.abc import Mapping

@@ -95,7 +95,7 @@ class Decision:
 
 def decide(cron: Object, progress: Progress | None, now: float, is_continuous: bool) -> Decision:
     """Return the decision about a CronWorkflow at the unix time `now`. `progress`: the decisions so
-    far, or None for a new CronWorkflow. `is_continuous`: True if the server has checked the
+    far, or None for a new CronWorkflow. `is_continuous` is True if the server has checked the
     CronWorkflow a moment ago, so that no time was missed."""
     uid = cron["metadata"]["uid"]
     schedule = describe_schedule(cron)

@@ -51,8 +51,10 @@ def test_no_secret_of_an_address_is_shown_whatever_its_characters_are(
     assert "hunter2" not in format_address(form.format(secret))
 
 
-@example("hunter2@/hunter2")  # the text before the first @ looks like a user name
-@example("hunter2h@1?hunter2")  # an address with a query, or a password with @ and ?
+# the text before the first @ looks like a user name
+@example("hunter2@/hunter2")
+# an address with a query, or a password with @ and ?
+@example("hunter2h@1?hunter2")
 @given(SECRETS.filter(lambda secret: "://" not in secret))
 def test_no_password_in_a_message_is_shown_whatever_its_characters_are(secret: str) -> None:
     assert remove_address_secrets(f"http://ann:{secret}@h is away") == "http://h is away"

@@ -16,8 +16,10 @@ HINT = ' (hint: try wrapping the affected expression in quotes ("))'
         ("", True),
         ("1 == 1", True),
         ("true", True),
-        ("True == true", False),  # True, as Python prints it, is a text
-        ("'10' > '9'", False),  # texts are compared alphabetically
+        # True, as Python prints it, is a text
+        ("True == true", False),
+        # texts are compared alphabetically
+        ("'10' > '9'", False),
         ("10 > 9", True),
         ("prod == prod", True),  # words without quotes are texts
         ("a != b && !(1 > 2)", True),

@@ -302,8 +302,10 @@ JOB = {
         ("status.nope != x", "", True),  # a value at a missing path is different from every value
         ("status.nope notin (a,b)", "", True),
         ("!status.nope", "", True),
-        ("status.nothing", "", True),  # null is a value
-        ("status.share > 0", "", None),  # only whole numbers can be compared
+        # null counts as a value
+        ("status.nothing", "", True),
+        # only whole numbers can be compared
+        ("status.share > 0", "", None),
         ("status.conditions.5.type", "", None),
     ],
 )

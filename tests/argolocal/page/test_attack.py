@@ -33,8 +33,8 @@ HOSTILE_VALUES: tuple[Any, ...] = (
 
 
 def send(page: PageServer, request: bytes, ends: bool = False) -> bytes:
-    """Send bytes to the server, and return its complete answer. `ends`: True to close this end of
-    the connection, so that the server does not wait for the rest of a request."""
+    """Send bytes to the server, and return its complete answer. The value True of `ends` to close
+    this end of the connection, so that the server does not wait for the rest of a request."""
     with closing(socket.create_connection(("127.0.0.1", page.port or 0), timeout=30)) as client:
         client.sendall(request)
         if ends:

@@ -43,9 +43,12 @@ from tests.waiting import until
 EXIT_TIMEOUT_S = 3.0  # time limit for the exit of a run's last processes
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 CLOCK = ("startedAt", "finishedAt")
-PORTS = count(20000 + os.getpid() % 10000)  # below the ephemeral ports
-ANSWERS = {"go": "YES"}  # values for suspended steps
-EMBEDDED = "services"  # the workflow "files", with the embedded object store
+# ports below the range of ephemeral ports
+PORTS = count(20000 + os.getpid() % 10000)
+# values for suspended steps
+ANSWERS = {"go": "YES"}
+# name of a run of the workflow "files" with the embedded object store
+EMBEDDED = "services"
 BODY = """echo "begin $POD.$ME{0} $$$$" >> $HOME_OF_ALL/marks; ({1})
 code=$?; echo "end $POD.$ME{0} $$$$" >> $HOME_OF_ALL/marks; exit $code"""
 ENVIRONMENT = [

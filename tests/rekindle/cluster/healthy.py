@@ -26,8 +26,10 @@ class HealthyCluster(ApiServer):
         super().__init__(folder)
         self.denied: set[tuple[str, str]] = set()  # resource, verb
         self.webhook = True
-        self.lost = 0  # number of responses to the creation of a pod to lose
-        self.states: dict[str, Object] = {}  # image → state of the container of the probe's pod
+        # number of responses to the creation of a pod that this cluster loses
+        self.lost = 0
+        # image → state of the container in the pod that probes the services
+        self.states: dict[str, Object] = {}
         self.unscheduled = ""
 
         for api, names in {

@@ -132,7 +132,7 @@ def _argo(
     """Return the PodSpec that Argo makes of a template; Argo hardens the container `main` of a
     resource template, but not the containers `init` and `wait`.
 
-    Source: Argo 3.7 and 4.1, workflow/controller/workflowpod.go.
+    The behaviour follows Argo 3.7 and 4.1, workflow/controller/workflowpod.go.
     """
     hardened = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 

@@ -14,8 +14,10 @@ from tests.rekindle.program.pods import PROGRAMS, ROOT, Pod, Pods, StartPods
 
 LOOP = [str(PROGRAMS / "attached_loop.py"), "--result", "{checkpoints}/final.json"]
 CALLBACKS = ROOT / "tests/rekindle/attached/callback_programs.py"
-STEPS = 80  # 4 epochs of 240 samples, in batches of 12
-SNAPSHOT_STEPS = 40  # steps of 0.05 s within the 2 s between two snapshots
+# number of steps: 4 epochs of 240 samples, in batches of 12
+STEPS = 80
+# number of steps of 0.05 s within the 2 s between two snapshots
+SNAPSHOT_STEPS = 40
 
 
 def start_agent(pods: Pods, pod_number: int) -> Pod:

@@ -23,8 +23,8 @@ LIGHTNING = (*LIBRARIES, "tests.rekindle.program.loaded_lightning")
 @dataclass(frozen=True)
 class Program:
     """A program of tests/programs. `command`: the command, with STEPS in place of the number of
-    steps; `weights`: the file of the result that the steps determine; `is_deterministic`: False if
-    the program ends with other weights when it continues by itself, without Rekindle; `preload`:
+    steps; `weights`: the file of the result that the steps determine; `is_deterministic` is False
+    if the program ends with other weights when it continues by itself, without Rekindle; `preload`:
     modules that the pods have imported."""
 
     command: list[str]

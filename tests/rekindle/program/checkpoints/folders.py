@@ -22,8 +22,8 @@ class Clock:
 
 
 class Program:
-    """A watched program whose saves a test writes. `alive`: True while the processes of the program
-    run."""
+    """A watched program whose saves a test writes. The value True of `alive` while the processes of
+    the program run."""
 
     def __init__(self, folder: Path, processes: int = 0, marker: str = "") -> None:
         folder.mkdir(exist_ok=True)

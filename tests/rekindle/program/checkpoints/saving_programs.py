@@ -24,8 +24,10 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.utils.data import DataLoader, TensorDataset
 
-NUMBERS = 300_000  # size of the saved tensors
-KEEP_COUNT = 3  # number of checkpoints that the programs keep
+# size of the saved tensors
+NUMBERS = 300_000
+# number of checkpoints that the programs keep
+KEEP_COUNT = 3
 
 
 def stamped(step: int, numbers: int = NUMBERS) -> torch.Tensor:

@@ -52,7 +52,7 @@ class Disturbance:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def watch(self, proxy: Proxy, brief: bool) -> None:
-        """Count the changes through a proxy; `brief`: True if an outage ends while the command
+        """Count the changes through a proxy; `brief` is True if an outage ends while the command
         still runs."""
 
         def on_request(write: Write) -> None:

@@ -278,8 +278,10 @@ def test_a_failing_store_neither_delays_training_nor_loses_state(
     proxy.fault(fault, 1.0)
     set_state(checkpoints, 1)
     checkpoints.save_if_due(RankAndGroupSize(0, 1), is_durable=True)
-    set_state(checkpoints, 2)  # training continues immediately
-    assert not checkpoints.is_due()  # and does not request a second checkpoint
+    # the training continues immediately
+    set_state(checkpoints, 2)
+    # the training does not request a second checkpoint
+    assert not checkpoints.is_due()
     assert finish_upload(checkpoints)
     last_checkpoints = open_checkpoints()
     assert restore_alone(last_checkpoints) == 1
