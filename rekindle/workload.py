@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
 
 SMALL_DISK_REMEDY = "free space, or set TMPDIR to a directory on a larger disk."
-# each pod has its own /tmp, so it cannot read files in ours
+# each pod has its own /tmp, so a pod cannot read files in /tmp of this machine
 POD_PRIVATE = Path("/tmp")
 
 
@@ -112,12 +112,13 @@ class DataConfig(Section):
 
 @dataclass(frozen=True)
 class Prepared:
-    """The result of `prepare`. The engine writes it to `dataset.json` in the dataset.
+    """The result of `prepare`. Rekindle writes the object Prepared to `dataset.json` in the
+    dataset.
 
     `facts` (JSON) are passed to `model` and `predict`, in training and in serving. The fact
     `data_until` (ISO 8601 text with a time zone) is the data cut-off, which the release and the
-    server show. `tags` are set on the MLflow run. `newest` is the time of the newest row, see
-    docs/time.md.
+    server show. `tags` are set as tags of the MLflow run. `newest` is the time of the newest row,
+    see docs/time.md.
     """
 
     rows: int
@@ -142,8 +143,8 @@ class Refreshed:
 
 
 class Example(NamedTuple):
-    """A test row. `examples` may also yield plain tuples: (instance, truth) or (instance, truth,
-    group)."""
+    """A test row of the dataset. `examples` may also yield plain tuples: (instance, truth) or
+    (instance, truth, group)."""
 
     # an instance as a client sends it
     instance: dict[str, Any]
@@ -151,7 +152,7 @@ class Example(NamedTuple):
     # group of dependent rows, such as the rows of one customer; rows of a group are resampled
     # together
     group: Any = None
-    # prediction of a simple model, for comparison
+    # prediction of a simple model for this row, for comparison
     baseline: Any = None
     # part of the test data that contains this row, such as a week; a metric is the mean over the
     # parts
@@ -162,10 +163,11 @@ class Dataset(Sized, Protocol):
     """Samples with random access by index: the result of `batch` depends only on the indices.
 
     A dataset with state (a curriculum, the cursor of a stream) also defines `state_dict() -> dict`
-    and `load_state_dict(dict)`. The state must be small and JSON. Between two steps, it must be
-    equal in all workers, although they read different batches. So only `advance(step)` may change
-    the state; every worker calls this method after each update, with the number of the step, from
-    1. The state is part of every snapshot and checkpoint, and is sent to joining workers.
+    and `load_state_dict(dict)`. The state of a dataset must be small and JSON. Between two steps,
+    the state must be equal in all workers, although the workers read different batches. Only
+    `advance(step)` may change the state of a dataset; every worker calls `advance` after each
+    update, with the number of the step, from 1. The state of a dataset is part of every snapshot
+    and checkpoint, and is sent to joining workers.
     """
 
     def batch(self, indices: "torch.Tensor") -> tuple["torch.Tensor", ...]:
@@ -185,8 +187,8 @@ class Predictor(Protocol):
         ...
 
     def example(self) -> dict[str, Any]:
-        """Return a valid request. It is used for the server's warm-up and shown in its
-        documentation."""
+        """Return a valid request. The example request is used for the server's warm-up and shown in
+        the server's documentation."""
         ...
 
     def predict(self, requests: Sequence[Any]) -> list[list[Any]]:
@@ -204,17 +206,17 @@ class Workload(Protocol):
     `predictor(release) -> Predictor` replaces `Instance` and `predict` if a request contains more
     than its instances. `refresh(release, data, out) -> Refreshed | None` updates the serving state
     of a released model with newer data: it writes `out/state/`, which replaces the release's
-    `state/`, or returns None without newer data.
+    `state/`, or returns None if no newer data exists.
 
-    Optional names for the training (docs/training.md): `optimizer(model, train) ->
-    torch.optim.Optimizer`, `schedule(step, total) -> float` (both may also take the `model`
-    section), `splits = ("train", "validation")`, `measures(model, batch) -> dict[str, float]`.
-    `families` replaces `model` (rekindle/families.py). `example_facts`: example of the facts that
-    `prepare` returns, with which `rekindle lint` builds the model without data.
+    A workload may define the following optional names for the training (docs/training.md):
+    `optimizer(model, train) -> torch.optim.Optimizer`, `schedule(step, total) -> float` (both may
+    also take the `model` section), `splits = ("train", "validation")`, `measures(model, batch) ->
+    dict[str, float]`. `families` replaces `model` (rekindle/families.py). `example_facts`: example
+    of the facts that `prepare` returns, with which `rekindle lint` builds the model without data.
 
-    If the config has a section `program`, that program trains the model. Then `load(path, facts)`
-    replaces `model`, `dataset` and `loss`: it returns the model, which may be any object, from the
-    program's result, a file or folder.
+    If the config has a section `program`, the program in this section trains the model. For such a
+    config, `load(path, facts)` replaces `model`, `dataset` and `loss`. The function `load` returns
+    the model, which may be any object, from the program's result, a file or folder.
     """
 
     Data: type[DataConfig]
@@ -244,7 +246,7 @@ class Workload(Protocol):
 
         `examples(path, champion)` gets the facts of the dataset that the champion was trained on,
         if this is a different dataset, and omits the rows that the champion has seen, since a
-        comparison with these would be unfair. A rekindle.Examples has all rows by column, and may
+        comparison on seen rows would be unfair. A rekindle.Examples has all rows by column, and may
         define its own scoring and extend the report.
         """
         ...
@@ -260,10 +262,10 @@ class Workload(Protocol):
 
 
 REQUIRED_NAMES = ("Data", "Model", "metrics", "prepare", "dataset", "loss", "examples")
-# required only if Rekindle, not a program of the user, trains the model
+# names that are required only if Rekindle, not a program of the user, trains the model
 TRAINING_NAMES = ("dataset", "loss")
 LOAD_FUNCTION = "load"
-# also required unless the workload defines `predictor`
+# names that are required unless the workload defines `predictor`
 SERVING_NAMES = ("Instance", "predict")
 # function → its required arguments; includes optional functions
 FUNCTION_ARGUMENTS = {
@@ -382,8 +384,8 @@ def _check_attribute_types(name: str, workload_module: object) -> None:
 
 
 def _list_required_names(name: str, workload_module: object) -> tuple[str, ...]:
-    """Return the names that the workload must define. Raises ConfigError if it defines neither a
-    model nor `load`."""
+    """Return the names that the workload must define. Raises ConfigError if the workload defines
+    neither a model nor `load`."""
     other_names = tuple(
         attribute_name for attribute_name in REQUIRED_NAMES if attribute_name not in TRAINING_NAMES
     )
@@ -433,7 +435,8 @@ def takes_champion_facts(workload_module: object) -> bool:
 
 def get_training_function(workload_module: object, name: str, model_section: object) -> Any:
     """Return the workload's function `optimizer` or `schedule`, with its optional argument set to
-    the `model` section if it has one; None if the workload does not define it."""
+    the `model` section if the function has one; None if the workload does not define the
+    function."""
     training_function: Any = getattr(workload_module, name, None)
     if takes_optional_argument(workload_module, name):
         return lambda *arguments: training_function(*arguments, model_section)
@@ -441,8 +444,9 @@ def get_training_function(workload_module: object, name: str, model_section: obj
 
 
 def _check_spelling(name: str, workload_module: object) -> None:
-    """Raise ConfigError if a function of the workload looks like a misspelt optional function: it
-    has a similar name and the same arguments as a function that the workload does not define."""
+    """Raise ConfigError if a function of the workload looks like a misspelt optional function: the
+    function has a similar name and the same arguments as an optional function that the workload
+    does not define."""
     undefined_names = {
         function_name
         for function_name in FUNCTION_ARGUMENTS
@@ -467,7 +471,7 @@ def _check_spelling(name: str, workload_module: object) -> None:
 def _check_arguments(
     workload_name: str, name: str, workload_function: object, argument_names: tuple[str, ...]
 ) -> None:
-    """Raise ConfigError unless `workload_function` can be called with these arguments in this
+    """Raise ConfigError unless `workload_function` can be called with the given arguments in their
     order."""
     if workload_function is None:
         return
@@ -497,7 +501,7 @@ def prepare(
     dataset_folder.mkdir(parents=True)
 
     try:
-        # check the disk space first: a dataset is about as large as its source
+        # check the disk space first, because a dataset is about as large as its source
         if "://" not in data_config.source:
             require_disk_space(
                 "the dataset",
@@ -528,9 +532,9 @@ def prepare(
 def record_dataset(out: Path, prepared: Prepared, trained_on: str = "") -> str:
     """Complete the dataset in `out`, and return its digest. Raises DataError.
 
-    This function writes dataset.json, and then the list of all files with their hashes, whose
+    record_dataset writes dataset.json, and then the list of all files with their hashes, whose
     sha256 is the digest. Steps that derive a dataset from another dataset call this function; after
-    `prepare`, the engine calls it. `trained_on`: if `out` only contains a newer serving state for a
+    `prepare`, Rekindle calls it. `trained_on`: if `out` only contains a newer serving state for a
     released model, the digest of the dataset on which this model was trained.
     """
     _check_prepared(prepared)

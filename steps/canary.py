@@ -5,10 +5,10 @@ next.
       --former=demo-77ab-1a --percent=5 --rule='{"steps": [5, 100], "minutes": 1}'
 
 The step reads errors, latencies and predictions of both models from /metrics of their servers. If
-the candidate is worse, the step succeeds with the result `taken back: REASON`, and the pipeline
-rolls the candidate back. If the champion changes, the canary ends, and the pipeline evaluates the
-candidate again. If the step is retried, it observes the same percentage of the traffic again.
-docs/serving.md describes the comparison and the traffic that it needs.
+the candidate is worse, the step succeeds with a result that starts with `taken back` and contains
+the reason, and the pipeline rolls the candidate back. If the champion changes, the canary ends, and
+the pipeline evaluates the candidate again. If the step is retried, it observes the same percentage
+of the traffic again. docs/serving.md describes the comparison and the traffic that it needs.
 """
 
 from math import ceil
@@ -78,13 +78,13 @@ def count_pods(traffic_percent: int, champion_pod_count: int) -> int:
 
 
 def count_split_pods(traffic_percent: int, champion_pod_count: int) -> int:
-    """Return the number of candidate pods that can serve `traffic_percent` of the traffic, since
-    `champion_pod_count` champion pods can serve all of it."""
+    """Return the number of candidate pods that can serve `traffic_percent` of the traffic, if
+    `champion_pod_count` champion pods can serve the whole traffic."""
     return max(1, ceil(champion_pod_count * traffic_percent / 100))
 
 
 def watch(inputs: Inputs) -> str:
-    """Compare the models, log the result to MLflow, and return it."""
+    """Compare candidate and champion, log the result to MLflow, and return the result."""
     from rekindle import tracking
     from rekindle.errors import write_stderr
     from rekindle.release.watch.canary import Canary

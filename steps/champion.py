@@ -40,7 +40,7 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Look up the champion. Raises ConfigError if the model does not have one."""
+    """Look up the champion. Raises ConfigError if the model does not have a champion."""
     from rekindle import tracking
     from rekindle.cache import claims
     from rekindle.content.verified_release import require_release_key

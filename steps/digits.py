@@ -3,9 +3,9 @@ scikit-learn ships.
 
     rekindle run configs/digits.yaml
 
-The test data is the last fifth of the images, from other writers than the training data. Source:
-the images are from E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine
-Learning Repository (1998).
+The test data is the last fifth of the images, which other people wrote than the training data.
+Source: the images are from E. Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI
+Machine Learning Repository (1998).
 """
 
 from collections.abc import Iterator

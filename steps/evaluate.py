@@ -3,10 +3,10 @@ let the gate decide.
 
     rekindle step steps.evaluate --name=demo --dataset=dataset/ --model=model/ --output report=out/
 
-The verdict is release (the candidate is better, not significantly worse, or the first), keep (the
-champion stays) or same (the candidate has the weights of the champion). The report contains
-verdict.json, predictions and plots. Without `name`, the candidate is not compared with a champion;
-without `run_id`, nothing is logged to MLflow.
+The verdict is release (the candidate is better, not significantly worse, or the first model), keep
+(the champion stays) or same (the candidate has the weights of the champion). The report of the step
+contains verdict.json, predictions and plots. Without the input `name`, the candidate is not
+compared with a champion; without the input `run_id`, nothing is logged to MLflow.
 """
 
 import math
@@ -82,7 +82,7 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Evaluate the candidate, decide, and record the verdict. Raises DataError if the candidate
     cannot be evaluated."""
-    # libraries read these variables when they are loaded
+    # set the variables now, because libraries read them when they are loaded
     for variable_name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable_name] = str(inputs.threads)
 
@@ -158,9 +158,10 @@ def _add_champion(
     workload_module: Any,
     servers_digest: str,
 ) -> gate.Decision:
-    """Return the decision with the facts about the champion.
+    """Return the decision of the gate, extended by the facts about the champion.
 
-    `champion_folder`: its downloaded release; None if it has the candidate's weights.
+    `champion_folder`: downloaded release of the champion; None if the champion has the candidate's
+    weights.
     """
     from rekindle.release.release_files import describe_changes, read_evaluated_rows
     from rekindle.storage import Store
@@ -206,7 +207,7 @@ def _log_evaluation(
 def metrics_to_log(evaluation: Evaluation, name_prefix: str) -> dict[str, float]:
     """Return the values to log to MLflow by name.
 
-    These are the metrics of candidate, champion and baseline, the intervals of the candidate's
+    The values are the metrics of candidate, champion and baseline, the intervals of the candidate's
     differences from champion and baseline, and the validation values of all families. Numbers that
     are not finite are left out.
     """

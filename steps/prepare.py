@@ -1,4 +1,4 @@
-"""Turn raw data into a dataset with a digest, and record its properties in MLflow.
+"""Turn raw data into a dataset with a digest, and record the properties of the dataset in MLflow.
 
     rekindle step steps.prepare --data='{"source": "simulate://7"}' --workflow=try \\
       --output dataset=dataset
@@ -36,7 +36,7 @@ def must_compare(inputs: "Inputs") -> str:
 
 
 def other_files(inputs: "Inputs") -> list[str]:
-    """Return the existing files that the section `data` names, except its source."""
+    """Return the existing files that the section `data` names, except the data source."""
     from rekindle.sections import iterate_leaves, parse_section
     from rekindle.workload import load
 
@@ -53,7 +53,7 @@ def files_read(inputs: "Inputs") -> list[str]:
     return [inputs.data["source"], *other_files(inputs)]
 
 
-# inputs that the dataset does not depend on, so they are not part of the cache key
+# inputs that do not affect the dataset, so that they are not part of the cache key
 IGNORED_INPUTS = ("workflow", "experiment", "config", "manifest", "cached", "backfill", "skip")
 REUSE = Reuse(IGNORED_INPUTS, data_read=files_read, not_reused_if=must_compare)
 
@@ -126,7 +126,8 @@ def run(inputs: Inputs) -> Outputs:
     run_time = parse_time(inputs.scheduled or inputs.created)
     workload_module = load(inputs.workload)
 
-    # needed for runs without `rekindle run`, whose own check makes this one cheap
+    # check the workload for runs that `rekindle run` has not started; `rekindle run` checks it
+    # before, which makes this check cheap
     if inputs.config.get("workload") == inputs.workload:
         check_trainable(inputs.config | {"data": inputs.data}, inputs.scheduled)
 
@@ -193,7 +194,7 @@ def run(inputs: Inputs) -> Outputs:
 
 def _start_run(inputs: Inputs, workload_module: Any, data_settings: Any) -> str:
     """Create the MLflow run of the workflow with its config and manifest, unless it exists, and
-    return its id. On a cluster, also mark the run's folder in the object store."""
+    return its id. On a cluster, the run's folder in the object store is marked, too."""
     from rekindle import tracking
 
     run_id = tracking.start_run(
@@ -232,7 +233,7 @@ class RunComparison:
 
     # tags of the MLflow run that identify its code, config and manifest; the next run reads them
     run_tags: dict[str, str] = field(default_factory=dict)
-    # why this run skips the training; "": the run trains
+    # reason why this run skips the training; "" if the run trains
     unchanged_reason: str = ""
     warnings: list[str] = field(default_factory=list)
 

@@ -4,9 +4,9 @@ program is restarted from its newest complete checkpoint.
     rekindle step steps.program --workload=steps.sentiment --program='{"command": ["train.py"]}' \\
       --dataset=runs/a/dataset --digest=... --out=runs/a/model --checkpoints=runs/a/checkpoints
 
-The step runs as a pod's agent under a coordinator (at MASTER_ADDR and MASTER_PORT). The step writes
-`<out>/result/` and `<out>/model.json`. Exit code 143 after a SIGTERM means that the training is
-unfinished and the step must be started again.
+The step runs as the agent (first process) of a pod, under a coordinator at MASTER_ADDR and
+MASTER_PORT. The step writes `<out>/result/` and `<out>/model.json`. Exit code 143 after a SIGTERM
+means that the training is unfinished and the step must be started again.
 """
 
 from rekindle.keys import MODEL
@@ -21,11 +21,11 @@ REUSE = Reuse(
 
 
 class Inputs(ProgramSpec):
-    """One run of a program; all its pods and its coordinator get the same inputs."""
+    """The inputs of one run of a program, which all pods and the coordinator get."""
 
 
 class Outputs(StepOutputs):
-    """No outputs: the agent of rank 0 stores the model."""
+    """The step has no outputs, because the agent of rank 0 stores the model in the object store."""
 
 
 def run(inputs: Inputs) -> Outputs:

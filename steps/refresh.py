@@ -4,8 +4,8 @@
       --data='{"source": "october.parquet"}' --output dataset=out/dataset \\
       --output model=out/model --output report=out/report
 
-The workload's function `refresh` computes the state; `rekindle run configs/refresh.yaml` also
-releases and verifies it.
+The workload's function `refresh` computes the serving state; `rekindle run configs/refresh.yaml`
+also releases and verifies the refreshed model.
 """
 
 import shutil
@@ -67,8 +67,8 @@ class Outputs(StepOutputs):
 def run(inputs: Inputs) -> Outputs:
     """Refresh the serving state.
 
-    Raises ConfigError if there is no champion or the workload does not define `refresh`, DataError
-    if the data does not start where the old state ends.
+    Raises ConfigError if no champion exists or the workload does not define `refresh`, DataError if
+    the data does not start where the old state ends.
     """
     from rekindle import tracking, workload
     from rekindle.cache.key import data_digest_or_empty, digest_if_unchanged
@@ -139,7 +139,7 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def _load_workload(module_name: str) -> Any:
-    """Import the workload. Raises ConfigError if it does not define `refresh`."""
+    """Import the workload. Raises ConfigError if the workload does not define `refresh`."""
     from rekindle import workload
 
     workload_module = workload.load(module_name)
@@ -153,7 +153,7 @@ def _load_workload(module_name: str) -> Any:
 
 
 def _download_release(release_uri: str, release_folder: Path) -> None:
-    """Download a release. Raises DataError if one of its files was changed."""
+    """Download a release. Raises DataError if a file of the release was changed."""
     from rekindle.content.verified_release import verify_described_files
     from rekindle.release import release_files
     from rekindle.storage import Store
@@ -166,7 +166,7 @@ def _download_release(release_uri: str, release_folder: Path) -> None:
 
 def _apply_refresh(refreshed: "Refreshed", release_folder: Path, dataset_folder: Path) -> None:
     """Complete the new dataset in `dataset_folder`, and replace the serving state of the release by
-    the new one."""
+    the new serving state."""
     from rekindle import workload
 
     workload.record_dataset(

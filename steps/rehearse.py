@@ -5,8 +5,8 @@ runs this step.
       --train='{"virtual_workers": 2}' --output report=report.json
 
 If preparing the first rows requires all rows, the step only creates the model and its optimizer. If
-a program trains the model, the step prepares the rows, reads their test rows, starts the program,
-kills it after a save, and starts it again.
+a program trains the model, the step prepares the rows, reads the test rows, starts the program,
+kills the program after a save, and starts it again.
 """
 
 import traceback
@@ -136,7 +136,7 @@ def may_need_more_rows(error: Exception, stage_name: str) -> bool:
     if isinstance(error, ConfigError):
         return False
     if stage_name == "model" and isinstance(innermost_error, KeyError):
-        # a missing key of the facts: `prepare` does not return it, however many rows there are
+        # the facts lack a key that `prepare` does not return for any number of rows
         return False
     return isinstance(innermost_error, (LookupError, ValueError, ArithmeticError, DataError))
 
@@ -144,7 +144,7 @@ def may_need_more_rows(error: Exception, stage_name: str) -> bool:
 def rehearse(inputs: Inputs, rehearsal_folder: Path, rehearsal_report: dict[str, Any]) -> None:
     """Run all stages of the rehearsal; without data, only build the model and its optimizer.
 
-    Several families are reported in `families`.
+    If the workload has several families, they are reported in `families`.
     """
     from rekindle import families
     from rekindle import workload as workloads
@@ -255,7 +255,8 @@ def rehearse_family(
 def prepare_rows(
     workload_module: Any, inputs: Inputs, rehearsal_folder: Path, rehearsal_report: dict[str, Any]
 ) -> Path | None:
-    """Return a dataset of the first rows; None if it cannot be prepared and `thorough` is false."""
+    """Return a dataset of the first rows; None if this dataset cannot be prepared and `thorough` is
+    false."""
     from rekindle.sections import parse_section
     from rekindle.step import parse_time
     from steps.monitoring import moving_window
@@ -309,7 +310,7 @@ def read_test_rows(
 def try_program(
     inputs: Inputs, dataset_folder: Path, rehearsal_folder: Path, rehearsal_report: dict[str, Any]
 ) -> None:
-    """Start the program, kill it after its first checkpoint, and start it again."""
+    """Start the training program, kill it after its first checkpoint, and start it again."""
     from rekindle.program.config import ProgramConfig
     from rekindle.program.resume_check import ResumeCheck
 

@@ -137,7 +137,7 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def describe_origin(inputs: Inputs) -> dict[str, Any]:
-    """Return the data about the run that `rekindle reproduce` needs to repeat it."""
+    """Return the data about the run that `rekindle reproduce` needs to repeat the run."""
     from rekindle import project
     from rekindle.cache import code, run_code
     from rekindle.content.recorded_manifest import unpack_manifest
@@ -177,7 +177,8 @@ def provenance(inputs: Inputs, model_description: "ModelFile") -> dict[str, str]
 
     provenance_facts = {fact_name: getattr(inputs, fact_name) for fact_name in Origin.model_fields}
 
-    # a local run executes steps on this machine, without the image in the manifest
+    # the image is unknown in a local run, which executes steps on this machine, without the image
+    # in the manifest
     if KUBERNETES_SERVICE_HOST not in os.environ:
         provenance_facts["image"] = "host"
         provenance_facts["image_digest"] = "host"

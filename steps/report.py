@@ -1,11 +1,11 @@
-"""Close the workflow's MLflow run with the results of the workflow and its trainings: the exit
-handler of every pipeline.
+"""Close the workflow's MLflow run with the results of the workflow and its trainings. The step is
+the exit handler of every pipeline.
 
     rekindle step steps.report --workflow=demo-x7k2p --status=Failed \\
       --failures='[{"displayName": "train"}]'
 
-The step works after any failure of the workflow, and can be repeated. Without an MLflow run of the
-workflow, it does nothing. The step logs the summary of each training's ledger as metrics, as tags,
+The step works after any failure of the workflow, and can be repeated. If the workflow has no MLflow
+run, the step does nothing. The step logs the summary of each training's ledger as metrics, as tags,
 and as artifacts below `ledger/` (text, JSON and a plot).
 """
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from rekindle.training.cost.tariff import TrainingTariff
     from rekindle.training.ledger.ledger_summary import LedgerSummary
 
-# maximum number of failures in a tag, and maximum number of characters of each: MLflow limits a tag
-# to 5,000 characters
+# maximum number of failures in a tag, and maximum number of characters of a failure, because MLflow
+# limits a tag to 5,000 characters
 MAX_FAILURES = 5
 FAILURE_LENGTH = 900
 
@@ -149,7 +149,7 @@ def run(inputs: Inputs) -> Outputs:
         tariff_by_task = training_tariffs(recorded_manifest, ledger_by_task)
 
     for task_name, ledger in ledger_by_task.items():
-        # an error here must not prevent the end of the workflow
+        # an error of the summary must not prevent the end of the workflow
         with problems.record_errors("the summary of the training is not recorded"):
             ledger_summary = training_summary(ledger)
             if failure_lines and has_failed(task_name, failure_lines):
@@ -193,7 +193,7 @@ def run(inputs: Inputs) -> Outputs:
 
 
 def trim_cache(cache_limits: dict[str, Any]) -> None:
-    """Remove entries of the cache until it is within its limits."""
+    """Remove entries of the cache until the cache is within its limits."""
     from rekindle.cache import entries
     from rekindle.cache.difference import remove_unused_code
     from rekindle.storage import Store
@@ -236,7 +236,7 @@ def apply_retention(inputs: Inputs, run_id: str) -> None:
 def find_promoted(object_store: "Store", inputs: Inputs, run_id: str) -> str:
     """Return the model whose release the run has promoted, if the run has succeeded, else "".
 
-    The tag in MLflow only names the model: everybody can set it.
+    The tag in MLflow is used only for the name of the model, because everybody can set the tag.
     """
     from rekindle import tracking
     from rekindle.names import ModelName
@@ -343,7 +343,7 @@ def describe_wait(
     task_name: str, ledger_summary: "LedgerSummary", run_config: dict[str, Any]
 ) -> list[str]:
     """Return a line that says what the job of a training was waiting for when the workflow ended;
-    [] if it was not waiting."""
+    [] if the job was not waiting."""
     from rekindle.training.ledger.sentences import describe_unended_wait
 
     queue_name = str(run_config.get("cluster", {}).get("queue", ""))
@@ -410,7 +410,7 @@ def log_training(
     """Log the summary as metrics below `workers/` and `cost/`, as tags, and as artifacts below
     `ledger/`; all names begin with `metric_prefix`.
 
-    Return the cost of the training; None without prices.
+    Return the cost of the training; None if the prices are unknown.
     """
     from rekindle import tracking
     from rekindle.training.cost import bill
@@ -451,8 +451,8 @@ def tag_run(run_id: str, failure_lines: list[str], metric_prefixes: list[str]) -
 
 
 def describe_run(run_id: str, failure_lines: list[str], metric_prefixes: list[str]) -> str:
-    """Return the note of the MLflow run: Markdown with verdicts, failures, and plots of evaluations
-    and trainings."""
+    """Return the note of the MLflow run, which is Markdown with verdicts, failures, and plots of
+    evaluations and trainings."""
     from rekindle import tracking
 
     evaluations = parse_verdicts(tracking.read_tags(run_id))

@@ -23,12 +23,12 @@ class Inputs(ServerSettings):
 
 
 class Outputs(StepOutputs):
-    """No outputs: the step answers requests until SIGTERM."""
+    """The step has no outputs, because it answers requests until SIGTERM."""
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Serve until SIGTERM. Raises ConfigError (address in use), StorageError or DataError (model
-    not found)."""
+    """Serve the model until SIGTERM. Raises ConfigError (address in use), StorageError or DataError
+    (model not found)."""
     # the processes that run the model inherit these environment variables
     for variable_name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):
         os.environ[variable_name] = str(inputs.threads)

@@ -14,7 +14,8 @@ from rekindle.step import Reuse, StepOutputs
 from rekindle.training.spec import TrainConfig, TrainingSpec
 from rekindle.training.worker import run_worker
 
-# these inputs do not affect the result; all others do (TrainingSpec.identity)
+# the ignored inputs do not affect the trained model, but all other inputs do
+# (TrainingSpec.identity)
 REUSE = Reuse(
     ignored_inputs=(
         *sorted(TrainConfig.NOT_IN_RESULT),
@@ -30,11 +31,12 @@ REUSE = Reuse(
 
 
 class Inputs(TrainingSpec):
-    """One training run; all its processes and its coordinator get the same inputs."""
+    """The inputs of one training run, which all its processes and its coordinator get."""
 
 
 class Outputs(StepOutputs):
-    """No outputs: this process may be one of many, so the model is written to the object store."""
+    """The step has no outputs, because the model is written to the object store: this process may
+    be one of several."""
 
 
 def run(inputs: Inputs) -> Outputs:

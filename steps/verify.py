@@ -5,12 +5,13 @@ version.
       --model-sha256=... --version=3
 
 Each row is sent alone and in a batch, to detect predictions that depend on the other rows of a
-batch. Served and offline predictions may differ by at most `tolerance`. They must be equal if
-evaluation and servers predict one instance at a time (serve.max_batch: 1) on equal processors. The
-version becomes the `champion` only if all predictions agree and the candidate was evaluated against
-the current champion. If a served prediction differs from the offline prediction, the step fails. If
-the champion has changed, the step returns `promoted: false`, and the pipeline repeats the
-evaluation. If a prediction differs or the champion has changed, the current champion keeps serving.
+batch. Served and offline predictions may differ by at most `tolerance`. Served and offline
+predictions must be equal if evaluation and servers predict one instance at a time (serve.max_batch
+is 1) on equal processors. The version becomes the `champion` only if all predictions agree and the
+candidate was evaluated against the current champion. If a served prediction differs from the
+offline prediction, the step fails. If the champion has changed, the step returns `promoted: false`,
+and the pipeline repeats the evaluation. If a prediction differs or the champion has changed, the
+current champion keeps serving.
 """
 
 import time
@@ -123,7 +124,7 @@ def run(inputs: Inputs) -> Outputs:
     """Verify and promote the version.
 
     Raises DataError if a prediction differs, RekindleError if the service does not serve the
-    weights.
+    expected weights.
     """
     from rekindle import Store
     from rekindle.errors import write_stderr
@@ -135,7 +136,8 @@ def run(inputs: Inputs) -> Outputs:
 
     service_endpoint = resolve_endpoint(inputs.endpoint or f"http://{inputs.name}:8080")
 
-    # the servers of a version that a later one has replaced may have been deleted
+    # skip the verification, because the servers of a version that a later version has replaced may
+    # have been deleted
     if inputs.promote and promotion.is_superseded(*_promotion_target(inputs)):
         return _skip_superseded(inputs, service_endpoint)
 
@@ -177,7 +179,7 @@ def _promotion_target(inputs: Inputs) -> tuple[str, str, str, str, str]:
 
 def _skip_superseded(inputs: Inputs, service_endpoint: str) -> Outputs:
     """Return the outputs for a version that was promoted before, and that a later version has
-    replaced; it is not verified again."""
+    replaced. Such a version is not verified again."""
     from rekindle import tracking
     from rekindle.errors import write_stderr
 
@@ -207,7 +209,8 @@ def _replay_test_rows(
     service_endpoint: str,
 ) -> tuple["PredictionComparison", str]:
     """Send the recorded requests to the servers, and compare the predictions. Return the comparison
-    and a description of its precision. Raises DataError if a prediction differs."""
+    of the predictions and a description of its precision. Raises DataError if a prediction
+    differs."""
     from rekindle.errors import write_stderr
     from rekindle.release.compare import compare_predictions, read_numerics, read_predictions
 

@@ -25,9 +25,9 @@ T = TypeVar("T")
 class Group:
     """The processes of torch.distributed; a single process if torch.distributed is not initialized.
 
-    All processes must call the methods of Group, except `start_sum`, in the same order. This class
-    creates separate process groups with the backend gloo, so its messages do not mix with those of
-    the program.
+    All processes must call the methods of Group, except `start_sum`, in the same order. The class
+    Group creates separate process groups with the backend gloo, so its messages do not mix with the
+    messages of the program.
     """
 
     def __init__(self) -> None:

@@ -18,8 +18,8 @@ def require_new_data(pipeline: Any, data_block: Block) -> None:
     config are unchanged since the last run.
 
     Argo runs the successors of a skipped task, but not the successors that require
-    `TASK.Succeeded`. So the direct successors of `data_block` require the success of an added
-    Suspend task, which needs no pod.
+    `TASK.Succeeded`. The direct successors of `data_block` require the success of an added Suspend
+    task, which needs no pod, so that Argo omits them if this task is skipped.
     """
     dag_scope = pipeline.current_scope()
 

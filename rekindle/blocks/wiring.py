@@ -165,8 +165,8 @@ class Value(str):
     def _compare(self, comparison_sign: str, other_value: object) -> Any:
         number_function = NUMBER_FUNCTIONS.get(self.kind)
         if not isinstance(other_value, (str, int, float)):
-            # the other object is not a value: Hera also compares arguments with its own sentinel
-            # objects
+            # the other object is not a value, because Hera also compares arguments with its own
+            # sentinel objects
             return NotImplemented
 
         if isinstance(other_value, Value) and (other_value.kind in NUMBER_FUNCTIONS) is not bool(

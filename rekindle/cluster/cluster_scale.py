@@ -1,4 +1,4 @@
-"""Change the number of workers of a running training: `rekindle scale`. The trained model does not
+"""Change the number of workers of a running training (`rekindle scale`). The trained model does not
 depend on the number of workers."""
 
 import re

@@ -87,8 +87,8 @@ class AttackRecord:
         }
 
     def outcome(self) -> str:
-        """Return the consequences of the attack as text: `next step after 0.07 s, nothing lost;
-        back after 0.6 s`."""
+        """Return the consequences of the attack as text, such as `next step after 0.07 s, nothing
+        lost; back after 0.6 s`."""
         if self.next_step_after_s is None:
             return "…"
 

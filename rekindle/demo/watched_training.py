@@ -176,8 +176,8 @@ class WatchedTraining:
         return None
 
     def find_trainer_pid(self, name: str) -> int | None:
-        """Return the pid of the process that trains in a worker's pod. This process is not the
-        launcher's first child, which only loads torch."""
+        """Return the pid of the process that trains in a worker's pod. The training process is not
+        the launcher's first child, which only loads torch."""
         launcher_pid = self.find_launcher_pid(name)
         if launcher_pid:
             return next(iter(list_child_pids(launcher_pid)[1:]), None)

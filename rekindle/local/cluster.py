@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 
 class LocalCluster(cluster.LocalCluster):
-    """This machine as a cluster, with its state in `home_folder` (default: REKINDLE_HOME). `images`
-    maps the names of container images to local equivalents (default: images.yaml)."""
+    """This machine as a cluster, with its state in `home_folder` (by default REKINDLE_HOME).
+    `images` maps the names of container images to local equivalents (default: images.yaml)."""
 
     bucket = DEFAULT_BUCKET
     modules = ("rekindle",)

@@ -1,8 +1,8 @@
 """Ports of pods on this machine.
 
-Each pod has a loopback address of its own, so pods do not take ports from each other. But a program
-that listens on all addresses of this machine takes its port from every pod. If the manifest allows
-another port, the pods then use another port.
+Each pod has a loopback address of its own, so pods do not take ports from each other. However, a
+program that listens on all addresses of this machine takes its port from every pod. If the manifest
+allows another port, the pods then use another port.
 """
 
 import copy

@@ -2,9 +2,9 @@
 
     python -m rekindle.page.parquet ROWS COLUMNS MEMORY < FILE
 
-A parquet file comes from a run, and may expand to a million times its size. So the memory and the
-time of the process that reads the file are limited. The separate process also keeps polars out of
-the memory of the page.
+The memory and the time of the process that reads a parquet file are limited, because the file comes
+from a run, and may expand to a million times its size. The separate process also keeps polars out
+of the memory of the page.
 """
 
 import io

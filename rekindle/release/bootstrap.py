@@ -60,8 +60,8 @@ def compute_weighted_bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Return the same (low, high) as `paired_bootstrap`. This function is faster for many rows,
-    because `statistic` is called once for all draws.
+    """Return the same (low, high) as `paired_bootstrap`. compute_weighted_bootstrap is faster than
+    `paired_bootstrap` for many rows, because `statistic` is called once for all draws.
 
     `statistic` gets the group number of each row, and the count of each group in each draw, as
     [groups, resamples].

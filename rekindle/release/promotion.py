@@ -1,6 +1,6 @@
 """Changes the champion of a model, so that concurrent promotions and rollbacks do not conflict.
 
-MLflow cannot move an alias only under a condition. So a promotion first writes
+MLflow cannot move an alias only under a condition. To exclude conflicts, a promotion first writes
 `releases/NAME/promotion.json` with a conditional write. A version is rejected if the champion that
 it was compared with is no longer the champion. A rollback is recorded in the same file from its
 start to its end, so that the next command finishes an interrupted rollback.

@@ -1,9 +1,9 @@
 """Rolls back to an earlier release, whose Deployment was kept with zero pods.
 
 A rollback is recorded before its first change (promotion.py), and each of its changes can be
-repeated. So after an interruption, or a failure of MLflow, the object store or the cluster, the
-next `rekindle rollback` can finish the rollback. If a rollback fails or is cancelled by a promotion
-before its version is the champion, the rollback stops the pods that it has started.
+repeated. After an interruption, or a failure of MLflow, the object store or the cluster, the next
+`rekindle rollback` can therefore finish the rollback. If a rollback fails or is cancelled by a
+promotion before its version is the champion, the rollback stops the pods that it has started.
 """
 
 import time

@@ -1,8 +1,8 @@
 """Limits the memory for the bodies of arriving requests, fairly between clients.
 
-Clients that never finish large bodies could use up all memory. So if the memory limit is exceeded,
-the server drops the largest body of the client with the most data (of equal bodies, the oldest).
-Small requests of other clients are never rejected.
+Clients that never finish large bodies could use up all memory. If the memory limit for bodies is
+exceeded, the server drops the largest body of the client with the most data (of equal bodies, the
+oldest). Small requests of other clients are never rejected.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The computation of a training step: samples, model, gradients of each virtual worker, update.
 
-The result depends only on the spec and the dataset. loop.py adds the group, the checkpoints and the
-object store.
+The result of a training depends only on the spec (the inputs) and the dataset. loop.py adds the
+group of workers, the checkpoints and the object store.
 """
 
 import math
@@ -57,7 +57,8 @@ def open_samples(
 
 
 def read_model_section(training_spec: TrainingSpec, workload: Workload) -> Any:
-    """Return the workload's `model` section. Raises ConfigError."""
+    """Validate the section `model` of the config with the workload's type, and return it. Raises
+    ConfigError."""
     return parse_section(workload.Model, training_spec.model, "model")
 
 
@@ -107,8 +108,8 @@ class StepComputation:
         self.samples = samples
         self.device = training_state.device
 
-        # seeded directly: torch.manual_seed takes 0.1 ms per call and also handles devices that
-        # this machine lacks
+        # the generators are seeded directly, because torch.manual_seed takes 0.1 ms per call and
+        # also handles devices that this machine lacks
         self.generators = [torch.default_generator]
         if self.device.type == "cuda":
             self.generators.append(torch.cuda.default_generators[self.device.index])
@@ -139,7 +140,7 @@ class StepComputation:
         """Return the loss of one micro-batch, and the tensors to be summed over all virtual
         workers: gradients, changes of buffers, validation sums.
 
-        The result depends only on the state, the seed, the step and the virtual worker.
+        The returned values depend only on the state, the seed, the step and the virtual worker.
         """
         sample_indices = self.sampler.select_sample_indices(step, virtual_worker)
         batch = self.load_batch(
@@ -191,7 +192,8 @@ class StepComputation:
     def load_batch(
         self, samples: SampleSubset, sample_indices: Tensor, seed: int
     ) -> tuple[Tensor, ...]:
-        """Return the samples on the device, and seed the random numbers of the micro-batch."""
+        """Return the samples of a micro-batch on the device, and seed the random numbers of the
+        micro-batch."""
         batch = samples.batch(sample_indices)
         if self.device.type != "cpu":
             batch = tuple(batch_tensor.to(self.device) for batch_tensor in batch)
@@ -199,13 +201,13 @@ class StepComputation:
         return batch
 
     def seed_generators(self, seed: int) -> None:
-        """Seed the generators of the CPU and the device."""
+        """Seed the random number generators of the CPU and the device."""
         for generator in self.generators:
             generator.manual_seed(seed)
 
     def update(self, step: int, summed_summands: Tensor) -> tuple[float, float]:
-        """Make one update from the sum of the summands of all virtual workers; return the norm of
-        the gradient and the learning rate."""
+        """Make one update of the training state from the sum of the summands of all virtual
+        workers; return the norm of the gradient and the learning rate."""
         learning_rate_function = partial(self.compute_learning_rate, step)
         # an optimizer of the workload may draw random numbers
         if hasattr(self.workload, "optimizer"):

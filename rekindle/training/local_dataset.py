@@ -1,5 +1,5 @@
-"""The local copy of the dataset, which each node downloads once; all workers of the node share it,
-also after a restart."""
+"""The local copy of the dataset. Each node downloads the dataset once, and all workers of the node
+share the copy, also after a restart."""
 
 import fcntl
 import json
@@ -26,8 +26,9 @@ from rekindle.training.checkpoint.snapshot_file import MAX_LOADER_STATE_BYTES
 def fetch_dataset(store: Store, key_prefix: str, dataset_sha256: str) -> Path:
     """Return the local copy of the dataset below `key_prefix`.
 
-    Each node verifies the files once, and again if their modification times change. A damaged copy
-    is downloaded again. Raises DataError if the dataset is missing or does not have this digest.
+    Each node verifies the files of its copy once, and again if their modification times change. A
+    damaged copy is downloaded again. Raises DataError if the dataset is missing or does not have
+    the expected digest.
     """
     if not Digest.matches(dataset_sha256):
         raise ConfigError(
@@ -43,7 +44,7 @@ def fetch_dataset(store: Store, key_prefix: str, dataset_sha256: str) -> Path:
         # the kernel releases the lock even if this process is killed
         fcntl.flock(lock_file, fcntl.LOCK_EX)
         if dataset_folder.exists() and not _is_copy_intact(dataset_folder, dataset_sha256):
-            # the damaged files are deleted instead of overwritten, because other processes may have
+            # delete the damaged files instead of overwriting them, because other processes may have
             # them open
             damaged_folder = Path(
                 tempfile.mkdtemp(prefix=f"{dataset_sha256}.damaged-", dir=datasets_folder)
@@ -63,8 +64,8 @@ def fetch_dataset(store: Store, key_prefix: str, dataset_sha256: str) -> Path:
 
 
 def _is_copy_intact(folder: Path, dataset_sha256: str) -> bool:
-    """Return True if the copy passes a verification now, or has passed one on this node and is
-    unchanged since."""
+    """Return True if the copy passes a verification now, or has passed a verification on this node
+    and is unchanged since."""
     with suppress(OSError, RekindleError):
         if _locate_verified_stamp(dataset_sha256).read_text() == _compute_stamp(folder):
             return True
@@ -88,8 +89,8 @@ def _record_verified(folder: Path, dataset_sha256: str) -> None:
 
 def _locate_verified_stamp(dataset_sha256: str) -> Path:
     """Return the file that stores a hash of the sizes and times of the copy's files at its last
-    verification (`_compute_stamp`). The file is stored on this node only: if several nodes share
-    the copy, each of them must verify it."""
+    verification (`_compute_stamp`). The file with the hash is stored on this node only, because
+    each node must verify a copy that several nodes share."""
     return user_temporary_folder() / "verified" / dataset_sha256
 
 
@@ -127,7 +128,7 @@ def _download_dataset(store: Store, key_prefix: str, target_folder: Path) -> Non
 
 class LoaderState:
     """Reads and restores the state of the workload's dataset, if the dataset defines `state_dict`.
-    The state is JSON, and is equal in all workers between two steps."""
+    The state of the workload's dataset is JSON, and is equal in all workers between two steps."""
 
     def __init__(self, dataset: Any) -> None:
         self.data = dataset

@@ -47,9 +47,9 @@ def train(
 ) -> None:
     """Train until the run is complete.
 
-    `find_uncovered_code`: returns the reason why the cache key does not cover the code that this
-    process has loaded; "" if it covers all. Raises ConfigError, DataError, and SystemExit(143) once
-    `leaving_event` is set.
+    `find_uncovered_code`: function that returns the reason why the cache key does not cover the
+    code that this process has loaded; "" if the key covers all loaded code. Raises ConfigError,
+    DataError, and SystemExit(143) once `leaving_event` is set.
     """
     if not retry_until_stopped(
         lambda: read_completed_model(training_spec),
@@ -199,8 +199,9 @@ class TrainingProcess:
         return self.state.step == self.pause > 0 and not self.state.is_finished(self.total)
 
     def save_paused_state(self) -> None:
-        """Write the training state at the pause to the object store. Rank 0 waits without a time
-        limit until the state is written, the other ranks at most PAUSE_CHECKPOINT_TIMEOUT_S."""
+        """Write the training state at the pause of the training to the object store. Rank 0 waits
+        without a time limit until the state is written, the other ranks at most
+        PAUSE_CHECKPOINT_TIMEOUT_S."""
         timeout_s = PAUSE_CHECKPOINT_TIMEOUT_S if self.group.rank else math.inf
         deadline_s = time.monotonic() + timeout_s
 
@@ -233,7 +234,7 @@ class TrainingProcess:
             # change the bits of the sum
             summed_summands = training_group.reduce()
             if summed_summands is None:
-                # a member was lost: the survivors repeat the step
+                # a member of the group was lost, so the remaining members repeat the step
                 continue
 
             validation_means = (
@@ -284,8 +285,8 @@ class TrainingProcess:
 
         self.report_uncovered_code()
 
-        # the metrics are closed before model.json is written, because the processes may be killed
-        # at any moment once it exists
+        # close the metrics before model.json is written, because the processes may be killed at any
+        # moment once model.json exists
         self.metrics.close()
 
         model_description = {
@@ -341,7 +342,8 @@ class TrainingProcess:
             )
 
     def write_model_file(self, file_name: str, file_bytes: bytes) -> None:
-        """Write one file of the model, and retry while the object store is unavailable."""
+        """Write one file of the model to the object store; retry while the object store is
+        unavailable."""
         object_key = f"{self.spec.out}/{file_name}"
         retry_until_stopped(
             lambda: self.store.put_large(object_key, file_bytes),
@@ -352,11 +354,11 @@ class TrainingProcess:
     def leave(self) -> None:
         """Leave the run before its last step, and exit with 143.
 
-        Writes the state to the object store if this process may hold the only copy. If other
-        members do not know that this process leaves, they must not wait for the write, so this
-        process reports its departure first. If all members have agreed, this process reports its
-        departure after the write, because a worker that replaces this process must find the state
-        in the object store.
+        The training state is written to the object store if this process may hold the only copy. If
+        other members do not know that this process leaves, they must not wait until the state is
+        written, so this process reports its departure first. If all members have agreed to the
+        departure, this process reports its departure after the state is written, because a worker
+        that replaces this process must find the state in the object store.
         """
         if self.group.others_may_wait:
             self.membership.leave()

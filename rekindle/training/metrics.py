@@ -13,9 +13,9 @@ from rekindle.training.ledger.argo_progress import write_progress
 
 # maximum number of points of a curve; each point is the mean over the same number of steps
 MAX_CURVE_POINTS = 500
-# time between requests to MLflow
+# seconds between two requests to MLflow
 UPLOAD_INTERVAL_S = 5.0
-# time limit for sending the last points to MLflow
+# time limit in seconds for sending the last points to MLflow
 CLOSE_TIMEOUT_S = 10.0
 PROGRESS_LINE_PATTERN = re.compile(
     r"progress step=(\d+)/(\d+) loss=(\S+) samples_per_s=(\S+) eta_s=(\S+)(?:"
@@ -24,7 +24,8 @@ PROGRESS_LINE_PATTERN = re.compile(
 
 
 class LossCurve:
-    """The exact losses of about MAX_CURVE_POINTS evenly spaced steps. Every worker records them.
+    """The exact losses of about MAX_CURVE_POINTS evenly spaced steps. Every worker records the
+    losses.
 
     A worker that joins late or resumes from a checkpoint has only the losses of later steps.
     """
@@ -40,8 +41,8 @@ class LossCurve:
             self.losses[step] = loss
 
     def dump(self) -> bytes:
-        """Return the losses as JSON with full precision: [[step, loss], ...]. A loss that is not
-        finite is null."""
+        """Return the losses as JSON with full precision, as a list of pairs [step, loss]. A loss
+        that is not finite is null."""
         return to_json(replace_nan(sorted(self.losses.items()))).encode()
 
 
@@ -49,8 +50,8 @@ class TrainingMetrics:
     """The metrics that rank 0 logs. Every worker has an instance, since any worker may become rank
     0.
 
-    Calls `record_event` once with the event `run` and the fields of `run_plan`, and with the event
-    `loss` for each log line.
+    TrainingMetrics calls `record_event` once with the event `run` and the fields of `run_plan`, and
+    with the event `loss` for each log line.
     """
 
     def __init__(
@@ -69,11 +70,12 @@ class TrainingMetrics:
         self.plan = run_plan or {}
         self.prefix = f"{name_prefix}/" if name_prefix else ""
         self.steps_per_point = max(1, total_steps // MAX_CURVE_POINTS)
-        # sum of the losses, sum of the gradient norms, number of steps
+        # sums for the next point of the curves: sum of the losses, sum of the gradient norms,
+        # number of steps
         self._sums = [0.0, 0.0, 0]
         self._point_start = self._line_time = time.monotonic()
         self._line_step = -1
-        # the newest validation loss, if any
+        # the newest validation loss, or None
         self._validation_loss: float | None = None
         self._points: list[tuple[str, float, int]] = []
         self._lock = threading.Lock()
@@ -82,7 +84,7 @@ class TrainingMetrics:
         self._thread = threading.Thread(target=self._send_points, name="metrics", daemon=True)
 
     def record(self, step: int, loss: float, gradient_norm: float, learning_rate: float) -> None:
-        """Record update `step`, counted from 1."""
+        """Record the metrics of update `step`, counted from 1."""
         self._sums[0] += loss
         self._sums[1] += gradient_norm
         self._sums[2] += 1

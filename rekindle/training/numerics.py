@@ -1,4 +1,5 @@
-"""The device and the settings of torch: like the config, they determine the bits of a result."""
+"""The device and the settings of torch, which, like the config, determine the bits of a trained
+model."""
 
 import ctypes
 import platform
@@ -21,8 +22,8 @@ def prepare_device(training_spec: TrainingSpec) -> torch.device:
     train.device does not exist."""
     _keep_freed_memory()
     torch.set_num_threads(training_spec.threads)
-    # same effect as torch.use_deterministic_algorithms, but without importing torch's compiler (1.8
-    # s)
+    # the call has the effect of torch.use_deterministic_algorithms, but does not import torch's
+    # compiler (1.8 s)
     torch._C._set_deterministic_algorithms(True, warn_only=False)
     deterministic_settings: Any = torch.utils.deterministic
     # by default, deterministic torch fills new memory, which costs time and is unnecessary, since
@@ -44,8 +45,8 @@ def prepare_device(training_spec: TrainingSpec) -> torch.device:
 
 
 def _keep_freed_memory() -> None:
-    """Let malloc reuse freed memory: otherwise each step may return its pages to the kernel and
-    fault them in again."""
+    """Let malloc reuse freed memory, because each training step may otherwise return its pages to
+    the kernel and fault them in again."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):  # glibc
         libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
@@ -60,7 +61,8 @@ def make_autocast(training_spec: TrainingSpec, device: torch.device) -> Abstract
 
 
 def compute_fingerprint(training_spec: TrainingSpec, device: torch.device) -> dict[str, Any]:
-    """Return the properties that the bits of a result depend on, which all workers must share."""
+    """Return the properties of this machine that the bits of a trained model depend on. The
+    properties must be equal in all workers."""
     machine_facts = {
         "torch": f"{torch.__version__} ({torch.version.git_version[:8]})",
         "instruction set": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
@@ -69,7 +71,7 @@ def compute_fingerprint(training_spec: TrainingSpec, device: torch.device) -> di
         "config": training_spec.identity_hash(),
         "data": training_spec.digest,
     }
-    # oneDNN chooses its kernels by the CPU's vector units
+    # add the vector units of the CPU, by which oneDNN chooses its kernels
     if training_spec.precision == "bf16" and device.type == "cpu":
         cpu_features = {
             "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),

@@ -1,7 +1,8 @@
-"""The optimizers: torch's fused AdamW, or the optimizer that the workload creates.
+"""The optimizers of a training, either torch's fused AdamW or the optimizer that the workload
+creates.
 
-Both optimizers store their state in the flat memory of the training state, so every snapshot and
-checkpoint contains it, and joining workers receive it.
+FusedAdamW and TorchOptimizer store their state in the flat memory of the training state, so every
+snapshot and checkpoint contains the optimizer's state, and joining workers receive it.
 """
 
 from collections.abc import Callable
@@ -116,8 +117,9 @@ class SparseTensorDetector(TorchDispatchMode):
 class TorchOptimizer:
     """An optimizer with the interface of torch.optim, whose state consists of tensors.
 
-    An optimizer creates its state in its first step. To find these tensors, the constructor makes
-    one step with zero gradients and undoes it, so that training starts with a new optimizer.
+    An optimizer creates the tensors of its state in its first step. To find these tensors, the
+    constructor makes one step with zero gradients and undoes the step, so that training starts with
+    a new optimizer.
     """
 
     def __init__(
@@ -177,12 +179,12 @@ class TorchOptimizer:
         self.floats = sum(map(sum, self._sizes))
 
     def attach(self, weights: Tensor, state_memory: Tensor) -> None:
-        """Store the state in `state_memory`, float32 [floats]. The parameters are views of
-        `weights`."""
+        """Store the state of the optimizer in `state_memory`, float32 [floats]. The parameters are
+        views of `weights`."""
         device_memory, self._host_state = state_memory.split(
             [sum(element_counts) for element_counts in self._sizes]
         )
-        # the optimizer works on this copy
+        # the optimizer works on a copy of the state
         self._host_copy = self._host_state.cpu()
         memory_chunks = [
             *device_memory.split(self._sizes[0]),
@@ -222,7 +224,7 @@ class TorchOptimizer:
         """Make update `step`, counted from 0, with the gradient `gradient` / `divisor`. Raises
         ConfigError."""
         torch.div(gradient, divisor, out=self._gradient)
-        # the gradients are set again for each step, because an optimizer may drop or replace them
+        # set the gradients again for each step, because an optimizer may drop or replace them
         for (_, parameter), gradient_view in zip(
             self._named_parameters, self._gradient_views, strict=True
         ):
@@ -301,8 +303,8 @@ class TorchOptimizer:
             )
 
     def _create_state(self) -> dict[str, dict[str, Tensor]]:
-        """Make a step with zero gradients, undo it, and return the state tensors that it created,
-        by parameter name and key. Raises ConfigError."""
+        """Make a step with zero gradients, undo the step, and return the state tensors that the
+        step created, by parameter name and key. Raises ConfigError."""
         optimizer = self.optimizer
         optimizer_name = type(self.optimizer).__name__
         initial_weights = [

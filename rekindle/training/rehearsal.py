@@ -1,7 +1,7 @@
-"""Rejects a workload that cannot be trained, before its data is prepared.
+"""Rejects a workload that cannot be trained, before the workload's data is prepared.
 
 The step `steps.rehearse` tries the workload on the first rows of its data, in a separate process
-because it imports torch. A rehearsal that has not failed is recorded in the cache folder, and not
+because it imports torch. A successful rehearsal is recorded in the cache folder, and is not
 repeated for the same code, settings and source file.
 """
 
@@ -26,8 +26,8 @@ REHEARSAL_ROWS = 1000
 # rehearsal's result
 REHEARSAL_TIMEOUT_S = 30
 TIMEOUT_STAGE = "timeout"
-# stage of the rehearsal → exit codes of failures that a training would repeat. Other failures may
-# happen only in the rehearsal, because it reads few rows.
+# stage of the rehearsal → exit codes of failures that a training would repeat. A failure with
+# another exit code may happen only in the rehearsal, because the rehearsal reads few rows.
 CERTAIN_EXIT_CODES_BY_STAGE = {
     "dataset": (exit_codes.INVALID_CONFIG,),
     **dict.fromkeys(
@@ -99,7 +99,8 @@ def is_certain_failure(rehearsal_report: dict[str, Any]) -> bool:
 
 
 def _make_source_stamp(data_section: dict[str, Any]) -> list[int]:
-    """Return the size and the modification time of the source file; [] for other sources."""
+    """Return the size and the modification time of the source file; [] if the source is not a
+    file."""
     source_path = Path(str(data_section["source"]))
     file_status = source_path.stat() if source_path.is_file() else None
     if file_status:

@@ -1,9 +1,10 @@
 """Selects the samples of each micro-batch as a pure function of the seed, the step and the virtual
 worker.
 
-The samples form an endless stream: one random permutation of all samples per epoch. Each epoch
-contains each sample exactly once, and a micro-batch may span two epochs. In step s, virtual worker
-v of V takes the `batch_size` samples of the stream from position (s·V + v)·batch_size on.
+The samples form an endless stream, which contains one random permutation of all samples per epoch.
+Each epoch contains each sample exactly once, and a micro-batch may span two epochs. In step s,
+virtual worker v of V takes the `batch_size` samples of the stream from position (s·V +
+v)·batch_size on.
 """
 
 from functools import lru_cache

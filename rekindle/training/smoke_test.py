@@ -28,8 +28,8 @@ from rekindle.workload import Workload
 
 # number of parameters above which a model is built on the meta device, which allocates no memory
 MAX_PARAMETERS = 100_000_000
-# this is more than two, because two virtual workers might by chance change a buffer by the same
-# amount
+# number of virtual workers of the test, which is more than two, because two virtual workers might
+# by chance change a buffer by the same amount
 MAX_VIRTUAL_WORKERS = 4
 META_DEVICE = torch.device("meta")
 # the results of the test; `stage` names the function of the workload that is being called
@@ -91,8 +91,8 @@ def build_state(
 
 
 def reject_sparse_layers(training_state: TrainingState) -> None:
-    """Raise ConfigError if a layer would have sparse gradients. Only a model that is built without
-    running a step needs this check, since a step would raise the error itself."""
+    """Raise ConfigError if a layer would have sparse gradients. The check is needed only for a
+    model that is built without running a step, since a step would raise the error itself."""
     trained_ids = {id(parameter) for parameter in training_state.parameters}
     for layer_name, layer in training_state.model.named_modules():
         is_sparse = isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.sparse
@@ -164,8 +164,8 @@ def _count_meta_parameters(
         with META_DEVICE:
             model: nn.Module = build_model(training_spec, workload, dataset_properties)
         return sum(parameter.numel() for parameter in model.parameters())
-    # the exception is ignored: if the workload is at fault, building the model on a real device
-    # raises the exception again
+    # ignore the exception: if the workload is at fault, building the model on a real device raises
+    # the exception again
     except Exception:
         return 0
 

@@ -15,8 +15,8 @@ from rekindle.step import SHA256_OR_EMPTY, StepInputs, create_parser, parse_inpu
 
 # properties of a worker that the bits of a result depend on (numerics.compute_fingerprint)
 Fingerprint = dict[str, str | int]
-# time to wait for all workers before the first group is formed; it is short, because a worker can
-# join later at no cost
+# seconds to wait for all workers before the first group is formed; the time is short, because a
+# worker can join later at no cost
 JOIN_TIMEOUT_S = 1.0
 # settings that a training in one process replaces; the number of workers does not change the
 # weights
@@ -24,7 +24,8 @@ SINGLE_WORKER_SETTINGS = {"workers": 1, "min_workers": 1, "max_workers": 1}
 
 
 class TrainConfig(Section):
-    """Settings of a training. The weights depend on every field except those in NOT_IN_RESULT."""
+    """Settings of a training. The trained weights depend on every field except the fields in
+    NOT_IN_RESULT."""
 
     NOT_IN_RESULT: ClassVar[frozenset[str]] = frozenset(
         {"workers", "min_workers", "max_workers", "silence_seconds", "hung_seconds"}
@@ -250,7 +251,7 @@ class TrainConfig(Section):
 
 
 def check_supported_settings(train_config: TrainConfig, workload: Any) -> None:
-    """Raise ConfigError if the workload does not support these settings."""
+    """Raise ConfigError if the workload does not support the settings of the training."""
     if train_config.validation == "workload" and "validation" not in getattr(
         workload, "splits", ()
     ):
@@ -364,12 +365,12 @@ class TrainingSpec(StepInputs, TrainConfig):
 
     @property
     def ledger(self) -> str:
-        """Key prefix of the run's ledger."""
+        """The key prefix of the run's ledger in the object store."""
         return f"{self.checkpoints}/ledger"
 
     def compute_pause_step(self, sample_count: int) -> int:
-        """Return the number of the step where training pauses: the step of a validation other than
-        the last; 0 if training does not pause."""
+        """Return the number of the step where training pauses, which is the step of a validation
+        other than the last validation; 0 if training does not pause."""
         validation_interval_steps = self.count_validation_interval(sample_count)
         total_step_count = self.total_steps(sample_count)
         pause_step_number = (

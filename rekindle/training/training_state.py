@@ -1,8 +1,8 @@
 """The whole training state in one flat tensor: weights, optimizer state, average of the weights
 (optional), buffers, and the best weights so far with the record of validation (optional).
 
-A single broadcast or copy transfers the whole tensor, so no part can be forgotten. Parameters and
-non-float32 tensors are views of this tensor, aligned to 64 bytes.
+A single broadcast or copy transfers the whole flat tensor, so no part of the state can be
+forgotten. Parameters and non-float32 tensors are views of the flat tensor, aligned to 64 bytes.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class TrainingState:
     initialized.
 
     If validation is configured, training ends with one step that only validates. `make_optimizer`
-    is the workload's function `optimizer`; without it, the optimizer is AdamW.
+    is the workload's function `optimizer`; if it is None, the optimizer is AdamW.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TrainingState:
         self.device = device
         self.step = -1
 
-        # the optimizer is made first, because `make_optimizer` may freeze parameters
+        # make the optimizer first, because `make_optimizer` may freeze parameters
         optimizer = None
         if make_optimizer:
             optimizer = _check_optimizer(make_optimizer(model, train_config))
@@ -147,8 +147,8 @@ class TrainingState:
         """Make one update from `summed_summands` [width], the sum of the summands of
         `virtual_worker_count` virtual workers.
 
-        Returns the norm of the mean gradient before clipping. Raises ConfigError if the norm is not
-        finite.
+        Returns the norm of the mean gradient before clipping. Raises ConfigError if the norm of the
+        gradient is not finite.
         """
         train_config = self.config
         summed_gradient = summed_summands[: self.size] if self._extra_widths else summed_summands
@@ -227,7 +227,7 @@ class TrainingState:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """Step and loss of the best validation so far; None before the first one."""
+        """Step and loss of the best validation so far; None before the first validation."""
         best_loss, best_step = self._record[:2].tolist() if self._record is not None else (0.0, 0.0)
         if best_step:
             return (int(best_step), best_loss)
@@ -278,8 +278,8 @@ class TrainingState:
 
 
 def _check_optimizer(made_optimizer: object) -> torch.optim.Optimizer:
-    """Return the result of a workload's function `optimizer`. Raises ConfigError if it is not an
-    optimizer of torch."""
+    """Return the result of a workload's function `optimizer`. Raises ConfigError if the result is
+    not an optimizer of torch."""
     if not isinstance(made_optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"`optimizer` returned {format_in_one_line(made_optimizer)}: it must return a"
@@ -343,8 +343,8 @@ def _list_trainable_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter
 def load_weights(model: nn.Module, store: Store, release_prefix: str) -> None:
     """Copy to `model` the weights of the release at `release_prefix` whose names and shapes match.
 
-    Raises DataError if the release does not exist, if its weights were changed, or if nothing
-    matches.
+    Raises DataError if the release does not exist, if its weights were changed, or if no weights
+    match.
     """
     release_key = release_prefix.rstrip("/")
     file_names = (MODEL_FILE, WEIGHTS_FILE)

@@ -2,8 +2,9 @@
 weights to release.
 
 The micro-batches of the held-out samples are divided among the virtual workers, whose sums are
-reduced together with the gradients of the next step. So the number of workers does not change the
-bits of the validation sums, and a validation needs no extra communication.
+reduced together with the gradients of the next step. Because of this division, the number of
+workers does not change the bits of the validation sums, and a validation needs no extra
+communication.
 """
 
 from collections.abc import Callable
@@ -43,7 +44,7 @@ def split_samples(
     training_spec: TrainingSpec, workload: Workload, dataset: Dataset, dataset_path: Path
 ) -> tuple[SampleSubset, SampleSubset | None]:
     """Return the training samples and the held-out samples (None if no validation is configured).
-    Raises DataError if one of the two sets would be empty."""
+    Raises DataError if no training samples or no held-out samples would be left."""
     if training_spec.validation == "workload":
         held_out = SampleSubset(workload.dataset(dataset_path, "validation"), None)
         if not len(held_out):
@@ -122,7 +123,7 @@ class Validation:
         )
         self.total = training_spec.total_steps(training_sample_count)
         self.interval_steps = training_spec.count_validation_interval(training_sample_count)
-        # None before the first validation
+        # sums of a step without validation; None before the first validation
         self.measure_names: list[str] | None = None
         self._zero_sums = (
             [torch.zeros(1 + MAX_MEASURES, device=training_state.device)] if samples else []
@@ -140,7 +141,8 @@ class Validation:
         """Return the sums of the loss and the measures over one virtual worker's part of the
         held-out samples, as a tensor [1 + MAX_MEASURES].
 
-        Returns zeros if no validation is due, and [] if the config has no validation.
+        The sums are zeros if no validation is due, and the result is [] if the config has no
+        validation.
         """
         if self.samples is None or not self.is_due(step):
             return self._zero_sums

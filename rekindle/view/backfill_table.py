@@ -6,7 +6,7 @@ from argolocal.view import runs
 
 
 def format_backfill_table(backfill_rows: list[dict[str, Any]]) -> str:
-    """Return the table, with one column for each metric of any run."""
+    """Return the table of a backfill's runs, with one column for each metric of any run."""
     metric_names = list(
         dict.fromkeys(name for backfill_row in backfill_rows for name in backfill_row["metrics"])
     )

@@ -3,9 +3,9 @@ each line.
 
     Logs(cluster, "demo-4k2xp", out).follow()     # until the run ends and all lines are written
 
-One thread per container reads the log. Reading continues after a broken connection, without
-repeating lines. Pods may be deleted and recreated under the same name. `read_archived_lines` reads
-the logs of deleted pods.
+One thread per container reads the log of the container. After a broken connection, the thread
+continues to read without repeating lines. Pods may be deleted and recreated under the same name.
+`read_archived_lines` reads the logs of deleted pods.
 
     # in a pod: {"key": ..., "number": ..., "line": ...} for each line
     python -m rekindle.view.cluster_logs KEY...
@@ -45,10 +45,11 @@ from rekindle.view.progress import choose_progress
 ARGO_CONTAINERS = ("init", "wait", "supervisor")
 # lines that Argo's executor adds to the log of a step
 EXECUTOR_LINE = re.compile(rb" argo=true( |$)|^Error: exit status \d+$")
-# label of the pod, text of the line
+# a line of a log: label of the pod, text of the line
 LabelledLine = tuple[str, str]
 COLORS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
-# a thread reconnects after this time without a line, because the connection may be dead
+# number of seconds without a line after which a thread reconnects, because the connection may be
+# dead
 SILENCE_TIMEOUT_S = 300.0
 # time limit for reading the last log lines of a completed run
 DRAIN_TIMEOUT_S = 5.0
@@ -96,7 +97,7 @@ class Logs:
         # set when the run has completed or a thread failed
         self.ended = threading.Event()
         self.completed = threading.Event()
-        # set when threads must stop waiting for lines
+        # event that is set when threads must stop waiting for lines
         self.drained = threading.Event()
         self.failed: Exception | None = None
         # labels of pods with completely read logs
@@ -105,8 +106,8 @@ class Logs:
         self.missing_lines_reasons: dict[str, str] = {}
 
     def print(self, workflow: Object) -> int:
-        """Write the current logs, and the archived logs of deleted pods. Return the number of pods
-        whose logs were written, plus the number of archived lines written."""
+        """Write the current logs of the run, and the archived logs of its deleted pods. Return the
+        number of pods whose logs were written, plus the number of archived lines written."""
         run_pods = self.cluster.list_objects(PODS, f"{WORKFLOW}={self.name}")
         run_pods.sort(key=lambda run_pod: run_pod["metadata"]["creationTimestamp"])
         pod_labels = {get_pod_label(self.name, run_pod) for run_pod in run_pods}
@@ -245,7 +246,7 @@ class Logs:
         reads_previous_start: bool = False,
     ) -> Iterator[str]:
         """Yield each line that a container has logged since its last start (with
-        `reads_previous_start`: before it). Reconnecting repeats no lines."""
+        `reads_previous_start`: before it). No lines are repeated after a reconnect."""
         log_query = {"timestamps": "true"}
         if follows_log:
             log_query["follow"] = "true"
@@ -305,8 +306,8 @@ class Logs:
             pause_seconds = min(5.0, pause_seconds * 2)
 
     def _is_running(self, pod: Object, container_name: str, restart_count: int) -> bool:
-        """Return True if the container still runs. The end of a log stream does not show this,
-        because the kubelet also ends the stream when it rotates the log."""
+        """Return True if the container still runs. The end of a log stream does not show that a
+        container has ended, because the kubelet also ends the stream when it rotates the log."""
         try:
             current_pod = self.cluster.find(PODS, pod["metadata"]["name"])
         except ApiError:
@@ -349,8 +350,8 @@ def started_pod_labels(workflow: Mapping[str, Any]) -> Iterator[str]:
 
 
 def get_pod_label(name: str, pod: Mapping[str, Any]) -> str:
-    """Return the label of a pod: `ship.release` for a step, `train-worker-0` for a pod of a step's
-    job."""
+    """Return the label of a pod for log lines, such as `ship.release` for a step, or
+    `train-worker-0` for a pod of a step's job."""
     pod_metadata = pod["metadata"]
     node_name = (pod_metadata.get("annotations") or {}).get(NODE_NAME_ANNOTATION)
     return _strip_workflow_name(name, node_name or pod_metadata["name"])
@@ -416,7 +417,7 @@ def _read_last_lines(
             errors="replace"
         )
     except ApiError:
-        # the pod was deleted, or reading is forbidden: report the failure without the pod's log
+        # if the pod was deleted or reading is forbidden, report the failure without the pod's log
         return ""
 
 
@@ -427,13 +428,14 @@ def read_archived_lines(
     `present_labels`.
 
     The logs are read from the object store by a temporary pod. Raises ApiError or RekindleError if
-    it fails.
+    the temporary pod fails.
     """
     label_by_key: dict[str, str] = {}
     run_name = workflow["metadata"]["name"]
 
     for workflow_node in ((workflow.get("status") or {}).get("nodes") or {}).values():
-        # skip the Retry node: it repeats the outputs of its last attempt, whose pod may still exist
+        # skip the Retry node, because it repeats the outputs of its last attempt, whose pod may
+        # still exist
         if workflow_node["type"] == "Retry":
             continue
 
@@ -484,7 +486,7 @@ def _is_log_of_run(run_name: str, key: str) -> bool:
 
 def _print_stored_lines(log_keys: Iterable[str]) -> None:
     """Print each line of the objects `log_keys` as a JSON object that includes the number of the
-    line. For a missing object, print one line that reports it."""
+    line. For a missing object, print one line that reports the missing object."""
     from rekindle.storage import NotFound, Store
 
     object_store = Store.from_env()
@@ -510,9 +512,9 @@ def list_input_parameters(step_row: Step) -> dict[str, str]:
 
 
 class TrainingProgress:
-    """The progress of a run's training. As long as `of` is called regularly, a thread reads it from
-    the workers' logs every few seconds. If no worker runs, `of` returns the reason why the job is
-    waiting in its queue."""
+    """The progress of a run's training. As long as `of` is called regularly, a thread reads the
+    progress from the workers' logs every few seconds. If no worker runs, `of` returns the reason
+    why the job is waiting in its queue."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
@@ -544,7 +546,7 @@ class TrainingProgress:
             self.requested.clear()
             try:
                 progress_by_pod = self._read_progress()
-            # an error of the cluster, or of a log with strange lines: keep the previous progress,
+            # after an error of the cluster or a log with strange lines, keep the previous progress,
             # because the next poll may succeed
             except Exception:
                 progress_by_pod = self.progress

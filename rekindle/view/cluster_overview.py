@@ -55,7 +55,7 @@ def format_run(cluster: Cluster, name: str, as_json: bool, shows_all: bool = Fal
 
 
 def _decompress(workflow: Object) -> Object:
-    """Return the workflow with its nodes, or without nodes if they are malformed."""
+    """Return the workflow with its nodes, or without nodes if the nodes are malformed."""
     try:
         return decompress_nodes(workflow)
     except RekindleError as error:

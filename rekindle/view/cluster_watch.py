@@ -64,8 +64,8 @@ def watch_run(cluster: Cluster, name: str, *, as_json: bool) -> int:
 
 
 class _RunRefresher:
-    """Shows the newest state of a run. Checks every few seconds for waiting pods, whose steps it
-    shows as Pending."""
+    """Shows the newest state of a run. Every few seconds, _RunRefresher checks for waiting pods,
+    whose steps are shown as Pending."""
 
     def __init__(self, cluster: Cluster, run_display: display.RunDisplay) -> None:
         self._cluster = cluster
@@ -183,8 +183,8 @@ def describe_run(cluster: Cluster, workflow: Mapping[str, Any]) -> Object:
 
 
 def _describe_queue(cluster: Cluster, workflow: Mapping[str, Any]) -> Object:
-    """Return the field `queue` of an active run with a queue: its waiting jobs, or the reason why
-    they cannot be read."""
+    """Return the field `queue` of an active run with a queue, which contains the waiting jobs of
+    the run, or the reason why these jobs cannot be read."""
     workflow_status = workflow.get("status") or {}
     if workflow_status.get("phase") in COMPLETED_PHASES or not queue.has_queue(
         get_effective_spec(workflow)
@@ -204,7 +204,7 @@ def _find_endpoint(cluster: Cluster, name: str | None) -> str | None:
     try:
         service_object = cluster.find(SERVICES, name) if name else None
     except ApiError:
-        # a user without permission to read Services gets no URL
+        # return no URL if the user may not read Services
         return None
 
     if service_object:
@@ -222,7 +222,8 @@ def _endpoint_facts(
     request_command = f"curl -s {url}"
 
     if results.needs_token({"spec": get_effective_spec(workflow)}):
-        # printf is a shell builtin, so the token is not visible to other users of the machine
+        # the command uses printf, a shell builtin, so that the token is not visible to other users
+        # of the machine
         request_command = (
             f"printf 'Authorization: Bearer %s' \"${REKINDLE_TOKEN}\" | curl -s -H @- {url}"
         )

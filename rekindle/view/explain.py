@@ -1,4 +1,4 @@
-"""Report on the trainings of a run: `rekindle explain`. The report uses the ledger of a training
+"""Report on the trainings of a run (`rekindle explain`). The report uses the ledger of a training
 or, for a job of another framework, the time and outcome of its step.
 
     # in a pod: prints {TASK: {"words": [...], ...}} for {TASK: TrainingTariff}
@@ -46,8 +46,8 @@ class TrainingCost(Document):
 
 
 class TrainingReport(Document):
-    """The report that a pod prints about a training. Only the fields that this machine uses are
-    declared."""
+    """The report that a pod prints about a training. The class declares only the fields that this
+    machine uses."""
 
     model_config = ConfigDict(extra="allow")
     words: list[str]
@@ -55,7 +55,7 @@ class TrainingReport(Document):
 
 
 class TrainingReports(RootModel[dict[str, TrainingReport]]):
-    """The reports by task."""
+    """The reports about the trainings of a run, by task."""
 
     model_config = ConfigDict(strict=True)
 
@@ -135,11 +135,11 @@ def read_training_reports(
 
 
 class RunCosts:
-    """Computes the costs of a run with the prices that it recorded or, without these, the project's
-    current prices.
+    """Computes the costs of a run with the prices that the run recorded or, without recorded
+    prices, the project's current prices.
 
     `tariffs`: name of a training → its tariff, or None without prices. `jobs`: jobs of other
-    frameworks.
+    frameworks in the run.
     """
 
     def __init__(self, name: str, workflow: Mapping[str, Any], status: Mapping[str, Any]) -> None:

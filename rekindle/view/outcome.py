@@ -16,7 +16,7 @@ from rekindle.operations.results import (
 
 
 def build_outcome(name: str, run_status: Status, **more_fields: Any) -> dict[str, Any]:
-    """Return the object that `-o json` prints. `more_fields` adds or overrides keys
+    """Return the object that `-o json` prints about a run. `more_fields` adds or overrides keys
     (manifest_sha256, endpoint, ...)."""
     output_values = read_parameters(run_status)
 
@@ -38,8 +38,8 @@ def describe_success(
 ) -> str:
     """Return the outcome of a successful run as text, with one line per fact. `outcome_facts`
     (endpoint, commands, cost, ...): further lines, placed before the line with the duration.
-    `is_rekindle` is True if Rekindle rendered the workflow; otherwise outputs such as `verdict` may
-    mean something else, and are not shown."""
+    `is_rekindle` is True if Rekindle rendered the workflow; the outputs of other workflows, such as
+    `verdict`, may have another meaning, and are not shown."""
     output_values = read_parameters(run_status) if is_rekindle else {}
     start_time = run_status.get("startedAt")
     finish_time = run_status.get("finishedAt")

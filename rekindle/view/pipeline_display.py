@@ -51,8 +51,8 @@ def create_run(
 
 
 def _cache_claims(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the PersistentVolumeClaim that `cluster.cache` names, if any. A local run creates a
-    folder in its place."""
+    """Return the PersistentVolumeClaim that `cluster.cache` names, if any. A run on this machine
+    creates a folder in place of the PersistentVolumeClaim."""
     cluster_section = (
         workflow_origin.read_config_or_empty(manifest).get("cluster")
         if manifest.get("spec")
@@ -96,7 +96,8 @@ def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: boo
 
 
 def execute_queued(home: Path, name: str) -> int:
-    """Run a queued run to its end, and return its exit code. Raises Busy, NotQueued."""
+    """Execute a queued run to its end, and return the exit code of the run. Raises Busy,
+    NotQueued."""
     cluster = LocalCluster(home)
     pipeline = Pipeline(LocalRun.load(name, cluster, is_queued=True))
     if pipeline.is_rekindle:
@@ -106,7 +107,8 @@ def execute_queued(home: Path, name: str) -> int:
 
 
 class Pipeline(foreground.Foreground):
-    """Runs a workflow. `is_rekindle` is True if Rekindle has rendered the workflow."""
+    """Runs a workflow with the display of Rekindle. `is_rekindle` is True if Rekindle has rendered
+    the workflow."""
 
     def __init__(self, local_run: LocalRun) -> None:
         super().__init__(local_run)
@@ -114,7 +116,7 @@ class Pipeline(foreground.Foreground):
 
     def begin(self) -> None:
         """Mark the run's folder in the object store. Also restart the deployments that `rekindle
-        down` stopped, since the run may not replace them by a new release."""
+        down` stopped, since the run may not replace these deployments by a new release."""
         if self._writes_artifacts():
             self._mark_run()
 
@@ -137,7 +139,7 @@ class Pipeline(foreground.Foreground):
         return self.is_rekindle or has_artifacts or has_logs
 
     def _mark_run(self) -> None:
-        # imported in this function: it needs the client of the object store
+        # imported in this function, because the module needs the client of the object store
         from rekindle.release.retention import ownership
         from rekindle.storage import Store
 

@@ -193,7 +193,7 @@ def _pods_as_json(replicas: PodReplicas) -> dict[str, Any]:
 
 
 def build_forecast_object(run_forecast: Forecast) -> dict[str, Any]:
-    """Return the object that `-o json` prints."""
+    """Return the forecast as the object that `-o json` prints."""
 
     def total_as_json(time_total: TotalEstimate) -> dict[str, Any]:
         time_fields = {

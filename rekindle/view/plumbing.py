@@ -14,9 +14,9 @@ from rekindle.blocks.manifest.workflow_origin import is_rekindle_manifest
 
 DONE_PHASES = ("Succeeded", "Skipped", "Omitted", "Cached")
 NOT_RUN_PHASES = ("Skipped", "Omitted")
-# marks the DAG that blocks.verify adds
+# name of the task that shows that blocks.verify has added a DAG
 SWITCH_INPUTS = {"server", "running"}
-# marks the DAG of blocks.deploy
+# name of the task that shows that blocks.deploy has added a DAG
 DEPLOY_TASKS = {"deployment", "address"}
 DELETE_TASK_PATTERN = re.compile(r"(expire|take-back|withdraw|cleanup)(-.+)?")
 # conditional tasks of the DAG `promote`
@@ -27,7 +27,7 @@ OUTPUT_REFERENCE = re.compile(
 
 
 class InternalSteps:
-    """Recognizes the internal steps of one run. `manifest`: the workflow of the run."""
+    """Recognizes the internal steps of one run. `manifest`: manifest of the run's workflow."""
 
     def __init__(self, manifest: Mapping[str, Any], run_status: Status) -> None:
         self.is_rekindle = is_rekindle_manifest(manifest)
@@ -45,7 +45,7 @@ class InternalSteps:
         if not (self.is_rekindle and step_row.node and step_row.phase in DONE_PHASES):
             return False
 
-        # cut "(...)", so that a loop item counts as the loop's task
+        # remove "(...)" from the name, so that a loop item counts as the loop's task
         task_name = step_row.name.rpartition(".")[2].partition("(")[0]
         has_run = step_row.phase not in NOT_RUN_PHASES
         return self.is_added(
@@ -130,8 +130,8 @@ def _list_input_names(template: Mapping[str, Any]) -> set[str]:
 
 
 def _simplify_condition(argo_condition: str) -> str:
-    """Write `{{=tasks.evaluate.outputs.parameters.verdict == 'release'}}` as `evaluate.verdict ==
-    'release'`."""
+    """Simplify a condition for display, for example `{{=tasks.evaluate.outputs.parameters.verdict
+    == 'release'}}` to `evaluate.verdict == 'release'`."""
     text = OUTPUT_REFERENCE.sub(
         lambda output_match: (
             f"{output_match[1] or output_match[2]}.{output_match[3] or output_match[4]}"

@@ -12,7 +12,7 @@ from rekindle.training.metrics import PROGRESS_LINE_PATTERN
 # roles of the pods of workers in their names
 WORKER_ROLES = ("worker", "node")
 LOG_END_BYTES = 4096
-# limit for samples per second and seconds
+# largest valid value of samples per second and of seconds
 MAX_NUMBER = 1e12
 
 
@@ -33,7 +33,7 @@ def _find_step(log_text: str) -> int:
 
 def find_progress(log_text: str) -> str:
     """Return `step 120/600  loss 0.0213  10 234 samples/s  12 s left` from the newest progress line
-    in a log. Without one, return the newest report of a program, or ""."""
+    in a log. Without a progress line, return the newest report of a program, or ""."""
     progress_matches = PROGRESS_LINE_PATTERN.findall(log_text)
     if not progress_matches:
         program_reports = LOG_LINE_PATTERN.findall(log_text)

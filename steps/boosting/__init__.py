@@ -38,8 +38,8 @@ def stumps(model_section: Model, dataset_facts: dict[str, Any]) -> "torch.nn.Mod
     import torch
 
     class Stumps(torch.nn.Module):
-        """One stump per round and digit. A stump has a pixel, a threshold, one score for values up
-        to the threshold, and one for larger values."""
+        """One stump per round and digit. A stump has a pixel, a threshold, one score for pixel
+        values up to the threshold, and one score for larger values."""
 
         def __init__(self) -> None:
             super().__init__()

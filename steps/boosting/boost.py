@@ -1,5 +1,5 @@
 """Train gradient-boosted stumps on the digits as XGBoost does: each replica has a part of the rows,
-and their histograms of gradients are summed.
+and the replicas' histograms of gradients are summed.
 
     rekindle step steps.boosting.boost --dataset=runs/a/dataset --out=runs/a/model \\
       --model='{"rounds": 40}'
@@ -39,7 +39,7 @@ DIGITS = 10
 SHRINKAGE = 0.5
 L2_PENALTY = 1.0
 DEFAULT_PORT = 9999
-# since a rank is sent as one byte
+# maximum number of replicas, since a rank is sent as one byte
 MAX_REPLICAS = 256
 TIMEOUT_S = 60.0
 
@@ -60,7 +60,7 @@ class Inputs(StepInputs):
 
 
 class Outputs(StepOutputs):
-    """No outputs: the model is in the object store."""
+    """The step has no outputs, because it stores the model in the object store."""
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -103,7 +103,7 @@ def boost(
     pixel_rows = (images.numpy().reshape(len(images), -1) * (PIXEL_VALUES - 1)).round()
     one_hot_targets = np.eye(DIGITS)[labels]
     class_scores = np.zeros((len(pixel_rows), DIGITS))
-    # shape [n, 64 * PIXEL_VALUES]
+    # one column for each pixel and pixel value, shape [n, 64 * PIXEL_VALUES]
     one_hot = (
         (pixel_rows[:, :, None] == np.arange(PIXEL_VALUES))
         .reshape(len(pixel_rows), -1)
@@ -180,7 +180,7 @@ def save(
 
 class Peers:
     """The connections of a replica: rank 0 is connected to all other replicas, in rank order, and
-    each of these only to rank 0."""
+    each other replica only to rank 0."""
 
     def __init__(self, rank: int, replica_count: int, sockets: list[socket.socket]) -> None:
         self.rank = rank

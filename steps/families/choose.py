@@ -4,7 +4,7 @@ samples.
     rekindle step steps.families.choose --workload=... --dataset=dataset/ --output model=model/ \\
       --models='{"trees": "a/fit/model", "network": "a/train/model"}' --train='{"validation": 0.1}'
 
-The field `chosen` of the output's model.json has the validation values of all families.
+The field `chosen` of model.json in the output contains the validation values of all families.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Prepare a dataset from an artifact of an earlier step:
+"""Prepare a dataset from an artifact of an earlier step, for example:
 `blocks.prepare(source=TASK.outputs.NAME)`."""
 
 from pydantic import Field
@@ -7,7 +7,7 @@ from rekindle import Artifact, Reuse
 from steps import prepare
 from steps.prepare import Outputs
 
-# data.source is not used; the cache key contains the digest of the artifact instead
+# the step does not use data.source, so the cache key contains the digest of the artifact instead
 REUSE = Reuse(
     prepare.IGNORED_INPUTS, data_read=prepare.other_files, not_reused_if=prepare.must_compare
 )

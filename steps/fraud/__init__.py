@@ -33,7 +33,7 @@ __all__ = [
 
 
 def ap(scores: Any, truths: Any) -> float:
-    """Return the average precision. `truths`: columns label, card and day."""
+    """Return the average precision. `truths`: array with the columns label, card and day."""
     from steps.fraud.ranking import average_precision
 
     return average_precision(scores, truths[:, 0])
@@ -118,7 +118,7 @@ def loss(model: "torch.nn.Module", batch: tuple["torch.Tensor", ...]) -> "torch.
 
 
 def examples(path: Path, champion: dict[str, Any] | None) -> "Examples":
-    """Open the test weeks; if there is a champion, only the weeks that it was not trained on.
+    """Open the test weeks. If a champion exists, open only the weeks that it was not trained on.
     Raises DataError."""
     from steps.fraud.handbook_protocol import open_examples
 
@@ -133,7 +133,7 @@ def predictor(release: Path) -> Predictor:
 
 
 def refresh(release: Path, data: Data, out: Path) -> Refreshed | None:
-    """Update the state of a released model with newer transactions. Raises DataError."""
+    """Update the serving state of a released model with newer transactions. Raises DataError."""
     from steps.fraud.renewal import refresh
 
     return refresh(release, data, out)

@@ -1,4 +1,4 @@
-"""Parse and validate the facts of a dataset that its readers need."""
+"""Parse and validate the facts of a dataset that the readers of the dataset need."""
 
 from pathlib import Path
 

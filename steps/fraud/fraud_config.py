@@ -52,7 +52,8 @@ class Columns(Section):
 
 
 class Text(Section):
-    """Format of text columns. If a setting is empty, the format is detected from the data."""
+    """Format of text columns in the source. If a setting is empty, the format is detected from the
+    data."""
 
     encoding: str = Field(
         default="",
@@ -170,8 +171,8 @@ class Data(DataConfig):
         return bool(self.window)
 
     def at(self, time: datetime) -> Self:
-        """Return the section with the window that ends at the scheduled `time`, even if the run
-        starts later."""
+        """Return the section `data` with the window that ends at the scheduled `time`, even if the
+        run starts later."""
         if not self.window:
             return self
         last_day_of_window = time.date() - timedelta(days=1)
@@ -188,8 +189,8 @@ class Data(DataConfig):
         )
 
     def first_rows(self, rows: int, folder: Path) -> Self | None:
-        """Return the section for a smaller simulated world. Return None for other data, because its
-        first rows would not reach the test weeks."""
+        """Return the section for a smaller simulated world. Return None for data that is not
+        simulated, because its first rows would not reach the test weeks."""
         if not self.source.startswith("simulate://"):
             return None
         simulated_world = parse(self.source)

@@ -2,8 +2,8 @@
 
 A test week starts `label_delay_days` after a reference week; training may use data up to the end of
 the reference week. On each day of the test week, cards that are already known to be compromised are
-excluded: cards with a fraud in or after the reference week whose label is known on that day.
-Metrics are means over the test weeks; all models are evaluated on the same rows.
+excluded, that is, cards with a fraud in or after the reference week whose label is known on the
+day. Metrics are means over the test weeks; all models are evaluated on the same rows.
 """
 
 from dataclasses import dataclass, replace
@@ -33,13 +33,13 @@ from steps.fraud.ranking import average_precision, weighted_ap
 Floats = NDArray[np.float64]
 
 WEEK = 7 * DAY
-# windows per forward pass
+# number of windows in one forward pass
 BATCH = 64
 # approximate number of test rows that `verify` replays
 REPLAY_ROWS = 200
 
 # The published data of 2018: first day of each test week → (number of transactions until the end of
-# the week, number of frauds among them, number of test rows, number of frauds among these).
+# the week, number of frauds among them, number of test rows, number of frauds among the test rows).
 PUBLISHED_FIRST = 1_522_540_831_000_000
 PUBLISHED = {
     "2018-07-04": (968_731, 7_698, 57_182, 416),
@@ -138,7 +138,7 @@ class Boosted:
     trees."""
 
     trees: Trees
-    # end of training; trees score all later rows, also after a refresh
+    # end of training; trees score all rows after this time, also after a refresh
     train_end: int
     # ids of the last training rows of the release, ascending
     ids: Ints
@@ -193,8 +193,8 @@ def score(
     """Return the probability of fraud of each of the rows `row_indices` (ascending), equal to the
     prediction of a server.
 
-    The dataset contains the log-odds of its own trees. For a model of another dataset,
-    `served_log_odds` has the log-odds that the model's servers compute.
+    The dataset contains the log-odds of its own trees. For a model that was trained on another
+    dataset, `served_log_odds` contains the log-odds that the model's servers compute.
     """
     window_starts, window_by_row, position_by_row = scoring_windows(dataset_rows.first, row_indices)
     feature_offsets = torch.from_numpy(dataset_rows.offsets[window_starts])
@@ -215,8 +215,8 @@ def score(
 
 
 class Weekly(Examples):
-    """The rows of the test weeks. `index` has their positions in the dataset at `path`, in
-    ascending order."""
+    """The rows of the test weeks. `index` contains the positions of these rows in the dataset at
+    `path`, in ascending order."""
 
     def __init__(
         self, dataset_folder: Path, dataset_rows: Rows, test_weeks: list[Week], warnings: list[str]
@@ -349,8 +349,8 @@ class Weekly(Examples):
 
 
 def open_examples(dataset_folder: Path, champion_facts: dict[str, Any] | None) -> Weekly:
-    """Open the test weeks; if the facts of a champion's dataset are given, only the weeks that the
-    champion was not trained on.
+    """Open the test weeks. If the facts of a champion's dataset are given, open only the weeks that
+    the champion was not trained on.
 
     Raises DataError if no week remains.
     """

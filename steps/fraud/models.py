@@ -6,10 +6,10 @@ Both families predict a probability of fraud for each transaction. The trees
 each transaction; the transformer gets this feature, too.
 
 Each layer of the transformer attends to at most `model.window` transactions, so a score depends
-only on the newest `layers * (window - 1) + 1` transactions. Earlier history does not affect it, so
-a server, which scores one history, and an evaluation, which scores long sequences, compute the same
-score. Ids of cards and terminals are not inputs. `model.safetensors` includes the names, means and
-standard deviations of the inputs.
+only on the newest `layers * (window - 1) + 1` transactions. Transactions before these do not affect
+a score, so a server, which scores one history, and an evaluation, which scores long sequences,
+compute the same score. Ids of cards and terminals are not inputs of the models. `model.safetensors`
+includes the names, means and standard deviations of the inputs.
 """
 
 from pathlib import Path
@@ -25,15 +25,15 @@ from rekindle.errors import DataError
 from steps.fraud.data.boosting import BOOSTED
 from steps.fraud.fraud_config import Model
 
-# initial log-odds of fraud; low, because fraud is rare
+# initial log-odds of fraud, which are low, because fraud is rare
 INITIAL_LOGIT = -5.0
 # limit of the absolute value of standardized inputs
 CLIP = 8.0
 
 
 class Block(nn.Module):
-    """Transformer block with pre-norm attention and feed-forward layers and residual connections:
-    [B, L, width] → [B, L, width]."""
+    """Transformer block with pre-norm attention and feed-forward layers and residual connections,
+    which maps [B, L, width] to [B, L, width]."""
 
     def __init__(self, model_section: Model) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Block(nn.Module):
         self, x: Tensor, attention_mask: Tensor, last_positions: Tensor | None = None
     ) -> Tensor:
         """Add `attention_mask` [L, L] to the attention logits. If `last_positions` [B] is given,
-        return only the outputs at the positions `last_positions`: [B, 1, width]."""
+        return only the outputs at these positions, with the shape [B, 1, width]."""
         batch, length, width = x.shape
         qkv = self.qkv(self.norm_attention(x)).view(
             batch, length, 3, self.heads, width // self.heads
@@ -113,8 +113,8 @@ class TreesModel(Inputs):
         self.boosted = input_names.index(BOOSTED)
 
     def forward(self, features: Tensor, last_positions: Tensor | None = None) -> Tensor:
-        """Return the log-odds [B, L], or, if `last_positions` [B] is given, only those at the
-        positions `last_positions`: [B, 1]."""
+        """Return the log-odds [B, L] or, if `last_positions` [B] is given, only the log-odds at
+        these positions, with the shape [B, 1]."""
         boosted_log_odds = features[..., self.boosted]
         if last_positions is None:
             return boosted_log_odds
@@ -144,7 +144,8 @@ class FraudModel(Inputs):
         nn.init.constant_(self.head.bias, INITIAL_LOGIT)
 
     def forward(self, features: Tensor, last_positions: Tensor | None = None) -> Tensor:
-        """Return the log-odds [B, L]; with `last_positions` [B], at these positions: [B, 1]."""
+        """Return the log-odds [B, L] or, if `last_positions` [B] is given, only the log-odds at
+        these positions, with the shape [B, 1]."""
         x = self.embed(((features - self.mean) / self.spread).clamp(-CLIP, CLIP))
         row_positions = torch.arange(features.shape[1], device=features.device)
         row_distances = row_positions[:, None] - row_positions[None, :]
@@ -169,7 +170,7 @@ def build(
 ) -> TreesModel | FraudModel:
     """Build an untrained model for a dataset with `dataset_facts` (keys `features`, `mean`,
     `std`)."""
-    # avoids division by 0
+    # replace a standard deviation of 0, to avoid a division by 0
     input_deviations = torch.tensor(dataset_facts["std"]).clamp(min=1e-6)
     return FAMILIES[family_name](
         model_section,
@@ -233,7 +234,8 @@ def score_windows(model: nn.Module, feature_windows: Tensor, window_lengths: Ten
 
     Histories start at position 0; padding after position `lengths - 1` is ignored. If B is 8 and
     the model is wide enough (MIN_BATCH_WIDTH in scoring.py), the bits of a score do not depend on
-    the position in the batch. To ensure this, the sigmoid is applied to the last positions only.
-    Over all positions, its vectorized loop would compute the remainder differently.
+    the position in the batch. So that the bits of a score do not depend on the position in the
+    batch, the sigmoid is applied to the last positions only. Over all positions, the sigmoid's
+    vectorized loop would compute the remainder differently.
     """
     return model(feature_windows, window_lengths - 1).squeeze(1).double().sigmoid()

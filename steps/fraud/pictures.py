@@ -15,7 +15,7 @@ from steps.fraud.ranking import average_precision, count_flagged
 Floats = NDArray[np.float64]
 Ints = NDArray[np.integer]
 COLOUR = {"candidate": "#c2410c", "champion": "#475569", "baseline": "#0f766e"}
-# scores from here on count as alarms
+# smallest score that counts as an alarm
 ALARM_SCORE = 0.5
 
 
@@ -26,8 +26,8 @@ def draw(
     scores_by_model: dict[str, Floats],
     evaluated_weeks: list[dict[str, Any]],
 ) -> None:
-    """Write plots into `plot_folder`. `scores_by_model`: name of a model → its scores [n] of the
-    rows, which have `labels` and `scenarios`."""
+    """Write the plots of an evaluation into `plot_folder`. `scores_by_model`: name of a model → its
+    scores [n] of the rows, which have `labels` and `scenarios`."""
     plot_folder.mkdir(parents=True, exist_ok=True)
 
     with matplotlib.rc_context(

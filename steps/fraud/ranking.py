@@ -1,7 +1,8 @@
 """The metrics of the Fraud Detection Handbook (chapter 4).
 
-AP and AUC are defined as in scikit-learn, which is not imported because that takes longer than the
-computation. CP@k is the fraction of compromised cards among the k cards that are checked each day.
+AP and AUC are defined as in scikit-learn, which is not imported because the import takes longer
+than the computation. CP@k is the fraction of compromised cards among the k cards that are checked
+each day.
 """
 
 from typing import Any
@@ -51,8 +52,9 @@ def card_precision(
     """Return CP@k, with k = `top_card_count`: the fraction of compromised cards among the k cards
     with the highest scores of a day, averaged over the days.
 
-    The score and label of a card on a day are the maxima over its transactions. A compromised card
-    that was checked on a day is excluded on later days. Ties are ordered by card number.
+    The score and label of a card on a day are the maxima over the card's transactions. A
+    compromised card that was checked on a day is excluded on later days. Cards with equal scores
+    are ordered by card number.
     """
     compromised_cards: set[int] = set()
     daily_precisions = []
@@ -84,8 +86,8 @@ def weighted_ap(
     from scipy.sparse import csr_array
 
     thresholds = np.unique(scores[labels == 1])
-    # level 0: rows with at least the highest threshold; each further level: rows between two
-    # thresholds
+    # level 0 contains the rows with at least the highest threshold, and each further level the rows
+    # between two thresholds
     threshold_level = len(thresholds) - np.searchsorted(thresholds, scores, side="right")
     matrix_shape = (len(thresholds) + 1, len(resample_weights))
     transaction_weights = (

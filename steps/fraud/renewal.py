@@ -1,9 +1,9 @@
-"""Update the serving state of a released model with newer data; its weights stay unchanged.
+"""Update the serving state of a released model with newer data; the model's weights stay unchanged.
 
 Newer transactions get the features and tree scores that a server would compute for them as
 `history` of a request, and the labels that have become known. With the new state, a request need
-not contain these transactions in `history`. Its prediction has the same bits as with the previous
-state and these transactions in `history`.
+not contain the newer transactions in `history`. The prediction has the same bits as with the
+previous state and the newer transactions in `history`.
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ from steps.fraud.data.shards import last_full_day
 from steps.fraud.data.transactions import DAY, UNKNOWN, Rows, format_utc
 from steps.fraud.fraud_config import Data
 
-# rows per call of the trees
+# number of rows that the trees score in one call
 CHUNK = 4096
 # number of newest transactions that are sent to the servers to verify their predictions
 VERIFIED_TRANSACTIONS = 50
@@ -127,10 +127,10 @@ def fill_labels(old_rows: Rows, new_rows: Rows) -> Rows:
 def extend(
     current_state: serving_state.State, old_rows: Rows, later_rows: Rows, new_state_end: int
 ) -> tuple[Rows, Floats]:
-    """Return the rows that a server needs from `new_state_end` on, sorted by (card, time, id),
-    and their features."""
+    """Return the rows that a server needs after the time `new_state_end`, sorted by (card, time,
+    id), and their features."""
     joined_rows = Rows.concat([old_rows, later_rows])
-    # number the rows, to recognize those of `old_rows`, whose features stay unchanged
+    # number the rows, to recognize the rows of `old_rows`, whose features stay unchanged
     row_numbers = np.arange(len(joined_rows))
     time_order = np.lexsort((joined_rows.id, joined_rows.time))
     numbered_rows = replace(joined_rows, scenario=row_numbers)[time_order]

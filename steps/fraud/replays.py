@@ -1,5 +1,5 @@
-"""Create requests from test transactions, to verify the scores of a server. This module does not
-import torch."""
+"""Create requests from test transactions, to verify the scores of a server. The module replays.py
+does not import torch."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,7 +53,7 @@ def replay(
             continue
 
         # all scored transactions are sent without labels, so end a request before the label of its
-        # first one becomes known
+        # first transaction becomes known
         is_batch_complete = batch_rows and later_rows.time[row_index] - later_rows.time[
             batch_rows[0]
         ] >= max(label_delay_microseconds, 1)

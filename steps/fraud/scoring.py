@@ -1,10 +1,10 @@
 """Score raw transactions with a released model.
 
-A request is {"instances": [{transaction_id, time, card, terminal, amount}], "history": [...]}. Rows
-of `history` also have the field "fraud" once their label is known. A prediction is the probability
-of fraud. `history` contains the transactions between the end of the training data and the
-instances. A score is exact if `history` has all rows of the scored cards, and of all terminals in
-these rows and in the instances.
+A request is a JSON object with the lists `instances` and `history` of objects {transaction_id,
+time, card, terminal, amount}. Rows of `history` also have the field "fraud" once their label is
+known. A prediction is the probability that a transaction is a fraud. `history` contains the
+transactions between the end of the training data and the instances. A score is exact if `history`
+has all rows of the scored cards, and of all terminals in these rows and in the instances.
 """
 
 import math
@@ -27,13 +27,14 @@ from steps.fraud.fraud_config import MAX_HISTORY
 from steps.fraud.models import load, score_windows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# windows per forward pass; fixed, so that the bits of a score do not depend on other requests
+# number of windows in one forward pass, which is fixed, so that the bits of a score do not depend
+# on other requests
 BATCH = 8
-# a request without history causes a warning only if it is longer than this after the end of the
-# state
+# a request without history causes a warning only if its time is more than this after the end of the
+# serving state
 MAX_WITHOUT_HISTORY = DAY
-# narrower models score single windows, because the position in a batch would change bits of their
-# scores
+# models with a smaller width score single windows, because the position in a batch would change
+# bits of their scores
 MIN_BATCH_WIDTH = 16
 
 
@@ -99,7 +100,7 @@ class Transaction(BaseModel):
 
 
 class PastTransaction(Transaction):
-    """A transaction of the request's history, from after the end of the training data."""
+    """A transaction in the request's history, which is later than the end of the training data."""
 
     fraud: Label = Field(0, description="1 or 0; left out if the label is not known yet")
 
@@ -125,7 +126,8 @@ class Request(BaseModel):
 
 
 class FraudPredictor:
-    """A released model with its serving state. Implements Predictor of rekindle/workload.py."""
+    """A released model with its serving state. FraudPredictor implements the protocol Predictor of
+    rekindle/workload.py."""
 
     Request = Request
 
@@ -156,7 +158,7 @@ class FraudPredictor:
 
     def predict(self, requests: Sequence[Request]) -> list[list[float]]:
         """Return the probability of fraud of each instance. Raises DataError if an instance is
-        older than the state."""
+        older than the serving state."""
         row_pairs = zip(
             rows([scored_request.instances for scored_request in requests]),
             rows([scored_request.history for scored_request in requests]),
@@ -169,7 +171,7 @@ class FraudPredictor:
 
     def warn(self, request: Request) -> str:
         """Return a warning if the history is missing and an instance is long after the end of the
-        state; otherwise ""."""
+        serving state; otherwise ""."""
         state_end = self.state.train_end
 
         newest_time = max(transaction.time for transaction in request.instances)

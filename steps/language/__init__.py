@@ -4,8 +4,9 @@
     rekindle run configs/language.yaml
 
 The metric is the number of bits per byte on the last tenth of the text. An instance contains a
-text; the prediction has its number of bits and bytes and, if requested, the most likely next bytes.
-Architecture: A. Radford and others, Language Models are Unsupervised Multitask Learners (2019).
+text; the prediction contains the numbers of bits and bytes of the text and, if requested, the most
+likely next bytes. Architecture: A. Radford and others, Language Models are Unsupervised Multitask
+Learners (2019).
 """
 
 import argparse
@@ -23,7 +24,7 @@ from rekindle import DataConfig, DataError, Metric, Prepared, Section
 if TYPE_CHECKING:
     import torch
 
-# byte that is put before each text, so that the first byte of the text is predicted, too
+# byte that is put before each text, so that the first byte of the text is also predicted
 START = 0
 
 
@@ -61,7 +62,8 @@ class Model(Section):
 
 
 class Instance(BaseModel):
-    """A text. Only the last bytes of a text that is longer than the model's window are used."""
+    """A text. A text to predict. If the text is longer than the model's window, only its last bytes
+    are used."""
 
     model_config = ConfigDict(extra="forbid")
     text: str = Field(min_length=1, max_length=10_000)

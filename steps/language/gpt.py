@@ -8,7 +8,7 @@ VOCABULARY = 256
 
 class Block(nn.Module):
     """Transformer block with pre-norm causal attention and feed-forward layers and residual
-    connections: [B, L, width] → [B, L, width]."""
+    connections, which maps [B, L, width] to [B, L, width]."""
 
     def __init__(self, hidden_width: int, head_count: int) -> None:
         super().__init__()
@@ -35,7 +35,8 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A byte-level GPT: bytes [B, L], with L ≤ window → logits of the next byte [B, L, 256]."""
+    """A byte-level GPT, which maps bytes [B, L], with L ≤ window, to logits of the next byte [B, L,
+    256]."""
 
     def __init__(
         self, window_bytes: int, hidden_width: int, layer_count: int, head_count: int

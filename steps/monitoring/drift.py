@@ -3,8 +3,8 @@ rows.
 
     rekindle step steps.monitoring.drift --model=demo --workflow=try-1 --experiment=drift
 
-The verdict is `drift`, `steady` (no drift), or `few` (too few instances to judge; the next check
-includes them).
+The verdict is `drift`, `steady` (no drift), or `few` (too few instances for a decision; the next
+check includes these instances).
 """
 
 from pydantic import Field

@@ -1,5 +1,5 @@
-"""Compare the data of a moving window with earlier runs: newest row, number of rows, code and
-config."""
+"""Compare a run whose data is a moving window with earlier runs, by its newest row, number of rows,
+code and config."""
 
 import traceback
 from datetime import datetime
@@ -14,7 +14,7 @@ from rekindle.tracking import RunData
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 # valid years in the time of a tag
 YEARS = range(1900, 9000)
-# warn if a window has fewer rows than this share of the last training's rows
+# warn if a window has less than this fraction of the last training's number of rows
 MIN_ROWS_RATIO = 0.9
 # tag with the time of the newest row
 NEWEST_TAG = "data.newest"
@@ -66,7 +66,7 @@ def warn_of_stale_data(
     is_past: bool = False,
 ) -> list[str]:
     """Return a warning if the window has moved since the last training, but the data has no newer
-    rows, or has far fewer rows than before.
+    rows, or has far fewer rows than the data of the last training.
 
     Raises DataError if the data has fewer rows than data.minimum_share requires, except in the run
     of a backfill (`is_past`).
@@ -137,15 +137,16 @@ def parse_time(time_text: str) -> datetime | None:
         parsed_time = datetime.fromisoformat(time_text)
     except ValueError:
         return None
-    # reject other years, because arithmetic with them could exceed datetime.min or datetime.max
+    # reject other years, because arithmetic with such times could exceed datetime.min or
+    # datetime.max
     if parsed_time.tzinfo and parsed_time.year in YEARS:
         return parsed_time
     return None
 
 
 def identity_tags(manifest: dict[str, Any], code_identity: str) -> dict[str, str]:
-    """Return the tags that identify a run: its `code`, and the hashes in the parameters of its
-    manifest."""
+    """Return the tags that identify the inputs of a run, which are its `code` and the hashes in the
+    parameters of its manifest."""
     workflow_arguments = manifest["spec"].get("arguments") or {}
     argument_parameters = workflow_arguments.get("parameters") or []
     parameter_values = {
@@ -186,8 +187,8 @@ def last_scheduled(
 def describe_changes(
     run_tags: dict[str, str], config_document: dict[str, Any], last_run: RunData
 ) -> list[str]:
-    """Return what has changed since the run `last_run`: the changed config keys, and "the code"
-    if it changed. If neither changed, return "the manifest"."""
+    """Return a text that names the changes since the run `last_run`, which are the changed config
+    keys, and "the code" if the code has changed. Without such a change, return "the manifest"."""
     changed_tags = [
         tag_name
         for tag_name, tag_value in run_tags.items()

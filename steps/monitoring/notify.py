@@ -1,5 +1,5 @@
-"""Send a notification when a workflow has ended: the last task of every pipeline whose config
-contains `notify`.
+"""Send a notification when a workflow has ended. The step is the last task of every pipeline whose
+config contains `notify`.
 
     NOTIFY_URL=https://hooks.example.com/... rekindle step steps.monitoring.notify \\
       --workflow=demo-x7k2p --status=Failed --experiment=demo --format=slack
@@ -85,8 +85,8 @@ def run(inputs: Inputs) -> Outputs:
 def compose(
     inputs: Inputs, run_tags: Mapping[str, str], run_link: str
 ) -> NotificationMessage | None:
-    """Return the notification about a run with the MLflow tags `run_tags`, or None if its result
-    needs no notification."""
+    """Return the notification about a run with the MLflow tags `run_tags`, or None if the result of
+    the run needs no notification."""
     from rekindle import tracking
 
     run_name = inputs.workflow

@@ -1,5 +1,6 @@
 """Compute an identity of the code that a run loads, and check that the identity covers all of the
-code. A scheduled run may skip the training, because nothing has changed, only if it does.
+code. A scheduled run may skip the training, because nothing has changed, only if the identity
+covers all of its code.
 """
 
 import os
@@ -14,7 +15,7 @@ from rekindle.kubernetes_names import S3_BUCKET
 from rekindle.program.processes import program_code
 from rekindle.tracking import WORKFLOW, RunData
 
-# tag of a run: why its code cannot be compared with the code of other runs
+# tag of a run with the reason why its code cannot be compared with the code of other runs
 UNCOVERED_TAG = "code.uncovered"
 
 
@@ -28,8 +29,8 @@ class RunIdentity:
 
 
 def find(manifest: Mapping[str, Any], extra_module_names: Iterable[str]) -> RunIdentity:
-    """Return the identity of the code of a run: of the modules and files that its manifest names,
-    of `extra_module_names`, and of everything that they import."""
+    """Return the identity of the code of a run, which covers the modules and files that the run's
+    manifest names, `extra_module_names`, and everything that these modules import."""
     search_folders = project.search_path()
     module_names = sorted(
         {*run_code.list_named_modules(manifest, search_folders), *extra_module_names}
@@ -49,7 +50,7 @@ def find(manifest: Mapping[str, Any], extra_module_names: Iterable[str]) -> RunI
 
 def why_uncovered(last_run: RunData, manifest: Mapping[str, Any]) -> str:
     """Return the reason why the code identity of an earlier run does not cover all files that the
-    run loaded, or "" if it covers them."""
+    run loaded, or "" if the identity covers all files."""
     if UNCOVERED_TAG in last_run.tags:
         return f"in the earlier run, {last_run.tags[UNCOVERED_TAG]}"
     if not os.environ.get(S3_BUCKET):

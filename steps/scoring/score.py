@@ -34,8 +34,8 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Load the release once and score all files. Raises a DataError with file and line if an
-    instance is invalid."""
+    """Load the release once and score all files with it. Raises a DataError with file and line if
+    an instance is invalid."""
     from rekindle.release.predictor import open_predictor
     from rekindle.release.release_files import download
     from rekindle.storage import Store

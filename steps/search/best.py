@@ -33,7 +33,8 @@ class Outputs(StepOutputs):
 
 
 def run(inputs: Inputs) -> Outputs:
-    """Fetch the best trial, and log the result. Raises ConfigError if all trials have failed."""
+    """Fetch the model of the best trial, and log the result of the sweep. Raises ConfigError if all
+    trials have failed."""
     from rekindle import Store, tracking
     from rekindle.content.weights import verify_weights
     from rekindle.errors import write_stderr

@@ -46,7 +46,7 @@ class Inputs(StepInputs):
 
 
 class Outputs(StepOutputs):
-    """No outputs: the results are in the object store."""
+    """The step has no outputs, because the results of trials are in the object store."""
 
 
 def run(inputs: Inputs) -> Outputs:
@@ -59,7 +59,7 @@ def run(inputs: Inputs) -> Outputs:
     from rekindle.training.sweep.study import SweepStudy
     from rekindle.training.sweep.trials import Trainer, WorkloadTrainer, train_trials
 
-    # each trial has its own steps
+    # report no progress to Argo, because each trial has its own steps
     disable_progress()
     trial_trainer: Trainer
     if inputs.program:

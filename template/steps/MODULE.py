@@ -1,5 +1,5 @@
-"""Predict the power consumption of an hour with a small network. The data is a CSV file, sorted
-from the oldest to the newest row."""
+"""Predict the power consumption of an hour with a small network. The data is a CSV file whose rows
+are sorted from the oldest to the newest."""
 
 from pydantic import BaseModel, Field
 

@@ -1,4 +1,4 @@
-"""Tests: the project's pipeline can be rendered, and its step writes the model card."""
+"""Tests that the project's pipeline can be rendered, and that its step writes the model card."""
 
 from rekindle import load_config, render_manifest
 from steps import card

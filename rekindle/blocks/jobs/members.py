@@ -190,9 +190,9 @@ def build_coordinator_spec(
         container_name, pod_config, python_arguments, env=environment_variables, ports=METRICS_PORTS
     )
 
-    # The training operator checks the deadline of a job only when one of its pods changes. So the
-    # coordinator gets the same deadline as the job: when the coordinator ends, the operator checks
-    # the job.
+    # The training operator checks the deadline of a job only when one of its pods changes. The
+    # coordinator gets the same deadline as the job, because the operator checks the job when the
+    # coordinator ends.
     return pod_spec(
         pod_config,
         cluster.signal_account or cluster.pod_account,

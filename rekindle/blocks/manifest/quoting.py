@@ -63,8 +63,8 @@ def quote_word(text: str) -> str:
     """Return the text with its tags changed so that `when` or kubectl can read it: the value of a
     tag becomes "" if the value is not a word.
 
-    A word consists of letters, digits and `._/-`, and starts with a letter or digit. So a word can
-    neither end a quoted text nor be read as an option.
+    A word consists of letters, digits and `._/-`, and starts with a letter or digit. A word can
+    therefore neither end a quoted text nor be read as an option of a command.
     """
     return _replace_tags(
         text, lambda expression: f"sprig.regexFind('{WORD_PATTERN}', {expression})"

@@ -2,10 +2,11 @@
 program that the repository names.
 
 The configuration, attributes and hooks of a repository can name programs, and no option of git
-disables all of them. So git reads the objects, references and index of the repository through a
-private git directory, which has no hooks, no remotes and only harmless settings. Objects of other
-repositories (alternates) are not read. A repository that contains a FIFO or a device is rejected,
-because git would block on such a file, or read the file endlessly. No other module runs git.
+disables all of them. Therefore, git reads the objects, references and index of the repository
+through a private git directory, which has no hooks, no remotes and only harmless settings. Objects
+of other repositories (alternates) are not read. A repository that contains a FIFO or a device is
+rejected, because git would block on such a file, or read the file endlessly. No other module runs
+git.
 """
 
 import hashlib

@@ -47,10 +47,10 @@ def job(
     pods is fixed, and the job's operator sets the environment. `inputs` may contain model, train,
     dataset, digest and run_id.
 
-    A step gets those of the following inputs that its class `Inputs` declares. They are `dataset`
-    (the dataset's key in the object store), `out` (the key where rank 0 stores model.safetensors
-    and model.json), `digest` (of the dataset), `run_id` (of MLflow), `workload` and `model`. In an
-    MPIJob, only the Launcher runs the program or the step.
+    A step gets the following inputs, as far as its class `Inputs` declares them. The inputs of a
+    step are `dataset` (the dataset's key in the object store), `out` (the key where rank 0 stores
+    model.safetensors and model.json), `digest` (of the dataset), `run_id` (of MLflow), `workload`
+    and `model`. In an MPIJob, only the Launcher runs the program or the step.
     """
     _check_job(kind, replicas)
     if isinstance(module, ProgramConfig):

@@ -4,9 +4,9 @@
       --artifacts s3://b/mlflow --record FILE
 
 `mlflow server` imports everything twice, in a parent that migrates the database and in a uvicorn
-child, which takes 10 s of CPU time and 500 MB. This module serves the same Flask application as
-`mlflow server --gunicorn-opts` from threads of the process that migrated the database, which takes
-3 s and half the memory.
+child, which takes 10 s of CPU time and 500 MB. The module mlflow.py serves the same Flask
+application as `mlflow server --gunicorn-opts` from threads of the process that migrated the
+database, which takes 3 s and half the memory.
 
 Artifacts are proxied, so clients need only MLFLOW_TRACKING_URI and MLFLOW_TRACKING_TOKEN. The
 server itself accesses the artifacts with MLFLOW_S3_ENDPOINT_URL and AWS_*. login.py reads only the

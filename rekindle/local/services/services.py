@@ -9,10 +9,10 @@ directory.
 The first command that needs an embedded service starts the service, which outlives the command and
 serves all later commands. The port, pid and start time of a service are in `services/<name>.json`.
 A file lock ensures that concurrent commands start only one process of a service. The command
-creates the listening socket and passes the socket to the service. So `start` returns immediately,
-and requests that arrive before the service is ready wait instead of being refused. A service whose
-process has ended is restarted on its previous port. Set S3_ENDPOINT_URL and MLFLOW_TRACKING_URI to
-use other services instead.
+creates the listening socket and passes the socket to the service. Because the command owns the
+socket, `start` returns immediately, and requests that arrive before the service is ready wait
+instead of being refused. A service whose process has ended is restarted on its previous port. Set
+S3_ENDPOINT_URL and MLFLOW_TRACKING_URI to use other services instead.
 """
 
 import fcntl

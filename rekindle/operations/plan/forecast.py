@@ -125,8 +125,8 @@ class Forecast:
 
 
 class ForecastSources:
-    """The sources of a forecast: REKINDLE_HOME of this machine or a cluster and, if it can be read,
-    the object store. `notes` are sentences about sources that cannot be read."""
+    """The sources of a forecast, which are the REKINDLE_HOME of this machine or a cluster and, if
+    it can be read, the object store. `notes` are sentences about sources that cannot be read."""
 
     def __init__(self, home_folder: Path, cluster: Cluster | None) -> None:
         self.home = home_folder

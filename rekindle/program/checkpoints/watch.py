@@ -8,9 +8,10 @@ repeatedly.
     watch.complete                     # the complete checkpoints
     watch.incomplete                   # the reasons why the other checkpoints are incomplete
 
-A file that does not change may be complete, or the process that wrote it may have been killed. So a
-listing counts as evidence that a file is complete only if all processes of the program are alive
-afterwards. After the end of the processes, `settle` accepts only files whose content is complete.
+A file that does not change may be complete, or the process that wrote it may have been killed. A
+listing therefore counts as evidence that a file is complete only if all processes of the program
+are alive after the listing. After the end of the processes, `settle` accepts only files whose
+content is complete.
 """
 
 import time

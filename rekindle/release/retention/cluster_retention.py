@@ -1,8 +1,8 @@
 """Applies retention at the end of a run on a cluster, in the pod of the step `report`.
 
-The pod of the step `report` has no access to Workflows and Deployments. So retention on a cluster
-keeps a failed run as long as its Workflow may be resumed. Releases are removed only after a
-promotion, because a promotion deletes the Deployments of older releases.
+The pod of the step `report` has no access to Workflows and Deployments. Without this access,
+retention keeps a failed run as long as its Workflow may be resumed. Releases are removed only after
+a promotion, because a promotion deletes the Deployments of older releases.
 """
 
 import time

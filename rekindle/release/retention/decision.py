@@ -87,8 +87,8 @@ class RunRemoval:
 
 @dataclass(frozen=True)
 class Removal:
-    """The releases, cache entries and runs to remove. They are removed in the order releases, cache
-    entries, runs."""
+    """The releases, cache entries and runs to remove. Releases are removed first, then cache
+    entries, then runs."""
 
     releases: list[Release] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)

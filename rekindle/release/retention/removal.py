@@ -2,7 +2,8 @@
 repeated after an interruption, and may run concurrently.
 
 An object is deleted only if a record in the object store says that the object belongs to the
-removed run (ownership.py) or release (release.json). This record is deleted after the objects.
+removed run (ownership.py) or release (release.json). The record of a run or release is deleted
+after its objects.
 """
 
 import time

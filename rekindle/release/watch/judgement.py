@@ -3,8 +3,8 @@ response times or predictions.
 
 Each test has a tolerance, so that irrelevant differences do not become significant with more
 traffic, and needs only the data of `/metrics`. Each test gets a part of serve.canary.false_alarms
-as its significance level `alpha` (Bonferroni correction). So over all checks of a canary, the
-probability that any test rejects a good candidate is at most serve.canary.false_alarms.
+as its significance level `alpha` (Bonferroni correction). Over all checks of a canary, the
+probability that any test rejects a good candidate is therefore at most serve.canary.false_alarms.
 """
 
 from collections.abc import Iterator, Sequence

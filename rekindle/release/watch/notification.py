@@ -1,8 +1,9 @@
 """Sends notifications to a webhook, with retries while its server is unavailable.
 
 The `notify:` section of a config selects the events. A notification that cannot be sent does not
-stop the run. The address of the webhook is a secret, since everyone who knows it can write to the
-channel. So error messages and logs show only the host of the webhook.
+stop the run. The address of the webhook is a secret, since everyone who knows the address can write
+to the channel. Error messages and logs show only the host of the webhook, because its address is a
+secret.
 """
 
 import html

@@ -1,9 +1,10 @@
 """Deletes durable checkpoints beyond the configured number or age, except the latest one, and only
 while no process reads a checkpoint.
 
-If the process of rank 0 was frozen for a while, its listing of the object store is outdated. So
-`delete_expired` deletes only chunks without a manifest, only within a minute after the listing, and
-chunks of an unfinished checkpoint only an hour after their upload.
+If the process of rank 0 was frozen for a while, its listing of the object store is outdated.
+Because its listing may be outdated, `delete_expired` deletes only chunks without a manifest, only
+within a minute after the listing, and chunks of an unfinished checkpoint only an hour after their
+upload.
 """
 
 import time

@@ -9,8 +9,8 @@
 Every member of a group uploads its share of the chunks. The worker with rank 0 waits for the other
 members (and uploads missing chunks itself if the other members stall), then writes the manifest and
 the object `latest`. A reader compares the sha256 of every chunk with the name of the chunk; if a
-checkpoint is damaged, the reader reports the damage and reads the previous checkpoint. This module
-does not import torch.
+checkpoint is damaged, the reader reports the damage and reads the previous checkpoint. The module
+durable.py does not import torch.
 """
 
 import base64

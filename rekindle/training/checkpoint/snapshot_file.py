@@ -26,15 +26,15 @@ from pathlib import Path
 from rekindle.errors import ConfigError, RekindleError
 from rekindle.kubernetes_names import POD_NAME
 
-# number of slots in a file
+# number of slots in a snapshot file
 SLOT_COUNT = 3
 # bytes of a memory page
 PAGE_BYTES = 4096
 # bytes that each slot reserves for the state of the workload's own data loader
 MAX_LOADER_STATE_BYTES = 1 << 18
-# age from which a file without a live process is removed
+# age in seconds from which a snapshot file without a live process is removed
 STALE_AFTER_S = 3600.0
-# bytes per read
+# number of bytes that are read at once
 READ_BYTES = 16 << 20
 # Python's mmap lacks this constant
 MADV_POPULATE_WRITE = 23
@@ -97,10 +97,11 @@ def make_snapshot_path(run_hash: str, worker_hash: str) -> Path:
 
 
 def read_newest_step(path: Path) -> int:
-    """Return the step of the newest committed snapshot in a file, or -1. The data of the snapshot
-    is not verified.
+    """Return the step of the newest committed snapshot in a file, or -1. The bytes of the newest
+    snapshot are not verified.
 
-    The process that owns the file must not call this function, which would release its lock.
+    The process that owns the snapshot file must not call read_newest_step, which would release the
+    process's lock.
     """
     with suppress(OSError), open(path, "rb") as file:
         return max(
@@ -115,10 +116,11 @@ def read_newest_step(path: Path) -> int:
 
 
 def remove_stale_files(run_hash: str) -> list[Path]:
-    """Remove files that no process holds and that are older than STALE_AFTER_S; return their paths.
+    """Remove snapshot files that no process holds and that are older than STALE_AFTER_S; return
+    their paths.
 
-    The files of the run `run_hash` are never removed, because the run may resume from them after
-    any time.
+    The files of the run `run_hash` are never removed, because the run may resume from its snapshots
+    after any time.
     """
     return _remove_unlocked_files(
         "rekindle-*",
@@ -130,22 +132,24 @@ def remove_stale_files(run_hash: str) -> list[Path]:
 
 
 def remove_run_files(run_hash: str) -> list[Path]:
-    """Remove the files of a completed run, except the files that a live process holds; return their
-    paths."""
+    """Remove the snapshot files of a completed run, except the files that a live process holds;
+    return their paths."""
     return _remove_unlocked_files(f"rekindle-{run_hash}-*", lambda file: True)
 
 
 def _remove_unlocked_files(file_pattern: str, is_selected: Callable[[Path], bool]) -> list[Path]:
     removed_files = []
     for file in find_snapshot_directory().glob(file_pattern):
-        # raised for a file that is already removed, locked by a process, or owned by another user
+        # OSError is raised for a file that is already removed, locked by a process, or owned by
+        # another user
         with suppress(OSError):
             if not is_selected(file):
-                # not even locked briefly, because a worker may be about to lock it
+                # do not lock the file of this run, not even briefly, because a worker may be about
+                # to lock it
                 continue
             with open(file, "r+b") as opened_file:
                 fcntl.lockf(opened_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # the file may have changed before we locked it
+                # check the age again, because the file may have changed before it was locked
                 if is_selected(file):
                     file.unlink()
                     removed_files.append(file)
@@ -153,11 +157,11 @@ def _remove_unlocked_files(file_pattern: str, is_selected: Callable[[Path], bool
 
 
 class SnapshotFile:
-    """The snapshot file of this worker. The constructor raises OSError if the file cannot be
-    opened, ConfigError if it belongs to another run.
+    """The snapshot file of this worker. The constructor raises OSError if the snapshot file cannot
+    be opened, ConfigError if the file belongs to another run.
 
-    Call `read` first to find the snapshots. Then `reserve` prepares the file for writing, which
-    takes as long as filling all slots.
+    Call `read` first to find the snapshots. After `read`, `reserve` prepares the file for writing,
+    which takes as long as filling all slots.
     """
 
     def __init__(
@@ -168,11 +172,11 @@ class SnapshotFile:
         fingerprint_hash: str,
         state_bytes: int,
     ) -> None:
-        """The three hashes are sha256 in hex; `state_bytes`: bytes of the state."""
+        """The arguments that are hashes are sha256 in hex; `state_bytes`: bytes of the state."""
         self.path = path
         self.size = state_bytes
         self.slot_bytes = -(-(state_bytes + MAX_LOADER_STATE_BYTES) // PAGE_BYTES) * PAGE_BYTES
-        # messages about damage found while reading
+        # messages about damage that was found while reading
         self.damage: list[str] = []
         # slot of the loaded snapshot
         self.loaded_slot: int | None = None
@@ -196,8 +200,8 @@ class SnapshotFile:
         self._is_valid = self._check_header(header_page)
 
     def _check_header(self, header_page: bytes) -> bool:
-        """Return True if the header is intact. Raises ConfigError if the slots belong to another
-        run."""
+        """Return True if the header of the snapshot file is intact. Raises ConfigError if the slots
+        belong to another run."""
         if not header_page:
             return False
 
@@ -229,8 +233,8 @@ class SnapshotFile:
         return True
 
     def read(self) -> Iterator[tuple[CommittedSnapshot, bytes]]:
-        """Yield the intact snapshots, newest first, each with the data loader's state. Adds
-        messages about damaged snapshots to `damage`."""
+        """Yield the intact snapshots, newest first, each with the data loader's state. Messages
+        about damaged snapshots are added to `damage`."""
         if not self._is_valid:
             return
 
@@ -285,8 +289,8 @@ class SnapshotFile:
         return checksum
 
     def reserve(self) -> None:
-        """Allocate and map all slots without changing intact snapshots. Raises OSError if memory is
-        insufficient."""
+        """Allocate and map the memory of all slots without changing intact snapshots. Raises
+        OSError if memory is insufficient."""
         file_bytes = PAGE_BYTES + SLOT_COUNT * self.slot_bytes
         # without this allocation, a full file system would later kill this process by SIGBUS
         os.posix_fallocate(self._file, 0, file_bytes)
@@ -308,16 +312,16 @@ class SnapshotFile:
             if slot_record is None:
                 self.clear_slot(slot_index)
 
-        # pages are faulted in now, so that later copies do not wait for page faults
+        # fault the pages in now, so that later copies do not wait for page faults
         for slot_offset in range(0, file_bytes, READ_BYTES):
             fault_in_pages(mapped_memory, slot_offset, min(READ_BYTES, file_bytes - slot_offset))
 
     def record_step(self, step: int) -> None:
-        """Record that `step` was completed now. Call after `reserve`."""
+        """Record that `step` was completed now. Call `record_step` only after `reserve`."""
         assert self._map
         packed_record = LAST_STEP_STRUCT.pack(step, time.time())
-        # written alternately to two records: if the process dies here, the other record stays
-        # intact
+        # write the last step alternately to two records, so that one record stays intact if the
+        # process dies during the write
         record_offset = LAST_STEP_OFFSET + step % 2 * RECORD_DISTANCE_BYTES
         self._map[record_offset : record_offset + LAST_STEP_STRUCT.size] = packed_record
         FLAG_STRUCT.pack_into(
@@ -363,20 +367,20 @@ def fault_in_pages(mapped_memory: mmap.mmap, start_byte: int, length_bytes: int)
 
 
 def open_and_lock(path: Path) -> tuple[int, bool]:
-    """Open the file. Return its descriptor, and True if this process holds its lock, or False if an
-    earlier process still holds it."""
+    """Open a snapshot file. Return the file descriptor, and True if this process holds the lock of
+    the file, or False if an earlier process still holds the lock."""
     while True:
         file_descriptor = os.open(
             path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
         )
-        # every user may create files in /dev/shm
+        # check the owner, because every user may create files in /dev/shm
         owner_uid = os.fstat(file_descriptor).st_uid
         if owner_uid != os.geteuid():
             os.close(file_descriptor)
             raise PermissionError(f"{path} belongs to another user ({owner_uid})")
 
         try:
-            # this lock belongs to the process: children do not inherit it
+            # a lock of lockf belongs to the process, and child processes do not inherit the lock
             fcntl.lockf(file_descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             return file_descriptor, False
@@ -385,13 +389,13 @@ def open_and_lock(path: Path) -> tuple[int, bool]:
             if os.stat(path).st_ino == os.fstat(file_descriptor).st_ino:
                 return file_descriptor, True
 
-        # the file was removed before we locked it
+        # the file was removed before it was locked
         os.close(file_descriptor)
 
 
 def _parse_records(header_page: bytes) -> list[CommittedSnapshot | None]:
-    """Return the record of each slot. Step -1: the slot is empty or unfinished; None: the record is
-    damaged."""
+    """Return the record of each slot. The step -1 means that the slot is empty or unfinished; None
+    means that the record is damaged."""
     slot_records: list[CommittedSnapshot | None] = []
 
     for slot_index in range(SLOT_COUNT if len(header_page) == PAGE_BYTES else 0):

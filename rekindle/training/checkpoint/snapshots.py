@@ -1,8 +1,8 @@
 """Copies of the training state: three slots in shared memory, or one slot in private memory.
 
-The training loop waits only for the copy. A thread reserves the memory, computes checksums and
-commits the copies (see snapshot_file.py). A slot that an upload reads is *pinned*: later copies do
-not overwrite it.
+The training loop waits only until the state is copied. A thread reserves the memory, computes
+checksums and marks the copies as complete (see snapshot_file.py). A slot that an upload reads is
+*pinned*, which means that later copies do not overwrite the slot.
 """
 
 import mmap
@@ -20,8 +20,8 @@ CommitJob = tuple[int, int, bytes]
 
 
 class SnapshotSlots:
-    """The slots of one worker. Without a snapshot file, there is only one slot, in private memory,
-    which is used only for uploads."""
+    """The slots for copies of one worker's state. Without a snapshot file, only one slot exists, in
+    private memory, which is used only for uploads."""
 
     def __init__(
         self, training_state: TrainingState, file: snapshot_file.SnapshotFile | None
@@ -33,7 +33,7 @@ class SnapshotSlots:
         self._problem: RekindleError | None = None
         self._slots: list[memoryview] = []
         self._tensors: list[torch.Tensor] = []
-        # slot of the newest committed snapshot
+        # slot of the newest complete snapshot
         self._newest_slot = file.loaded_slot if file else None
         # slots with copies that the thread has not yet committed to the snapshot file
         self._queued_slots: set[int] = set()
@@ -51,7 +51,7 @@ class SnapshotSlots:
 
     @property
     def is_idle(self) -> bool:
-        """True if shared memory is used and all its snapshots are committed."""
+        """True if shared memory is used and all snapshots in it are complete."""
         return self.ready.is_set() and self.file is not None and not self._queued_slots
 
     def copy_state(
@@ -59,8 +59,9 @@ class SnapshotSlots:
     ) -> int | None:
         """Copy the current state to a free slot, and return the slot; None if all slots are in use.
 
-        `should_pin`: do not overwrite the copy until `unpin`. `should_commit`: make it the newest
-        snapshot in shared memory. Raises RekindleError if the memory could not be reserved.
+        `should_pin`: True to keep the copy until `unpin`. `should_commit`: True to make the copy
+        the newest snapshot in shared memory. Raises RekindleError if the memory could not be
+        reserved.
         """
         if not self.ready.is_set():
             return None
@@ -105,7 +106,8 @@ class SnapshotSlots:
             self._pinned_slots.discard(slot_index)
 
     def close(self, *, remove: bool) -> None:
-        """Commit all queued snapshots and close the file; if `remove`, also delete it."""
+        """Complete all queued snapshots and close the snapshot file; if `remove` is True, also
+        delete the file."""
         self._jobs.put(None)
         self._thread.join()
         opened_file = self.file
@@ -116,7 +118,8 @@ class SnapshotSlots:
     def _commit_queued_slots(self) -> None:
         try:
             self._reserve()
-        # `copy_state` raises this error later, since only a checkpoint needs the reserved memory
+        # keep the error, which `copy_state` raises later, since only a checkpoint needs the
+        # reserved memory
         except OSError as error:
             self._problem = RekindleError(
                 f"cannot reserve {self._size >> 20} MiB for a copy of the state ({error}), which"

@@ -1,6 +1,6 @@
 """The types of the objects that a template applies, with the fields that their cost depends on.
 
-Values that YAML reads as numbers are accepted in place of texts.
+The types accept values that YAML reads as numbers in place of texts.
 """
 
 from rekindle.content.manifest_types import Amounts, Scalar

@@ -1,8 +1,9 @@
 """Computes the cost of a training from the times in its ledger and the prices in its
 TrainingTariff.
 
-While no worker is alive, the cost of the coordinator counts as *queued*: the workers then wait for
-nodes. While the coordinator is not running either, for example in a queue, nothing costs.
+While no worker is alive, the cost of the coordinator counts as *queued*, because the workers then
+wait for nodes. While neither a worker nor the coordinator is running, for example in a queue, a
+training costs nothing.
 """
 
 import math
@@ -27,7 +28,7 @@ from rekindle.training.ledger.ledger_summary import (
 COORDINATOR_TIME = "coordinator"
 QUEUED_TIME = "queued"
 TIME_USES = (TRAINED_KIND, WAITED_KIND, LOST_KIND, COORDINATOR_TIME, QUEUED_TIME)
-# kinds of incidents that spot nodes cause
+# kinds of incidents in the ledger that spot nodes cause
 PREEMPTION_KINDS = ("lost", "drain")
 # a better checkpoint interval is reported only if it saves at least this fraction of the training's
 # cost
@@ -87,7 +88,8 @@ class Bill:
 
     @property
     def losses(self) -> float:
-        """Cost of the preemptions: lost work, and waiting for the next group."""
+        """The cost of the preemptions, which consists of lost work and of waiting for the next
+        group of workers."""
         return self.uses[LOST_KIND] + self.waits
 
     def amounts(self) -> dict[str, float]:
@@ -128,8 +130,8 @@ class Bill:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return the amounts and the currency. The key `checkpoints` exists only if work was
-        restored from a durable checkpoint."""
+        """Return the amounts and the currency of the bill. The key `checkpoints` exists only if
+        work was restored from a durable checkpoint."""
         interval_comparison = self.checkpoint_interval
         if interval_comparison:
             checkpoint_fields = {
@@ -274,7 +276,7 @@ def _compare_checkpoint_interval(
     ledger_summary: LedgerSummary, worker_cost: float
 ) -> IntervalComparison | None:
     """Compare the actual time between durable checkpoints with the cheapest time. `worker_cost`:
-    cost of the part of the workers' time that counts as trained or lost."""
+    cost of the time that the workers trained, including the time whose work was lost."""
     restored_incidents = {
         incident.resumed: incident
         for incident in ledger_summary.incidents
@@ -400,12 +402,12 @@ def describe_bill(bill: Bill) -> Iterator[str]:
 
 
 def format_money(amount: float, currency: str) -> str:
-    """Format an amount with its currency: `12.30 USD`, `0.0041 USD`."""
+    """Format an amount with its currency, such as `12.30 USD` or `0.0041 USD`."""
     return f"{format_amount(amount)} {currency}"
 
 
 def format_amount(amount: float) -> str:
-    """Format an amount with two digits, or with two significant digits below 0.1."""
+    """Format an amount of money with two digits, or with two significant digits below 0.1."""
     if amount == 0 or abs(amount) >= 0.1:
         return f"{amount:,.2f}"
     return f"{amount:.{1 - math.floor(math.log10(abs(amount)))}f}"

@@ -1,7 +1,7 @@
 """The Kubernetes jobs that the steps of a run apply, such as the job of `blocks.job`: their pods,
 time and outcome.
 
-Elastic trainings are left out: their ledger has the time of each worker.
+Elastic trainings are left out, because their ledger records the time of each worker.
 """
 
 import time
@@ -22,8 +22,8 @@ from rekindle.training.cost.prices import Prices
 
 @dataclass(frozen=True)
 class AppliedJob:
-    """A job that a step has applied. The duration of the job is that of the step, which waits for
-    the job."""
+    """A job that a step has applied. The duration of a job is the duration of its step, which waits
+    for the job."""
 
     task: str
     kind: str
@@ -33,7 +33,7 @@ class AppliedJob:
     message: str = ""
 
     def cost(self, prices: Prices) -> float:
-        """Return the cost of all pods. Raises ConfigError if a pod has no price."""
+        """Return the cost of all pods of the job. Raises ConfigError if a pod has no price."""
         return sum(
             pod_replicas.count * prices.compute_pod_cost(pod_replicas.pod, self.seconds)
             for pod_replicas in self.replicas
@@ -80,8 +80,8 @@ def parse_task_path(workflow_node: Mapping[str, Any]) -> str:
 
 
 def find_end_time(workflow_node: Mapping[str, Any], workflow_status: Mapping[str, Any]) -> float:
-    """Return the end time of a node. For a node that has not ended, return the end of the run, or
-    the current time."""
+    """Return the end time of a node of a workflow. For a node that has not ended, return the end of
+    the run, or the current time."""
     end_time_text = workflow_node.get("finishedAt") or workflow_status.get("finishedAt")
     if end_time_text:
         return parse_timestamp(end_time_text)
@@ -128,7 +128,8 @@ def list_job_runs(workflow_status: Mapping[str, Any], manifest: Manifest) -> lis
         else:
             step_phase = attempt_nodes[-1].get("phase", "Pending")
 
-        # from the first to the last attempt: the job continues while its waiting pod is restarted
+        # count from the first to the last attempt, because the job continues while its waiting pod
+        # is restarted
         start_time_s = min(
             parse_timestamp(workflow_node["startedAt"]) for workflow_node in attempt_nodes
         )
@@ -219,7 +220,7 @@ def _substitute_inputs(
                 "manifest": substitute(object_text, values_by_tag),
             },
         }
-    # the value of a tag is missing, so all tags stay, and a number that contains a tag counts as
+    # if the value of a tag is missing, keep all tags; a number that contains a tag then counts as
     # unknown
     except TemplateError:
         return template

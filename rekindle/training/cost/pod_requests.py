@@ -22,7 +22,7 @@ REPLICA_COUNT_FIELDS = ("replicas", "parallelism")
 MAX_PODS = 2**31 - 1
 # largest amount of a quantity in Kubernetes
 MAX_AMOUNT = 2.0**63
-# kinds of Kubeflow Trainer
+# kinds of objects of Kubeflow Trainer
 TRAIN_JOB_KIND = "TrainJob"
 TRAINING_RUNTIME_KIND = "TrainingRuntime"
 # kinds of objects whose pods run longer than the step that applies them, or start later
@@ -41,10 +41,10 @@ SERVER_KINDS = (
 TRAINING_NODES_JOB_NAME = "node"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 QUEUE_PATTERN = re.compile(r"""["']?kueue\.x-k8s\.io/queue-name["']?\s*:\s*["']?([\w.-]+)""")
-# resources that are a GPU, another accelerator, or a part of one. Source: device plugins of NVIDIA
-# (gpu, gpu.shared, mig-1g.5gb; pgpu), AMD (gpu, cpx_nps4), Intel (i915, xe; gaudi of Habana),
-# Google (tpu), AWS (neuron, neuroncore, neurondevice; vgpu), Huawei (Ascend910, npu), Cambricon
-# (mlu), Hygon (dcu), Qualcomm (qaic)
+# matches resources that are a GPU, another accelerator, or a part of an accelerator. Source: the
+# device plugins of NVIDIA (gpu, gpu.shared, mig-1g.5gb; pgpu), AMD (gpu, cpx_nps4), Intel (i915,
+# xe; gaudi of Habana), Google (tpu), AWS (neuron, neuroncore, neurondevice; vgpu), Huawei
+# (Ascend910, npu), Cambricon (mlu), Hygon (dcu), Qualcomm (qaic)
 ACCELERATOR_PATTERN = re.compile(
     r"[^/]+/(([vp]?gpu|mig-[^/]+|i915|xe|tpu|npu|mlu|dcu|qaic|neuron(core|device)?)(\.shared)?"
     r"|gaudi\d*|[a-z]px_nps\d|ascend\d+[a-z]*(-\d+c)?)",
@@ -64,7 +64,7 @@ class PodRequests:
     tolerations: tuple[tuple[str, str], ...] = ()
     # GPUs and other devices by resource name
     devices: Mapping[str, float] = field(default_factory=dict)
-    # local disk (ephemeral-storage)
+    # requested local disk (ephemeral-storage) in GiB
     disk_bytes: float = 0.0
 
     def __str__(self) -> str:
@@ -101,7 +101,7 @@ class PodRequests:
 
 @dataclass(frozen=True)
 class PodReplicas:
-    """Equal pods of a template. `role`: name of their part of a job, such as Worker."""
+    """Equal pods of a template. `role`: name of the pods' role in their job, such as Worker."""
 
     role: str
     count: int
@@ -115,8 +115,8 @@ class PodReplicas:
 
 
 def read_pod(pod_spec: Manifest, containers: list[Manifest] | None = None) -> PodRequests:
-    """Read the pod of a PodSpec. As in Kubernetes, the request of a resource is its limit if only a
-    limit is set."""
+    """Read the resource requests and the node selection of a PodSpec. As in Kubernetes, the request
+    of a resource is the resource's limit if only a limit is set."""
     total_amounts: dict[str, float] = {}
     for container in pod_spec.get("containers") or [] if containers is None else containers:
         resources = container.get("resources") or {}
@@ -165,7 +165,8 @@ def count_gpus(amounts_by_resource: Mapping[str, float]) -> float:
 
 
 def read_template_pod(template: Manifest) -> PodRequests | None:
-    """Read the pod of a template; None for a template without containers."""
+    """Read the resource requests and the node selection of a template's pod; None for a template
+    without containers."""
     main_containers = [
         template[container_kind]
         for container_kind in ("container", "script")
@@ -266,7 +267,7 @@ def list_training_runtimes(templates: Iterable[Manifest]) -> dict[str, list[PodR
 def _list_replicas_of_object(
     applied_object: object, training_runtimes: Mapping[str, list[PodReplicas]] | None
 ) -> list[PodReplicas]:
-    """Return the pods of an object; `training_runtimes`: see `list_object_replicas`."""
+    """Return the pods of an object; `training_runtimes` is described at `list_object_replicas`."""
     if isinstance(applied_object, Mapping) and training_runtimes is not None:
         if applied_object.get("kind") == TRAIN_JOB_KIND:
             return _list_train_job_replicas(applied_object, training_runtimes)
@@ -279,7 +280,8 @@ def _list_replicas_of_object(
 def _list_train_job_replicas(
     train_job: Manifest, training_runtimes: Mapping[str, list[PodReplicas]]
 ) -> list[PodReplicas]:
-    """Return the pods of the TrainJob's runtime; their number is the TrainJob's numNodes."""
+    """Return the pods of the TrainJob's runtime; the number of these pods is the TrainJob's
+    numNodes."""
     if not is_valid(TrainJob, train_job):
         return []
 
@@ -302,12 +304,14 @@ def _parse_applied_objects(template: Manifest) -> list[Any]:
     try:
         return yaml_text.parse(read_object_text(template))
     except ConfigError:
-        # the text has tags outside of quotes, and is YAML only after Argo has replaced them
+        # the text has template tags outside of quotes, and is YAML only after Argo has replaced the
+        # tags
         return []
 
 
 def read_object_text(template: Manifest) -> str:
-    """Return the text of the object that a template applies; "" for another template."""
+    """Return the text of the object that a template applies; "" for a template that applies no
+    object."""
     return str((template.get("resource") or {}).get("manifest") or "")
 
 
@@ -342,7 +346,7 @@ def list_manifest_pods(manifest: Manifest) -> Iterator[PodRequests]:
 
 
 def _find_replicas(object_part: object, part_role: str, pod_count: int) -> Iterator[PodReplicas]:
-    """Yield the pods in a part of an object. `part_role`: role of this part in its job;
+    """Yield the pods in a part of an object. `part_role`: role of this part of the object in a job;
     `pod_count`: number of replicas of this part."""
     if isinstance(object_part, list):
         for list_item in object_part:
@@ -420,7 +424,7 @@ def parse_quantity_or_zero(quantity: str | float) -> float:
     try:
         amount = float(parse_quantity(quantity))
     except (ValueError, OverflowError):
-        # a template tag: known only when the pod starts
+        # the value is a template tag, whose value is known only when the pod starts
         return 0.0
 
     if 0 <= amount <= MAX_AMOUNT:

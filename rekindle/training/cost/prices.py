@@ -1,13 +1,13 @@
-"""The prices of nodes, from `prices.yaml` in the root of a project. Without this file, the cost of
-runs is unknown.
+"""The prices of nodes, from `prices.yaml` in the root of a project. Without prices.yaml, the cost
+of runs is unknown.
 
     prices = Prices.load(project.root())   # None without the file
     pod = read_template_pod(template)
     prices.compute_pod_cost(pod, seconds)  # the pod's node selection determines class and spot
 
 Rendering stores the prices of a run in the annotation PRICES_ANNOTATION of the manifest in the
-workflow parameter `manifest`. So pods can read the prices, and a change of prices does not change
-any cache key or manifest hash.
+workflow parameter `manifest`. Because of this annotation, pods can read the prices, and a change of
+prices does not change any cache key or manifest hash.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,7 +37,8 @@ class HourlyRate(Section):
 
 
 class PodSelector(Section):
-    """Conditions on the node selection of a pod. A pod matches if all conditions hold."""
+    """Conditions on the node selection of a pod. A pod matches the selector if all conditions
+    hold."""
 
     labels: dict[str, str] = Field(
         default_factory=dict,
@@ -90,7 +91,8 @@ class Prices(Section):
 
     @classmethod
     def load(cls, root: Path) -> Self | None:
-        """Read the prices of the project in `root`; None without a file. Raises ConfigError."""
+        """Read the prices of the project in `root`; None if the project does not have the file
+        prices.yaml. Raises ConfigError."""
         prices_path = root / PRICES_FILE
         if not prices_path.is_file():
             return None
@@ -167,12 +169,14 @@ class Prices(Section):
                     )
 
     def check_pods(self, pods: Iterable[PodRequests]) -> None:
-        """Raise ConfigError unless each pod has exactly one node class, and a price."""
+        """Raise ConfigError unless exactly one node class matches each pod, and each pod has a
+        price."""
         for pod in pods:
             self.compute_pod_cost(pod, 0.0)
 
     def classify(self, pod: PodRequests) -> str:
-        """Return the name of the node class of a pod. Raises ConfigError if two classes match."""
+        """Return the name of the node class of a pod. Raises ConfigError if two node classes match
+        the pod."""
         class_names = [
             class_name
             for class_name, node_class in self.classes.items()
@@ -235,7 +239,7 @@ class Prices(Section):
         """Return the number of GPUs of a pod. If the pod requests no known GPU resource, count the
         devices named in the selector of its node class.
 
-        Raises ConfigError if two classes match.
+        Raises ConfigError if two node classes match.
         """
         selector = self.classes[self.classify(pod)].selector
         return pod.gpus or pod.devices.get(selector.resource if selector else "", 0.0)

@@ -30,8 +30,8 @@ class TrainingCosts(RootModel[dict[str, Amount]]):
 def compute_step_costs(
     workflow_status: Mapping[str, Any], manifest: pod_requests.Manifest, prices: Prices
 ) -> dict[str, float]:
-    """Return the cost of each task with a pod or a job. The cost of an elastic training is included
-    only if the step `report` has recorded it.
+    """Return the cost of each task of a run that has a pod or a job. The cost of an elastic
+    training is included only if the step `report` has recorded it.
 
     The time of a pod includes the time that it waits for a node of the cluster. The pods of a
     Deployment are left out, because they run longer than the run.
@@ -74,8 +74,8 @@ def compute_run_costs(
     prices: Prices | None,
     training_costs: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return the cost of a run as `words` (text), `currency`, `total`, and `steps` (cost
-    by task); {} without prices.
+    """Return the cost of a run as `words` (text), `currency`, `total`, and `steps` (cost by task);
+    {} if the run's prices are unknown.
 
     `training_costs`: costs of elastic trainings by task, from their ledgers (default: the costs
     that the step `report` has recorded).

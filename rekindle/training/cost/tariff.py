@@ -55,7 +55,8 @@ class TrainingTariff(Section):
 
 
 def read_recorded_manifest(workflow: Manifest) -> Manifest:
-    """Return the manifest in the workflow parameter `manifest`; without it, the workflow itself."""
+    """Return the manifest in the workflow parameter `manifest`; if the parameter is missing, return
+    the workflow itself."""
     parameters = (workflow["spec"].get("arguments") or {}).get("parameters") or []
     manifest_texts = [
         parameter.get("value") for parameter in parameters if parameter.get("name") == "manifest"
@@ -123,8 +124,8 @@ def find_training_pods(
 
 
 def build_trial_tariff(manifest: Manifest, prices: Prices | None) -> TrainingTariff | None:
-    """Return the tariff of the trials of a sweep, each of which trains in a single pod; None
-    without prices or without such a pod."""
+    """Return the tariff of the trials of a sweep, each of which trains in a single pod; None if the
+    prices or the pod are unknown."""
     for template in manifest["spec"].get("templates") or []:
         container: Mapping[str, Any] = template.get("container") or {}
         pod = pod_requests.read_template_pod(template)

@@ -1,4 +1,4 @@
-"""A group whose members join and leave: the coordinator publishes each new group as a
+"""A group of workers whose members join and leave. The coordinator publishes each new group as a
 generation."""
 
 import os
@@ -33,7 +33,8 @@ from rekindle.training.membership.completion import open_store, read_completed_m
 from rekindle.training.membership.protocol import Address, Members, read_coordinator_address
 from rekindle.training.spec import Fingerprint, TrainingSpec
 
-# maximum time that a call of `finish` waits for the coordinator to report the run as complete
+# maximum number of seconds that a call of `finish` waits for the coordinator to report the run as
+# complete
 COMPLETE_TIMEOUT_S = 5.0
 
 ResultT = TypeVar("ResultT")
@@ -43,8 +44,9 @@ class ExchangeStore(dist.Store):
     """The torch.distributed Store of one generation: members exchange their listening addresses
     over their connections to the coordinator.
 
-    Replaces torch's TCPStore, which listens on every address and lets any client read and write.
-    Each key is written once. Keep a reference to the store while its process group exists.
+    ExchangeStore replaces torch's TCPStore, which listens on every address and lets any client read
+    and write. Each key is written once. Keep a reference to the ExchangeStore while its process
+    group exists.
     """
 
     def __init__(self, client: CoordinatorClient, generation_number: int) -> None:
@@ -71,8 +73,8 @@ class ExchangeStore(dist.Store):
 
 
 class ElasticGroup:
-    """A Membership whose groups the coordinator publishes. Holds the process group of the current
-    generation."""
+    """A Membership whose groups the coordinator publishes. ElasticGroup holds the process group of
+    the current generation."""
 
     can_shrink = True
 
@@ -124,8 +126,8 @@ class ElasticGroup:
                 self._pg = process_group
                 self._sockets = group_sockets
 
-            # the generation may have been aborted before this group was stored in `_pg`, so that
-            # `_abort_collective` did not find it
+            # the generation may have been aborted before the process group was stored in `_pg`, so
+            # that `_abort_collective` did not find the process group
             if not self.aborted():
                 return GroupView(rank, len(members), process_group)
 
@@ -150,8 +152,8 @@ class ElasticGroup:
         return self._caller.run(function)
 
     def wait(self, *collectives: Collective) -> None:
-        # nccl does not need a separate thread: its `wait` returns immediately, and its `abort` ends
-        # a collective
+        # nccl does not need a separate thread, because its `wait` returns immediately, and its
+        # `abort` ends a collective
         if self.device.type == "cuda":
             wait_for_collectives(collectives)
         else:
@@ -161,7 +163,8 @@ class ElasticGroup:
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
             raise error
 
-        # after an abort, the coordinator has already logged the cause
+        # print the error only without an abort, because after an abort the coordinator has already
+        # logged the cause
         if not self.aborted():
             first_line = str(error).partition("\n")[0]
             write_stderr(f"generation {self.generation} broke: {first_line[:300]}")
@@ -183,7 +186,8 @@ class ElasticGroup:
         return self.is_complete
 
     def _wake_client_when(self, leaving_event: threading.Event) -> None:
-        """Start a thread that ends waits for the coordinator once `leaving_event` is set."""
+        """Start a thread that wakes the threads waiting for the coordinator once `leaving_event` is
+        set."""
         if self._waker:
             return
 
@@ -195,8 +199,8 @@ class ElasticGroup:
         self._waker.start()
 
     def _build_process_group(self, rank: int, members: Members) -> tuple[Any, dict[int, str]]:
-        """Build the process group; return it and its sockets. Raises RuntimeError after a failure
-        or an abort."""
+        """Build the process group of a generation; return the process group and its sockets. Raises
+        RuntimeError after a failure or an abort."""
         generation_number = self.generation
         exchange_store = ExchangeStore(self.client, generation_number)
         self._store = exchange_store
@@ -218,8 +222,8 @@ class ElasticGroup:
             if self.device.type == "cuda":
                 return process_group, group_sockets
 
-            # close the listeners: all members are connected, and gloo would accept connections of
-            # any other process
+            # close the listening sockets, because all members are connected, and gloo would accept
+            # connections of any other process
             sockets.close_listeners(new_sockets, self.client.address)
             try:
                 authenticate_peers(
@@ -236,8 +240,8 @@ class ElasticGroup:
         return self.run(build)
 
     def _abort_collective(self) -> None:
-        """End the current collective. The client's thread calls this method when the generation is
-        aborted."""
+        """End the current collective operation. The client's thread calls this method when the
+        generation is aborted."""
         with self._lock:
             if not self.aborted():
                 return
@@ -257,10 +261,10 @@ class ElasticGroup:
         release_in_background(group_references)
 
     def _unblock_collective(self, process_group: Any) -> None:
-        """End a blocked collective within milliseconds, even if a peer never answers."""
+        """End a blocked collective operation within milliseconds, even if a peer never answers."""
         with suppress(RuntimeError):
-            # `abort` ends a collective of nccl; gloo ignores it, but fails when its sockets are
-            # shut down
+            # `abort` ends a collective of nccl; gloo ignores `abort`, but fails when its sockets
+            # are shut down
             process_group.abort()
         open_group_sockets = self._sockets.items() & sockets.list_open_sockets().items()
         sockets.shut_down_sockets(descriptor for descriptor, _ in open_group_sockets)
@@ -270,11 +274,11 @@ class ElasticGroup:
 def create_membership(
     training_spec: TrainingSpec, fingerprint: Fingerprint, device: torch.device
 ) -> Membership:
-    """Create the Membership that the environment variables describe: one with a coordinator, one
-    under torchrun, or one for a single process.
+    """Create the Membership that the environment variables describe, with a coordinator, under
+    torchrun or for a single process.
 
-    Raises ConfigError if this machine does not match train.fingerprint; with a coordinator, the
-    coordinator makes this check instead.
+    Raises ConfigError if this machine does not match train.fingerprint. If the run has a
+    coordinator, the coordinator makes this check instead.
     """
     coordinator_endpoint = _find_coordinator()
     if coordinator_endpoint:

@@ -2,8 +2,8 @@
 
 `ElasticGroup` has a coordinator, and its members may change. `StaticGroup` is a single process, or
 the processes that torchrun has started. Call `form` first, then for each step `report_step`, and
-`wait` to wait for the collectives of the step. After a failed collective, call `report_failure`,
-then `form` again. At the end, call `finish` or `leave`.
+`wait` to wait for the collective operations of the step. After a failed collective operation, call
+`report_failure`, then `form` again. At the end of the training, call `finish` or `leave`.
 """
 
 import threading
@@ -18,27 +18,27 @@ ResultT = TypeVar("ResultT")
 class Membership(Protocol):
     """The connection of this process to the other workers."""
 
-    # True if the remaining members can continue when one leaves
+    # True if the remaining members can continue when a member leaves
     can_shrink: bool
     # True if the run is known to be complete
     is_complete: bool
 
     def form(self, step: int, leaving_event: threading.Event) -> GroupView | None:
-        """Wait for the next group and return it; return None once `leaving_event` is set or the run
-        is complete.
+        """Wait for the next group of workers and return the group; return None once `leaving_event`
+        is set or the run is complete.
 
         `step`: number of updates in the state of this process, or -1 without a state.
         """
         ...
 
     def report_step(self, step: int) -> None:
-        """Report that `step` updates are completed. Call this method before each step, after
+        """Report that `step` updates are completed. Call `report_step` before each step, after
         `form`."""
         ...
 
     def report_busy(self, is_busy: bool) -> None:
-        """Report that this process is alive but makes no steps (`is_busy`), or that it makes steps
-        again."""
+        """Report that this process is alive but makes no steps (`is_busy`), or that this process
+        makes steps again."""
         ...
 
     def regroup_pending(self) -> bool:
@@ -50,7 +50,7 @@ class Membership(Protocol):
         """Return True if this process knows that its group is broken, or if it must exit with an
         error.
 
-        The result stays True until the next `form`.
+        `aborted` stays True until the next call of `form`.
         """
         ...
 
@@ -60,23 +60,23 @@ class Membership(Protocol):
         ...
 
     def wait(self, *collectives: Collective) -> None:
-        """Wait for collectives. Raises RuntimeError if a collective fails."""
+        """Wait for collective operations. Raises RuntimeError if an operation fails."""
         ...
 
     def report_failure(self, error: Exception) -> None:
-        """Report a failed collective. Raises `error` if another group cannot be formed, or would
-        fail in the same way."""
+        """Report that a collective operation has failed. Raises `error` if another group cannot be
+        formed, or would fail in the same way."""
         ...
 
     def finish(self, sha256: str, step: int) -> bool:
         """Report that all `step` updates are done, and return True if the run is complete.
 
-        `sha256`: hash of the weights that rank 0 has written, else "". This method may block for
-        some seconds. Call again while it returns False, unless another group must be formed."""
+        `sha256`: hash of the weights that rank 0 has written, else "". `finish` may block for some
+        seconds. Call `finish` again while it returns False, unless another group must be formed."""
         ...
 
     def leave(self) -> None:
-        """Report that this process leaves before the run is complete. After this call, only `note`
+        """Report that this process leaves before the run is complete. After `leave`, only `note`
         may be called."""
         ...
 

@@ -1,8 +1,8 @@
 """Interruptible waits for calls that may never return.
 
 When a peer dies, a call of gloo blocks until its timeout if it has received part of a message (even
-if its sockets are shut down), or if it is building a group with that peer. So calls that may block
-run in a separate thread. If the wait is interrupted, the thread is abandoned.
+if its sockets are shut down), or if it is building a group with that peer. Calls that may block
+therefore run in a separate thread. If the wait for a call is interrupted, the thread is abandoned.
 """
 
 import sys
@@ -54,15 +54,15 @@ class InterruptibleCaller:
             raise
 
     def interrupt(self) -> None:
-        """End the current wait, from another thread."""
+        """End the current wait for a call, from another thread."""
         _resolve_future(self._pending_result, GroupBrokenError("the group is broken"))
 
 
 def _run_calls(queued_calls: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
     while queued_call := queued_calls.get():
         resolve_with_function(*queued_call)
-        # drop the reference now: the call may refer to a group, whose destructor closes the group's
-        # connections
+        # drop the reference now, because the call may refer to a process group, whose destructor
+        # closes the group's connections
         del queued_call
 
 
@@ -79,7 +79,7 @@ def resolve_with_function(result_future: Future[ResultT], function: Callable[[],
 
 
 def _resolve_future(result_future: Future[ResultT], outcome: ResultT | BaseException) -> None:
-    """Set the result or the exception of a future, unless it already has one."""
+    """Set the result or the exception of a future, unless the future is already resolved."""
     with suppress(InvalidStateError):
         if isinstance(outcome, BaseException):
             result_future.set_exception(outcome)
@@ -88,11 +88,12 @@ def _resolve_future(result_future: Future[ResultT], outcome: ResultT | BaseExcep
 
 
 def release_in_background(group_references: list[object]) -> None:
-    """Clear `group_references`, which holds one process group, in a daemon thread: the group's
-    destructor may block."""
+    """Clear `group_references`, which holds one process group, in a daemon thread, because the
+    destructor of the process group may block."""
 
     def release() -> None:
-        # wait until no other reference is left: the thread that drops the last one would block
+        # wait until no other reference is left, because the thread that drops the last reference
+        # would block
         while sys.getrefcount(group_references[0]) > 2:
             time.sleep(0.05)
         group_references.clear()

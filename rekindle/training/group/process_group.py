@@ -22,22 +22,22 @@ dist: Any = torch.distributed
 
 # time limit for connections to live members
 CONNECT_TIMEOUT = timedelta(seconds=10)
-# time limit of a collective; a lost peer is noticed earlier, because its connection closes or it
-# sends no heartbeats
+# time limit of a collective operation; a lost peer is noticed earlier, because its connection
+# closes or its heartbeats stop
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 MAX_PROCESSES = 1_000_000
 
 
 class Collective(Protocol):
-    """A collective in progress, as torch returns it."""
+    """A collective operation in progress, as torch returns it."""
 
     def wait(self, timeout: timedelta, /) -> object: ...
 
 
 @dataclass(frozen=True)
 class GroupView:
-    """One group from the view of this process: its rank, the group's size, and torch's process
-    group (None for a single process)."""
+    """One group of workers as seen by this process: the rank of this process, the size of the
+    group, and torch's process group (None for a single process)."""
 
     rank: int
     size: int
@@ -90,7 +90,7 @@ def authenticate_peers(
 
 
 def wait_for_collectives(collectives: Iterable[Collective]) -> None:
-    """Wait for collectives. Raises RuntimeError if a collective fails."""
+    """Wait for collective operations. Raises RuntimeError if an operation fails."""
     for collective in collectives:
         collective.wait(COLLECTIVE_TIMEOUT)
 
@@ -102,7 +102,7 @@ def read_world_size() -> int:
 
 def join_torchrun_group(device: torch.device) -> GroupView:
     """Create the group that torchrun's environment variables describe."""
-    # checked here, because torch's errors do not name the variable
+    # check the variable here, because torch's errors do not name it
     read_integer("RANK", 0, 0, read_world_size() - 1)
     read_coordinator_port()
     has_several_nodes = read_integer("GROUP_WORLD_SIZE", 1, 1, MAX_PROCESSES) > 1

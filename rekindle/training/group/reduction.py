@@ -1,10 +1,10 @@
 """Sums the gradients of all virtual workers, with the same bits for any number of processes.
 
-Each process sums the complete subtrees of its virtual workers (see tree.py), sends every other
-process that process's slice of these sums, and finishes the tree for its own slice; then all
-processes gather the slices. Altogether, this exchange sends as much data as an all-reduce. The
-summed memory holds the gradients, then buffer changes and validation sums, if any, then
-CONTROL_VALUE_COUNT numbers: the loss and three requests.
+Each process sums the complete subtrees of its virtual workers (see tree.py), sends to each other
+process the slice of these sums that the receiver is responsible for, and finishes the tree for its
+own slice. At the end, all processes gather the slices. Altogether, the exchange of slices sends as
+much data as an all-reduce. The summed memory holds the gradients, then buffer changes and
+validation sums, if any, then CONTROL_VALUE_COUNT numbers: the loss and three requests.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,8 +25,8 @@ kernels: Any = torch
 
 
 class MemberRequests(NamedTuple):
-    """The requests of a process to all members. The requests are summed like the gradients of the
-    process, once for each of its virtual workers."""
+    """The requests of a process to all members of its group. The requests are summed like the
+    gradients of the process, once for each of its virtual workers."""
 
     # a worker wants to join
     join: bool = False
@@ -37,7 +37,7 @@ class MemberRequests(NamedTuple):
 
 
 class PartialSum(NamedTuple):
-    """Memory for one partial sum."""
+    """Memory for one partial sum of gradients."""
 
     flat: Tensor
     # parts of `flat`: the gradients and other values to sum, the loss, and the requests of workers
@@ -45,8 +45,8 @@ class PartialSum(NamedTuple):
 
 
 class GradientReduction:
-    """Computes the sums of one group. Each group needs a new GradientReduction, because a broken
-    group may still write to its buffers.
+    """Computes the sums of gradients in one group of workers. Each group needs a new
+    GradientReduction, because a broken group may still write to its buffers.
 
     `wait_for_collectives(*collectives)` raises RuntimeError if a collective fails.
     """
@@ -60,7 +60,7 @@ class GradientReduction:
         self.exact = training_state.config.reduction == "exact"
         self._wait_for_collectives = wait_for_collectives
 
-        # padding, so that the sum can be divided into slices of equal size
+        # number of elements that are added so that the sum can be divided into slices of equal size
         padding_elements = self.virtual_workers
         self._total = torch.zeros(
             training_state.width + CONTROL_VALUE_COUNT + padding_elements,
@@ -72,8 +72,8 @@ class GradientReduction:
         free_partial_sums = list[PartialSum]()
         self._pool = free_partial_sums
 
-        # this is a local function without `self`, because a method would create a reference cycle
-        # that keeps the process group alive
+        # use a local function without `self`, because a method would create a reference cycle that
+        # keeps the process group alive
         def add_buffers(first: PartialSum, second: PartialSum) -> PartialSum:
             first.flat.add_(second.flat)
             free_partial_sums.append(second)
@@ -118,7 +118,8 @@ class GradientReduction:
         blocks_by_rank = [
             list_rank_subtrees(self.virtual_workers, group_size, rank) for rank in range(group_size)
         ]
-        # an all-reduce is exact here: the sum of two addends does not depend on their order
+        # use an all-reduce, which is exact for two addends, because their sum does not depend on
+        # their order
         has_two_addends = group_size == 2 and all(
             len(rank_blocks) == 1 for rank_blocks in blocks_by_rank
         )
@@ -139,8 +140,8 @@ class GradientReduction:
         blocks_by_rank: list[tuple[LeafRange, ...]],
         total_width: int,
     ) -> Tensor:
-        """Exchange slices of the partial sums, finish the tree for the slice of this rank, and
-        gather the slices of all ranks."""
+        """Exchange slices of the partial sums, finish the tree of sums for the slice of this rank,
+        and gather the slices of all ranks."""
         rank = self.view.rank
         group_size = self.view.size
         process_group = self.view.pg

@@ -1,5 +1,5 @@
-"""Finds the sockets of gloo in /proc, since gloo does not expose them: only their shutdown wakes a
-call that is blocked in gloo."""
+"""Finds the sockets of gloo in /proc, since gloo does not expose its sockets, and only their
+shutdown wakes a call that is blocked in gloo."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ def list_open_sockets() -> dict[int, str]:
     descriptor was reused."""
     link_by_descriptor = {}
     for descriptor_name in os.listdir("/proc/self/fd"):
-        # the descriptor was just closed
+        # an error means that the descriptor was just closed
         with suppress(OSError):
             link_by_descriptor[int(descriptor_name)] = os.readlink(
                 f"/proc/self/fd/{descriptor_name}"
@@ -28,12 +28,12 @@ def list_open_sockets() -> dict[int, str]:
 def find_peer_sockets(
     member_hosts: set[str], candidate_sockets: dict[int, str], coordinator_port: int
 ) -> dict[int, str]:
-    """Return the `candidate_sockets` that are connected to members of the group, not to something
-    else such as the object store.
+    """Return the `candidate_sockets` that are connected to members of the group, and not, for
+    example, to the object store.
 
     If this process opened the connection, the remote address identifies the member. A member that
     opened the connection may have any source address, so the local listening address identifies it.
-    Listening sockets are excluded: their shutdown crashes gloo.
+    Listening sockets are excluded, because their shutdown would crash gloo.
     """
     addresses_by_descriptor = dict[int, tuple[Any, Any]]()
     listening_addresses = set[Any]()
@@ -57,8 +57,8 @@ def find_peer_sockets(
 
 
 def shut_down_sockets(descriptors: Iterable[int]) -> None:
-    """Shut down both directions of these sockets, which wakes the threads that are blocked on
-    them."""
+    """Shut down both directions of the given sockets, which wakes the threads that are blocked on
+    these sockets."""
     for descriptor in descriptors:
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as open_socket:
             open_socket.shutdown(socket.SHUT_RDWR)
@@ -77,7 +77,7 @@ def close_listeners(descriptors: Iterable[int], listening_address: str) -> None:
                 listening_socket.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                 and listening_socket.getsockname()[0] == listening_address
             ):
-                # the listener is shut down before dup2, so that gloo's event loop accepts no
+                # shut down the listening socket before dup2, so that gloo's event loop accepts no
                 # further connection
                 listening_socket.close()
                 os.dup2(replacement_socket.fileno(), descriptor, inheritable=False)

@@ -1,4 +1,5 @@
-"""A group whose members never change: one process, or the processes that torchrun started."""
+"""A group whose members never change, that is, one process, or the processes that torchrun
+started."""
 
 import threading
 import time
@@ -89,8 +90,8 @@ class StaticGroup:
         return True
 
     def leave(self) -> None:
-        """Record that this process leaves before the run is complete; torchrun learns this from
-        the exit code."""
+        """Record that this process leaves before the run is complete; torchrun learns from the exit
+        code that the process has left."""
         self.note("drain", worker="rank0", name="rank0")
         self._close_ledger(LEAVE_TIMEOUT_S)
 
@@ -99,7 +100,8 @@ class StaticGroup:
         self._close_ledger(CLOSE_TIMEOUT_S)
 
     def note(self, event: str, **event_fields: Any) -> None:
-        """Record an event. Ignores the event `loss`: only a coordinator has metrics."""
+        """Record an event in the ledger. The event `loss` is ignored, because only a coordinator
+        has metrics."""
         if event == "loss":
             return
 
@@ -110,6 +112,7 @@ class StaticGroup:
             self._ledger.note(event, **event_fields)
 
     def _close_ledger(self, timeout_s: float) -> None:
-        """Write the remaining events within `timeout_s`; no event may follow."""
+        """Write the remaining events of the ledger within `timeout_s`; no event may be recorded
+        afterwards."""
         if self._ledger:
             self._ledger.close(timeout_s)

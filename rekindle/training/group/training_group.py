@@ -11,18 +11,20 @@ process, and the sum over all virtual workers.
             continue
         ...
 
-What happens when a worker is killed:
+The following steps happen when a worker is killed:
 
-1. The kernel closes the connections of the killed process. The coordinator notices this
-   (`membership/server.py`), removes the member (`membership/state_machine.py`), and tells the
-   others that the generation is aborted.
-2. The client's thread (`membership/client.py`) receives the message and calls
+1. The kernel closes the connections of the killed process. The coordinator notices the closed
+connections (`membership/server.py`), removes the member (`membership/state_machine.py`), and tells
+the other members that the generation is aborted. 2. The client's thread (`membership/client.py`)
+receives the message and calls
    `ElasticGroup._abort_collective`, which shuts down the group's sockets. The collective in which
    this process waits fails within milliseconds.
-3. `reduce` reports the failure, restores the data loader to the start of the step, destroys the
+3. `TrainingGroup.reduce` reports the failure, restores the data loader to the start of the step,
+destroys the
    process group by replacing the `GradientReduction` that holds it, and returns None. The training
    state is unchanged: it changes only after a complete sum.
-4. The loop calls `start_step` for the same step. `_join_group` joins the next generation, which the
+4. The training loop calls `start_step` for the same step. `_join_group` joins the next generation,
+which the
    coordinator publishes when all survivors have reported, and `_adopt_newest_state` gives all
    members the newest state. The survivors have equal states, so no state is sent, and they repeat
    the step with more virtual workers per process.
@@ -54,7 +56,7 @@ SINGLE_PROCESS = RankAndGroupSize(rank=0, size=1)
 
 @dataclass(frozen=True)
 class MemberState:
-    """The step and the origin of the state that a member has when a group is formed."""
+    """The step and the origin of the training state that a member has when a group is formed."""
 
     # number of updates; -1 without a state
     step: int
@@ -65,8 +67,8 @@ class MemberState:
 
 
 class TrainingGroup:
-    """The processes that train together. If no member was training, rank 0 restores the state from
-    `checkpoints`."""
+    """The processes that train one model together. If no member was training, rank 0 restores the
+    state from `checkpoints`."""
 
     def __init__(
         self,
@@ -91,7 +93,7 @@ class TrainingGroup:
         # rank of this process and size of its group at the last completed step
         self.last_rank_and_size = SINGLE_PROCESS
 
-        # results of the newest step
+        # loss and other results of the newest step
         self.loss = 0.0
         # True if each member must upload its part of a durable checkpoint after this step
         self.saving = False
@@ -110,7 +112,8 @@ class TrainingGroup:
         self._loader_state = b""
 
     def start_step(self, last_step: int) -> bool:
-        """Join a group unless this process is in one, and announce the next step, `state.step`.
+        """Join a group of workers unless this process is in a group, and announce the next step,
+        `state.step`.
 
         Return False if training has ended, after `last_step` updates at the latest, or if this
         process must leave (`stopped`).
@@ -141,7 +144,7 @@ class TrainingGroup:
 
     @property
     def is_broken(self) -> bool:
-        """True if the sum of this step will not be complete: `reduce` will return None."""
+        """True if the sum of this step will not be complete, so that `reduce` will return None."""
         return self.membership.aborted()
 
     def add(self, virtual_worker: int, mean_loss: Tensor, summands: list[Tensor]) -> None:
@@ -152,8 +155,8 @@ class TrainingGroup:
         """Return the sum over all virtual workers as a flat tensor of `state.width` elements; None
         if the group broke.
 
-        The sum is valid until the next `add`. Call this method once per step, after calling `add`
-        for each of `virtual_workers`.
+        The sum is valid until the next `add`. Call `reduce` once per step, after calling `add` for
+        each of `virtual_workers`.
         """
         try:
             if self.is_broken:
@@ -161,7 +164,7 @@ class TrainingGroup:
 
             summed_tensor = self._reduction.reduce()
         except torch.OutOfMemoryError:
-            # another group would run out of memory, too
+            # an out-of-memory error is raised, because another group would also run out of memory
             raise
         except RuntimeError as error:
             self.membership.report_failure(error)
@@ -182,7 +185,7 @@ class TrainingGroup:
         self.loader.load(self._loader_state)
 
     def leave_without_agreement(self) -> None:
-        """Leave without the agreement of the other members."""
+        """Leave the group without the agreement of the other members."""
         self.stopped = True
         self.last_copy = True
         self.others_may_wait = self.last_rank_and_size.size > 1 or not self._is_from_group
@@ -191,7 +194,7 @@ class TrainingGroup:
     def finish(self, write_result: Callable[[], str]) -> bool:
         """After the last step, let rank 0 write the result and wait until the run is complete.
 
-        Return False if another group must be formed first, or this process must leave.
+        Return False if another group must be formed first, or if this process must leave.
         """
         self.membership.report_step(self.state.update_count)
         self.membership.report_busy(True)
@@ -226,7 +229,7 @@ class TrainingGroup:
 
     def _join_group(self) -> bool:
         """Join the next group and adopt the newest state of its members. Return False if this
-        process must leave instead.
+        process must leave instead of joining a group.
         """
         while group_view := self.membership.form(self.state.step, self.leaving):
             if group_view.size > self.total_virtual_workers:
@@ -291,8 +294,8 @@ class TrainingGroup:
         return [_parse_member_state(state_tensor) for state_tensor in state_tensors]
 
     def _restore(self, group_view: GroupView, snapshot_step: int) -> MemberState:
-        """Let rank 0 load a durable checkpoint if one is newer than `snapshot_step`; return the
-        MemberState of rank 0."""
+        """Let rank 0 load a durable checkpoint if a checkpoint is newer than `snapshot_step`;
+        return the MemberState of rank 0."""
         if group_view.rank == 0:
             # report this process as busy, because loading takes long if the state is large or the
             # object store is unavailable
@@ -343,17 +346,18 @@ class TrainingGroup:
         training_state.step = step
 
     def _choose_receive_buffer(self) -> Tensor:
-        """Return memory to receive a state in: separate memory if enough is free.
+        """Return memory to receive a training state in, which is separate memory if enough memory
+        is free.
 
-        With separate memory, the current state stays intact if the source dies, or if an aborted
+        With separate memory, the current state stays intact if the sender dies, or if an aborted
         broadcast still writes to the memory.
         """
         training_state = self.state
-        # out of memory, on the CPU or on CUDA
+        # torch raises RuntimeError if memory is insufficient, on the CPU or on CUDA
         with suppress(RuntimeError):
             return torch.empty_like(training_state.memory)
 
-        # a partial state must not be sent to other members
+        # the step -1 marks a partial state, which must not be sent to other members
         training_state.step = -1
         self._is_from_group = False
         return training_state.memory
@@ -362,8 +366,8 @@ class TrainingGroup:
         """Leave a broken group and replace the buffers, because the collectives of the group may
         still write to them."""
         self.size = 0
-        # this drops the last reference to the process group, which closes its connections and wakes
-        # the peers
+        # this assignment drops the last reference to the process group, which closes its
+        # connections and wakes the peers
         self._reduction = GradientReduction(self.state, self.membership.wait)
 
 

@@ -1,9 +1,9 @@
 """Gradients are added along a fixed balanced binary tree over the virtual workers 0…V-1.
 
-Floating-point sums depend on their order. The order in this tree does not depend on the number of
-processes: the node over the leaves [lo, hi) is the sum of its two children, whose boundary is at lo
-+ the largest power of two below hi-lo. A process with contiguous leaves computes the sums of the
-complete subtrees inside them.
+Floating-point sums depend on their order. The order of the sums in the tree does not depend on the
+number of processes: the node over the leaves [lo, hi) is the sum of its two children, whose
+boundary is at lo + the largest power of two below hi-lo. A process with contiguous leaves computes
+the sums of the complete subtrees inside its leaves.
 """
 
 from collections.abc import Callable
@@ -36,8 +36,8 @@ def list_rank_leaves(leaf_count: int, group_size: int, rank: int) -> range:
 
 
 class TreeSum(Generic[ValueT]):
-    """Adds values along the tree, and computes each inner node as soon as both of its children are
-    complete.
+    """Adds values along the tree of sums, and computes each inner node as soon as its two children
+    are complete.
 
     `add_function(a, b)` returns a+b and may reuse the memory of a and b. For n contiguous leaves,
     at most
@@ -50,7 +50,8 @@ class TreeSum(Generic[ValueT]):
         self.partial_sums: list[tuple[LeafRange, ValueT]] = []
 
     def add_value(self, leaf_range: LeafRange, value: ValueT) -> None:
-        """Add the next value; its leaves must follow those of the previous value."""
+        """Add the next value; the leaves of the value must follow the leaves of the previous
+        value."""
         while sibling_sum := self.pop_sibling(leaf_range):
             value = self._add(sibling_sum[1], value)
             leaf_range = (sibling_sum[0][0], leaf_range[1])

@@ -22,7 +22,7 @@ class MemoryCgroup:
         return 0
 
     def format_limit(self) -> str:
-        """Return the memory limit as text."""
+        """Return the memory limit of the cgroup as text."""
         with suppress(OSError, ValueError):
             limit_text = (self._folder / CGROUP_LIMIT[self._version]).read_text()
             limit_bytes = int(limit_text)
@@ -39,8 +39,8 @@ def _find_memory_cgroup() -> tuple[Path, int]:
         cgroup_version, mount_folder = (
             (1, CGROUP_MOUNT / "memory") if controllers else (2, CGROUP_MOUNT)
         )
-        # /proc may show the cgroup's path on the node, which does not exist in the container: then
-        # the mount point is the container's cgroup
+        # /proc may show the cgroup's path on the node, which does not exist in the container; the
+        # mount point is then the container's cgroup
         for cgroup_folder in (mount_folder / cgroup_path.lstrip("/"), mount_folder):
             if (cgroup_folder / CGROUP_EVENTS[cgroup_version]).exists():
                 return cgroup_folder, cgroup_version

@@ -8,7 +8,7 @@ within hundredths of a second.
                                            # `forkserver.socket` is readable
 
 A double fork makes each worker a child of the launcher, not of the forkserver: the launcher gets
-the worker's exit code, the worker is killed when the launcher dies, and it survives the death of
+the worker's exit code, and the worker is killed when the launcher dies, but survives the death of
 the forkserver.
 """
 
@@ -72,8 +72,9 @@ class Forkserver:
     """The launcher's connection to the forkserver process."""
 
     def __init__(self, worker_slots: list[WorkerSlot], forkserver_slot: WorkerSlot) -> None:
-        """Fork the process. `worker_slots`: the memory that survives the death of each worker, by
-        index of the worker; `forkserver_slot`: such memory for the forkserver itself."""
+        """Fork the forkserver process. `worker_slots`: the memory that survives the death of each
+        worker, by index of the worker; `forkserver_slot`: the memory that survives the death of the
+        forkserver."""
         self.socket, remote_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.requested_indices: set[int] = set()
         launcher_pid = os.getpid()
@@ -93,7 +94,7 @@ class Forkserver:
         self.socket.setblocking(False)
 
     def send_spec(self, training_spec: "TrainingSpec") -> None:
-        """Send the settings of all workers."""
+        """Send the settings of all workers to the forkserver."""
         self._send(pickle.dumps(training_spec))
 
     def request(self, worker_index: int) -> None:
@@ -112,12 +113,12 @@ class Forkserver:
         return started_workers
 
     def end(self) -> None:
-        """Kill the forkserver process; the launcher reaps it."""
+        """Kill the forkserver process, which the launcher then reaps."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def _send(self, message: bytes) -> None:
-        # the forkserver is dead: the launcher will reap it
+        # an error means that the forkserver is dead; the launcher will reap it
         with suppress(ConnectionError):
             self.socket.send(message)
 
@@ -150,26 +151,28 @@ def _run_forkserver(
 
 
 def prepare_forkserver(launcher_pid: int) -> None:
-    """Prepare this process for imports, and for forks that inherit them."""
+    """Prepare this process for imports, and for forks that inherit the imported modules."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # a worker unblocks SIGTERM once it has a handler
+    # block SIGTERM in workers until they have installed a handler
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     die_with_parent(launcher_pid)
-    # with more than one BLAS thread, numpy would start threads, which do not exist after a fork
+    # with several BLAS threads, numpy would start threads, which do not exist after a fork
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # garbage collection would take a quarter of the import time, and imports create no garbage
+    # disable garbage collection, which would take a quarter of the import time, although imports
+    # create no garbage
     gc.disable()
 
 
 def _preload_modules(training_spec: "TrainingSpec") -> None:
-    """Import the workload's modules and open the object store, so that workers inherit both."""
+    """Import the workload's modules and open the object store, so that workers inherit the modules
+    and the connection settings."""
     from rekindle.storage import Store
     from rekindle.workload import load
 
-    # the worker raises the same error, and reports it
+    # ignore errors, because the worker raises the same error, and reports it
     with suppress(RekindleError):
         workload = load(training_spec.workload)
         Store.from_env()
@@ -205,7 +208,7 @@ def fork_for_launcher(
         run_child()
 
     os.close(read_descriptor)
-    # from now on, the launcher is the worker's parent
+    # tell the worker that the launcher is now its parent
     os.waitpid(intermediate_pid, 0)
     os.write(write_descriptor, b".")
     os.close(write_descriptor)
@@ -260,6 +263,6 @@ def _run_worker(
             sys.stdout.flush()
             sys.stderr.flush()
 
-        # exit without waiting for child processes, which may never end; they are killed when this
-        # process ends
+        # exit without waiting for child processes, which may never end; child processes are killed
+        # when this process ends
         os._exit(exit_code)

@@ -14,16 +14,18 @@ exit code.
     any other, OOM-killed     a bug                      restart; exit with 1 after the third time
                                                          without a newer step
 
-After SIGTERM, SIGINT or the cloud's notice (notice.py), the launcher sends SIGTERM to the workers,
-which leave the run after their current step; the launcher exits with 143 within $REKINDLE_GRACE
-(30) seconds. If PET_NPROC_PER_NODE is a number, the launcher starts that many workers; worker N
-gets LOCAL_RANK=N. This process imports no torch: it forks workers from a process that has imported
-it (forkserver.py). The launcher reaps all orphans, and kills all its descendants when it exits.
+After SIGTERM, SIGINT or the cloud's notice of an interruption (notice.py), the launcher sends
+SIGTERM to the workers, which leave the run after their current step; the launcher exits with 143
+within $REKINDLE_GRACE (30) seconds. If PET_NPROC_PER_NODE is a number, the launcher starts this
+number of workers; worker N gets LOCAL_RANK=N. The launcher does not import torch, because workers
+are forked from a process that has imported torch (forkserver.py). The launcher reaps all orphans,
+and kills all its descendants when it exits.
 """
 
 import signal
 
-# block signals until a handler is installed: the kernel would discard them for PID 1
+# block signals until a handler is installed, because the kernel discards signals without a handler
+# for PID 1
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
@@ -63,18 +65,19 @@ MAX_CRASHES = 3
 # maximum number of workers of a pod
 MAX_WORKERS = 1024
 MAX_RESTART_DELAY_S = 30.0
-# time in which the other workers must notice that the run is complete
+# seconds in which the other workers must notice that the run is complete
 COMPLETION_TIMEOUT_S = 15.0
-# exit codes that make snapshots obsolete; after other codes the pod may restart in place
+# exit codes of the launcher after which snapshots are removed; after other exit codes, the pod may
+# restart in place
 OBSOLETE_SNAPSHOT_CODES = (0, *exit_codes.PERMANENT_ERRORS)
 NEVER_S = float("inf")
-# maximum time for which sending the event `usage` blocks the launcher
+# maximum number of seconds for which sending the event `usage` blocks the launcher
 USAGE_TIMEOUT_S = 0.5
 STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 
 
 class ExitKind(Enum):
-    """The kind of exit of a process; it determines if and when the process is restarted."""
+    """The kind of exit of a process, which determines if and when the process is restarted."""
 
     PREEMPTED = auto()
     UNAVAILABLE = auto()
@@ -96,7 +99,7 @@ RESTART_DELAY_S_BY_KIND = {ExitKind.PREEMPTED: 0.25, ExitKind.UNAVAILABLE: 1.0, 
 
 @dataclass
 class RestartBudget:
-    """Limits the restarts of one process; the count of exits is reset to 0 whenever a newer step is
+    """Limits the restarts of one process. The count of exits is reset to 0 whenever a newer step is
     completed."""
 
     newest_step: int = -1
@@ -105,7 +108,8 @@ class RestartBudget:
     last_exception: str = ""
 
     def record_exit(self, exit_kind: ExitKind, step: int, exception_text: str = "") -> float | None:
-        """Record an exit at `step`; return the seconds until the restart, or None to give up."""
+        """Record an exit of the process at `step`; return the seconds until the restart, or None to
+        give up."""
         if step > self.newest_step:
             self.newest_step = step
             self.last_exception = ""
@@ -141,7 +145,7 @@ class ProcessSlot:
 
 
 class SignalPipe:
-    """Collects signals. The descriptor `reader` becomes readable when a signal arrives."""
+    """Collects signals. A pipe whose descriptor `reader` becomes readable when a signal arrives."""
 
     def __init__(self) -> None:
         self.reader, write_descriptor = os.pipe()
@@ -173,7 +177,7 @@ class Launcher:
         self.forkserver_slot = ProcessSlot("the process that loads torch for the workers")
         self.oom_kills = self.cgroup.count_oom_kills()
         self.starts = 0
-        # exit code of the launcher once all children have exited
+        # exit code of the launcher once all child processes have exited
         self.exit_code: int | None = None
         self.deadline = NEVER_S
         self.name = pod_name
@@ -197,8 +201,8 @@ class Launcher:
                 )
 
             exited_children = self._reap()
-            # called after `_reap`, because by then the forkserver has announced every worker that
-            # was reaped
+            # call this method after `_reap`, because the forkserver has then announced every worker
+            # that was reaped
             self._record_started_workers()
             for pid, exit_code in exited_children:
                 self._on_exit(pid, exit_code)
@@ -319,7 +323,8 @@ class Launcher:
                 self._start_due_processes()
 
             if exit_kind is ExitKind.BUG and exit_code not in (1, WORKLOAD_ERROR_EXIT_CODE):
-                # the launcher reports this error, because the process was not able to do so
+                # the launcher reports the error, because the process itself was not able to report
+                # it
                 _report_to_coordinator(process_slot.name, f"{cause}\n{last_output}", 1)
 
     def _give_up(
@@ -343,8 +348,8 @@ class Launcher:
     def _classify_exit(
         self, process_slot: ProcessSlot, exit_code: int
     ) -> tuple[ExitKind, str, str]:
-        """Return the kind of an exit, its cause as text, and the last output of the process: an
-        error message, a traceback, or ""."""
+        """Return the kind of a process's exit, the cause of the exit as text, and the last output
+        of the process (an error message, a traceback, or "")."""
         exit_kind = EXIT_KIND_BY_CODE.get(exit_code, ExitKind.BUG)
         last_output = process_slot.memory.read_last_output()
 
@@ -355,7 +360,7 @@ class Launcher:
 
         cause = "raised an exception" if exit_code == WORKLOAD_ERROR_EXIT_CODE else cause
         if exit_code < 0 and last_output:
-            # the launcher prints the traceback, because the crashed process could not
+            # the launcher prints the traceback, because the crashed process could not print it
             write_stderr(*last_output.splitlines())
 
         earlier_kills = self.oom_kills
@@ -391,8 +396,8 @@ class Launcher:
                 send_signal(process_slot.pid, signal.SIGKILL)
 
     def _has_children(self) -> bool:
-        """Return True while children are alive. Kills the remaining children once all workers have
-        exited."""
+        """Return True while child processes are alive. The remaining child processes are killed
+        once all workers have exited."""
         child_pids = list_children()
         if not self.forkserver_slot.pid and not any(
             process_slot.pid for process_slot in self.slots
@@ -426,7 +431,7 @@ def _report_usage_to_coordinator(pod_name: str, resource_usage: Mapping[str, flo
 
 
 def send_signal(pid: int, signal_number: int) -> None:
-    """Send a signal to a process, unless it has ended."""
+    """Send a signal to a process, unless the process has ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal_number)
 
@@ -487,8 +492,7 @@ def main(argv: list[str]) -> int:
 
     notice.start_polling_process()
     try:
-        # the forkserver is started first, so that it imports torch while this process parses the
-        # flags
+        # start the forkserver first, so that it imports torch while this process parses the flags
         launcher = Launcher(signal_pipe, count_workers())
         from rekindle.training.membership.handshake import read_run_secret
         from rekindle.training.membership.protocol import read_coordinator_address

@@ -1,5 +1,5 @@
-"""Polls for the cloud's notice that it will interrupt a spot node; the notice comes before SIGTERM
-or instead of it.
+"""Polls for the cloud's notice that it will interrupt a spot node. The notice comes before SIGTERM
+or instead of SIGTERM.
 
     REKINDLE_NOTICE=aws      instance metadata spot/instance-action, two minutes before
     REKINDLE_NOTICE=azure    scheduled event Preempt of this machine, 30 seconds before
@@ -73,7 +73,8 @@ def _has_azure_notice(metadata_address: str) -> bool:
             metadata_address, "/metadata/scheduledevents?api-version=2020-07-01", headers
         )
     )["Events"]
-    # the service also lists the events of other machines of the scale set
+    # select this machine, because the metadata service also lists the events of other machines of
+    # the scale set
     return any(
         scheduled_event["EventType"] == "Preempt" and instance_name in scheduled_event["Resources"]
         for scheduled_event in scheduled_events
@@ -83,7 +84,7 @@ def _has_azure_notice(metadata_address: str) -> bool:
 def _request_metadata(
     metadata_address: str, request_path: str, headers: dict[str, str], method: str = "GET"
 ) -> str:
-    """Return the body of the response, or "" if its status is not 200."""
+    """Return the body of a response of the metadata service, or "" if its status is not 200."""
     connection = HTTPConnection(metadata_address, timeout=REQUEST_TIMEOUT_S)
     try:
         connection.request(method, request_path, headers=headers)

@@ -2,8 +2,8 @@
 step of a worker.
 
 A worker handles SIGTERM even while its main thread blocks in a collective. The child processes of a
-worker, such as those of a DataLoader, ignore a SIGTERM to the process group, since the worker needs
-them until it has left.
+worker, such as the processes of a DataLoader, ignore a SIGTERM to the process group, since the
+worker needs them until it has left.
 """
 
 import array
@@ -49,8 +49,8 @@ def install_sigterm_handler() -> threading.Event:
     """Install a handler of SIGTERM that sets the returned event, even while the main thread blocks
     in a collective.
 
-    A Python handler would run only after the collective. Instead, a thread waits for the byte that
-    Python's C handler immediately writes to the wakeup descriptor.
+    A Python handler would run only after the collective operation. To notice SIGTERM earlier, a
+    thread waits for the byte that Python's C handler immediately writes to the wakeup descriptor.
     """
     leaving_event = threading.Event()
     grace_seconds = WORKER_GRACE_SHARE * read_grace_seconds()
@@ -70,7 +70,7 @@ def install_sigterm_handler() -> threading.Event:
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.set_wakeup_fd(write_descriptor)
     threading.Thread(target=wait, name="sigterm", daemon=True).start()
-    # the forkserver has blocked SIGTERM
+    # unblock SIGTERM, which the forkserver has blocked
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _shield_children()
 
@@ -89,8 +89,8 @@ def _shield_children() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         signal.set_wakeup_fd(-1)
         parent_pid, is_from_main_thread = fork_origin[0]
-        # only for a fork by the main thread: otherwise the kernel would kill the child when the
-        # forking thread ends
+        # set the signal only for a fork by the main thread, because the kernel would kill the child
+        # when another forking thread ends
         if is_from_main_thread:
             die_with_parent(parent_pid)
 
@@ -100,10 +100,10 @@ def _shield_children() -> None:
 
 
 def _end_children() -> None:
-    """Kill the daemonic child processes: they ignore SIGTERM, so multiprocessing would wait for
-    them forever."""
-    # reset the handler of SIGCHLD, because torch's handler would report the end of these children
-    # as an error
+    """Kill the daemonic child processes, which ignore SIGTERM, so that multiprocessing would wait
+    for them forever."""
+    # reset the handler of SIGCHLD, because torch's handler would report the end of the killed child
+    # processes as an error
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for child_process in multiprocessing.active_children():
         if child_process.daemon:

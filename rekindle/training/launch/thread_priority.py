@@ -8,11 +8,11 @@ from contextlib import suppress
 
 BACKGROUND_NICENESS = 10
 IDLE_IO_CLASS = 3
-# position of the class in the argument of ioprio_set
+# bit position of the priority class in the argument of ioprio_set
 IO_CLASS_SHIFT = 13
-# IOPRIO_WHO_PROCESS: the priority of one thread
+# the constant IOPRIO_WHO_PROCESS, which selects the priority of one thread
 THREAD_TARGET = 1
-# number of the system call ioprio_set by CPU, which the C library does not wrap
+# type of CPU → number of the system call ioprio_set, which the C library does not wrap
 IO_PRIORITY_CALLS = {"x86_64": 251, "aarch64": 30}
 
 

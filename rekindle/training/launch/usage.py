@@ -6,7 +6,7 @@ ledger.
     sampler.sample()                  # the fields of the event about once a minute, else None
 
 The sampler starts no threads or processes, because the first process of a pod forks workers and
-reaps all of its children. The GPUs are read by NVML, if its library exists.
+reaps all of its children. The GPUs are read by NVML, if NVIDIA's library for it exists.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 MAX_GPUS = 64
 
-# pid and start time
+# key of a process: its pid and its start time
 ProcessId = tuple[int, int]
 
 
@@ -45,7 +45,7 @@ class UsageSamples:
     values: list[float] = field(default_factory=list)
 
     def summarize(self, quantity_name: str, unit: str, decimal_digits: int) -> dict[str, float]:
-        """Return the mean and the maximum; {} without samples."""
+        """Return the mean and the maximum of the samples; {} without samples."""
         if not self.values:
             return {}
         mean_value = sum(self.values) / len(self.values)
@@ -75,8 +75,8 @@ class UsageSampler:
         self._gpu_memory = UsageSamples()
 
     def sample(self) -> dict[str, float] | None:
-        """Take a sample if one is due. At the end of a period, return the fields of an event, else
-        None."""
+        """Take a sample if a sample is due. At the end of a period, return the fields of an event,
+        else None."""
         now_s = time.monotonic()
         if now_s < self.next_sample_time:
             return None
@@ -123,7 +123,7 @@ def _read_processes() -> Iterator[tuple[ProcessId, ProcessUsage]]:
             continue
         with suppress(OSError, ValueError, IndexError):
             stat_text = Path(f"/proc/{pid_text}/stat").read_text()
-            # the command may contain spaces and brackets
+            # skip the name of the command, which may contain spaces and brackets
             stat_fields = stat_text.rpartition(")")[2].split()
             cpu_s = (int(stat_fields[11]) + int(stat_fields[12])) / CLOCK_TICKS_PER_S
             process_id = int(pid_text), int(stat_fields[19])

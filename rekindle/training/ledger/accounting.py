@@ -1,4 +1,5 @@
-"""Computes the LedgerSummary of a ledger from its events. ledger_summary.py defines both."""
+"""Computes the LedgerSummary of a ledger from its events. ledger_summary.py defines the
+LedgerSummary and describes the events."""
 
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -30,8 +31,8 @@ def summarize_events(ledger_events: Iterable[Event]) -> LedgerSummary:
 
 
 class EventAccounting:
-    """Computes a LedgerSummary event by event: `apply` calls the method `on_NAME` for an event
-    NAME."""
+    """Computes a LedgerSummary event by event. The method `apply` calls the method `on_NAME` for an
+    event NAME."""
 
     def __init__(self) -> None:
         self.summary = LedgerSummary()
@@ -49,9 +50,9 @@ class EventAccounting:
         # (time, step) of each completed step; of a repeated step, only the last completion
         self.points: list[tuple[float, int]] = []
         self.step_seconds: float | None = None
-        # True if the newest recorded step is known to be the last that was completed
+        # True if the newest recorded step is known to be the last completed step
         self.last_step_known = False
-        # names of workers that reported an error
+        # names of the workers that have reported an error
         self.failed: set[str] = set()
         # name of a lost worker that has not returned yet → the incident of its loss
         self.missing: dict[str, Incident] = {}
@@ -61,8 +62,8 @@ class EventAccounting:
         self.latest: float | None = None
 
     def apply(self, ledger_event: Event) -> None:
-        """Account for one event, which must not be earlier than the previous one. An invalid event
-        is skipped and counted."""
+        """Account for one event, which must not be earlier than the previous event. An invalid
+        event is skipped and counted."""
         event_name = ledger_event["event"]
         time_s = ledger_event["t"]
         if self.latest is None:
@@ -232,7 +233,7 @@ class EventAccounting:
         self.summary.on_demand_changes.append({"t": time_s, **change_fields})
 
     def on_killed(self, time_s: float, ledger_event: Event) -> None:
-        # the agent of the program survives, so no event `lost` follows
+        # the agent of the training program survives, so no event `lost` follows
         worker_name = str(ledger_event.get("name", "?"))
         incident = self._record_incident(time_s, "lost", worker_name, KILLED_PROCESS_REASON)
         if incident:
@@ -325,7 +326,8 @@ class EventAccounting:
         step = int(ledger_event["step"])
         self._infer_first_step(step)
         self.last_step_known = ledger_event.get("last") is True
-        # a step while the coordinator restarts: the group trains without a coordinator
+        # an event `step` during the restart of the coordinator shows that the group trains without
+        # a coordinator
         if self.restart and not self.restart.left:
             self.restart.left = len(self.group)
         if not self.points or step > self.points[-1][1]:
@@ -364,8 +366,8 @@ class EventAccounting:
             process_timeline.switch(time_s, None)
 
     def _handle_new_coordinator(self, time_s: float) -> None:
-        """Handle the start of a coordinator: any worker that does not join the new coordinator has
-        died at some time after its last sign of life."""
+        """Handle the start of a coordinator. Any worker that does not join the new coordinator has
+        died at some time after the worker's last sign of life."""
         if self.summary.state == "failed":
             self.summary.state = "running"
             self.summary.message = ""
@@ -422,11 +424,12 @@ class EventAccounting:
             process_timeline.switch(time_s, None)
 
     def _start_next_group(self, time_s: float, step: int, member_ids: set[str]) -> None:
-        """Start the next group. If the group contains a member of the previous group, it continues
-        at `step`; otherwise a later event shows its first step."""
+        """Start the next group of workers. If the new group contains a member of the previous
+        group, the new group continues at `step`; otherwise a later event shows the first step of
+        the new group."""
         is_program_run = bool(self.summary.run.get("program"))
         if is_program_run and not self.points:
-            # the program has not restored or saved any state yet, so it starts at step 0
+            # if the program has not restored or saved any state yet, it starts at step 0
             self._infer_first_step(0)
 
         group_pause = self.pause
@@ -472,8 +475,8 @@ class EventAccounting:
             )
 
     def _resume(self, group_pause: GroupPause, step: int) -> None:
-        """Let the group after `group_pause` start at `step`, and count work after that step as
-        lost."""
+        """Let the group after `group_pause` start at `step`, and count earlier work on steps after
+        `step` as lost."""
         self.undecided_pause = None
         step = max(step, 0)
         if self.points:

@@ -1,8 +1,8 @@
 """Reports the progress of a step that trains in its own pod to Argo, which shows it on its page.
 
-Argo's executor reads the file in ARGO_PROGRESS_FILE, whose content is N/M, every few seconds. The
-variable does not exist in the pods of jobs: Argo does not start these pods, and cannot show their
-progress.
+Argo's executor reads the file in ARGO_PROGRESS_FILE, whose content is N/M, every few seconds.
+ARGO_PROGRESS_FILE is not set in the pods of jobs, because Argo does not start these pods, and
+cannot show their progress.
 
 Source: the documentation of Argo Workflows 4.1, docs/progress.md.
 """
@@ -16,8 +16,8 @@ ARGO_PROGRESS_FILE = "ARGO_PROGRESS_FILE"
 
 
 def write_progress(completed_steps: int, total_steps: int) -> None:
-    """Write the progress for Argo. If the file cannot be written, print why, and do not try
-    again."""
+    """Write the progress for Argo. If the progress file cannot be written, print the reason, and do
+    not try again."""
     path = os.environ.get(ARGO_PROGRESS_FILE)
     # Argo ignores a progress with N > M
     if not path or not 0 <= completed_steps <= total_steps:
@@ -30,5 +30,5 @@ def write_progress(completed_steps: int, total_steps: int) -> None:
 
 
 def disable_progress() -> None:
-    """Write no progress from now on: the training of this process is not the whole step."""
+    """Write no progress from now on, because the training of this process is not the whole step."""
     os.environ.pop(ARGO_PROGRESS_FILE, None)

@@ -1,9 +1,10 @@
-"""The types of the events in a ledger. ledger_summary.py describes the events.
+"""The types of the events in the ledger (history) of a training. ledger_summary.py describes the
+events.
 
     check_event({"t": 1.5, "event": "step", "step": "many"})   # ValueError
 
-A client of the object store or a worker may have written any line, and an event is read in many
-places, so an event with an invalid field is skipped and counted as soon as it is read. Fields and
+A client of the object store or a worker may have written any line into a ledger. An event of a
+ledger with an invalid field is therefore skipped and counted as soon as it is read. Fields and
 events that are not listed here are permitted, since a later version of Rekindle may have written
 them.
 """
@@ -50,7 +51,7 @@ class CoordinatorEvent(AnyEvent):
 
 
 class TrainedTimeEvent(AnyEvent):
-    """The seconds that the coordinators of a job have seen it train, in total."""
+    """The total number of seconds in which the coordinators of a job have seen the job train."""
 
     seconds: Seconds
 
@@ -106,13 +107,15 @@ class ProgressEvent(AnyEvent):
 
 
 class LossEvent(AnyEvent):
-    """The newest loss. This event reaches only the coordinator's metrics, not the ledger."""
+    """The newest loss of the training. The event `loss` reaches only the coordinator's metrics, not
+    the ledger."""
 
     loss: float
 
 
 class UsageEvent(AnyEvent):
-    """The resources that a pod used in a period of `seconds`. GPU values are per GPU."""
+    """The resources that a pod used in a period of `seconds`. The fields about GPUs have one value
+    for each GPU."""
 
     seconds: Seconds
     cpu_cores_mean: Annotated[float, Field(ge=0, lt=1e6)] = 0.0

@@ -4,11 +4,11 @@
 
 one JSON object per line: {"t": unix seconds, "event": name, ...}
 
-The coordinator writes the ledger, or rank 0 if the run has no coordinator. Each process that writes
-to the ledger creates its own objects (segments). An object store cannot append to an object, so the
-process writes its newest segment again until it is full. ledger_summary.py lists the events. The
-ledger never delays or ends a training: while the object store is unavailable, events wait in
-memory.
+The coordinator writes the ledger. If the run has no coordinator, the process with rank 0 writes it.
+Each process that writes to the ledger creates its own objects (segments). An object store cannot
+append to an object, so the process writes its newest segment again until the segment is full.
+ledger_summary.py lists the events. The ledger never delays or ends a training: while the object
+store is unavailable, events wait in memory.
 """
 
 import threading
@@ -25,11 +25,11 @@ from rekindle.training.ledger.event_types import check_event
 if TYPE_CHECKING:
     from rekindle.storage import Store
 
-# delay until step events are written
+# delay in seconds until events `step` are written
 STEP_DELAY_S = 5.0
-# delay until other events are written, so that one request writes several
+# delay in seconds until other events are written, so that one request writes several events
 EVENT_DELAY_S = 0.3
-# size of a full segment
+# size of a full segment in bytes
 SEGMENT_BYTES = 256 << 10
 # maximum number of events in memory while the object store is unavailable
 MAX_WAITING_EVENTS = 20_000
@@ -42,7 +42,7 @@ Event = dict[str, Any]
 
 class Ledger:
     """Writes the events of a run to the object store in a background thread. The thread also calls
-    `open_store`, and calls it again if it fails."""
+    `open_store`, and repeats the call if it fails."""
 
     def __init__(self, open_store: Callable[[], "Store"], key_prefix: str) -> None:
         self.prefix = key_prefix
@@ -68,7 +68,7 @@ class Ledger:
     def note(self, event: str, *, age_s: float = 0.0, **event_fields: Any) -> None:
         """Record an event that happened `age_s` seconds ago, or at the time in the field `t`.
 
-        Returns immediately and never raises.
+        `note` returns immediately and never raises.
         """
         with self._lock:
             # the times of events must not decrease when the clock is set back
@@ -139,7 +139,7 @@ class Ledger:
 
                 self._log_rarely(f"the ledger is waiting for the object store: {error_text}")
                 if is_closing and time.monotonic() < self._deadline:
-                    # after `close`, the wait above returns at once, so wait here
+                    # after `close`, the wait for the event returns at once, so wait here
                     time.sleep(0.2)
                     continue
 
@@ -189,7 +189,7 @@ class Ledger:
 
 
 def _parse_age(reported_age: object) -> float:
-    """Return the age of an event that a worker has reported, or 0 if it is not a positive
+    """Return the age of an event that a worker has reported, or 0 if the age is not a positive
     number."""
     if isinstance(reported_age, int | float) and 0 < reported_age < float("inf"):
         return reported_age

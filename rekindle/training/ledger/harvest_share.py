@@ -1,5 +1,5 @@
-"""The share of harvested workers in a training: workers on idle capacity, which may come and go
-(`cluster.harvest`).
+"""The share of a training that harvested workers computed. Harvested workers run on idle capacity,
+and may come and go (`cluster.harvest`).
 
 Each member of a group computes an equal share of each step, so a group of three members with one
 harvested worker owes a third of its steps to this worker.
@@ -33,12 +33,12 @@ class _Group:
 def measure_harvest(
     ledger_summary: LedgerSummary, step_points: list[tuple[float, int]]
 ) -> HarvestShare | None:
-    """Return the share of the harvested workers; None if there were no harvested workers.
+    """Return the share of the harvested workers; None if the training had no harvested workers.
 
     `step_points`: time and number of the completed steps, without steps that were repeated. The
-    time without harvested workers is an estimate: with the speed of the groups that had no
-    harvested worker or, if there were none, as if the remaining workers computed the shares of all
-    members, each at the same speed.
+    time without harvested workers is estimated from the speed of the groups that had no harvested
+    worker. If no such group exists, the estimate assumes that the other workers compute the shares
+    of all members at the same speed.
     """
     if not ledger_summary.harvested:
         return None
@@ -97,7 +97,7 @@ def _list_groups(
 
 
 def _find_step(step_points: list[tuple[float, int]], time_s: float) -> int:
-    """Return the newest completed step at a time."""
+    """Return the newest step that was completed at a given time."""
     index = bisect_right(step_points, time_s, key=lambda step_point: step_point[0])
     if index:
         return step_points[index - 1][1]

@@ -1,7 +1,7 @@
 """The events of a ledger, and the LedgerSummary that accounting.py computes from them.
 
-An event is {"t": unix seconds, "event": event name, ...}. In the events below, `name` is the name
-of a worker, and `step` a number of updates:
+An event is {"t": unix seconds, "event": event name, ...}. In the following list of events, `name`
+is the name of a worker, and `step` a number of updates.
 
     run {device, workers, virtual_workers, steps, samples, program, unit}
                                       the plan, which rank 0 writes when it starts; program: true if
@@ -48,13 +48,14 @@ of a worker, and `step` a number of updates:
     dropped {events}                  number of events that were not written
     skipped {lines}                   number of unreadable lines, and of events with wrong fields
 
-event_types.py has the types of the fields.
+The types of the events' fields are in event_types.py.
 
 Each second of a live worker counts as *waited* (outside of a group), *trained* (in a group, on
-steps that are not repeated) or *lost* (in a group, on work that is repeated). If a group broke, all
-work after its last finished step is repeated; if all workers were lost, all work after the restored
-step. The ledger has about one event `step` per second; the steps in between are assumed to be
-evenly spaced. A worker of the job that is not alive counts as *queued* (queue_time.py).
+steps that are not repeated) or *lost* (in a group, on work that is repeated). If a group of workers
+broke, all work after its last finished step is repeated; if all workers were lost, all work after
+the restored step is repeated. The ledger has about one event `step` per second; the steps between
+two events are assumed to be evenly spaced. A worker of the job that is not alive counts as *queued*
+(queue_time.py).
 """
 
 from dataclasses import asdict, dataclass, field
@@ -68,15 +69,15 @@ WAITED_KIND = "waited"
 LOST_KIND = "lost"
 # of a worker that is not alive; no interval has this kind
 QUEUED_KIND = "queued"
-# `Incident.why` of a worker that was lost while no coordinator was running
+# value of `Incident.why` for a worker that was lost while no coordinator was running
 UNSEEN_LOSS_REASON = "unseen"
-# why: a process of a program was killed, its pod survived
+# value of `Incident.why` if a process of a program was killed, but its pod survived
 KILLED_PROCESS_REASON = "process"
 
 
 @dataclass
 class TimeInterval:
-    """A time interval of one worker."""
+    """A time interval of one worker, of one kind."""
 
     start: float
     end: float
@@ -89,11 +90,12 @@ class Incident:
     restarted."""
 
     t: float
-    # one of: lost, drain, failed, join, coordinator (the coordinator restarted)
+    # kind of the incident: lost, drain, failed, join, or coordinator (the coordinator restarted)
     kind: str
     name: str
     why: str = ""
-    # newest step that is known to be completed at the time `t`; None if no step is known
+    # newest step that is known to be completed at the time `t` of the incident; None if no step is
+    # known
     step: int | None = None
     # False if no coordinator was running; the incident then happened at or after the time `t` and
     # the step `step`
@@ -109,8 +111,8 @@ class Incident:
     back: float | None = None
     # worker-seconds of repeated work, as a total over all incidents of the same pause
     cost: float = 0.0
-    # if no worker was left, the source of the state that training continued from: `hot` (snapshot)
-    # or `durable` (checkpoint)
+    # if no worker was left, the source of the state from which the training continued, either "hot"
+    # (a snapshot) or "durable" (a checkpoint)
     tier: str = ""
 
 
@@ -125,7 +127,7 @@ class CoordinatorStart:
 @dataclass(frozen=True)
 class HarvestShare:
     """The part of a training that harvested workers computed. `seconds`: duration of the training
-    without pauses; `seconds_without`: estimate of this duration without harvested workers."""
+    without pauses; `seconds_without`: estimated duration if no harvested workers had trained."""
 
     worker_seconds: float
     steps: float
@@ -137,11 +139,11 @@ class HarvestShare:
 
 @dataclass
 class LedgerSummary:
-    """The report of a run. Times are unix seconds."""
+    """The report of a training, computed from its ledger. Times are unix seconds."""
 
     began: float = 0.0
     ended: float = 0.0
-    # one of: running, complete, failed
+    # state of the training: running, complete or failed
     state: str = "running"
     # reason why the run failed, from the event `verdict`
     message: str = ""
@@ -156,7 +158,7 @@ class LedgerSummary:
     checkpoints: list[Event] = field(default_factory=list)
     restored: list[Event] = field(default_factory=list)
     unsaved: list[Event] = field(default_factory=list)
-    # by pod, of all periods
+    # pod → its use of resources, over all periods
     usage: dict[str, dict[str, float]] = field(default_factory=dict)
     # newest report of a training program
     progress: dict[str, Any] = field(default_factory=dict)
@@ -173,12 +175,12 @@ class LedgerSummary:
     capacities: dict[str, str] = field(default_factory=dict)
     # events about the number of on-demand workers
     on_demand_changes: list[Event] = field(default_factory=list)
-    # None without harvested workers
+    # None if the training had no harvested workers
     harvest: HarvestShare | None = None
     # time when the queue time starts; None without a coordinator
     created: float | None = None
     coordinator_starts: list[CoordinatorStart] = field(default_factory=list)
-    # times when the run was complete or aborted; a later process may continue it
+    # times when the run was complete or aborted; a later process may continue the run
     end_times: list[float] = field(default_factory=list)
     # seconds without a live worker since the creation of the job
     queued_seconds: float = 0.0
@@ -233,7 +235,8 @@ class LedgerSummary:
 
     @property
     def first_step(self) -> int:
-        """The step at which the recorded training starts; above 0 if it was resumed."""
+        """The step at which the recorded training starts, which is above 0 if the training was
+        resumed."""
         if self.points:
             return self.points[0][1]
         return 0
@@ -280,7 +283,7 @@ class LedgerSummary:
         return sum(incident.kind == incident_kind for incident in self.incidents)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as a JSON object, without the raw events."""
+        """Return the LedgerSummary as a JSON object, without the raw events."""
         seconds_by_kind = {
             interval_kind: round(self.compute_worker_seconds(interval_kind), 3)
             for interval_kind in (TRAINED_KIND, WAITED_KIND, LOST_KIND)
@@ -377,7 +380,7 @@ def merge_intervals(intervals: list[TimeInterval]) -> list[tuple[float, float]]:
 
 
 def format_percent(fraction: float) -> str:
-    """Format a fraction as a percentage: `96.4 %` or `100 %`."""
+    """Format a fraction as a percentage, such as `96.4 %` or `100 %`."""
     return f"{100 * fraction:.1f}".removesuffix(".0") + " %"
 
 

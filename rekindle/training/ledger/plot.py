@@ -103,7 +103,7 @@ def _draw_workers(
                 )
                 for time_interval in intervals_of_kind
             ]
-            # the edge makes a bar of a hundredth of a second visible
+            # draw an edge, so that a bar of a hundredth of a second is visible
             worker_axes.broken_barh(
                 horizontal_bars,
                 (row_index - 0.34, 0.68),
@@ -199,7 +199,7 @@ def _draw_speed(speed_axes: Any, ledger_summary: LedgerSummary, unit_seconds: fl
 
     duration_s = _compute_duration_s(ledger_summary)
     bin_edges_s = np.linspace(0, duration_s, int(max(2, min(200, duration_s))) + 1)
-    # updates until each point, including repeated steps
+    # number of updates until each point, including repeated steps
     update_counts = [0]
     point_times_s = [0.0]
     previous_step = ledger_summary.points[0][1] if ledger_summary.points else 0

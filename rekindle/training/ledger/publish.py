@@ -47,7 +47,7 @@ def compute_metrics(ledger_summary: LedgerSummary, name_prefix: str) -> dict[str
 
 
 def compute_tags(ledger_summary: LedgerSummary) -> dict[str, Any]:
-    """Return MLflow tags by which users can filter runs."""
+    """Return the MLflow tags of a training, by which users can filter runs."""
     tag_values = {
         "preemptions": ledger_summary.preemptions,
         "steps_repeated": ledger_summary.repeated,

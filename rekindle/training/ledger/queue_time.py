@@ -1,11 +1,12 @@
-"""The time that a training was queued: its job existed, but a worker of the job was not running.
+"""The time that a training was queued, that is, its job existed, but a worker of the job was not
+running.
 
 The pod of a queued worker waits in a queue, for a node or for its image, or its process starts. The
-ledger has no events of this time, because no process of the worker exists: the time follows from
-the creation of the job, and from the gaps between the lives of workers.
+ledger has no events of queued time, because no process of the worker exists. The queued time is
+therefore computed from the creation of the job, and from the gaps between the lives of workers.
 
-A gap after the end of a training does not count: a later process continues the training only after
-a user has resumed it.
+A gap after the end of a training does not count as queued, because a later process continues the
+training only after a user has resumed it.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from rekindle.training.ledger.ledger_summary import (
 
 @dataclass
 class _WorkerSlot:
-    """One of the workers of the job: the processes that have this place one after the other."""
+    """One of the workers of a job, with the processes that have its place one after the other."""
 
     free_since: float
     last_worker: str = ""
@@ -28,7 +29,7 @@ class _WorkerSlot:
 
 def measure_queue_time(ledger_summary: LedgerSummary) -> None:
     """Add the queued time to a summary whose other intervals are complete. A training without a
-    coordinator has no queue."""
+    coordinator has no queued time."""
     coordinator_starts = ledger_summary.coordinator_starts
     if not coordinator_starts:
         return
@@ -63,8 +64,8 @@ def _find_gaps(
 
 
 def _exclude_ended_time(ledger_summary: LedgerSummary, gap: TimeInterval) -> list[TimeInterval]:
-    """Return the parts of a gap in which the training had a job: until the training ended, and from
-    the creation of its next job."""
+    """Return the parts of a gap in which the training had a job, which are the parts until the
+    training ended, and from the creation of its next job."""
     end_times_s = [time_s for time_s in ledger_summary.end_times if gap.start <= time_s <= gap.end]
     earliest_s = end_times_s[-1] if end_times_s else gap.start
     new_jobs_s = [
@@ -93,7 +94,7 @@ def _find_job_start(coordinator_start: CoordinatorStart, earliest_s: float) -> f
 
 def _measure_idle_coordinator(ledger_summary: LedgerSummary, gap: TimeInterval) -> float:
     """Return the seconds of a gap in which a coordinator was running. A coordinator that started in
-    the gap shows that the pod of the previous one had ended."""
+    the gap shows that the pod of the previous coordinator had ended."""
     start_s = max(gap.start, ledger_summary.began)
     starts_s = [
         coordinator_start.t

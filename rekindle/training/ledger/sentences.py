@@ -27,7 +27,7 @@ RESTORE_SOURCES = {
 # maximum number of lines about incidents; if there are more, only the first and the last lines are
 # shown
 MAX_INCIDENT_LINES = 24
-# a shorter time in the queue is not described
+# a time in the queue that is shorter than this number of seconds is not described
 MIN_QUEUED_SECONDS = 1.0
 # a workflow that ends deletes the job; the workers may then end this long before the exit handler
 MIN_UNENDED_WAIT_S = 300.0
@@ -105,7 +105,8 @@ def describe_summary(ledger_summary: LedgerSummary) -> list[str]:
 
 
 def format_worker_time(worker_seconds: float, ledger_summary: LedgerSummary) -> str:
-    """Format worker-seconds: `15 worker-seconds`, `2.1 GPU-hours`."""
+    """Format worker-seconds: Format the time of workers, such as `15 worker-seconds` or `2.1
+    GPU-hours`."""
     worker_unit = "worker" if ledger_summary.run.get("device", "cpu") == "cpu" else "GPU"
     if worker_seconds >= 7200:
         return f"{worker_seconds / 3600:.1f} {worker_unit}-hours"
@@ -164,7 +165,8 @@ def _describe_result(ledger_summary: LedgerSummary) -> str:
 
 
 def _describe_progress(newest_progress: Mapping[str, Any]) -> str:
-    """Return " 45 % are done, about 3 min are left.", from the newest report of a program."""
+    """Return a sentence such as " 45 % are done, about 3 min are left.", from the newest report of
+    a program."""
     percentage = newest_progress.get("percentage")
     if percentage is None:
         return ""
@@ -373,8 +375,8 @@ def _describe_queue_time(ledger_summary: LedgerSummary) -> Iterator[str]:
 
 
 def describe_unended_wait(ledger_summary: LedgerSummary, queue_name: str, end_time_s: float) -> str:
-    """Return why a training that has not ended was waiting when its workflow ended, or "" if it was
-    not waiting. `queue_name`: queue of its job, or ""."""
+    """Return why a training that has not ended was waiting when its workflow ended, or "" if the
+    training was not waiting. `queue_name`: name of the queue of the training's job, or ""."""
     if ledger_summary.state != "running":
         return ""
 

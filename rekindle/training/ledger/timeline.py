@@ -7,16 +7,16 @@ from rekindle.training.ledger.ledger_summary import TRAINED_KIND, Incident, Time
 
 @dataclass
 class ProcessTimeline:
-    """The intervals of one worker process. While the process is alive, its last interval has no
-    final end."""
+    """The intervals of one worker process. While the worker process is alive, its last interval has
+    no final end."""
 
     name: str
     intervals: list[TimeInterval] = field(default_factory=list)
     alive: bool = False
 
     def switch(self, time_s: float, interval_kind: str | None) -> None:
-        """Start an interval of the given kind at time `time_s`; None means that the process is
-        dead from then on."""
+        """Start an interval of the given kind at time `time_s`; None means that the process is dead
+        from `time_s` on."""
         if self.alive:
             self.intervals[-1].end = time_s
             if self.intervals[-1].kind == interval_kind:

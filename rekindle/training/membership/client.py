@@ -1,5 +1,5 @@
-"""The worker's side of the protocol: a thread that receives the coordinator's messages, sends
-heartbeats and reconnects."""
+"""The worker's side of the protocol between coordinator and workers: a thread that receives the
+coordinator's messages, sends heartbeats and reconnects."""
 
 import base64
 import contextlib
@@ -27,7 +27,7 @@ from rekindle.training.membership.protocol import (
 from rekindle.training.spec import Fingerprint
 
 HEARTBEAT_INTERVAL_S = 0.2
-# time between attempts to reach an unavailable coordinator
+# seconds between attempts to reach an unavailable coordinator
 RETRY_INTERVAL_S = 0.1
 # time between two checks whether the run is complete, while the coordinator is unavailable
 COMPLETE_CHECK_INTERVAL_S = 5.0
@@ -42,8 +42,8 @@ class CoordinatorClient:
     def __init__(
         self, host: str, port: int, fingerprint: Fingerprint, is_run_complete: Callable[[], bool]
     ) -> None:
-        """`is_run_complete` is polled while the coordinator is unavailable: the coordinator exits
-        when the run is complete.
+        """`is_run_complete` is polled while the coordinator is unavailable, because the coordinator
+        exits when the run is complete.
 
         Raises ConfigError if the run's secret is missing.
         """
@@ -59,8 +59,8 @@ class CoordinatorClient:
         self.is_busy = False
         # the newest generation known to be open
         self.open_generation = 0
-        # the newest generation that was opened with an abort: all groups with a lower number are
-        # broken
+        # the newest generation that was opened with an abort, so that all groups with a lower
+        # number are broken
         self.abort_generation = 0
         # number of the newest published generation, and its members
         self.published_group: tuple[int, Members] = (0, [])
@@ -77,8 +77,8 @@ class CoordinatorClient:
             "capacity": os.environ.get(REKINDLE_CAPACITY, ""),
         }
 
-        # `put` messages that this worker has sent to the newest group; after a reconnect, it sends
-        # them again
+        # `put` messages that this worker has sent to the newest group; after a reconnect, the
+        # worker sends them again
         self._sent_values: dict[str, Message] = {}
         # values of all members of the newest group
         self._values: dict[str, bytes] = {}
@@ -100,8 +100,8 @@ class CoordinatorClient:
         the run.
         """
         self.step = step
-        # the thread is not started earlier, because the other workers wait for this worker once it
-        # has registered
+        # start the thread only now, because the other workers wait for this worker once it has
+        # registered
         if not self._thread.ident:
             self._thread.start()
 
@@ -139,15 +139,17 @@ class CoordinatorClient:
         return self._error is not None
 
     def report_failure(self, generation_number: int) -> None:
-        """Report that a collective of `generation_number` failed. If this message is lost, the
-        next `join` message reports the failure, because it says that this worker waits for a group.
+        """Report that a collective of `generation_number` failed. If the message about the failure
+        is lost, the next message `join` reports the failure, because it says that this worker waits
+        for a group.
         """
         with self._condition:
             self._waits_for_group = True
             self.send({"fault": generation_number})
 
     def notify_waiters(self) -> None:
-        """Make waiting threads check their condition again."""
+        """Wake all threads that wait for the coordinator, so that they check their condition
+        again."""
         with self._condition:
             self._condition.notify_all()
 
@@ -197,13 +199,13 @@ class CoordinatorClient:
             return [self._values[value_key] for value_key in keys]
 
     def has_values(self, generation_number: int, keys: list[str]) -> bool:
-        """Return True if the members of the group `generation_number` have sent values for all
-        of these keys."""
+        """Return True if the members of the group `generation_number` have sent values for all keys
+        in `keys`."""
         return generation_number == self.published_group[0] and self._values.keys() >= set(keys)
 
     def find_value(self, generation_number: int, key: str) -> bytes | None:
         """Return the value that a member of the group `generation_number` has sent for `key`, or
-        None if it has not arrived, or a newer group is published."""
+        None if the value has not arrived, or a newer group is published."""
         with self._condition:
             if generation_number == self.published_group[0]:
                 return self._values.get(key)
@@ -219,15 +221,15 @@ class CoordinatorClient:
     def send(self, message: Message) -> None:
         """Send a message to the coordinator.
 
-        While the coordinator is unavailable, the message is dropped: after a reconnect, `join`
-        sends the current state.
+        While the coordinator is unavailable, the message is dropped, because after a reconnect the
+        message `join` contains the current state.
         """
         with self._condition:
             try:
                 if self._socket:
                     self._socket.sendall(encode_message(message))
             except OSError:
-                # the receiving thread reconnects
+                # ignore the error, because the receiving thread reconnects
                 self._socket = None
 
     def note(self, event: str, **event_fields: object) -> None:
@@ -246,8 +248,8 @@ class CoordinatorClient:
             self._has_left = True
             if self._socket:
                 with contextlib.suppress(OSError):
-                    # send nothing more: the coordinator would reject a heartbeat after `leave` as
-                    # invalid
+                    # send no more messages, because the coordinator would reject a heartbeat after
+                    # `leave` as invalid
                     self._socket.shutdown(socket.SHUT_WR)
             self._socket = None
 
@@ -422,7 +424,8 @@ def connect_to_coordinator(coordinator_endpoint: Address, timeout_s: float = 5.0
 def send_single_message(
     coordinator_endpoint: Address, message: Message, timeout_s: float = 5.0
 ) -> None:
-    """Send one message on a separate connection, without joining. Raises OSError."""
+    """Send one message to the coordinator on a separate connection, without joining the group.
+    Raises OSError."""
     with connect_to_coordinator(coordinator_endpoint, timeout_s) as connection:
         connection.sendall(encode_message(message))
 

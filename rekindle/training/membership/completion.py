@@ -1,5 +1,5 @@
-"""Checks whether a run is complete, that is, whether `<out>/model.json` is in the object store.
-Imports no torch."""
+"""Checks whether a run is complete, that is, whether `<out>/model.json` is in the object store. The
+module does not import torch."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ def read_completed_model(run_spec: RunSpec) -> dict[str, Any] | None:
     """Return this run's `model.json` (`sha256`, `step`, ...), or None if it is not in the object
     store.
 
-    Raises ConfigError if the file belongs to another run.
+    Raises ConfigError if `model.json` belongs to another run.
     """
     store = open_store()
     model_key = f"{run_spec.out}/model.json"

@@ -97,7 +97,8 @@ def _check_proof(message: Message, expected_proof: str) -> None:
 
 
 def _read_line(peer_socket: socket.socket) -> bytes:
-    """Read one line. No data may follow the line, since the other side then waits for an answer."""
+    """Read one line of the handshake. No data may follow the line, since the sender then waits for
+    an answer."""
     line = b""
     while not line.endswith(b"\n"):
         received_bytes = peer_socket.recv(MAX_LINE_BYTES)

@@ -1,8 +1,8 @@
-"""The time of a job: when it could be created, and how long it has trained already.
+"""The times of a training job: when the job could be created, and how long it has trained already.
 
-A coordinator that replaces another one of the same job continues to count the trained time of the
-other coordinators, so that the limit of the training does not start again. The ledger has this time
-in its events `trained`.
+A coordinator that replaces an earlier coordinator of the same job continues to count the trained
+time of the earlier coordinators, so that the time limit of the training does not start again. The
+trained time is in the events `trained` of the ledger.
 """
 
 import os
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from rekindle.storage import Store
 
 TRAINED_EVENT = "trained"
-# trained time between two events
+# seconds of training between two events `trained`
 TRAINED_INTERVAL_S = 10.0
 
 
 def read_creation_time() -> float | None:
     """Return the time from which on the job could be created, in Unix seconds; None if the
-    environment does not have this time."""
+    environment does not contain the time."""
     times_text = os.environ.get(REKINDLE_CREATED, "")
     if not times_text:
         return None
@@ -46,7 +46,7 @@ def read_trained_seconds(store: "Store", ledger_prefix: str) -> float:
         for segment_entry in store.list(f"{ledger_prefix}/")
         if segment_entry.key.endswith(".jsonl")
     )
-    # the newest segment first, since a ledger may be large
+    # read the newest segment of the ledger first, since a ledger may be large
     for segment_key in reversed(segment_keys):
         for event in reversed(parse_events(store.get(segment_key))):
             if event["event"] == TRAINED_EVENT:

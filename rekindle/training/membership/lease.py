@@ -2,8 +2,8 @@
 newest coordinator takes over by compare-and-swap.
 
 If a node loses its network and its coordinator is restarted elsewhere, two coordinators run at
-once, and workers that reach the old one would train in a separate group. The old coordinator exits
-as soon as it reads that it has lost the lease.
+once, and workers that reach the old coordinator would train in a separate group. The old
+coordinator exits as soon as it reads that it has lost the lease.
 """
 
 import json
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class CoordinatorLease:
-    """The lease of coordinator `id` on a run. The owner must call `renew` every RENEW_INTERVAL_S
-    seconds, in a separate thread."""
+    """The lease of coordinator `id` on a run. The owner of a CoordinatorLease must call `renew`
+    every RENEW_INTERVAL_S seconds, in a separate thread."""
 
     RENEW_INTERVAL_S = 10.0
 
@@ -43,7 +43,7 @@ class CoordinatorLease:
         self.is_held = False
 
     def renew(self) -> None:
-        """Acquire the lease, or check that this coordinator still holds it.
+        """Acquire the lease, or check that this coordinator still holds the lease.
 
         Raises StorageError, and RekindleError if another coordinator holds the lease."""
         self.store = self.store or self.open_store()
@@ -90,6 +90,6 @@ class CoordinatorLease:
         try:
             owner = json.loads(lease_bytes)
         except (ValueError, RecursionError):
-            # a lease that cannot be parsed counts as free
+            # a lease that cannot be parsed counts as a lease without an owner
             owner = None
         return owner if isinstance(owner, dict) else {}, etag

@@ -27,8 +27,8 @@ typed_dict: Any = TypedDict
 def make_message_type(
     extra_fields: Literal["forbid", "allow"] = "forbid", **field_types: object
 ) -> Any:
-    """Return the type of an object with these fields; `extra_fields`: "allow" if the object may
-    also have other fields."""
+    """Return the type of a JSON object with the given fields; `extra_fields`: "allow" if the object
+    may also have other fields."""
     return with_config(ConfigDict(strict=True, extra=extra_fields))(typed_dict("Form", field_types))
 
 

@@ -1,4 +1,5 @@
-"""Prometheus metrics of a training: GET / on port REKINDLE_METRICS of its coordinator.
+"""Prometheus metrics of a training, which the coordinator serves at the path / on port
+REKINDLE_METRICS.
 
 The endpoint is read-only and does not authenticate clients, so a NetworkPolicy limits access
 (configs/platform/prometheus.yaml). A new coordinator starts all metrics from zero.
@@ -45,15 +46,16 @@ class MetricsExporter(Collector):
         check_event(checked_event)
         if event == "loss":
             self.loss = event_fields["loss"]
-        # an event with `age_s` reports a step of a process that has ended; this coordinator does
-        # not count the steps of that process
+        # an event with `age_s` reports a step of a process that has ended, whose steps this
+        # coordinator does not count
         elif "age_s" not in event_fields:
             self.accounts.apply(checked_event)
             for step_points in (self.accounts.points, self.accounts.summary.points):
                 del step_points[:-MAX_STEP_TIMES]
 
     async def serve(self, host: str | None, port: int) -> asyncio.Server:
-        """Start the server and return it. Raises OSError if the port is in use."""
+        """Start the HTTP server of the metrics and return the server. Raises OSError if the port is
+        in use."""
         return await asyncio.start_server(self._answer, host, port, limit=MAX_REQUEST_BYTES)
 
     async def _answer(
@@ -92,7 +94,7 @@ class MetricsExporter(Collector):
         return generate_latest(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics (called by Prometheus' client)."""
+        """Yield the metrics of the training (called by Prometheus' client)."""
         membership = self.membership
         ledger_summary = self.accounts.summary
 

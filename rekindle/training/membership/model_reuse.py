@@ -30,7 +30,7 @@ class ReusableModel:
         self.is_reused = False
 
     def reuse(self) -> None:
-        """Copy the model of an identical training, if one exists."""
+        """Copy the model of an identical earlier training, if such a model exists."""
         if not self.spec.reuse:
             return
 
@@ -67,14 +67,14 @@ class ReusableModel:
         from rekindle.storage import Store
 
         with suppress(UnknownKey, StorageError, OSError):
-            # the facts describe the inputs and the code, and their hash is the cache key. They are
-            # collected here if `reuse` is still running when a short training ends
+            # the facts describe the inputs and the code, and their hash is the cache key. The facts
+            # are collected here if `reuse` is still running when a short training ends
             cache_facts = self.facts or collect_facts(
                 "steps.train", cast(TrainingSpec, self.spec), {}
             )
             object_store = Store.from_env().short_retries()
             if object_store.head(f"{self.prefix}/{UNCOVERED_CODE}"):
-                # the worker that wrote the model has reported the reason
+                # do not record the model; the worker that wrote the model has reported the reason
                 return
             file_sizes = [
                 object_head.size
@@ -85,7 +85,7 @@ class ReusableModel:
                 # one of the model's files has been removed since the run was complete
                 return
 
-            # the sha256 of the artifact is unknown
+            # the sha256 is "", because the sha256 of the whole artifact is unknown
             artifacts_by_name = {
                 MODEL: {"sha256": "", "files": len(file_sizes), "bytes": sum(file_sizes)}
             }

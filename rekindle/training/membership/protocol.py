@@ -1,9 +1,10 @@
 """The messages between a run's coordinator and its workers: one JSON object a line, over TCP.
 
-Membership changes in numbered generations. The coordinator *opens* one when a worker joins, leaves
-or is lost; every worker stops at a step boundary (or immediately, if the group is broken) and
-*acknowledges* the generation; when all workers have acknowledged it, the member list is *published*
-and training resumes. First, each side proves that it knows the run's secret (handshake.py).
+Membership changes in numbered generations. The coordinator *opens* a generation when a worker
+joins, leaves or is lost; every worker stops at a step boundary (or immediately, if the group is
+broken) and *acknowledges* the generation; when all workers have acknowledged it, the member list is
+*published* and training resumes. First, the worker and the coordinator prove to each other that
+they know the run's secret (handshake.py).
 
     worker → coordinator
     {"join": {protocol, id, name, address, fingerprint, step, generation, group, peers, harvested,
@@ -45,8 +46,8 @@ and training resumes. First, each side proves that it knows the run's secret (ha
     {"complete": true}
         the run is complete, exit 0
 
-Any other message, a message beyond the limits of messages.py, an unknown generation, a second
-worker on a connection, or a message from an unregistered worker ends the connection.
+A message of another kind, a message beyond the limits of messages.py, an unknown generation, a
+second worker on a connection, or a message from an unregistered worker ends the connection.
 """
 
 import os
@@ -67,12 +68,12 @@ MAX_LINE_BYTES = 1 << 20
 MAX_TEXT_CHARS = 64 << 10
 # maximum number of characters of a value for other members
 MAX_VALUE_CHARS = 256 << 10
-# a float represents every integer up to this exactly
+# largest step: a float represents every integer up to this number exactly
 MAX_STEP = 2**53 - 1
 
 Message = dict[str, Any]
 Address = tuple[str, int]
-# (id, address) by rank
+# id and address of each member, in the order of the ranks
 Members = list[tuple[str, str]]
 
 
@@ -83,7 +84,7 @@ def encode_message(message: Message) -> bytes:
 def read_coordinator_port() -> int:
     """Return the coordinator's port from the environment. Raises ConfigError."""
     if REKINDLE_COORDINATOR in os.environ:
-        # MASTER_PORT belongs to the program, not to the coordinator
+        # in such a job, MASTER_PORT belongs to the program, not to the coordinator
         return DEFAULT_PORT
     return read_integer("MASTER_PORT", DEFAULT_PORT, 1, MAX_PORT)
 

@@ -27,7 +27,8 @@ class RunSpec(Protocol):
     def ledger(self) -> str: ...
     @property
     def join_timeout_s(self) -> float:
-        """Time to wait for all `workers` before the first group is published without them."""
+        """The time in seconds to wait for all `workers` before the first group is published without
+        the missing workers."""
         ...
 
     @property
@@ -35,11 +36,11 @@ class RunSpec(Protocol):
 
     @classmethod
     def from_flags(cls, argv: list[str]) -> Self:
-        """Parse a command line. Raises ConfigError."""
+        """Parse the command line of a coordinator or launcher. Raises ConfigError."""
         ...
 
     def identity(self) -> dict[str, Any]:
-        """Return the inputs on which the result depends."""
+        """Return the inputs of the run on which its result depends."""
         ...
 
     def identity_hash(self) -> str:

@@ -1,25 +1,27 @@
 """The coordinator of a training run: decides which workers train together, and when the run is
-complete. Imports no torch.
+complete. The coordinator does not import torch.
 
     python -m rekindle.training.membership.server <the same flags as `rekindle step steps.train`>
 
-Listens on port MASTER_PORT (default 23456) of POD_IP (default: every address) for clients that
-prove that they know REKINDLE_SECRET (handshake.py). Exit codes: 0 if `<out>/model.json` is in the
-object store; 78, 65 or 1, with the workers' error message, if the run cannot continue; 143 after
-SIGTERM, after which the next coordinator continues the run. If a second coordinator of a run
-starts, it takes over the run and the older one exits.
+The coordinator listens on port MASTER_PORT (default 23456) of POD_IP (default: every address) for
+clients that prove that they know REKINDLE_SECRET (handshake.py). Exit codes: 0 if
+`<out>/model.json` is in the object store; 78, 65 or 1, with the workers' error message, if the run
+cannot continue; 143 after SIGTERM, after which the next coordinator continues the run. If a second
+coordinator of a run starts, the new coordinator takes over the run and the old coordinator exits.
 
-protocol.py defines the messages, state_machine.py makes the decisions. When a worker dies, its
-connection closes. The coordinator drops a worker that is silent for `silence_seconds`, unless the
-group completes steps; such a worker may join again. The coordinator also drops a live worker that
-for `hung_seconds` neither completes a step nor acknowledges a generation; such a worker must exit.
-While the coordinator is unavailable, the workers continue in their group.
+protocol.py defines the messages between coordinator and workers, and state_machine.py makes the
+decisions. When a worker dies, its connection closes. The coordinator drops a worker that is silent
+for `silence_seconds`, unless the group completes steps; such a worker may join again. The
+coordinator also drops a live worker that for `hung_seconds` neither completes a step nor
+acknowledges a generation; such a worker must exit. While the coordinator is unavailable, the
+workers continue in their group.
 """
 
 import signal
 import socket
 
-# block SIGTERM until a handler is installed: the kernel would discard the signal for PID 1
+# block SIGTERM until a handler is installed, because the kernel discards signals without a handler
+# for PID 1
 if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
@@ -99,7 +101,7 @@ class Coordinator:
         self.has_checked_reuse = False
         self.signal = CheckpointSignal.from_environment()
         self.signalled_time = (
-            # time of the newest checkpoint that is or will be written to pods
+            # time of the newest checkpoint that is or will be written to annotations of pods
             0.0
         )
         self.is_signalling = False
@@ -122,8 +124,8 @@ class Coordinator:
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, host: str | None, port: int) -> int:
-        """Serve until the run ends; return the exit code. Raises RekindleError if the port is
-        taken."""
+        """Serve the workers until the run ends; return the exit code. Raises RekindleError if
+        another process uses the port."""
         event_loop = asyncio.get_running_loop()
 
         try:
@@ -163,7 +165,7 @@ class Coordinator:
         for connection in self.connections.values():
             connection.close()
 
-        # after any other code, no coordinator continues this job
+        # after any other exit code, no coordinator continues this job
         if exit_code == exit_codes.TERMINATED:
             self._record_trained_seconds()
         await asyncio.to_thread(self.ledger.close)
@@ -248,7 +250,8 @@ class Coordinator:
         self.is_scaling = False
 
     def _record_trained_seconds(self) -> None:
-        # before the time of earlier coordinators is known, the sum would be too small
+        # record the trained time only if the time of earlier coordinators is known, because the sum
+        # would otherwise be too small
         if self.has_restored_time:
             self.recorded_seconds = self.trained_seconds
             self.ledger.note(TRAINED_EVENT, seconds=round(self.trained_seconds, 1))
@@ -321,7 +324,8 @@ class Coordinator:
             asyncio.get_running_loop().call_soon(self.send_outbox)
 
     def send_outbox(self) -> None:
-        """Send the state machine's messages and record its events; exit if it has ended the run."""
+        """Send the state machine's messages and record its events; exit if the state machine has
+        ended the run."""
         self.is_sending_scheduled = False
         membership = self.membership
         outbox = membership.outbox
@@ -406,8 +410,8 @@ class Coordinator:
             self.exit_code.set_exception(error)
 
     async def _check_completion(self, sha256: str = "") -> None:
-        """Exit if the model is in the object store. `sha256`: hash of the model that a worker
-        reports as written, else ""."""
+        """Exit if the model of the run is in the object store. `sha256`: hash of the model that a
+        worker reports as written, else ""."""
         while True:
             try:
                 if not self.has_checked_reuse:
@@ -447,7 +451,8 @@ class Coordinator:
             )
 
     async def _renew_lease(self) -> None:
-        """Take over the run from an older coordinator; exit when a newer one takes it over."""
+        """Take over the run from an older coordinator; exit when a newer coordinator takes over the
+        run."""
         coordinator_lease = CoordinatorLease(open_store, self.spec, self.id)
         is_reported = False
 
@@ -456,7 +461,7 @@ class Coordinator:
                 was_held = coordinator_lease.is_held
                 await asyncio.to_thread(coordinator_lease.renew)
                 if not was_held:
-                    # the event is recorded after `renew`, which checks that the prefix does not
+                    # record the event after `renew`, which checks that the key prefix does not
                     # belong to another run
                     created_s = read_creation_time()
                     self.ledger.note(
@@ -578,8 +583,7 @@ class Connection(asyncio.Protocol):
         if message_kind == "join":
             if self.worker not in ("", message["join"]["id"]):
                 raise ValueError(f"this is the connection of worker {self.worker}")
-            # reject an impossible number: it would mean more than one generation per millisecond
-            # since 1970
+            # reject a number that would mean more than one generation per millisecond since 1970
             if message["join"]["generation"] > 1000 * time.time():
                 raise ValueError(f"generation {message['join']['generation']} was never opened")
             self.worker = message["join"]["id"]
@@ -623,8 +627,8 @@ def main(argv: list[str], spec_class: type[RunSpec] = TrainingSpec) -> int:
             exit_code = fail(error)
         except Exception:
             traceback.print_exc()
-        # exit at once: asyncio and Python would wait for requests to the object store, which may
-        # not answer for minutes
+        # exit at once, because asyncio and Python would wait for requests to the object store,
+        # which may not answer for minutes
         finally:
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.flush()

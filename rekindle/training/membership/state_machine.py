@@ -1,9 +1,10 @@
 """The membership of workers in groups, as a pure state machine: its methods receive events with
 their times, and add messages to an outbox.
 
-server.py adds the clock and the sockets; protocol.py defines the messages. A generation is *opened*
-when a worker joins, leaves or is lost, and *published* as soon as `has_quorum` is true. A
-generation number is never reused: a restarted coordinator adopts the group that the workers report.
+server.py connects the state machine with the clock and the sockets; protocol.py defines the
+messages. A generation is *opened* when a worker joins, leaves or is lost, and *published* as soon
+as `has_quorum` is true. A generation number is never reused, because a restarted coordinator adopts
+the group that the workers report.
 """
 
 from dataclasses import dataclass, field
@@ -24,15 +25,16 @@ MAX_FRUITLESS_GROUPS = 3
 MAX_CRASHES = 3
 # maximum number of values that a member sends to the other members of its group, on average
 MAX_FORWARDED_VALUES = 16
-# maximum number of workers that a line of the log names
+# maximum number of workers that a log line names
 MAX_LISTED_NAMES = 20
-# time between two log lines about the same wait
+# seconds between two log lines about the same wait
 REMINDER_INTERVAL_S = 30.0
 
 
 @dataclass
 class Worker:
-    """A live worker process. All times are by the clock of the state machine's caller."""
+    """A live worker process, as the coordinator sees it. All times are by the clock of the state
+    machine's caller."""
 
     id: str
     name: str
@@ -52,7 +54,7 @@ class CrashCounter:
     """Counts worker errors. An error that several members report in the same step counts once."""
 
     count: int = 0
-    # (step, group) of the newest error
+    # step and generation of the newest error
     position: tuple[int, int] = (-1, -1)
     reporters: set[str] = field(default_factory=set)
 
@@ -80,8 +82,9 @@ class CrashCounter:
 
 @dataclass
 class MembershipStateMachine:
-    """The state machine. Its methods add messages to `outbox`, ledger events to `events`, and log
-    lines to `log`; the caller sends and removes them."""
+    """The state machine that decides which workers train together. The methods of the state machine
+    add messages to `outbox`, ledger events to `events`, and log lines to `log`; the caller sends
+    and removes all of them."""
 
     config: RunSpec
     # the newest opened generation
@@ -105,9 +108,9 @@ class MembershipStateMachine:
     has_fixed_fingerprint: bool = False
     # time of the first refusal of a worker, if too few other workers have been alive since then
     refused_since: float = float("inf")
-    # `put` messages of the group's members
+    # values (messages `put`) that the members of the group have sent
     values: dict[str, Message] = field(default_factory=dict)
-    # number of workers to wait for until `join_deadline`
+    # number of workers for which the first group waits until `join_deadline`
     expected_members: int = 0
     join_deadline: float = 0.0
     step: int = -1
@@ -133,7 +136,7 @@ class MembershipStateMachine:
 
     @property
     def lacks_workers(self) -> bool:
-        """True if there are too few workers for any group."""
+        """True if the live workers are too few for any group."""
         return len(self.eligible_ids) < max(1, self.config.min_workers)
 
     def count_spot_workers(self) -> int:
@@ -250,8 +253,8 @@ class MembershipStateMachine:
             self.last_progress_time = now_s
 
     def forward_value(self, sender_id: str, value_message: Message) -> None:
-        """Forward a member's value to the other members of its group. Raises ValueError for too
-        many values."""
+        """Forward a member's value to the other members of its group. Raises ValueError if the
+        member has sent too many values."""
         if value_message["put"] != self.published_generation or sender_id not in self.members:
             return
         if len(self.values) >= MAX_FORWARDED_VALUES * len(self.members):
@@ -271,8 +274,8 @@ class MembershipStateMachine:
             self.advance(now_s)
 
     def report_failure(self, now_s: float, worker_id: str, generation: int) -> None:
-        """Record that a collective failed, which breaks the group of `generation` for all its
-        members."""
+        """Record that a collective operation failed, which breaks the group of `generation` for all
+        its members."""
         self._check_generation_number(generation)
         self.heartbeat(now_s, worker_id, -1)
 
@@ -301,8 +304,8 @@ class MembershipStateMachine:
             )
 
     def remove(self, now_s: float, worker_id: str, reason: str = "connection") -> None:
-        """Remove a worker. The reason `drain` means that the worker left on purpose, after a step
-        that all members have completed."""
+        """Remove a worker from the live workers. The reason `drain` means that the worker left on
+        purpose, after a step that all members have completed."""
         worker = self.alive_workers.pop(worker_id, None)
         if worker is None:
             return
@@ -340,7 +343,7 @@ class MembershipStateMachine:
         self.events.append(
             {"event": "failed", "name": worker_name, "message": message, "code": exit_code}
         )
-        # the error is temporary: a service that the worker needs is unavailable
+        # the error is temporary, because a service that the worker needs is unavailable
         if is_temporary:
             self.log.append(f"{worker_name} ends temporarily: {message}")
             return
@@ -358,7 +361,8 @@ class MembershipStateMachine:
             self.end_run(exit_code, f"{worker_name}{repeat_text}: {message}")
 
     def tick(self, now_s: float) -> None:
-        """Drop silent and hung workers; log the reason why training waits. Called periodically."""
+        """Drop silent and hung workers; log the reason why the training waits. Called at regular
+        intervals. Called periodically."""
         for silent_id in [
             worker.id for worker in self.alive_workers.values() if self._is_silent(now_s, worker)
         ]:
@@ -456,8 +460,8 @@ class MembershipStateMachine:
 
     def _is_silent(self, now_s: float, worker: Worker) -> bool:
         """Return True if a worker has been silent for too long. A completed step counts as a sign
-        of life of all members."""
-        # False if the worker has already left its group
+        of life of all members of the group."""
+        # True unless the worker has already left its group
         may_train = worker.acked_generation < self.generation or self.is_published
         is_training_member = may_train and worker.id in self.members
         if is_training_member:
@@ -517,7 +521,7 @@ class MembershipStateMachine:
                 )
 
     def _update_next_group(self) -> None:
-        """Update the list of workers of the next group, and the set of those that have not
+        """Update the list of workers of the next group, and the set of its workers that have not
         acknowledged the open generation."""
         staying_ids = dict.fromkeys(
             member_id for member_id in self.members if member_id in self.alive_workers
@@ -563,8 +567,8 @@ class MembershipStateMachine:
     def _refuse_worker(
         self, now_s: float, worker_id: str, worker_name: str, mismatch_reason: str
     ) -> None:
-        """Refuse a worker; it may be started again on another node. End the run if, during the last
-        `hung_seconds`, there were too few other live workers for a group."""
+        """Refuse a worker, which may be started again on another node. End the run if, during the
+        last `hung_seconds`, the other live workers were too few for a group."""
         self.outbox.append((worker_id, {"refused": mismatch_reason}))
         self.events.append({"event": "refused", "name": worker_name, "message": mismatch_reason})
         if not self.lacks_workers:
@@ -574,7 +578,7 @@ class MembershipStateMachine:
             self.end_run(exit_codes.INVALID_CONFIG, mismatch_reason)
 
     def end_run(self, exit_code: int, end_message: str) -> None:
-        """End the run with this exit code and message."""
+        """End the run with the given exit code and error message."""
         self.verdict = exit_code, end_message
         self.events.append({"event": "verdict", "code": exit_code, "message": end_message})
 

@@ -25,7 +25,8 @@ from rekindle.training.spec import TrainConfig, TrainingSpec
 from rekindle.training.validation import SampleSubset, parse_measures
 from rekindle.workload import Workload, read_dataset_facts
 
-# validation results of a model on the held-out samples, by name: `loss` and the workload's measures
+# validation results of a model on the held-out samples, with the name `loss` or the name of a
+# measure of the workload as key
 ValueByMetric = dict[str, float]
 
 
@@ -39,8 +40,8 @@ def choose_family(
     """Copy the best of `folder_by_family` to `output_folder`, and add the validation results of all
     models to its model.json; return the name of the best family.
 
-    Of equal models, the first in `folder_by_family` is chosen. Raises DataError if no model has a
-    finite value.
+    Of equally good models, the first in `folder_by_family` is chosen. Raises DataError if no model
+    has a finite value of the metric.
     """
     device = prepare_device(training_spec)
     verify_dataset(dataset_path, training_spec.digest)
@@ -108,7 +109,7 @@ def check_same_held_out(
 def find_best_family(
     values_by_family: Mapping[str, ValueByMetric], selection_metric: Metric
 ) -> str:
-    """Return the family with the best finite value.
+    """Return the family with the best finite value of the metric.
 
     Raises ConfigError for an unknown metric, DataError if no value is finite.
     """

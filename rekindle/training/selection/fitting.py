@@ -54,7 +54,7 @@ def fit_model(
             " steps.train."
         )
 
-    # torch is seeded again, because the dataset may have drawn random numbers
+    # seed torch again, because the dataset may have drawn random numbers
     torch.manual_seed(mix_seed(training_spec.seed, 0, 0, 3))
     with torch.no_grad():
         fit_result: Any = fitted_family.fit(model, samples)
@@ -74,8 +74,8 @@ def check_saved_model(
     samples: SampleSubset,
     model_folder: Path,
 ) -> None:
-    """Raise ConfigError if the model that `model_folder` contains cannot be loaded, or if its loss
-    differs from that of `model`."""
+    """Raise ConfigError if the model that `model_folder` contains cannot be loaded, or if the loss
+    of the loaded model differs from the loss of `model`."""
     advice_text = (
         "Keep all that `fit` sets in parameters and buffers, or in the tensor that get_extra_state"
         " returns."
@@ -105,8 +105,8 @@ def check_repeatable(
     samples: SampleSubset,
     dataset_properties: dict[str, Any],
 ) -> None:
-    """Fit a second model to the same samples, and raise ConfigError if its loss differs from that
-    of `model`."""
+    """Fit a second model to the same samples, and raise ConfigError if the loss of the second model
+    differs from the loss of `model`."""
     second_model = build_model(training_spec, workload, dataset_properties)
     fit_model(training_spec, workload, second_model, samples)
     first_loss, second_loss = (

@@ -1,8 +1,9 @@
-"""The budget of a sweep: a job starts only if the expected time of all jobs is within the budget.
+"""The budget of a sweep. A job (the training of a trial up to a rung) starts only if the expected
+time of all jobs is within the budget.
 
-The expected time includes the time that jobs have used, the remaining time of running jobs, and the
-new job. Until one trial trains to the last rung, the time that one trial needs to reach the last
-rung is reserved.
+The expected time of a sweep includes the time that jobs have used, the remaining time of running
+jobs, and the time of the new job. The time that one trial needs to reach the last rung is reserved
+until a trial trains to the last rung.
 """
 
 from collections.abc import Collection, Mapping, Sequence

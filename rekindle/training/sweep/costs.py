@@ -12,7 +12,7 @@ from rekindle.training.sweep.study import SweepStudy
 
 
 def compute_trial_bills(study: SweepStudy, trial_tariff: TrainingTariff) -> dict[int, Bill]:
-    """Compute the cost of each trial; call `study.read()` before. Raises StorageError."""
+    """Compute the cost of each trial; `study.read()` must be called before. Raises StorageError."""
     ledger_name = LEDGER_KEY.rpartition("/")[2]
     ledger_by_trial = {
         trial.number: f"{study.make_checkpoint_prefix(trial.number)}/{ledger_name}"

@@ -2,9 +2,9 @@
 
 A trial continues as soon as it is among the best 1/η of the known results of its rung, without
 waiting for the other trials of the rung. Decision n uses only the results of the jobs that
-decisions 0 to n - lag have started, so that it does not depend on the speed of any trial. Source:
-L. Li and others, A System for Massively Parallel Hyperparameter Tuning, 2020, whose algorithm 2 is
-asynchronous successive halving.
+decisions 0 to n - lag have started, so that no decision depends on the speed of a trial. Source:
+the algorithm is from L. Li and others, A System for Massively Parallel Hyperparameter Tuning, 2020,
+whose algorithm 2 is asynchronous successive halving.
 """
 
 import math
@@ -54,8 +54,8 @@ class TrialJob:
 
 
 def is_finite_metric(metric_value: float | None) -> TypeGuard[float]:
-    """Return True if the metric is a finite number. None, NaN and infinity mean that the trial has
-    failed."""
+    """Return True if the metric is a finite number. A metric of None, NaN or infinity means that
+    the trial has failed."""
     return metric_value is not None and math.isfinite(metric_value)
 
 
@@ -78,10 +78,11 @@ def rank_trials(
 def find_usable_result_counts(
     sweep: Sweep, started_jobs: Sequence[TrialJob], finished_jobs: Collection[TrialJob]
 ) -> range:
-    """Return a range of counts n: the next decision may use the results of the first n jobs.
+    """Return a range of counts n, such that the next decision may use the results of the first n
+    jobs.
 
-    The decision uses the smallest n that is sufficient to choose a job. The range is empty while
-    the decision must wait for missing results.
+    The next decision uses the smallest n that is sufficient to choose a job. The range is empty
+    while the decision must wait for missing results.
     """
     is_sampling = sum(started_job.rung == 0 for started_job in started_jobs) < sweep.trial_count
     result_count = 0

@@ -17,8 +17,8 @@ class BudgetStop(Document):
 
 
 class SweepDecision(Document):
-    """The file jobs/NUMBER.json. It contains the next job, with the settings if its trial is new,
-    or the end of the sweep (`stop`)."""
+    """The content of the file jobs/NUMBER.json, which is the next job of the sweep, with the
+    settings if the job's trial is new, or the end of the sweep (`stop`)."""
 
     trial: int | None = Field(default=None, ge=0)
     rung: int | None = Field(default=None, ge=0)
@@ -44,7 +44,7 @@ class SweepDecision(Document):
 class TrialFailure(Document):
     """The file failed.json, which contains the reason why a trial has failed."""
 
-    # a failed trial has no metric
+    # reason for the failure; a failed trial has no metric
     value: None = None
     why: str
 
@@ -59,8 +59,8 @@ class TrialModel(Document):
 
     @property
     def is_of_program(self) -> bool:
-        """True if a training program wrote the result; its metric is then recorded later, in a
-        separate file."""
+        """True if a training program wrote the result; the metric of the trial is then recorded
+        later, in a separate file."""
         return bool(self.files)
 
 

@@ -33,7 +33,8 @@ def sample_settings(
     default_settings: Settings,
     integer_settings: Mapping[str, bool],
 ) -> tuple[Settings, dict[str, Any]]:
-    """Return the settings of the next trial, and attributes that later calls need (`Trial.attrs`).
+    """Return the settings of the next trial, and attributes of the trial that later calls need
+    (`Trial.attrs`).
 
     The first trial gets the settings `default_settings` unless they are empty. `trials`: all
     earlier trials; a trial without a value counts as running. `integer_settings` is True for the
@@ -49,7 +50,7 @@ def sample_settings(
     )
     direction_sign = 1 if sweep.better == "lower" else -1
 
-    # the sampler gets the values of the first rung, which all trials reach
+    # give the sampler the metrics at the first rung, which all trials reach
     for trial in trials:
         metric_value = trial.values.get(0)
         if 0 not in trial.values:
@@ -131,8 +132,8 @@ def _make_sampler(
     if sweep.sampler == "random":
         return RandomSampler(sampler_seed)
 
-    # constant_liar: the sampler assumes bad values for running trials, so that the next trials
-    # differ from them
+    # with constant_liar, the sampler assumes bad values for running trials, so that the next trials
+    # differ from the running trials
     return TPESampler(
         seed=sampler_seed,
         n_startup_trials=min(RANDOM_TRIAL_COUNT, max(1, sweep.trial_count // 3)),

@@ -7,8 +7,8 @@
     ROOT/seconds/PROCESS.json          the seconds that a process has used, by trial and rung
 
 A decision depends only on previous decisions and their results. Before a pod acts on a decision, it
-writes the decision to the object store, unless another pod has written it. So the result is the
-same if any pod makes a decision again at any time.
+writes the decision to the object store, unless another pod has written this decision. The result of
+a sweep is therefore the same if any pod makes a decision again at any time.
 """
 
 import time
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 SEARCH_FOLDER = "search"
 POLL_INTERVAL_S = 0.5
 CHECK_INTERVAL_S = 30.0
-# time without progress after which another pod takes over a job; if its own pod restarts earlier,
-# that pod continues it
+# seconds without progress after which another pod takes over a job; if the job's own pod restarts
+# earlier, this pod continues the job
 TAKEOVER_TIMEOUT_S = 300.0
 DocumentT = TypeVar("DocumentT", bound=BaseModel)
 
@@ -54,7 +54,7 @@ class StallDetector:
 
     def __init__(self) -> None:
         self.next_check = time.monotonic() + CHECK_INTERVAL_S
-        # the newest recorded seconds of each job, and when they changed
+        # job → its newest recorded seconds, and the time when they changed
         self.changes: dict[TrialJob, tuple[float, float]] = {}
 
     def find_stalled_job(
@@ -63,7 +63,7 @@ class StallDetector:
         read_job_seconds: Callable[[], Mapping[TrialJob, float]],
     ) -> TrialJob | None:
         """Return the first stalled job, or None. `read_job_seconds` returns the seconds that each
-        job has used, as recorded in the store."""
+        job has used, as recorded in the object store."""
         now_s = time.monotonic()
         if now_s < self.next_check:
             return None
@@ -85,8 +85,8 @@ class StallDetector:
 
 
 class SweepStudy:
-    """The decisions and results of one sweep, as of the last call of `read`. The methods raise
-    StorageError."""
+    """The decisions and results of one sweep, as of the last call of `read`. The methods of
+    SweepStudy raise StorageError."""
 
     def __init__(self, store: "Store", key_prefix: str, sweep: Sweep) -> None:
         self.store = store
@@ -164,8 +164,8 @@ class SweepStudy:
             )
 
     def _find_decision_fault(self, sweep_decision: SweepDecision) -> str:
-        """Return the reason why a decision about a job is not part of this sweep; "" if it is part
-        of it."""
+        """Return the reason why a decision about a job is not part of this sweep; "" if the
+        decision is part of the sweep."""
         started_trial_numbers = {started_job.trial for started_job in self.jobs}
         if (sweep_decision.rung or 0) >= self.sweep.rungs:
             return "the sweep does not have this rung"
@@ -223,8 +223,8 @@ class SweepStudy:
         """Return the next trial that `pod_index` trains, and the rung to reach; None if no trial is
         left.
 
-        If the pod has an unfinished job, its trial and rung are returned again. Waits while results
-        are missing, and takes over the job of a stalled pod.
+        If the pod has an unfinished job, its trial and rung are returned again. The method waits
+        while results are missing, and takes over the job of a stalled pod.
         """
         stall_detector = StallDetector()
 
@@ -260,7 +260,7 @@ class SweepStudy:
         return None
 
     def _decide(self) -> tuple[TrialJob | None, int]:
-        """Return the next job, if any, and the number of jobs whose results this decision used; -1
+        """Return the next job, or None, and the number of jobs whose results the decision used; -1
         if results are missing."""
         sweep = self.sweep
         started_jobs = self.jobs
@@ -286,8 +286,9 @@ class SweepStudy:
                     return None, -1
 
             # the result of a running job leads to at most one further job, which the pod of the
-            # running job can train, so this pod need not wait for it. But finished results that no
-            # decision has used yet may lead to more jobs, so this pod waits for their use
+            # running job can train, so this pod need not wait for it. However, results that no
+            # decision has used yet may lead to more jobs, so this pod waits until these results are
+            # used
             has_unused_results = any(
                 job in metric_by_job and job.rung < sweep.rungs - 1
                 for job in started_jobs[result_counts.stop - 1 :]
@@ -357,13 +358,14 @@ class SweepStudy:
         )
 
     def record_metric(self, trial_number: int, rung_index: int, metric_value: float | None) -> None:
-        """Record the metric of a trained program; None if it is not finite."""
+        """Record the metric of a trial that a program has trained; the metric is None if it is not
+        finite."""
         metric_values = {self.sweep.metric: metric_value}
         validation_key = f"{self.make_output_prefix(trial_number, rung_index)}/validation.json"
         self.store.put(validation_key, to_json(metric_values).encode())
 
     def record_seconds(self, process_name: str, seconds_by_job: Mapping[TrialJob, float]) -> None:
-        """Record the seconds that a process has used for each job until now."""
+        """Record the seconds that a process has used for each job of the sweep until now."""
         seconds_by_job_name = {
             f"{trial_job.trial}/{trial_job.rung}": round(used_seconds, 3)
             for trial_job, used_seconds in seconds_by_job.items()

@@ -70,8 +70,9 @@ class SettingChoice(Section):
         return 0
 
     def accepts_sample(self, sampled_value: object) -> bool:
-        """Return True if a sampler may have chosen `sampled_value`. Unlike `allows`, accepts
-        rounding errors at the ends of a range, and numbers that do not match the range's step."""
+        """Return True if a sampler may have chosen `sampled_value`. Unlike `allows`,
+        `accepts_sample` accepts rounding errors at the ends of a range, and numbers that do not
+        match the range's step."""
         if self.choices:
             return sampled_value in self.choices
         assert self.low is not None
@@ -82,7 +83,7 @@ class SettingChoice(Section):
         return self.low - tolerance <= sampled_value <= self.high + tolerance
 
     def allows(self, setting_value: object) -> bool:
-        """Return True if `setting_value` is a possible value."""
+        """Return True if `setting_value` is a possible value of the setting."""
         if self.choices:
             return setting_value in self.choices
         assert self.low is not None
@@ -96,7 +97,7 @@ class SettingChoice(Section):
 
 
 class SweepBudget(Section):
-    """The limit of a sweep, for all of its trials together."""
+    """The budget of a sweep, for all of its trials together."""
 
     hours: float = Field(0.0, ge=0, description="worker-hours of all trials (0: no limit)")
     money: float = Field(
@@ -107,7 +108,7 @@ class SweepBudget(Section):
 class Sweep(Section):
     """Settings of a sweep."""
 
-    # the section `data` cannot be searched: all trials share the dataset
+    # the section `data` cannot be searched, because all trials share the dataset
     space: dict[Literal["train", "model"], dict[str, SettingChoice]] = Field(
         description="section and key → list of values, or {low, high, log, step}"
     )
@@ -207,8 +208,8 @@ class Sweep(Section):
         return float(self.reduction) ** (rung_index + 1 - self.rungs)
 
     def check(self, train_config: "TrainConfig", model_config: BaseModel) -> None:
-        """Raise ValueError if the sweep does not fit these sections of the config, for example if a
-        setting is unknown or a value is invalid."""
+        """Raise ValueError if the sweep does not fit the other sections of the config, for example
+        if a setting is unknown or a value is invalid."""
         if not train_config.validation:
             raise ValueError(
                 "a sweep compares trials by a validation metric. Set train.validation to a share of"

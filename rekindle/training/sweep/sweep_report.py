@@ -11,8 +11,8 @@ from rekindle.training.sweep.sweep_config import SettingChoice
 
 
 def build_rows(study: SweepStudy) -> list[dict[str, Any]]:
-    """Return one row per started trial: the highest rung first, and within a rung the best
-    metric."""
+    """Return one row per started trial. Rows are sorted by rung, highest first, and within a rung
+    by the metric, best first."""
     trial_by_number = {trial.number: trial for trial in study.trials()}
     row_order: list[int] = []
     for rung_index in reversed(range(study.sweep.rungs)):
@@ -91,8 +91,8 @@ def format_table(study: SweepStudy, cost_by_trial: Mapping[int, float] | None = 
 
 
 def describe_untried_trials(study: SweepStudy) -> list[str]:
-    """Describe in sentences the trials and rungs that the budget has prevented; [] if it was
-    sufficient."""
+    """Describe in sentences the trials and rungs that the budget has prevented; [] if the budget
+    was sufficient."""
     budget_stop = study.budget_stop
     if not budget_stop:
         return []

@@ -34,7 +34,7 @@ from rekindle.training.sweep.sweep_config import Settings
 
 # name of the metric in a trial's MLflow run
 OBJECTIVE_METRIC = "objective"
-# time between two records of the seconds that a trial has used
+# seconds between two records of the time that a trial has used
 RECORD_INTERVAL_S = 10.0
 # number of crashes in this pod after which a trial counts as failed
 MAX_CRASHES = 3
@@ -72,7 +72,7 @@ def train_trials(
     run_name: str,
     record_run: Callable[[Store, str], None],
 ) -> None:
-    """Train the trials that the study assigns to `pod_index`, until none is left.
+    """Train the trials that the study assigns to `pod_index`, until no trial is left.
 
     `record_run`: records the id of a trial's MLflow run in the object store, since MLflow alone
     does not prove that a run belongs to the sweep. Raises RekindleError if a service is
@@ -194,7 +194,8 @@ class WorkloadTrainer:
         try:
             run_worker(make_training_spec(study, trial, rung_index, self.shared_inputs, run_id))
         except (ConfigError, DataError, torch.OutOfMemoryError) as error:
-            # these errors are caused by the settings of the trial
+            # record the failure, because errors of these classes are caused by the settings of the
+            # trial
             record_failure(study, trial, rung_index, str(error))
 
 
@@ -253,8 +254,8 @@ def _record_result(job_result: Mapping[str, Any], run_id: str) -> None:
 
 
 def _try_tracking(tracking_call: Callable[[], ResultT]) -> ResultT | None:
-    """Return the result of `tracking_call`. If MLflow is unavailable, log this and return None: the
-    object store also has the results."""
+    """Return the result of `tracking_call`. If MLflow is unavailable, log this and return None,
+    because the object store also has the results."""
     try:
         return tracking_call()
     except TrackingError as error:
@@ -265,13 +266,13 @@ def _try_tracking(tracking_call: Callable[[], ResultT]) -> ResultT | None:
 def run_in_child(child_function: Callable[[], None], record_progress: Callable[[], None]) -> int:
     """Run `child_function` in a child process, and return its exit code.
 
-    Until the child exits, forwards SIGTERM to it and calls `record_progress` every
+    Until the child exits, forward SIGTERM to the child and call `record_progress` every
     RECORD_INTERVAL_S seconds.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     parent_pid = os.getpid()
-    # SIGTERM is blocked until the handler below is installed
+    # block SIGTERM until the handler below is installed
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     child_pid = os.fork()

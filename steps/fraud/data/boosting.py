@@ -1,11 +1,11 @@
-"""Gradient boosting on the features of single transactions; its output is an input of the
-transformer, and the baseline for the transformer.
+"""Gradient boosting on the features of single transactions. The predictions of gradient boosting
+are an input of the transformer, and the baseline that the transformer is compared with.
 
-`prepare` fits trees on the training rows, and their log-odds become a feature (BOOSTED). The
-transformer adds the history of the card. Trees are overconfident on the rows that they were fitted
-on, and the transformer would learn to trust them too much. Therefore the training rows are scored
-by trees that were fitted on other cards (cross-fitting), and later rows by trees that were fitted
-on all cards.
+`prepare` fits trees on the training rows, and the log-odds of the trees become a feature (BOOSTED).
+The transformer also uses the history of the card. Trees are overconfident on the rows that they
+were fitted on, and the transformer would learn to trust the trees too much. Therefore the training
+rows are scored by trees that were fitted on other cards (cross-fitting), and later rows by trees
+that were fitted on all cards.
 """
 
 import io
@@ -47,11 +47,11 @@ class Trees:
     a leaf are the leaf itself."""
 
     feature: NDArray[np.intp]
-    # a row goes left up to the threshold, inclusive
+    # a row with a value up to the threshold (inclusive) goes to the left child
     threshold: Floats
     left: NDArray[np.intp]
     right: NDArray[np.intp]
-    # log-odds of a leaf; 0 in all other nodes
+    # log-odds of a leaf; 0 in nodes that are not leaves
     value: NDArray[np.float64]
     # log-odds that are added to the sum of the leaf values; shape []
     bias: NDArray[np.float64]
@@ -59,8 +59,8 @@ class Trees:
     depth: NDArray[np.intp]
 
     def score(self, feature_table: Floats) -> Floats:
-        """Return the log-odds of fraud (float32 [n]) for the features `feature_table` [n, F].
-        This is fast for few rows."""
+        """Return the log-odds of fraud (float32 [n]) for the features `feature_table` [n, F]. The
+        method is fast for few rows."""
         feature_indices = self.feature.ravel()
         flat_thresholds = self.threshold.ravel()
         left_child = self.left.ravel()
@@ -97,8 +97,8 @@ class Trees:
 
 
 def write_arrays(path: Path, arrays_by_name: Mapping[str, NDArray[Any]]) -> None:
-    """Write a file for `numpy.load`; unlike the file of `numpy.savez`, its bytes do not depend on
-    Python's version."""
+    """Write a file for `numpy.load`; unlike the file of `numpy.savez`, the written file does not
+    depend on Python's version."""
     with ZipFile(path, "w") as archive:
         for array_name, array in arrays_by_name.items():
             array_buffer = io.BytesIO()
@@ -203,7 +203,7 @@ class Boosting:
 
 
 def _limit_to_one_thread() -> Any:
-    """Limit libraries to one thread. With more threads, the sums of gradients would change, and
+    """Limit libraries to one thread. With several threads, the sums of gradients would change, and
     busy waiting would slow down other processes."""
     import sklearn.ensemble  # noqa: F401 - only loaded libraries can be limited
     from threadpoolctl import threadpool_limits
@@ -212,7 +212,7 @@ def _limit_to_one_thread() -> Any:
 
 
 def _edges(feature_values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the candidate thresholds of a feature. They are quantiles, with finer steps at both
+    """Return the candidate thresholds of a feature, which are quantiles, with finer steps at both
     ends, where most frauds are."""
     tail_quantiles = 0.5 ** np.linspace(1, 17, BINS // 4)
     quantiles = np.concatenate(
@@ -234,7 +234,7 @@ def _fit(
     for [tree_predictor] in model._predictors:
         tree_nodes = tree_predictor.nodes
         inner_nodes = np.flatnonzero(tree_nodes["is_leaf"] == 0)
-        # thresholds lie between two bin numbers; use the lower bin
+        # use the lower bin, because thresholds lie between two bin numbers
         bin_thresholds = tree_nodes["num_threshold"][inner_nodes].astype(int)
         feature_indices = tree_nodes["feature_idx"][inner_nodes]
         tree_nodes["num_threshold"][inner_nodes] = [

@@ -15,17 +15,18 @@ Floats = NDArray[np.float64]
 HOUR = DAY // 24
 # days
 WEEK = 7
-# days with fewer rows cause no warning
+# minimum number of rows of a day that can cause a warning
 MIN_ROWS = 20
-# a day with equal values is suspicious if its probability is lower
+# a day with equal values is suspicious if the probability of equal values by chance is lower than
+# this
 MAX_CHANCE = 1e-6
 # minimum fraction of rows with new ids on the day of a break
 MIN_NEW_IDS = 0.6
-# upper limit for this fraction in the week before a break
+# maximum fraction of rows with new ids in the week before a break
 MAX_USUAL_NEW_IDS = 0.3
 # minimum factor by which genuine rows per day change at a break
 MIN_GENUINE_RATIO = 1.6
-# minimum ratio of this factor to the factor for frauds
+# minimum ratio of the factor for genuine rows to the factor for frauds
 MIN_SHARE_RATIO = 1.3
 # warn if the ratio of labelled to expected frauds in the newest week is at most this fraction of
 # the ratio in earlier weeks
@@ -66,7 +67,7 @@ def truncated_values(transactions: Rows, columns: Columns) -> list[str]:
         ("time", "minutes and seconds", transactions.time % HOUR),
     ):
         is_constant_day = _constant_days(column_values, transaction_days)
-        # no warning if no amount has cents, as in some currencies
+        # do not warn if no amount has cents, as in some currencies
         if is_constant_day.any() and not (column_name == "amount" and is_constant_day.all()):
             warning_sentences.append(
                 f"{columns.describe(column_name)} has equal {unit_words} in all rows of"
@@ -96,8 +97,8 @@ def new_ids(transactions: Rows, columns: Columns) -> list[str]:
             & (earlier_new_id_share < MAX_USUAL_NEW_IDS)
             & (transaction_days.size >= MIN_ROWS)
         )
-        # also require a drop of the rows with known ids, because additional customers do not reduce
-        # these
+        # also require that the number of rows with known ids drops, because additional customers do
+        # not reduce this number
         is_break &= known_id_row_count < _mean_before(known_id_row_count) / 2
 
         break_day_indices = np.flatnonzero(is_break)
@@ -145,7 +146,7 @@ def _share_of_new(column_ids: Ints, transaction_days: Days) -> Floats:
 
 
 def _mean_before(values_by_day: Floats) -> Floats:
-    """Return, for each day, the mean of `values_by_day` in the week before it; 1 for the first
+    """Return, for each day, the mean of `values_by_day` in the week before the day; 1 for the first
     day."""
     cumulative_sums = np.append(0, np.cumsum(values_by_day))
     day_indices = np.arange(len(values_by_day))
@@ -217,9 +218,10 @@ def sum_labels(
     """Return the sums that `late_labels` needs, over the rows from `start_time` to `end_time`,
     whose labels should be known.
 
-    `log_odds`: predictions of trees that were not fitted on these rows. Row 0 of the result has the
-    sums over the newest week, row 1 those over earlier weeks. The columns are expected frauds,
-    labelled frauds and variance; each transaction is weighted with its probability of fraud.
+    `log_odds`: predictions of trees that were not fitted on the given rows. Row 0 of the result has
+    the sums over the newest week, row 1 the sums over earlier weeks. The columns of the result are
+    expected frauds, labelled frauds and variance; each transaction is weighted with its probability
+    of fraud.
     """
     is_usable = (
         (transactions.time >= start_time)

@@ -1,6 +1,7 @@
-"""Convert text to numbers and times.
+"""Convert text columns to numbers and times.
 
-The format is detected from the whole column; an ambiguous format must be set in the config.
+The format of a column is detected from all its values; an ambiguous format must be set in the
+config.
 """
 
 import polars as pl
@@ -14,7 +15,7 @@ DATES = ("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d",
 FORMATS = tuple(
     f"{date}{time}" for date in DATES for time in (" %H:%M:%S", " %H:%M", "T%H:%M:%S", "")
 )
-# approximate Unix time of 2000-01-01
+# smallest number that counts as a Unix time (about 2000-01-01)
 YEAR_2000 = 9.4e8
 
 
@@ -26,7 +27,7 @@ def to_numbers(column: pl.Series) -> pl.Series | None:
 
 
 def to_amounts(column: pl.Series, decimal_separator: str) -> pl.Series | None:
-    """Convert a column to amounts; return None if its type is unsuitable.
+    """Convert a column to amounts of money; return None if the type of the column is unsuitable.
 
     Raises DataError if the format is ambiguous.
     """
@@ -79,7 +80,8 @@ def to_instants(column: pl.Series, time_format: str) -> pl.Series | None:
     if column.dtype == pl.Date:
         return column.cast(pl.Datetime("us")).dt.epoch("us")
     if isinstance(column.dtype, pl.Datetime):
-        # also right with a time zone, because polars stores such values in UTC
+        # the result is also right for times with a time zone, because polars stores such times in
+        # UTC
         return column.dt.epoch("us")
     if column.dtype.is_numeric():
         return _to_epoch_microseconds(column, time_format)
@@ -108,7 +110,7 @@ def to_instants(column: pl.Series, time_format: str) -> pl.Series | None:
     try:
         return iso_text.str.to_datetime(time_unit="us", strict=False).dt.epoch("us")
     except pl.exceptions.ComputeError:
-        # raised if no value is a timestamp
+        # polars raises ComputeError if no value is a timestamp
         return pl.Series(column.name, [None], pl.Int64).new_from_index(0, len(column))
 
 

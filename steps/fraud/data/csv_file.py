@@ -1,7 +1,7 @@
 """Read CSV files as text columns, in any encoding and with any separator, without losing a line.
 
-A record must be on one line. If a quoted value contains a line break, all lines of its record are
-ragged: the number of their fields differs from the header.
+Each record must be on one line. If a quoted value contains a line break, all lines of its record
+are ragged, which means that their number of fields differs from the header.
 """
 
 import csv
@@ -22,8 +22,8 @@ FILE = "file"
 
 
 def read_csv(csv_path: Path, text_settings: Text, column_settings: Columns) -> pl.DataFrame:
-    """Read the rows in file order. Add the columns LINE_NUMBER (from 1), FILE, and RAGGED, which
-    contains the text of lines that do not match the header.
+    """Read the rows of a CSV file in file order. Add the columns LINE_NUMBER (from 1), FILE, and
+    RAGGED, which contains the text of lines that do not match the header.
 
     Raises DataError, and PolarsError or OSError if the file is not CSV.
     """
@@ -91,8 +91,8 @@ def _decode(csv_path: Path, encoding: str) -> str:
 
 
 def _detect_separator(header_line: str, expected_columns: set[str]) -> str:
-    """Return the separator that splits the header into the most expected column names; in a tie,
-    into the most columns."""
+    """Return the separator that splits the header into the most expected column names; of equally
+    good separators, the one that splits it into the most columns."""
 
     def rate_separator(separator: str) -> tuple[int, int]:
         column_names = next(csv.reader([header_line], delimiter=separator))

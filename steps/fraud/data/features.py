@@ -60,8 +60,8 @@ def card_features(
 ) -> dict[str, Column]:
     """Compute the features CARD_NAMES; features that are not in `feature_names` may be left out.
 
-    `transactions` must contain all rows of each card, sorted by (card, time, id). With
-    `row_indices`, return the features of these rows only.
+    `transactions` must contain all rows of each card, sorted by (card, time, id). If `row_indices`
+    is given, return only the features of these rows.
     """
     timeline_row_index, first_timeline_index, timeline_positions = _join_timelines(
         transactions.card, transactions.time, max(WINDOWS) * DAY
@@ -146,8 +146,8 @@ def _habits(card_ids: Ints, amounts: NDArray[np.float64]) -> dict[str, Column]:
 def _habits_at(
     row_indices: Ints, first_card_indices: Ints, amounts: NDArray[np.float64]
 ) -> dict[str, Column]:
-    """Compute the features of `_habits` for a few rows, as servers do; this is faster than a polars
-    query."""
+    """Compute the features of `_habits` for a few rows, as servers do. For few rows, this function
+    is faster than a polars query."""
     recent_row_indices = row_indices[:, None] - np.arange(HABIT_ROWS)  # newest first
     is_same_card = recent_row_indices >= first_card_indices[row_indices, None]
     recent_amounts = np.where(is_same_card, amounts[recent_row_indices.clip(0)], np.inf)
@@ -242,7 +242,7 @@ def matrix(columns_by_name: dict[str, Column], feature_names: Names) -> Floats:
     feature_table = np.empty(
         (len(columns_by_name[feature_names[0]]), len(feature_names)), np.float32
     )
-    # rows are processed in blocks that fit into the CPU cache
+    # process the rows in blocks that fit into the CPU cache
     for block_start in range(0, len(feature_table), 1 << 14):
         block_rows = slice(block_start, block_start + (1 << 14))
         for column_index, feature_name in enumerate(feature_names):
@@ -253,7 +253,8 @@ def matrix(columns_by_name: dict[str, Column], feature_names: Names) -> Floats:
 def tables(
     transactions: Rows, delay_days: int, max_chunk_rows: int = 250_000, feature_names: Names = NAMES
 ) -> Iterator[tuple[Rows, Floats]]:
-    """Yield the rows, piece by piece, with their features: (rows, float32 [m, len(feature_names)]).
+    """Yield the rows, piece by piece, with their features, as (rows, float32 [m,
+    len(feature_names)]).
 
     A piece contains all rows of some cards, sorted by (card, time, id). `transactions` must be
     sorted by (time, id). The function needs about as much memory as `transactions` and one piece.
@@ -306,9 +307,10 @@ def _join_timelines(
     """Place the rows, which are sorted by (group, time), on one time line. Return for each row: its
     index, the index of the first row of its group, and its position on the time line (µs).
 
-    The time line concatenates the groups. A gap between two groups, or a gap that is longer than
-    `longest_window`, is shortened to `longest_window` + 1. Therefore one binary search finds the
-    starts of windows in all groups, and positions do not overflow with many groups.
+    The time line consists of all groups, one after the other. A gap between two groups, or a gap
+    that is longer than `longest_window`, is shortened to `longest_window` + 1. Therefore one binary
+    search finds the starts of windows in all groups, and positions do not overflow with many
+    groups.
     """
     row_indices = np.arange(len(row_times))
     first_row_indices = first_rows_of_groups(group_ids)
@@ -324,7 +326,7 @@ def _join_timelines(
 
 
 def _running_sum(summed_values: NDArray[np.integer | np.bool_]) -> Ints:
-    """Return the running sums of the values: the sums of the first 0, 1, ..., n values."""
+    """Return the running sums of the values, that is, the sums of the first 0, 1, ..., n values."""
     running_sums = np.zeros(len(summed_values) + 1, np.int64)
     np.cumsum(summed_values, out=running_sums[1:])
     return running_sums

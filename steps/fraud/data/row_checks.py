@@ -1,4 +1,4 @@
-"""Validate rows: types, ranges, duplicates, time order.
+"""Validate the rows of raw transactions: types, ranges, duplicates, time order.
 
 Each invalid row is returned with a reason.
 """
@@ -19,11 +19,11 @@ COLUMN_TYPES: dict[str, str] = dict.fromkeys(("id", "card", "terminal"), "a numb
 COLUMN_TYPES["time"] = "a timestamp"
 COLUMN_TYPES["amount"] = "a number"
 COLUMN_TYPES["fraud"] = "0, 1 or nothing"
-# text ids that `transactions.identity` converts to their numeric value
+# matches text ids that `transactions.identity` converts to their numeric value
 INTEGER_PATTERN = r"^-?[0-9]{1,18}$"
 # 2000-01-01 in µs
 MIN_TIME = 946_684_800_000_000
-# larger amounts are probably in another unit
+# largest plausible amount; larger amounts are probably in another unit
 MAX_AMOUNT = 1e9
 
 
@@ -51,8 +51,8 @@ def check(
     """Validate the rows of `source.read`. Rows more than a day later than `now_seconds` (seconds
     since the epoch) are rejected.
 
-    Raises DataError if more than the share `max_bad_share` of the rows is invalid, or a column has
-    the wrong type.
+    Raises DataError if more than the fraction `max_bad_share` of the rows is invalid, or a column
+    has the wrong type.
     """
     tomorrow_microseconds = int((time.time() if now_seconds is None else now_seconds) * 1e6) + DAY
     converted_rows = _convert(raw_rows, column_settings, text_settings or Text())

@@ -3,8 +3,9 @@
 A training sample is a window of `LENGTH` consecutive transactions of one card. Windows of a card
 overlap by `OVERLAP`. Each transaction counts for the loss in exactly one window, where at least
 `OVERLAP` earlier transactions of the card, if they exist, precede it. Transactions before
-`train_start`, in the first days of the data, are only context for later ones. All shards are mapped
-into one memory region, so a batch is one gather over any number of shards.
+`train_start`, in the first days of the data, are only context for later transactions. All shards
+are mapped into one memory region, so a batch is read by one gather operation over any number of
+shards.
 """
 
 import ctypes
@@ -26,7 +27,7 @@ from steps.fraud.fraud_config import CONTEXT
 
 # number of transactions in a training window
 LENGTH = 40
-# number of transactions of a training window that only give context
+# number of transactions of a training window that are only context
 OVERLAP = 16
 # window length for scoring many consecutive rows
 SCORED = 128
@@ -37,8 +38,8 @@ class Rows:
     """All rows of a dataset directory, sorted by (card, time); features are memory-mapped, small
     columns are in memory.
 
-    Reads the files of shards.py without importing polars. Raises DataError if a file is missing or
-    incomplete.
+    Rows reads the files that shards.py has written, without importing polars. Raises DataError if a
+    file is missing or incomplete.
     """
 
     def __init__(self, dataset_folder: Path) -> None:
@@ -104,8 +105,8 @@ class Rows:
 class TrainingWindows:
     """The windows over the rows from `train_start` to `train_end`.
 
-    `batch` returns features, labels, and a mask of the transactions that count in the loss: their
-    label is known, and they are not only context.
+    `batch` returns features, labels, and a mask of the transactions that count in the loss, which
+    are transactions with a known label that are not only context.
     """
 
     def __init__(self, dataset_rows: Rows) -> None:
@@ -160,7 +161,7 @@ def open_dataset(dataset_folder: Path, split_name: str = "train") -> TrainingWin
 
 def scoring_windows(first_row_of_card: Ints, scored_rows: Ints) -> tuple[Ints, Ints, Ints]:
     """Arrange windows of SCORED rows so that in its window, each of `scored_rows` (ascending) is
-    preceded by at least CONTEXT earlier rows of its card, or by all that exist.
+    preceded by at least CONTEXT earlier rows of its card, or by all existing rows of its card.
 
     `first_row_of_card`: for each row, the first row of its card. Returns (starts of windows; window
     of each of `scored_rows`; position of each of `scored_rows` in its window).
@@ -226,8 +227,9 @@ def _map_features(shard_files: list[Path], feature_count: int) -> tuple[Tensor, 
     """Map all feature files into one float32 tensor; return the tensor, and the offset of each
     row's first feature.
 
-    The files are mapped next to each other into one reserved region, without reading them. Between
-    and after the features, the tensor has file headers and zeros: finite numbers without meaning.
+    The feature files are mapped next to each other into one reserved region, without reading them.
+    Between and after the features, the tensor contains file headers and zeros, which are finite
+    numbers without meaning.
     """
     shard_tables = [np.load(shard_file, mmap_mode="r") for shard_file in shard_files]
     for shard_file, shard_array in zip(shard_files, shard_tables, strict=True):

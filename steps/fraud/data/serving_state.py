@@ -4,14 +4,15 @@ of later transactions.
     state = State.load(release / "state")
     windows, lengths = state.windows([(new, history)])     # float32 [B, 64, F], int64 [B]
 
-Each pair is an independent request: `new` are the transactions to score
-(steps.fraud.data.transactions.Rows, for example from `Rows.of(id=[..], time=[..], card=[..],
-terminal=[..], amount=[..])`), and `history` are the transactions since the end of training, which
-the client sends with the labels that it knows (fraud=0 if a label is unknown; labels younger than
-the label delay are ignored). Window b contains the features (columns `state.features`) of the last
-`length` transactions of the card up to the b-th new row: oldest first, the new row at position
-lengths[b] - 1, then zeros. If the history is complete, the values equal the features that `prepare`
-computes, because the code is the same. Calls store no state, so they may run in parallel threads.
+Each pair (new, history) is an independent request. The first element contains the transactions to
+score (steps.fraud.data.transactions.Rows, for example from `Rows.of(id=[..], time=[..], card=[..],
+terminal=[..], amount=[..])`), and the second element contains the transactions since the end of
+training, which the client sends with the labels that it knows (fraud=0 if a label is unknown;
+labels younger than the label delay are ignored). Window b contains the features (columns
+`state.features`) of the last `length` transactions of the card up to the b-th new row: oldest
+first, the new row at position lengths[b] - 1, then zeros. If the history is complete, the features
+in a window equal the features that `prepare` computes, because the code is the same. The method
+`windows` stores nothing, so several threads may call it in parallel.
 """
 
 from collections.abc import Sequence
@@ -94,8 +95,9 @@ def load_trained(state_folder: Path) -> dict[str, NDArray[Any]]:
     """Load the arrays `id` and `boosted`: the last training rows of a release, and their log-odds.
     Raises DataError.
 
-    These log-odds cannot be computed again, because a release does not contain the trees of the
-    folds. A refreshed state lacks some of these rows, so it stores the log-odds in a separate file.
+    The log-odds of training rows cannot be computed again, because a release does not contain the
+    trees of the folds. A refreshed state lacks some of the training rows, so it stores the log-odds
+    in a separate file.
     """
     try:
         if (state_folder / TRAINED).exists():

@@ -7,10 +7,10 @@ sequences.py reads it.
     rejects.parquet        rejected rows, unchanged, with their position `row` and the `reason`
     state/                 the serving state, see steps/fraud/data/serving_state.py
 
-The test weeks are the last `test_weeks` weeks (7 whole days, UTC) with known labels; they end
-`label_delay_days` before the last full day. Training uses rows before `train_end`, which is
-`label_delay_days` before the first test day: all labels of these rows are known when the test weeks
-begin. No model is trained or evaluated on rows after the test weeks.
+The test weeks are the last `test_weeks` weeks (7 whole days, UTC) with known labels. The test weeks
+end `label_delay_days` before the last full day. Training uses rows before `train_end`, which is
+`label_delay_days` before the first test day, so that all labels of the training rows are known when
+the test weeks begin. No model is trained or evaluated on rows after the test weeks.
 
 Facts (times are µs since the epoch, and counts are numbers of rows):
 
@@ -61,7 +61,7 @@ ARRAYS = {
 
 # approximate bytes of a transaction in the dataset
 ROW_BYTES = 250
-# rows in this time after the first row only give context; limited to a quarter of the training time
+# time after the first row in which rows are only context; at most a quarter of the training time
 WARM_UP = 14 * DAY
 
 
@@ -108,8 +108,8 @@ def write_dataset(data_settings: Data, dataset_folder: Path) -> Prepared:
 
 
 def _write(data_settings: Data, dataset_folder: Path) -> tuple[dict[str, Any], bool, list[str]]:
-    """Write all files of the dataset except dataset.json. Return the facts, True if the source was
-    sorted by time, and warnings about the data."""
+    """Write all files of the dataset except dataset.json. Return the facts of the dataset, True if
+    the source was sorted by time, and warnings about the data."""
     checked_rows = _read_rows(data_settings, dataset_folder)
     selected_rows = _select_days(checked_rows.rows, data_settings)
     labels_until = labels_end(checked_rows.rows, data_settings)
@@ -165,7 +165,7 @@ def _write_features(
     selected_rows: Rows, data_settings: Data, dataset_facts: dict[str, Any], dataset_folder: Path
 ) -> tuple[list[Rows], Boosting]:
     """Write the features of single transactions, one file per shard, and fit the boosted trees on
-    them. Return the rows of each shard, and the trees."""
+    these features. Return the rows of each shard, and the trees."""
     boosting_sample = Sample(dataset_facts["train_rows"])
     row_pieces: list[Rows] = []
 
@@ -292,7 +292,7 @@ def _select_days(transactions: Rows, data_settings: Data) -> Rows:
 
 def _hide_labels(transactions: Rows, unknown_from_time: int) -> Rows:
     """Remove the labels of rows from time `unknown_from_time` on, so that a run that starts late
-    creates the same dataset."""
+    creates the same dataset as a run in time."""
     is_unknown = transactions.time >= unknown_from_time
     fraud_labels = np.where(is_unknown, np.uint8(UNKNOWN), transactions.fraud)
     return replace(
@@ -370,7 +370,7 @@ def last_full_day(row_times: NDArray[np.int64]) -> int:
     """Return the last complete day, as days since the epoch.
 
     The newest day counts as complete if its last transaction is at most one hour earlier in the day
-    than the last one of each day in the week before.
+    than the last transaction of each day in the week before.
     """
     last_day = int(row_times[-1] // DAY)
     day_end_times = (
@@ -378,7 +378,7 @@ def last_full_day(row_times: NDArray[np.int64]) -> int:
         - np.arange(last_day - 7, last_day + 1) * DAY
     )
 
-    # omit days without transactions, whose values are negative
+    # omit days without transactions, whose end times are negative
     earlier_day_ends = day_end_times[:-1][day_end_times[:-1] >= 0]
     if not len(earlier_day_ends) or day_end_times[-1] >= earlier_day_ends.min() - DAY // 24:
         return last_day

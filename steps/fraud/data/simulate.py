@@ -4,16 +4,16 @@
     simulate://7?takeovers=2    with account takeovers
     simulate://7?cards=5000&terminals=10000&days=183&start=2018-04-01    as the published data set
 
-An independent implementation of the rules of the Fraud Detection Handbook, chapter 3 (Le Borgne et
-al.): a card pays at nearby terminals; (1) amounts above 220 are frauds; (2) all payments at a
-compromised terminal are frauds for 28 days; (3) for 14 days, a third of the payments of a leaked
-card are frauds, with 5 times the amount. In worlds of any size, a card has about as many terminals
-nearby, and the fraction of frauds is the same.
+The module implements the rules of the Fraud Detection Handbook, chapter 3 (Le Borgne et al.),
+independently: a card pays at nearby terminals; (1) amounts above 220 are frauds; (2) all payments
+at a compromised terminal are frauds for 28 days; (3) for 14 days, a third of the payments of a
+leaked card are frauds, with 5 times the amount. In worlds of any size, a card has about as many
+terminals nearby, and the fraction of frauds is the same.
 
 `takeovers` adds a fourth kind of fraud: a fraudster tries a card with a tiny payment, and within
-hours makes several payments at any terminals, whose amounts are usual for the card. Each payment
-alone looks genuine. `takeovers` is the number of takeovers per 1,000 cards and day; the default is
-0, as in the handbook.
+hours makes several payments at any terminals, whose amounts are usual for the card. Each payment of
+a takeover looks genuine if it is considered alone. `takeovers` is the number of takeovers per 1,000
+cards and day; the default is 0, as in the handbook.
 """
 
 from collections.abc import Callable
@@ -43,8 +43,8 @@ Commit = Callable[[np.random.Generator, World, Payments], NDArray[np.uint8]]
 
 # side length of the square with all cards and terminals
 SIDE = 100
-# maximum distance of a card's terminals times sqrt(number of terminals); gives a card about 78
-# terminals
+# maximum distance of a card's terminals times sqrt(number of terminals), so that a card has about
+# 78 terminals
 RADIUS = 500
 # fraction of the terminals that are compromised each day, and the days until they recover
 TERMINAL_FRAUDS_A_DAY = 2 / 10_000
@@ -65,7 +65,7 @@ def simulate(simulated_world: World, commit_scenario: Commit | None = None) -> p
     """Generate the transactions of a world, in time order, with the columns that
     `row_checks.check` expects.
 
-    `commit_scenario` replaces the fraud rules of the handbook, see `commit_frauds`.
+    `commit_scenario`: function that replaces `commit_frauds`, the fraud rules of the handbook.
     """
     random_generator = np.random.default_rng(simulated_world.seed)
     card_positions, terminal_positions = (
@@ -170,8 +170,8 @@ def _find_terminals(
 def commit_frauds(
     random_generator: np.random.Generator, simulated_world: World, payments: Payments
 ) -> NDArray[np.uint8]:
-    """Return the fraud scenario of each transaction (0: genuine). Also changes the amounts of
-    frauds in `payments`."""
+    """Return the fraud scenario of each transaction (0: genuine). The amounts of the frauds in
+    `payments` are changed, too."""
     payment_slots = payments.slot
     payment_terminals = payments.terminal
     payment_amounts = payments.amount

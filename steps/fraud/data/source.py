@@ -1,8 +1,8 @@
 """Read transactions from parquet or CSV files (a file or a folder, local or in S3), or simulate
 transactions.
 
-Columns get the names of this workload, but keep the types of the source (CSV: text). row_checks.py
-validates the rows.
+The columns get the names that this workload uses, but keep the types of the source (text in CSV
+files). row_checks.py validates the rows.
 """
 
 import os
@@ -110,7 +110,7 @@ def _download(uri: str, download_folder: Path) -> Path:
 
     try:
         object_store.download(s3_address.key, target_path)
-    # a DataError, because Argo does not retry it
+    # raise a DataError, because Argo does not retry a step after a DataError
     except NotFound as error:
         raise DataError(f"{error} Correct data.source.") from error
 

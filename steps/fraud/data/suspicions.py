@@ -18,13 +18,13 @@ MAX_DUPLICATES = 0.001
 MAX_FRAUD_SHARE = 0.03
 # minimum fraction of frauds that the values of a leaking column identify
 MIN_LEAK_SHARE = 0.8
-# with fewer frauds, leaks are not checked
+# minimum number of frauds for which leaks are checked
 MIN_FRAUDS = 10
 
 
 def strays(row_times: Ints) -> int:
     """Return the time of the first stray row. Stray rows are a few rows that are much later than
-    all others. Without any, return a time after the last row."""
+    all other rows. If there are no stray rows, return a time after the last row."""
     sorted_times = np.sort(row_times)
     first_candidate_index = len(sorted_times) - max(1, int(MAX_STRAYS * len(sorted_times)))
     if len(sorted_times) > 1:
@@ -41,7 +41,7 @@ def strays(row_times: Ints) -> int:
 def suspicions(transactions: Rows, column_settings: Columns, labels_until: int) -> list[str]:
     """Return a sentence for each suspicious property of `transactions`, which are sorted by time.
 
-    Labels are checked only before `labels_until`, because later ones may not have arrived yet.
+    Labels are checked only before `labels_until`, because later labels may not have arrived yet.
     """
     labelled_rows = transactions[: int(np.searchsorted(transactions.time, labels_until))]
     labelled_rows = labelled_rows[labelled_rows.fraud != UNKNOWN]
@@ -162,7 +162,7 @@ def _share_identified(column_values: Ints, is_fraud: NDArray[np.bool_]) -> float
 
 def _share_at_one_end(column_values: Ints, is_fraud: NDArray[np.bool_]) -> float:
     """Return the fraction of all frauds that are at one end of the value range where most rows are
-    frauds; 0 if neither end is like this."""
+    frauds; 0 if most rows are frauds at neither end."""
     low_quantile, high_quantile = np.quantile(column_values[is_fraud], [0.1, 0.9])
     extreme_labels = [
         is_fraud[extreme_mask]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 DAY = 86_400_000_000  # µs
-# label of a row whose true label is not known yet
+# value of `fraud` for a row whose true label is not known yet
 UNKNOWN = 2
 Ints = NDArray[np.int64]
 
@@ -27,8 +27,8 @@ Ints = NDArray[np.int64]
 class Rows:
     """Transactions as columns of equal length.
 
-    Amounts are in integer cents: their sums are exact, so features do not depend on the order of
-    rows.
+    Amounts are in integer cents, so that their sums are exact, and features do not depend on the
+    order of rows.
     """
 
     id: Ints
@@ -74,7 +74,7 @@ class Rows:
         fraud: Any = 0,
         scenario: Any = 0,
     ) -> "Rows":
-        """Create rows from sequences; `amount` is in currency units, and `time` in µs since the
+        """Create Rows from sequences; `amount` is in currency units, and `time` in µs since the
         epoch. A scalar argument applies to all rows."""
         row_count = len(time)
         return cls(

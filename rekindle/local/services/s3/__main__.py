@@ -6,7 +6,7 @@ No installable server supports conditional writes and keeps objects in files: mo
 in memory; rclone, s3rver and localbucket accept a conditional write that must fail; ministack
 answers 200 after a failed disk write.
 
-This server supports the requests of boto3, polars and MLflow (path style): objects, ranges,
+The S3 endpoint supports the requests of boto3, polars and MLflow (path style): objects, ranges,
 conditions, checksums, aws-chunked bodies, multipart uploads, ListObjectsV2. The server answers 501
 to unsupported requests, and to requests with unsupported headers that would change the meaning of
 the request. Clients sign their requests (signatures.py) with AWS_ACCESS_KEY_ID and

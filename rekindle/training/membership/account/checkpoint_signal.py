@@ -8,7 +8,7 @@ Source: the second annotation is read by the scheduler plugin `checkpoint` that 
 Volcano (volcano-sh/volcano#5999), from pods, as RFC 3339 in UTC.
 
 The coordinator has a token for the Kubernetes API only if `cluster.signal_account` is set. A
-problem with the API is reported once, and never disturbs the training.
+problem with the Kubernetes API is reported once, and never disturbs the training.
 """
 
 import os
@@ -22,7 +22,7 @@ from rekindle.training.membership.account.account_api import API_ERRORS, Account
 
 CHECKPOINT_ANNOTATION = "rekindle.dev/last-checkpoint-time"
 VOLCANO_ANNOTATION = "volcano.sh/last-checkpoint-time"
-# minimum time between two updates
+# minimum number of seconds between two updates
 SIGNAL_INTERVAL_S = 30.0
 
 
@@ -39,7 +39,8 @@ class CheckpointSignal:
 
     @classmethod
     def from_environment(cls) -> "CheckpointSignal | None":
-        """Return the signal of this pod; None if the pod may not use the Kubernetes API."""
+        """Return the CheckpointSignal of this pod; None if the pod may not use the Kubernetes
+        API."""
         job_path = os.environ.get(REKINDLE_JOB, "")
         api = AccountApi.from_environment()
         if job_path and api:
@@ -47,12 +48,12 @@ class CheckpointSignal:
         return None
 
     def compute_delay(self) -> float:
-        """Return the seconds until the next update is due."""
+        """Return the seconds until the next update of the annotations is due."""
         return max(0.0, self._written_at + SIGNAL_INTERVAL_S - time.monotonic())
 
     def write(self, checkpoint_time_s: float) -> None:
-        """Annotate all pods and the job. Print the first problem; never raise. After a refusal, do
-        nothing."""
+        """Annotate all pods and the job. The first problem is printed, and no error is raised.
+        After the API has refused a request, `write` does nothing."""
         if self.is_refused:
             return
         self._written_at = time.monotonic()
