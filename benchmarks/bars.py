@@ -50,8 +50,8 @@ def make_bar(
 
 
 def make_parser(docstring: str | None) -> argparse.ArgumentParser:
-    """Return the command-line parser of a benchmark with docstring `docstring`. Also make
-    SIGTERM end the benchmark and its children."""
+    """Return the command-line parser of a benchmark with docstring `docstring`. Make SIGTERM end
+    the benchmark, too, and its children."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     argument_parser = argparse.ArgumentParser(
         description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -34,8 +34,8 @@ class OutputDescriptor(io.FileIO):
             _open_devnull(self.fileno())
             if self.ignore_errors:
                 return memoryview(data).nbytes
-            # A program that reads the pipe, such as `head`, may exit early. Such an exit of the
-            # reading program is not an error of the command.
+            # A program that reads the pipe, such as `head`, may exit early. An early exit of the
+            # program that reads the pipe is not an error of the command.
             if error.errno == errno.EPIPE:
                 raise
             raise UnwritableStdout(

@@ -55,7 +55,7 @@ USER_IN_ADDRESS = re.compile(
 USER_WITHOUT_SCHEME = re.compile(
     rf"{WORD_START}(?!(?:models|runs|mailto):)[^\s/:@'\"`=?#]+:(?!//)\S*{AT_SIGN}", re.IGNORECASE
 )
-# `//host:port/path@` or `//user:password@`: both are possible, so the text is hidden
+# `//host:port/path@` or `//user:password@`; both forms are possible, so the text is hidden
 HOST_OR_USER = re.compile(rf"((?:(?<=:)|{WORD_START})//)[^\s/?#@:]+:\d+[/?#]\S*{AT_SIGN}")
 
 # the query or fragment of an address, without punctuation at the end

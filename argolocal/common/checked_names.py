@@ -1,5 +1,5 @@
 """Types for names from untrusted sources, such as the response of a server, a command line or a
-file. Every instance of these types is a valid name.
+file. Every instance of a type of names is a valid name.
 
     RunName("fraud-x7k2p")                    # raises InvalidName for "../project", "" or 5
     RunName.parse_or_none(row.get("name"))    # returns None for an invalid name

@@ -75,9 +75,9 @@ def is_header_text(text: str) -> bool:
 
 
 def require_header_text(token: str, token_source: str) -> str:
-    """Return `token` if HTTP clients can send it in a header. Otherwise raise a ConfigError
-    that names only the origin of the token, `token_source`: the error of an HTTP client would
-    show the token itself."""
+    """Return `token` if HTTP clients can send it in a header. If a client cannot send the token,
+    raise a ConfigError that names only the origin of the token, `token_source`: the error of an
+    HTTP client would show the token itself."""
     if is_header_text(token):
         return token
     raise ConfigError(

@@ -2,9 +2,9 @@
 
     object_names.check_object_name("ConfigMap", "cache-feature/login")     # raises ConfigError
 
-A name may contain a template tag, whose value is known only at run time. Therefore each name is
-checked when an object or a file is created. The behaviour follows Kubernetes'
-apimachinery/pkg/util/validation (validation.go) and apis/core/validation.
+A name may contain a template tag, whose value is known only at run time. Since a tag's value is
+known late, each name is checked when an object or a file is created. The behaviour follows
+Kubernetes' apimachinery/pkg/util/validation (validation.go) and apis/core/validation.
 """
 
 import base64

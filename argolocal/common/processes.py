@@ -68,8 +68,8 @@ def wait_until_recorded() -> None:
 
 
 def end_unless_recorded(record_file: Path) -> None:
-    """Wait until the parent has written the file `record_file`. Then watch the file in a thread,
-    and exit if it is deleted or contains another pid."""
+    """Wait until the parent has written the file `record_file`. After this, watch `record_file` in
+    a thread, and exit if the file is deleted or contains another pid."""
     wait_until_recorded()
 
     def watch() -> None:

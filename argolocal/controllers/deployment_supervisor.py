@@ -5,9 +5,9 @@ the Services.
 On SIGTERM, the supervisor terminates the pods and exits. No request is lost when a pod is
 terminated: the client's connection stays open, and requests that the pod's server has not read are
 sent to another pod. When the selector of a Service changes, open connections are not affected. The
-supervisor implements HTTPRoutes itself, without a Gateway. It distributes the connections to the
-first Service of an HTTPRoute among all Services of the route, and copies the requests to the
-route's mirrors.
+supervisor implements HTTPRoutes itself, without a Gateway. The supervisor distributes the
+connections to the first Service of an HTTPRoute among all Services of the route, and copies the
+requests to the route's mirrors.
 """
 
 import asyncio

@@ -40,7 +40,7 @@ def shared_memory_path(run_directory: Path, job_name: str) -> Path:
 
 def memory_volume_environment(run_directory: Path, job_name: str, spec: Object) -> dict[str, str]:
     """If a pod's `spec` has a memory volume, create the job's directory for it, and return the
-    environment variable that contains the path. Otherwise, return {}."""
+    environment variable that contains the path. If the pod has no memory volume, return {}."""
     if not any(
         (volume.get("emptyDir") or {}).get("medium") == "Memory"
         for volume in spec.get("volumes") or []

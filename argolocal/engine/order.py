@@ -3,9 +3,9 @@
     order = TaskOrder(targets, dependencies_by_task, eager_tasks)
     order.walk(visit, on_blocked)    # `visit` returns a VisitResult
 
-In every pass, Argo visits the ancestors of each target, then the target. This module does not visit
-completed tasks and tasks with unfinished dependencies. Therefore, the time of a pass is
-proportional to the number of running tasks, not of all tasks.
+In every pass, Argo visits the ancestors of each target, then the target. `walk` does not visit
+completed tasks and tasks with unfinished dependencies. Because other tasks are not visited, the
+time of a pass is proportional to the number of running tasks, not of all tasks.
 """
 
 import re

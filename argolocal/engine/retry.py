@@ -77,7 +77,7 @@ def execute(
     attempt_node = None
 
     # The first iteration may start an attempt that ends at once, for example because its template
-    # is invalid. The second iteration then starts the next attempt.
+    # is invalid. If so, the second iteration starts the next attempt.
     for _ in range(2):
         attempts = node_table.attempts(retry_node)
         if attempt_node:

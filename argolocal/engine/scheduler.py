@@ -5,9 +5,9 @@ state machine never reads a clock or a file.
     actions = scheduler.advance(now, events)
 
 As in Argo's controller, each call of `advance` walks the templates from the entrypoint and compares
-them with the nodes in `status`. Therefore, the runner can resume a run from a `status` that was
-stored on disk. The behaviour follows Argo's workflow/controller/operator.go, exec_control.go,
-exit_handler.go (v4.1).
+them with the nodes in `status`. Since everything is in `status`, the runner can resume a run from a
+status that was stored on disk. The behaviour follows Argo's workflow/controller/operator.go,
+exec_control.go, exit_handler.go (v4.1).
 """
 
 import contextlib
@@ -206,8 +206,8 @@ class Scheduler(Context):
         self.daemons.pop(node["id"], None)
 
         if node.pop("daemoned", None) and phase == "Succeeded":
-            # A daemon must run until the template that started it completes. This daemon ended
-            # before.
+            # A daemon must run until the template that started it completes. The daemon of this
+            # event ended before.
             phase = "Failed"
 
         if phase == "Succeeded" and node.get("memoizationStatus"):

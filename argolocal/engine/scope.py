@@ -120,7 +120,7 @@ def add_node_tags(table: NodeTable, scope: Scope, caller_kind: str, name: str, n
 
 def reject_inline_template(caller: Mapping[str, Any]) -> None:
     """Raise ValueError if the step or task `caller`, a completed loop, has an inline template. Argo
-    fails at such a loop, because it looks the template up by name."""
+    fails at such a loop, because Argo looks the template up by name."""
     if caller.get("inline"):
         raise ValueError("failed to get a template")
 

@@ -212,8 +212,8 @@ class Nil(list[Any]):
 
 
 class AnyKeyMap(dict[Any, Any]):
-    """A Go map whose keys have any type. Go cannot write such a map as JSON. `value_type` is the Go
-    type of the map's values."""
+    """A Go map whose keys have any type. Go cannot write a map with keys of any type as JSON.
+    `value_type` is the Go type of the map's values."""
 
     def __init__(self, value_type: str, pairs: Iterable[tuple[Any, Any]] = ()) -> None:
         super().__init__(pairs)

@@ -230,7 +230,7 @@ def _render(value: object, template_nodes: list[Node]) -> Iterator[str]:
                 yield from _render(range_value, range_body)
 
             if not range_values:
-                # render the body once, so that its errors are reported
+                # render the body once, so that errors in the body are reported
                 list(_render(NO_VALUE, range_body))
 
 

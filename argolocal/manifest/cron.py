@@ -168,7 +168,7 @@ class IntervalSchedule:
 @dataclass(frozen=True)
 class FieldSchedule:
     """A schedule with five fields. `has_any_day`: the day of the month or the day of the week is *.
-    If it is, a day must match both fields; otherwise, a day must match one of them.
+    If `has_any_day` is True, a day must match both fields; otherwise, a day must match one of them.
 
     If a change of clocks skips a local time, the schedule has no run at this time. If a local time
     occurs twice, the schedule has a run at both times. The algorithm is the same as in robfig/cron,

@@ -22,8 +22,8 @@ class JobKind:
     roles: tuple[str, ...]
     # name and default number of the port that the pods use to connect to each other
     port: tuple[str, int]
-    # The first of these roles that the job contains decides whether the job succeeds. If the tuple
-    # is empty, the workers decide.
+    # The first of the `leader_roles` that the job contains decides whether the job succeeds. If the
+    # tuple is empty, the workers decide.
     leader_roles: tuple[str, ...] = ()
     single_roles: tuple[str, ...] = ()  # roles of the training job that must have `replicas: 1`
     required_roles: tuple[str, ...] = ()

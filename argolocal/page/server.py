@@ -53,8 +53,8 @@ def listen(port: int | None) -> socket.socket:
 
 class Connection(AutoHTTPProtocol):
     """uvicorn's protocol for one connection. Every user of this machine can connect to the page.
-    Therefore a connection without a request is closed soon, or earlier if there are too many of
-    these connections, so that they never block other connections."""
+    Because every user can connect, a connection without a request is closed soon, or earlier if
+    there are too many of these connections, so that they never block other connections."""
 
     if TYPE_CHECKING:
         loop: asyncio.AbstractEventLoop
@@ -93,7 +93,8 @@ class Connection(AutoHTTPProtocol):
         self.deadline = self.loop.call_later(REQUEST_TIMEOUT_S, self._check_progress)
 
     def _check_progress(self) -> None:
-        """Close the connection if it has waited for a request since the last check."""
+        """Close the connection if the connection has only waited for a request since the last
+        check."""
         is_waiting = self.cycle is None or self.cycle.response_complete
         if is_waiting and self.cycle is self.last_cycle:
             self.abort()

@@ -1,11 +1,11 @@
 """Unpack untrusted archives safely: nothing is written outside of one new directory.
 
 The data filter of `tarfile` is not enough: it does not exist before Python 3.11.4, long chains of
-links bypass it in later versions (CVE-2025-4517), and it does not limit sizes. Therefore `tarfile`
-only reads the tarball, and the module `archives` writes the files. Files and directories are
-written first, while no link exists that a write could follow. The links of an archive are created
-last, and their targets must be inside the directory. The disk space of an unpacked archive, its
-number of entries and the size of a header are limited.
+links bypass it in later versions (CVE-2025-4517), and it does not limit sizes. To be safe,
+`tarfile` only reads the tarball, and the module `archives` writes the files. Files and directories
+are written first, while no link exists that a write could follow. The links of an archive are
+created last, and their targets must be inside the directory. The disk space of an unpacked archive,
+its number of entries and the size of a header are limited.
 
 As in Argo's executor.go (untar), some entries of an archive are dropped or rejected. Entries of a
 tarball with a negative size are rejected because of CVE-2025-8194.

@@ -7,8 +7,8 @@ below its own cgroup.
     cgroup.limit_exceeded      # True if the kernel has killed a process of the container (OOM kill)
 
 In cgroup version 2, a cgroup that contains processes cannot have child cgroups with memory limits.
-Therefore a new cgroup is a sibling of the runner's cgroup, below the user's systemd app.slice.
-Source: the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
+Because of this rule, a new cgroup of a container is a sibling of the runner's cgroup, below the
+user's systemd app.slice. Source: the kernel's admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
 """
 
 import contextlib

@@ -78,7 +78,7 @@ class LocalCluster:
     @property
     def path(self) -> str:
         """The import path of the pods: folders with Python modules, separated by colons as in
-        PYTHONPATH. Pods see these folders at the same paths."""
+        PYTHONPATH. Pods see the folders of the import path at the same paths."""
         return os.environ.get(program.environment_variable("PATH"), "")
 
     @cached_property

@@ -6,8 +6,8 @@ home starts them, in the order of their priority.
     queue.start_next()
 
 For each queued run, a file exists in the folder `queue` of the home (the directory of runs) until
-the run has ended. Therefore a restarted server finds all waiting and running runs, and continues
-the runs whose process has died.
+the run has ended. By these files, a restarted server finds all waiting and running runs, and
+continues the runs whose process has died.
 """
 
 import os

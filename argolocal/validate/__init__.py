@@ -141,7 +141,7 @@ def _skip_reported(
     else:
         templates_path = f"{root_path}.templates"
 
-    # warnings with these paths are reported for the other objects themselves
+    # warnings with the paths in `other_paths` are reported for the other objects themselves
     other_paths = tuple(rules.other_objects.keys() - {root_path})
     for finding in findings:
         if (finding.path, finding.rule, finding.fatal) not in reported_findings and (

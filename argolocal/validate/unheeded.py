@@ -3,8 +3,8 @@ that no task reads.
 
 No other task waits for a task without an effect. For example, a model is released without an
 approval if no task waits for the approval's suspend. A task of a nested template affects the tasks
-that run after the caller of this template. Therefore, the check walks from the entrypoint into
-nested templates.
+that run after the caller of this template. To find such tasks, the check walks from the entrypoint
+into nested templates.
 """
 
 import re

@@ -4,8 +4,8 @@ them, and how much faster the training is.
     python -m benchmarks.clusters.harvest [--json] [--steps 300]
 
 Requires the environment that tests/cluster/namespace.py describes, and Kueue; creates its own
-namespace and queue. The training has 2 workers, and 3 more on idle quota. Its micro-batches mostly
-sleep (workloads/paced.py), so that 5 workers need no more than 2 cores.
+namespace and queue. The training has 2 workers, and 3 more on idle quota. The micro-batches of the
+training mostly sleep (workloads/paced.py), so that 5 workers need no more than 2 cores.
 """
 
 import sys

@@ -96,7 +96,7 @@ class Pods:
         return cls(nodes, settings.board, settings.network)
 
     def start(self, pod_numbers: Iterable[int]) -> None:
-        """Start these pods, on all nodes at the same time."""
+        """Start the given pods, on all nodes at the same time."""
         started_pods = set(pod_numbers)
         for pod_number in started_pods:
             self.board.write(pod_number, 0, 0.0)
@@ -106,7 +106,7 @@ class Pods:
             self.pids.update(node.connection.recv())
 
     def kill(self, pod_numbers: Iterable[int]) -> None:
-        """Kill these pods at once."""
+        """Kill the given pods at once."""
         for pod_number in pod_numbers:
             os.kill(self.pids.pop(pod_number), signal.SIGKILL)
 

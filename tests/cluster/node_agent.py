@@ -1,6 +1,7 @@
 """A pod that is root on its node: it kills the processes of other pods, and cuts off their network.
 
-It runs in a namespace of its own, which must allow privileged pods (REKINDLE_TEST_RESTARTS=yes).
+The pod of the node agent runs in a namespace of its own, which must allow privileged pods
+(REKINDLE_TEST_RESTARTS=yes).
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ for pid in victims:
         pass  # it has ended
 print(len(victims))
 """
-# the other end of the pod's eth0 is an interface of the node: it goes down, and up again
+# the other end of the pod's eth0 is an interface of the node, which is set down, and up again
 CUT_NETWORK = f"""{FIND_PIDS}
 pid = next(pids(sys.argv[1]))
 index = int(pathlib.Path(f"/proc/{{pid}}/root/sys/class/net/eth0/iflink").read_text())

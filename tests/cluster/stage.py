@@ -93,7 +93,7 @@ class ClusterStage:
 
 
 def _restart(*controllers: tuple[str, str]) -> None:
-    """Delete the pods of these controllers, and wait until their successors are ready."""
+    """Delete the pods of the given controllers, and wait until their successors are ready."""
     waits = [_delete_controller(Kube(namespace), label) for namespace, label in controllers]
     for name, is_back in waits:
         until(f"{name} is back", is_back, 180, pause=0.5)

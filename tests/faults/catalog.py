@@ -3,7 +3,7 @@
     for fault in FAULTS:
         fault.inject(stage)
 
-tests/faults/test_local.py injects them on this machine, and tests/cluster/test_faults.py on a
+tests/faults/test_local.py injects the faults on this machine, and tests/cluster/test_faults.py on a
 cluster.
 """
 

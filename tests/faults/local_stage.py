@@ -26,8 +26,8 @@ CONFIG = ROOT / "configs/digits.yaml"
 
 
 class LocalStage:
-    """`rekindle run` with these settings in a home of its own. `environment` has the credentials of
-    the object store, which the run reaches through a proxy."""
+    """`rekindle run` with the given settings, in a home (directory of runs) of its own.
+    `environment` has the credentials of the object store, which the run reaches through a proxy."""
 
     def __init__(self, home: Path, settings: list[str], environment: Mapping[str, str]) -> None:
         self.home = home
@@ -144,5 +144,5 @@ def _send(process: psutil.Process, signal_number: signal.Signals) -> None:
     try:
         process.send_signal(signal_number)
     except psutil.NoSuchProcess:
-        # it has ended together with the first process of its pod
+        # the process has ended together with the first process of its pod
         return

@@ -111,7 +111,7 @@ def test_sigterm_to_one_and_then_to_all_workers_loses_no_step(
     crew.release(20)
     assert a.wait_for_exit_code() == 143, a.read_log()
     crew.wait_until_held(60, b)
-    assert not list(s3.list("term/checkpoints/manifests/"))  # the other worker continues
+    assert not list(s3.list("term/checkpoints/manifests/"))  # check that the other worker continues
     b.send(signal.SIGTERM)
     crew.release(60)
     assert b.wait_for_exit_code() == 143, b.read_log()

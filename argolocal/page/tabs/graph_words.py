@@ -13,7 +13,7 @@ RESULT = re.compile(
     r"\.(?:outputs\.)?(?:parameters(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])|result|exitCode|status)"
 )
 INPUT = re.compile(r"\b(?:inputs|workflow)\.parameters(?:\.([\w-]+)|\[['\"]([^'\"]+)['\"]\])")
-# conditions are shown without them~conditions are shown without these calls
+# conditions are shown without these calls
 CHECK = re.compile(r"sprig\.regexFind\('[^']*',\s*([^()]*)\)")
 QUOTED_TAG = re.compile(r"'\{\{=?([^{}']*)\}\}'")
 CONVERSION = re.compile(r"\b(?:asInt|asFloat|string|int|float)\(([^()]*)\)")

@@ -194,8 +194,8 @@ def _order_layers(
 def _count_crossings(
     layers: Iterable[Sequence[int]], rank: Sequence[float], lower: list[list[int]]
 ) -> int:
-    """Return the number of pairs of links that cross each other. This is the number of inversions
-    of the lower ends if the links are sorted by their upper ends."""
+    """Return the number of pairs of links that cross each other. The number of crossings is the
+    number of inversions of the lower ends if the links are sorted by their upper ends."""
     crossings = 0
     for layer in layers:
         ends = [end for node in layer for end in sorted(int(rank[low]) for low in lower[node])]

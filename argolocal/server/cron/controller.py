@@ -46,7 +46,7 @@ KIND = "CronWorkflow"
 FOLDER = "cron"
 # annotation with the import path (folders with Python modules) of the pods of a schedule's runs
 PATH_ANNOTATION = "argolocal/module-path"
-# labels of a CronWorkflow that its runs get
+# labels of a CronWorkflow that the runs of the CronWorkflow get
 PROPAGATED_LABELS = (object_labels.CONTROLLER_INSTANCE, *object_labels.CREATOR)
 SPEC_ERROR = "SpecError"
 SUBMISSION_ERROR = "SubmissionError"
@@ -263,7 +263,7 @@ class CronController:
 
     def _reconcile_active(self, name: str) -> None:
         """Remove the runs that have ended from the active runs in the status of a CronWorkflow, and
-        count them. Then remove old runs of the CronWorkflow."""
+        count them. Finally, remove old runs of the CronWorkflow."""
         references = _status(self.crons[name]).get("active") or []
         # uid of a run that has ended → its phase
         final_phases = {

@@ -1,5 +1,5 @@
 """JSON that this program writes does not contain NaN or infinity, which other parsers reject. The
-error about such a value names the number."""
+error about NaN or infinity names the number."""
 
 import json
 import math

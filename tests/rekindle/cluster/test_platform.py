@@ -421,8 +421,8 @@ def test_argo_and_the_steps_use_the_same_bucket(
 
 @pytest.mark.parametrize("iam", [False, True])
 def test_mlflow_waits_for_the_credentials_unless_it_has_a_role(iam: bool) -> None:
-    """The Secret is created after the namespace. Therefore MLflow must wait for the Secret: an
-    MLflow that starts without it could never write an artifact."""
+    """The Secret is created after the namespace. For this reason, MLflow must wait for the Secret:
+    an MLflow that starts without it could never write an artifact."""
     rendered = platform.render_platform(Platform("models", components=("mlflow",), iam=iam))
     ((_, spec),) = pods(rendered)
     secrets = [e["secretRef"] for e in spec["containers"][0]["envFrom"] if "secretRef" in e]

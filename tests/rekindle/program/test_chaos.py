@@ -1,5 +1,6 @@
 """Tests of programs whose pods, processes and coordinator are killed and stopped at random moments.
-The result is right, and no process continues from files of two saves."""
+In spite of the kills, the result of the program is right, and no process continues from files of
+two saves."""
 
 import json
 import random

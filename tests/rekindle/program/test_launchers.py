@@ -1,5 +1,6 @@
-"""Tests of a command that starts the processes of its pod by itself, such as torchrun. Its program
-continues after a loss, saves on SIGTERM, and its errors have the line of the program."""
+"""Tests of a command that starts the processes of its pod by itself, such as torchrun. The program
+of such a command continues after a loss, saves on SIGTERM, and its errors have the line of the
+program."""
 
 import re
 import signal

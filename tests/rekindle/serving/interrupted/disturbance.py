@@ -1,7 +1,7 @@
 """Interrupt a real command at seeded moments, given by the number of a change that it makes.
 
-Such changes are requests through proxies in front of the real services, and changes of object
-files.
+The counted changes are requests through proxies in front of the real services, and changes of
+object files.
 """
 
 import json
