@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 # environment variable of MLflow's client; the pauses before five retries are 0, 2, 4, 8 and 16 s
 RETRIES_VARIABLE = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 DEFAULT_RETRIES = 5
-# longest time limit of a request that MLflow's client accepts
+# largest number of retries that MLflow's client accepts
 MAX_RETRIES = 10
 TIMEOUT_S = 30
 # for comparison, 1,000 runs with 100 parameters take 10 MB

@@ -45,7 +45,7 @@ STEP_COMMANDS = {
 }
 # JSONPath of a task's row in the parameter CACHED
 JSON_PATH_NAME = re.compile(r"\$\.(\w+)")
-# name of the step, for messages
+# description of the workflow parameter CACHED in messages
 CACHED_SOURCE = f"the parameter `{CACHED_PARAMETER}`"
 # flags that are not inputs of the step
 RUNNER_FLAGS = ("--output", "--entry", "--reuse")

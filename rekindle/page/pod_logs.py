@@ -25,7 +25,7 @@ POLL_INTERVAL_S = 2.0
 # the logs of a run are no longer copied this long after the last request of a viewer
 IDLE_AFTER_S = 60.0
 FIRST_COPY_TIMEOUT_S = 3.0
-# maximum number of pods of a run whose logs are copied
+# maximum number of bytes in the first read of a log
 MAX_FIRST_BYTES = 64 << 20
 MAX_PODS = 200
 SILENCE_TIMEOUT_S = 10.0

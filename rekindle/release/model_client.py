@@ -27,7 +27,7 @@ VERSION_HEADER = "model-version"
 # request header of `verify`, which tells the server not to count the instances, since they are test
 # rows
 REPLAY_HEADER = "rekindle-replay"
-# response header with the data cut-off (the newest time in the data), if the dataset has a cut-off
+# response header with the data cut-off of the dataset, if the dataset has a cut-off
 DATA_UNTIL_HEADER = "model-data-until"
 RETRY_PAUSE_S = 0.1
 # maximum number of bytes to read from the body of an error

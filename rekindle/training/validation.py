@@ -123,7 +123,7 @@ class Validation:
         )
         self.total = training_spec.total_steps(training_sample_count)
         self.interval_steps = training_spec.count_validation_interval(training_sample_count)
-        # sums of a step without validation; None before the first validation
+        # names of the workload's measures; None before the first validation
         self.measure_names: list[str] | None = None
         self._zero_sums = (
             [torch.zeros(1 + MAX_MEASURES, device=training_state.device)] if samples else []

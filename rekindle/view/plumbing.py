@@ -14,9 +14,9 @@ from rekindle.blocks.manifest.workflow_origin import is_rekindle_manifest
 
 DONE_PHASES = ("Succeeded", "Skipped", "Omitted", "Cached")
 NOT_RUN_PHASES = ("Skipped", "Omitted")
-# name of the task that shows that blocks.verify has added a DAG
+# names of inputs by which the DAG that blocks.verify adds is recognized
 SWITCH_INPUTS = {"server", "running"}
-# name of the task that shows that blocks.deploy has added a DAG
+# names of tasks by which the DAG of blocks.deploy is recognized
 DEPLOY_TASKS = {"deployment", "address"}
 DELETE_TASK_PATTERN = re.compile(r"(expire|take-back|withdraw|cleanup)(-.+)?")
 # conditional tasks of the DAG `promote`

@@ -1,8 +1,9 @@
 """Checks whether a file of a checkpoint is complete, by the structure of its content.
 
 A zip archive (`torch.save`, Lightning, NumPy) ends with a list of its entries, and records their
-checksums. A safetensors file begins with a header that contains the size of the file, and a JSON
-file must parse. The content of a file in another format does not show whether the file is complete.
+checksums. A safetensors file begins with a header from which the size of the file follows, and a
+JSON file must parse. The content of a file in another format does not show whether the file is
+complete.
 """
 
 import json

@@ -99,7 +99,7 @@ class ProgramCheckpoints:
         self._marker_name = marker_name
         self._result_path = result_path
         self._watch = FolderWatch(folder, WatchSettings(marker=marker_name), is_alive)
-        # the lock protects the FolderWatch and the fields below
+        # the lock protects the FolderWatch `_watch`
         self._lock = threading.Lock()
         # path of a unit → its files when last listed
         self._files: Mapping[str, object] = {}

@@ -44,7 +44,7 @@ class VersionStats:
     """The statistics of the servers of one Deployment and version."""
 
     requests: float = 0
-    # number of requests that got no prediction because of an error
+    # number of requests that were answered without a prediction
     errors: float = 0
     crashes: int = 0
     seconds: Buckets = field(default_factory=dict)

@@ -64,7 +64,7 @@ class PodRequests:
     tolerations: tuple[tuple[str, str], ...] = ()
     # GPUs and other devices by resource name
     devices: Mapping[str, float] = field(default_factory=dict)
-    # requested local disk (ephemeral-storage) in GiB
+    # requested local disk (ephemeral-storage) in bytes
     disk_bytes: float = 0.0
 
     def __str__(self) -> str:

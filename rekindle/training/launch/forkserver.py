@@ -168,7 +168,7 @@ def prepare_forkserver(launcher_pid: int) -> None:
 
 def _preload_modules(training_spec: "TrainingSpec") -> None:
     """Import the workload's modules and open the object store, so that workers inherit the modules
-    and the connection settings."""
+    and the opened object store."""
     from rekindle.storage import Store
     from rekindle.workload import load
 
