@@ -109,7 +109,8 @@ def write_stderr(*lines: str) -> None:
 
 def suggest_similar(word: str, choices: list[str] | set[str]) -> str:
     """Return ' Did you mean "x"?' for the most similar of `choices`; '' if none is similar."""
-    from difflib import get_close_matches  # imported here to keep `--help` fast
+    # imported here to keep `--help` fast
+    from difflib import get_close_matches
 
     if len(word) < 100:
         similar_words = get_close_matches(word, sorted(choices), n=1, cutoff=0.5)

@@ -31,9 +31,11 @@ from benchmarks.serving import FIRST_PORT, make_requests, start_server, upload, 
 
 MAX_FILE_DESCRIPTORS = 256
 FLOOD_CONNECTIONS = 4000
-CLIENTS_PER_KIND = 4  # number of clients of each kind
+# number of clients of each kind
+CLIENTS_PER_KIND = 4
 RUN_COUNT = 3
-CLIENT_PAUSE_S = 20.0  # mean pause before the flood reopens a connection that the server has closed
+# mean pause before the flood reopens a connection that the server has closed
+CLIENT_PAUSE_S = 20.0
 PROBE_REQUEST = b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 CLIENT_KINDS = ("steady", "single", "pausing", "probe")
 
@@ -43,7 +45,8 @@ class MeasuredClients:
 
     def __init__(self, request_texts: list[bytes]) -> None:
         self.texts = request_texts
-        self.seconds: list[float] = []  # latencies of all requests except the probes
+        # latencies of all requests except the probes
+        self.seconds: list[float] = []
         self.probes = 0
         # number of failed requests by client kind and reason
         self.failures: Counter[str] = Counter()
@@ -132,7 +135,8 @@ def flood_from_process() -> Iterator[None]:
     """Flood the server until the end of the `with` block, from another process."""
     flood_process = subprocess.Popen([sys.executable, "-m", "benchmarks.flood", "--attack"])
     try:
-        time.sleep(CLIENT_PAUSE_S / 2)  # wait until the server has used all its file descriptors
+        # wait until the server has used all its file descriptors
+        time.sleep(CLIENT_PAUSE_S / 2)
         yield
     finally:
         flood_process.kill()
@@ -173,7 +177,8 @@ def measure_flood(temporary_folder: Path, duration_seconds: float) -> list[Bar]:
     with start_server(
         limited_serve_command, server_environment, f"http://127.0.0.1:{FIRST_PORT}/health/ready"
     ):
-        run_clients()  # warm up the server and the clients, because the first requests are slower
+        # warm up the server and the clients, because the first requests are slower
+        run_clients()
         for _ in range(RUN_COUNT):
             unflooded_clients.append(run_clients())
             with flood_from_process():
@@ -246,7 +251,8 @@ def main() -> int:
         asyncio.run(flood_server(request_text))
 
     with tempfile.TemporaryDirectory() as folder:
-        sys.path.insert(0, folder)  # the folder that contains the module power.py
+        # the folder that contains the module power.py
+        sys.path.insert(0, folder)
         try:
             bars = measure_flood(Path(folder), options.seconds)
         finally:

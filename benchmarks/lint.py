@@ -32,7 +32,8 @@ from rekindle.blocks.manifest.render import (
 )
 
 CONFIG_PATH = Path(__file__).parents[1] / "configs/demo.yaml"
-PIPELINE_MODULE_NAME = "blocks_of_benchmark"  # name of the module whose pipeline is rendered
+# name of the module whose pipeline is rendered
+PIPELINE_MODULE_NAME = "blocks_of_benchmark"
 
 JOB_MANIFEST = """
 {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob",

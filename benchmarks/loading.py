@@ -31,7 +31,8 @@ from steps.fraud.fraud_config import Data
 
 SIMULATED_WORLD_URI = "simulate://1?cards=5000&terminals=10000&days=183"
 BATCH_SIZE = 256
-MIN_SAMPLES_PER_MS = 1200  # minimum speed, in thousand samples per second
+# minimum speed, in thousand samples per second
+MIN_SAMPLES_PER_MS = 1200
 NextBatch = Callable[[], Any]
 
 

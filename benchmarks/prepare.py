@@ -22,7 +22,8 @@ from benchmarks.bars import Bar, make_bar, make_parser, report
 
 SIMULATED_WORLD_URI = "simulate://7?cards={cards}&terminals={terminals}&days=183&start=2018-04-01"
 PUBLISHED_ROW_COUNT = (
-    1_750_000  # number of rows of the published data; the limits hold for this number
+    # number of rows of the published data; the limits hold for this number
+    1_750_000
 )
 ONE_THREAD_ENVIRONMENT = dict.fromkeys(
     ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"

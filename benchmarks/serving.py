@@ -49,7 +49,8 @@ REQUEST_HEAD_TEMPLATE = (
     "POST {} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n"
 )
 RUN_COUNT = 3
-FIRST_PORT = 18_480  # port of the first server; the next servers use the next ports
+# port of the first server; the next servers use the next ports
+FIRST_PORT = 18_480
 
 
 def load_workload(model_name: str, working_folder: Path) -> tuple[str, Any]:
@@ -331,7 +332,8 @@ class RunMeasurements:
     # 99th percentile of the latency in ms
     p99: float
     failures: int
-    cpu: float  # CPU time of the server in ms per answer
+    # CPU time of the server in ms per answer
+    cpu: float
 
 
 @dataclass(frozen=True)
@@ -585,7 +587,8 @@ def main() -> int:
 
     bars = []
     with tempfile.TemporaryDirectory() as temporary_folder:
-        sys.path.insert(0, temporary_folder)  # the folder that contains the module power.py
+        # the folder that contains the module power.py
+        sys.path.insert(0, temporary_folder)
         try:
             for model_name in options.models:
                 is_last_model = model_name == options.models[-1]

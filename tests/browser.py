@@ -16,7 +16,8 @@ from playwright.sync_api import Browser, expect, sync_playwright
 from playwright.sync_api import Page as BrowserPage
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-expect.set_options(timeout=60_000)  # a busy machine is not a failure
+# a busy machine is not a failure
+expect.set_options(timeout=60_000)
 NO_CHROMIUM = "chromium is not installed (Debian: apt-get install chromium)"
 
 

@@ -120,12 +120,14 @@ class ByFile(LoadScopeScheduling):
         return file
 
 
-@pytest.hookimpl(optionalhook=True)  # mutation tests run without xdist
+# mutation tests run without xdist
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
     return ByFile(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)  # mark the slow cases before pytest leaves out the slow tests
+# mark the slow cases before pytest leaves out the slow tests
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_slow_cases(items)
     order = {name: index for index, name in enumerate(LONG_FILES)}

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, Self
 
 class Request(NamedTuple):
     method: str
-    path: str  # path of the request with its query
+    # path of the request with its query
+    path: str
     headers: Message
     body: bytes
 

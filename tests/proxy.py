@@ -18,7 +18,8 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 READS = ("GET", "HEAD")
-SEARCHES = ("/search", "/get-by-name")  # POSTs of MLflow that only read
+# POSTs of MLflow that only read
+SEARCHES = ("/search", "/get-by-name")
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
 
 

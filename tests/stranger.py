@@ -117,7 +117,8 @@ def send_requests(address: str, port_number: int) -> list[str]:
 
 def main() -> None:
     task = json.load(sys.stdin)
-    "".encode("idna")  # this call loads the codec for addresses
+    # this call loads the codec for addresses
+    "".encode("idna")
     os.setgroups([])
     os.setgid(NOBODY_UID)
     os.setuid(NOBODY_UID)

@@ -499,7 +499,8 @@ def test_the_files_that_docstrings_and_comments_name_exist():
         for folder in (*CODE, "tests")
         for path in (ROOT / folder).rglob("*.py")
     }
-    examples = {"power.py"}  # code of the workload of the template
+    # code of the workload of the template
+    examples = {"power.py"}
 
     missing_paths = {
         f"{path.relative_to(ROOT)}: {name}"

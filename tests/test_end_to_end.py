@@ -49,7 +49,8 @@ def payments(path: Path) -> None:
 
 # these tests execute whole runs; only test_first_run.py is in the fast tests
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-PASSWORD = "hunter-45871"  # password of MLflow
+# password of MLflow
+PASSWORD = "hunter-45871"
 
 
 @contextmanager

@@ -5,7 +5,8 @@ import pytest
 
 from tests.english import CODE, OPENINGS, names, openings, rates
 
-MOST_HITS = 4  # maximum number of hits for 1,000 words
+# maximum number of hits for 1,000 words
+MOST_HITS = 4
 MOST_NAMES = 64
 
 

@@ -22,7 +22,8 @@ def send_request(url: str, body: Any = None) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)  # each of these tests is a whole run
+# each of these tests is a whole run
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("name", "settings", "metric"),
     [

@@ -23,7 +23,8 @@ import pytest
 from tests.commands import README, RECIPES, ROOT, SERVING, Shell, list_blocks, shell, typed_by_hand
 from tests.docs.pictures import TERMINAL
 
-pytestmark = pytest.mark.timeout(1000)  # a whole run
+# The first test of this file waits for a whole run, so a test may take up to 1,000 seconds.
+pytestmark = pytest.mark.timeout(1000)
 ROOTLESS = os.geteuid() != 0
 LESS_DATA = (
     " --set 'data.source=simulate://7?cards=150&terminals=300&days=70'"
@@ -151,7 +152,8 @@ def first_run(
     with shell(folder) as run_command, ThreadPoolExecutor(1) as pool:
         first_run = FirstRun(run_command, RECIPES["make run"] + request.param, "")
         running = pool.submit(run_command, first_run.command)
-        while not wait([running], timeout=4).done:  # an observation costs half a second of a core
+        # an observation costs half a second of a core
+        while not wait([running], timeout=4).done:
             first_run.observe(existing_paths)
 
         result = running.result()

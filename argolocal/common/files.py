@@ -94,7 +94,8 @@ def make_private_directory(directory: Path) -> None:
     permissions of other users."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_mode & 0o077:
-        with suppress(PermissionError):  # chmod fails if the directory belongs to another user
+        # chmod fails if the directory belongs to another user
+        with suppress(PermissionError):
             directory.chmod(0o700)
 
 

@@ -177,7 +177,8 @@ def _reject_unsafe_values(value: object) -> None:
     while unchecked_values:
         checked_value, depth = unchecked_values.pop()
         if isinstance(checked_value, str):
-            checked_value.encode()  # raises ValueError for a lone surrogate
+            # raises ValueError for a lone surrogate
+            checked_value.encode()
         elif isinstance(checked_value, list | dict):
             if depth > MAX_DEPTH:
                 raise ValueError(f"it has more than {MAX_DEPTH} nested values")

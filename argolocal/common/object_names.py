@@ -17,7 +17,8 @@ from argolocal.errors import ConfigError
 
 DATA_KINDS = ("ConfigMap", "Secret")
 DATA_FIELDS = ("data", "binaryData", "stringData")
-MAX_SHOWN_CHARACTERS = 300  # maximum number of characters of an invalid name that a message shows
+# maximum number of characters of an invalid name that a message shows
+MAX_SHOWN_CHARACTERS = 300
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ def confirm_recorded(child_process: subprocess.Popen[bytes]) -> None:
     """Let a child process return from `wait_until_recorded`. Call this function once the child is
     recorded on disk, so that other commands can stop the child."""
     assert child_process.stdin
-    with suppress(BrokenPipeError), child_process.stdin:  # the child may have exited
+    # the child may have exited
+    with suppress(BrokenPipeError), child_process.stdin:
         child_process.stdin.write(b"\n")
 
 

@@ -53,7 +53,8 @@ class Services(Controller):
     """Stores Services; the supervisor listens on their ports."""
 
     kind = "Service"
-    hint = ""  # part of error messages that says how to choose another port
+    # part of error messages that says how to choose another port
+    hint = ""
 
     def check(self, kubernetes_object: Object) -> None:
         """Raise ConfigError for a Service without selector or ports, and for a port that is invalid

@@ -34,7 +34,8 @@ POLL_INTERVAL_S = 0.05
 CHUNK_BYTES = 1 << 16
 # a connection to a mirror is closed when this many bytes are waiting to be sent
 MAX_MIRROR_BACKLOG_BYTES = 1 << 24
-IDLE_AFTER_S = 1.0  # a response counts as complete if no bytes arrive for this many seconds
+# a response counts as complete if no bytes arrive for this many seconds
+IDLE_AFTER_S = 1.0
 Address = tuple[str, int]
 
 
@@ -45,7 +46,8 @@ class ListeningPort:
     server: asyncio.Server
     service: str
     selector: dict[str, str]
-    target: Any  # `targetPort` of the Service: number or name of a container's port
+    # `targetPort` of the Service: number or name of a container's port
+    target: Any
 
 
 @dataclass
@@ -333,7 +335,8 @@ class Supervisor:
                 and (client.has_unread_bytes or client.idle)
             ):
                 request_task.cancel()
-                await asyncio.wait([request_task])  # only one task may read from the client
+                # only one task may read from the client
+                await asyncio.wait([request_task])
                 return True
 
             client.writer.close()
@@ -384,7 +387,8 @@ async def _copy_requests(
         while chunk := client.unread_bytes or await client.reader.read(CHUNK_BYTES):
             client.unread_bytes = chunk
             if not client.awaits_answer and _has_event(server_writer, select.POLLRDHUP):
-                return  # the server no longer reads requests
+                # the server no longer reads requests
+                return
 
             client.unread_bytes = b""
             client.awaits_answer = True

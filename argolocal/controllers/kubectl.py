@@ -323,7 +323,8 @@ class Resources:
                 f"Error from server (BadRequest): error decoding patch: {error}"
             ) from None
         except (ValueError, RecursionError):
-            pass  # parse_one, called below, reports the limit that the text exceeds
+            # parse_one, called below, reports the limit that the text exceeds
+            pass
 
         try:
             kubernetes_object = parse_one(manifest_text, "the manifest")

@@ -12,7 +12,8 @@ from argolocal.language.substitute import TAG
 from argolocal.language.yaml_text import parse
 from argolocal.manifest.patch import PATCH_FUNCTIONS
 
-TAG_PLACEHOLDER = "tag-of-argo"  # placeholder that replaces each template tag in a manifest
+# placeholder that replaces each template tag in a manifest
+TAG_PLACEHOLDER = "tag-of-argo"
 
 
 def _parse_objects(resource: dict[str, Any]) -> list[dict[str, Any]]:

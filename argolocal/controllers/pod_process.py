@@ -75,7 +75,8 @@ class Pod:
         self.log_error: OSError | None = None
         self.volumes: dict[str, VolumeDirectory] = {}
         self.volumes_folder = log_folder / "volumes" / name
-        self.remove_files()  # remove the files of an earlier pod with this name
+        # remove the files of an earlier pod with this name
+        self.remove_files()
 
     @property
     def running(self) -> bool:

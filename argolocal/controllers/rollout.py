@@ -48,7 +48,8 @@ class Replica:
     labels: dict[str, str]
     ready: bool = False
     probe_task: asyncio.Task | None = None
-    connections: int = 0  # number of open client connections to the pod
+    # number of open client connections to the pod
+    connections: int = 0
 
 
 @dataclass
@@ -62,7 +63,8 @@ class Progress:
     # numbers of replicas that the status shows
     replica_counts: tuple = ()
     last_progress_time: float = field(default_factory=time.monotonic)
-    failure: str = ""  # reason why the rollout has failed; "" if it has not
+    # reason why the rollout has failed; "" if it has not
+    failure: str = ""
 
 
 class Rollout:

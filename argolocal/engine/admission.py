@@ -22,7 +22,8 @@ from argolocal.language import gofmt
 from argolocal.manifest.allowed_values import FULFILLED_PHASES, NODE_TYPES
 from argolocal.manifest.types import Node, Task, Template
 
-LOCK_POLL_S = 0.2  # seconds between attempts to acquire a lock that another run may hold
+# seconds between attempts to acquire a lock that another run may hold
+LOCK_POLL_S = 0.2
 
 
 def acquire_workflow_locks(context: Context) -> bool:

@@ -93,13 +93,15 @@ class Context:
         self.daemons = {
             node_id: None for node_id, node in self.table.nodes.items() if node.get("daemoned")
         }
-        self.started_pods: set[str] = set()  # ids of pods that this process started
+        # ids of pods that this process started
+        self.started_pods: set[str] = set()
         self.actions: list[StartPod | KillPod] = []
         # name of a node → its expansion
         self.expansions: dict[str, Expansion] = {}
         # time of the next call of `advance` in unix seconds; None: on the next event
         self.wake: float | None = None
-        self.blocked_reason = ""  # the last reason why a node could not run
+        # the last reason why a node could not run
+        self.blocked_reason = ""
 
     def execute(
         self,

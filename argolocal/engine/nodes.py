@@ -67,7 +67,8 @@ class StartPod:
     id: str
     pod: str
     template: Any
-    capture: bool = False  # True: store stdout as outputs.result
+    # True: store stdout as outputs.result
+    capture: bool = False
     deadline: float | None = None
     # for a containerSet: name of a container → id of its node
     containers: dict[str, str] = field(default_factory=dict)

@@ -36,7 +36,8 @@ class TaskOrder:
         self.names = list_with_ancestors(targets, dependencies_by_task)
         self.index = {name: index for index, name in enumerate(self.names)}
         self.eager_tasks = eager_tasks
-        self.passed_tasks = set[str]()  # names of the tasks whose dependents may start
+        # names of the tasks whose dependents may start
+        self.passed_tasks = set[str]()
         self.unfinished_counts = {name: len(dependencies_by_task[name]) for name in self.names}
         self.dependents: dict[str, list[str]] = {name: [] for name in self.names}
 

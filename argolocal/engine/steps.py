@@ -130,7 +130,7 @@ def _outbound_nodes(context: Context, group_node: Node) -> list[str]:
 def _add_step_outputs(
     context: Context, scope: scopes.Scope, group_node: Node, step: Task, options: ExecutionOptions
 ) -> None:
-    """Add the outputs of a completed step to the scope of later groups."""
+    """Add the outputs of a completed step to the scope of later step groups."""
     node_name = f"{group_node['name']}.{step['name']}"
 
     node = context.table.get(node_name)

@@ -139,7 +139,8 @@ def to_float(value: object) -> float:
         if isinstance(value, str) and value == value.strip():
             return float(value)
     except ValueError:
-        pass  # reported by the ExprError below
+        # reported by the ExprError below
+        pass
     raise ExprError(f"invalid argument for float: {format_v(value)!r}")
 
 

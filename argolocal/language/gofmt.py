@@ -63,7 +63,8 @@ DATE_TOKENS = {
 HTML_ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"}
 
 
-INTEGER = re.compile(r"[+-]?\d+")  # a text that Go's strconv.Atoi accepts
+# a text that Go's strconv.Atoi accepts
+INTEGER = re.compile(r"[+-]?\d+")
 
 
 def parse_seconds(text: str) -> float:

@@ -25,7 +25,8 @@ def compile_matcher(pattern: str) -> Callable[[str], bool]:
 
 
 def _compile(pattern: str) -> Any:
-    import re2  # imported here, because only expressions with patterns need it
+    # imported here, because only expressions with patterns need it
+    import re2
 
     options = re2.Options()
     options.log_errors = False

@@ -51,7 +51,8 @@ SHORT_BOOLEAN_PATTERN = re.compile(r"[yYnN]$")
 # numbers in base 60, such as 1:30, which other YAML 1.1 parsers read as numbers
 BASE_60 = re.compile(r"[-+]?\.?[0-9][0-9_:.]*$")
 NUMBER_START_CHARACTERS = list("-+0123456789.")
-TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+|[][{}:]', re.DOTALL)  # a token of JSON
+# a token of JSON
+TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[-+.\w]+|[][{}:]', re.DOTALL)
 DIRECTIVE = re.compile("^%|[\r\n\x85\u2028\u2029]%")
 DUPLICATE_KEY = 'the key "{}" is duplicated: remove one'
 
@@ -160,13 +161,15 @@ def _read_documents(text: str) -> list[Any]:
                 text, object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant
             )
         except json.JSONDecodeError:
-            pass  # a text that is not valid JSON may still be YAML
+            # a text that is not valid JSON may still be YAML
+            pass
         except (ValueError, RecursionError):
             _check_json(text)
             raise
         else:
             _check_json(text)
-            to_json(document, ensure_ascii=False).encode()  # raises ValueError for a lone surrogate
+            # raises ValueError for a lone surrogate
+            to_json(document, ensure_ascii=False).encode()
             return [document]
 
     directive_count = len(DIRECTIVE.findall(text))
@@ -238,7 +241,8 @@ class _OpenCollection:
     # counts of the _LimitChecker when this list or mapping began
     previous_values: int = 0
     previous_characters: int = 0
-    child_count: int = 0  # number of children read so far; a key and its value are two children
+    # number of children read so far; a key and its value are two children
+    child_count: int = 0
     keys: set[str] = field(default_factory=set)
 
 

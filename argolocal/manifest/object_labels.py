@@ -2,7 +2,8 @@
 objects."""
 
 ARGO_PREFIX = "workflows.argoproj.io"
-WORKFLOW = f"{ARGO_PREFIX}/workflow"  # label of a pod whose value is the name of the pod's workflow
+# label of a pod whose value is the name of the pod's workflow
+WORKFLOW = f"{ARGO_PREFIX}/workflow"
 PHASE_LABEL = f"{ARGO_PREFIX}/phase"
 COMPLETED_LABEL = f"{ARGO_PREFIX}/completed"
 ARCHIVING_STATUS_LABEL = f"{ARGO_PREFIX}/workflow-archiving-status"

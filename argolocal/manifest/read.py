@@ -39,9 +39,11 @@ GO_TEMPLATE_START = re.compile(
 class ObjectIdentity:
     """The name, uid and other values that the API server sets in a new object."""
 
-    created: float = 0.0  # seconds since the epoch
+    # seconds since the epoch
+    created: float = 0.0
     uid: str = "00000000-0000-0000-0000-000000000000"
-    suffix: str = "00000"  # random characters that the API server appends to generateName
+    # random characters that the API server appends to generateName
+    suffix: str = "00000"
 
     def name(self, prefix: str) -> str:
         """Return the name that the API server generates for the generateName `prefix`."""

@@ -195,7 +195,8 @@ REASONS_UNSUPPORTED = (
 )
 # function that returns the requirement that a value violates; "" for a valid value
 Rule = Callable[[Any], str]
-MAX_DURATION_S = 2**63 // 10**9  # the longest duration of Go's time.Duration
+# the longest duration of Go's time.Duration
+MAX_DURATION_S = 2**63 // 10**9
 INT32_RANGE = (-(2**31), 2**31 - 1)
 INT64_RANGE = (-(2**63), 2**63 - 1)
 QUOTE_HINT = "Quote it (unquoted, YAML reads y as true and 1 as a number)"

@@ -34,7 +34,8 @@ OPEN_TAG = re.compile(
     r"item|((tasks|steps)\.[^.]*\.)?outputs|workflow\.outputs\.(parameters|artifacts)"
 )
 
-PARAMETER_NAME = re.compile(r"[-a-zA-Z0-9_]+")  # valid name of a parameter or artifact
+# valid name of a parameter or artifact
+PARAMETER_NAME = re.compile(r"[-a-zA-Z0-9_]+")
 
 
 def list_names(named_items: Any) -> list[str]:

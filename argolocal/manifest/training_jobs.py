@@ -7,7 +7,8 @@ training operator 1.9.
 
 from dataclasses import dataclass
 
-JOB_API_VERSION = "kubeflow.org/v1"  # apiVersion of all kinds of training jobs
+# apiVersion of all kinds of training jobs
+JOB_API_VERSION = "kubeflow.org/v1"
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class JobKind:
     # The first of the `leader_roles` that the job contains decides whether the job succeeds. If the
     # tuple is empty, the workers decide.
     leader_roles: tuple[str, ...] = ()
-    single_roles: tuple[str, ...] = ()  # roles of the training job that must have `replicas: 1`
+    # roles of the training job that must have `replicas: 1`
+    single_roles: tuple[str, ...] = ()
     required_roles: tuple[str, ...] = ()
     restart_policy: str = "Never"
     # True if the operator requires a container with the name `container_name`

@@ -32,7 +32,8 @@ class Node(TypedDict, total=False):
     type: str
     phase: str
     startedAt: str
-    finishedAt: Any  # None until the node is complete
+    # None until the node is complete
+    finishedAt: Any
     templateName: str
     templateRef: Object
     templateScope: str

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from argolocal.view.summary import ERROR_LINE
 
-SEARCHED_END_BYTES = 65_536  # number of bytes at the end of a log that are searched for an error
+# number of bytes at the end of a log that are searched for an error
+SEARCHED_END_BYTES = 65_536
 
 
 class LogFile(Protocol):

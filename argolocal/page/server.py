@@ -20,7 +20,8 @@ from argolocal.page.access import Access
 
 FIRST_PORT = 7070
 PORTS_TO_TRY = 100
-REQUEST_TIMEOUT_S = 10.0  # a connection without a request is closed after this time
+# a connection without a request is closed after this time
+REQUEST_TIMEOUT_S = 10.0
 MAX_WAITING_CONNECTIONS = 256
 MAX_DESCRIPTORS = 8192
 TOKEN_FILE = "page-token"  # name of the file in the home  # nosec B105

@@ -33,7 +33,8 @@ from argolocal.pods.tarballs import (
     open_tar,
 )
 
-MAX_ENTRIES = 100_000  # maximum number of files, directories and links in an archive
+# maximum number of files, directories and links in an archive
+MAX_ENTRIES = 100_000
 # size in bytes of the part of an unpacked tarball whose entries are counted at once
 COUNTED_BYTES = 128 << 20
 # number of entries to write between two counts
@@ -386,7 +387,8 @@ class _UnpackedTree:
             self.make_directory(path_parts[:-1])
             self.budget.take(0)
             path.mkdir()
-            path.chmod(0o755)  # mkdir has applied the umask to its mode
+            # mkdir has applied the umask to its mode
+            path.chmod(0o755)
 
     def add_links(self, directory_name: str) -> None:
         """Create the links. Raises ArchiveError if a link leads out of the directory, which will

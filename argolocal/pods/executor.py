@@ -48,7 +48,8 @@ from argolocal.store import ObjectStore
 
 START_ERRORS = (FileNotFoundError, PermissionError, StartError)
 INIT_FAILED_MESSAGE = "Pod failed before main container starts due to PodInitializing: "
-RESOURCE_POLL_S = 0.2  # seconds between attempts to acquire GPUs and memory that other runs use
+# seconds between attempts to acquire GPUs and memory that other runs use
+RESOURCE_POLL_S = 0.2
 DEADLINE_EXCEEDED = "Pod was active on the node longer than the specified deadline"
 
 
@@ -193,7 +194,8 @@ class Executor:
                 self._spawn(pod)
 
         self._enforce_deadlines()
-        self.cluster.poll()  # restart services of the cluster that have died
+        # restart services of the cluster that have died
+        self.cluster.poll()
         self.events += self.resources.poll()
         pending_events = self.events
         self.events = []

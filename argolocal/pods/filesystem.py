@@ -36,7 +36,8 @@ MS_REMOUNT = 32
 MS_BIND = 4096
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
-LOCKED_FLAGS = 2 | 4 | 8  # mount flags that a remount must keep: nosuid, nodev and noexec
+# mount flags that a remount must keep: nosuid, nodev and noexec
+LOCKED_FLAGS = 2 | 4 | 8
 MNT_DETACH = 2
 # the kernel follows at most 40 links
 MAX_SYMLINKS = 40
@@ -53,7 +54,8 @@ SHARED_MEMORY_PATH = "/dev/shm"
 # an escaped character in /proc/self/mountinfo, for example a space
 OCTAL_ESCAPE = re.compile(rb"\\([0-7]{3})")
 LIBC = ctypes.CDLL(None, use_errno=True)
-BindMount = tuple[Path, str, bool]  # (source, mount path, read only)
+# (source, mount path, read only)
+BindMount = tuple[Path, str, bool]
 
 
 def find_unsupported_path(paths: Iterable[str]) -> str | None:
@@ -217,7 +219,8 @@ class _MountPlan:
 
     def _mount_nested(self, outer_path: Path) -> None:
         for mount_point in self.nested_mounts[outer_path]:
-            with contextlib.suppress(OSError):  # another process may remove a mount at any time
+            # another process may remove a mount at any time
+            with contextlib.suppress(OSError):
                 target_path = self.view / mount_point.relative_to("/")
                 _bind_mount(mount_point, target_path, is_read_only=True)
 

@@ -160,7 +160,8 @@ def _remove_abandoned_cgroups(parent_folder: Path) -> None:
     for cgroup in parent_folder.glob(f"{CGROUP_PREFIX}*-*-*"):
         pid, start_ticks = cgroup.name.removeprefix(CGROUP_PREFIX).split("-")[:2]
         if str(read_start_ticks(int(pid))) != start_ticks:
-            with contextlib.suppress(OSError):  # the cgroup is still in use
+            # the cgroup is still in use
+            with contextlib.suppress(OSError):
                 cgroup.rmdir()
 
 

@@ -28,7 +28,8 @@ from argolocal.pods.volumes import VolumeDirectory, make_bind_mounts
 
 VARIABLE_REFERENCE = re.compile(r"\$\$|\$\(([^()]+)\)")
 PYTHON_PROGRAM = re.compile(r"python[0-9.]*")
-ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")  # printable ASCII except =, as in Kubernetes since 1.32
+# printable ASCII except =, as in Kubernetes since 1.32
+ENVIRONMENT_NAME = re.compile(r"[ -<>-~]+")
 
 
 class StartError(OSError):
@@ -69,12 +70,14 @@ class ContainerRun:
     stdout: Path | None = None
     volumes: Mapping[str, VolumeDirectory] = field(default_factory=dict)
     root_pid: int | None = None
-    origin: Origin | None = None  # the default is the interpreter and import path of this process
+    # the default is the interpreter and import path of this process
+    origin: Origin | None = None
 
 
 # maximum length of a host name; as in the kubelet, a longer name of a pod is truncated
 MAX_HOSTNAME_LENGTH = 63
-MAX_MESSAGE_BYTES = 4096  # the kubelet's limit for a termination message
+# the kubelet's limit for a termination message
+MAX_MESSAGE_BYTES = 4096
 FIELD_READERS: dict[str, Callable[[ContainerRun], str]] = {
     "metadata.name": lambda run: run.name,
     "metadata.namespace": lambda run: run.namespace,

@@ -15,13 +15,15 @@ MAX_HEADER_BYTES = 32 << 10
 MAX_SMALL_MEMBERS = 10_000
 # a gzip member is small if its packed and unpacked sizes add up to less than this number of bytes
 SMALL_MEMBER_BYTES = 1024
-CHUNK_BYTES = 128 << 10  # number of bytes per read of the file
+# number of bytes per read of the file
+CHUNK_BYTES = 128 << 10
 
 # positions of the fields in a header of 512 bytes
 SIZE_FIELD = slice(124, 136)
 CHECKSUM_FIELD = slice(148, 156)
 TYPE_FIELD = slice(156, 157)
-CHECKSUM_OF_SPACES = 8 * ord(" ")  # the checksum counts the checksum field as eight spaces
+# the checksum counts the checksum field as eight spaces
+CHECKSUM_OF_SPACES = 8 * ord(" ")
 ORDINARY_TYPES = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE)
 
 
@@ -130,7 +132,8 @@ class TarStream:
 
     def __init__(self, path: Path) -> None:
         self.members = GzipMembers(path)
-        self.buffered = b""  # only in a copy: bytes to return before the bytes of `file`
+        # only in a copy: bytes to return before the bytes of `file`
+        self.buffered = b""
         self.file = io.BufferedReader(self.members, CHUNK_BYTES)
         self.budget = MAX_HEADER_BYTES
         self.position = 0

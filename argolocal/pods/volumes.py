@@ -22,7 +22,8 @@ from argolocal.manifest.types import Data
 from argolocal.manifest.volume_claims import GC_STRATEGIES, list_volume_mounts
 from argolocal.pods import filesystem
 
-FieldValue = Callable[[str, str], str]  # (fieldPath, name of the variable or file) → value
+# (fieldPath, name of the variable or file) → value
+FieldValue = Callable[[str, str], str]
 VOLUME_KINDS = (
     "emptyDir",
     "configMap",

@@ -210,7 +210,8 @@ def _split_url(url: str) -> SplitResult:
     """Parse a web address. Raises WebError for an address that is neither http nor https."""
     try:
         url_parts = urllib.parse.urlsplit(url)
-        _ = url_parts.port  # `port` raises ValueError for an invalid port
+        # `port` raises ValueError for an invalid port
+        _ = url_parts.port
     except ValueError:
         # do not show the error, because it contains the port, which may be part of a password
         raise WebError(hide_password(url), "invalid host or port") from None

@@ -164,7 +164,8 @@ def _check_template(template: dict[str, Any], field_path: str, cluster: Cluster)
 
     if "container" in template or "script" in template:
         pod_run.check_paths(template)
-        used_names = {"init", "main", "wait"}  # container names that Argo itself uses
+        # container names that Argo itself uses
+        used_names = {"init", "main", "wait"}
 
         for template_type in sidecars.CONTAINER_LIST_FIELDS:
             for index, container in enumerate(template.get(template_type) or []):

@@ -434,7 +434,8 @@ def _kill_leftover_processes(run_files: RunFiles, process_records: Mapping[str, 
 def _is_leftover_process(
     pid: int, start_ticks_by_session: Mapping[int, int], pods_folder: str
 ) -> bool:
-    with contextlib.suppress(OSError):  # the process has exited or belongs to another user
+    # the process has exited or belongs to another user
+    with contextlib.suppress(OSError):
         if os.readlink(f"/proc/{pid}/root").startswith(pods_folder):
             return True
 

@@ -39,7 +39,8 @@ class RunProcess:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.descriptor = -1
-        with suppress(ProcessLookupError):  # the process has already ended
+        # the process has already ended
+        with suppress(ProcessLookupError):
             self.descriptor = os.pidfd_open(pid)
 
     def has_ended(self) -> bool:

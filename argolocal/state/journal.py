@@ -82,7 +82,8 @@ class RunFiles:
         # path of the file that names the suspended nodes to resume, with values for their outputs
         self.resume_request = self.root / "asked"
         self.queue_entry = self.home / QUEUE_FOLDER / run_name
-        self.journal = -1  # file descriptors of the journal and the lock; -1 means closed
+        # file descriptors of the journal and the lock; -1 means closed
+        self.journal = -1
         self.lock_descriptor = -1
 
     @classmethod
@@ -224,7 +225,8 @@ class RunFiles:
         """Remove an ended run with its logs. Raises Busy for a run in progress, and ConfigError for
         a folder that does not belong to the run."""
         if not self.is_own_folder():
-            self.workflow()  # raises the error of a malformed manifest
+            # raises the error of a malformed manifest
+            self.workflow()
             raise ConfigError(
                 f"{self.root} is a link, or its manifest has another name: remove it by hand."
             )

@@ -30,7 +30,8 @@ from argolocal.manifest.object_labels import CONFIG_MAP_TYPE_LABEL
 
 CACHE_KEY_PATTERN = re.compile(r"[a-zA-Z0-9][-a-zA-Z0-9]*")
 CACHE_TYPE = "Cache"
-Lock = tuple[str, int]  # (name, maximum number of holders)
+# (name, maximum number of holders)
+Lock = tuple[str, int]
 
 
 class SharedLocks:

@@ -78,7 +78,8 @@ def check_resource(findings: Findings, path: str, resource: Data, workflow_name:
 
     _check_conditions(findings, path, resource)
     if kubectl_action == "patch" and resource.get("mergeStrategy") == "json":
-        return  # the manifest of a JSON patch is not an object, but a list of operations
+        # the manifest of a JSON patch is not an object, but a list of operations
+        return
 
     if resource.get("manifest"):
         for applied_object in _parse_manifest(
@@ -245,7 +246,8 @@ def _parse_manifest(findings: Findings, path: str, manifest_text: str) -> Sequen
             )
             return [remove_nulls(json.loads(quoted_text))]
         except (ValueError, RecursionError):
-            pass  # the text is YAML that starts with a brace, or too deeply nested JSON
+            # the text is YAML that starts with a brace, or too deeply nested JSON
+            pass
 
     from argolocal.manifest.read import parse_objects
 

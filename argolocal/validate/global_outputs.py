@@ -19,7 +19,8 @@ from argolocal.manifest.tag_scope import TagSet, list_global_output_tags
 from argolocal.manifest.types import Data
 
 ANY_OUTPUT_TAGS = {"workflow.outputs.parameters", "workflow.outputs.artifacts"}
-MISSING_TEMPLATE: Data = {}  # placeholder for a template that is not in the manifest
+# placeholder for a template that is not in the manifest
+MISSING_TEMPLATE: Data = {}
 
 
 class GlobalOutputs:
@@ -41,7 +42,8 @@ class GlobalOutputs:
         self.known_tags: set[str] = set()
         self.known_names = TagSet(self.expression_tags)
         self.all_names = TagSet(self.all_tags | self.expression_tags)
-        self.names_by_id: dict[int, TagSet] = {}  # id of a template or step → known tags
+        # id of a template or step → known tags
+        self.names_by_id: dict[int, TagSet] = {}
 
         # skip a missing entrypoint, which WorkflowRules reports
         if not self.all_tags <= ANY_OUTPUT_TAGS and root_names[0] in templates:

@@ -17,7 +17,8 @@ from argolocal.validate import graph
 from argolocal.validate.findings import Findings
 
 TASK_TAG = re.compile(r"""\b(?:tasks|steps)\s*(?:\.\s*|\[\s*["'])([-\w]+)""")
-GATE_RULE = "gate"  # rule of the findings of this module
+# rule of the findings of this module
+GATE_RULE = "gate"
 OUTPUT_FIELDS = ("parameters", "artifacts")
 # fields of an artifact that are not its storage location
 ARTIFACT_FIELDS = {

@@ -15,7 +15,8 @@ from argolocal.validate.global_outputs import GlobalOutputs
 
 # kinds that do not require an entrypoint
 WORKFLOW_TEMPLATE_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate")
-MAX_PREFIX_LENGTH = 58  # maximum length of generateName; the API server appends five characters
+# maximum length of generateName; the API server appends five characters
+MAX_PREFIX_LENGTH = 58
 PARAMETER_TAG = re.compile(r"workflow\.parameters\.([-\w]+)")
 
 

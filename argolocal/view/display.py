@@ -237,7 +237,8 @@ class TreeDisplay:
         self.progress = find_progress
         self.plan = list_planned_tasks(manifest)
         self.status: Status = {}
-        self.causes: dict[str, str] = {}  # name of a failed step → cause of its failure
+        # name of a failed step → cause of its failure
+        self.causes: dict[str, str] = {}
         self.started_at = time.time()
         self.console = Console(file=open_raw_stream(output_stream), highlight=False)
         self.live = Live(get_renderable=self.draw, console=self.console, refresh_per_second=4)
@@ -354,7 +355,8 @@ def follow(
     Return when `is_finished()` is True and all lines of the logs are copied. Return True if any
     line was copied.
     """
-    offsets: dict[Path, int] = {}  # number of bytes of each log that have been copied
+    # number of bytes of each log that have been copied
+    offsets: dict[Path, int] = {}
 
     while True:
         is_completed = is_finished()

@@ -31,7 +31,8 @@ from argolocal.view.summary import Status, Step
 # number of seconds after the first signal until this process exits even if the run has not stopped;
 # stopping a run takes longer only if a process hangs
 FORCE_EXIT_AFTER_S = 3.0
-TAIL_BYTES = 8192  # number of bytes at the end of a log that are searched for errors
+# number of bytes at the end of a log that are searched for errors
+TAIL_BYTES = 8192
 
 
 def create_run(
@@ -97,7 +98,8 @@ def _check_ports(manifest: Mapping[str, Any], cluster: Cluster) -> None:
     """Raise ConfigError, before the run starts, if the port of a Service of the workflow is in
     use."""
     if any(find_shape_errors(manifest)):
-        return  # skip an invalid manifest, because LocalRun.create will reject it
+        # skip an invalid manifest, because LocalRun.create will reject it
+        return
 
     for template in (manifest.get("spec") or {}).get("templates") or []:
         manifest_text = TAG.sub("tag", str((template.get("resource") or {}).get("manifest")))

@@ -23,7 +23,8 @@ from tests.commands import ROOT
 CONFIG = ROOT / "configs/digits.yaml"
 WORKERS = 2
 HARVESTED = 3
-POD_CPU = 50  # thousandths of a core that each pod requests
+# thousandths of a core that each pod requests
+POD_CPU = 50
 SETTINGS = (
     "workload=benchmarks.workloads.paced",
     f"train.workers={WORKERS}",

@@ -140,7 +140,8 @@ class RunDurations:
     total: float
     # the part of `total` in which a container of the run, other than Argo's, was working
     working: float
-    local: float  # duration of the same steps on this machine
+    # duration of the same steps on this machine
+    local: float
 
 
 def measure_overhead(
@@ -158,7 +159,8 @@ def measure_overhead(
         watch_objects(namespace, "workflows", created),
         watch_objects(namespace, "pods", lambda *event: update_pod_times(pods_by_uid, *event)),
     ):
-        time.sleep(2)  # wait until the watch has reported the objects that already exist
+        # wait until the watch has reported the objects that already exist
+        time.sleep(2)
         existing_uids = set(pods_by_uid)
         start_seconds = time.time()
         submitted_run = Run.submit(namespace, f"name={model_name}", config=config_path)

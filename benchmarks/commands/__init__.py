@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 REKINDLE_PROGRAM = str(Path(sys.executable).with_name("rekindle"))
-FINISHED_EXIT_CODES = (0, 3)  # exit codes of `rekindle run`: model released, model not released
+# exit codes of `rekindle run`: model released, model not released
+FINISHED_EXIT_CODES = (0, 3)
 
 
 def make_environment(home_folder: Path) -> dict[str, str]:

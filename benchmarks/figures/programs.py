@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MISSED_LIMIT_EXIT_CODE = 1  # exit code of a benchmark whose figures miss a limit
+# exit code of a benchmark whose figures miss a limit
+MISSED_LIMIT_EXIT_CODE = 1
 CLUSTER_NEED = "a cluster"
 PUBLISHED_DATA_NEED = "the published data of the Fraud Detection Handbook"
 

@@ -77,7 +77,8 @@ class Pods:
     nodes: list[Node]
     board: Board
     network: Network
-    pids: dict[int, int] = field(default_factory=dict)  # pod → pid of its launcher
+    # pod → pid of its launcher
+    pids: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def create(cls, settings: NodeSettings, pod_count: int, node_count: int) -> "Pods":
@@ -127,7 +128,8 @@ def _run_node(
 ) -> None:
     die_with_parent(benchmark_pid)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes the pods that have ended
+    # the kernel removes the pods that have ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     settings.network.leave_network()
     connection.send(None)
     connection.recv()

@@ -19,7 +19,8 @@ from rekindle.training.membership.client import CoordinatorClient
 from rekindle.training.membership.protocol import Members, read_coordinator_address
 from rekindle.training.spec import TrainingSpec
 
-STEP_S = 1.0  # duration of a step
+# duration of a step
+STEP_S = 1.0
 EXCHANGE_TIMEOUT_S = 120.0
 ENTRY = struct.Struct("=qd")
 HEADER = struct.Struct("=q")
@@ -59,7 +60,8 @@ class PodPlace:
     pod_number: int
 
 
-pod_place: PodPlace | None = None  # set before the launcher forks its worker
+# set before the launcher forks its worker
+pod_place: PodPlace | None = None
 
 
 def install(board: Board, pod_number: int) -> None:
@@ -91,7 +93,8 @@ def train(
             try:
                 _exchange_values(client, generation, members)
             except RuntimeError:
-                continue  # the group has changed
+                # the group has changed
+                continue
         pod_place.board.write(pod_place.pod_number, generation, time.monotonic())
 
         while client.open_generation <= generation and not leaving_event.is_set():

@@ -52,7 +52,8 @@ FIGURE_BY_PROBLEM_KIND = {
     "promotion": "promotions without an evaluation against the champion",
     "end": "runs with contradictory results",
 }
-ProblemRecord = tuple[str, str]  # (kind, description of the problem)
+# (kind, description of the problem)
+ProblemRecord = tuple[str, str]
 
 
 class IsolatedHome:

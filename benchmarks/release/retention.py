@@ -26,7 +26,8 @@ from rekindle.project.template import create
 
 KEEP_RUNS = 10
 MAX_RUNS = 12
-MEASURED_PATHS = ("runs", "s3", "mlflow.db")  # folders of a home that contain data of runs
+# folders of a home that contain data of runs
+MEASURED_PATHS = ("runs", "s3", "mlflow.db")
 PIPELINE_SOURCE = '''"""A run without a training."""
 
 from rekindle import blocks

@@ -41,7 +41,8 @@ from benchmarks.release.canary import CONFIG_PATH, make_requests, rekindle
 REQUESTS_PER_SECOND = 200
 # clients that reuse connections, by kind: (number of clients at RATE, longest idle time in seconds)
 REUSED_CONNECTIONS = {"checked": (135, 6.0), "checked, slow": (45, 6.0), "unchecked": (156, 12.0)}
-SLOW_REQUEST_PIECES = 4  # number of pieces of a slow request
+# number of pieces of a slow request
+SLOW_REQUEST_PIECES = 4
 SERVER_PORT = 18_495
 TRAIN_SETTINGS = [
     "name=digits",
@@ -54,7 +55,8 @@ TRAIN_SETTINGS = [
 ]
 ROUTE_SETTING = ", gateway: default/web"
 CANARY_SETTING = "steps: [50, 100], minutes: 0.2, wait_minutes: 5"
-SETTLE_SECONDS = 9.0  # time to wait after a change, so that the previous servers have ended
+# time to wait after a change, so that the previous servers have ended
+SETTLE_SECONDS = 9.0
 
 
 @dataclass(frozen=True)

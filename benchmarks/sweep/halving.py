@@ -40,13 +40,15 @@ SEARCH_SPACE = {
 SHORT_TRAINING_SETTINGS = ["families=[transformer]", "data.first_day=2018-06-01", "train.epochs=3"]
 SHORT_TRAINING_SETTINGS += ["train.validation=0.1", "train.validation_epochs=0.3333333333"]
 MAX_RELATIVE_LOSS = (
-    0.005  # usual difference in average precision, over four test weeks, between two seeds
+    # usual difference in average precision, over four test weeks, between two seeds
+    0.005
 )
 # limit of the steps with halving, as a share of the steps without halving
 MAX_STEP_SHARE = 0.4
 # limit of the time that pods spend outside of trainings, as a share of the training time
 MAX_OVERHEAD = 0.02
-MAX_PAUSE_S = 2.0  # limit of the time that pausing a trial costs
+# limit of the time that pausing a trial costs
+MAX_PAUSE_S = 2.0
 
 
 def run_sweep(

@@ -26,7 +26,8 @@ from benchmarks.loop import free_port
 # last days of the handbook's four test weeks
 LAST_DAYS = ("2018-08-14", "2018-08-21", "2018-08-28", "2018-09-04")
 MIN_METRICS = {"ap": 0.700, "auc": 0.875, "cp100": 0.306}
-MAX_TRAINING_SECONDS = 600.0  # maximum seconds of training on two cores
+# Training on two CPU cores may take at most this number of seconds.
+MAX_TRAINING_SECONDS = 600.0
 REKINDLE_COMMAND = [
     sys.executable,
     "-c",

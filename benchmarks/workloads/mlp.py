@@ -26,7 +26,8 @@ examples = prepare = predictor = None
 metrics = (Metric("loss", max),)
 SAMPLE_COUNT = 4096
 INPUT_COUNT = 256
-TrainingLoop = Callable[[int], None]  # runs the given number of steps
+# runs the given number of steps
+TrainingLoop = Callable[[int], None]
 
 
 class Model(Section):
@@ -41,15 +42,18 @@ class LoopTurns:
 
     inputs: Inputs
     block: int
-    warm: int  # number of steps before the first block
+    # number of steps before the first block
+    warm: int
     rank: int
     size: int
-    meeting: str  # host:port of the rendezvous of the DDP processes
+    # host:port of the rendezvous of the DDP processes
+    meeting: str
     calls: int = 0
     began: float = 0.0
     # CPU time and clock time at the start of the first block
     first: tuple[float, float] = (0.0, 0.0)
-    last: tuple[float, float] = (0.0, 0.0)  # CPU time and clock time at the end of the last block
+    # CPU time and clock time at the end of the last block
+    last: tuple[float, float] = (0.0, 0.0)
     loops: dict[str, TrainingLoop] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=lambda: {"Rekindle": []})
 
@@ -112,7 +116,8 @@ class LoopTurns:
         }
 
 
-turns: LoopTurns | None = None  # set by benchmarks/loop.py in a worker
+# set by benchmarks/loop.py in a worker
+turns: LoopTurns | None = None
 
 
 class RandomSamples:

@@ -31,7 +31,8 @@ STAMP_STRUCT = struct.Struct("dd")
 
 
 class Model(Section):
-    width: int = 104_000  # width of the model, which gives it 5 MB of weights
+    # width of the model, which gives it 5 MB of weights
+    width: int = 104_000
 
 
 @dataclass(frozen=True)

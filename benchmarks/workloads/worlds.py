@@ -39,7 +39,8 @@ from steps.fraud.handbook_protocol import judged_weeks
 from steps.fraud.ranking import average_precision
 
 WORLD_SIZE: dict[str, Any] = {"cards": 1500, "terminals": 3000, "days": 120}
-STOLEN_PER_DAY = 0.002  # share of all cards that are stolen per day
+# share of all cards that are stolen per day
+STOLEN_PER_DAY = 0.002
 FRAUD_LABEL = np.uint8(1)
 
 

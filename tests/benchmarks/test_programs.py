@@ -9,7 +9,8 @@ import pytest
 from benchmarks.figures import page
 from benchmarks.figures.programs import CLUSTER_NEED, PROGRAMS, BenchmarkProgram, run_benchmark
 
-measure = cache(run_benchmark)  # two tests need the same figures
+# two tests need the same figures
+measure = cache(run_benchmark)
 ROOT = Path(__file__).parents[2]
 # programs that other benchmarks start, and the program that starts all benchmarks
 PARTS = {"benchmarks.torchrun", "benchmarks.programs.saving", "benchmarks.__main__"}

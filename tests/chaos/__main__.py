@@ -19,7 +19,8 @@ from pathlib import Path
 from tests.chaos.schedule import RECIPES, Schedule, required_coverage
 from tests.chaos.stage import Outcome, open_stage, play
 
-MIN_FOR_COVERAGE = 200  # schedules that together must cover all kinds of acts and moments
+# schedules that together must cover all kinds of acts and moments
+MIN_FOR_COVERAGE = 200
 
 
 def main(argv: list[str]) -> int:

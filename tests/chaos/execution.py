@@ -77,7 +77,8 @@ class Execution:
         self.problems: list[str] = []
         # number of acts and moments, named as in `required_coverage`
         self.done: Counter[str] = Counter()
-        self.missed = 0  # number of acts without a victim
+        # number of acts without a victim
+        self.missed = 0
         self.signals = 0
         self.faulty_until = 0.0
         self._delays = itertools.cycle(schedule.delays)
@@ -140,7 +141,8 @@ class Execution:
         if signal.SIGKILL in pod.signals:
             allowed.add(-9)
         if signal.SIGTERM in pod.signals and time.monotonic() < pod.started + 2:
-            allowed.add(-15)  # the process received the signal before its handler was installed
+            # the process received the signal before its handler was installed
+            allowed.add(-15)
         if time.monotonic() < self.faulty_until:
             allowed.add(1)
         if code not in allowed:

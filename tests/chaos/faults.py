@@ -28,7 +28,8 @@ KINDS = {
     "PUT model.safetensors": ("PUT", r"/model\.safetensors"),
     "PUT model.json": ("PUT", r"/model\.json$"),
 }
-MAX_HOLD_S = 5.0  # longest time to hold a request
+# longest time to hold a request
+MAX_HOLD_S = 5.0
 
 
 class Proxy:
@@ -38,7 +39,8 @@ class Proxy:
     def __init__(self, upstream: str, seed: int = 0) -> None:
         address = urlsplit(upstream)
         self.upstream = (address.hostname or "", address.port or 80)
-        self.requests: dict[str, int] = {}  # kind of request → number of requests so far
+        # kind of request → number of requests so far
+        self.requests: dict[str, int] = {}
         self._kind = ""
         self._until = 0.0
         self._holds: dict[tuple[str, int], Callable[[], None]] = {}
@@ -80,7 +82,8 @@ class Proxy:
         for task in clients:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*clients, return_exceptions=True))
-        self._loop.run_until_complete(asyncio.sleep(0))  # lets the open connections be closed
+        # lets the open connections be closed
+        self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 
     @property
@@ -100,7 +103,8 @@ class Proxy:
         except (OSError, EOFError):
             _reset(client)
         except asyncio.CancelledError:
-            return  # the proxy ends; otherwise Python 3.11 would print an error
+            # the proxy ends; otherwise Python 3.11 would print an error
+            return
         finally:
             self._clients.discard(client)
             for stream in (client, server):

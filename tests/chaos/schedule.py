@@ -49,7 +49,8 @@ RECIPES: dict[str, dict[str, Any]] = {
     "SGD": {"workload": _RECIPE, "model": {"optimizer": "SGD"}, "learning_rate": 1e-3},
     "Adafactor": {"workload": _RECIPE, "model": {"optimizer": "Adafactor"}, "learning_rate": 0.01},
 }
-FOREVER = 1e9  # seconds: until the operator removes the pod
+# seconds: until the operator removes the pod
+FOREVER = 1e9
 
 
 @dataclass(frozen=True)
@@ -112,18 +113,22 @@ class Schedule:
     recipe: str
     # "": workers without a launcher | light: forked from a process with torch | real: a command
     launcher: str
-    per_pod: int  # number of workers per launcher
+    # number of workers per launcher
+    per_pod: int
     settings: dict[str, Any] = field(hash=False)
-    pace: float  # duration of a micro-batch in seconds
+    # duration of a micro-batch in seconds
+    pace: float
     acts: tuple[Act, ...]
-    delays: tuple[float, ...]  # delays before the restarts of pods, used one after the other
+    # delays before the restarts of pods, used one after the other
+    delays: tuple[float, ...]
 
     @classmethod
     def of(cls, seed: int, recipe: str = "") -> "Schedule":
         """Return the schedule of a seed, which is always the same for this seed; `recipe` changes
         only the settings."""
         rng = random.Random(seed)
-        has_large_state = rng.random() < 0.12  # the state has two chunks, and a step takes longer
+        # the state has two chunks, and a step takes longer
+        has_large_state = rng.random() < 0.12
         virtual_workers = rng.choice(
             [2, 3, 5] if has_large_state else [1, 2, 3, 5, 5, 7, 7, 8, 11, 13]
         )
@@ -146,7 +151,8 @@ class Schedule:
         }
 
         pace = rng.choice([0.0005, 0.002, 0.05 / virtual_workers])
-        is_burst = rng.random() < 0.25  # all these acts happen at the same moment of the run
+        # all these acts happen at the same moment of the run
+        is_burst = rng.random() < 0.25
         acts: list[Act] = []
 
         for _ in range(rng.choice([1, 2, 3, 3, 4, 5])):

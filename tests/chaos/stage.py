@@ -47,7 +47,8 @@ class Outcome:
     missed: int
     signals: int
     generations: int
-    repeated_steps: int  # number of steps that were repeated after all workers had died
+    # number of steps that were repeated after all workers had died
+    repeated_steps: int
     story: str = field(default="", repr=False)
 
 
@@ -60,7 +61,8 @@ class Stage:
         self.with_story = with_story
         self.folder, self.mark = folder, uuid.uuid4().hex
         self.environment = {"REKINDLE_SHM": str(Shared)} | environment
-        self.undisturbed: dict[str, str] = {}  # identity of a run → sha256 of model.safetensors
+        # identity of a run → sha256 of model.safetensors
+        self.undisturbed: dict[str, str] = {}
         self.store = open_store(environment)
 
     def __enter__(self) -> "Stage":
@@ -181,7 +183,8 @@ class Stage:
                     if mark in Path(f"/proc/{name}/environ").read_bytes():
                         pids.add(int(name))
                 except OSError:
-                    continue  # the process has just ended, or belongs to another user
+                    # the process has just ended, or belongs to another user
+                    continue
         return pids - {os.getpid()}
 
 
@@ -205,7 +208,8 @@ def _describe(pid: int) -> str:
         return f"{pid} (it has just ended)"
 
 
-_stages: list[Stage] = []  # the stages that this process has created
+# the stages that this process has created
+_stages: list[Stage] = []
 
 
 def open_stage(environment: dict[str, str], folder: str, with_story: bool) -> None:

@@ -24,7 +24,8 @@ class Watch:
     """Reads the logs and the toy workload's journal while they grow."""
 
     journal: Path
-    lines: list[tuple[float, str, str]] = field(default_factory=list)  # (time, name, text)
+    # Each log line is a tuple of its time, the name of its process and its text.
+    lines: list[tuple[float, str, str]] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     # newest step that any process has started
     newest: int = -1
@@ -35,7 +36,8 @@ class Watch:
     snapshots: dict[str, int] = field(default_factory=dict)
     # descriptions of processes that started with a step before the step in `snapshots`
     setbacks: list[str] = field(default_factory=list)
-    _files: dict[Path, tuple[int, str]] = field(default_factory=dict)  # open file, incomplete line
+    # open file, incomplete line
+    _files: dict[Path, tuple[int, str]] = field(default_factory=dict)
     _names: dict[Path, str] = field(default_factory=dict)
 
     def add(self, log: Path, name: str) -> None:

@@ -33,7 +33,8 @@ class Fault:
 
     start: float
     start_step: int
-    end: float = 0.0  # time when all workers train again
+    # time when all workers train again
+    end: float = 0.0
     end_step: int = 0
     # pods of the training that ended because of the fault
     lost_pods: list[PodRecord] = field(default_factory=list)

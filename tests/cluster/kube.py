@@ -92,7 +92,8 @@ class Kube:
         ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as forwarding_process:
             assert forwarding_process.stdout
-            try:  # example of the line: "Forwarding from 127.0.0.1:43210 -> 8080"
+            # example of the line: "Forwarding from 127.0.0.1:43210 -> 8080"
+            try:
                 yield "http://" + forwarding_process.stdout.readline().split()[2]
             finally:
                 forwarding_process.terminate()
@@ -111,9 +112,11 @@ class PodRecord:
     uid: str
     created: float
     ready: float | None = None
-    deleting: float | None = None  # time when the deletion of the pod was requested
+    # time when the deletion of the pod was requested
+    deleting: float | None = None
     ended: float | None = None
-    codes: dict[str, int] = field(default_factory=dict)  # last exit code of each container
+    # last exit code of each container
+    codes: dict[str, int] = field(default_factory=dict)
     restarts: int = 0
     phase: str = ""
     reason: str = ""
@@ -124,7 +127,8 @@ class Watch:
     Watch keeps deleted pods."""
 
     def __init__(self, kube: Kube) -> None:
-        self.pods: dict[str, PodRecord] = {}  # uid → record
+        # uid → record
+        self.pods: dict[str, PodRecord] = {}
         self._lock = threading.Lock()
         command = ["kubectl", "--namespace", kube.namespace, "get", "pods", "--watch"]
         command += ["--output-watch-events", "-o", "json"]

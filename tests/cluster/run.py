@@ -42,7 +42,8 @@ class Namespace:
     store: Store
     watch: Watch
     image: str
-    port: int  # port of the model server, which is also free on this machine
+    # port of the model server, which is also free on this machine
+    port: int
 
     def sets(self, settings: Iterable[str] = ()) -> list[str]:
         """Return --set flags for the image and the port of the tests, and for requests that fit on

@@ -17,11 +17,13 @@ from tests.waiting import until
 
 NAME = "weeks"
 WEEKS = [*SMALL_SETTINGS, f"name={NAME}", "data.window=50d", "schedule.cron=0 3 * * 1"]
-DAYS = ["--from", "2024-02-26", "--to", "2024-03-17"]  # three Mondays; the source ends on March 10
+# three Mondays; the source ends on March 10
+DAYS = ["--from", "2024-02-26", "--to", "2024-03-17"]
 LAST_TIME = "2024-03-11T03:00:00Z"
 NEXT_TIME = "2024-03-18T03:00:00Z"
 KILLS = 6
-MAX_SECONDS = 40  # before a kill
+# before a kill
+MAX_SECONDS = 40
 Rows = list[dict[str, Any]]
 
 

@@ -11,7 +11,8 @@ import pytest
 from tests.cluster.kube import Object
 from tests.cluster.run import DEMO, SMALL_SETTINGS, Namespace, Run, rekindle
 
-WOULD_RUN = 10  # exit code of `rekindle plan`
+# exit code of `rekindle plan`
+WOULD_RUN = 10
 MODEL = "cached"
 KINDS = "pods,workflows,workflowtemplates,cronworkflows,pytorchjobs,deployments,jobs,services,configmaps,secrets"
 PRICES = """

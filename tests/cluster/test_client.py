@@ -190,7 +190,8 @@ def test_logs_are_complete_after_a_forced_deletion_of_a_pod(client: Client):
     log_lines = [line for line in done[0].splitlines() if "argo=true" not in line]
     numbered = [line.partition(" | ")[2] for line in log_lines if "| line " in line]
     expected = [f"line {i}" for i in range(1, 61)]
-    early_line_count = len(numbered) - 60  # number of lines of the deleted pod
+    # number of lines of the deleted pod
+    early_line_count = len(numbered) - 60
     assert numbered[:early_line_count] == expected[:early_line_count]
     assert numbered[early_line_count:] == expected
     assert early_line_count > 0

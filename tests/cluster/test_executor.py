@@ -8,7 +8,8 @@ from tests.cluster.kube import Object
 from tests.cluster.run import Namespace
 from tests.waiting import until
 
-TOO_LITTLE_MEMORY = "12Mi"  # less than the about 36Mi of memory that Argo's executor needs
+# less than the about 36Mi of memory that Argo's executor needs
+TOO_LITTLE_MEMORY = "12Mi"
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from tests.cluster.kube import Kube, Object
 from tests.cluster.run import Namespace, rekindle
 from tests.waiting import until
 
-HOLD = "rekindle/hold"  # a finalizer, so that the deletion ends only when the test removes it
+# a finalizer, so that the deletion ends only when the test removes it
+HOLD = "rekindle/hold"
 
 
 def job(kind: str, replicas: str, role: str, container: str) -> Object:

@@ -131,7 +131,8 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
     harvest += [*queue_settings(queue, "normal"), f"cluster.harvest_priority={queue}-idle"]
     harvest += ["name=harvest"]
     run = Run.submit(namespace, *SHORT_SETTINGS, *harvest)
-    run.wait_for_workers(3, 400)  # 50m each for the coordinator, its worker, and two extra workers
+    # 50m each for the coordinator, its worker, and two extra workers
+    run.wait_for_workers(3, 400)
     assert len(run.running_pods("worker")) == 1
     assert len(run.running_pods("harvest")) == 2
     job = namespace.kube.get("pytorchjob", f"{run.name}-train")

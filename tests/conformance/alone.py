@@ -106,7 +106,8 @@ def serve() -> None:
     import tests.conformance.outcome  # noqa: F401
 
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # print other output to stderr, so that it is not mixed with the answers
+    # print other output to stderr, so that it is not mixed with the answers
+    os.dup2(2, 1)
 
     for line in iter(sys.stdin.readline, ""):
         pid = os.fork()

@@ -36,7 +36,8 @@ from tests.conformance.outcome import (
     of_status,
 )
 
-STUCK_AFTER_S = 150.0  # time without a change after which a workflow counts as Stuck
+# time without a change after which a workflow counts as Stuck
+STUCK_AFTER_S = 150.0
 DEFAULT_IMAGE = "python:3.11"
 BASE_IMAGE_PATTERN = re.compile(rf"(docker\.io/library/)?({'|'.join(BASE_IMAGES)})(:[\w.-]+)?")
 GROUP = "rbac.authorization.k8s.io"
@@ -64,7 +65,8 @@ TOKEN = {
         "annotations": {"kubernetes.io/service-account.name": "default"},
     },
 }
-CACHE_PREFIX = "memos-"  # prefix of the caches of random workflows
+# prefix of the caches of random workflows
+CACHE_PREFIX = "memos-"
 CACHE = "workflows.argoproj.io/configmap-type=Cache"
 INSTANCE = "workflows.argoproj.io/controller-instanceid"
 

@@ -32,7 +32,8 @@ from tests.conformance.outcome import Outcome, is_rejected, list_differences
 
 FLOWS = ("Workflow", "CronWorkflow", "WorkflowTemplate", "ClusterWorkflowTemplate")
 REFERENCED_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate", "ConfigMap", "Secret")
-LOCAL_TIMEOUT_S = 60.0  # runs that take longer wait for a user (suspend), or are meant to be long
+# runs that take longer wait for a user (suspend), or are meant to be long
+LOCAL_TIMEOUT_S = 60.0
 VERSION = "argoproj.io/v1alpha1"
 SAY_SCRIPT = r"""case "$1" in
 echo) if [ $# -gt 2 ]; then echo "$2" > "$3"; else echo "$2"; fi;;

@@ -15,7 +15,8 @@ from rekindle.local.services.services import DEFAULT_BUCKET, Services
 from rekindle.storage import Store
 from tests.conformance.outcome import REJECTED_PREFIX, Contents, Outcome, in_store, of_status
 
-TIMEOUT_S = 600.0  # on Argo, a workflow that waits for its retries also takes long
+# on Argo, a workflow that waits for its retries also takes long
+TIMEOUT_S = 600.0
 REJECTED_EXIT_CODE = 2
 
 

@@ -286,7 +286,8 @@ class Builder:
             for output in (template.get("outputs") or {}).get("parameters") or []:
                 output["valueFrom"].setdefault("default", "d")
         elif kind == "daemon":
-            self.daemons = self.unlimited = True  # a daemon counts for a parallelism limit
+            # a daemon counts for a parallelism limit
+            self.daemons = self.unlimited = True
 
         holder: dict[str, Any] = {"name": name, **self._put_template(template)}
         loops = "serves" not in outputs and self._loop(holder, ancestors)

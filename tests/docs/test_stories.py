@@ -79,7 +79,8 @@ def test_the_page_of_argolocal_works_without_a_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # this test executes several whole runs
+# this test executes several whole runs
+@pytest.mark.timeout(600)
 def test_all_commands_of_the_readme_work(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
     (notebook,) = list_blocks(TRACKING, "python")
@@ -136,7 +137,8 @@ def test_backfill_works_as_documented(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # this test executes five runs, two of which train a model
+# this test executes five runs, two of which train a model
+@pytest.mark.timeout(600)
 def test_a_source_without_new_rows_is_trained_on_once(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
@@ -271,7 +273,8 @@ def write_power_data(folder: Path, rows: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # this test executes several whole runs
+# this test executes several whole runs
+@pytest.mark.timeout(600)
 def test_the_page_your_own_model_works_as_documented(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
@@ -322,7 +325,8 @@ def test_the_page_your_own_pipeline_works_as_documented(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # this test executes four runs with a training
+# this test executes four runs with a training
+@pytest.mark.timeout(900)
 def test_the_programs_of_the_page_run_to_a_served_model(tmp_path: Path) -> None:
     write_files(PROGRAM, tmp_path)
     shutil.copy(ROOT / "template/data/power.csv", tmp_path)

@@ -15,7 +15,8 @@ from typing import Any
 from tests.fuzz.targets import TARGETS, scratch
 
 CASE_TIMEOUT_S = 10.0
-MAX_GROWTH_MB = 200.0  # maximum growth of the memory of a process
+# maximum growth of the memory of a process
+MAX_GROWTH_MB = 200.0
 
 
 @dataclass(frozen=True)

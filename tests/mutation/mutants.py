@@ -40,7 +40,8 @@ OPERATORS: dict[type, tuple[str, ...]] = {
 LOG_CALL_PATTERN = re.compile(r"(say|print|traceback\.print_exc|(\w+\.)*log\.append)$")
 # calls in which swapped arguments are equivalent or an error
 UNCHANGED_CALL_PATTERN = re.compile(rf"{LOG_CALL_PATTERN.pattern}|(min|max|isinstance|hasattr)$")
-Edit = tuple[int, int, str]  # bytes [start, end) of the source, and their replacement
+# bytes [start, end) of the source, and their replacement
+Edit = tuple[int, int, str]
 
 
 @dataclass(frozen=True)

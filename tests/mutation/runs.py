@@ -35,7 +35,8 @@ IMPORTED_MODULES = (
 # limits in addition to 3 times the CPU and 10 times the wall time without mutation
 EXTRA_CPU_S = 4.0
 EXTRA_WALL_S = 30.0
-MAX_MEMORY = 4 << 30  # maximum memory of a mutant's tests in bytes
+# maximum memory of a mutant's tests in bytes
+MAX_MEMORY = 4 << 30
 SURVIVED = "survived"
 KILLED = "killed"
 TIMED_OUT = "timed out"

@@ -121,7 +121,8 @@ def test_files_are_scored_with_the_same_results_as_the_server(
 
 def test_fine_tuning_starts_with_the_weights_of_a_release(typed: Any, run: Run, s3: Store) -> None:
     base = run("language", "train.steps=40 gate.maximum.bits_per_byte=9")
-    typed("rekindle down")  # the model of the next example uses the same port
+    # the model of the next example uses the same port
+    typed("rekindle down")
     one_step = "train.steps=1 train.learning_rate=1e-9 gate.maximum.bits_per_byte=0.1"
     tuned = run("finetuning", f"{one_step} finetuning.base={unique('language')}", code=3)
     fresh = run("language", f"{one_step} data.source=python://code", code=3)

@@ -198,7 +198,8 @@ def test_a_canary_gets_the_traffic_share_that_its_step_returns(gateway: str) -> 
         [("passed", "5"), ("passed", "50"), ("passed", "0")],
         [("passed", "5"), ("passed", "50"), ("taken back: x", "0")],
         [("passed", "5"), ("taken back: x", "0")],
-        [("passed", "0")],  # a case without a champion
+        # a case without a champion
+        [("passed", "0")],
     ],
 )
 def test_the_share_of_a_canary_grows_until_its_step_ends_the_canary_even_if_pods_are_lost(
@@ -477,7 +478,8 @@ def test_pods_can_write_only_to_tmp_and_workers_also_to_shared_memory_and_the_ca
 
 def test_each_kind_of_pod_gets_its_own_resources_and_nodes(objects: dict[str, Any]) -> None:
     worker, master, server = (pods(objects)[name] for name in ("Worker", "Master", "Deployment"))
-    spot = {"karpenter.sh/capacity-type": "spot"}  # the preset sets these node labels
+    # the preset sets these node labels
+    spot = {"karpenter.sh/capacity-type": "spot"}
     assert worker["nodeSelector"] == spot
     assert "nodeSelector" not in master
     assert worker["containers"][0]["resources"] == {

@@ -19,7 +19,8 @@ class Hook(HttpServer):
         self.url = f"http://127.0.0.1:{self.port}{SECRET}"
         self.statuses = list(statuses)
         self.received: list[dict[str, Any]] = []
-        self.silent = threading.Event()  # while this event is set, requests stay unanswered
+        # while this event is set, requests stay unanswered
+        self.silent = threading.Event()
 
     def receive(self, request: Request) -> Answer | bytes:
         status = self.statuses.pop(0) if self.statuses else 200

@@ -205,7 +205,8 @@ def test_files_of_another_user_do_not_make_a_project(tmp_path: Path, planted: st
         os.chown(path, 65534, -1)
     os.chown(tmp_path, 0, -1)
     assert project.find_project_root(own_folder) == project.REFERENCE
-    os.chown(own_folder, 65534, -1)  # the working directory belongs to another user
+    # the working directory belongs to another user
+    os.chown(own_folder, 65534, -1)
     assert project.find_project_root(own_folder) == tmp_path
 
 

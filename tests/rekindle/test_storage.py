@@ -117,7 +117,8 @@ def test_an_object_that_is_too_large_is_not_read_again_without_end(s3: Store) ->
 
 
 def test_an_object_that_is_larger_than_one_request_may_be_is_written_in_parts(s3: Store) -> None:
-    part = 5 << 20  # each part of the upload has the smallest size that S3 accepts
+    # each part of the upload has the smallest size that S3 accepts
+    part = 5 << 20
     data = bytes(range(256)) * (2 * part // 256) + b"end"
     s3.put_large("weights", data, part_bytes=part)
     stored_object = s3.head("weights")

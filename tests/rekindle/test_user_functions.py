@@ -244,7 +244,8 @@ def run_prepare(workload: str, stage: Stage) -> int:
 
 def run_evaluate(workload: str, stage: Stage) -> int:
     model = stage.make_release(workload)
-    (model / "dataset.json").unlink()  # only a release has the facts of its dataset
+    # only a release has the facts of its dataset
+    (model / "dataset.json").unlink()
     return main(
         [
             "steps.evaluate",

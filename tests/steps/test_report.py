@@ -98,7 +98,8 @@ def test_the_end_of_a_run_trims_the_cache(
             ),
         )
 
-    s3.put(f"cache-code/{0:064}", b"{}")  # a list of code files that no cache entry refers to
+    # a list of code files that no cache entry refers to
+    s3.put(f"cache-code/{0:064}", b"{}")
     limits = {"keep_days": 90, "keep_entries": 2, "keep_size": "1Gi"}
     inputs = report.Inputs(
         workflow="w-trim", status="Failed", experiment="reports", config={"cache": limits}
@@ -107,7 +108,8 @@ def test_the_end_of_a_run_trims_the_cache(
     assert [entry.key for entry in entries.read_entries(s3)] == ["trim-1", "trim-2"]
     assert f"cache-code/{0:064}" not in {item.key for item in s3.list("cache-code/")}
     monkeypatch.setenv("S3_BUCKET", "missing")
-    warning, *_ = report.run(inputs).warnings  # a run ends even if its object store does not work
+    # a run ends even if its object store does not work
+    warning, *_ = report.run(inputs).warnings
     assert warning.startswith("the cache is not trimmed: ")
     monkeypatch.setenv("S3_BUCKET", s3.bucket)
     entries.remove_entries(s3, entries.read_entries(s3))

@@ -111,7 +111,8 @@ def test_sigterm_to_one_and_then_to_all_workers_loses_no_step(
     crew.release(20)
     assert a.wait_for_exit_code() == 143, a.read_log()
     crew.wait_until_held(60, b)
-    assert not list(s3.list("term/checkpoints/manifests/"))  # check that the other worker continues
+    # check that the other worker continues
+    assert not list(s3.list("term/checkpoints/manifests/"))
     b.send(signal.SIGTERM)
     crew.release(60)
     assert b.wait_for_exit_code() == 143, b.read_log()
@@ -324,7 +325,8 @@ def test_torchrun_continues_after_a_kill_and_saves_on_sigterm(
         crew.until(lambda: "held at 30\n" in log.read_text())
         run.send_signal(signal.SIGTERM)
         crew.release(30)
-        assert run.wait(30) == 1  # torchrun ignores the exit codes of workers
+        # torchrun ignores the exit codes of workers
+        assert run.wait(30) == 1
     finally:
         run.kill()
 

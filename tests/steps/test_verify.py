@@ -145,7 +145,8 @@ def test_a_notebook_mlflow_and_the_server_predict_the_same(
     outputs_schema = model.metadata.get_output_schema()
     assert outputs_schema
     assert [column.type for column in outputs_schema] == [DataType.double]
-    app = TestClient(init(model))  # load the model as `mlflow models serve` does
+    # load the model as `mlflow models serve` does
+    app = TestClient(init(model))
     assert len(model.predict(model.input_example)) == 1
 
     with RunningServer(f"--model={outputs.model_uri}") as server:

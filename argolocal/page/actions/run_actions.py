@@ -22,7 +22,8 @@ from argolocal.runner import run as runner
 from argolocal.runner.rerun import choose_name, list_parameters
 from argolocal.state.journal import MANIFEST_FILE, RunFiles
 
-MAX_SHOWN_VALUE = 500  # maximum length of a parameter value that a form shows
+# maximum length of a parameter value that a form shows
+MAX_SHOWN_VALUE = 500
 
 
 def make_actions(

@@ -15,7 +15,8 @@ from argolocal.errors import ConfigError, StorageError
 from argolocal.language import gofmt
 from argolocal.language.expr import ExprError, evaluate
 
-Result = tuple[str, str, dict[str, Any] | None]  # (phase, message, outputs) of a node
+# (phase, message, outputs) of a node
+Result = tuple[str, str, dict[str, Any] | None]
 
 
 def run_data_template(

@@ -20,7 +20,8 @@ from argolocal.pods import web
 # maximum size of a response body; for comparison, an entire Workflow object in a cluster has less
 # than two million bytes
 MAX_BODY_BYTES = 10_000_000
-Result = tuple[str, str, dict[str, Any] | None]  # (phase, message, outputs) of a node
+# (phase, message, outputs) of a node
+Result = tuple[str, str, dict[str, Any] | None]
 ReadSecret = Callable[[str], Mapping[str, str]]
 
 

@@ -201,7 +201,7 @@ def select_entries(backend: Backend, options: ListOptions) -> Sequence[tuple[Ent
 
 
 def matches(entry: Entry, facts: Facts, options: ListOptions) -> bool:
-    """Return True if a run is in a list."""
+    """Return True if a run belongs to the list that a client requests."""
     if not options.matches_name(entry.name) or not options.matches_labels(facts.labels):
         return False
     conditions = [
@@ -332,7 +332,8 @@ def delete_run(backend: Backend, entry: Entry) -> None:
             time.sleep(0.05)
 
     if not files.is_own_folder():
-        files.workflow()  # raises the error of a malformed manifest
+        # raises the error of a malformed manifest
+        files.workflow()
         raise ApiError(
             INTERNAL, f"{files.root} is a link, or its manifest has another name: remove it by hand"
         )

@@ -28,7 +28,8 @@ def test_an_input_without_end_is_refused_and_a_pipe_is_read(tmp_path: Path) -> N
     assert read_file_or_pipe(Path(f"/dev/fd/{reader}"), 100) == b"name: a"
     os.close(reader)
     os.mkfifo(tmp_path / "fifo")
-    assert read_file_or_pipe(tmp_path / "fifo", 100) == b""  # no process writes to it
+    # no process writes to it
+    assert read_file_or_pipe(tmp_path / "fifo", 100) == b""
 
 
 @pytest.mark.fast_cases(4)

@@ -73,7 +73,8 @@ def test_an_update_loses_no_request_and_the_old_version_drains(
     )
     waiting.start()
     wait(kinds, is_rolled_out)
-    since = len(seen) + 1  # one request more is allowed, because a request may be in progress
+    # one request more is allowed, because a request may be in progress
+    since = len(seen) + 1
     waiting.join()
     until("more answers", lambda: len(seen) > since + 20 or failed)
     stop.set()
@@ -295,7 +296,8 @@ def test_a_killed_supervisor_ends_its_pods_and_is_restarted(
     until("nobody to answer", lambda: not is_answering(port, "one"))
 
     def has_new_supervisor() -> bool:
-        cluster.poll()  # send a request as a waiting run does, for example in its verify step
+        # send a request as a waiting run does, for example in its verify step
+        cluster.poll()
         return is_answering(port, "one")
 
     until("version one to answer again", has_new_supervisor)
@@ -318,7 +320,8 @@ def test_deployments_that_down_stopped_run_only_when_applied_or_started_again(
     kinds["Deployment"].apply(make_deployment("one"))
     wait(kinds, lambda _: is_answering(port, "one"))
     cluster.down()
-    Deployments(cluster).start()  # send a request as the next run of the pipeline does
+    # send a request as the next run of the pipeline does
+    Deployments(cluster).start()
     wait(kinds, lambda _: is_answering(port, "one"))
 
 
@@ -343,7 +346,8 @@ def test_the_error_for_a_port_in_use_names_the_port_and_the_remedy(
     kinds["Deployment"].apply(make_deployment("one"))
     kinds["Service"].apply(make_service(port))
     wait(kinds, lambda _: is_answering(port, "one"))
-    kinds["Service"].apply(make_service(port))  # the Service itself uses the port
+    # the Service itself uses the port
+    kinds["Service"].apply(make_service(port))
 
 
 def test_the_error_for_an_unsupported_deployment_names_the_field(cluster: LocalCluster) -> None:

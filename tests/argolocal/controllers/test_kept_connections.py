@@ -151,7 +151,8 @@ class Clients:
     def __init__(self, port: int) -> None:
         self.port = port
         self.over = Event()
-        self.answers: Counter[str] = Counter()  # version or error → count
+        # version or error → count
+        self.answers: Counter[str] = Counter()
         self.thread = Thread(target=lambda: asyncio.run(self.run()))
 
     def __enter__(self) -> "Clients":

@@ -221,7 +221,8 @@ def test_an_object_can_be_created_patched_read_and_deleted(cluster: LocalCluster
         cluster,
     )
 
-    assert status["phase"] == "Succeeded", status  # a missing object counts as deleted
+    # a missing object counts as deleted
+    assert status["phase"] == "Succeeded", status
     assert Controller(cluster, "ConfigMap").get("c") is None
 
 

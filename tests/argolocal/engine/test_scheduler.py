@@ -326,7 +326,8 @@ def test_node_ids_and_pod_names_are_the_same_as_in_argo() -> None:
     assert isinstance(pod, StartPod)
     assert pod.id == f"w-{hash_fnv32a('w.a')}"
     assert pod.pod == f"w-one-{hash_fnv32a('w.a')}"
-    assert hash_fnv32a("wf-0008[0].t2") == 911381529  # node id that a real Argo has computed
+    # node id that a real Argo has computed
+    assert hash_fnv32a("wf-0008[0].t2") == 911381529
 
 
 @pytest.mark.fast_cases(1)

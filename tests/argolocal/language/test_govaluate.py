@@ -21,7 +21,8 @@ HINT = ' (hint: try wrapping the affected expression in quotes ("))'
         # texts are compared alphabetically
         ("'10' > '9'", False),
         ("10 > 9", True),
-        ("prod == prod", True),  # words without quotes are texts
+        # words without quotes are texts
+        ("prod == prod", True),
         ("a != b && !(1 > 2)", True),
         ("7 in (1, 5)", False),
         ("b in (a, b)", True),
@@ -29,7 +30,8 @@ HINT = ' (hint: try wrapping the affected expression in quotes ("))'
         ("dev !~ '^d'", False),
         ("2 * 3 + 1 == 7", True),
         ("10 - 3 - 2 == 5", True),
-        ("false && foo", False),  # the right side is not evaluated
+        # the right side is not evaluated
+        ("false && foo", False),
         ("0x1F == 31", True),
         ("[a b] == 'a b'", True),
         ("'2020-01-01' < '2020-01-02'", True),

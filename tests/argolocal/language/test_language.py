@@ -42,7 +42,8 @@ SCOPE = {
         ("{{inputs.parameters.{{item}}}}", "{{inputs.parameters.x}}"),
         ("{{=asInt(workflow.parameters.num) + 1}}", "8"),
         ("{{=workflow.parameters.num + '1'}}", "71"),
-        ("{{=workflow.parameters.num == 7}}", "false"),  # the values of parameters are texts
+        # the values of parameters are texts
+        ("{{=workflow.parameters.num == 7}}", "false"),
         (
             (
                 "{{=asFloat(tasks.eval.outputs.parameters.auc) >="
@@ -58,7 +59,8 @@ SCOPE = {
         ("{{=5 % 0}} {{=sprig.div(1, 0)}}", "{{=5 % 0}} {{=sprig.div(1, 0)}}"),
         ("{{=9**9**9**9}}", "{{=9**9**9**9}}"),
         ("{{='a' matches '['}}", "{{='a' matches '['}}"),
-        ("{{=retries}}", "{{=retries}}"),  # a later step sets the value of this tag
+        # a later step sets the value of this tag
+        ("{{=retries}}", "{{=retries}}"),
         ("{{=1 < 2 && 'a' != 'b'}}", "true"),
         ("{{=toJson({'b': 1, 'a': '<'})}}", '{"a":"\\u003c","b":1}'),
     ],
@@ -146,7 +148,8 @@ def test_an_expression_has_the_expected_value_and_type(source: str, value: objec
 
 
 @pytest.mark.parametrize(
-    ("source", "result"),  # values computed by expr-lang 1.17.8
+    # values computed by expr-lang 1.17.8
+    ("source", "result"),
     [
         ("1e6 * 2 == 2000000", "true"),
         ("string(1234567.5)", '"1.2345675e+06"'),
@@ -179,7 +182,8 @@ def test_an_expression_has_the_expected_value_and_type(source: str, value: objec
         ("len(1..999999)", "999999"),
         ("map(sortBy([{n: 1}, {n: 3}, {n: 2}], .n, 'desc'), .n)", "[3,2,1]"),
         ("sortBy([3, 1, 2], #, 'asc')", "[1,2,3]"),
-        ("p.text[0]", "195"),  # the index counts bytes
+        # the index counts bytes
+        ("p.text[0]", "195"),
         ("p.text[-1]", "97"),
         ("[first(p.text), last(p.text), get(p.text, 2), get(p.text, 9)]", "[195,97,97,null]"),
         ("splitAfter('a,b,c', ',', 2)", '["a,","b,c"]'),
@@ -227,7 +231,8 @@ def test_results_are_formatted_as_in_go(source: str, result: str) -> None:
         "{a: nil}.a.b ?? 1",
         "5 % 0",
         "5.5 % 2",
-        "'a' matches '\\d'",  # expr-lang needs a double backslash
+        # expr-lang needs a double backslash
+        "'a' matches '\\d'",
         'fromJSON(\'{"a": NaN, "b": 1}\').b',
         "fromBase64('YWI')",
         "len(1..100000000)",
@@ -299,7 +304,8 @@ JOB = {
             False,
         ),
         ("status.replicaStatuses.Worker.succeeded = 2", "status.conditions.2.type = Failed", False),
-        ("status.nope != x", "", True),  # a value at a missing path is different from every value
+        # a value at a missing path is different from every value
+        ("status.nope != x", "", True),
         ("status.nope notin (a,b)", "", True),
         ("!status.nope", "", True),
         # null counts as a value
@@ -366,7 +372,8 @@ def test_a_duration_that_go_rejects_is_an_error(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "number", "name"),  # texts formatted by Go 1.24
+    # texts formatted by Go 1.24
+    ("form", "number", "name"),
     [
         ("h-%v", 5, "h-5"),
         ("host-%04X.x", 254, "host-00FE.x"),

@@ -10,7 +10,8 @@ from argolocal.language.sprig import ARGO_FUNCTIONS
 
 
 @pytest.mark.parametrize(
-    ("source", "result"),  # values computed by expr-lang 1.17.8 and sprig 3.3.0
+    # values computed by expr-lang 1.17.8 and sprig 3.3.0
+    ("source", "result"),
     [
         ("'é1' matches '^\\\\pL\\\\d$'", "true"),
         ("'a\\n' matches 'a$'", "false"),
@@ -39,7 +40,8 @@ def test_a_pattern_matches_as_in_go(source: str, result: str) -> None:
     "source",
     [
         "'abc' matches '['",
-        "'ab' matches '(?=a)b'",  # RE2 does not support look-around
+        # RE2 does not support look-around
+        "'ab' matches '(?=a)b'",
         "'ab' matches '(a)\\\\1'",
         "sprig.regexReplaceAll('(', 'a', 'b')",
     ],

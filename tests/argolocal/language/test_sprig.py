@@ -9,7 +9,8 @@ from argolocal.language.sprig import ARGO_FUNCTIONS
 
 
 @pytest.mark.parametrize(
-    ("source", "result"),  # values computed by sprig 3.3.0
+    # values computed by sprig 3.3.0
+    ("source", "result"),
     [
         ('sprig.title("it\'s ONE a_b x-y")', '"It\'S ONE A_b X-Y"'),
         ("sprig.int('3.7')", "3"),

@@ -77,6 +77,7 @@ def page(home: Path) -> Iterator[PageServer]:
         yield server
 
 
-@pytest.hookimpl(trylast=True)  # close the browser after the end of all fixtures
+# close the browser after the end of all fixtures
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
     close_browser_after(Path(__file__).parent, nextitem)

@@ -309,7 +309,8 @@ def test_an_endless_header_costs_neither_memory_nor_time(tmp_path: Path) -> None
     with pytest.raises(ArchiveError, match="a header of more than"):
         unpack_tar(endless, tmp_path / "in")
     back = make_entry("back", size=-1024)
-    with gzip.open(tmp_path / "back", "wb") as file:  # tarfile would read this header for ever
+    # tarfile would read this header for ever
+    with gzip.open(tmp_path / "back", "wb") as file:
         file.write(make_entry("first").tobuf() + back.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
     with pytest.raises(ArchiveError):
         unpack_tar(tmp_path / "back", tmp_path / "in")

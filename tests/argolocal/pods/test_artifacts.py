@@ -87,7 +87,8 @@ def test_a_tarball_is_unpacked_unless_archive_is_none(s3: Store, tmp_path: Path)
         tar.add(tmp_path / "weights", "weights")
     s3.upload(tmp_path / "model.tar.gz", "model.tar.gz")
     artifacts.load({"name": "a", "s3": {"key": "model.tar.gz"}}, tmp_path / "one", lambda _: s3)
-    assert (tmp_path / "one").read_text() == "w"  # a single entry gets the path of the artifact
+    # a single entry gets the path of the artifact
+    assert (tmp_path / "one").read_text() == "w"
     packed_artifact = {"name": "a", "s3": {"key": "model.tar.gz"}, "archive": {"none": {}}}
     artifacts.load(packed_artifact, tmp_path / "two", lambda _: s3)
     assert (tmp_path / "two").read_bytes() == (tmp_path / "model.tar.gz").read_bytes()
@@ -169,7 +170,8 @@ def test_a_missing_artifact_is_an_error_unless_it_is_optional(s3: Store, tmp_pat
 
 
 def test_archives_are_not_built_next_to_the_output(s3: Store, tmp_path: Path) -> None:
-    path = Path("/proc/version")  # the artifact is on a read-only file system
+    # the artifact is on a read-only file system
+    path = Path("/proc/version")
     artifact = {"name": "a", "path": str(path)}
     assert artifacts.save_artifact(artifact, path, path, tmp_path, "pod", "w", lambda _: s3)
     assert list(tmp_path.iterdir()) == []

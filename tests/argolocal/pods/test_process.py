@@ -307,7 +307,8 @@ def test_the_runner_does_not_follow_a_link_in_a_volume(tmp_path: Path, folder_na
     phase = run_template(template, tmp_path)["phase"]
     # the directory /tmp is private to the pod
     assert phase == "Error" or (folder_name == "input" and str(machine_folder).startswith("/tmp"))
-    machine_folder.rmdir()  # the command fails unless the directory is empty
+    # the command fails unless the directory is empty
+    machine_folder.rmdir()
 
 
 @needs_namespaces

@@ -25,7 +25,8 @@ class Proxy(HttpServer):
 
     def __init__(self) -> None:
         super().__init__(self.answer_of_address)
-        self.answers: dict[str, tuple[int, str]] = {}  # address → (HTTP status, header Location)
+        # address → (HTTP status, header Location)
+        self.answers: dict[str, tuple[int, str]] = {}
 
     def answer_of_address(self, request: Request) -> Answer:
         status, location = self.answers.get(request.path, (200, ""))

@@ -40,7 +40,8 @@ from rekindle.local.services.services import DEFAULT_BUCKET
 from rekindle.storage import Store
 from tests.waiting import until
 
-EXIT_TIMEOUT_S = 3.0  # time limit for the exit of a run's last processes
+# time limit for the exit of a run's last processes
+EXIT_TIMEOUT_S = 3.0
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 CLOCK = ("startedAt", "finishedAt")
 # ports below the range of ephemeral ports
@@ -136,13 +137,15 @@ class Run:
 
     name: str
     home: Path
-    environment: dict[str, str]  # the text includes the address of an object store
+    # the text includes the address of an object store
+    environment: dict[str, str]
     url: str
 
     def __post_init__(self) -> None:
         self.home.mkdir(parents=True)
         self.shared = tempfile.TemporaryDirectory(prefix="rekindle-kills-", dir="/dev/shm")
-        self.notes = Path(self.shared.name)  # use a folder that pods with a private /tmp see
+        # use a folder that pods with a private /tmp see
+        self.notes = Path(self.shared.name)
         bucket = f"kills-{self.home.name}"
         self.cluster = LocalCluster(self.home)
 
@@ -299,7 +302,8 @@ class Run:
             meta = obj["metadata"]
             data = obj.get("data")
             if (meta.get("labels") or {}).get(CONFIG_MAP_TYPE_LABEL):
-                data = sorted(data)  # remove the entries of a cache, which contain times
+                # remove the entries of a cache, which contain times
+                data = sorted(data)
             ended = [
                 condition["type"]
                 for condition in (obj.get("status") or {}).get("conditions") or []
@@ -360,7 +364,8 @@ class Run:
                 if mark in (process / "environ").read_bytes() + b"\0":
                     orphans.append(f"orphan {process.name}: {(process / 'cmdline').read_text()}")
             except OSError:
-                continue  # the process exited or belongs to another user
+                # the process exited or belongs to another user
+                continue
         return orphans
 
 

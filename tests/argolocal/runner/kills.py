@@ -28,7 +28,8 @@ from rekindle.local.services.services import Services
 from tests.argolocal.runner.killed import Run, find_problems, find_restarts, make_workflows
 from tests.http_server import Answer, HttpServer, Request
 
-ANSWER_S = 0.2  # delay of the server of `@URL@`
+# delay of the server of `@URL@`
+ANSWER_S = 0.2
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,8 @@ ERROR = re.compile(
 )
 # texts of Python errors
 INTERNAL = re.compile(r"Traceback|object has no attribute|object is not|<class|unhashable|NoneType")
-CPU_TIMEOUT_S = 20  # maximum time to read a manifest and execute its workflow
+# maximum time to read a manifest and execute its workflow
+CPU_TIMEOUT_S = 20
 
 
 def list_fields(value: Any) -> list[tuple[Any, Any]]:

@@ -173,7 +173,8 @@ def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(
 
         process = start_runner(home, manifest)
         until("the run to begin", journal.exists)
-        finished_counts: dict[str, int] = {}  # step → how often it had been started when it ended
+        # step → how often it had been started when it ended
+        finished_counts: dict[str, int] = {}
 
         for _ in range(2):  # kill the runner again while it resumes
             kill_at(process, journal, journal.stat().st_size + rng.uniform(0, written))
@@ -295,7 +296,8 @@ def test_a_stop_during_a_pod_start_ends_the_pod(
 
     def start(*arguments: Any) -> Any:
         process = start_original(*arguments)
-        os.kill(os.getpid(), signal.SIGTERM)  # the signal is sent before the process is recorded
+        # the signal is sent before the process is recorded
+        os.kill(os.getpid(), signal.SIGTERM)
         return process
 
     monkeypatch.setattr(executor, "start_container", start)

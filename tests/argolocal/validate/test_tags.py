@@ -139,7 +139,8 @@ def test_a_workflow_template_may_get_inputs_and_global_names_from_its_workflow()
     ("text", "spec"),
     [
         ("{{workflow.failures}}", {"onExit": "late", "hooks": {}}),
-        ("{{=toJson(workflow.failures)}}", {}),  # Argo's validation does not check expressions
+        # Argo's validation does not check expressions
+        ("{{=toJson(workflow.failures)}}", {}),
         ("{{workflow.priority}}", {"priority": 0}),
     ],
 )

@@ -39,7 +39,8 @@ def record_code_before(s3: Store, identity: str, **changes: Any) -> None:
 
 def test_the_changed_file_and_package_are_named_with_both_hashes(s3: Store) -> None:
     difference.record_code(s3, facts())
-    difference.record_code(s3, facts())  # the second result has the same code
+    # the second result has the same code
+    difference.record_code(s3, facts())
     assert json.loads(s3.get(f"{difference.CODE_FOLDER}{facts()['code']}")) == code.identity_facts(
         [MODULE]
     )
@@ -68,7 +69,8 @@ def test_a_pinned_image_is_compared_by_its_digest(s3: Store) -> None:
     differences = list_differences(s3, facts(code=digests[0]), facts(code=digests[1]))
     assert differences == [Difference("image", "digest", *digests)]
     pinned = facts(code=digests[0])
-    difference.record_code(s3, pinned)  # nothing is recorded, because the image contains the code
+    # nothing is recorded, because the image contains the code
+    difference.record_code(s3, pinned)
     assert not list(s3.list(f"{difference.CODE_FOLDER}sha256"))
 
 

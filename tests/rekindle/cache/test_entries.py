@@ -38,7 +38,8 @@ def test_an_entry_is_valid_while_its_artifacts_are_complete(s3: Store) -> None:
     s3.put("w-1/prepare/dataset-of-another/part", b"123")
     assert entries.find_valid_entry(s3, recorded.key) == recorded
     assert entries.find_valid_entry(s3, recorded.key, max_age_days=-1) is None
-    s3.delete(["w-1/prepare/dataset/part"])  # delete the artifact as `rekindle prune` does
+    # delete the artifact as `rekindle prune` does
+    s3.delete(["w-1/prepare/dataset/part"])
     assert entries.find_valid_entry(s3, recorded.key) is None
 
 

@@ -121,7 +121,8 @@ class World:
             case "workflow":
                 self.inputs["workflow"] = f"w-{number}"
                 return False
-            case "order":  # the same settings as JSON, with other spaces
+            # the same settings as JSON, with other spaces
+            case "order":
                 self.inputs["table"] = self.inputs["table"].replace(" ", "")
                 return False
             case "image":

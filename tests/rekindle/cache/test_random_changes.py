@@ -63,7 +63,8 @@ class Demo:
         self.versions = dict.fromkeys(CODE, 0)
         self.image = "ab" * 32
         self.on_cluster = False
-        self.results: set[tuple[Any, ...]] = set()  # everything that the recorded results depend on
+        # everything that the recorded results depend on
+        self.results: set[tuple[Any, ...]] = set()
         for name in CODE:
             self._write(name)
 
@@ -89,7 +90,8 @@ class Demo:
             code._list_imports,
             code._source_roots,
         ):
-            function.cache_clear()  # each command runs in its own process
+            # each command runs in its own process
+            function.cache_clear()
 
     def origin(self, task: str) -> tuple[Any, ...]:
         """Return everything that the result of `task` depends on, independently of the cache

@@ -32,7 +32,8 @@ from tests.rekindle.cli.processes import (
 )
 from tests.waiting import until
 
-TIMED_COMMANDS = ("run", "submit", "plan")  # commands that accept the scheduled time of a run
+# commands that accept the scheduled time of a run
+TIMED_COMMANDS = ("run", "submit", "plan")
 HEAVY_MODULES = (
     "torch",
     "hera",
@@ -104,7 +105,8 @@ def test_every_command_has_a_valid_example_and_is_in_the_docs(name: str):
             called = called.commands[args[0]]
             args = args[1:]
 
-        with contextlib.suppress(click.exceptions.Exit):  # `--help` raises Exit
+        # `--help` raises Exit
+        with contextlib.suppress(click.exceptions.Exit):
             called.make_context(name, args)
 
     documents = "\n".join(
@@ -604,7 +606,8 @@ def test_ctrl_c_on_a_terminal_asks_before_it_ends_the_run(tmp_path: Path):
     assert process.poll() is None
     os.set_blocking(terminal, True)
     os.write(terminal, b"y\n")
-    assert process.wait(timeout=25) == 130  # shorter than the grace period of a pod, which is 30 s
+    # shorter than the grace period of a pod, which is 30 s
+    assert process.wait(timeout=25) == 130
 
     try:
         while chunk := os.read(terminal, 65536):

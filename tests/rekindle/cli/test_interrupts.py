@@ -62,7 +62,8 @@ def test_ctrl_c_at_any_import_exits_with_130_without_a_traceback(
         command = [sys.executable, "-c", DRIVER, str(number), *arguments]
         result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         if "left: " in result.stderr and int(result.stderr.rpartition("left: ")[2]) > 0:
-            break  # all imports were done before the signal
+            # all imports were done before the signal
+            break
 
         assert result.returncode == 130, number
         assert result.stderr.strip() == "", number
@@ -113,5 +114,6 @@ def test_steps_of_a_background_run_ignore_no_signal(tmp_path: Path):
     (log,) = tmp_path.glob(".rekindle/runs/four/logs/*.log")
     lines = log.read_text().splitlines()
     (ignored,) = [int(line.split()[-1], 16) for line in lines]
-    assert not ignored & (1 << 31) - 1, lines  # signals above 31 belong to the C library
+    # signals above 31 belong to the C library
+    assert not ignored & (1 << 31) - 1, lines
     assert result.returncode == 1

@@ -342,7 +342,8 @@ def test_the_demo_runs_in_every_folder(project: Project) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # this test executes two complete runs
+# this test executes two complete runs
+@pytest.mark.timeout(900)
 def test_rollback_serves_an_earlier_release(project: Project) -> None:
     name = f"shop-{uuid.uuid4().hex[:6]}"
     shell = Shell(project.prompt.folder, project.prompt.environment | {"REKINDLE_NAME": name})

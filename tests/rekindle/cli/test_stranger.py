@@ -22,7 +22,8 @@ from tests.rekindle.cli.stranger import OWN, Folder, leaf_commands
 from tests.waiting import until
 
 REFUSAL = "was not created here by your own commands"
-FROM_CONFIG = {f"{name}.py" for name in OWN}  # named by a config or a step
+# named by a config or a step
+FROM_CONFIG = {f"{name}.py" for name in OWN}
 CONFIG = "configs/evil.yaml"
 WEEKS = ("--from", "2026-03-01", "--to", "2026-03-31")
 # command → its arguments, and True if it uses the home (directory of runs), and must therefore
@@ -311,7 +312,8 @@ def test_a_replaced_home_is_not_used(folder: Folder):
     assert REFUSAL in rekindle(folder, "status").stderr
     assert folder.executed() == set()
     shutil.rmtree(folder.home)
-    folder.home.mkdir()  # an empty home is used, because it cannot do any harm
+    # an empty home is used, because it cannot do any harm
+    folder.home.mkdir()
     assert rekindle(folder, "put", "../secret").returncode == 0
 
 

@@ -48,7 +48,8 @@ class ApiServer:
         self.kubeconfig = folder / "kubeconfig"
         self.namespace = namespace
         self.changed = threading.Condition()
-        self.objects: dict[str, dict[str, Object]] = {}  # collection → name → object
+        # collection → name → object
+        self.objects: dict[str, dict[str, Object]] = {}
         self.history: list[tuple[int, str, str, Object]] = []
         self.version = 100
         self.oldest = 0
@@ -58,9 +59,11 @@ class ApiServer:
         # (pod, container) → time, text
         self.logs: dict[tuple[str, str], list[tuple[str, str]]] = {}
         self.ended: set[tuple[str, str]] = set()
-        self.requests: list[tuple[str, str, Object]] = []  # method, path with its query, body
+        # method, path with its query, body
+        self.requests: list[tuple[str, str, Object]] = []
         self.tokens: set[str | None] = set()
-        self.fixed: dict[str, Object] = {}  # path → object outside the namespace
+        # path → object outside the namespace
+        self.fixed: dict[str, Object] = {}
         self.port = 0
 
     def __enter__(self) -> Self:

@@ -17,7 +17,8 @@ from tests.commands import ROOT
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.workflows import WORKFLOWS_AT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # this test starts two dozen commands
+# this test starts two dozen commands
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 CONFIG = [
     "configs/demo.yaml",
     "--set",

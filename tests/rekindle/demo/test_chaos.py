@@ -28,7 +28,8 @@ def demo_processes(folder: Path) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # the demo makes eight attacks, each with restarts of processes
+# the demo makes eight attacks, each with restarts of processes
+@pytest.mark.timeout(600)
 def test_attacks_do_not_change_the_weights(tmp_path: Path, s3_environment: dict[str, str]):
     environ = {**os.environ, **s3_environment, "REKINDLE_HOME": str(tmp_path / "home")}
     command = [

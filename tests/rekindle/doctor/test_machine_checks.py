@@ -28,7 +28,8 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_complete_machine_passes_all_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "MIN_DISK_BYTES", 0)  # machines of CI have fewer resources
+    # machines of CI have fewer resources
+    monkeypatch.setattr(doctor, "MIN_DISK_BYTES", 0)
     checks = doctor.check_machine(tmp_path)
     assert [str(check) for check in checks if not check.ok and check.required] == []
     store = next(str(check) for check in checks if check.name == "object store")
@@ -79,7 +80,8 @@ def test_the_check_names_all_missing_and_outdated_packages(monkeypatch: pytest.M
 
 
 def test_too_little_shared_memory_is_only_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REKINDLE_SHM", "/sys")  # the folder is on a file system without free space
+    # the folder is on a file system without free space
+    monkeypatch.setenv("REKINDLE_SHM", "/sys")
     check = doctor.check_shared_memory(Path())
     assert not check.ok
     assert not check.required

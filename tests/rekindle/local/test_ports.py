@@ -20,7 +20,8 @@ LISTEN = (
     "import os, socket, sys; socket.create_server((os.environ['POD_IP'],"
     " int(sys.argv[1][7:]))).accept()"
 )
-JOB_PORT = 9999  # default port of an XGBoostJob
+# default port of an XGBoostJob
+JOB_PORT = 9999
 
 
 @pytest.fixture

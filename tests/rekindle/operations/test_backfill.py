@@ -144,7 +144,8 @@ def test_a_backfill_of_runs_on_the_same_data_says_so_once_before_the_first_run(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # this test executes two dozen runs
+# this test executes two dozen runs
+@pytest.mark.timeout(1800)
 def test_twelve_weeks_that_are_killed_ten_times_give_the_same_table(project: Shell) -> None:
     command = f"rekindle backfill configs/shop.yaml {TWELVE_WEEKS} -o json"
     expected, table = survive(

@@ -205,7 +205,8 @@ def test_a_rollback_loses_no_request_and_refuses_impossible_versions(model: Mode
     with pytest.raises(ConfigError, match='the model "sales" is not served'):
         roll_back(LocalObjects(model.cluster), model.store, "sales", "", 1, lambda _: None)
 
-    assert model.roll_back("1")["before"] == ""  # version 1 is already serving
+    # version 1 is already serving
+    assert model.roll_back("1")["before"] == ""
     assert model.state == ("1", "1", {"1": 1, "2": 0}, False)
 
 
@@ -384,7 +385,8 @@ def test_a_rollback_refused_by_mlflow_changes_nothing(model: Model, mlflow_serve
     for _ in range(2):
         model.release()
     original = model.state
-    with Proxy(mlflow_server, "127.0.0.7") as proxy:  # MLflow refuses requests to this host
+    # MLflow refuses requests to this host
+    with Proxy(mlflow_server, "127.0.0.7") as proxy:
         result = model.run_rollback(model.name, MLFLOW_TRACKING_URI=proxy.url)
     assert result.returncode == 1, result.stderr
     assert "refused: PERMISSION_DENIED: the host is" in result.stderr, result.stderr

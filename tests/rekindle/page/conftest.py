@@ -8,6 +8,7 @@ from tests.browser import browser as browser
 from tests.browser import close_browser_after
 
 
-@pytest.hookimpl(trylast=True)  # close the browser after the end of all fixtures
+# close the browser after the end of all fixtures
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
     close_browser_after(Path(__file__).parent, nextitem)

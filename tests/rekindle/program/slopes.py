@@ -23,7 +23,8 @@ class Model(Section):
 
 class Instance(BaseModel):
     x: float
-    about: bool = False  # True: the prediction is whether torch was imported
+    # True: the prediction is whether torch was imported
+    about: bool = False
 
 
 def mean_error(predictions: Any, truths: Any) -> float:

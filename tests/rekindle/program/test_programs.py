@@ -205,7 +205,8 @@ def undisturbed(
     return train
 
 
-@pytest.mark.slow  # the fast tests of test_agent.py kill a pod of the same program
+# the fast tests of test_agent.py kill a pod of the same program
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_killed_process_costs_only_the_steps_since_the_last_save(
     name: str, start_pods: StartPods, s3: Store

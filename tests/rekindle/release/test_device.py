@@ -8,7 +8,8 @@ import torch
 from rekindle.release.device import describe_numerics, move_model
 
 CPU = torch.device("cpu")
-META = torch.device("meta")  # a device of torch that has no memory, which simulates an accelerator
+# a device of torch that has no memory, which simulates an accelerator
+META = torch.device("meta")
 
 
 class Devices(torch.nn.Module):

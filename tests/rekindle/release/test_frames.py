@@ -312,7 +312,8 @@ def test_what_the_server_refuses_mlflow_refuses_by_its_name(
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([{"three": None}], None),  # as in the server, the default does not replace null
+        # as in the server, the default does not replace null
+        ([{"three": None}], None),
         ([{}], 3),
         ([{}, {"three": 4}], 3),  # NaN
         (objects([FULL_INSTANCE | {"three": pd.NA}]), 3),

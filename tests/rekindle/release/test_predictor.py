@@ -24,7 +24,8 @@ def release(tmp_path: Path) -> Path:
     facts = {"classes": 3}
     network = images.model(images.Model(), facts)
     with torch.no_grad():
-        network(torch.tensor(ROWS)[:, None])  # this call updates the buffers of BatchNorm
+        # this call updates the buffers of BatchNorm
+        network(torch.tensor(ROWS)[:, None])
     save_file(network.state_dict(), tmp_path / "model.safetensors")
     sha256 = hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
     card = {"sha256": sha256, "workload": images.__name__, "model": {"width": 5}}

@@ -310,7 +310,8 @@ def test_a_change_of_code_that_the_workload_imports_is_released(
 
     def digests() -> list[str]:
         for function in (code._sha256, code._list_imports):
-            function.cache_clear()  # each run has its own process
+            # each run has its own process
+            function.cache_clear()
         names = ("serving_own", "serving_pack")
         files = (tmp_path / "serving_own.py", tmp_path / "serving_pack/__init__.py")
         modules = [ModuleType(name) for name in names]

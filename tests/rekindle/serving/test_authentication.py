@@ -15,7 +15,8 @@ TOKENS = "first-token\nsecond-token"
 @pytest.fixture(scope="module")
 def token_server(sha256: str) -> Iterator[RunningServer]:
     with RunningServer(f"--model={SERVER_PREFIX}", REKINDLE_TOKEN=TOKENS) as running:
-        running.until_ready()  # probes need no token
+        # probes need no token
+        running.until_ready()
         yield running
 
 

@@ -291,7 +291,8 @@ def test_a_request_that_begins_in_the_grace_period_is_answered_after_it(
     server, kept_connections = draining
     slow_client, *idle_clients = kept_connections
     slow_client.sendall((HEAD + BODY)[:sent_bytes])
-    assert {client.recv(1) for client in idle_clients} == {b""}  # the grace period has ended
+    # the grace period has ended
+    assert {client.recv(1) for client in idle_clients} == {b""}
     slow_client.sendall((HEAD + BODY)[sent_bytes:])
     status, head = receive(slow_client)
     assert status == 200
@@ -308,7 +309,8 @@ def test_an_idle_connection_is_closed_after_the_grace_period(
     assert {client.recv(1) for client in kept_connections} == {b""}
     code, log = server.end()
     assert code == 0, log
-    assert log.count("\n") == 1, log  # the log contains only the line about the served model
+    # the log contains only the line about the served model
+    assert log.count("\n") == 1, log
 
 
 @pytest.mark.slow

@@ -68,7 +68,8 @@ def test_the_answer_has_the_version_and_sha256_of_the_model(
     assert answer.status_code == 200
     assert answer.headers["model-sha256"] == sha256
     assert answer.headers["model-version"] == "7"
-    assert answer.headers["model-data-until"] == "2024-03-01T00:00:00+00:00"  # the data cut-off
+    # the data cut-off
+    assert answer.headers["model-data-until"] == "2024-03-01T00:00:00+00:00"
     assert [prediction["id"] for prediction in answer.json()["predictions"]] == [3, "a"]
 
 
@@ -468,7 +469,8 @@ def test_after_sigterm_requests_in_flight_and_new_requests_are_answered(
         assert in_flight.result().status_code == 200
         code, log = server.end()
         assert code == 0, log
-        assert log.count("\n") == 1, log  # the log starts with the line about the served model
+        # the log starts with the line about the served model
+        assert log.count("\n") == 1, log
         assert log.startswith(f"serving echo version 7 (sha256 {sha256[:12]})")
 
 

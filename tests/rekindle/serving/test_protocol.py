@@ -14,7 +14,8 @@ from tests.rekindle.serving.running import PREDICT, RunningServer, connect, pref
 PREFIX = prefix_of("protocol")
 BODY = b'{"instances": [{"id": "a"}]}'
 GET = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
-Answers = list[tuple[int, dict[str, str], bytes]]  # status, headers and body of each answer
+# status, headers and body of each answer
+Answers = list[tuple[int, dict[str, str], bytes]]
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,8 @@ CHUNKED = post("transfer-encoding: chunked", body=b"")
 def test_an_endless_head_is_rejected(server: RunningServer, start: bytes, piece: bytes) -> None:
     with connect(server) as client:
         client.sendall(start)
-        with suppress(ConnectionError):  # the server may have closed the connection
+        # the server may have closed the connection
+        with suppress(ConnectionError):
             for _ in range(12):
                 client.sendall(piece * (2048 // len(piece)))
         # a connection that is closed before the last piece was read is reset after the answer

@@ -22,7 +22,8 @@ from tests.waiting import until
 
 ROOT = str(Path(__file__).parents[3])
 if ROOT not in sys.path:
-    sys.path.append(ROOT)  # the processes inherit sys.path, and import the toy workload
+    # the processes inherit sys.path, and import the toy workload
+    sys.path.append(ROOT)
 TOY = "tests.rekindle.training.toy"
 DATASET = "toy/dataset"
 # the digest of the dataset that `toy.write` makes

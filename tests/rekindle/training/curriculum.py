@@ -23,7 +23,8 @@ class Numbers(toy.Numbers):
     requests = 0
 
     def batch(self, indices: Any) -> tuple[Any, ...]:
-        self.requests += 1  # these requests belong to a step that is not finished
+        # these requests belong to a step that is not finished
+        self.requests += 1
         rows, targets = super().batch(indices)
         return rows * (1 + self.shift / 1000), targets
 

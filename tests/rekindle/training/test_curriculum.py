@@ -14,7 +14,8 @@ def test_a_stateful_loader_continues_from_its_state(crew: Crew, s3: Store) -> No
     coordinator = crew.start_coordinator(argv)
     a, b = (crew.start_worker(name, argv, TOY_HOLD="20 60") for name in "ab")
     crew.wait_until_held(20, a, b)
-    a.send(signal.SIGKILL)  # in the middle of a step, which worker b repeats
+    # in the middle of a step, which worker b repeats
+    a.send(signal.SIGKILL)
     crew.release(20)
     crew.wait_until_held(60, b)
     b.send(signal.SIGKILL)

@@ -347,7 +347,8 @@ def test_logs_of_deleted_pods_are_read_from_the_archive(
         for name, kind, key in (
             ("prepare", "Pod", "demo/demo-prepare-1/main.log"),
             ("evaluate", "Pod", "demo/gone/main.log"),
-            ("train", "Retry", "demo/train/main.log"),  # the logs of the last attempt of the step
+            # the logs of the last attempt of the step
+            ("train", "Retry", "demo/train/main.log"),
         )
     }
 

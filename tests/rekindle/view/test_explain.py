@@ -173,7 +173,8 @@ def test_with_prices_explain_reports_the_same_costs_here_and_on_a_cluster(
     monkeypatch.chdir(tmp_path)
     sets = ["families=[transformer]", "cluster.pods.train.preset=[gke-spot,gpu]"]
     manifest = render_manifest(load_config(project.REFERENCE / "configs/cluster.yaml", sets).config)
-    (tmp_path / PRICES_FILE).unlink()  # the manifest of the run contains its own prices
+    # the manifest of the run contains its own prices
+    (tmp_path / PRICES_FILE).unlink()
     make_run(tmp_path, s3, "fraud", [*EVENTS, COMPLETE], manifest)
     text = explain_run(tmp_path, "fraud", as_json=False)
     assert "The training cost 0.00060 USD: 0.00043 trained, 0.00017 waited." in text

@@ -378,7 +378,8 @@ def test_a_permanent_failure_ends_the_run_and_keeps_the_served_model(step: str) 
         )
     )
     assert run.phase == "Failed"
-    assert run.started.count(step) == 1  # no retry is made, because it would not help
+    # no retry is made, because it would not help
+    assert run.started.count(step) == 1
     assert not {"deployment", "service"} & set(run.started)
     # the exit handler records the end of the run in MLflow, and deletes the training job
     assert set(run.started[-2:]) == {"report", "delete"}

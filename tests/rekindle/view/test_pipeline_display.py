@@ -82,7 +82,8 @@ def test_a_second_signal_ends_a_busy_run(tmp_path: Path, signal_number: int):
     pods = wait_until_started(process, tmp_path)
     wait_until_busy(process, 0.5)
     process.send_signal(signal_number)
-    wait_until_busy(process, 1)  # the second signal is sent at least half a second later
+    # the second signal is sent at least half a second later
+    wait_until_busy(process, 1)
     process.send_signal(signal_number)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal_number, output

@@ -49,7 +49,8 @@ def test_the_family_of_the_trees_scores_by_the_log_odds_of_the_trees() -> None:
 def test_a_later_transaction_does_not_change_a_score(model: FraudModel):
     features = torch.randn(2, 40, FEATURES)
     changed = features.clone()
-    changed[:, 30:] = 1e30  # any values may follow the rows of a card in memory
+    # any values may follow the rows of a card in memory
+    changed[:, 30:] = 1e30
     assert torch.equal(score_all(model, features)[:, :30], score_all(model, changed)[:, :30])
 
 

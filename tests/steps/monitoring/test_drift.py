@@ -115,7 +115,8 @@ def test_replayed_rows_and_requests_before_the_promotion_do_not_count(
     client = ModelClient(model.server.url, "echo", about["sha256"], deadline_seconds=math.inf)
     client.predict({"instances": ids(300, 100, 199)})
     assert "0 instances" in check_drift(model).reason
-    model.server.predict(*ids(300, 100, 199))  # these requests count as copies, as for a shadow
+    # these requests count as copies, as for a shadow
+    model.server.predict(*ids(300, 100, 199))
     reset_counts(s3, model.name, about["version"])
     model.server.predict(*ids(250))
     outcome = check_drift(model)

@@ -28,7 +28,8 @@ class Weeks:
     """The scheduled runs of one pipeline, each with its own MLflow run."""
 
     def __init__(self, folder: Path) -> None:
-        self.name = f"bills_{uuid4().hex[:6]}"  # each test imports its own module
+        # each test imports its own module
+        self.name = f"bills_{uuid4().hex[:6]}"
         self.module = folder / f"{self.name}.py"
         self.source = folder / "bills.txt"
         self.module.write_text(workload("", PREPARE))

@@ -56,7 +56,7 @@ def list_labels(graph: Graph) -> list[str]:
 
 
 def parse_query(toggle: str) -> dict[str, str]:
-    """Return the parameters of an address."""
+    """Return the query parameters of a URL."""
     return {
         name: values[0] for name, values in parse_qs(toggle[1:], keep_blank_values=True).items()
     }

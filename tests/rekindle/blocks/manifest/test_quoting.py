@@ -34,7 +34,8 @@ HOSTILE_TEXTS = (
 )
 WRITE = "import json, sys; open('/tmp/value', 'w').write(json.loads(sys.argv[1]))"
 OUTPUT = {"parameters": [{"name": "value", "value": "{{tasks.write.outputs.parameters.value}}"}]}
-BOOLEAN = re.compile(r"[^?]*(==|!=|>|<)[^?]*")  # the value of a comparison is either true or false
+# the value of a comparison is either true or false
+BOOLEAN = re.compile(r"[^?]*(==|!=|>|<)[^?]*")
 INTEGER = re.compile(r"asInt\(.*\)|[\w.]+ [-+] asInt\(.*\)")
 
 

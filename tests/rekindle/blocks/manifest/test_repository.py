@@ -142,7 +142,8 @@ def test_an_object_of_many_gigabytes_is_not_unpacked(
 ):
     name = "ab" * 20
     folder = repository / ".git/objects/ab"
-    folder.mkdir(exist_ok=True)  # the object may already be in the repository by chance
+    # the object may already be in the repository by chance
+    folder.mkdir(exist_ok=True)
     (folder / name[2:]).write_bytes(zlib.compress(b"commit %d\0" % (3 << 30)))
     (repository / ".git/refs/heads/main").write_text(f"{name}\n")
     assert read_git_sha() == ""

@@ -42,7 +42,8 @@ def test_scheduled_runs_do_not_overlap_and_missed_runs_are_started_late() -> Non
     assert spec["failedJobsHistoryLimit"] == 3
     assert spec["schedules"] == ["30 2 * * 0"]
     assert spec["timezone"] == "Europe/Paris"
-    assert "schedule" not in spec  # Argo 4 supports only the list `schedules`
+    # Argo 4 supports only the list `schedules`
+    assert "schedule" not in spec
 
 
 @pytest.mark.parametrize(

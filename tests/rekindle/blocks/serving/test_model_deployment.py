@@ -107,7 +107,8 @@ def test_verify_waits_at_least_for_the_startup_limit_of_a_server() -> None:
         availableReplicas=1,
     )
 
-    unobserved = old | {"metadata": {"generation": 2}}  # this status was recorded from a cluster
+    # this status was recorded from a cluster
+    unobserved = old | {"metadata": {"generation": 2}}
     assert evaluate_conditions(unobserved, SUCCESS, ",".join(FAILURE))[0]
     templates = {each["name"]: each for each in MANIFEST["spec"]["templates"]}
     verify = next(each for each in templates["promote"]["dag"]["tasks"] if each["name"] == "verify")

@@ -207,7 +207,8 @@ def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(
     wait(controllers, lambda _: not Path(f"/proc/{first_pid}").exists())
     controllers[kind].apply({**resumed_set, "spec": resumed_set["spec"] | {"suspend": False}})
     wait(controllers, lambda _: pid(controllers, "js-worker-0-0") not in (0, first_pid))
-    resumed = [("Suspended", "False")]  # the status of a TrainJob follows the status of its JobSet
+    # the status of a TrainJob follows the status of its JobSet
+    resumed = [("Suspended", "False")]
 
     wait(
         controllers,

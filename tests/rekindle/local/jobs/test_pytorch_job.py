@@ -199,7 +199,8 @@ def test_exit_codes_below_128_fail_the_job_with_the_reason(jobs: TrainingJobs) -
 
 
 def test_exit_codes_from_128_recreate_the_pod(jobs: TrainingJobs) -> None:
-    tried = Path(tempfile.mkdtemp(dir="/dev/shm"))  # the folder is shared by pods and the machine
+    # the folder is shared by pods and the machine
+    tried = Path(tempfile.mkdtemp(dir="/dev/shm"))
     program = (
         f"import pathlib, sys; p, own = pathlib.Path({str(tried)!r}), pathlib.Path('/tmp/own')\n"
         "assert not own.exists(); own.touch(); again = not p.exists(); again or p.rmdir()\n"

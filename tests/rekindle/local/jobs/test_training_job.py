@@ -78,7 +78,8 @@ WHERE = {
 FIRST = {
     "TFJob": ("chief-0", 6),
     "XGBoostJob": ("master-0", 6),
-    "PaddleJob": ("master-0", 5),  # a PaddleJob does not number its workers
+    # a PaddleJob does not number its workers
+    "PaddleJob": ("master-0", 5),
     "JAXJob": ("worker-0", 6),
 }
 # a program that starts a process in every slot of the hostfile, like mpirun, and prints their

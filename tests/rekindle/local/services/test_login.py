@@ -155,7 +155,8 @@ def test_a_browser_logs_in_by_the_printed_address_and_keeps_a_cookie(mlflow: Mlf
         "Sec-Fetch-Dest": "document",
     }
 
-    assert mlflow.status("/", login | link) == 200  # the link is in a notebook on another port
+    # the link is in a notebook on another port
+    assert mlflow.status("/", login | link) == 200
 
 
 def test_other_pages_cannot_use_the_login_of_a_browser(mlflow: Mlflow) -> None:

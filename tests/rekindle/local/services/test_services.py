@@ -49,7 +49,8 @@ def test_a_command_killed_while_it_records_a_service_leaves_no_orphan(services: 
     assert (
         subprocess.run([sys.executable, "-c", command, services.home]).returncode == -signal.SIGKILL
     )
-    store(services).put("key", b"value")  # an orphan would hold the lock of the service's folder
+    # an orphan would hold the lock of the service's folder
+    store(services).put("key", b"value")
     until("the orphan to exit", lambda: [record(services, "s3").pid] == serving(services))
     services.start("s3")
     assert [record(services, "s3").pid] == serving(services)

@@ -186,7 +186,8 @@ def test_a_training_takes_its_fixed_seconds_and_the_seconds_of_its_steps(
         )
         record_training(s3, name, seconds=90.0, steps=180, samples=960)
 
-    sources = ForecastSources(tmp_path, None)  # the environment names the object store
+    # the environment names the object store
+    sources = ForecastSources(tmp_path, None)
 
     def plan(*sets: str) -> dict[str, TaskForecast]:
         return read_forecasts(forecast_run(sources, render_digits(*sets), {}))

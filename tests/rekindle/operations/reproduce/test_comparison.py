@@ -22,7 +22,8 @@ MODEL: dict[str, Any] = {
     "fingerprint": {"torch": "2.8", "data": "d1"},
 }
 CURVE: LossCurve = {1: 2.5, 2: 1 / 3}
-Models = dict[str, tuple[dict[str, Any], LossCurve]]  # task → changes of model.json, curve
+# task → changes of model.json, curve
+Models = dict[str, tuple[dict[str, Any], LossCurve]]
 
 
 def store_run(s3: Store, models: Models) -> str:

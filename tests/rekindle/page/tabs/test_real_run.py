@@ -56,7 +56,8 @@ def test_a_training_is_shown_while_it_runs_and_after_it(home: Path, browser: Bro
 
             charts = server.get(f"/runs/{name}/curves").json()["charts"]
             titles = {chart["title"]: len(chart["series"]) for chart in charts}
-            assert titles["loss"] == 2  # the page has curves of the training and of the validation
+            # the page has curves of the training and of the validation
+            assert titles["loss"] == 2
             assert {"learning rate", "steps per second"} <= titles.keys()
 
             cost = server.get(f"/runs/{name}/cost").json()

@@ -63,7 +63,8 @@ def test_a_few_bytes_do_not_fill_the_memory_of_the_pod() -> None:
         tracemalloc.stop()
 
 
-DOUBLED_TUPLES = b"K\x01" + 100 * b"2\x86"  # 2**100 numbers, as 100 nested pairs of one tuple
+# 2**100 numbers, as 100 nested pairs of one tuple
+DOUBLED_TUPLES = b"K\x01" + 100 * b"2\x86"
 FROM_MEMO = b"K\x01\x94" + b"".join(b"h" + bytes([number]) + b"\x86\x94" for number in range(100))
 
 

@@ -16,7 +16,8 @@ from random import Random
 
 from tests.proxy import Proxy, Write
 
-OUTAGE_S = 2.0  # outage of a service that the command survives
+# outage of a service that the command survives
+OUTAGE_S = 2.0
 DEADLINE_S = 240.0
 
 
@@ -28,7 +29,8 @@ class Moment:
     number: int
     is_before: bool
     kill: bool
-    name: str = ""  # counts only changes whose name contains this
+    # counts only changes whose name contains this
+    name: str = ""
 
     @classmethod
     def draw(cls, draw: Random, max_number: int) -> "Moment":

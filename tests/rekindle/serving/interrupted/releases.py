@@ -61,7 +61,8 @@ class Project:
         self.settings.update({name: proxy.url for name, proxy in self.proxies.items()})
         self.cluster = LocalCluster(folder / ".rekindle")
         self.kinds = self.cluster.kinds.controllers(self.cluster, self.cluster.home / "run")
-        self.changes = 0  # number of changes of an undisturbed release
+        # number of changes of an undisturbed release
+        self.changes = 0
 
     def __enter__(self) -> Self:
         for proxy in self.proxies.values():

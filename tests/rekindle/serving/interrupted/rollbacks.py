@@ -34,7 +34,8 @@ INSTANCE = "app.kubernetes.io/instance"
 # changes of an undisturbed rollback
 RELEASES = 3
 CHANGES = 11
-REPLICAS = 3  # number of pods that the autoscaler has chosen
+# number of pods that the autoscaler has chosen
+REPLICAS = 3
 APPS, CORE, AUTOSCALING = (
     f"/{api}/namespaces/models" for api in ("apis/apps/v1", "api/v1", "apis/autoscaling/v2")
 )

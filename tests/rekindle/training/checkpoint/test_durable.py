@@ -223,7 +223,8 @@ def test_the_next_rank_0_makes_the_checkpoint_that_the_previous_one_left_incompl
     for rank in (0, 1):
         assert not members[rank].is_due()
         set_state(members[rank], 7)
-    members[1].save_if_due(RankAndGroupSize(1, 2), is_durable=True)  # rank 0 is killed at this time
+    # rank 0 is killed at this time
+    members[1].save_if_due(RankAndGroupSize(1, 2), is_durable=True)
     assert finish_upload(members[1])
     assert not list_keys(members[1], "manifests/")
     assert members[1].is_due()
@@ -247,7 +248,8 @@ def test_another_runs_checkpoints_are_rejected_and_unchanged(
     for other in (open_checkpoints(identity="cd" * 32), open_checkpoints(width=41)):
         with pytest.raises(ConfigError, match="belongs to another run"):
             restore_alone(other)
-        set_state(other, 9)  # another run must not write to the same prefix, either
+        # another run must not write to the same prefix, either
+        set_state(other, 9)
         assert not other.upload_current_state(RankAndGroupSize(0, 1), get_remaining_seconds)
         assert "belongs to another run" in capsys.readouterr().err
     assert objects == {

@@ -121,7 +121,8 @@ def expect_after_cut(end: int) -> tuple[int, int]:
     """Return the newest intact step and the number of damaged steps after a cut of a file that
     contains the steps 6, 4 and 5 in this order."""
     if end < snapshot_file.PAGE_BYTES:
-        return -1, int(end > 0)  # an empty file counts as a missing file
+        # an empty file counts as a missing file
+        return -1, int(end > 0)
     ends = {
         6: slot_offset(0) + SIZE + 8,
         4: slot_offset(1) + SIZE + 8,
@@ -196,7 +197,8 @@ def test_any_damaged_byte_is_reported_and_the_previous_snapshot_used(
     assert all(str(path) in text for text in damage)
     reopened_file = open_file(path)
     list(reopened_file.read())
-    reopened_file.reserve()  # the next process uses the intact slot
+    # the next process uses the intact slot
+    reopened_file.reserve()
     write_steps(reopened_file, 7)
     reopened_file.close()
     assert read_newest(path)[0] == 7
@@ -296,7 +298,8 @@ def test_only_unneeded_files_are_removed(shared_folder: Path) -> None:
 
     process.send_signal(signal.SIGSTOP)
     os.utime(held, (0, 0))
-    assert snapshot_file.remove_stale_files(other) == []  # the run may be resumed after any time
+    # the run may be resumed after any time
+    assert snapshot_file.remove_stale_files(other) == []
     assert snapshot_file.remove_stale_files(run) == [old_path]
     assert snapshot_file.remove_run_files(run) == [dead]
     process.kill()
@@ -344,7 +347,8 @@ def test_the_last_step_survives_a_process_that_dies_while_it_records_the_next(
 
     for position in range(snapshot_file.LAST_STEP_OFFSET, snapshot_file.LAST_STEP_OFFSET + 16):
         damaged_bytes = bytearray(data)
-        damaged_bytes[position] ^= 1  # damage the record of step 8, which is even
+        # damage the record of step 8, which is even
+        damaged_bytes[position] ^= 1
         path.write_bytes(damaged_bytes)
         last_step = open_file(path).last_step
         assert last_step

@@ -220,7 +220,8 @@ def test_the_workers_of_a_pod_with_several_gpus_share_its_cost():
         summarize(*start("x-worker-0", "x-worker-0/1"), (3, "complete", {"step": 1})),
         make_tariff({"Worker": pod}),
     )
-    assert bill.total == 2 * 3  # two GPUs for three seconds
+    # two GPUs for three seconds
+    assert bill.total == 2 * 3
 
 
 @pytest.mark.parametrize(

@@ -321,7 +321,8 @@ def _create_pair(port: int, rank: int) -> Any:
     return create_process_group(store, rank, 2, torch.device("cpu"), "127.0.0.1")
 
 
-@pytest.mark.timeout(90)  # gloo itself would wait for ten minutes
+# gloo itself would wait for ten minutes
+@pytest.mark.timeout(90)
 def test_a_receiver_does_not_wait_for_a_sender_that_died_within_a_message(crew: Crew) -> None:
     import torch
 

@@ -33,7 +33,8 @@ def test_the_sum_equals_the_tree_sum_bit_for_bit_and_keeps_the_gradients(leaves:
     state = TrainingState(
         nn.Linear(37, 5), TrainConfig.model_validate({"virtual_workers": leaves, "workers": 1}), CPU
     )
-    unused: Any = None  # the group needs neither data nor checkpoints in this test
+    # the group needs neither data nor checkpoints in this test
+    unused: Any = None
     group = TrainingGroup(StaticGroup(CPU, ledger=None), state, unused, unused, threading.Event())
 
     for _ in range(2):  # the second iteration reuses the buffers of the first iteration

@@ -52,7 +52,8 @@ def find_group_pids(group_id: int) -> list[int]:
     """Return the pids of a process group, except zombies."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # the process has just exited in the meantime
+        # the process has just exited in the meantime
+        with suppress(OSError):
             state, _, number = path.read_text().rpartition(")")[2].split()[:3]
             if int(number) == group_id and state != "Z":
                 pids.append(int(path.parent.name))

@@ -141,7 +141,8 @@ def test_workers_that_do_not_return_to_a_restarted_coordinator_count_as_lost():
     )
 
     assert list_worker_seconds(summary, "b") == (2, 2, 0)
-    assert list_worker_seconds(summary, "a") == (27 + 1, 2, 1.1)  # step 270 was made at second 29
+    # step 270 was made at second 29
+    assert list_worker_seconds(summary, "a") == (27 + 1, 2, 1.1)
     assert [(i.kind, i.name, i.why) for i in summary.incidents] == [
         ("coordinator", "c2", ""),
         ("lost", "b", "unseen"),

@@ -144,7 +144,8 @@ def test_many_unverified_connections_do_not_fill_memory_or_block_workers(crew: C
             socket.create_connection(address) for _ in range(3 * MAX_UNVERIFIED_CONNECTIONS)
         ]
         for stranger in strangers:
-            with suppress(OSError):  # closed by the coordinator
+            # closed by the coordinator
+            with suppress(OSError):
                 stranger.sendall(b"x" * 400)
 
         with client.connect_to_coordinator(address) as worker:

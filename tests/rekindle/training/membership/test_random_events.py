@@ -29,7 +29,8 @@ class Run(RuleBasedStateMachine):
         # workers that train, instead of waiting for the next group
         self.training: set[str] = set()
         self.frozen: set[str] = set()
-        self.dropped: set[str] = set()  # live workers that the coordinator has dropped
+        # live workers that the coordinator has dropped
+        self.dropped: set[str] = set()
         self.published: dict[int, tuple[str, ...]] = {}
         self.step = 0
 

@@ -117,7 +117,8 @@ def test_no_worker_is_dropped_while_one_restores_a_large_state() -> None:
     live(1, 100, busy="a")
     assert set(membership.alive_workers) == set("abcd")
     assert not membership.must_abort
-    live(100, 121)  # at this time, a hangs, but b and c do not
+    # at this time, a hangs, but b and c do not
+    live(100, 121)
     assert ("b", {"open": 2, "hard": True}) in membership.outbox
 
     for worker in "bc":
@@ -280,7 +281,8 @@ def test_crashes_of_workers_with_new_names_end_the_run() -> None:
     for worker in "abc":
         assert membership.verdict is None
         membership.report_error(worker, "boom", 1)
-        membership.step = 0  # the state was restored, but no step was completed
+        # the state was restored, but no step was completed
+        membership.step = 0
     assert membership.verdict
 
 
@@ -403,7 +405,8 @@ def test_a_false_claim_of_one_worker_does_not_stop_the_others(
     for worker in "" if restarted else "ab":
         membership.heartbeat(3.2, worker, 7)
 
-    membership.tick(3.2)  # the invented members have been silent for so long that they are dropped
+    # the invented members have been silent for so long that they are dropped
+    membership.tick(3.2)
     opened = 1
     for worker in "ab" if restarted else "":
         membership.join(

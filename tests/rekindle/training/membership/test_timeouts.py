@@ -194,7 +194,8 @@ def test_a_group_without_steps_is_probed_after_hung_seconds() -> None:
 def test_a_silent_worker_is_dropped_after_silence_seconds() -> None:
     membership = publish_group("a", "b", silence_seconds=2)
     membership.heartbeat(3, "a", -1)
-    membership.tick(3)  # the group of this worker was published at second 1
+    # the group of this worker was published at second 1
+    membership.tick(3)
     assert list(membership.alive_workers) == ["a", "b"]
     membership.tick(3.01)
     assert list(membership.alive_workers) == ["a"]

@@ -72,7 +72,8 @@ def fit_line(model: Any, samples: Any) -> None:
     import torch
 
     inputs, targets = samples.batch(torch.arange(len(samples)))
-    centred = inputs - inputs.mean(0)  # the columns are independent
+    # the columns are independent
+    centred = inputs - inputs.mean(0)
     model[0].weight.copy_((centred * targets[:, None]).sum(0) / centred.square().sum(0))
     model[0].bias.copy_(targets.mean() - (model[0].weight[0] * inputs.mean(0)).sum())
 

@@ -198,7 +198,8 @@ def test_a_sampler_chooses_other_settings_for_each_trial(s3: Store, sampler: str
 
 
 def test_a_sweep_ends_at_its_budget_and_reports_what_was_not_tried(study: SweepStudy) -> None:
-    budget = SweepBudget.model_validate({"hours": 3.0})  # training a trial to the end takes an hour
+    # training a trial to the end takes an hour
+    budget = SweepBudget.model_validate({"hours": 3.0})
     study.sweep = study.sweep.model_copy(update={"budget": budget})
     seconds: dict[TrialJob, float] = {}
 

@@ -135,7 +135,8 @@ def test_features_ignore_labels_within_the_delay_and_later_transactions(
     row = data.draw(st.integers(0, len(rows) - 1))
     now = rows.time[row]
     young = rows.time > now - 7 * DAY
-    past = rows.time <= now  # transactions at the same time count, too
+    # transactions at the same time count, too
+    past = rows.time <= now
 
     changed = Rows.of(
         rows.id,
@@ -151,7 +152,8 @@ def test_features_ignore_labels_within_the_delay_and_later_transactions(
 
 @pytest.mark.slow
 def test_rare_transactions_over_many_years_do_not_overflow() -> None:
-    row_count = 400_000  # each card and each terminal occurs twice, 20 years apart
+    # each card and each terminal occurs twice, 20 years apart
+    row_count = 400_000
     half = np.arange(row_count // 2)
 
     rows = Rows.of(

@@ -59,7 +59,8 @@ def test_test_weeks_end_where_the_label_delay_begins() -> None:
 
 
 def test_the_published_weeks_are_the_test_weeks() -> None:
-    facts = plan(daily_rows("2018-04-01", 157), labels_until=date(2018, 9, 30))  # up to 2018-09-04
+    # up to 2018-09-04
+    facts = plan(daily_rows("2018-04-01", 157), labels_until=date(2018, 9, 30))
     weeks = [(day(a), day(b)) for a, b in facts["test_weeks"]]
     assert weeks[0] == (date(2018, 8, 8), date(2018, 8, 15))
     assert weeks[-1] == (

@@ -69,7 +69,8 @@ def test_takeovers_are_added_to_an_otherwise_equal_world(world: pl.DataFrame) ->
     ]
     assert len(series) == pytest.approx(0.5 * 2 * 100, rel=0.3)
     days = [rows for rows in series if rows["time"].dt.date().n_unique() == 1]
-    assert len(days) > 0.9 * len(series)  # the other cards were taken over twice
+    # the other cards were taken over twice
+    assert len(days) > 0.9 * len(series)
 
     for rows in days:
         gaps = rows["time"].diff().dt.total_seconds().drop_nulls()
