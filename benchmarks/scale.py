@@ -160,8 +160,8 @@ class MeasuredGroup:
         return killed_pods, self.wait_for_generation(earlier_generation) - kill_s
 
     def kill_worker(self) -> float:
-        """Kill the worker of a pod; return the seconds until all pods, this one included, are in
-        one generation."""
+        """Kill the worker of a pod; return the seconds until the workers of all pods are members
+        of one worker group again."""
         pod_number = random.choice(sorted(self.alive_pods))
         # the forkserver is older than the worker
         worker_process = max(

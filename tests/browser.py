@@ -94,8 +94,8 @@ def start_page(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Iterator[PageServer]:
-    """Start the page of a home as a process, and end the process after the test. `folder`: the
-    working directory of the process."""
+    """Start the page of a home (directory of all runs) as a process, and end the process after the
+    test. `folder`: the working directory of the process."""
     process = subprocess.Popen(
         [sys.executable, "-m", program, "ui", *flags],
         stdout=subprocess.PIPE,

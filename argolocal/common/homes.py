@@ -27,21 +27,21 @@ OWNER_MARK_PREFIX = ".made-by-"
 
 
 def home_path() -> Path:
-    """Return the path of the home, without checking it."""
+    """Return the path of the home, the directory of all runs, without checking it."""
     return Path(os.environ.get(program.environment_variable("HOME")) or f".{program.name}")
 
 
 def require_home() -> Path:
     """Return the home, the directory of runs, that commands use. Raises ConfigError unless this
-    user made the home at its current path."""
+    user made the home (the directory of all runs) at its current path."""
     home = home_path()
     require_owned_home(home)
     return home
 
 
 def require_owned_home(home: Path) -> None:
-    """Raise ConfigError if the home exists and this user did not make it. The contents of the
-    home's files are not read."""
+    """Raise ConfigError if the home, the directory of all runs, exists and this user did not make
+    it. The contents of the files in the home directory of all runs are not read."""
     real_path = Path(os.path.realpath(home))
     if not home.is_absolute() and real_path != Path(os.path.normpath(Path.cwd() / home)):
         raise ConfigError(
@@ -71,7 +71,7 @@ def create_home(home: Path) -> None:
 
 def trust_home(home: Path) -> None:
     """Mark a home (a directory of runs) that was made elsewhere as trusted. Raises ConfigError if
-    the home belongs to another user."""
+    the home, the directory of all runs, belongs to another user."""
     _check_owner(home)
     (home / _owner_mark_name(Path(os.path.realpath(home)), creates_key=True)).touch(mode=0o600)
 
@@ -118,8 +118,8 @@ def _has_entries(home: Path) -> bool:
 
 
 def _owner_mark_name(real_path: Path, creates_key: bool = False) -> str:
-    """Return the name of the file which proves that this user made the home at `real_path`.
-    `creates_key`: create the user's key if it does not exist."""
+    """Return the name of the file which proves that this user made the home, the directory of all
+    runs, at `real_path`. `creates_key`: create the user's key if it does not exist."""
     state_home = os.environ.get(STATE_HOME_VARIABLE, "")
     if not os.path.isabs(state_home):
         state_home = os.path.expanduser(DEFAULT_STATE_HOME)

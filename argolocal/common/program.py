@@ -1,5 +1,6 @@
 """The program that the user started: argolocal or rekindle. The name of the program appears in
-messages, in the names of environment variables and in the path of the home."""
+messages, in the names of environment variables and in the path of the home, the directory of all
+runs."""
 
 # name of the environment variable that tells a pod's processes the path of the pod's root folder
 POD_VARIABLE = "ARGOLOCAL_POD"

@@ -41,6 +41,6 @@ DOWNWARD_API_FIELDS = (
 )
 # apiVersion of Workflow, WorkflowTemplate, CronWorkflow and Argo's other kinds
 API_VERSION = "argoproj.io/v1alpha1"
-# kinds that a home stores with a version, as an API server does
+# kinds that argolocal stores with a version, as an API server does
 VERSIONED_KINDS = ("WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
 WORKFLOW_KINDS = ("Workflow", "WorkflowTemplate", "CronWorkflow")

@@ -44,7 +44,7 @@ def merge_template_ref(
     """Return the spec of the workflow's WorkflowTemplate, overridden by the workflow's own spec.
     Raises ConfigError.
 
-    `late_parameters`: names of the parameters whose values are set after the merge.
+    `late_parameters`: names of the parameters whose values are set after the two specs are merged.
     """
     reference = spec.get("workflowTemplateRef")
     if not reference:

@@ -325,8 +325,8 @@ def _delete_objects(key: str, store: ObjectStore) -> None:
 
 
 def find_gc_strategy(artifact: dict[str, Any], spec: dict[str, Any]) -> str:
-    """Return the garbage collection strategy of an artifact. If the artifact has none, return the
-    strategy of the workflow, or else "Never"."""
+    """Return the garbage collection strategy of an artifact. If the artifact has no strategy,
+    return the strategy of the workflow, or "Never" if the workflow has no strategy either."""
     strategies = (
         (strategy_owner.get("artifactGC") or {}).get("strategy")
         for strategy_owner in (artifact, spec)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from argolocal.errors import ConfigError
 
-# name of the file in the home in which users define images
+# name of the file in the home (the directory of all runs) in which users define images
 IMAGES_FILE_NAME = "images.yaml"
 # images whose programs exist on every machine: name → default command of the image
 BASE_IMAGES = {

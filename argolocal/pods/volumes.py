@@ -58,8 +58,8 @@ def create(
     run_claims: Collection[str],
 ) -> dict[str, VolumeDirectory]:
     """Create the directories of a pod's volumes below `folder`; directories of claims are in the
-    home instead. Return the directories by the names of the volumes. `run_claims`: names of the
-    claims that the run creates.
+    home (the directory of all runs) instead. Return the directories by the names of the volumes.
+    `run_claims`: names of the claims that the run creates.
 
     Raises ConfigError for a missing ConfigMap, Secret, key or claim.
     """

@@ -54,7 +54,7 @@ class LocalCluster:
 
     `images`: image name → local command (default: images.yaml). `kinds`: the kinds of objects that
     can be applied. `store`: function that returns the object store for the field `s3` of an
-    artifact (default: a folder of the home for each bucket).
+    artifact (default: a folder in the directory of all runs for each bucket).
     """
 
     # default bucket for artifacts that do not specify a bucket
@@ -172,7 +172,7 @@ class LocalCluster:
 
     def address(self, pod_name: str) -> str:
         """Return the loopback address of a pod. Later calls for this pod return the same address,
-        and no other pod of the home gets it."""
+        and no other pod of a run in the same home directory gets this address."""
         homes.create_home(self.home)
 
         addresses_file = self.home / "addresses.json"
@@ -342,7 +342,8 @@ def trust(home: Path) -> None:
     because it was moved or copied. In a copy of a home, also delete the records of processes, which
     belong to the original home.
 
-    Raises ConfigError for a home that does not exist or belongs to another user.
+    Raises ConfigError for a home (directory of all runs) that does not exist or belongs to another
+    user.
     """
     if not home.is_dir():
         raise ConfigError(f"{home} is not a directory: pass the home that you moved or copied.")

@@ -160,7 +160,7 @@ class LocalRun:
 
         `report_note`: function that receives the notes of preflight.py. `report_warning`: function
         that receives the warnings about tasks whose failure or result has no effect. `queued_path`:
-        the folders with Python modules for the run's pods, if the server of the home will run it.
+        the folders with Python modules for the run's pods, if a server process will run it.
         """
         workflow = validate_workflow(manifest, parameters, cluster, report_note, report_warning)
         is_scheduled = manifest["kind"] == "CronWorkflow"
@@ -171,8 +171,8 @@ class LocalRun:
     def load(cls, name: str, cluster: Cluster, is_queued: bool = False) -> "LocalRun":
         """Load a run from disk to resume it, and kill the processes that a dead runner has left.
 
-        `is_queued` is True if the server of the home runs or continues the run. Raises ConfigError
-        for an unknown run, Busy for a run in progress, and NotQueued for a queued run that another
+        `is_queued` is True if a server process runs or continues the run. Raises ConfigError for an
+        unknown run, Busy for a run in progress, and NotQueued for a queued run that another
         process has ended in the meantime.
         """
         run_files = RunFiles(cluster.home, name)

@@ -24,8 +24,8 @@ from argolocal.state.stored_objects import StoredObjects
 
 
 class Objects(StoredObjects):
-    """The versioned objects of a home. Methods that store a manifest raise ConfigError if Argo
-    would reject the manifest."""
+    """The versioned objects of a home (directory of all runs). Methods that store a manifest raise
+    ConfigError if Argo would reject the manifest."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.time) -> None:
         super().__init__(cluster.home, clock)

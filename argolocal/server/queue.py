@@ -87,8 +87,8 @@ class Deaths:
 
 
 class Queue:
-    """The queued runs of a home. All methods may be called from several threads. Only one process
-    for each home (directory of runs) may call `start_next`."""
+    """The queued runs of a home (directory of all runs). All methods may be called from several
+    threads. Only one process for each home (directory of runs) may call `start_next`."""
 
     def __init__(self, cluster: Cluster, launch: Launch, parallelism: int | None = None) -> None:
         """`parallelism`: maximum number of runs at the same time (default: the number of CPU
@@ -257,8 +257,8 @@ def submit(
     status: Status | None = None,
     path: str | None = None,
 ) -> str:
-    """Queue a run for the server of the home, even if no server runs now. Return the run's name.
-    Raises ConfigError for an invalid manifest, and RunExists for the name of an earlier run. See
+    """Queue a run for the server process, even if no server runs now. Return the run's name. Raises
+    ConfigError for an invalid manifest, and RunExists for the name of an earlier run. See
     `Queue.submit` for `status`.
 
     `path`: import path of the pods, that is, folders with Python modules (default: the import path

@@ -70,7 +70,7 @@ class ServerLock:
 
 
 def find_server(home: Path) -> RunningServer | None:
-    """Return the server that runs in a home, or None."""
+    """Return the server that runs in a home (directory of all runs), or None."""
     try:
         descriptor = os.open(home / LOCK_FILE, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -88,7 +88,8 @@ class RunFiles:
 
     @classmethod
     def all(cls, home: Path) -> Iterator[Self]:
-        """Yield the runs of a home. Folders with invalid names are skipped."""
+        """Yield the runs of a home (directory of all runs). Folders with invalid names are
+        skipped."""
         for manifest_path in (home / "runs").glob(f"*/{MANIFEST_FILE}"):
             run_name = RunName.parse_or_none(manifest_path.parent.name)
             if run_name:

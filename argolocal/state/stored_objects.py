@@ -7,7 +7,7 @@ stored object is a file `objects/<Kind>/<name>.json` in the home, the directory 
 
 Each object has a uid, a creationTimestamp, a generation (a counter of the changes of its spec) and
 a resourceVersion that grows with every change of any object. A process holds a lock of the home
-while it writes objects.
+(directory of all runs) while it writes objects.
 """
 
 import errno

@@ -112,7 +112,7 @@ def measure_queue(home: Path, count: int, places: int) -> list[Bar]:
 
 
 def copy_runs(home: Path, count: int) -> None:
-    """Copy a finished run until the home has `count` runs."""
+    """Copy a finished run until the home (directory of all runs) has `count` runs."""
     source = RunFiles(home, "run-00000")
     manifest = (source.root / MANIFEST_FILE).read_text()
     journal = (source.root / JOURNAL_FILE).read_text()

@@ -26,7 +26,7 @@ from rekindle.project.template import create
 
 KEEP_RUNS = 10
 MAX_RUNS = 12
-# folders of a home that contain data of runs
+# folders of a home (REKINDLE_HOME) that contain data of runs
 MEASURED_PATHS = ("runs", "s3", "mlflow.db")
 PIPELINE_SOURCE = '''"""A run without a training."""
 
@@ -108,7 +108,8 @@ class TemporaryProject:
         return json.loads(completed_process.stdout)
 
     def bytes(self) -> int:
-        """Return the total size in bytes of the files that the runs have left in the home."""
+        """Return the total size in bytes of the files that the runs have left in the home
+        (REKINDLE_HOME)."""
         measured_paths = [
             path
             for path_name in MEASURED_PATHS
@@ -118,7 +119,7 @@ class TemporaryProject:
 
 
 def measure_retention(temporary_project: TemporaryProject, run_count: int) -> dict[str, Any]:
-    """Run all runs, and measure the size of the home."""
+    """Execute all runs, and measure the size of the home (REKINDLE_HOME)."""
     # train longer in each run with a training, so that each model is better than the previous one
     epochs_by_run = {1: 4, run_count // 3: 12, 2 * run_count // 3: 40}
     size_bytes_by_run = list[int]()

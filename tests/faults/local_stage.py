@@ -51,7 +51,7 @@ class LocalStage:
         self.name = until("the run has started", self._find_name, 60)
 
     def close(self) -> None:
-        """End the run and the services of its home."""
+        """End the run and the services of the run's home (REKINDLE_HOME)."""
         if self.runner.poll() is None:
             self.runner.terminate()
             self.runner.wait()

@@ -12,7 +12,7 @@ from argolocal.common import homes, program
 from argolocal.common.processes import make_python_command
 from argolocal.errors import ArgolocalError
 
-# folder in the home with the output of the commands
+# folder in the home (the directory of all runs) with the output of the commands
 FOLDER = "page"
 START_TIMEOUT_S = 20.0
 CHECK_INTERVAL_S = 0.05

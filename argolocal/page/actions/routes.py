@@ -189,7 +189,7 @@ async def read_form(request: Request) -> dict[str, str]:
     values = dict(pairs)
     token = values.pop(FORM_TOKEN, "")
     expected_token = str(request.scope.get(FORM_TOKEN, ""))
-    # a program that sends the access token of the home does not need the form token
+    # a program that sends the access token of the page does not need the form token
     has_bearer_token = "authorization" in request.headers
     if not has_bearer_token and not hmac.compare_digest(token.encode(), expected_token.encode()):
         raise HTTPException(403, "the form is not from this page: reload the page, and try again.")

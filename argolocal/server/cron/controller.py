@@ -56,7 +56,7 @@ TERMINATE_TIMEOUT_S = 1.0
 
 
 class CronController:
-    """Starts the runs of all CronWorkflows. Only the server of a home uses a CronController.
+    """Starts the runs of all CronWorkflows. Only the server process uses a CronController.
     `version`: version of the stored objects that `crons` contains. `progress`: decisions by the
     name of the CronWorkflow."""
 

@@ -32,7 +32,7 @@ class RunningServer:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the server, and wait until it has the lock of the home."""
+        """Start the server, and wait until it has the lock of the home (directory of all runs)."""
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
                 self.command, stdout=output, stderr=output, env=self.environ

@@ -389,7 +389,7 @@ class Folder:
         self.plant_modules(self.home, (*MODULES, *OWN))
 
     def content(self) -> dict[str, bytes]:
-        """Return the content of every file of the home."""
+        """Return the content of every file of the home (REKINDLE_HOME)."""
         files = (path for path in self.home.rglob("*") if path.is_file() or path.is_symlink())
         return {
             str(path): os.readlink(path).encode() if path.is_symlink() else path.read_bytes()

@@ -557,7 +557,8 @@ def test_an_instance_that_is_not_finite_is_named_with_its_row(
 
 
 def divide(predictions: Any, truths: Any) -> float:
-    """Compute a share as pure Python does: a draw without large truths raises ZeroDivisionError."""
+    """Return the mean prediction for large truths, without a check: a sample without large truths
+    raises ZeroDivisionError."""
     large = [
         float(prediction)
         for prediction, truth in zip(predictions, truths, strict=True)

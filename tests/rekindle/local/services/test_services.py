@@ -58,7 +58,7 @@ def test_a_command_killed_while_it_records_a_service_leaves_no_orphan(services: 
 
 
 def serving(services: Services) -> list[int]:
-    """Return the pids of S3 endpoints for this home."""
+    """Return the pids of S3 endpoints for this home (REKINDLE_HOME)."""
     lines = (
         (process.pid, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])
     )

@@ -90,7 +90,7 @@ class Project:
         return plan | {task["task"]: task for task in plan["tasks"]}
 
     def tree(self) -> dict[str, tuple[int, int]]:
-        """Return the size and the modification time of all files in the home."""
+        """Return the size and the modification time of all files in the home (REKINDLE_HOME)."""
         return {
             str(path): (path.lstat().st_size, path.lstat().st_mtime_ns)
             for path in sorted(self.home.rglob("*"))
