@@ -118,6 +118,7 @@ class FaultMatrix:
             for each in summary.incidents
             if (each.kind, each.name, each.t) not in known_incidents
         ]
+        lost_victims = set(victims) - {COORDINATOR}
         self.outcomes[fault.name] = Outcome(
             fault,
             victims,
@@ -129,8 +130,8 @@ class FaultMatrix:
             },
             repeated_steps=sum(incident.repeated for incident in incidents),
             steps_since_checkpoint=step - durable_step,
-            seconds_to_next_step=_find_next_step(summary, start) - start,
-            seconds_to_all_workers=_find_full_group(summary, start) - start,
+            seconds_to_next_step=_find_next_step(summary, start, bool(lost_victims)) - start,
+            seconds_to_all_workers=_find_full_group(summary, start, bool(lost_victims)) - start,
         )
 
     def format_table(self, heading: str) -> str:
@@ -187,17 +188,16 @@ def check_outcome(outcome: Outcome) -> None:
         assert outcome.repeated_steps == 0
 
 
-def _find_next_step(summary: LedgerSummary, start: float) -> float:
+def _find_next_step(summary: LedgerSummary, start: float, has_new_group: bool) -> float:
     """Return the time of the first sign of training after a fault: the next group that trains, or
     the first step if the group has not changed."""
-    group_starts = [group_start for group_start, _, _ in summary.groups if group_start > start]
-    if group_starts:
-        return group_starts[0]
+    if has_new_group:
+        return next(group_start for group_start, _, _ in summary.groups if group_start > start)
     return next(step_time for step_time, _ in summary.points if step_time > start)
 
 
-def _find_full_group(summary: LedgerSummary, start: float) -> float:
+def _find_full_group(summary: LedgerSummary, start: float, has_new_group: bool) -> float:
     """Return the time from which all workers train again."""
-    if not [group_start for group_start, _, _ in summary.groups if group_start > start]:
-        return _find_next_step(summary, start)
-    return summary.groups[-1][0]
+    if has_new_group:
+        return summary.groups[-1][0]
+    return _find_next_step(summary, start, has_new_group)
