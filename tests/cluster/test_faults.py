@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster.node_agent import NodeAgent, start_node_agent
+from tests.cluster.quota import LIGHT_SETTINGS
 from tests.cluster.run import Namespace, Run, is_served, run_locally
 from tests.cluster.stage import ClusterStage
 from tests.commands import ROOT
@@ -64,6 +65,7 @@ def matrix(
         PACE_SETTING,
         f"cluster.backend={backend}",
         f"name={backend}",
+        *LIGHT_SETTINGS,
         *settings,
         config=CONFIG,
     )
