@@ -35,6 +35,8 @@ PACE_SETTING = "model.micro_batch_seconds=0.05"
 RECOVERY_TIMEOUT_S = 240.0
 # steps between the last reading of the ledger and a fault
 TOLERATED_STEPS = 20
+# number of recorded steps, about one a second, from which the speed is computed
+RATE_POINTS = 5
 
 
 class ObservedStage(Stage, Protocol):
@@ -72,8 +74,8 @@ class Outcome:
     repeated_steps: int
     # number of steps since the last durable checkpoint when the fault was injected
     steps_since_checkpoint: int
-    # seconds from the fault to the next step of any worker, and until all workers train again
-    seconds_to_next_step: float
+    # seconds in which no worker trained, and seconds until all workers trained again
+    pause_seconds: float
     seconds_to_all_workers: float
 
     @property
@@ -130,19 +132,19 @@ class FaultMatrix:
             },
             repeated_steps=sum(incident.repeated for incident in incidents),
             steps_since_checkpoint=step - durable_step,
-            seconds_to_next_step=_find_next_step(summary, start, bool(lost_victims)) - start,
-            seconds_to_all_workers=_find_full_group(summary, start, bool(lost_victims)) - start,
+            pause_seconds=_measure_pause(summary, start, bool(lost_victims)),
+            seconds_to_all_workers=(summary.groups[-1][0] - start) if lost_victims else 0.0,
         )
 
     def format_table(self, heading: str) -> str:
         """Return the outcomes as a Markdown table."""
         rows = [
-            f"| {heading} | workers lost | steps repeated | others restarted | next step | all workers |",
+            f"| {heading} | workers lost | steps repeated | others restarted | pause | all workers |",
             "| --- | --- | --- | --- | --- | --- |",
         ]
         rows += [
             f"| {name} | {len(outcome.lost_workers)} | {outcome.repeated_steps}"
-            f" | {len(outcome.restarted)} | {outcome.seconds_to_next_step:.2f} s"
+            f" | {len(outcome.restarted)} | {outcome.pause_seconds:.2f} s"
             f" | {outcome.seconds_to_all_workers:.1f} s |"
             for name, outcome in self.outcomes.items()
         ]
@@ -188,16 +190,19 @@ def check_outcome(outcome: Outcome) -> None:
         assert outcome.repeated_steps == 0
 
 
-def _find_next_step(summary: LedgerSummary, start: float, has_new_group: bool) -> float:
-    """Return the time of the first sign of training after a fault: the next group that trains, or
-    the first step if the group has not changed."""
+def _measure_pause(summary: LedgerSummary, start: float, has_new_group: bool) -> float:
+    """Return the seconds from a fault to the next group that trains. If the group has not changed,
+    return the seconds without training until the first step that the ledger has recorded since:
+    without a coordinator, the group trains on, but nothing records its steps."""
     if has_new_group:
-        return next(group_start for group_start, _, _ in summary.groups if group_start > start)
-    return next(step_time for step_time, _ in summary.points if step_time > start)
+        return _find_group(summary, start) - start
+    before = [point for point in summary.points if point[0] <= start][-RATE_POINTS:]
+    first_time, first_step = before[0]
+    last_time, last_step = before[-1]
+    seconds_per_step = (last_time - first_time) / (last_step - first_step)
+    next_time, next_step = next(point for point in summary.points if point[0] > start)
+    return max(0.0, next_time - last_time - (next_step - last_step) * seconds_per_step)
 
 
-def _find_full_group(summary: LedgerSummary, start: float, has_new_group: bool) -> float:
-    """Return the time from which all workers train again."""
-    if has_new_group:
-        return summary.groups[-1][0]
-    return _find_next_step(summary, start, has_new_group)
+def _find_group(summary: LedgerSummary, start: float) -> float:
+    return next(group_start for group_start, _, _ in summary.groups if group_start > start)
