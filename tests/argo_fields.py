@@ -65,6 +65,12 @@ If the system does not allow mount namespaces, pods are processes of this machin
 warns about the missing mount namespaces. Without mount namespaces, templates with literal paths or volumes are
 rejected; templates that take paths from `{{outputs.parameters.NAME.path}}` run.
 
+A step may report its progress as `N/M` in the file whose path is in `ARGO_PROGRESS_FILE`; the annotation
+`workflows.argoproj.io/progress` of its template sets the first progress. The runner records the progress every 10
+seconds and at the end of the step, and `argolocal status`, `rekindle status`, the page and the API show it. The file is
+`/argo/progress`, and only the main container has the variable; with Argo, the file is `/var/run/argo/progress`, and all
+containers of the pod share it.
+
 ConfigMaps, Secrets and PersistentVolumeClaims are in the file of the Workflow, separated by `---`, and are kept after
 the run; a claim is a directory below `.rekindle/claims`.
 """

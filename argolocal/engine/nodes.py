@@ -91,6 +91,14 @@ class PodStarted:
 
 
 @dataclass(frozen=True)
+class PodProgressed:
+    """The event that a pod has reported its progress, as N/M."""
+
+    id: str
+    progress: str
+
+
+@dataclass(frozen=True)
 class PodEnded:
     """The event that a pod has completed and its outputs have been collected."""
 

@@ -27,6 +27,7 @@ from argolocal.engine.nodes import (
     NodeResumed,
     NodeTimedOut,
     PodEnded,
+    PodProgressed,
     PodStarted,
     StartPod,
     format_time,
@@ -44,7 +45,7 @@ TOO_DEEP_MESSAGE = (
     "See https://argo-workflows.readthedocs.io/en/release-4.1/scaling/#maximum-recursion-depth"
 )
 sys.setrecursionlimit(max(sys.getrecursionlimit(), 30 * MAX_DEPTH))
-Event = PodStarted | PodEnded | NodeResumed
+Event = PodStarted | PodProgressed | PodEnded | NodeResumed
 WORKFLOW_PHASES = {"Skipped": "Succeeded", "Omitted": "Succeeded"}
 
 
@@ -180,6 +181,11 @@ class Scheduler(Context):
 
         node = self.nodes[event.id]
         if node["phase"] in FULFILLED_PHASES:
+            return
+
+        if isinstance(event, PodProgressed):
+            node["progress"] = event.progress
+            self.table.changed_nodes[event.id] = None
             return
 
         if isinstance(event, PodStarted):

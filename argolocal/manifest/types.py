@@ -44,6 +44,7 @@ class Node(TypedDict, total=False):
     outboundNodes: list[str]
     inputs: Object
     outputs: Any
+    progress: str  # progress that the pod has reported, N/M
     daemoned: bool
     hostNodeName: str
     podIP: str

@@ -105,8 +105,8 @@ class RowReader:
         return {}
 
     def progress(self, name: str, running_steps: Sequence[Step]) -> str:
-        """Return the progress of the running steps of a run, or ""."""
-        return ""
+        """Return the progress of a running step of a run, or ""."""
+        return next(filter(None, map(summary.describe_progress, running_steps)), "")
 
     def row(self, run: Run) -> RunRow:
         """Return the row of a run, with the current progress of its steps."""

@@ -25,7 +25,7 @@ from typing import Any
 from argolocal.common import exit_codes
 from argolocal.common.interrupts import InterruptHandlers
 from argolocal.common.processes import read_start_ticks, signal_group
-from argolocal.engine.nodes import PodEnded, PodStarted, Resources, StartPod
+from argolocal.engine.nodes import PodEnded, PodProgressed, PodStarted, Resources, StartPod
 from argolocal.errors import ArgolocalError, ConfigError, describe
 from argolocal.interfaces import Cluster
 from argolocal.pods import artifacts, containers
@@ -44,10 +44,14 @@ from argolocal.pods.process import (
     start_container,
 )
 from argolocal.state.journal import DISK_FULL, RunFiles, StateError, make_write_error
+from argolocal.state.progress import PROGRESS_ANNOTATION, complete_progress, parse_progress
 from argolocal.store import ObjectStore
 
+PodEvent = PodStarted | PodProgressed | PodEnded
 START_ERRORS = (FileNotFoundError, PermissionError, StartError)
 INIT_FAILED_MESSAGE = "Pod failed before main container starts due to PodInitializing: "
+# Seconds between two records of a pod's progress. Argo records a progress once a minute.
+PROGRESS_INTERVAL_S = 10.0
 # seconds between attempts to acquire GPUs and memory that other runs use
 RESOURCE_POLL_S = 0.2
 DEADLINE_EXCEEDED = "Pod was active on the node longer than the specified deadline"
@@ -79,7 +83,7 @@ class Executor:
         self.running: dict[str, PodRun] = {}
         # pods that wait for GPUs or memory, which other runs use
         self.waiting: list[PodRun] = []
-        self.events: list[PodStarted | PodEnded] = []
+        self.events: list[PodEvent] = []
         self.selector = selectors.DefaultSelector()
         self.wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.selector.register(self.wakeup, selectors.EVENT_READ, None)
@@ -101,6 +105,10 @@ class Executor:
         root = self.files.pods / action.pod
         pod = PodRun(action, root, self.files.logs / f"{action.pod}.log")
         self.running[action.id] = pod
+        annotations = (action.template.get("metadata") or {}).get("annotations") or {}
+        if parse_progress(annotations.get(PROGRESS_ANNOTATION)):
+            pod.progress = annotations[PROGRESS_ANNOTATION].strip()
+            self.events.append(PodProgressed(action.id, pod.progress))
 
         http_request = action.template.get("http")
         if http_request:
@@ -154,7 +162,7 @@ class Executor:
         else:
             self._spawn(pod)
 
-    def wait(self, timeout: float | None) -> list[PodStarted | PodEnded]:
+    def wait(self, timeout: float | None) -> list[PodEvent]:
         """Wait for at most `timeout` seconds, or about one second, until something has happened.
         Return the new events, which may be none."""
         timeouts_s = [0.1 if self.resources.busy else 1.0]
@@ -193,6 +201,7 @@ class Executor:
             with self._end_node_on_error(pod.action.id):
                 self._spawn(pod)
 
+        self._record_progress()
         self._enforce_deadlines()
         # restart services of the cluster that have died
         self.cluster.poll()
@@ -278,6 +287,17 @@ class Executor:
                 wake_times.append(pod.group.next_retry)
 
         return min(filter(None, wake_times), default=None)
+
+    def _record_progress(self) -> None:
+        """Report the progress of each pod that has changed, at most once in PROGRESS_INTERVAL_S."""
+        now = time.monotonic()
+        for pod in self.running.values():
+            if now - pod.progress_time < PROGRESS_INTERVAL_S:
+                continue
+            progress = pod.find_new_progress()
+            if progress:
+                pod.progress_time = now
+                self.events.append(PodProgressed(pod.action.id, progress))
 
     def _enforce_deadlines(self) -> None:
         """Kill the pods whose deadline or grace period is over, and start the retries that are
@@ -572,6 +592,12 @@ class Executor:
         pod that has succeeded are deleted, too."""
         self.running.pop(pod.action.id)
         self.cluster.resources.release(pod.action.pod)
+        progress = pod.find_new_progress()
+        if phase == "Succeeded" and pod.progress:
+            progress = complete_progress(pod.progress)
+        if progress:
+            self.events.append(PodProgressed(pod.action.id, progress))
+
         journal_keys = [
             pod.journal_key(container_name) for container_name in pod.action.containers or ("main",)
         ]

@@ -33,6 +33,7 @@ from argolocal.pods.kinds.sidecars import CONTAINER_LIST_FIELDS, Sidecars
 from argolocal.pods.process import ContainerRun, Process, read_field
 from argolocal.pods.volumes import VolumeDirectory, make_bind_mounts
 from argolocal.state.machine_resources import sum_requests
+from argolocal.state.progress import PROGRESS_PATH, PROGRESS_VARIABLE, read_progress
 
 SIDECAR_GRACE_S = 10.0  # seconds between SIGTERM and SIGKILL
 # maximum size of outputs.result: the last bytes of stdout
@@ -77,6 +78,9 @@ class PodRun:
     is_waiting: bool = False
     has_resources: bool = False
     kill_at: float | None = None
+    # the progress that was reported last, and the monotonic time of this report
+    progress: str = ""
+    progress_time: float = float("-inf")
 
     @cached_property
     def private_paths(self) -> tuple[str, ...] | None:
@@ -90,6 +94,7 @@ class PodRun:
         ]
         if "script" in self.template:
             paths.append(SCRIPT_PATH)
+        paths.append(PROGRESS_PATH)
 
         return tuple(paths)
 
@@ -243,8 +248,14 @@ class PodRun:
             for path in list_declared_paths(template):
                 self.host_path(path).parent.mkdir(parents=True, exist_ok=True)
 
+        progress_file = filesystem.path_in_root(self.root, PROGRESS_PATH)
+        if self.private_paths is None:
+            progress_file.parent.mkdir(parents=True, exist_ok=True)
+        progress_path = str(progress_file) if self.private_paths is None else PROGRESS_PATH
+
         container_run = replace(
             self.container_run(container, namespace),
+            extra_env={PROGRESS_VARIABLE: progress_path},
             private_paths=self.private_paths,
             stdout=self.root / ".stdout" if self.action.capture else None,
             volumes=self.volumes,
@@ -258,6 +269,14 @@ class PodRun:
             self.sidecars = Sidecars(template, container_run, cluster)
 
         return container_run
+
+    def find_new_progress(self) -> str:
+        """Return the progress that the main container has reported since the last call, or ""."""
+        progress = read_progress(filesystem.path_in_root(self.root, PROGRESS_PATH))
+        if progress == self.progress:
+            return ""
+        self.progress = progress or self.progress
+        return progress
 
     def host_path(self, path: str, keeps_final_link: bool = False) -> Path:
         """Return the file on this machine at the main container's `path`.

@@ -408,5 +408,6 @@ def reset_interrupted(workflow_status: Status, now: str) -> Status:
         if is_restarted and "synchronizationStatus" not in node:
             node["phase"] = "Pending"
             node["startedAt"] = now
+            node.pop("progress", None)
 
     return workflow_status

@@ -43,6 +43,7 @@ NODE_TEXT_FIELDS = (
     "message",
     "hostNodeName",
     "podIP",
+    "progress",
 )
 NODE_OBJECT_FIELDS = (
     "inputs",

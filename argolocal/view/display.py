@@ -23,6 +23,7 @@ from argolocal.view.summary import (
     FINISHED_PHASES,
     Status,
     Step,
+    describe_progress,
     find_applied_log,
     find_last_error,
     list_leaf_steps,
@@ -317,9 +318,10 @@ class LogErrors:
         self.deployments = deployments_folder
 
     def of(self, step: Step) -> str:
-        """Return the last error in the log of a failed step, or ""."""
+        """Return the last error in the log of a failed step, or the progress that a running step
+        has reported; "" without either."""
         if step.phase not in FAILED_PHASES:
-            return ""
+            return describe_progress(step)
         log_path = find_applied_log(
             self.name, step.node or {}, parse_task_name(step), self.logs, self.deployments
         )

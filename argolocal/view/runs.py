@@ -155,7 +155,8 @@ def format_steps_table(name: str, status: Status, shown_steps: list[Step] | None
             "step": "  " * step.depth + step.label,
             "phase": step.phase,
             "took": format_duration(step.seconds),
-            "message": " ".join(causes.extract_cause(step.message).split())[:80],
+            "message": " ".join(causes.extract_cause(step.message).split())[:80]
+            or summary.describe_progress(step),
         }
         for step in (list_steps(name, status) if shown_steps is None else shown_steps)
     ]

@@ -18,6 +18,7 @@ from argolocal.common.json_text import loads
 from argolocal.common.wording import escape_control_chars, format_duration
 from argolocal.errors import ConfigError, suggest_similar
 from argolocal.manifest.allowed_values import FAILED_PHASES, FULFILLED_PHASES
+from argolocal.state.progress import parse_progress
 
 Status = Mapping[str, Any]
 
@@ -36,7 +37,8 @@ class Step:
     `name`: name of the node without the name of the run, such as `ship.release` for the node
     `demo-4k2xp.ship.release`. `label`: name without the names of its parents, such as `release`.
     `depth`: number of the node's parents. `kind`: type of the node, such as Pod or DAG. `started`
-    and `finished`: times in the format of RFC 3339.
+    and `finished`: times in the format of RFC 3339. `progress`: progress that the running pod of
+    the step has reported, such as 30/100, or "".
     """
 
     name: str
@@ -48,6 +50,7 @@ class Step:
     finished: str | None = None
     message: str = ""
     node: Mapping[str, Any] | None = None
+    progress: str = ""
 
     @property
     def seconds(self) -> float | None:
@@ -197,6 +200,9 @@ class _NodeTree:
             step = _make_step(self.run_name, parent_name, {**node, **final_fields}, depth)
 
         if step.phase == "Running":
+            step = replace(
+                step, progress=find_reported_progress(find_last_attempt(self.status, step))
+            )
             return _with_waiting_attempt(step, self.status)
         if step.phase in FAILED_PHASES:
             return replace(step, message=_find_root_message(step, self.status))
@@ -308,6 +314,7 @@ def make_json_object(name: str, status: Status, **extra_fields: Any) -> dict[str
             for step_field in ("name", "phase", "started", "finished", "seconds")
         }
         | {"message": causes.extract_cause(step.message)}
+        | ({"progress": step.progress} if step.progress else {})
         for step in list_leaf_steps(list_steps(name, status))
     ]
     return json_object | {"warnings": list_warnings((status.get("nodes") or {}).values())}
@@ -521,4 +528,18 @@ def _make_step(run_name: str, parent_name: str, node: Mapping[str, Any], depth: 
         finished=node.get("finishedAt"),
         message=f"by {cached_match[1]}" if cached_match else node.get("message") or "",
         node=node,
+        progress=find_reported_progress(node),
     )
+
+
+def find_reported_progress(node: Mapping[str, Any]) -> str:
+    """Return the progress that a running pod has reported, or "". A total of 1 is Argo's default
+    for pods without a report."""
+    progress = parse_progress(node.get("progress"))
+    is_running_pod = node.get("type") == "Pod" and node.get("phase") == "Running"
+    return str(node["progress"]) if is_running_pod and progress and progress[1] > 1 else ""
+
+
+def describe_progress(step: Step) -> str:
+    """Return the reported progress of a step in words, or ""."""
+    return f"progress {step.progress}" if step.progress else ""

@@ -56,7 +56,9 @@ class RekindleRows(RowReader):
         }
 
     def progress(self, name: str, running_steps: Sequence[Step]) -> str:
-        if self.home is None or not running_steps:
+        if self.home is None:
+            return super().progress(name, running_steps)
+        if not running_steps:
             return ""
         reader = LogProgress(name, RunFiles(self.home, name).logs, self.home / "deployments")
         return next(filter(None, map(reader.of, running_steps)), "")

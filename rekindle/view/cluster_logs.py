@@ -33,7 +33,7 @@ from argolocal.manifest.object_labels import (
 )
 from argolocal.manifest.types import Object
 from argolocal.view.display import format_log_line, is_terminal, parse_task_name
-from argolocal.view.summary import ERROR_LINE, Step, find_last_error
+from argolocal.view.summary import ERROR_LINE, Step, describe_progress, find_last_error
 from rekindle.cluster import queue, remote
 from rekindle.cluster.errors import ApiError
 from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster
@@ -538,7 +538,7 @@ class TrainingProgress:
         pod_prefix = f"{self.name}-{row.label}-"
         return next(
             (text for pod_name, text in self.progress.items() if pod_name.startswith(pod_prefix)),
-            "",
+            describe_progress(row),
         )
 
     def _poll(self) -> None:

@@ -79,4 +79,5 @@ class LogProgress(LogErrors):
             for path in self.logs.glob(f"{self.name}-{step.label}-{role}-*.log")
         ]
         newest_first = sorted(worker_logs, key=lambda path: path.stat().st_mtime, reverse=True)
-        return choose_progress(read_end(path, LOG_END_BYTES) for path in newest_first)
+        log_progress = choose_progress(read_end(path, LOG_END_BYTES) for path in newest_first)
+        return log_progress or super().of(step)

@@ -67,8 +67,9 @@ class NodeDetails:
     `name`: identifier of the step. `condition`: the step's dependencies and its condition in words.
     `unmet_condition`: the condition that was not true, for a skipped step. `log`: lines around the
     error, or the last lines. `log_link` is the URL of the full log. `items`: a page of the inner
-    steps, failed steps first. `counts`: the counts of the inner steps in words. `graph_link` is the
-    URL of the graph of the inner steps. `close_link` is the URL of the page without these details.
+    steps, failed steps first. `progress`: progress that the running pod has reported, such as
+    30/100. `counts`: the counts of the inner steps in words. `graph_link` is the URL of the graph
+    of the inner steps. `close_link` is the URL of the page without these details.
     """
 
     name: str
@@ -82,6 +83,7 @@ class NodeDetails:
     started: str | None = None
     finished: str | None = None
     seconds: float | None = None
+    progress: str = ""
     pod: str = ""
     host: str = ""
     attempts: list[Attempt] = field(default_factory=list)
@@ -181,6 +183,7 @@ class NodeReader:
             started=node.get("startedAt"),
             finished=node.get("finishedAt"),
             seconds=duration_of(step),
+            progress=summary.find_reported_progress(pod_node),
             pod=log_pod or pod,
             host=str(pod_node.get("hostNodeName") or ""),
             attempts=self._attempts(step),

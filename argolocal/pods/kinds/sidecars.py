@@ -120,6 +120,8 @@ class Sidecars:
             root=self._container_root(container),
             log=log_path,
             private_paths=(),
+            # only the main container reports the progress of the step
+            extra_env={},
             stdout=None,
         )
 

@@ -15,6 +15,7 @@ from argolocal.manifest.allowed_values import API_VERSION, COMPLETED_PHASES, FUL
 from argolocal.manifest.types import Object
 from argolocal.page.sources import Run
 from argolocal.runner.requests import RunRequest
+from argolocal.state.progress import parse_progress
 
 POD_NAME_FORMAT = "workflows.argoproj.io/pod-name-format"
 # types of the nodes that count for the progress
@@ -125,17 +126,18 @@ def _make_metadata(run: Run, namespace: str, phase: str, resource_version: int) 
 def _make_status(run: Run, phase: str, has_nodes: bool) -> Object:
     nodes: Mapping[str, Mapping[str, Any]] = run.status.get("nodes") or {}
     own_progress = {
-        id: (int(node["phase"] == "Succeeded"), 1)
+        id: parse_progress(node.get("progress")) or (int(node["phase"] == "Succeeded"), 1)
         for id, node in nodes.items()
         if node["type"] in EXECUTED_TYPES
     }
     done = sum(count for count, _ in own_progress.values())
+    total = sum(count for _, count in own_progress.values())
 
     status: Object = {
         "phase": phase,
         "startedAt": whole_seconds(run.status.get("startedAt")),
         "finishedAt": whole_seconds(run.status.get("finishedAt")),
-        "progress": f"{done}/{len(own_progress)}",
+        "progress": f"{done}/{total}",
         "conditions": _make_conditions(phase, nodes.values()),
     }
     if run.status.get("message"):
@@ -176,7 +178,7 @@ def _make_node(
 def _sum_progress(
     id: str, nodes: Mapping[str, Mapping[str, Any]], own_progress: Mapping[str, tuple[int, int]]
 ) -> tuple[int, int]:
-    """Return the number of completed pods, and of all pods, among the descendants of a node."""
+    """Return the sum of the progress of all pods among the descendants of a node."""
     seen = {id}
     queue = [id]
     done = total = 0
