@@ -12,11 +12,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from tests.commands import ROOT
 
-PROJECT_FILE = ROOT / "pyproject.toml"
-PAGE = ROOT / "docs/versions.md"
+PROJECT_FILE = "pyproject.toml"
+PAGE = "docs/versions.md"
+UV = ROOT / ".venv/bin/uv"
 PACKAGE_TABLE = re.compile(r"(?<=<!-- packages: generated -->\n).*?(?=<!-- end -->)", re.DOTALL)
 # the packages whose version a user sees, in bits of weights, in manifests or in records
 PACKAGES = (
@@ -42,15 +44,22 @@ def pin_version(project_text: str, requirement: str) -> str:
     return pin.sub(requirement, project_text)
 
 
-def lock(requirements: Sequence[str]) -> None:
-    """Update uv.lock, and the pins in pyproject.toml if `requirements` names packages."""
-    project_text = PROJECT_FILE.read_text()
+def lock(requirements: Sequence[str], project: Path = ROOT) -> None:
+    """Update uv.lock of a project, and the pins in pyproject.toml if `requirements` names
+    packages. If uv finds no solution, leave both files unchanged. Raises SystemExit."""
+    project_file = project / PROJECT_FILE
+    old_text = project_file.read_text()
+    new_text = old_text
     for requirement in requirements:
-        project_text = pin_version(project_text, requirement)
-    PROJECT_FILE.write_text(project_text)
+        new_text = pin_version(new_text, requirement)
+    project_file.write_text(new_text)
 
     options = [] if requirements else ["--upgrade"]
-    subprocess.run([ROOT / ".venv/bin/uv", "lock", *options], cwd=ROOT, check=True)
+    try:
+        subprocess.run([UV, "lock", *options], cwd=project, check=True)
+    except subprocess.CalledProcessError as error:
+        project_file.write_text(old_text)
+        raise SystemExit(f"uv.lock is unchanged: uv ended with code {error.returncode}.") from error
 
 
 def package_table(date: str) -> str:
@@ -62,10 +71,11 @@ def package_table(date: str) -> str:
     )
 
 
-def record() -> None:
-    """Write the installed versions and today's date to docs/versions.md."""
+def record(project: Path = ROOT) -> None:
+    """Write the installed versions and today's date to docs/versions.md of a project."""
     today = datetime.now(UTC).date().isoformat()
-    PAGE.write_text(PACKAGE_TABLE.sub(package_table(today), PAGE.read_text()))
+    page = project / PAGE
+    page.write_text(PACKAGE_TABLE.sub(package_table(today), page.read_text()))
 
 
 if __name__ == "__main__":
