@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, count
 from typing import Any, TextIO
@@ -54,6 +54,8 @@ SILENCE_TIMEOUT_S = 300.0
 # time limit for reading the last log lines of a completed run
 DRAIN_TIMEOUT_S = 5.0
 PROGRESS_INTERVAL_S = 3.0
+# states of a container that may still write lines
+UNENDED_STATES = ("waiting", "running")
 # a job may have hundreds of workers, of which usually the first one reports
 MAX_PROGRESS_LOGS = 4
 CUT_MESSAGE = (
@@ -290,14 +292,21 @@ class Logs:
                     )
                     return
 
-                # the log does not exist, for example because it was deleted by the kubelet
-                if error.code == 400:
+                # The container has not started yet, or its log does not exist any more, for example
+                # because the kubelet has deleted it.
+                if error.code == 400 and not self._is_in_state(
+                    pod, container_name, restart_count, UNENDED_STATES
+                ):
                     return
 
                 if error.code in (401, 403):
                     raise
             else:
-                if not follows_log or not self._is_running(pod, container_name, restart_count):
+                # The end of a log stream does not show that a container has ended, because the
+                # kubelet also ends the stream when it rotates the log.
+                if not follows_log or not self._is_in_state(
+                    pod, container_name, restart_count, ["running"]
+                ):
                     return
 
             if not follows_log or self.drained.wait(pause_seconds):
@@ -305,9 +314,11 @@ class Logs:
 
             pause_seconds = min(5.0, pause_seconds * 2)
 
-    def _is_running(self, pod: Object, container_name: str, restart_count: int) -> bool:
-        """Return True if the container still runs. The end of a log stream does not show that a
-        container has ended, because the kubelet also ends the stream when it rotates the log."""
+    def _is_in_state(
+        self, pod: Object, container_name: str, restart_count: int, states: Sequence[str]
+    ) -> bool:
+        """Return True if the container, after `restart_count` restarts, is in one of the states, or
+        if its state cannot be read."""
         try:
             current_pod = self.cluster.find(PODS, pod["metadata"]["name"])
         except ApiError:
@@ -317,12 +328,13 @@ class Logs:
             return False
 
         container_statuses = (current_pod.get("status") or {}).get("containerStatuses") or []
-        running_containers = [
+        matching_containers = [
             (container_status["name"], container_status.get("restartCount", 0))
             for container_status in container_statuses
-            if "running" in (container_status.get("state") or {})
+            # a container without a state waits
+            if not (container_status.get("state") or {"waiting": {}}).keys().isdisjoint(states)
         ]
-        return (container_name, restart_count) in running_containers
+        return (container_name, restart_count) in matching_containers
 
     def _write(self, pod_label: str, line: str) -> None:
         with self.lock:

@@ -86,6 +86,30 @@ def test_a_broken_connection_neither_loses_nor_repeats_lines(server: ApiServer, 
     assert out.getvalue().splitlines() == [f"a | line {i}" for i in range(30)]
 
 
+NOT_STARTED = status(400, "BadRequest", 'container "main" is waiting to start: PodInitializing')
+
+
+def test_a_container_that_has_not_started_yet_is_read_later(server: ApiServer, out: io.StringIO):
+    # the log before the restart, and two attempts to read the log after it
+    server.refuse("GET", "/pods/demo-a-1/log", 400, NOT_STARTED, times=3)
+    pod = make_pod("demo-a-1", "demo.a", state="waiting")
+    pod["status"]["containerStatuses"][0]["restartCount"] = 1
+    server.put(PODS_AT, pod)
+    server.write_log("demo-a-1", "at last")
+    until("the line", lambda: "a | at last\n" in out.getvalue())
+
+
+def test_a_log_that_does_not_exist_any_more_is_not_awaited(server: ApiServer, cluster: Cluster):
+    server.put(WORKFLOWS_AT, workflow("demo", "Succeeded"))
+    server.refuse("GET", "/log", 400, status(400, "BadRequest", "not found"), times=9)
+    server.put(PODS_AT, make_pod("demo-a-1", "demo.a", state="terminated"))
+    out = io.StringIO()
+    Logs(cluster, "demo", out).follow()
+    assert out.getvalue() == ""
+    log_requests = [path for _, path, _ in server.requests if "/log" in path]
+    assert len(log_requests) == 1
+
+
 def test_a_recreated_pod_is_read_again(server: ApiServer, out: io.StringIO):
     server.put(PODS_AT, make_pod("demo-train-worker-0"))
     server.write_log("demo-train-worker-0", "first life")
