@@ -255,12 +255,13 @@ class Resources:
         flags = resource.get("flags") or []
         merge_strategy = _find_merge_strategy(resource)
 
-        # the manifest of a patch may contain only the changes, without the object's kind
+        # the operations of a JSON patch never name an object; another patch may contain only the
+        # changes, without the object's kind
         needs_flags = merge_strategy == "json" or (
-            merge_strategy and not kubernetes_object.get("kind")
+            merge_strategy and flags and not kubernetes_object.get("kind")
         )
 
-        if not kubernetes_object or (flags and needs_flags):
+        if not kubernetes_object or needs_flags:
             if len(positional_arguments) != 2:
                 raise KubectlError(f"flags {flags} must name a kind and an object")
 

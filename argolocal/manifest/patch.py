@@ -81,6 +81,9 @@ def _merge_lists(
     merge_keys: Mapping[str, tuple[str, ...]],
 ) -> list[Any]:
     """Merge the items of two lists that have the same value of the merge key. Raises PatchError."""
+    if not all(isinstance(list_item, dict) for list_item in (*base_list, *patch)):
+        raise PatchError(f"the items of the list {list_name} must be maps")
+
     merge_key = next(
         (
             merge_key

@@ -431,6 +431,36 @@ def test_a_strategic_patch_changes_only_the_named_container() -> None:
     assert patched == {"spec": {"containers": [changed, {"name": "b", "image": "1"}]}}
 
 
+@pytest.mark.parametrize("strategy", ["json", "merge", "strategic"])
+@pytest.mark.parametrize("flags", [[], ["configmap", "c"]])
+def test_a_patch_that_is_a_list_fails_with_a_sentence_unless_it_is_a_json_patch_with_flags(
+    cluster: LocalCluster, strategy: str, flags: list[str]
+) -> None:
+    create = {"action": "create", "manifest": make_config_map(a="1")}
+    patch = {
+        "action": "patch",
+        "mergeStrategy": strategy,
+        "flags": flags,
+        "manifest": json.dumps([{"op": "remove", "path": "/data/a"}]),
+    }
+    status = execute(make_workflow(create, patch), {}, cluster)
+    if strategy == "json" and flags:
+        assert status["phase"] == "Succeeded", status
+        return
+
+    message = find_failure_message(status)
+    if strategy == "json":
+        assert "flags [] must name a kind and an object" in message
+    else:
+        assert "the manifest does not contain an object" in message
+
+
+def test_a_strategic_patch_with_items_that_are_no_maps_is_an_error() -> None:
+    base = {"spec": {"containers": [{"name": "a"}]}}
+    with pytest.raises(PatchError, match="the items of the list containers must be maps"):
+        PATCH_FUNCTIONS["strategic"](base, {"spec": {"containers": ["name"]}})
+
+
 @pytest.mark.parametrize(
     "resource",
     [
