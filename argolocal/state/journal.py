@@ -248,13 +248,34 @@ class RunFiles:
 
     def lock(self) -> None:
         """Lock the run until this process exits. Raises Busy if another process holds the lock."""
-        self.lock_descriptor = os.open(
-            self.root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
-        )
+        descriptor = -1
+        while descriptor < 0:
+            descriptor = self._open_lock()
+        self.lock_descriptor = descriptor
+
+    def _open_lock(self) -> int:
+        """Return the descriptor of the locked lock file; -1 if another process has removed the run
+        in the meantime. Raises Busy if another process holds the lock."""
+        descriptor = os.open(self.root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._wait_for_lock(descriptor)
+            if self._is_lock_file(descriptor):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+        os.close(descriptor)
+        return -1
+
+    def _wait_for_lock(self, descriptor: int) -> None:
+        """Lock the open lock file. Raises Busy if another process holds the lock."""
         lock_start = time.monotonic()
 
-        while not _try_lock(self.lock_descriptor, fcntl.LOCK_EX):
-            pid = os.pread(self.lock_descriptor, 32, 0).decode().strip()
+        while not _try_lock(descriptor, fcntl.LOCK_EX):
+            pid = os.pread(descriptor, 32, 0).decode().strip()
             waited_seconds = time.monotonic() - lock_start
             # if a runner was killed while it started a process, this child process holds the lock
             # until it calls exec
@@ -263,20 +284,11 @@ class RunFiles:
                 time.sleep(0.01)
                 continue
 
-            os.close(self.lock_descriptor)
             raise Busy(
                 f'run "{self.name}" is being run by process {pid}: only one process may run it.'
                 f" Follow it with `{program.name} logs -f {self.name}`, or stop it with"
                 f" `{program.name} stop {self.name}`."
             )
-
-        if not self._is_lock_file(self.lock_descriptor):
-            # another process has removed the run while this process waited for the lock
-            os.close(self.lock_descriptor)
-            self.lock()
-            return
-        os.ftruncate(self.lock_descriptor, 0)
-        os.pwrite(self.lock_descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def _is_lock_file(self, descriptor: int) -> bool:
         """Return True if an open file is the run's lock file, and this lock file has not been

@@ -16,7 +16,7 @@ from argolocal.common.files import write_atomically
 from argolocal.errors import ConfigError
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import stop
-from argolocal.state.journal import RunFiles, reset_interrupted
+from argolocal.state.journal import Busy, RunFiles, reset_interrupted
 from argolocal.view import runs as overview
 from tests.argolocal.running import execute, resume
 
@@ -32,6 +32,20 @@ def files(tmp_path: Path) -> RunFiles:
     for name in ("w", "other"):
         execute({"kind": "Workflow", "metadata": {"name": name}, "spec": WORKFLOW}, {}, cluster)
     return RunFiles(tmp_path, "w")
+
+
+def test_a_run_that_is_busy_leaves_no_descriptor_open(files: RunFiles) -> None:
+    owner = RunFiles(files.home, "w")
+    owner.lock()
+    descriptors = os.listdir("/proc/self/fd")
+    with pytest.raises(Busy, match=f"is being run by process {os.getpid()}"):
+        files.lock()
+    assert os.listdir("/proc/self/fd") == descriptors
+    assert files.lock_descriptor == -1, "or `close` would close the descriptor of another file"
+
+    owner.close()
+    files.lock()
+    files.close()
 
 
 def line(line_number: int, text: str) -> Callable[[str], str]:

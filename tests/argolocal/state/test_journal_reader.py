@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,16 @@ def test_only_new_lines_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list(status["nodes"]) == ["w", "w-1"]
 
 
+def count_descriptors(file: Path) -> int:
+    """Return the number of descriptors of this process that are open for a file."""
+    count = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        # the descriptor of the listing itself is closed
+        with suppress(FileNotFoundError):
+            count += os.readlink(f"/proc/self/fd/{descriptor}") == str(file)
+    return count
+
+
 def test_a_page_that_looks_at_a_run_does_not_stop_it_from_starting(tmp_path: Path) -> None:
     files = RunFiles(tmp_path, "w")
     files.root.mkdir(parents=True)
@@ -131,7 +142,8 @@ def test_a_page_that_looks_at_a_run_does_not_stop_it_from_starting(tmp_path: Pat
     fcntl.flock(probe, fcntl.LOCK_SH)
     with ThreadPoolExecutor() as pool:
         start = pool.submit(files.lock)
-        until("the start of the run", lambda: files.lock_descriptor >= 0 or start.done())
+        lock_file = files.root / "lock"
+        until("the start of the run", lambda: count_descriptors(lock_file) > 1 or start.done())
         os.close(probe)
         start.result()
     files.close()
