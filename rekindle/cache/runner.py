@@ -4,7 +4,7 @@ import argparse
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,9 @@ from rekindle.cache.key import (
     reason_not_covered,
 )
 from rekindle.cache.reused_models import REUSED_FROM_OBJECT, copy_reused_models
-from rekindle.errors import DataError, NotFound, StorageError, write_stderr
-from rekindle.keys import REUSED_MODELS, UNCOVERED_CODE
+from rekindle.cache.uncovered import write_uncovered_reason
+from rekindle.errors import DataError, StorageError, write_stderr
+from rekindle.keys import REUSED_MODELS
 from rekindle.kubernetes_names import S3_BUCKET
 from rekindle.step import (
     StepInputs,
@@ -163,11 +164,9 @@ class _StepRun:
         )
         if uncovered_reason:
             write_stderr(uncovered_reason)
-            # scheduled runs read the reason from the object UNCOVERED_CODE (steps.prepare)
+            # scheduled runs read the reason (steps.prepare)
             entries.result_or_none(
-                self.store.put,
-                f"{self.task_reference}/{UNCOVERED_CODE}",
-                uncovered_reason.encode(),
+                write_uncovered_reason, self.store, self.task_reference, uncovered_reason
             )
         return not uncovered_reason
 
@@ -219,18 +218,6 @@ class _StepRun:
         write_stderr(
             f"cached: outputs of {cache_entry.at}, computed in {cache_entry.seconds:.1f} s"
         )
-
-
-def reasons_uncovered(store: "Store", run_name: str, task_names: Iterable[str]) -> dict[str, str]:
-    """Return, for each given task of a run, the reason why its cache key does not cover all files
-    that it has loaded. Raises StorageError."""
-    reasons_by_task: dict[str, str] = {}
-    for task_name in task_names:
-        with suppress(NotFound):
-            reasons_by_task[task_name] = store.get(
-                f"{run_name}/{task_name}/{UNCOVERED_CODE}"
-            ).decode()
-    return reasons_by_task
 
 
 def _list_artifacts(inputs_or_outputs: StepInputs | StepOutputs) -> dict[str, Path]:

@@ -10,10 +10,11 @@ from safetensors.torch import save
 
 from argolocal.common import exit_codes
 from argolocal.common.json_text import replace_nan, to_json
+from rekindle.cache.uncovered import write_uncovered_reason
 from rekindle.content.weights import WEIGHTS_FILE
 from rekindle.documents import MODEL_FILE, encode_model_description
 from rekindle.errors import RekindleError, StorageError, TrackingError, write_stderr
-from rekindle.keys import CURVE, MODEL, UNCOVERED_CODE
+from rekindle.keys import CURVE, MODEL
 from rekindle.project import user_exceptions
 from rekindle.storage import Store, retry_until_stopped
 from rekindle.training.checkpoint import snapshot_file
@@ -336,7 +337,7 @@ class TrainingProcess:
             write_stderr(reason)
             task_prefix = training_spec.out.removesuffix(f"/{MODEL}")
             retry_until_stopped(
-                lambda: self.store.put(f"{task_prefix}/{UNCOVERED_CODE}", reason.encode()),
+                lambda: write_uncovered_reason(self.store, task_prefix, reason),
                 self.group.leaving,
                 "to write that the model is not reused",
             )

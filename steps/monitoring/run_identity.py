@@ -10,7 +10,7 @@ from typing import Any
 
 from rekindle import StorageError, Store, project
 from rekindle.cache import code, loaded, run_code
-from rekindle.cache.runner import reasons_uncovered
+from rekindle.cache.uncovered import read_uncovered_reasons
 from rekindle.kubernetes_names import S3_BUCKET
 from rekindle.program.processes import program_code
 from rekindle.tracking import WORKFLOW, RunData
@@ -59,7 +59,7 @@ def why_uncovered(last_run: RunData, manifest: Mapping[str, Any]) -> str:
     run_name = last_run.tags[WORKFLOW]
     try:
         object_store = Store.from_env().short_retries()
-        reason_by_task = reasons_uncovered(object_store, run_name, _list_task_names(manifest))
+        reason_by_task = read_uncovered_reasons(object_store, run_name, _list_task_names(manifest))
     except StorageError as error:
         return f"it is unknown which files {run_name} has loaded ({error})"
     return next(

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from rekindle.errors import StorageError, write_stderr
-from rekindle.keys import MODEL, UNCOVERED_CODE
+from rekindle.keys import MODEL
 from rekindle.training.membership.run_spec import RunSpec
 from rekindle.training.spec import TrainingSpec
 
@@ -64,6 +64,7 @@ class ReusableModel:
         from rekindle.cache.difference import record_code
         from rekindle.cache.key import UnknownKey, collect_facts, compute_cache_key
         from rekindle.cache.reused_models import MODEL_FILES
+        from rekindle.cache.uncovered import has_uncovered_reason
         from rekindle.storage import Store
 
         with suppress(UnknownKey, StorageError, OSError):
@@ -73,7 +74,7 @@ class ReusableModel:
                 "steps.train", cast(TrainingSpec, self.spec), {}
             )
             object_store = Store.from_env().short_retries()
-            if object_store.head(f"{self.prefix}/{UNCOVERED_CODE}"):
+            if has_uncovered_reason(object_store, self.prefix):
                 # do not record the model; the worker that wrote the model has reported the reason
                 return
             file_sizes = [

@@ -13,7 +13,7 @@ import markupsafe._speedups
 import pytest
 
 from rekindle import project
-from rekindle.cache.runner import reasons_uncovered
+from rekindle.cache.uncovered import read_uncovered_reasons
 from rekindle.storage import Store
 
 # this library is used as an extension module of the project, because it has no dependencies
@@ -139,7 +139,7 @@ def test_a_result_is_not_cached_if_its_key_does_not_cover_the_loaded_code(
     reason = f"steps/{file} was loaded, but the cache key does not cover it"
     assert reason in said
     run = f"{tmp_path.name}-1".replace("_", "-")
-    assert reason in reasons_uncovered(s3, run, ["loading", "other"])["loading"]
+    assert reason in read_uncovered_reasons(s3, run, ["loading", "other"])["loading"]
     assert "cached:" not in run_step(tmp_path, s3_environment, f"{tmp_path.name}-2/loading")
 
 
