@@ -1,4 +1,4 @@
-"""`make upgrade` locks newer packages, keeps pinned packages, and records what was tested."""
+"""`make upgrade` locks newer packages, keeps pinned packages, and records the tested versions."""
 
 import re
 import shutil

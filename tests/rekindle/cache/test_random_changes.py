@@ -157,7 +157,10 @@ def test_random_changes_reuse_exactly_the_results_that_they_leave_valid(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REKINDLE_PATH", f"{tmp_path}:{ROOT}")
     monkeypatch.syspath_prepend(str(tmp_path))
-    demo = Demo(tmp_path, s3, seed=changes)
+    # the cases of a process must not find the results of each other
+    store = Store(f"{s3.bucket}-changes-{changes}", s3.endpoint)
+    store.client.create_bucket(Bucket=store.bucket)
+    demo = Demo(tmp_path, store, seed=changes)
     counts = Counter[str]()
 
     for number in range(changes):
