@@ -1,4 +1,4 @@
-"""The faults that a training must survive in a job of any kind, and what each fault may cost.
+"""The faults that a training must survive in a job of any kind, with the limits of their cost.
 
     for fault in FAULTS:
         fault.inject(stage)

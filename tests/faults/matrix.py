@@ -193,7 +193,7 @@ def check_outcome(outcome: Outcome) -> None:
 def _measure_pause(summary: LedgerSummary, start: float, has_new_group: bool) -> float:
     """Return the seconds from a fault to the next group that trains. If the group has not changed,
     return the seconds without training until the first step that the ledger has recorded since:
-    without a coordinator, the group trains on, but nothing records its steps."""
+    without a coordinator, the group continues to train, but nothing records its steps."""
     if has_new_group:
         return _find_group(summary, start) - start
     before = [point for point in summary.points if point[0] <= start][-RATE_POINTS:]
