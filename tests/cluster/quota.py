@@ -16,7 +16,7 @@ LOCAL_QUEUE = "train"
 # name of the job of the other team
 OTHER_JOB = "other"
 # small requests for the pods of other steps, so that they fit into a small quota
-LIGHT_SETTINGS = [f"cluster.pods.{step}={{cpu: 50m, memory: 1Gi}}" for step in ("champion", "best")]
+LIGHT_SETTINGS = ["cluster.pods.champion={cpu: 50m, memory: 1Gi}"]
 
 
 def queue_settings(queue: str, priority: str) -> list[str]:

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from rekindle.training.ledger.ledger_summary import Incident
-from tests.cluster.faults import LONG_SETTINGS
-from tests.cluster.kube import Object
+from tests.cluster.kube import Kube, Object
 from tests.cluster.quota import (
     KUEUE_API,
     LIGHT_SETTINGS,
@@ -32,20 +31,24 @@ from tests.cluster.run import (
     run_locally,
 )
 from tests.commands import BIN, ROOT
-from tests.faults.matrix import TOLERATED_STEPS
+from tests.faults.matrix import PACE_SETTING, SETTINGS, TOLERATED_STEPS
 from tests.waiting import until
 
 PAGE = ROOT / "docs/shared-clusters.md"
+CONFIG = ROOT / "configs/digits.yaml"
 SWEEP = ROOT / "configs/sweep.yaml"
+BEST_SETTING = "cluster.pods.best={cpu: 50m, memory: 1Gi}"
 STEPS = 4000
-SHORT_SETTINGS = [*LONG_SETTINGS, f"train.steps={STEPS}", "train.workers=2"]
+SHORT_SETTINGS = [*SETTINGS, PACE_SETTING, f"train.steps={STEPS}", "train.workers=2"]
 
 
 @pytest.fixture(scope="module")
 def expected(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The sha256 of the model of SHORT_SETTINGS with one worker on this machine."""
     return run_locally(
-        tmp_path_factory.mktemp("short"), *namespace.sets([*SHORT_SETTINGS, "train.workers=1"])
+        tmp_path_factory.mktemp("short"),
+        *namespace.sets([*SHORT_SETTINGS, "train.workers=1", "model.micro_batch_seconds=0"]),
+        config=CONFIG,
     )["model_sha256"]
 
 
@@ -85,14 +88,14 @@ def page_queue(namespace: Namespace) -> Iterator[str]:
     name = namespace.kube.namespace
     objects = page_objects(name, "100m")
     for obj in objects:
-        namespace.kube.apply(obj)
+        Kube(obj["metadata"].get("namespace", name)).apply(obj)
     until("the page's queue is active", lambda: is_active(namespace, f"{name}-research"), 60)
     yield name
 
     for obj in reversed(objects):
         place = obj["metadata"].get("namespace", name)
-        command = ["-n", place, "delete", obj["kind"], obj["metadata"]["name"]]
-        namespace.kube(*command, "--ignore-not-found", "--wait=false")
+        command = ["delete", obj["kind"], obj["metadata"]["name"]]
+        Kube(place)(*command, "--ignore-not-found", "--wait=false")
 
 
 def is_active(namespace: Namespace, name: str) -> bool:
@@ -130,7 +133,7 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
 
     harvest += [*queue_settings(queue, "normal"), f"cluster.harvest_priority={queue}-idle"]
     harvest += ["name=harvest"]
-    run = Run.submit(namespace, *SHORT_SETTINGS, *harvest)
+    run = Run.submit(namespace, *SHORT_SETTINGS, *harvest, config=CONFIG)
     # 50m each for the coordinator, its worker, and two extra workers
     run.wait_for_workers(3, 400)
     assert len(run.running_pods("worker")) == 1
@@ -170,7 +173,7 @@ def test_extra_workers_use_and_return_idle_quota_without_changing_the_weights(
 
 def test_a_preempted_job_waits_and_continues(namespace: Namespace, queue: str, expected: str):
     sets = [*queue_settings(queue, "idle"), "name=preempt"]
-    run = Run.submit(namespace, *SHORT_SETTINGS, *sets, "train.checkpoint_seconds=5")
+    run = Run.submit(namespace, *SHORT_SETTINGS, *sets, config=CONFIG)
     run.wait_for_workers(2, 400)
     longest_intervals = list[int]()
 
@@ -215,7 +218,7 @@ def test_what_kueue_can_never_admit_is_refused_and_creates_nothing(
         [*SHORT_SETTINGS, *page_queue_settings(page_queue, "high"), "name=refused", *settings]
     )
     done = subprocess.run(
-        [BIN / "rekindle", "submit", ROOT / "configs/demo.yaml", *flags, *sets],
+        [BIN / "rekindle", "submit", CONFIG, *flags, *sets],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -231,7 +234,7 @@ def test_a_training_of_higher_priority_is_admitted_before_the_trials_of_a_sweep(
     namespace: Namespace, page_queue: str, tmp_path: Path
 ):
     quick = ["sweep.trials=8", "sweep.parallel=8", "sweep.lag=8", "train.epochs=6"]
-    quick += ["gate.minimum={accuracy: 0.3}", *LIGHT_SETTINGS]
+    quick += ["gate.minimum={accuracy: 0.3}", *LIGHT_SETTINGS, BEST_SETTING]
     low = page_queue_settings(page_queue, "low")
     sweep = Run.submit(namespace, *quick, *low, "name=sweep", config=SWEEP)
 
@@ -242,7 +245,13 @@ def test_a_training_of_higher_priority_is_admitted_before_the_trials_of_a_sweep(
     until("two trials run", lambda: len(running_trials()) == 2, 300)
     high = page_queue_settings(page_queue, "high")
     training = Run.submit(
-        namespace, *SHORT_SETTINGS, *high, "name=urgent", "train.workers=1", "train.steps=200"
+        namespace,
+        *SHORT_SETTINGS,
+        *high,
+        "name=urgent",
+        "train.workers=1",
+        "train.steps=200",
+        config=CONFIG,
     )
     training.wait_for_workers(1, 400)
     assert running_trials() == [], "the training has the whole quota"
