@@ -71,8 +71,8 @@ def create_namespace() -> Iterator[Namespace]:
             "namespace",
             kube.namespace,
             "--ignore-not-found",
-            "--timeout=120s",
-            timeout=150,
+            "--timeout=300s",
+            timeout=330,
         )
 
         store.delete([entry.key for entry in store.list("")])
