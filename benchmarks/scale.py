@@ -14,7 +14,8 @@ then a third of all pods; afterwards, this third starts again at once. In one ge
 workers send a value to each other, as torch's gloo does. Finally, the benchmark replaces the
 coordinator twice by SIGKILL: first during the training of an unchanged group, then while a new pod
 waits for the coordinator. A time ends when all workers have received the member list of their next
-generation.
+generation. After a loss, the time begins when the coordinator loses the first connection: until
+then, the CPUs are busy with the end of the killed processes, which would happen on other nodes.
 """
 
 import os
@@ -29,6 +30,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 import psutil
 
@@ -37,13 +39,23 @@ from benchmarks.launchers.network import Network
 from benchmarks.launchers.nodes import NodeSettings, Pods
 from benchmarks.launchers.worker import Board, compute_value_bytes
 from benchmarks.programs.services import start_object_store
-from rekindle.kubernetes_names import POD_IP, REKINDLE_SECRET
+from rekindle.kubernetes_names import (
+    AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY,
+    POD_IP,
+    REKINDLE_SECRET,
+    S3_BUCKET,
+    S3_ENDPOINT_URL,
+)
+from rekindle.storage import Store
+from rekindle.training.ledger.events import read_events
 
 RUN_FLAGS = (
     *("--workload=steps.digits", "--dataset=d", f"--digest={'d' * 64}"),
     *("--out=scale/model", "--checkpoints=scale/checkpoints", "--virtual-workers=4096"),
     "--min-workers=1",
 )
+LEDGER_PREFIX = "scale/checkpoints/ledger"
 # in the fallback without namespaces, other benchmarks may run on the same machine
 COORDINATOR_PORT = 20000 + os.getpid() % 10000
 TIMEOUT_S = 300.0
@@ -116,11 +128,24 @@ class CoordinatorProcess:
             return probe_socket.connect_ex(address) == 0
 
 
+@dataclass(frozen=True)
+class Loss:
+    """Pods that were killed at once. `seconds_from_kill` and `seconds_from_loss` end when all other
+    workers are in their next generation, and begin with the SIGKILL and with the first connection
+    that the coordinator has lost. The time in between is the work of the kernel, which ends the
+    processes of the pods on the same CPUs."""
+
+    pods: set[int]
+    seconds_from_kill: float
+    seconds_from_loss: float
+
+
 @dataclass
 class MeasuredGroup:
     """The coordinator, all pods, and the measurements."""
 
     coordinator: CoordinatorProcess
+    store: Store
     pods: Pods
     pod_count: int
     alive_pods: set[int] = field(default_factory=set)
@@ -149,15 +174,32 @@ class MeasuredGroup:
         self.alive_pods |= pod_numbers
         return self.wait_for_generation(earlier_generation) - start_s
 
-    def kill_pods(self, pod_count: int) -> tuple[set[int], float]:
-        """Kill pods at once; return their numbers, and the seconds until the others are in their
-        next generation."""
+    def kill_pods(self, pod_count: int) -> Loss:
+        """Kill pods at once, and wait until the others are in their next generation."""
         killed_pods = set(random.sample(sorted(self.alive_pods), pod_count))
         earlier_generation = self.find_generation()
         self.alive_pods -= killed_pods
         kill_s = time.monotonic()
         self.pods.kill(killed_pods)
-        return killed_pods, self.wait_for_generation(earlier_generation) - kill_s
+        end_s = self.wait_for_generation(earlier_generation)
+        return Loss(killed_pods, end_s - kill_s, end_s - self._find_first_loss(kill_s))
+
+    def _find_first_loss(self, kill_s: float) -> float:
+        """Return the time after `kill_s` when the coordinator noticed the loss of a worker, as its
+        ledger says."""
+        clock_offset_s = time.time() - time.monotonic()
+        loss_times = list[float]()
+
+        def read_loss_times() -> bool:
+            loss_times[:] = [
+                event["t"] - clock_offset_s
+                for event in read_events(self.store, LEDGER_PREFIX)
+                if event["event"] == "lost" and event["t"] - clock_offset_s >= kill_s
+            ]
+            return bool(loss_times)
+
+        wait_until(read_loss_times, "the ledger has the loss")
+        return min(loss_times)
 
     def kill_worker(self) -> float:
         """Kill the worker of a pod; return the seconds until the workers of all pods are members
@@ -178,11 +220,11 @@ class MeasuredGroup:
         Return the seconds until all have all values, and the CPU seconds of the coordinator."""
         start_cpu_s = self.coordinator.measure_cpu_seconds()
         self.pods.board.must_exchange = True
-        killed_pods, seconds = self.kill_pods(1)
+        loss = self.kill_pods(1)
         cpu_seconds = self.coordinator.measure_cpu_seconds() - start_cpu_s
         self.pods.board.must_exchange = False
-        self.start_pods(killed_pods)
-        return seconds, cpu_seconds
+        self.start_pods(loss.pods)
+        return loss.seconds_from_loss, cpu_seconds
 
     def measure_rest(self) -> tuple[float, float]:
         """Return the shares of a core that the coordinator and one pod use at rest."""
@@ -226,7 +268,7 @@ class MeasuredGroup:
         """Replace the coordinator while a new pod waits for it. Return the seconds until all pods
         are in their next generation, from the kill and from the time when the new coordinator
         accepts connections."""
-        new_pods, _ = self.kill_pods(1)
+        new_pods = self.kill_pods(1).pods
         earlier_generation = self.find_generation()
         kill_s = time.monotonic()
         self.coordinator.kill()
@@ -248,15 +290,14 @@ def measure_group(group: MeasuredGroup, run_count: int) -> list[Bar]:
     start_seconds = group.start_pods(set(range(pod_count)))
     coordinator_share, pod_share = group.measure_rest()
 
-    loss_seconds = []
+    losses = list[Loss]()
     for run_number in range(run_count - 1):
-        killed_pods, seconds = group.kill_pods(min(run_number % 5 + 1, pod_count - 1))
-        loss_seconds.append(seconds)
-        group.start_pods(killed_pods)
+        losses.append(group.kill_pods(min(run_number % 5 + 1, pod_count - 1)))
+        group.start_pods(losses[-1].pods)
 
     worker_seconds = [group.kill_worker() for _ in range(min(WORKER_LOSSES, run_count))]
-    third, third_seconds = group.kill_pods(pod_count // 3)
-    herd_seconds = group.start_pods(third)
+    loss_of_third = group.kill_pods(pod_count // 3)
+    herd_seconds = group.start_pods(loss_of_third.pods)
     exchange_seconds, exchange_cpu_seconds = group.measure_exchange()
     trained_from_kill, trained_from_listen, opened_generations = group.replace_during_training()
     joined_from_kill, joined_from_listen = group.replace_with_newcomer()
@@ -271,15 +312,17 @@ def measure_group(group: MeasuredGroup, run_count: int) -> list[Bar]:
         ),
         make_bar(
             f"next generation of {pod_count} workers after the loss of 1 to 5 pods",
-            loss_seconds,
+            [loss.seconds_from_loss for loss in losses],
             "s",
             0.5,
+            remark_text=f"{median(loss.seconds_from_kill for loss in losses):.2f} s from SIGKILL",
         ),
         make_bar(
             f"next generation of {pod_count} workers after the loss of a third",
-            third_seconds,
+            loss_of_third.seconds_from_loss,
             "s",
             0.5,
+            remark_text=f"{loss_of_third.seconds_from_kill:.2f} s from SIGKILL",
         ),
         make_bar(
             "SIGKILL of a worker: generation with the worker that its launcher starts again",
@@ -361,7 +404,12 @@ def main() -> int:
         )
         exit_stack.callback(coordinator.kill)
         coordinator.start()
-        bars = measure_group(MeasuredGroup(coordinator, pods, options.members), options.runs)
+        store = Store(
+            *(store_environment[name] for name in (S3_BUCKET, S3_ENDPOINT_URL)),
+            *(store_environment[name] for name in (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)),
+        )
+        group = MeasuredGroup(coordinator, store, pods, options.members)
+        bars = measure_group(group, options.runs)
 
     return report(bars, as_json=options.json)
 

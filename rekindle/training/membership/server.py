@@ -75,6 +75,11 @@ from rekindle.training.spec import TrainingSpec
 TICK_INTERVAL_S = 0.1
 # if a tick is delayed by more than this, the coordinator process was paused
 MAX_TICK_DELAY_S = 0.05
+# minimum and maximum time of the wait for the workers of an earlier coordinator
+RECONNECT_S = 0.3
+MAX_RECONNECT_S = 2.0
+# maximum wait of the event loop for a thread that uses the object store
+SWITCH_INTERVAL_S = 0.0002
 # maximum number of connections without authentication, in addition to one per worker; a further
 # connection closes the oldest
 MAX_UNVERIFIED_CONNECTIONS = 128
@@ -143,8 +148,7 @@ class Coordinator:
         event_loop.add_signal_handler(signal.SIGTERM, self.set_exit_code, exit_codes.TERMINATED)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         metrics_server = await self._start_metrics_server(host)
-        self._start_task(self._check_completion())
-        self._start_task(self._renew_lease())
+        self._start_task(self._open_store_after_reconnect())
         if self.on_demand:
             self._start_task(self._read_on_demand_workers(self.on_demand))
         timer_task = asyncio.create_task(self._run_timer())
@@ -170,6 +174,17 @@ class Coordinator:
             self._record_trained_seconds()
         await asyncio.to_thread(self.ledger.close)
         return exit_code
+
+    async def _open_store_after_reconnect(self) -> None:
+        """Start the tasks that use the object store, after the workers of an earlier coordinator
+        have connected: the import of the S3 library would make them wait."""
+        deadline_s = time.monotonic() + MAX_RECONNECT_S
+        await asyncio.sleep(RECONNECT_S)
+        while self.membership.unregistered_ids and time.monotonic() < deadline_s:
+            await asyncio.sleep(TICK_INTERVAL_S)
+
+        self._start_task(self._check_completion())
+        self._start_task(self._renew_lease())
 
     async def _start_metrics_server(self, host: str | None) -> asyncio.Server | None:
         metrics_port = read_integer(REKINDLE_METRICS, 0, 0, MAX_PORT)
@@ -611,6 +626,7 @@ def main(argv: list[str], spec_class: type[RunSpec] = TrainingSpec) -> int:
     file_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     # raise the limit of open files, since each worker needs a connection
     resource.setrlimit(resource.RLIMIT_NOFILE, (file_limit, file_limit))
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         run_spec = spec_class.from_flags(argv)
         run_secret = handshake.read_run_secret()

@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from rekindle.training.membership import handshake
+import pytest
+
+from rekindle.training.membership import handshake, server
 from rekindle.training.membership.protocol import encode_message
 from rekindle.training.membership.server import (
     MAX_UNREAD_BYTES,
@@ -141,5 +143,38 @@ def test_a_worker_that_does_not_read_loses_its_connection() -> None:
             connection.queue(line)
         assert transport.end == "aborted"
         assert connection.queued_bytes <= MAX_UNREAD_BYTES + len(line)
+
+    run_scene(scene)
+
+
+def test_the_object_store_is_used_after_the_workers_of_an_earlier_coordinator_have_connected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    missing_workers = list[set[str]]()
+
+    async def record(coordinator: Coordinator) -> None:
+        missing_workers.append(set(coordinator.membership.unregistered_ids))
+
+    monkeypatch.setattr(server, "RECONNECT_S", 0)
+    monkeypatch.setattr(server, "MAX_RECONNECT_S", 60)
+    monkeypatch.setattr(server, "TICK_INTERVAL_S", 0)
+    monkeypatch.setattr(Coordinator, "_check_completion", record)
+    monkeypatch.setattr(Coordinator, "_renew_lease", record)
+
+    async def scene(coordinator: Coordinator) -> None:
+        def reconnect(worker: str) -> None:
+            hello = make_join_message(worker, generation=5, group=5, peers=["1", "2"])
+            connect(coordinator)[0].data_received(encode_message({"join": hello}))
+
+        reconnect("1")
+        opening = asyncio.create_task(coordinator._open_store_after_reconnect())
+        for _ in range(10):
+            await run_scheduled_calls()
+        assert not missing_workers
+
+        reconnect("2")
+        await opening
+        await run_scheduled_calls()
+        assert missing_workers == [set(), set()]
 
     run_scene(scene)
