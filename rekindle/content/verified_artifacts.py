@@ -49,7 +49,7 @@ def _verify_release(path: Path) -> None:
         release_record = read_file(FileHashes, path / RELEASE_RECORD, REMEDY)
     except InvalidDocument as error:
         raise DataError(str(error)) from error
-    verify_release_files(path, {**release_record.files, **release_record.described}, str(path))
+    verify_release_files(path, {**release_record.described, **release_record.files}, str(path))
 
 
 def _has_fields(file: Path, expected_fields: tuple[str, ...]) -> bool:

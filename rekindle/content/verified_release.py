@@ -103,7 +103,8 @@ def read_verified_files(
     require_release_key(key, store.uri(key))
     release_record = read_object(FileHashes, store, f"{key}/{RELEASE_RECORD}")
     reject_wrong_hash(key, release_record.files, store.uri(key))
-    sha256_by_name = {**release_record.files, **release_record.described}
+    # the hash in the key covers only `files`, so its hashes count if both fields name a file
+    sha256_by_name = {**release_record.described, **release_record.files}
 
     content_by_name: dict[str, bytes] = {}
 

@@ -15,6 +15,7 @@ from rekindle.content.verified_artifacts import verify_artifact
 from rekindle.content.verified_release import (
     compute_content_hash,
     read_described_file,
+    read_verified_files,
     reject_wrong_hash,
     require_release_key,
 )
@@ -241,6 +242,22 @@ def test_a_file_outside_of_the_hash_is_verified(
     download(s3, described, tmp_path / "served")
     with pytest.raises(DataError, match=f"{name} changed since the release"):
         verify_artifact("champion", tmp_path / "served", "")
+
+
+def test_a_hash_that_the_key_does_not_cover_replaces_none_that_it_covers(
+    s3: Store, tmp_path: Path, described: str
+) -> None:
+    model_file = b'{"model": "another"}'
+    record = json.loads(s3.get(f"{described}release.json"))
+    del record["checksum"]
+    record["described"]["model.json"] = sha256(model_file).hexdigest()
+    s3.put(f"{described}release.json", json.dumps(record).encode())
+    s3.put(f"{described}model.json", model_file)
+    with pytest.raises(DataError, match=r"model\.json changed since the release"):
+        read_verified_files(s3, described.rstrip("/"), ["model.json"])
+    s3.download(described, tmp_path / "artifact")
+    with pytest.raises(DataError, match=r"model\.json changed since the release"):
+        verify_artifact("champion", tmp_path / "artifact", "")
 
 
 def test_a_changed_field_of_the_record_is_found(s3: Store, tmp_path: Path, described: str) -> None:
