@@ -1,6 +1,8 @@
 """A model server with tokens answers only requests that contain one of these tokens."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from rekindle.errors import ConfigError, DataError
 from rekindle.release.model_client import ModelClient
 from tests.rekindle.serving.running import MODEL, PREDICT, SERVER_PREFIX, RunningServer
 
+ROOT = Path(__file__).parents[3]
 INSTANCE = {"id": "a"}
 TOKENS = "first-token\nsecond-token"
 
@@ -109,3 +112,11 @@ def test_a_server_with_an_empty_token_does_not_start() -> None:
         code, log = running.end()
     assert code == 78
     assert "REKINDLE_TOKEN contains no token" in log
+
+
+def test_no_command_that_rekindle_shows_has_a_token_in_its_arguments() -> None:
+    token_option = re.compile(r"""(-H|--header)[ =]["']?Authorization|curl .*(-u|--user) """)
+    folders = [ROOT / name for name in ("argolocal", "rekindle", "docs", "template", "configs")]
+    for path in (path for folder in folders for path in folder.rglob("*")):
+        if path.suffix in (".py", ".html", ".js", ".md", ".yaml"):
+            assert not token_option.search(path.read_text()), path
