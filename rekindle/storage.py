@@ -253,16 +253,7 @@ class Store:
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         """Yield all objects whose key starts with `prefix`, in key order."""
-        list_pages = self.client.get_paginator("list_objects_v2").paginate(
-            Bucket=self.bucket, Prefix=prefix
-        )
-        page_iterator = iter(list_pages)
-
-        while True:
-            list_page = self._request(prefix, lambda: next(page_iterator, None))
-            if list_page is None:
-                return
-
+        for list_page in self._request_list_pages(Prefix=prefix):
             for listed_object in list_page.get("Contents", []):
                 yield StoredObject(
                     listed_object["Key"],
@@ -270,6 +261,26 @@ class Store:
                     listed_object["ETag"],
                     listed_object["LastModified"].timestamp(),
                 )
+
+    def list_folders(self, prefix: str) -> Iterator[str]:
+        """Yield the beginnings, up to the first slash after `prefix`, of the keys that start with
+        `prefix` and contain this slash. The objects in these folders are not listed."""
+        for list_page in self._request_list_pages(Prefix=prefix, Delimiter="/"):
+            for common_prefix in list_page.get("CommonPrefixes", []):
+                yield common_prefix["Prefix"]
+
+    def _request_list_pages(self, **list_options: str) -> Iterator[dict[str, Any]]:
+        """Yield the pages of a listing."""
+        list_pages = self.client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket, **list_options
+        )
+        page_iterator = iter(list_pages)
+
+        while True:
+            list_page = self._request(list_options["Prefix"], lambda: next(page_iterator, None))
+            if list_page is None:
+                return
+            yield list_page
 
     def free_bytes(self) -> float:
         """Return the free bytes on the disk of the embedded store; infinity for other stores."""

@@ -376,7 +376,7 @@ def _make_local_scope(home_folder: Path) -> RetentionScope:
             end_seconds = _find_last_change(home_folder, run_name, run_status)
 
         retention_scope.runs[run_name] = _make_run(
-            run_name, workflow, end_seconds, run_status["phase"]
+            retention_scope.store, run_name, workflow, end_seconds, run_status["phase"]
         )
         # runs are listed newest first, so the limits of the newest run are set first
         retention_scope.limits.setdefault(
@@ -411,7 +411,7 @@ def _make_cluster_scope(cluster: Cluster) -> RetentionScope:
     for workflow in found_workflows:
         run_name = workflow["metadata"]["name"]
         try:
-            run = _parse_cluster_run(run_name, workflow)
+            run = _parse_cluster_run(retention_scope.store, run_name, workflow)
             pipeline_limits = _read_limits(workflow)
         except RekindleError as error:
             write_stderr(f"warning: {run_name} is kept: {error}")
@@ -424,7 +424,7 @@ def _make_cluster_scope(cluster: Cluster) -> RetentionScope:
     return retention_scope
 
 
-def _parse_cluster_run(run_name: str, workflow: Mapping[str, Any]) -> Run:
+def _parse_cluster_run(object_store: Store, run_name: str, workflow: Mapping[str, Any]) -> Run:
     """Return the run of a workflow. Raises InvalidDocument."""
     workflow_status = workflow.get("status") or {}
     workflow_phase = workflow_status.get("phase") or "Pending"
@@ -435,7 +435,7 @@ def _parse_cluster_run(run_name: str, workflow: Mapping[str, Any]) -> Run:
         if workflow_phase in COMPLETED_PHASES and finish_time_text
         else None
     )
-    return _make_run(run_name, workflow, end_seconds, workflow_phase)
+    return _make_run(object_store, run_name, workflow, end_seconds, workflow_phase)
 
 
 def _keep_malformed_run(retention_scope: RetentionScope, workflow: object) -> None:
@@ -488,11 +488,20 @@ def _find_last_change(home_folder: Path, run_name: str, run_status: Mapping[str,
 
 
 def _make_run(
-    run_name: str, workflow: Mapping[str, Any], end_seconds: float | None, run_phase: str
+    object_store: Store,
+    run_name: str,
+    workflow: Mapping[str, Any],
+    end_seconds: float | None,
+    run_phase: str,
 ) -> Run:
     pipeline_name = workflow_origin.read_pipeline_name(workflow)
     is_counted = not workflow_origin.read_parameter(workflow, BACKFILL)
-    used_tasks = frozenset(reused_tasks(workflow).values())
+    # MLflow does not know the data of a run before the end of its step `prepare`
+    data_section = _read_config(workflow).get("data")
+    data_source = data_section.get("source") if isinstance(data_section, dict) else None
+    used_tasks = frozenset(reused_tasks(workflow).values()) | listing.find_source_tasks(
+        object_store, data_source if isinstance(data_source, str) else ""
+    )
     workflow_uid = str(workflow["metadata"].get("uid") or "")
     return Run(
         run_name,
@@ -506,12 +515,16 @@ def _make_run(
 
 
 def _read_limits(workflow: Mapping[str, Any]) -> RetentionConfig:
-    """Return the section `retention` of a run's config, which may be in the WorkflowTemplate of the
-    run."""
-    stored_spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec")
+    """Return the section `retention` of a run's config."""
+    return parse_section(
+        RetentionConfig, _read_config(workflow).get("retention") or {}, "retention"
+    )
+
+
+def _read_config(workflow: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a run, which may be in the WorkflowTemplate of the run."""
     run_config = workflow_origin.read_config(workflow)
-    if not run_config and stored_spec:
-        run_config = workflow_origin.read_config(
-            {"metadata": workflow["metadata"], "spec": stored_spec}
-        )
-    return parse_section(RetentionConfig, run_config.get("retention") or {}, "retention")
+    stored_spec = (workflow.get("status") or {}).get("storedWorkflowTemplateSpec")
+    if run_config or not stored_spec:
+        return run_config
+    return workflow_origin.read_config({"metadata": workflow["metadata"], "spec": stored_spec})

@@ -153,6 +153,14 @@ class RunCollector:
             for mlflow_record in exclude_trials(pipeline_name, found_records)
             if mlflow_record.tags.get(STORE_TAG, self.own_store_id) == self.own_store_id
         ]
+        # other records, such as the records of runs of other object stores, are not removed, but
+        # their runs may read data of this object store
+        own_ids = {mlflow_record.id for mlflow_record in mlflow_records}
+        for mlflow_record in found_records:
+            if mlflow_record.id not in own_ids and not get_parent_id(mlflow_record):
+                self.tasks_in_use |= find_source_tasks(
+                    self.store, mlflow_record.params.get("data.source", "")
+                )
 
         compared_ids = _find_compared_ids(mlflow_records)
         own_names = {
@@ -174,7 +182,7 @@ class RunCollector:
         the run uses."""
         run_name = mlflow_record.name
         is_listed_by_caller = run_name in self.context.runs
-        used_tasks = _find_used_tasks(mlflow_record) | _find_source_tasks(
+        used_tasks = _find_used_tasks(mlflow_record) | find_source_tasks(
             self.store, mlflow_record.params.get("data.source", "")
         )
 
@@ -251,7 +259,8 @@ def _find_data_tasks(object_store: Store, pipeline_names: Set[str]) -> frozenset
         for experiment in experiments_page.experiments
         if experiment.name not in pipeline_names
     ]
-    run_filter = f"{ANY_WORKFLOW_FILTER} AND params.`data.source` ILIKE '{object_store.uri('')}%'"
+    bucket_uri = object_store.uri("").rstrip("/")
+    run_filter = f"{ANY_WORKFLOW_FILTER} AND params.`data.source` ILIKE '{bucket_uri}%'"
     source_uris = set[str]()
 
     for mlflow_record in search_runs(experiment_ids, run_filter) if experiment_ids else ():
@@ -261,7 +270,7 @@ def _find_data_tasks(object_store: Store, pipeline_names: Set[str]) -> frozenset
         source_uris.add(source_uri)
 
     return frozenset().union(
-        *(_find_source_tasks(object_store, source_uri) for source_uri in source_uris)
+        *(find_source_tasks(object_store, source_uri) for source_uri in source_uris)
     )
 
 
@@ -356,11 +365,12 @@ def _find_compared_ids(records_newest_first: list[MlflowRecord]) -> set[str]:
     return {*newest_ids.values()}
 
 
-def _find_source_tasks(object_store: Store, source_uri: str) -> frozenset[str]:
+def find_source_tasks(object_store: Store, source_uri: str) -> frozenset[str]:
     """Return the RUN/TASK of all artifacts that the address in data.source covers.
 
     `source_uri`, the value of data.source, may be the folder of a run, a pattern such as
-    `RUN/*/out`, or all objects whose keys begin with a text such as `RUN/prep`.
+    `RUN/*/out` or `demo-*/prepare/out`, all objects whose keys begin with a text such as `RUN/prep`
+    or `demo-`, or the whole bucket.
     """
     s3_address = parse_s3_address(source_uri)
     if not s3_address or s3_address.bucket != object_store.bucket:
@@ -372,13 +382,21 @@ def _find_source_tasks(object_store: Store, source_uri: str) -> frozenset[str]:
     if source_task and len(folder_names) > 2:
         return frozenset({source_task})
 
-    run_name = RunName.parse_or_none(folder_names[0])
-    if not run_name or not ownership.read(object_store, run_name):
-        return frozenset()
-    # list the objects below the prefix, because the prefix may end in the middle of a task's name
-    key_prefix = literal_key if "/" in literal_key else f"{run_name}/"
+    # the address may end in the middle of the name of a run or a task, so list the folders
+    if len(folder_names) == 1:
+        found_folders = [folder.rstrip("/") for folder in object_store.list_folders(literal_key)]
+        run_names = [folder for folder in found_folders if RunName.matches(folder)]
+    else:
+        run_names = list(filter(RunName.matches, folder_names[:1]))
+
+    run_marks = _read_marks(object_store, run_names)
     task_names = {
-        "/".join(object_entry.key.split("/")[:2]) for object_entry in object_store.list(key_prefix)
+        task_folder.rstrip("/")
+        for run_name, run_mark in run_marks.items()
+        if run_mark
+        for task_folder in object_store.list_folders(
+            f"{run_name}/{'' if len(folder_names) == 1 else folder_names[1]}"
+        )
     }
     return frozenset(task_name for task_name in task_names if TaskReference.matches(task_name))
 

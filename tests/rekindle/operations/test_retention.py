@@ -1501,6 +1501,20 @@ def test_the_folder_of_a_run_that_is_the_data_of_another_pipeline_stays(
     assert "prepare" in runs.remaining_parts(source)
 
 
+@pytest.mark.fast_cases(2)
+@pytest.mark.parametrize(
+    "pattern", ["/{}-*/prepare/out/*", "", "/{}-0*/*/out", "/{}-", "/{}-0", "/*/prepare/out", "/"]
+)
+def test_the_runs_that_the_data_of_another_pipeline_covers_stay(runs: Runs, pattern: str) -> None:
+    source = runs.make()
+    reader = f"{runs.pipeline}-reader"
+    run_id = tracking.start_run(reader, f"{reader}-1")
+    address = runs.store.uri("").rstrip("/") + pattern.format(runs.pipeline)
+    tracking.log_to_run(run_id, run_params={"data.source": address})
+    retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert "prepare" in runs.remaining_parts(source)
+
+
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("address", ["S3://{}/{}/prepare/out", "s3://{}//{}/prepare/out"])
 def test_the_data_of_another_pipeline_stays_however_its_address_is_written(
@@ -1563,3 +1577,40 @@ def test_a_tag_with_another_key_than_that_of_a_release_is_not_claimed(runs: Runs
     with pytest.raises(RekindleError, match=r"is not (a release|the key of an object)"):
         champion.run(champion.Inputs(name=runs.pipeline))
     assert {item.key for item in runs.store.list(claims.CLAIMS_FOLDER)} == earlier_claims
+
+
+@pytest.mark.parametrize("record_name", ["{}-other", "no name of a run"])
+def test_the_data_of_a_run_that_is_not_of_this_store_stays(runs: Runs, record_name: str) -> None:
+    source = runs.make()
+    run_id = tracking.start_run(runs.pipeline, record_name.format(runs.pipeline))
+    tracking.log_to_run(
+        run_id,
+        run_params={"data.source": runs.store.uri(f"{source}/prepare/out")},
+        run_tags={tracking.STORE_TAG: "another-store"},
+    )
+    retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert "prepare" in runs.remaining_parts(source)
+
+
+def test_the_data_of_a_run_that_mlflow_does_not_know_yet_stays(runs: Runs) -> None:
+    source = runs.make()
+    files = RunFiles(runs.home, f"{runs.pipeline}-reader-1")
+    config = {"data": {"source": runs.store.uri(f"{source}/prepare/out")}}
+    files.create(
+        {
+            "kind": "Workflow",
+            "metadata": {
+                "name": files.name,
+                "labels": {"app.kubernetes.io/name": f"{runs.pipeline}-reader"},
+            },
+            "spec": {
+                "entrypoint": "main",
+                "templates": [{"name": "main", "dag": {"tasks": TASKS}}],
+                "arguments": {"parameters": [{"name": "config", "value": json.dumps(config)}]},
+            },
+        }
+    )
+    files.snapshot({"phase": "Running", "nodes": {}, "startedAt": "2026-01-01T00:00:00Z"})
+    files.close()
+    retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
+    assert "prepare" in runs.remaining_parts(source)
