@@ -93,7 +93,7 @@ def collect_fields() -> dict[str, dict[str, set[type[BaseModel]]]]:
             fields.setdefault(alias, set()).add(model)
             field_table = TABLES[table].get(alias, "").strip("[]{}")
 
-            for inner_model in _models(field.annotation):
+            for inner_model in find_models(field.annotation):
                 if field_table in TABLES and (field_table, inner_model) not in seen_tables:
                     seen_tables.add((field_table, inner_model))
                     pending_tables.append((field_table, inner_model))
@@ -101,12 +101,12 @@ def collect_fields() -> dict[str, dict[str, set[type[BaseModel]]]]:
     return tables
 
 
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+def find_models(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         root = annotation.model_fields.get("__root__") or annotation.model_fields.get("root")
-        yield from _models(root.annotation) if root else iter([annotation])
+        yield from find_models(root.annotation) if root else iter([annotation])
     for argument in get_args(annotation):
-        yield from _models(argument)
+        yield from find_models(argument)
 
 
 def make_page() -> str:

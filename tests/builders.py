@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def workflow(*templates: dict[str, Any], name: str = "w", **spec: Any) -> dict[str, Any]:
+def make_workflow(*templates: dict[str, Any], name: str = "w", **spec: Any) -> dict[str, Any]:
     """Return a workflow that starts with its template `main`."""
     return {
         "apiVersion": "argoproj.io/v1alpha1",
@@ -13,6 +13,6 @@ def workflow(*templates: dict[str, Any], name: str = "w", **spec: Any) -> dict[s
     }
 
 
-def shell(source: str, **more: Any) -> dict[str, Any]:
+def make_shell_container(source: str, **more: Any) -> dict[str, Any]:
     """Return a container that runs a shell script."""
     return {"image": "busybox", "command": ["sh", "-c"], "args": [source], **more}

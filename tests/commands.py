@@ -88,7 +88,7 @@ def list_blocks(document: Path, language: str = "") -> list[Block]:
     return [block for block in all_blocks if language in ("", block.language)]
 
 
-def commands(document: Path) -> list[str]:
+def list_commands(document: Path) -> list[str]:
     """Return the commands that a reader types at a terminal, in the order of the page."""
     return [command for block in list_blocks(document, "console") for command in block.commands]
 
@@ -98,7 +98,7 @@ def typed_by_hand(document: Path) -> list[str]:
     tested_commands = (*READ_COMMANDS, *TESTED_ELSEWHERE)
     return [
         command
-        for command in commands(document)
+        for command in list_commands(document)
         if not any(tested_command in command for tested_command in tested_commands)
     ]
 
@@ -112,7 +112,7 @@ def write_files(document: Path, folder: Path) -> None:
 
 
 @contextmanager
-def shell(folder: Path, **settings: str) -> Iterator["Shell"]:
+def open_shell(folder: Path, **settings: str) -> Iterator["Shell"]:
     """Yield a shell in `folder` with the commands of the repository; stop the services that the
     commands have started at the end."""
     port = str(free_port())

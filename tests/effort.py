@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Any
 
 
-def calls(function: Callable[[], Any]) -> int:
+def count_calls(function: Callable[[], Any]) -> int:
     """Return the number of Python and C calls in this thread while `function` runs."""
     count = 0
 

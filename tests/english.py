@@ -93,7 +93,7 @@ class Text(NamedTuple):
         return len(re.findall(r"[A-Za-z][A-Za-z'-]*", self.text))
 
 
-def tracked(*paths: str) -> list[str]:
+def list_tracked_files(*paths: str) -> list[str]:
     """Return the files of the project that git tracks or would track, optionally only `paths`."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *paths]
     file_names = subprocess.run(
@@ -102,13 +102,13 @@ def tracked(*paths: str) -> list[str]:
     return sorted({name for name in file_names if name and (ROOT / name).is_file()})
 
 
-def texts(path: str) -> Iterator[Text]:
+def read_texts(path: str) -> Iterator[Text]:
     """Yield the prose of one file, which contains Python, YAML or Markdown."""
     source = (ROOT / path).read_text()
     if path.endswith(".md"):
-        yield from _page(path, source)
+        yield from _read_page(path, source)
     elif path.endswith(".py"):
-        yield from _python(path, source)
+        yield from _read_python(path, source)
     else:
         for number, line in enumerate(source.split("\n"), 1):
             comment = re.search(r"(?:^|\s)# ?(.*)", line)
@@ -116,7 +116,7 @@ def texts(path: str) -> Iterator[Text]:
                 yield Text(path, number, "comment", comment[1])
 
 
-def _page(path: str, source: str) -> Iterator[Text]:
+def _read_page(path: str, source: str) -> Iterator[Text]:
     in_code = False
     for number, line in enumerate(source.split("\n"), 1):
         in_code ^= line.startswith("```")
@@ -124,7 +124,7 @@ def _page(path: str, source: str) -> Iterator[Text]:
             yield Text(path, number, "page", re.sub(r"`[^`]*`|\]\([^)]*\)", " CODE ", line))
 
 
-def _python(path: str, source: str) -> Iterator[Text]:
+def _read_python(path: str, source: str) -> Iterator[Text]:
     docstrings: set[int] = set()
 
     if path.startswith("tests/"):
@@ -150,7 +150,7 @@ def _python(path: str, source: str) -> Iterator[Text]:
                 for part in node.values
             ]
             docstrings.update(id(part) for part in node.values)
-            yield from _message(path, node.lineno, "".join(string_parts))
+            yield from _make_message_text(path, node.lineno, "".join(string_parts))
 
     for node in nodes:
         if (
@@ -158,7 +158,7 @@ def _python(path: str, source: str) -> Iterator[Text]:
             and isinstance(node.value, str)
             and id(node) not in docstrings
         ):
-            yield from _message(path, node.lineno, node.value)
+            yield from _make_message_text(path, node.lineno, node.value)
 
     for token in STRING_OR_COMMENT.finditer(source):
         if token["comment"]:
@@ -170,7 +170,7 @@ def _python(path: str, source: str) -> Iterator[Text]:
             )
 
 
-def _message(path: str, line: int, text: str) -> Iterator[Text]:
+def _make_message_text(path: str, line: int, text: str) -> Iterator[Text]:
     if (
         len(re.findall(r"[A-Za-z]{2,}\b", text)) >= 3
         and " " in text
@@ -179,7 +179,7 @@ def _message(path: str, line: int, text: str) -> Iterator[Text]:
         yield Text(path, line, "message", text)
 
 
-def subpackage(path: str) -> str:
+def subpackage_of(path: str) -> str:
     """Return the subpackage, folder of tests, or page that a file belongs to."""
     parts = path.split("/")
     if path.endswith(".md"):
@@ -188,19 +188,21 @@ def subpackage(path: str) -> str:
 
 
 @cache
-def prose(*paths: str) -> list[Text]:
+def read_prose(*paths: str) -> list[Text]:
     """Return all prose of the project, or of some of its files and folders."""
     if paths:
-        files = tracked(*paths)
+        files = list_tracked_files(*paths)
     else:
-        files = [*tracked(*CODE, "configs"), *tracked("*.md")]
+        files = [*list_tracked_files(*CODE, "configs"), *list_tracked_files("*.md")]
     suffixes = (".py", ".md", ".yaml")
-    return [text for path in sorted(set(files)) if path.endswith(suffixes) for text in texts(path)]
+    return [
+        text for path in sorted(set(files)) if path.endswith(suffixes) for text in read_texts(path)
+    ]
 
 
-def names(*paths: str) -> Iterator[tuple[str, int, str]]:
+def find_names(*paths: str) -> Iterator[tuple[str, int, str]]:
     """Yield the file, the line and the name of each variable or parameter with a vague name."""
-    for path in tracked(*paths):
+    for path in list_tracked_files(*paths):
         if path.endswith(".py"):
             for node in list_nodes(ROOT / path):
                 if isinstance(node, ast.arg) and node.arg in VAGUE_NAMES:
@@ -215,39 +217,43 @@ def names(*paths: str) -> Iterator[tuple[str, int, str]]:
                     yield path, node.lineno, node.name
 
 
-def openings() -> list[str]:
+def find_question_openings() -> list[str]:
     """Return FILE:LINE of each docstring that begins with a question word."""
-    docstrings = [text for text in prose() if text.kind == "docstring"]
+    docstrings = [text for text in read_prose() if text.kind == "docstring"]
     return [f"{text.path}:{text.line}" for text in docstrings if OPENINGS.match(text.text)]
 
 
-def rates() -> dict[str, tuple[int, int]]:
+def count_hits() -> dict[str, tuple[int, int]]:
     """Return the numbers of hits and of words of each subpackage and page."""
     hits = Counter[str]()
     words = Counter[str]()
-    for text in prose():
-        hits[subpackage(text.path)] += len(list(text.hits()))
-        words[subpackage(text.path)] += text.words
+    for text in read_prose():
+        hits[subpackage_of(text.path)] += len(list(text.hits()))
+        words[subpackage_of(text.path)] += text.words
     return {name: (hits[name], count) for name, count in words.items() if count}
 
 
 def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--names"]:
-        for path, line, name in names(*(arguments[1:] or CODE[:-2])):
+        for path, line, name in find_names(*(arguments[1:] or CODE[:-2])):
             print(f"{path}:{line}: {name}")
     elif arguments:
-        for text in prose(*arguments):
+        for text in read_prose(*arguments):
             for name, words in text.hits():
                 print(f"{text.path}:{text.line}: {text.kind}: {name}: {words}")
 
             if text.kind == "docstring" and OPENINGS.match(text.text):
                 print(f"{text.path}:{text.line}: opening: {text.text.splitlines()[0]}")
     else:
-        for name, (hits, words) in sorted(rates().items(), key=lambda row: -row[1][0] / row[1][1]):
+        for name, (hits, words) in sorted(
+            count_hits().items(), key=lambda row: -row[1][0] / row[1][1]
+        ):
             print(f"{1000 * hits / words:6.1f}  {hits:5} of {words:6} words  {name}")
 
-        vague = len(list(names(*CODE[:-2])))
-        print(f"{len(openings())} docstrings begin with a question word, {vague} names are vague")
+        vague = len(list(find_names(*CODE[:-2])))
+        print(
+            f"{len(find_question_openings())} docstrings begin with a question word, {vague} names are vague"
+        )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from rekindle.cluster import platform
 from rekindle.cluster.platform import Platform
 from tests.commands import ROOT
 from tests.kinds import kinds, program_jobs
-from tests.rekindle.cluster.pod_security import pods
+from tests.rekindle.cluster.pod_security import find_pods
 
 Manifest = dict[str, Any]
 PLATFORMS = (
@@ -79,10 +79,10 @@ VARIANTS = (
 APPLYING_ACTIONS = ("apply", "create")
 
 
-def rendered() -> list[Manifest]:
+def list_rendered() -> list[Manifest]:
     """Return the distinct rendered objects; objects that differ only in their names count once."""
     distinct = dict[str, Manifest]()
-    for manifest in _everything():
+    for manifest in _list_everything():
         metadata = {"namespace": "models", **manifest["metadata"]}
         manifest = {**manifest, "metadata": metadata}
         distinct.setdefault(
@@ -96,13 +96,13 @@ def rendered_pods() -> Iterator[Manifest]:
     training jobs."""
     seen_texts = set[str]()
 
-    for manifest in _everything():
+    for manifest in _list_everything():
         if manifest["apiVersion"] in ("v1", "apps/v1", "batch/v1"):
             continue
 
         for name, spec in [
-            *pods(manifest),
-            *(_operator() if manifest["kind"] == "PyTorchJob" else ()),
+            *find_pods(manifest),
+            *(_render_operator_pods() if manifest["kind"] == "PyTorchJob" else ()),
         ]:
             # check only the containers of the template; tests/rekindle/cluster tests the images and
             # resources of the containers that Argo adds
@@ -121,7 +121,7 @@ def rendered_pods() -> Iterator[Manifest]:
                 yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod_spec}
 
 
-def _everything() -> Iterator[Manifest]:
+def _list_everything() -> Iterator[Manifest]:
     for settings in PLATFORMS:
         yield from platform.render_platform(settings)
 
@@ -133,11 +133,11 @@ def _everything() -> Iterator[Manifest]:
         yield from (kind.manifest for kind in kinds(**settings).values())
         yield from program_jobs(**settings).values()
 
-    for _, manifest in workflows():
-        yield from (*_applied(manifest), manifest)
+    for _, manifest in render_workflows():
+        yield from (*_find_applied(manifest), manifest)
 
 
-def workflows() -> list[tuple[str, Manifest]]:
+def render_workflows() -> list[tuple[str, Manifest]]:
     """Return the manifests of all kinds of every config and of its variants, each with a label."""
     configs = sorted((ROOT / "configs").glob("*.yaml"))
     return [
@@ -167,19 +167,19 @@ def render_kinds(
     return list(zip(labels, manifests, strict=True))
 
 
-def _applied(workflow: Manifest) -> Iterator[Manifest]:
+def _find_applied(workflow: Manifest) -> Iterator[Manifest]:
     """Yield the objects that the steps of a workflow apply."""
     for template in workflow["spec"].get("templates", []):
         if template.get("resource", {}).get("action") in APPLYING_ACTIONS:
             yield json.loads(re.sub(r"\{\{.*?\}\}", "1", template["resource"]["manifest"]))
 
 
-def _operator() -> Iterator[tuple[str, Manifest]]:
+def _render_operator_pods() -> Iterator[tuple[str, Manifest]]:
     """Yield the workers of a PyTorchJob with the init container that the operator adds from
     Rekindle's template."""
     config, _ = platform.render_operator_patch()
     text = re.sub(r"\{\{\.(\w+)\}\}", r"\1", config["data"]["initContainer.yaml"])
     init = yaml.safe_load(text.replace("InitContainerImage", "alpine:3.20"))
     worker = kinds()["PyTorchJob"].manifest["spec"]["pytorchReplicaSpecs"]["Worker"]
-    for name, spec in pods(worker):
+    for name, spec in find_pods(worker):
         yield f"operator-{name}", {**spec, "containers": [*init, *spec["containers"]]}

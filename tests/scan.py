@@ -13,7 +13,7 @@ from typing import Any
 
 from rekindle.blocks.manifest.render import to_yaml
 from tests.commands import BIN, ROOT
-from tests.rendered import rendered, rendered_pods
+from tests.rendered import list_rendered, rendered_pods
 from tests.schema import SCHEMAS
 
 # `make scan` installs these tools
@@ -45,15 +45,15 @@ SKIPPED_FINDINGS = {
 
 def run_scanners() -> tuple[str, list[str]]:
     """Return what was scanned, and the findings of both programs without a reason in SKIPPED."""
-    objects = rendered()
+    objects = list_rendered()
     with tempfile.TemporaryDirectory() as folder:
-        counts, invalid = _kubeconform(Path(folder, "objects"), objects)
+        counts, invalid = _run_kubeconform(Path(folder, "objects"), objects)
         standard = [
             manifest
             for manifest in objects
             if re.fullmatch(r"[^.]*|.*\.k8s\.io/.*", manifest["apiVersion"])
         ]
-        checks, failed = _checkov(Path(folder, "checkov"), [*standard, *rendered_pods()])
+        checks, failed = _run_checkov(Path(folder, "checkov"), [*standard, *rendered_pods()])
 
     unused_patterns = [
         pattern
@@ -74,7 +74,7 @@ def run_scanners() -> tuple[str, list[str]]:
     ]
 
 
-def _kubeconform(folder: Path, objects: list[dict[str, Any]]) -> tuple[int, list[str]]:
+def _run_kubeconform(folder: Path, objects: list[dict[str, Any]]) -> tuple[int, list[str]]:
     """Write the objects into files; return the number of valid objects, and the errors."""
     folder.mkdir()
     for number, manifest in enumerate(objects):
@@ -92,7 +92,7 @@ def _kubeconform(folder: Path, objects: list[dict[str, Any]]) -> tuple[int, list
     return report["summary"]["valid"], error_lines
 
 
-def _checkov(folder: Path, objects: list[dict[str, Any]]) -> tuple[int, list[str]]:
+def _run_checkov(folder: Path, objects: list[dict[str, Any]]) -> tuple[int, list[str]]:
     """Run checkov, and return the number of passed checks, and the failed checks."""
     folder.mkdir()
     for number, manifest in enumerate(objects):

@@ -68,7 +68,7 @@ def file_name(api: str, kind: str) -> str:
     )
 
 
-def wrong(value: Any, schema: Schema | bool, path: str = "") -> Iterator[str]:
+def find_errors(value: Any, schema: Schema | bool, path: str = "") -> Iterator[str]:
     """Yield the errors that the API server would report, with strict validation of fields."""
     if isinstance(schema, bool):
         yield f"{path} is not in the excerpt: run python -m tests.schema"
@@ -98,16 +98,16 @@ def wrong(value: Any, schema: Schema | bool, path: str = "") -> Iterator[str]:
             if inner_schema is False and key not in schema["properties"]:
                 yield f"{path}.{key} is not known"
             else:
-                yield from wrong(each, inner_schema, f"{path}.{key}")
+                yield from find_errors(each, inner_schema, f"{path}.{key}")
     elif isinstance(value, list):
         for index, each in enumerate(value):
-            yield from wrong(each, schema.get("items", {}), f"{path}[{index}]")
+            yield from find_errors(each, schema.get("items", {}), f"{path}[{index}]")
 
 
-def excerpt(schema: Schema, values: list[Any], known: Schema) -> Schema | bool:
+def make_excerpt(schema: Schema, values: list[Any], known: Schema) -> Schema | bool:
     """Return the excerpt of `schema` for `values`; `known` are the schemas to which a $ref may
     refer."""
-    schema = _resolved(schema, known)
+    schema = _resolve_reference(schema, known)
     if schema.get("x-kubernetes-int-or-string") or schema.get("format") == "int-or-string":
         return {"type": ["integer", "string"]}
 
@@ -121,21 +121,23 @@ def excerpt(schema: Schema, values: list[Any], known: Schema) -> Schema | bool:
 
         kept_fields["additionalProperties"] = False
         kept_fields["properties"] = {
-            key: excerpt(inner_schema, [value[key] for value in values if key in value], known)
+            key: make_excerpt(inner_schema, [value[key] for value in values if key in value], known)
             for key, inner_schema in schema["properties"].items()
         }
     elif isinstance(schema.get("additionalProperties"), dict):
         inner = [each for value in values for each in value.values()]
-        kept_fields["additionalProperties"] = excerpt(schema["additionalProperties"], inner, known)
+        kept_fields["additionalProperties"] = make_excerpt(
+            schema["additionalProperties"], inner, known
+        )
     elif "items" in schema:
-        kept_fields["items"] = excerpt(
+        kept_fields["items"] = make_excerpt(
             schema["items"], [each for value in values for each in value], known
         )
 
     return kept_fields
 
 
-def _resolved(schema: Schema, known: Schema) -> Schema:
+def _resolve_reference(schema: Schema, known: Schema) -> Schema:
     references = [schema, *schema.get("allOf", [])]
     (name,) = [each["$ref"] for each in references if "$ref" in each] or [""]
     if name:
@@ -143,12 +145,12 @@ def _resolved(schema: Schema, known: Schema) -> Schema:
     return schema
 
 
-def _object(schema: Schema | bool) -> Schema:
+def _parse_object(schema: Schema | bool) -> Schema:
     assert isinstance(schema, dict), "an object sets at least its kind"
     return schema
 
 
-def sources(files: Iterable[str]) -> tuple[dict[tuple[str, str], Schema], Schema]:
+def read_schemas(files: Iterable[str]) -> tuple[dict[tuple[str, str], Schema], Schema]:
     """Return {(apiVersion, kind): schema} of the files, and the definitions of Kubernetes."""
     schemas = dict[tuple[str, str], Schema]()
     known = Schema()
@@ -173,14 +175,17 @@ def sources(files: Iterable[str]) -> tuple[dict[tuple[str, str], Schema], Schema
 
 
 def main(files: list[str]) -> None:
-    from tests.rendered import rendered
+    from tests.rendered import list_rendered
 
-    schemas, known = sources(files)
+    schemas, known = read_schemas(files)
     objects = dict[tuple[str, str], list[Any]]()
-    for manifest in rendered():
+    for manifest in list_rendered():
         objects.setdefault((manifest["apiVersion"], manifest["kind"]), []).append(manifest)
     for (api, kind), values in objects.items():
-        schema = {"$schema": DRAFT_URL, **_object(excerpt(schemas[api, kind], values, known))}
+        schema = {
+            "$schema": DRAFT_URL,
+            **_parse_object(make_excerpt(schemas[api, kind], values, known)),
+        }
         text = json.dumps(schema, separators=(",", ":"), sort_keys=True)
         (SCHEMAS / file_name(api, kind)).write_text(
             re.sub(r"(?<=,|\{)(?=\"properties\")", "\n", text) + "\n"

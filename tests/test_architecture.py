@@ -161,20 +161,22 @@ def list_modules() -> dict[str, Path]:
 
 
 @cache
-def trees() -> dict[str, ast.Module]:
+def parse_modules() -> dict[str, ast.Module]:
     """Return the syntax trees by module name."""
     return {module: parse_file(path) for module, path in list_modules().items()}
 
 
 def select_product_trees() -> dict[str, ast.Module]:
-    return {module: tree for module, tree in trees().items() if module.split(".")[0] in PRODUCT}
+    return {
+        module: tree for module, tree in parse_modules().items() if module.split(".")[0] in PRODUCT
+    }
 
 
 def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def nodes(module: str) -> list[ast.AST]:
+def nodes_of(module: str) -> list[ast.AST]:
     """Return the nodes of the syntax tree of a module."""
     return list_nodes(list_modules()[module])
 
@@ -182,10 +184,10 @@ def nodes(module: str) -> list[ast.AST]:
 @cache
 def all_imports(module: str) -> list[str]:
     """Return the modules that a module imports, also inside functions."""
-    return list(imports(nodes(module)))
+    return list(find_imports(nodes_of(module)))
 
 
-def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
+def find_imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the modules that an import statement names. `from a import b` gives `a.b` if that is a
     module of this repository, else `a`."""
     for node in nodes:
@@ -196,15 +198,15 @@ def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
             assert node.module, "imports are absolute"
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                yield name if name in trees() else node.module
+                yield name if name in parse_modules() else node.module
 
 
 def list_project_imports(module: str) -> set[str]:
     """Return the modules of this repository that a module imports."""
-    return trees().keys() & set(all_imports(module))
+    return parse_modules().keys() & set(all_imports(module))
 
 
-def subpackage(module: str, seen_from: str = "") -> str:
+def subpackage_of(module: str, seen_from: str = "") -> str:
     """Return the subpackage of `module`, such as cli for a module in rekindle.cli, or argolocal.cli
     for a module in argolocal.cli.
 
@@ -227,18 +229,18 @@ def subpackage(module: str, seen_from: str = "") -> str:
 
 
 @cache
-def crossings() -> dict[tuple[str, str], list[str]]:
+def find_crossings() -> dict[tuple[str, str], list[str]]:
     """Return the imports from one subpackage into another."""
     lines: dict[tuple[str, str], list[str]] = {}
     for module in select_product_trees():
         for target in list_project_imports(module):
-            if subpackage(module) != subpackage(target):
-                crossing = subpackage(module), subpackage(target, module)
+            if subpackage_of(module) != subpackage_of(target):
+                crossing = subpackage_of(module), subpackage_of(target, module)
                 lines.setdefault(crossing, []).append(f"{module} imports {target}")
     return lines
 
 
-def allowed() -> dict[str, set[str]]:
+def list_allowed() -> dict[str, set[str]]:
     """Return for each subpackage the subpackages that it may import, without COMMON."""
     rules: dict[str, set[str]] = {}
     for name, targets in SUBPACKAGES.items():
@@ -251,7 +253,7 @@ def allowed() -> dict[str, set[str]]:
 
 
 def test_imports_are_acyclic():
-    graph = {module: list_project_imports(module) - {module} for module in trees()}
+    graph = {module: list_project_imports(module) - {module} for module in parse_modules()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -261,11 +263,11 @@ def test_imports_are_acyclic():
 def test_a_subpackage_imports_only_allowed_subpackages():
     rules = {
         name: targets | COMMON["argolocal" if name.startswith("argolocal") else "rekindle"]
-        for name, targets in allowed().items()
+        for name, targets in list_allowed().items()
     }
     forbidden_imports = [
         line
-        for (source, target), lines in crossings().items()
+        for (source, target), lines in find_crossings().items()
         if target not in rules[source]
         for line in lines
     ]
@@ -273,12 +275,12 @@ def test_a_subpackage_imports_only_allowed_subpackages():
 
 
 def test_every_arrow_of_the_picture_is_an_import():
-    arrows = {(name, target) for name, targets in allowed().items() for target in targets}
-    assert arrows - set(crossings()) == set()
+    arrows = {(name, target) for name, targets in list_allowed().items() for target in targets}
+    assert arrows - set(find_crossings()) == set()
 
 
 def test_argolocal_imports_neither_rekindle_nor_training_libraries():
-    argolocal = [module for module in trees() if module.split(".")[0] == "argolocal"]
+    argolocal = [module for module in parse_modules() if module.split(".")[0] == "argolocal"]
     imported_packages = {name.split(".")[0] for module in argolocal for name in all_imports(module)}
     assert imported_packages - {*sys.stdlib_module_names} == {"argolocal", *LIBRARIES}
 
@@ -317,7 +319,7 @@ def test_only_one_module_starts_git():
     modules = {
         module
         for module in select_product_trees()
-        for call in nodes(module)
+        for call in nodes_of(module)
         if isinstance(call, ast.List | ast.Tuple | ast.Call)
         for first in (call.args if isinstance(call, ast.Call) else call.elts)[:1]
         if isinstance(first, ast.Constant)
@@ -333,13 +335,13 @@ def collect_strings(module: str) -> set[str]:
     """Return the texts of a module, without docstrings and without the texts of f-strings."""
     other_strings = {
         id(part)
-        for node in nodes(module)
+        for node in nodes_of(module)
         if isinstance(node, ast.Expr | ast.JoinedStr)
         for part in ast.iter_child_nodes(node)
     }
     return {
         node.value
-        for node in nodes(module)
+        for node in nodes_of(module)
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and id(node) not in other_strings
@@ -354,7 +356,7 @@ def test_a_shared_name_is_written_in_one_module(shared_name: str):
     modules: dict[str, list[str]] = {}
     for module in select_product_trees():
         for text in collect_strings(module):
-            if pattern.fullmatch(text) and text not in trees():
+            if pattern.fullmatch(text) and text not in parse_modules():
                 modules.setdefault(text, []).append(module)
 
     assert {text: names for text, names in modules.items() if len(names) > 1} == {}
@@ -382,7 +384,7 @@ def test_exit_codes_have_names():
     unnamed_codes = {
         f"{module}, line {node.lineno}: {ast.unparse(node)}"
         for module in select_product_trees()
-        for node in nodes(module)
+        for node in nodes_of(module)
         if (isinstance(node, ast.Call) and EXITS.search(ast.unparse(node.func)))
         or (isinstance(node, ast.Assign) and EXIT_CODE.search(ast.unparse(node.targets[0])))
         for value in ast.walk(node)
@@ -397,7 +399,7 @@ def test_heavy_libraries_are_imported_lazily(library: str, allowed: tuple[str, .
     users = {
         module
         for module, tree in select_product_trees().items()
-        for name in imports(list_top_level_imports(tree))
+        for name in find_imports(list_top_level_imports(tree))
         if name.split(".")[0] == library
     }
     assert {module for module in users if not module.startswith(allowed)} == set()
@@ -426,14 +428,14 @@ def test_files_are_short():
 def test_functions_are_short():
     lengths = {
         f"{module}.{node.name}": (node.end_lineno or 0) - node.lineno + 1
-        for module in trees()
-        for node in nodes(module)
+        for module in parse_modules()
+        for node in nodes_of(module)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     assert {name: length for name, length in lengths.items() if length > MAX_FUNCTION_LINES} == {}
 
 
-def picture(graph: Mapping[str, Iterable[str]]) -> str:
+def draw_graph(graph: Mapping[str, Iterable[str]]) -> str:
     """Return a Mermaid chart of the graph, without each arrow that is implied by a path of other
     arrows."""
 
@@ -452,18 +454,18 @@ def picture(graph: Mapping[str, Iterable[str]]) -> str:
     return "\n".join(["```mermaid", "flowchart TD", *lines, "```"])
 
 
-def pictures() -> tuple[str, str]:
+def draw_pictures() -> tuple[str, str]:
     """Return the picture of argolocal, and the picture of the other packages."""
     outside = {
         name: targets for name, targets in SUBPACKAGES.items() if not name.startswith("argolocal")
     }
-    return picture(LOCAL), picture(
+    return draw_graph(LOCAL), draw_graph(
         {name.rpartition(".")[2]: targets for name, targets in outside.items()}
     )
 
 
 def test_the_architecture_page_shows_the_import_rules():
-    for drawn in pictures():
+    for drawn in draw_pictures():
         assert drawn in PAGE.read_text(), "run python -m tests.test_architecture"
 
 
@@ -477,11 +479,11 @@ def test_the_architecture_page_names_every_folder_and_top_module(package: str):
     assert (modules | folders) - named == set()
 
 
-def mentions(path: Path) -> Iterator[str]:
+def find_mentions(path: Path) -> Iterator[str]:
     """Yield the Python files that docstrings and comments of a file name, such as `loop.py`."""
     texts = [
         ast.get_docstring(node) or ""
-        for node in nodes(module_name(path))
+        for node in nodes_of(module_name(path))
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     with path.open("rb") as file:
@@ -506,7 +508,7 @@ def test_the_files_that_docstrings_and_comments_name_exist():
         f"{path.relative_to(ROOT)}: {name}"
         for folder in CODE
         for path in (ROOT / folder).rglob("*.py")
-        for name in mentions(path)
+        for name in find_mentions(path)
         if name not in examples and not any(file.endswith(f"/{name}") for file in existing_paths)
     }
 
@@ -514,7 +516,7 @@ def test_the_files_that_docstrings_and_comments_name_exist():
 
 
 if __name__ == "__main__":
-    drawn = iter(pictures())
+    drawn = iter(draw_pictures())
     PAGE.write_text(
         re.sub(r"```mermaid\n.*?```", lambda _: next(drawn), PAGE.read_text(), flags=re.DOTALL)
     )

@@ -21,12 +21,12 @@ import pytest
 from rekindle.local.services.services import Services
 from steps.fraud.data.simulate import simulate
 from steps.fraud.data.simulation_uri import parse
-from tests.commands import ROOT, Shell, commands, shell, write_files
+from tests.commands import ROOT, Shell, list_commands, open_shell, write_files
 from tests.ports import free_port
 from tests.waiting import until
 
 
-def payments(path: Path) -> None:
+def write_payments(path: Path) -> None:
     """Write realistic data: column names of the README, an extra column, text ids, and two invalid
     rows."""
     rows = simulate(parse("simulate://3?cards=150&terminals=300&days=70&start=2025-03-01"))
@@ -89,7 +89,7 @@ def finished_run(
     """Run `rekindle run mine.yaml` of the README; yield the shell and the result of the command."""
     folder = tmp_path_factory.mktemp("mine")
     write_files(ROOT / "README.md", folder)
-    payments(folder / "payments.csv")
+    write_payments(folder / "payments.csv")
     mlflow = services.url("mlflow")
     services.ready()
     # this run uses the embedded services through their addresses, like services of a cluster
@@ -103,7 +103,7 @@ def finished_run(
         }
     )
 
-    with shell(folder, **service_variables, REKINDLE_TRAIN__EPOCHS="1") as run_command:
+    with open_shell(folder, **service_variables, REKINDLE_TRAIN__EPOCHS="1") as run_command:
         with watch_processes(command_lines):
             completed = run_command("rekindle run mine.yaml -o json")
 
@@ -126,7 +126,7 @@ def test_a_model_of_the_users_data_becomes_the_champion(finished_run: tuple[Shel
     assert read_served_sha256(result) == result["model_sha256"]
 
 
-def post(url: str, body: dict[str, Any]) -> Any:
+def post_body(url: str, body: dict[str, Any]) -> Any:
     """Return the predictions of a server; None while the server starts."""
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"content-type": "application/json"}
@@ -146,7 +146,7 @@ def test_mlflow_serves_the_released_model_as_documented(finished_run: tuple[Shel
 
     port = str(free_port())
     (documented,) = (
-        line for line in commands(ROOT / "docs/tracking.md") if "mlflow models serve" in line
+        line for line in list_commands(ROOT / "docs/tracking.md") if "mlflow models serve" in line
     )
 
     command = [
@@ -179,9 +179,9 @@ def test_mlflow_serves_the_released_model_as_documented(finished_run: tuple[Shel
     try:
         invocations = f"http://127.0.0.1:{port}/invocations"
         answer = until(
-            "MLflow to serve", lambda: post(invocations, body), 120, evidence=log.read_text
+            "MLflow to serve", lambda: post_body(invocations, body), 120, evidence=log.read_text
         )
-        assert answer == post(f"{model_url}:predict", example)
+        assert answer == post_body(f"{model_url}:predict", example)
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait()

@@ -3,7 +3,7 @@ few."""
 
 import pytest
 
-from tests.english import CODE, OPENINGS, names, openings, rates
+from tests.english import CODE, OPENINGS, count_hits, find_names, find_question_openings
 
 # maximum number of hits for 1,000 words
 MOST_HITS = 4
@@ -13,18 +13,18 @@ MOST_NAMES = 64
 def test_no_subpackage_and_no_page_has_many_forbidden_patterns() -> None:
     hits_above_limit = {
         name: hits
-        for name, (hits, words) in rates().items()
+        for name, (hits, words) in count_hits().items()
         if hits > max(1, MOST_HITS * words / 1000)
     }
     assert not hits_above_limit, "python -m tests.english FILES shows each place"
 
 
 def test_no_docstring_begins_with_a_question_word() -> None:
-    assert not openings()
+    assert not find_question_openings()
 
 
 def test_variables_are_named_after_their_values() -> None:
-    vague_names = [f"{path}:{line}: {name}" for path, line, name in names(*CODE[:-2])]
+    vague_names = [f"{path}:{line}: {name}" for path, line, name in find_names(*CODE[:-2])]
     assert len(vague_names) <= MOST_NAMES, vague_names
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands import ROOT, shell
+from tests.commands import ROOT, open_shell
 
 
 def send_request(url: str, body: Any = None) -> Any:
@@ -40,7 +40,7 @@ def test_an_example_becomes_a_served_model(
     mlflow_server: str,
 ) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as run_command:
+    with open_shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as run_command:
         # all tests share MLflow, and each process has its own bucket
         model_name = f"{name}-{uuid.uuid4().hex[:6]}"
         sets = " ".join(f"--set {setting}" for setting in [f"name={model_name}", *settings])

@@ -20,7 +20,16 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.commands import README, RECIPES, ROOT, SERVING, Shell, list_blocks, shell, typed_by_hand
+from tests.commands import (
+    README,
+    RECIPES,
+    ROOT,
+    SERVING,
+    Shell,
+    list_blocks,
+    open_shell,
+    typed_by_hand,
+)
 from tests.docs.pictures import TERMINAL
 
 # The first test of this file waits for a whole run, so a test may take up to 1,000 seconds.
@@ -55,7 +64,7 @@ class FirstRun:
     def observe(self, existing_paths: set[str]) -> None:
         """Record the command lines, and try to access the run as another user."""
         processes = processes_of(self.folder)
-        ports = listening(processes)
+        ports = find_listening(processes)
         self.command_lines.update({read_command_line(process) for process in processes})
         self.owners.update({f"{host}:{port}": owner for (host, port), owner in ports.items()})
 
@@ -110,7 +119,7 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return processes
 
 
-def listening(processes: list[psutil.Process]) -> dict[tuple[str, int], str]:
+def find_listening(processes: list[psutil.Process]) -> dict[tuple[str, int], str]:
     """Return {(address, port): command line} of listening processes."""
     ports = {}
     for process in processes:
@@ -149,7 +158,7 @@ def first_run(
         parent.chmod(parent.stat().st_mode | stat.S_IROTH | stat.S_IXOTH)
 
     existing_paths = shared_paths()
-    with shell(folder) as run_command, ThreadPoolExecutor(1) as pool:
+    with open_shell(folder) as run_command, ThreadPoolExecutor(1) as pool:
         first_run = FirstRun(run_command, RECIPES["make run"] + request.param, "")
         running = pool.submit(run_command, first_run.command)
         # an observation costs half a second of a core
@@ -163,7 +172,7 @@ def first_run(
         yield first_run
 
 
-def figures(text: str) -> dict[str, float]:
+def find_figures(text: str) -> dict[str, float]:
     """Return the first figure of each metric in the summary of a run; last digits depend on the
     processor."""
     words = re.sub("<[^>]*>", " ", text)
@@ -192,9 +201,9 @@ def test_the_terminal_picture_matches_a_run(first_run: FirstRun) -> None:
     missing_words = [word for word in words if f">{word} " not in shown_text]
     assert missing_words == [], "python -m tests.docs.pictures"
     if LESS_DATA not in first_run.command:
-        assert figures(shown_text) == pytest.approx(figures(first_run.output), abs=0.01), (
-            "python -m tests.docs.pictures"
-        )
+        assert find_figures(shown_text) == pytest.approx(
+            find_figures(first_run.output), abs=0.01
+        ), "python -m tests.docs.pictures"
 
 
 def test_the_next_commands_of_the_readme_work(first_run: FirstRun) -> None:

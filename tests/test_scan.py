@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from tests.commands import ROOT
-from tests.rendered import rendered
-from tests.schema import schema_of, wrong
+from tests.rendered import list_rendered
+from tests.schema import find_errors, schema_of
 
 
 @pytest.fixture(scope="module")
 def objects() -> list[dict[str, Any]]:
-    return rendered()
+    return list_rendered()
 
 
 def test_the_api_server_knows_every_field_of_every_rendered_object(
     objects: list[dict[str, Any]],
 ) -> None:
     for manifest in objects:
-        assert list(wrong(manifest, schema_of(manifest))) == [], manifest["kind"]
+        assert list(find_errors(manifest, schema_of(manifest))) == [], manifest["kind"]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_an_excerpt_rejects_what_the_api_server_rejects(
 ) -> None:
     manifest = next(manifest for manifest in objects if manifest["kind"] == kind)
     manifest = manifest | {"spec": manifest["spec"] | change}
-    assert error in wrong(manifest, schema_of(manifest))
+    assert error in find_errors(manifest, schema_of(manifest))
 
 
 @pytest.mark.slow

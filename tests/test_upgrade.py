@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import ROOT
-from tests.upgrade import PACKAGES, PAGE, UV, lock, pin_version, record
+from tests.upgrade import PACKAGES, PAGE, UV, lock_requirements, pin_version, record_versions
 
 PROJECT = """\
 [project]
@@ -39,13 +39,13 @@ def project(tmp_path: Path) -> Path:
         pytest.skip("uv is not installed in .venv")
     (tmp_path / "pyproject.toml").write_text(PROJECT)
     for name in ("loose", "pinned"):
-        publish(tmp_path, name, "1.0")
-    lock([], tmp_path)
+        publish_package(tmp_path, name, "1.0")
+    lock_requirements([], tmp_path)
     assert read_locked(tmp_path) == {"loose": "1.0", "pinned": "1.0"}
     return tmp_path
 
 
-def publish(project: Path, name: str, version: str) -> None:
+def publish_package(project: Path, name: str, version: str) -> None:
     """Write the wheel of an empty package to the index of the project."""
     (project / "index").mkdir(exist_ok=True)
     information = f"{name}-{version}.dist-info"
@@ -71,23 +71,23 @@ def read_locked(project: Path) -> dict[str, str]:
 
 def test_the_newest_version_is_locked_of_packages_without_a_pin(project: Path) -> None:
     for name in ("loose", "pinned"):
-        publish(project, name, "2.0")
-    lock([], project)
+        publish_package(project, name, "2.0")
+    lock_requirements([], project)
     assert read_locked(project) == {"loose": "2.0", "pinned": "1.0"}
     assert (project / "pyproject.toml").read_text() == PROJECT
 
 
 def test_a_pinned_package_is_updated_alone_and_in_every_place_of_its_pin(project: Path) -> None:
     for name in ("loose", "pinned"):
-        publish(project, name, "2.0")
-    lock(["pinned==2.0"], project)
+        publish_package(project, name, "2.0")
+    lock_requirements(["pinned==2.0"], project)
     assert read_locked(project) == {"loose": "1.0", "pinned": "2.0"}
     assert (project / "pyproject.toml").read_text().count("pinned==2.0") == 2
 
 
 def test_a_version_that_does_not_exist_changes_no_file(project: Path) -> None:
     with pytest.raises(SystemExit, match=r"uv\.lock is unchanged"):
-        lock(["pinned==3.0"], project)
+        lock_requirements(["pinned==3.0"], project)
     assert (project / "pyproject.toml").read_text() == PROJECT
     assert read_locked(project) == {"loose": "1.0", "pinned": "1.0"}
 
@@ -108,7 +108,7 @@ def test_the_installed_versions_are_recorded_with_the_date(tmp_path: Path) -> No
     assert outdated != text
     page.write_text(outdated)
 
-    record(tmp_path)
+    record_versions(tmp_path)
     rows = {
         name: (tested_version, tested_on)
         for name, tested_version, tested_on in re.findall(

@@ -44,7 +44,7 @@ def pin_version(project_text: str, requirement: str) -> str:
     return pin.sub(requirement, project_text)
 
 
-def lock(requirements: Sequence[str], project: Path = ROOT) -> None:
+def lock_requirements(requirements: Sequence[str], project: Path = ROOT) -> None:
     """Update uv.lock of a project, and the pins in pyproject.toml if `requirements` names
     packages. If uv finds no solution, leave both files unchanged. Raises SystemExit."""
     project_file = project / PROJECT_FILE
@@ -71,7 +71,7 @@ def package_table(date: str) -> str:
     )
 
 
-def record(project: Path = ROOT) -> None:
+def record_versions(project: Path = ROOT) -> None:
     """Write the installed versions and today's date to docs/versions.md of a project."""
     today = datetime.now(UTC).date().isoformat()
     page = project / PAGE
@@ -81,8 +81,8 @@ def record(project: Path = ROOT) -> None:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["lock", *requirements]:
-            lock(requirements)
+            lock_requirements(requirements)
         case ["record"]:
-            record()
+            record_versions()
         case _:
             raise SystemExit(__doc__)

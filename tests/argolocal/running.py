@@ -7,7 +7,7 @@ from argolocal.interfaces import Cluster
 from argolocal.runner.run import LocalRun, OnChange, Status
 
 
-def execute(
+def execute_manifest(
     manifest: Mapping[str, Any],
     parameters: Mapping[str, str] | None,
     cluster: Cluster,
@@ -17,6 +17,6 @@ def execute(
     return LocalRun.create(manifest, parameters, cluster, note).run(on_change)
 
 
-def resume(name: str, cluster: Cluster, on_change: OnChange | None = None) -> Status:
+def resume_run(name: str, cluster: Cluster, on_change: OnChange | None = None) -> Status:
     """Resume a run that was stopped, that has failed, or whose runner has died."""
     return LocalRun.load(name, cluster).run(on_change)

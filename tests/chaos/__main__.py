@@ -83,7 +83,7 @@ def _play(schedules: list[Schedule], jobs: int, keep_going: bool, story: bool) -
             try:
                 for future in as_completed([pool.submit(play, schedule) for schedule in schedules]):
                     outcomes.append(future.result())
-                    _progress(outcomes, len(schedules))
+                    _print_progress(outcomes, len(schedules))
                     if outcomes[-1].problems and not keep_going:
                         break
             finally:
@@ -94,7 +94,7 @@ def _play(schedules: list[Schedule], jobs: int, keep_going: bool, story: bool) -
     return outcomes
 
 
-def _progress(outcomes: list[Outcome], total: int) -> None:
+def _print_progress(outcomes: list[Outcome], total: int) -> None:
     last_outcome = outcomes[-1]
     if last_outcome.problems or last_outcome.story:
         print("\n" + format_failure(last_outcome) if last_outcome.problems else last_outcome.story)

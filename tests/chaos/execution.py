@@ -95,7 +95,7 @@ class Execution:
         for moment in self.waiting:
             if moment.kind == "request":
                 self.proxy.hold(
-                    moment.request, moment.number, lambda moment=moment: self._hold(moment)
+                    moment.request, moment.number, lambda moment=moment: self._hold_request(moment)
                 )
 
         self.start_time = time.monotonic()
@@ -103,17 +103,17 @@ class Execution:
 
         while not self._is_over():
             self.watch.poll()
-            self._restart(self.all_pods)
-            self._act()
+            self._restart_pods(self.all_pods)
+            self._perform_fired_acts()
             self._send_later()
             time.sleep(0.002)
 
             if time.time() > self.watch.last_progress + PROGRESS_TIMEOUT_S:
                 self.problems.append(f"no progress for {PROGRESS_TIMEOUT_S:.0f} s")
-                self._dump()
+                self._dump_stacks()
                 break
 
-        self._end()
+        self._end_pods()
         self.watch.poll()
 
     @property
@@ -148,7 +148,7 @@ class Execution:
         if code not in allowed:
             self.problems.append(f"{pod.name} ended with {code}")
 
-    def _restart(self, pods: list[Pod]) -> None:
+    def _restart_pods(self, pods: list[Pod]) -> None:
         for pod in pods:
             if pod.member or time.monotonic() < pod.start_time:
                 continue
@@ -175,12 +175,12 @@ class Execution:
 
     # acts of the schedule
 
-    def _hold(self, moment: Moment) -> None:
+    def _hold_request(self, moment: Moment) -> None:
         acts_performed = threading.Event()
         self._fired.put((moment, acts_performed))
         acts_performed.wait(5)
 
-    def _act(self) -> None:
+    def _perform_fired_acts(self) -> None:
         now = time.monotonic()
         for moment in [
             moment
@@ -215,7 +215,7 @@ class Execution:
         performed_count = 0
         for act in acts:
             self.watch.say(f"ACT {act.words()}")
-            if self._do(act):
+            if self._perform_act(act):
                 self.done.update(act.kinds())
                 performed_count += 1
             else:
@@ -223,7 +223,7 @@ class Execution:
                 self.missed += 1
         self.done["burst"] += performed_count > 1
 
-    def _do(self, act: Act) -> bool:
+    def _perform_act(self, act: Act) -> bool:
         """Perform an act; return False if no process is left that the act could affect."""
         if act.verb in FAULTS:
             self.proxy.fault(act.verb, act.seconds)
@@ -235,33 +235,41 @@ class Execution:
             return True
 
         if act.verb in DAMAGES:
-            return self._damage(act.verb)
+            return self._damage_newest_copy(act.verb)
 
         if act.target == "coordinator":
             self.coordinator.start_time = time.monotonic() + act.seconds
-            return self._send(
-                self.coordinator, act.verb, self._processes(self.coordinator, "launcher")
+            return self._send_to_processes(
+                self.coordinator, act.verb, self._find_processes(self.coordinator, "launcher")
             )
 
         if act.target == "all":
             target, pods = ("launcher", self.pods) if act.verb == "term" else ("all", self.all_pods)
             return any(
                 [
-                    self._send(pod, act.verb, self._processes(pod, target), act.seconds)
+                    self._send_to_processes(
+                        pod, act.verb, self._find_processes(pod, target), act.seconds
+                    )
                     for pod in pods
                 ]
             )
 
-        candidates = [(pod, pid) for pod in self.pods for pid in self._processes(pod, act.target)]
+        candidates = [
+            (pod, pid) for pod in self.pods for pid in self._find_processes(pod, act.target)
+        ]
         if candidates:
             indices = {victim % len(candidates) for victim in act.victims}
         else:
             indices = set[int]()
 
         victims = [candidates[index] for index in sorted(indices)]
-        return any([self._send(pod, act.verb, [pid], act.seconds) for pod, pid in victims])
+        return any(
+            [self._send_to_processes(pod, act.verb, [pid], act.seconds) for pod, pid in victims]
+        )
 
-    def _send(self, pod: Pod, verb: str, pids: list[int], seconds: float = 0.0) -> bool:
+    def _send_to_processes(
+        self, pod: Pod, verb: str, pids: list[int], seconds: float = 0.0
+    ) -> bool:
         if not pids or not pod.member:
             return False
 
@@ -271,7 +279,7 @@ class Execution:
 
         self.watch.say(f"{signal_number.name} to {pod.name} {pids}")
         self.signals += len(pids)
-        _signal(pids, signal_number)
+        _send_signal(pids, signal_number)
 
         if verb == "kill" and pod is not self.coordinator:
             self._record_snapshot(pod)
@@ -298,7 +306,7 @@ class Execution:
             )
             self.watch.record_snapshot(name, max(steps))
 
-    def _processes(self, pod: Pod, target: str) -> list[int]:
+    def _find_processes(self, pod: Pod, target: str) -> list[int]:
         """Return a pod's live processes for a target: "worker", "forkserver", "launcher" (the pod's
         first process) or "all"."""
         if not pod.is_alive or not pod.member:
@@ -308,11 +316,11 @@ class Execution:
         if not self.schedule.launcher or pod is self.coordinator or target == "launcher":
             return [pid]
 
-        children = _children(pid)
+        children = _find_children(pid)
         if target == "all":
             return [pid, *children]
 
-        forkserver, workers = classify(children)
+        forkserver, workers = classify_children(children)
         if target == "forkserver":
             return forkserver
 
@@ -328,15 +336,15 @@ class Execution:
             self.watch.say(f"{verb} {name} {pids}")
             pod = next(pod for pod in self.all_pods if pod.name == name)
             if verb == "remove":  # remove the pod with all its processes
-                self._send(pod, "kill", self._processes(pod, "launcher"))
+                self._send_to_processes(pod, "kill", self._find_processes(pod, "launcher"))
             else:
-                _signal(pids, signal.SIGCONT)
+                _send_signal(pids, signal.SIGCONT)
 
-    def _damage(self, damage: str) -> bool:
+    def _damage_newest_copy(self, damage: str) -> bool:
         """Kill all processes, and damage the newest copy of the state before a restart; return
         False if no copy exists."""
         for pod in self.all_pods:
-            self._send(pod, "kill", self._processes(pod, "all"))
+            self._send_to_processes(pod, "kill", self._find_processes(pod, "all"))
 
         for pod in self.all_pods:
             if pod.member:
@@ -377,7 +385,7 @@ class Execution:
 
     # the end
 
-    def _end(self) -> None:
+    def _end_pods(self) -> None:
         """Wait until all pods end by themselves. A pod that dies after the end of the run is
         restarted, finds that the run is complete, and removes its snapshots."""
         end_seconds = time.monotonic()
@@ -386,7 +394,7 @@ class Execution:
 
         for pod in self.pods:
             if pod.name in frozen_pods:
-                self._send(pod, "kill", self._processes(pod, "launcher"))
+                self._send_to_processes(pod, "kill", self._find_processes(pod, "launcher"))
 
         while remaining := [
             pod for pod in self.pods if pod.member or pod.start_time < float("inf")
@@ -399,32 +407,34 @@ class Execution:
                         0.0 if code not in FINAL and not is_terminated else float("inf")
                     )
 
-            self._restart(self.pods)
+            self._restart_pods(self.pods)
             if not is_terminated and time.monotonic() > end_seconds + END_TIMEOUT_S:
                 is_terminated = True
                 for pod in remaining:
-                    self._send(pod, "term", self._processes(pod, "launcher"))
+                    self._send_to_processes(pod, "term", self._find_processes(pod, "launcher"))
 
             if time.monotonic() > end_seconds + END_TIMEOUT_S + PROGRESS_TIMEOUT_S:
                 self.problems += [f"{pod.name} does not end" for pod in remaining if pod.is_alive]
-                self._dump()
+                self._dump_stacks()
                 break
 
             time.sleep(0.005)
 
         # the coordinator may still be alive
-        self._send(self.coordinator, "kill", self._processes(self.coordinator, "all"))
+        self._send_to_processes(
+            self.coordinator, "kill", self._find_processes(self.coordinator, "all")
+        )
 
-    def _dump(self) -> None:
+    def _dump_stacks(self) -> None:
         """Let all processes write their stacks into their logs; the workers of a real launcher
         cannot write their stacks."""
         for pod in self.all_pods if self.schedule.launcher != "real" else [self.coordinator]:
-            _signal(self._processes(pod, "all"), signal.SIGUSR1)
+            _send_signal(self._find_processes(pod, "all"), signal.SIGUSR1)
         time.sleep(0.5)
         self.watch.poll()
 
 
-def _signal(pids: list[int], signal_number: signal.Signals) -> None:
+def _send_signal(pids: list[int], signal_number: signal.Signals) -> None:
     for pid in pids:
         try:
             os.kill(pid, signal_number)
@@ -432,7 +442,7 @@ def _signal(pids: list[int], signal_number: signal.Signals) -> None:
             continue
 
 
-def _children(pid: int) -> list[int]:
+def _find_children(pid: int) -> list[int]:
     """Return the live children of a process, from the oldest to the youngest."""
     try:
         children = sorted(
@@ -443,7 +453,7 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def classify(children: list[int]) -> tuple[list[int], list[int]]:
+def classify_children(children: list[int]) -> tuple[list[int], list[int]]:
     """Return the forkserver and the workers among a launcher's children, which are sorted by age.
 
     A process that blocks SIGTERM may be a forkserver. A new worker also blocks SIGTERM, until its

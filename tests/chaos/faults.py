@@ -64,7 +64,9 @@ class Proxy:
         self._kind = kind
         self._until = time.monotonic() + seconds
         if kind in ("refuse", "reset"):  # requests in progress fail, too
-            self._loop.call_soon_threadsafe(lambda: [_reset(client) for client in self._clients])
+            self._loop.call_soon_threadsafe(
+                lambda: [_reset_connection(client) for client in self._clients]
+            )
 
     def hold(self, kind: str, request_number: int, callback: Callable[[], None]) -> None:
         """Call `callback` at the N-th request of a kind, counted from 1. The held request is
@@ -74,7 +76,7 @@ class Proxy:
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         server = self._loop.run_until_complete(
-            asyncio.start_server(self._client, sock=self._listening)
+            asyncio.start_server(self._serve_client, sock=self._listening)
         )
         self._loop.run_forever()
         server.close()
@@ -92,16 +94,18 @@ class Proxy:
             return self._kind
         return ""
 
-    async def _client(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+    async def _serve_client(
+        self, reader: asyncio.StreamReader, client: asyncio.StreamWriter
+    ) -> None:
         self._clients.add(client)
         server: asyncio.StreamWriter | None = None
 
         try:
             answers, server = await asyncio.open_connection(*self.upstream)
-            while await self._request(reader, client, answers, server):
+            while await self._proxy_request(reader, client, answers, server):
                 pass
         except (OSError, EOFError):
-            _reset(client)
+            _reset_connection(client)
         except asyncio.CancelledError:
             # the proxy ends; otherwise Python 3.11 would print an error
             return
@@ -111,7 +115,7 @@ class Proxy:
                 if stream:
                     stream.close()
 
-    async def _request(
+    async def _proxy_request(
         self,
         reader: asyncio.StreamReader,
         client: asyncio.StreamWriter,
@@ -119,7 +123,7 @@ class Proxy:
         server: asyncio.StreamWriter,
     ) -> bool:
         """Proxy one request and its answer; return False if the connection must be closed."""
-        request_head = await _head(reader)
+        request_head = await _read_head(reader)
         if not request_head:
             return False
         if self._fault == "refuse":
@@ -134,11 +138,11 @@ class Proxy:
         if self._fault == "slow":
             await asyncio.sleep(self._draw.uniform(0.05, 0.4))
 
-        if _expects(request_head):
+        if _expects_continue(request_head):
             client.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request_head = re.sub(rb"\r\nexpect:[^\r]*", b"", request_head, flags=re.I)
 
-        request_body = await reader.readexactly(_length(request_head))
+        request_body = await reader.readexactly(_parse_length(request_head))
         if self._fault == "throttle":
             client.write(
                 b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length:"
@@ -152,13 +156,13 @@ class Proxy:
         await self._hold_request(request_head)
         server.write(request_head + request_body)
         await server.drain()
-        answer_head = await _head(answers)
+        answer_head = await _read_head(answers)
 
         has_body = not request_head.startswith(b"HEAD") and not answer_head.startswith(
             (b"HTTP/1.1 304", b"HTTP/1.1 204")
         )
         if has_body:
-            answer_body = await answers.readexactly(_length(answer_head))
+            answer_body = await answers.readexactly(_parse_length(answer_head))
         else:
             answer_body = b""
 
@@ -186,7 +190,7 @@ class Proxy:
                         await asyncio.wait_for(asyncio.to_thread(callback), MAX_HOLD_S)
 
 
-async def _head(reader: asyncio.StreamReader) -> bytes:
+async def _read_head(reader: asyncio.StreamReader) -> bytes:
     """Read the lines of a request's head, up to the empty line; return b"" at the end of the
     connection."""
     try:
@@ -197,7 +201,7 @@ async def _head(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-def _length(head: bytes) -> int:
+def _parse_length(head: bytes) -> int:
     length_match = re.search(rb"\r\ncontent-length: *(\d+)", head, re.I)
     assert length_match or b"chunked" not in head.lower(), head
     if length_match:
@@ -205,11 +209,11 @@ def _length(head: bytes) -> int:
     return 0
 
 
-def _expects(head: bytes) -> bool:
+def _expects_continue(head: bytes) -> bool:
     return bool(re.search(rb"\r\nexpect: *100-continue", head, re.I))
 
 
-def _reset(client: asyncio.StreamWriter) -> None:
+def _reset_connection(client: asyncio.StreamWriter) -> None:
     """Reset the connection, as if the other machine had failed."""
     with suppress(OSError):
         connection = client.get_extra_info("socket")

@@ -91,9 +91,9 @@ class Stage:
     def play(self, schedule: Schedule) -> Outcome:
         """Execute a schedule and check its result."""
         prefix = f"chaos/{schedule.seed}-{uuid.uuid4().hex[:6]}"
-        argv = self._flags(prefix, schedule)
+        argv = self._make_flags(prefix, schedule)
         inputs = Inputs.from_flags(argv)
-        expected = self._expected(inputs, schedule)
+        expected = self._train_undisturbed(inputs, schedule)
         folder = self.folder / prefix.replace("/", "-")
         folder.mkdir()
         crew = Crew(self.environment | _make_toy_config(schedule, inputs, folder), folder)
@@ -131,13 +131,13 @@ class Stage:
 
         return outcome
 
-    def _flags(self, prefix: str, schedule: Schedule) -> list[str]:
+    def _make_flags(self, prefix: str, schedule: Schedule) -> list[str]:
         settings = schedule.settings | {"model": json.dumps(schedule.settings["model"])}
         return make_flags(
             prefix, **{name: settings[name] for name in settings if name in Inputs.model_fields}
         )
 
-    def _expected(self, inputs: Inputs, schedule: Schedule) -> str:
+    def _train_undisturbed(self, inputs: Inputs, schedule: Schedule) -> str:
         """Return the sha256 of the model that a single undisturbed process trains."""
         identity = inputs.identity_hash()
         if identity not in self.undisturbed:
@@ -145,7 +145,7 @@ class Stage:
             folder = self.folder / identity
             folder.mkdir()
             crew = Crew(self.environment, folder)
-            member = crew.start_lone_worker(self._flags(prefix, schedule))
+            member = crew.start_lone_worker(self._make_flags(prefix, schedule))
             assert member.wait_for_exit_code(600) == 0, member.read_log()
             self.undisturbed[identity] = _read_model_sha256(self.store, prefix)
             shutil.rmtree(folder)
@@ -167,7 +167,9 @@ class Stage:
             until(
                 "all processes to end", lambda: self._find_processes() <= existing, EXIT_TIMEOUT_S
             )
-        orphans = [f"orphan: {_describe(pid)}" for pid in sorted(self._find_processes() - existing)]
+        orphans = [
+            f"orphan: {_describe_process(pid)}" for pid in sorted(self._find_processes() - existing)
+        ]
         return orphans + [
             f"shared memory left: {path}" for path in sorted(Shared.glob(f"rekindle-{run}-*"))
         ]
@@ -200,7 +202,7 @@ def _read_model_sha256(store: Store, prefix: str) -> str:
     return hashlib.sha256(store.get(f"{prefix}/model/model.safetensors")).hexdigest()
 
 
-def _describe(pid: int) -> str:
+def _describe_process(pid: int) -> str:
     try:
         process = psutil.Process(pid)
         return f"{pid} ({process.status()}) {' '.join(process.cmdline())[:200]}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.chaos.execution import classify
+from tests.chaos.execution import classify_children
 from tests.chaos.schedule import choose_seeds
 from tests.chaos.stage import Stage
 from tests.rekindle.training.crew import Crew, make_flags
@@ -39,7 +39,9 @@ def test_a_forkserver_and_its_workers_survive_the_death_of_each_other(crew: Crew
     children: Callable[[], list[psutil.Process]] = psutil.Process(launcher.process.pid).children
 
     def find() -> tuple[list[int], list[int]]:
-        return classify([child.pid for child in sorted(children(), key=psutil.Process.create_time)])
+        return classify_children(
+            [child.pid for child in sorted(children(), key=psutil.Process.create_time)]
+        )
 
     def new_forkserver_and(as_expected: Callable[[list[int]], bool]) -> bool:
         # read both from one list of processes, because a child that has just started cannot be

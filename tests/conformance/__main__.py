@@ -18,7 +18,13 @@ from pathlib import Path
 
 from tests.conformance import recorded
 from tests.conformance.argo import DEFAULT_IMAGE, Argo
-from tests.conformance.differ import Comparison, compare, random_manifests, record, reproduced
+from tests.conformance.differ import (
+    Comparison,
+    compare_runs,
+    random_manifests,
+    record,
+    reproduce_differences,
+)
 from tests.conformance.here import LocalRunner
 
 
@@ -75,15 +81,15 @@ def main() -> int:
             Path(folder), arguments.count, arguments.seed, bool(argo.store)
         )
         with LocalRunner(Path(folder) / "home") as here:
-            comparisons = compare(
+            comparisons = compare_runs(
                 manifests,
                 here,
                 argo,
                 arguments.at_once,
-                lambda comparison: report(comparison, arguments.differences),
+                lambda comparison: report_comparison(comparison, arguments.differences),
             )
             differing = [comparison for comparison in comparisons if comparison.differences]
-            reproduced_comparisons = reproduced(
+            reproduced_comparisons = reproduce_differences(
                 differing, Path(folder), here, argo, arguments.at_once
             )
 
@@ -97,7 +103,7 @@ def main() -> int:
         return int(bool(reproduced_comparisons))
 
 
-def report(comparison: Comparison, folder: Path) -> None:
+def report_comparison(comparison: Comparison, folder: Path) -> None:
     """Print a line of progress; if the outcomes differ, write a folder with the manifest and both
     outcomes."""
     seconds = f"{comparison.seconds:5.1f} s on Argo, {comparison.seconds_here:5.1f} s here"

@@ -98,7 +98,7 @@ class Argo:
             self("create", "namespace", self.namespace)
         if self.store:
             self.store.client.create_bucket(Bucket=self.store.bucket)
-        self.controller, self.version = self._controller()
+        self.controller, self.version = self._read_controller()
         self("apply", "-f", "-", text=yaml.safe_dump_all(self._setup_objects()))
         caches = yaml.safe_dump_all(_make_role(self.namespace, [CACHES]))
         self("apply", "--namespace", self.controller, "-f", "-", text=caches)
@@ -247,7 +247,7 @@ class Argo:
             self.changed[name] = (version, since)
         return time.monotonic() - since > STUCK_AFTER_S
 
-    def _controller(self) -> tuple[str, str]:
+    def _read_controller(self) -> tuple[str, str]:
         """Return the namespace and version of the controller, from its Deployment."""
         deployments = json.loads(self("get", "deployments", "--all-namespaces", "-o", "json"))[
             "items"

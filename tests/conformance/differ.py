@@ -70,7 +70,7 @@ def random_manifests(folder: Path, count: int, seed: int, artifacts: bool) -> li
     return paths
 
 
-def compare(
+def compare_runs(
     manifests: Sequence[Path],
     here: LocalRunner,
     argo: Argo,
@@ -117,7 +117,7 @@ def compare(
     return comparisons
 
 
-def reproduced(
+def reproduce_differences(
     comparisons: Sequence[Comparison], folder: Path, here: LocalRunner, argo: Argo, at_once: int
 ) -> list[Comparison]:
     """Return the comparisons whose differences appear again in two more runs under other names; the
@@ -128,13 +128,13 @@ def reproduced(
         for letter in "bc":
             path = folder / f"{comparison.name}-{letter}.yaml"
             documents_of_copy = [
-                _rename(document, comparison.name, path.stem)
+                _rename_in_value(document, comparison.name, path.stem)
                 for document in parse_objects(comparison.manifest.read_text())
             ]
             path.write_text(yaml.dump_all(documents_of_copy, Dumper=Plain, sort_keys=False))
             copies[path] = comparison
 
-    reruns = compare(list(copies), here, argo, at_once, lambda comparison: None)
+    reruns = compare_runs(list(copies), here, argo, at_once, lambda comparison: None)
     equal_reruns = [rerun for rerun in reruns if not rerun.differences]
 
     by_chance = [
@@ -146,12 +146,12 @@ def reproduced(
     return [comparison for comparison in comparisons if comparison not in by_chance]
 
 
-def _rename(value: Any, name: str, new: str) -> Any:
+def _rename_in_value(value: Any, name: str, new: str) -> Any:
     """Replace a name in a value, as a whole word."""
     if isinstance(value, dict):
-        return {key: _rename(item, name, new) for key, item in value.items()}
+        return {key: _rename_in_value(item, name, new) for key, item in value.items()}
     if isinstance(value, list):
-        return [_rename(item, name, new) for item in value]
+        return [_rename_in_value(item, name, new) for item in value]
     if isinstance(value, str):
         return re.sub(rf"(?<![\w-]){re.escape(name)}(?!\w)", new, value)
     return value

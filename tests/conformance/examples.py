@@ -47,7 +47,7 @@ def read_examples(folder: Path) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     files = {path: list(_read(path)) for path in sorted(folder.rglob("*.yaml"))}
 
     library = {
-        _name(item): item
+        _name_of(item): item
         for objects in files.values()
         for item in objects
         if item["kind"] in REFERENCED_KINDS
@@ -97,7 +97,7 @@ def _replace_argosay(value: Any) -> None:
         )
 
 
-def _name(thing: dict[str, Any]) -> str:
+def _name_of(thing: dict[str, Any]) -> str:
     return thing["metadata"].get("name", "")
 
 

@@ -60,7 +60,7 @@ def of_status(name: str, status: dict[str, Any], contents: Contents | None = Non
     outputs = (status.get("outputs") or {}).get("parameters") or []
     nodes: dict[str, Any] = status.get("nodes") or {}
     names: dict[str, str] = {id: node["name"].replace(name, "WF", 1) for id, node in nodes.items()}
-    converted = [_node(node, name, names, contents) for node in nodes.values()]
+    converted = [_summarize_node(node, name, names, contents) for node in nodes.values()]
 
     return {
         "phase": status.get("phase", ""),
@@ -70,7 +70,7 @@ def of_status(name: str, status: dict[str, Any], contents: Contents | None = Non
     }
 
 
-def _node(
+def _summarize_node(
     node: dict[str, Any], name: str, names: dict[str, str], contents: Contents | None
 ) -> dict[str, Any]:
     outputs = node.get("outputs") or {}
@@ -115,7 +115,7 @@ def in_store(store: ObjectStore) -> Contents:
             f"{entry.key.removeprefix(key)}{path}": text
             for entry in store.list(key)
             if entry.key == key or entry.key.removeprefix(key).startswith("/") or key.endswith("/")
-            for path, text in _files(_read(store, entry.key)).items()
+            for path, text in _read_files(_read(store, entry.key)).items()
         }
 
     return contents
@@ -127,35 +127,35 @@ def _read(store: ObjectStore, key: str) -> bytes:
         return Path(folder, "object").read_bytes()
 
 
-def _files(data: bytes) -> dict[str, str]:
+def _read_files(data: bytes) -> dict[str, str]:
     if data[:2] == b"\x1f\x8b":
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
             return {
-                f"{member.name}{'/' * member.isdir()}": _member(archive, member)
+                f"{member.name}{'/' * member.isdir()}": _read_member(archive, member)
                 for member in archive
                 if member.name != "."
             }
     if data[:2] == b"PK":
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return {member: _text(archive.read(member)) for member in archive.namelist()}
-    return {"": _text(data)}
+            return {member: _read_text(archive.read(member)) for member in archive.namelist()}
+    return {"": _read_text(data)}
 
 
-def _member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
+def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> str:
     if member.issym():
         return f"-> {member.linkname}"
     file = archive.extractfile(member)
     if file:
-        return _text(file.read())
+        return _read_text(file.read())
     return ""
 
 
-def _text(data: bytes) -> str:
+def _read_text(data: bytes) -> str:
     """Return the text of an artifact's file or, for a nested archive, the texts of the files in
     it."""
     if data[:2] not in (b"\x1f\x8b", b"PK"):
         return data.decode()
-    return str(_files(data))
+    return str(_read_files(data))
 
 
 def list_differences(local_outcome: Outcome, argo_outcome: Outcome) -> list[str]:
@@ -222,13 +222,13 @@ def is_rejected(outcome: Outcome) -> bool:
 
 
 def _compare_values(name: str, local_value: Any, argo_value: Any) -> Iterator[str]:
-    if (_class(local_value) if isinstance(local_value, str) else local_value) != (
-        _class(argo_value) if isinstance(argo_value, str) else argo_value
+    if (_classify_message(local_value) if isinstance(local_value, str) else local_value) != (
+        _classify_message(argo_value) if isinstance(argo_value, str) else argo_value
     ):
         yield f"{name}: {local_value!r} here, {argo_value!r} on Argo"
 
 
-def _class(message: str) -> str:
+def _classify_message(message: str) -> str:
     for pattern in CLASSES:
         match = re.fullmatch(pattern, message, re.DOTALL)
         if match:

@@ -17,9 +17,9 @@ from argolocal.pods import filesystem
 from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
-from tests.argolocal.running import execute
+from tests.argolocal.running import execute_manifest
 from tests.conformance.argo import DEFAULT_IMAGE, Argo
-from tests.conformance.differ import Plain, compare, random_manifests
+from tests.conformance.differ import Plain, compare_runs, random_manifests
 from tests.conformance.here import LocalRunner
 from tests.conformance.workflows import NAME, workflows
 
@@ -44,7 +44,7 @@ def test_any_workflow_ends_or_is_rejected_with_a_reason(
     cluster = LocalCluster(tmp_path_factory.mktemp("home"))
     cluster.store_objects(other_objects)
     try:
-        status = execute(workflow, {}, cluster)
+        status = execute_manifest(workflow, {}, cluster)
     except ConfigError as error:
         assert FINDINGS.fullmatch(str(error)), error
         return
@@ -63,7 +63,7 @@ def test_random_workflows_have_the_same_outcome_as_on_argo(tmp_path: Path) -> No
         LocalRunner(tmp_path / "home") as here,
     ):
         manifests = random_manifests(tmp_path, COUNT, seed, bool(argo.store))
-        comparisons = compare(manifests, here, argo, 4, lambda comparison: None)
+        comparisons = compare_runs(manifests, here, argo, 4, lambda comparison: None)
 
     assert not {
         comparison.name: comparison.differences

@@ -30,7 +30,7 @@ SLOW_RECORDINGS = {
 }
 
 
-def parameters() -> list[ParameterSet]:
+def make_parameters() -> list[ParameterSet]:
     marks = {name: pytest.mark.slow for name in SLOW_RECORDINGS}
     return [
         pytest.param(recording, id=recording.name, marks=marks.get(recording.name, ()))
@@ -45,7 +45,7 @@ def separate_runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner
 
 
 @pytest.mark.skipif(not filesystem.supports_namespaces(), reason="needs mount namespaces")
-@pytest.mark.parametrize("recording", parameters())
+@pytest.mark.parametrize("recording", make_parameters())
 def test_a_recorded_manifest_has_the_outcome_of_argo(
     recording: recorded.Recording, separate_runner: RunnerProcess
 ) -> None:

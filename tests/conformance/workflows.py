@@ -170,18 +170,18 @@ class Builder:
                 groups.append(parallel_steps := [])
                 ancestors = list(called)
                 for _ in range(self.chance.one(1, 1, 2)):
-                    self._call(parallel_steps, called, ancestors, "steps", depth)
+                    self._add_call(parallel_steps, called, ancestors, "steps", depth)
         else:
             template["dag"] = {"tasks": (tasks := [])}
             style = self.chance.one("depends", "dependencies")
             for _ in range(self.chance.between(1, 4)):
-                self._task(tasks, called, style, depth)
+                self._add_task(tasks, called, style, depth)
 
             template["dag"].update(
                 self.chance.one({}, {}, {}, {"failFast": False}, {"target": called[-1].name})
             )
 
-        outputs = self._outputs(template, called)
+        outputs = self._add_outputs(template, called)
         if self.chance(6) and not (self.daemons and depth == 0):
             template["retryStrategy"] = {"limit": "1"}
 
@@ -199,13 +199,13 @@ class Builder:
 
         return template, outputs
 
-    def _task(self, tasks: list[Any], called: list[Called], style: str, depth: int) -> None:
+    def _add_task(self, tasks: list[Any], called: list[Called], style: str, depth: int) -> None:
         ancestors = [callee for callee in called if self.chance(60)]
         ancestor_names = {callee.name for callee in ancestors} | {
             name for callee in ancestors for name in callee.ancestors
         }
 
-        task = self._call(
+        task = self._add_call(
             tasks,
             called,
             [callee for callee in called if callee.name in ancestor_names],
@@ -238,7 +238,7 @@ class Builder:
             f"!{called.name}.Failed",
         )
 
-    def _call(
+    def _add_call(
         self,
         into: list[Any],
         called: list[Called],
@@ -290,8 +290,8 @@ class Builder:
             self.daemons = self.unlimited = True
 
         holder: dict[str, Any] = {"name": name, **self._put_template(template)}
-        loops = "serves" not in outputs and self._loop(holder, ancestors)
-        self._arguments(holder, ancestors, prefix, loops)
+        loops = "serves" not in outputs and self._add_loop(holder, ancestors)
+        self._add_arguments(holder, ancestors, prefix, loops)
 
         if kind == "asks":
             urls = [
@@ -310,7 +310,7 @@ class Builder:
             holder.setdefault("arguments", {})["artifacts"] = [artifact]
 
         if self.chance(25):
-            holder["when"] = self._when(ancestors, loops)
+            holder["when"] = self._make_condition(ancestors, loops)
 
         if self.chance(30):
             holder["continueOn"] = self.chance.one(
@@ -318,12 +318,12 @@ class Builder:
             )
 
         if prefix == "steps" and self.chance(10):
-            holder["hooks"] = self._hooks(
+            holder["hooks"] = self._make_hooks(
                 Called(name, prefix, outputs, loops), conditional=not loops
             )
         elif kind and not loops and not holder.keys() & {"when", "arguments"} and self.chance(30):
             # a DAG may end before it reads the hooks of skipped tasks, or of a loop
-            holder["hooks"] = self._hooks(Called(name, prefix, outputs, loops))
+            holder["hooks"] = self._make_hooks(Called(name, prefix, outputs, loops))
 
         into.append(holder)
         called.append(
@@ -351,7 +351,7 @@ class Builder:
         self.templates.append(template)
         return {"template": template["name"]}
 
-    def _loop(self, holder: dict[str, Any], ancestors: list[Called]) -> bool:
+    def _add_loop(self, holder: dict[str, Any], ancestors: list[Called]) -> bool:
         if not self.chance(20):
             return False
 
@@ -373,18 +373,18 @@ class Builder:
 
         return True
 
-    def _arguments(
+    def _add_arguments(
         self, holder: dict[str, Any], ancestors: list[Called], prefix: str, loops: bool
     ) -> None:
         values: list[Any] = [*VALUES, f"{{{{{prefix}.name}}}}"]
         if loops and self.chance(70):
             values = list(OF_ITEM)
         elif ancestors and self.chance(60):
-            values = [tag for callee in ancestors for tag in self._tags(callee)]
+            values = [tag for callee in ancestors for tag in self._make_tags(callee)]
         if self.chance(80):
             holder["arguments"] = {"parameters": [{"name": "a", "value": self.chance.one(*values)}]}
 
-    def _tags(self, called: Called) -> list[str]:
+    def _make_tags(self, called: Called) -> list[str]:
         paths = ["status"]
         paths += ["outputs.result", "exitCode"] if "result" in called.outputs else []
         paths += ["outputs.parameters.p"] * 2 if "p" in called.outputs else []
@@ -397,7 +397,7 @@ class Builder:
             f"<{plain[-1]}>",
         ]
 
-    def _when(self, ancestors: list[Called], loops: bool) -> str:
+    def _make_condition(self, ancestors: list[Called], loops: bool) -> str:
         conditions = list(WHENS)
         if loops and self.chance(60):
             conditions = [
@@ -421,7 +421,7 @@ class Builder:
 
         return self.chance.one(*conditions)
 
-    def _hooks(self, called: Called, conditional: bool = True) -> dict[str, Any]:
+    def _make_hooks(self, called: Called, conditional: bool = True) -> dict[str, Any]:
         _, template, _ = self.leaf(("echo", "fails", "parameter"))
         # remove the lock, because it would be random whether the lock fails before a parallel step
         template.pop("synchronization", None)
@@ -430,7 +430,7 @@ class Builder:
 
         if self.chance(50):
             hook["arguments"] = {
-                "parameters": [{"name": "a", "value": self.chance.one(*self._tags(called))}]
+                "parameters": [{"name": "a", "value": self.chance.one(*self._make_tags(called))}]
             }
 
         if conditional and self.chance(30):
@@ -440,7 +440,7 @@ class Builder:
 
         return {"exit": hook}
 
-    def _outputs(self, template: Template, called: list[Called]) -> set[str]:
+    def _add_outputs(self, template: Template, called: list[Called]) -> set[str]:
         outputs = set()
         sources = [callee for callee in called if "p" in callee.outputs]
         if sources and self.chance(60):
@@ -499,11 +499,11 @@ class Builder:
 
         spec["templates"] = self.templates
         if self.chance(6):
-            self._spoil(spec, top)
+            self._add_mistake(spec, top)
 
-        return self._objects(spec)
+        return self._make_objects(spec)
 
-    def _objects(self, spec: dict[str, Any]) -> list[dict[str, Any]]:
+    def _make_objects(self, spec: dict[str, Any]) -> list[dict[str, Any]]:
         version = {"apiVersion": "argoproj.io/v1alpha1"}
         other_objects = []
         if LIMITS in repr((self.templates, self.elsewhere)):
@@ -531,7 +531,7 @@ class Builder:
             *other_objects,
         ]
 
-    def _spoil(self, spec: dict[str, Any], top: Template) -> None:
+    def _add_mistake(self, spec: dict[str, Any], top: Template) -> None:
         """Add a mistake to a workflow that Argo's validation rejects."""
         if "steps" in top:
             holders = [caller for parallel_steps in top["steps"] for caller in parallel_steps]

@@ -65,14 +65,14 @@ def commands_page() -> str:
     for title, names in SECTIONS.items():
         page_parts.append(f"\n## {title}\n")
         for name in names:
-            page_parts += _helps(f"rekindle {name}", commands.commands[name])
+            page_parts += _make_help_pages(f"rekindle {name}", commands.commands[name])
     return "".join(page_parts)
 
 
-def _helps(path: str, command: Any) -> Iterator[str]:
+def _make_help_pages(path: str, command: Any) -> Iterator[str]:
     if isinstance(command, click.Group):
         for name, subcommand in command.commands.items():
-            yield from _helps(f"{path} {name}", subcommand)
+            yield from _make_help_pages(f"{path} {name}", subcommand)
         return
     context = click.Context(command, info_name=path, terminal_width=WIDTH, max_content_width=WIDTH)
     yield f"\n### {path}\n\n```text\n{command.get_help(context)}\n```\n"
@@ -80,12 +80,14 @@ def _helps(path: str, command: Any) -> Iterator[str]:
 
 def api_page() -> str:
     """Return all public names with signature, docstring and fields, by module."""
-    page_parts = [f"{API_HEAD}\n{_prose(project)}\n"]
+    page_parts = [f"{API_HEAD}\n{_convert_docstring(project)}\n"]
     for module, names in vars(rekindle)["PUBLIC_NAMES"].items():
-        page_parts.append(f"\n## {module}\n\n{_prose(import_module(f'rekindle.{module}'))}\n")
-        page_parts += [_entry(name, getattr(rekindle, name)) for name in names]
-    page_parts.append(f"\n## blocks\n\n{_prose(blocks)}\n")
-    page_parts += [_entry(f"blocks.{name}", getattr(blocks, name)) for name in blocks.__all__]
+        page_parts.append(
+            f"\n## {module}\n\n{_convert_docstring(import_module(f'rekindle.{module}'))}\n"
+        )
+        page_parts += [_make_entry(name, getattr(rekindle, name)) for name in names]
+    page_parts.append(f"\n## blocks\n\n{_convert_docstring(blocks)}\n")
+    page_parts += [_make_entry(f"blocks.{name}", getattr(blocks, name)) for name in blocks.__all__]
     page_parts.append(
         "\n## Further modules\n\nThe docstring of each module describes its functions.\n\n"
     )
@@ -107,19 +109,21 @@ def training_page() -> str:
     return SETTINGS_TABLE.sub(lambda _: "".join([*rows, "\n"]), TRAINING.read_text())
 
 
-def _entry(name: str, value: Any) -> str:
+def _make_entry(name: str, value: Any) -> str:
     annotations = getattr(value, "__metadata__", None)
     if annotations:  # the name refers to an annotated type, such as Artifact
         return f"\n### {name}\n\n{annotations[0].__doc__}\n"
     assert value.__doc__, f"{name} has no docstring"
     if inspect.isclass(value):
-        members = "".join([*_fields(value), *_methods(value)])
+        members = "".join([*_make_field_rows(value), *_make_method_lines(value)])
     else:
         members = ""
-    return f"\n### {name}\n\n`{signature(name, value)}`\n\n{_prose(value)}\n{members}"
+    return (
+        f"\n### {name}\n\n`{make_signature(name, value)}`\n\n{_convert_docstring(value)}\n{members}"
+    )
 
 
-def signature(name: str, value: Any) -> str:
+def make_signature(name: str, value: Any) -> str:
     """Return `name(a, b=1)` of a function or a class to call, or `class name(bases)` of a class to
     inherit from."""
     if inspect.isclass(value) and (
@@ -159,7 +163,7 @@ def signature(name: str, value: Any) -> str:
     return f"{name}({', '.join(shown_parameters)})"
 
 
-def _fields(value: Any) -> Iterator[str]:
+def _make_field_rows(value: Any) -> Iterator[str]:
     """Yield a table row for each field that the model itself declares."""
     all_fields = getattr(value, "model_fields", {})
 
@@ -182,7 +186,7 @@ def _fields(value: Any) -> Iterator[str]:
             )
 
 
-def _methods(value: Any) -> Iterator[str]:
+def _make_method_lines(value: Any) -> Iterator[str]:
     """Yield a line for each public method with a docstring."""
     methods = {
         name: method
@@ -194,18 +198,18 @@ def _methods(value: Any) -> Iterator[str]:
         for name, method in methods.items():
             first_paragraph = (inspect.getdoc(method) or "").partition("\n\n")[0]
             sentence = " ".join(first_paragraph.split())
-            yield f"- `{signature(name, method)}`: {sentence}\n"
+            yield f"- `{make_signature(name, method)}`: {sentence}\n"
 
 
-def _prose(value: Any) -> str:
+def _convert_docstring(value: Any) -> str:
     """Convert a docstring to Markdown, where indented lines are code."""
     text = inspect.getdoc(value) or ""
     return re.sub(
-        r"((?:^    .*\n?(?:\n(?=    ))?)+)", _fenced, text + "\n", flags=re.MULTILINE
+        r"((?:^    .*\n?(?:\n(?=    ))?)+)", _make_fenced_block, text + "\n", flags=re.MULTILINE
     ).rstrip()
 
 
-def _fenced(code: re.Match[str]) -> str:
+def _make_fenced_block(code: re.Match[str]) -> str:
     return f"```text\n{textwrap.dedent(code[0]).rstrip()}\n```\n"
 
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from tests.commands import ROOT, shell
+from tests.commands import ROOT, open_shell
 
 OVERVIEW = ROOT / "docs/overview.svg"
 TERMINAL = ROOT / "docs/terminal.svg"
@@ -48,14 +48,14 @@ LANES = {
 ROWS = ("workflow", "training", "services", "serving")
 
 
-def text(
+def draw_text(
     x: float, y: float, content: str, color: str = INK, font_size: int = 16, anchor: str = "middle"
 ) -> str:
     style = f'fill="{color}" font-size="{font_size}" text-anchor="{anchor}"'
     return f'<text x="{x:g}" y="{y:g}" {style}>{escape(content)}</text>'
 
 
-def box(
+def draw_box(
     x: float, y: float, width: float, height: float, lines: Sequence[str], edge: str = FAINT
 ) -> str:
     """Draw a box with centered lines of text; the first line is bright, and the other lines are
@@ -67,50 +67,55 @@ def box(
     top = y + height / 2 + 6 - 10 * (len(lines) - 1)
     for number, line in enumerate(lines):
         color, font_size = (INK, 16) if number == 0 else (FAINT, 14)
-        shapes.append(text(x + width / 2, top + 20 * number, line, color, font_size))
+        shapes.append(draw_text(x + width / 2, top + 20 * number, line, color, font_size))
     return "".join(shapes)
 
 
-def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
+def draw_arrow(x: float, y: float, to_x: float, to_y: float) -> str:
     return (
         f'<line x1="{x:g}" y1="{y:g}" x2="{to_x:g}" y2="{to_y:g}" stroke="{FAINT}"'
         ' marker-end="url(#head)"/>'
     )
 
 
-def overview() -> str:
+def draw_overview() -> str:
     """Draw how a pipeline in Python becomes the same model on a laptop and on a cluster."""
     shapes = [
-        box(40, 30, 300, 60, ("a pipeline in Python", "Hera and rekindle.blocks"), BLUE),
-        box(450, 30, 300, 60, ("one Argo manifest", "its sha256 is the same everywhere"), GREEN),
-        box(860, 30, 300, 60, ("a config in YAML", "data, model, gate, nodes"), BLUE),
-        arrow(340, 60, 446, 60),
-        arrow(860, 60, 754, 60),
+        draw_box(40, 30, 300, 60, ("a pipeline in Python", "Hera and rekindle.blocks"), BLUE),
+        draw_box(
+            450, 30, 300, 60, ("one Argo manifest", "its sha256 is the same everywhere"), GREEN
+        ),
+        draw_box(860, 30, 300, 60, ("a config in YAML", "data, model, gate, nodes"), BLUE),
+        draw_arrow(340, 60, 446, 60),
+        draw_arrow(860, 60, 754, 60),
     ]
     for number, step in enumerate(STEPS):
         x = 40 + number * 190
-        shapes.append(box(x, 140, 170, 44, (step,)))
+        shapes.append(draw_box(x, 140, 170, 44, (step,)))
         if number:
-            shapes.append(arrow(x - 20, 162, x - 4, 162))
+            shapes.append(draw_arrow(x - 20, 162, x - 4, 162))
 
-    shapes += [arrow(600, 90, 600, 132), text(505, 206, "against the champion", FAINT, 14)]
+    shapes += [
+        draw_arrow(600, 90, 600, 132),
+        draw_text(505, 206, "against the champion", FAINT, 14),
+    ]
     for lane, (title, boxes) in enumerate(LANES.items()):
         x = 150 + lane * 520
         shapes += [
-            arrow(x + 245, 190, x + 245, 232),
-            box(x, 236, 490, 336, ()),
-            text(x + 245, 264, title, GREEN, 18),
+            draw_arrow(x + 245, 190, x + 245, 232),
+            draw_box(x, 236, 490, 336, ()),
+            draw_text(x + 245, 264, title, GREEN, 18),
         ]
         for number, lines in enumerate(boxes):
-            shapes.append(box(x + 20, 282 + number * 70, 450, 58, lines))
+            shapes.append(draw_box(x + 20, 282 + number * 70, 450, 58, lines))
 
-        shapes.append(arrow(x + 245, 572, x + 245 + (230 if lane == 0 else -230) * 0.6, 612))
+        shapes.append(draw_arrow(x + 245, 572, x + 245 + (230 if lane == 0 else -230) * 0.6, 612))
 
     shapes += [
-        text(40, 318 + number * 70, row, FAINT, 16, "start") for number, row in enumerate(ROWS)
+        draw_text(40, 318 + number * 70, row, FAINT, 16, "start") for number, row in enumerate(ROWS)
     ]
     shapes.append(
-        box(
+        draw_box(
             400,
             616,
             400,
@@ -128,13 +133,13 @@ def overview() -> str:
     )
 
 
-def terminal() -> str:
+def draw_terminal() -> str:
     """Draw the end of `rekindle run configs/demo.yaml` on a terminal, and a prediction of the
     model."""
     from rich.console import Console
     from rich.text import Text
 
-    with tempfile.TemporaryDirectory() as folder, shell(Path(folder)) as run_command:
+    with tempfile.TemporaryDirectory() as folder, open_shell(Path(folder)) as run_command:
         environ = {k: v for k, v in run_command.environ.items() if k != "NO_COLOR"}
         output = run_on_terminal(["rekindle", "run", "configs/demo.yaml"], folder, environ)
         final_screen = re.sub(r"\x1b\[\?25[hl]", "", output.rpartition("\x1b[2K")[2])
@@ -183,6 +188,6 @@ def run_on_terminal(command: list[str], folder: str, environ: dict[str, str]) ->
 
 
 if __name__ == "__main__":
-    OVERVIEW.write_text(overview())
+    OVERVIEW.write_text(draw_overview())
     if sys.argv[1:] != ["overview"]:
-        TERMINAL.write_text(terminal())
+        TERMINAL.write_text(draw_terminal())

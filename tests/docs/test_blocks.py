@@ -136,7 +136,7 @@ def test_a_code_block_of_the_docs_works(block: Block, folder: Path) -> None:
     check(block, folder)
 
 
-def _commands(block: Block, folder: Path) -> None:
+def _check_commands(block: Block, folder: Path) -> None:
     for line in block.commands:
         for words in _simple_commands(line):
             _check_command(block, words)
@@ -168,9 +168,9 @@ def _check_command(block: Block, words: list[str]) -> None:
     name = program
 
     if program in GROUP_BY_PROGRAM:
-        name, context = _parse(block, program, arguments)
+        name, context = _parse_arguments(block, program, arguments)
         if context and name.startswith(READ_COMMANDS):
-            _run(block, program, arguments)
+            _run_program(block, program, arguments)
 
         is_for_cluster = {"--cluster", "-n", "--namespace"} & {*arguments}
         if name.startswith(READ_COMMANDS) or block.language == "console" or is_for_cluster:
@@ -189,7 +189,9 @@ def _check_command(block: Block, words: list[str]) -> None:
     )
 
 
-def _parse(block: Block, name: str, arguments: list[str]) -> tuple[str, click.Context | None]:
+def _parse_arguments(
+    block: Block, name: str, arguments: list[str]
+) -> tuple[str, click.Context | None]:
     """Return the full name and the click context of a command; None if the command only shows its
     help."""
     command_group: Any = GROUP_BY_PROGRAM[name]
@@ -210,7 +212,7 @@ def _parse(block: Block, name: str, arguments: list[str]) -> tuple[str, click.Co
         pytest.fail(f"{block}: {name}: {error.format_message()}")
 
 
-def _run(block: Block, program: str, arguments: list[str]) -> None:
+def _run_program(block: Block, program: str, arguments: list[str]) -> None:
     """Run a command of Rekindle or argolocal in this process."""
     try:
         code = GROUP_BY_PROGRAM[program].main(arguments, standalone_mode=False)
@@ -219,7 +221,7 @@ def _run(block: Block, program: str, arguments: list[str]) -> None:
     assert code in (None, 0), f"{block}: {' '.join(arguments)} ended with {code}"
 
 
-def _yaml(block: Block, folder: Path) -> None:
+def _check_yaml(block: Block, folder: Path) -> None:
     """Check a manifest for Argo, prices, the table of images, or a config (complete or some
     sections)."""
     documents = list(yaml.safe_load_all(block.text))
@@ -241,7 +243,7 @@ def _yaml(block: Block, folder: Path) -> None:
         load_config(file, environment={})
 
 
-def _python(block: Block, folder: Path) -> None:
+def _check_python(block: Block, folder: Path) -> None:
     """Import a file as a module; run a fragment after the previous fragments of its page, and
     inside of a pipeline if the fragment uses blocks."""
     tree = ast.parse(block.text, str(block))
@@ -250,7 +252,7 @@ def _python(block: Block, folder: Path) -> None:
     if block.file:
         project.load_module(block.file.removesuffix(".py").replace("/", "."), "step", ())
     # a fragment that needs MLflow is not run here, because test_stories.py runs it
-    elif not _imports(tree) & {"mlflow"}:
+    elif not _find_imports(tree) & {"mlflow"}:
         fragments = [
             other
             for other in list_blocks(block.document, "python")
@@ -272,7 +274,7 @@ def _python(block: Block, folder: Path) -> None:
                 exec(code, namespace)
 
 
-def _imports(tree: ast.AST) -> set[str]:
+def _find_imports(tree: ast.AST) -> set[str]:
     """Return all modules that a piece of code imports."""
     names = {
         alias.name
@@ -318,22 +320,22 @@ def _check_calls(block: Block, tree: ast.AST) -> None:
 
         if (
             isinstance(node, ast.Call)
-            and (function := _resolve(node.func, names))
+            and (function := _resolve_name(node.func, names))
             and not inspect.isclass(function)
         ):
             keyword_arguments = {keyword.arg: None for keyword in node.keywords if keyword.arg}
             inspect.signature(function).bind_partial(*node.args, **keyword_arguments)
 
 
-def _resolve(node: ast.expr, names: dict[str, Any]) -> Any:
+def _resolve_name(node: ast.expr, names: dict[str, Any]) -> Any:
     if isinstance(node, ast.Name):
         return names.get(node.id)
     if isinstance(node, ast.Attribute):
-        return getattr(_resolve(node.value, names), node.attr, None)
+        return getattr(_resolve_name(node.value, names), node.attr, None)
     return None
 
 
-def _dockerfile(block: Block, folder: Path) -> None:
+def _check_dockerfile(block: Block, folder: Path) -> None:
     steps = [
         line.split()[0]
         for line in block.text.replace("\\\n", "").splitlines()
@@ -343,18 +345,18 @@ def _dockerfile(block: Block, folder: Path) -> None:
     assert "FROM" in steps, block
 
 
-def _mermaid(block: Block, folder: Path) -> None:
+def _check_mermaid(block: Block, folder: Path) -> None:
     assert block.text.split()[0] in ("flowchart", "sequenceDiagram", "stateDiagram-v2"), block
 
 
-def _drawing(block: Block, folder: Path) -> None:
+def _check_drawing(block: Block, folder: Path) -> None:
     command_lines = re.findall(
         r"^\s*(?:\$ .*|rekindle .*|import .*|kubectl .*)$", block.text, re.MULTILINE
     )
     assert command_lines == [], f"{block}: give it a language, so that it is checked"
 
 
-def _text(block: Block, folder: Path) -> None:
+def _check_text(block: Block, folder: Path) -> None:
     assert block.document in (
         API,
         COMMANDS,
@@ -362,15 +364,15 @@ def _text(block: Block, folder: Path) -> None:
 
 
 CHECKS = {
-    "": _drawing,
-    "console": _commands,
-    "sh": _commands,
-    "python": _python,
-    "yaml": _yaml,
+    "": _check_drawing,
+    "console": _check_commands,
+    "sh": _check_commands,
+    "python": _check_python,
+    "yaml": _check_yaml,
     "json": lambda block, folder: json.loads(block.text),
-    "dockerfile": _dockerfile,
-    "mermaid": _mermaid,
-    "text": _text,
+    "dockerfile": _check_dockerfile,
+    "mermaid": _check_mermaid,
+    "text": _check_text,
 }
 
 

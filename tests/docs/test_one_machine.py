@@ -11,7 +11,7 @@ import pytest
 
 from argolocal.server.server_lock import find_server
 from argolocal.view import runs
-from tests.commands import BIN, ROOT, shell, typed_by_hand
+from tests.commands import BIN, ROOT, open_shell, typed_by_hand
 from tests.waiting import until
 
 PAGE = ROOT / "docs/one-machine.md"
@@ -29,7 +29,7 @@ def test_a_queued_run_and_a_run_without_a_server_have_the_same_model(tmp_path: P
     home = tmp_path / ".rekindle"
     first_block, schedule, listing, queued = typed_by_hand(PAGE)
 
-    with shell(tmp_path, **SMALL_CONFIG) as run_in_shell:
+    with open_shell(tmp_path, **SMALL_CONFIG) as run_in_shell:
 
         def run(command: str) -> str:
             completed = run_in_shell(command)

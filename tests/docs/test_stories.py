@@ -15,13 +15,13 @@ from tests.commands import (
     README,
     RECIPES,
     ROOT,
-    commands,
     list_blocks,
-    shell,
+    list_commands,
+    open_shell,
     typed_by_hand,
     write_files,
 )
-from tests.docs.pictures import OVERVIEW, overview
+from tests.docs.pictures import OVERVIEW, draw_overview
 from tests.ports import free_port
 
 TRACKING = ROOT / "docs/tracking.md"
@@ -65,13 +65,13 @@ def test_make_targets_match_the_readme() -> None:
     for target, recipe in RECIPES.items():
         (command,) = re.findall(rf"^{target.split()[1]}: install\n\t@(.*)$", makefile, re.MULTILINE)
         assert recipe in command
-        assert f"`{target}`" in README.read_text() or target in commands(README)
+        assert f"`{target}`" in README.read_text() or target in list_commands(README)
     assert "make test" in (ROOT / ".ci/run").read_text()
 
 
 def test_the_page_of_argolocal_works_without_a_training(tmp_path: Path) -> None:
     write_files(ARGOLOCAL, tmp_path)
-    with shell(tmp_path) as run_command:
+    with open_shell(tmp_path) as run_command:
         results = {command: run_command(command) for command in typed_by_hand(ARGOLOCAL)}
         assert {completed.returncode for completed in results.values()} == {0}, results
     assert "hello reader" in results["argolocal logs"].stdout
@@ -88,7 +88,7 @@ def test_all_commands_of_the_readme_work(tmp_path: Path) -> None:
         f"{notebook.text}\nprint(model.predict(model.input_example))"
     )
 
-    with shell(tmp_path) as run_command:
+    with open_shell(tmp_path) as run_command:
         for command in [
             command
             for page in (README, SURVIVING, TRACKING, CACHE_PAGE, COST_PAGE, AFTER_RELEASE_PAGE)
@@ -120,7 +120,7 @@ def test_backfill_works_as_documented(tmp_path: Path) -> None:
         "REKINDLE_TRAIN__EPOCHS": "1",
         "REKINDLE_GATE__MINIMUM": "{auc: 0.01}",
     }
-    with shell(tmp_path, **small_data) as run_command:
+    with open_shell(tmp_path, **small_data) as run_command:
         run, backfill = typed_by_hand(TIME_PAGE)
         completed = run_command(run)
         assert completed.returncode == 0, f"{completed.stdout}{completed.stderr}"
@@ -152,7 +152,7 @@ def test_a_source_without_new_rows_is_trained_on_once(
     timed_rows = [f"{days[index * 38 // 800]},{row}" for index, row in enumerate(rows[1:])]
     (tmp_path / "power.csv").write_text("\n".join([f"time,{rows[0]}", *timed_rows]))
 
-    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as run_command:
+    with open_shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as run_command:
         changed_seed = "--set train.seed=2"
         weeks = {
             "04-15": "",
@@ -196,7 +196,7 @@ def test_extra_workers_do_not_change_the_weights_as_documented(tmp_path: Path) -
         "REKINDLE_TRAIN__EPOCHS": "1",
         "REKINDLE_GATE__MINIMUM": "{auc: 0.01}",
     }
-    with shell(tmp_path, **small_data) as run_command:
+    with open_shell(tmp_path, **small_data) as run_command:
         (command,) = typed_by_hand(SHARED_PAGE)
         runs = [
             json.loads(run_command(f"{run} -o json").stdout)
@@ -213,7 +213,7 @@ def test_extra_workers_do_not_change_the_weights_as_documented(tmp_path: Path) -
 @pytest.mark.timeout(600)  # two runs
 def test_model_servers_need_a_token_as_documented(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    with shell(tmp_path) as run_command:
+    with open_shell(tmp_path) as run_command:
         run, request = typed_by_hand(SERVING)
         completed = run_command(run)
         assert completed.returncode == 0, f"{completed.stdout}{completed.stderr}"
@@ -255,7 +255,7 @@ def test_the_pipeline_in_the_readme_equals_the_module_of_the_pipeline() -> None:
 
 
 def test_the_overview_picture_is_up_to_date() -> None:
-    assert OVERVIEW.read_text() == overview(), "python -m tests.docs.pictures overview"
+    assert OVERVIEW.read_text() == draw_overview(), "python -m tests.docs.pictures overview"
 
 
 def write_power_data(folder: Path, rows: int) -> None:
@@ -280,7 +280,7 @@ def test_the_page_your_own_model_works_as_documented(
 ) -> None:
     write_files(MODEL, tmp_path)
     write_power_data(tmp_path, 2000)
-    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as run_command:
+    with open_shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as run_command:
         runs = [run_command(command) for command in typed_by_hand(MODEL)]
         assert [run.returncode for run in runs] == [0] * len(runs), runs
         (endpoint,) = re.findall(r"^endpoint +(.*)$", runs[-1].stdout, re.MULTILINE)
@@ -298,7 +298,7 @@ def test_the_page_your_own_pipeline_works_as_documented(
     write_files(PIPELINE, tmp_path)
     write_power_data(tmp_path, 800)
 
-    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as run_command:
+    with open_shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as run_command:
         lint_of_the_module = (
             "rekindle lint nightly.py --set workload=power --set data.source=power.csv"
         )
@@ -334,7 +334,7 @@ def test_the_programs_of_the_page_run_to_a_served_model(tmp_path: Path) -> None:
         config = (tmp_path / "power_huggingface.yaml").read_text()
         (tmp_path / f"power_{name}.yaml").write_text(config.replace("huggingface", name))
 
-    with shell(tmp_path) as run_command:
+    with open_shell(tmp_path) as run_command:
         other_commands = [
             f"rekindle run power_{name}.yaml --set serve.port={free_port()}"
             for name in ("huggingface", "lightning", "fsdp")

@@ -53,14 +53,14 @@ def main() -> int:
         return 0
 
     start_seconds = time.monotonic()
-    source = commit()
+    source = read_commit()
     processes = os.cpu_count() or 1
-    results, failures = fuzz(
+    results, failures = fuzz_targets(
         options.only or list(TARGETS), options.seed, options.seconds, processes
     )
     duration_seconds = time.monotonic() - start_seconds
     cases = sum(result.cases for result in results.values())
-    table = markdown(results)
+    table = format_results(results)
     print("\n".join([*failures, table]))
     print(
         f"seed {options.seed}: {cases:,} cases in {duration_seconds:.0f} s, {len(failures)} failures"
@@ -86,7 +86,7 @@ def main() -> int:
     return bool(failures)
 
 
-def fuzz(
+def fuzz_targets(
     names: list[str], seed: int, seconds: float, processes: int
 ) -> tuple[dict[str, Result], list[str]]:
     """Run all targets for `seconds` in total; return the results by target, and the failures."""
@@ -99,7 +99,7 @@ def fuzz(
             pool.submit(
                 run, name, seed, first_case=first_case, seconds=piece_seconds, deadline=deadline
             )
-            for name, first_case, piece_seconds in schedule(names, seconds, processes)
+            for name, first_case, piece_seconds in schedule_targets(names, seconds, processes)
         ]
         for finished_piece in as_completed(pieces):
             try:
@@ -112,7 +112,9 @@ def fuzz(
     return {name: results[name] for name in names if name in results}, failures
 
 
-def schedule(names: list[str], seconds: float, processes: int) -> list[tuple[str, int, float]]:
+def schedule_targets(
+    names: list[str], seconds: float, processes: int
+) -> list[tuple[str, int, float]]:
     """Return (target, number of the first case, seconds), for each piece of work, such that all
     processes work until the end.
 
@@ -123,7 +125,7 @@ def schedule(names: list[str], seconds: float, processes: int) -> list[tuple[str
     return [(name, number << 40, piece_seconds) for name in names for number in range(processes)]
 
 
-def markdown(results: dict[str, Result]) -> str:
+def format_results(results: dict[str, Result]) -> str:
     """Return a table of the results in Markdown."""
     lines = [
         "| parser | cases | seconds of all processes | growth of memory |",
@@ -136,7 +138,7 @@ def markdown(results: dict[str, Result]) -> str:
     return "\n".join(lines)
 
 
-def commit() -> str:
+def read_commit() -> str:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--match=-"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -18,7 +18,7 @@ from rekindle.documents import describe_first_error
 from rekindle.errors import RekindleError
 from rekindle.names import PathName
 from rekindle.operations.retention import find_references
-from tests.fuzz.mutation import change, mutate
+from tests.fuzz.mutation import change, mutate_bytes
 from tests.rekindle.cluster import valid_objects
 from tests.rekindle.mlflow_documents import DOCUMENTS
 
@@ -51,7 +51,7 @@ def _make_changed_json(value: Any, rng: random.Random) -> bytes:
         value = change(value, rng)
     data = json.dumps(value).encode()
     if rng.random() < 0.3:
-        return mutate(data, rng, [data])
+        return mutate_bytes(data, rng, [data])
     return data
 
 

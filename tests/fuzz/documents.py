@@ -23,7 +23,7 @@ from rekindle.release.retention.ownership import RunMark
 from rekindle.release.watch.drift import DriftState, Reference
 from rekindle.training.sweep.records import SweepDecision, TrialValidation, UsedSecondsRecord
 from steps.monitoring.moving_window import parse_time
-from tests.fuzz.mutation import change, mutate
+from tests.fuzz.mutation import change, mutate_bytes
 from tests.rekindle.valid_documents import (
     DRIFT,
     ENTRY,
@@ -77,7 +77,7 @@ def stored_documents(_folder: Path) -> Case:
 
         data = json.dumps(document).encode()
         if rng.random() < 0.4:
-            data = mutate(data, rng, seeds)
+            data = mutate_bytes(data, rng, seeds)
 
         try:
             parsed_document = parse(model, data, "s3://b/document")
@@ -108,7 +108,7 @@ def parameters(_folder: Path) -> Case:
     ).encode()
 
     def case(rng: random.Random) -> None:
-        cached_text = mutate(cached_rows, rng, [cached_rows]).decode(errors="replace")
+        cached_text = mutate_bytes(cached_rows, rng, [cached_rows]).decode(errors="replace")
         workflow_parameters = [{"name": "cached", "value": cached_text}]
         try:
             for reference in reused_tasks(
@@ -118,10 +118,10 @@ def parameters(_folder: Path) -> Case:
         except InvalidDocument as error:
             assert not CONTROLS.search(str(error))
 
-        time = parse_time(mutate(rng.choice(TIMES), rng, TIMES).decode(errors="replace"))
+        time = parse_time(mutate_bytes(rng.choice(TIMES), rng, TIMES).decode(errors="replace"))
         assert time is None or (time.tzinfo and 1900 <= time.year < 9000)
 
-        text = mutate(rng.choice(VALUES), rng, VALUES).decode(errors="replace")
+        text = mutate_bytes(rng.choice(VALUES), rng, VALUES).decode(errors="replace")
         if "{{" not in text:
             assert quote_in_json({"a": text}) == {"a": text}
             assert quote_word(text) == text

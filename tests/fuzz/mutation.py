@@ -65,7 +65,7 @@ VALUES: list[Any] = [
 ]
 
 
-def mutate(data: bytes, rng: random.Random, other_cases: list[bytes]) -> bytes:
+def mutate_bytes(data: bytes, rng: random.Random, other_cases: list[bytes]) -> bytes:
     """Return `data` with a few random changes: other bytes, inserted PIECES, cuts, repetitions, and
     excerpts of `other_cases`."""
     for _ in range(1 + int(rng.expovariate(0.6))):
@@ -117,6 +117,8 @@ def change(value: Any, rng: random.Random) -> Any:
         return [*value[:index], change(value[index], rng), *value[index + 1 :]]
 
     if isinstance(value, str) and value and rng.random() < 0.5:
-        return mutate(value.encode(errors="replace"), rng, [b"{{=x}}"]).decode(errors="replace")
+        return mutate_bytes(value.encode(errors="replace"), rng, [b"{{=x}}"]).decode(
+            errors="replace"
+        )
 
     return rng.choice(VALUES)

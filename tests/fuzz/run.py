@@ -12,7 +12,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from tests.fuzz.targets import TARGETS, scratch
+from tests.fuzz.targets import TARGETS, create_scratch_folder
 
 CASE_TIMEOUT_S = 10.0
 # maximum growth of the memory of a process
@@ -48,7 +48,7 @@ def run(
     def fail_slow_case(*_: Any) -> None:
         raise AssertionError(f"the case takes longer than {CASE_TIMEOUT_S:g} s")
 
-    folder = scratch()
+    folder = create_scratch_folder()
     early_memory_mb = 0.0
     case_number = first_case
     start_seconds = time.monotonic()

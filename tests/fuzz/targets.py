@@ -40,7 +40,7 @@ from rekindle.release.request_validation import parse_body
 from tests.argolocal.runner.everything import EVERYTHING
 from tests.fuzz.answers import cluster_objects, mlflow_answers
 from tests.fuzz.documents import parameters, stored_documents
-from tests.fuzz.mutation import change, mutate
+from tests.fuzz.mutation import change, mutate_bytes
 from tests.fuzz.names import names_from_outside
 from tests.fuzz.text import expressions, yaml_texts
 from tests.fuzz.training import checkpoints, coordinator_lines, snapshots
@@ -74,7 +74,7 @@ def archives(folder: Path) -> Case:
 
                 info.size = 700 if info.isreg() else 0
                 if info.isreg() and rng.random() < 0.3:
-                    info.pax_headers = sparse(rng)
+                    info.pax_headers = make_sparse_headers(rng)
 
                 with suppress(ValueError):
                     tar.addfile(info, io.BytesIO(b"x" * info.size))
@@ -98,7 +98,7 @@ def archives(folder: Path) -> Case:
 
         zipped = rng.random() < 0.2
         if zipped:
-            data = mutate(rng.choice(zips), rng, zips)
+            data = mutate_bytes(rng.choice(zips), rng, zips)
             if rng.random() < 0.2 and (directory := data.find(b"PK\1\2")) >= 0:
                 zip_entry = data[directory : directory + 46 + 9]
                 end = data.rfind(b"PK\5\6")
@@ -106,7 +106,7 @@ def archives(folder: Path) -> Case:
 
             archive.write_bytes(data)
         else:
-            data = mutate(rng.choice(seeds), rng, seeds)
+            data = mutate_bytes(rng.choice(seeds), rng, seeds)
             if rng.random() < 0.9:
                 data = b"".join(
                     _fix_checksum(data[start : start + 512]) for start in range(0, len(data), 512)
@@ -127,7 +127,7 @@ def archives(folder: Path) -> Case:
             if rng.random() < 0.05:
                 packed = gzip.compress(b"", 1) * rng.randrange(20_000) + packed
 
-            archive.write_bytes(packed if rng.random() < 0.9 else mutate(packed, rng, seeds))
+            archive.write_bytes(packed if rng.random() < 0.9 else mutate_bytes(packed, rng, seeds))
             is_tarball(archive)
 
         with suppress(ArchiveError):
@@ -150,7 +150,7 @@ def archives(folder: Path) -> Case:
     return case
 
 
-def sparse(rng: random.Random) -> dict[str, str]:
+def make_sparse_headers(rng: random.Random) -> dict[str, str]:
     """Return pax headers of a sparse file, which may be invalid."""
     offsets_and_sizes: list[int] = []
     for _ in range(rng.randrange(1, 30)):
@@ -183,7 +183,7 @@ def sparse_member(rng: random.Random) -> bytes:
     """Return the bytes of a sparse file as the first member of a tarball."""
     info = tarfile.TarInfo("a")
     content = rng.randbytes(1024)
-    info.size, info.pax_headers = len(content), sparse(rng)
+    info.size, info.pax_headers = len(content), make_sparse_headers(rng)
     return info.tobuf(tarfile.PAX_FORMAT) + content
 
 
@@ -259,19 +259,21 @@ def s3_requests(folder: Path) -> Case:
         other_bodies = [body, XML, PARTS, CHUNKS]
 
         if rng.random() < 0.4:
-            target = mutate(target.encode(), rng, other_bodies).decode("latin-1")
+            target = mutate_bytes(target.encode(), rng, other_bodies).decode("latin-1")
 
         if rng.random() < 0.4:
             name = rng.choice(list(headers))
-            headers[name] = mutate(headers[name].encode(), rng, other_bodies).decode("latin-1")
+            headers[name] = mutate_bytes(headers[name].encode(), rng, other_bodies).decode(
+                "latin-1"
+            )
 
         if rng.random() < 0.5:
-            body = mutate(body, rng, other_bodies)
+            body = mutate_bytes(body, rng, other_bodies)
 
         headers["Content-Length"] = str(len(body))
         if rng.random() < 0.9:
             with suppress(ValueError, UnicodeError):
-                headers.update(_signature(method, target, headers))
+                headers.update(_sign_headers(method, target, headers))
 
         lines = [
             f"{method} {target} HTTP/1.1",
@@ -285,7 +287,7 @@ def s3_requests(folder: Path) -> Case:
 
         head = "\r\n".join(lines).encode("latin-1", "replace")
         if rng.random() < 0.1:
-            head = mutate(head, rng, other_bodies)
+            head = mutate_bytes(head, rng, other_bodies)
 
         status = exchange(head.partition(b"\r\n\r\n")[0] + b"\r\n\r\n", body)
         assert status != 500, (head, body)
@@ -342,7 +344,7 @@ def s3_requests(folder: Path) -> Case:
     return case
 
 
-def _signature(method: str, target: str, headers: dict[str, str]) -> dict[str, str]:
+def _sign_headers(method: str, target: str, headers: dict[str, str]) -> dict[str, str]:
     date = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     scope = f"{date[:8]}/us-east-1/s3/aws4_request"
     signed_values = {"x-amz-content-sha256": "UNSIGNED-PAYLOAD", **headers, "x-amz-date": date}
@@ -413,7 +415,7 @@ def mlflow_heads(folder: Path) -> Case:
         head = "\r\n".join([*lines, "", ""]).encode()
 
         if rng.random() < 0.8:
-            head = mutate(head, rng, header_lines).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+            head = mutate_bytes(head, rng, header_lines).partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
         if find_head_fault(head):
             return
 
@@ -456,7 +458,7 @@ def manifests(folder: Path) -> Case:
 
     def case(rng: random.Random) -> None:
         if rng.random() < 0.5:
-            text = mutate(rng.choice(texts), rng, texts).decode(errors="replace")
+            text = mutate_bytes(rng.choice(texts), rng, texts).decode(errors="replace")
         else:
             value = rng.choice(single_template_manifests)
             for _ in range(rng.randrange(1, 4)):
@@ -496,7 +498,7 @@ def http_bodies(folder: Path) -> Case:
     seeds = [json.dumps({"instances": [example] * count}).encode() for count in (1, 3)]
 
     def case(rng: random.Random) -> None:
-        body = mutate(rng.choice(seeds), rng, seeds)
+        body = mutate_bytes(rng.choice(seeds), rng, seeds)
         if rng.random() < 0.3:
             body = json.dumps(change({"instances": [example, example]}, rng)).encode()
         if rng.random() < 0.1:
@@ -530,7 +532,7 @@ TARGETS: dict[str, Callable[[Path], Case]] = {
 }
 
 
-def scratch() -> Path:
+def create_scratch_folder() -> Path:
     """Create a temporary directory, which is in memory if possible."""
     return Path(
         tempfile.mkdtemp(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import ROOT
-from tests.fuzz.__main__ import schedule
+from tests.fuzz.__main__ import schedule_targets
 from tests.fuzz.run import run
 from tests.fuzz.targets import TARGETS
 
@@ -43,7 +43,7 @@ def test_parsers_accept_generated_bytes_or_raise_an_expected_error(name: str) ->
 def test_fuzzing_takes_the_requested_time_for_any_number_of_targets() -> None:
     for targets, processes in ((25, 2), (2, 2), (1, 8), (25, 1)):
         names = [f"target {number}" for number in range(targets)]
-        pieces = schedule(names, 3600, processes)
+        pieces = schedule_targets(names, 3600, processes)
         assert sum(seconds for *_, seconds in pieces) == pytest.approx(3600 * processes)
         assert {name: sum(each == name for each, *_ in pieces) for name in names} == dict.fromkeys(
             names, processes

@@ -15,7 +15,7 @@ from argolocal.language.yaml_text import parse
 from argolocal.manifest.read import parse_objects
 from argolocal.validate import lint
 from rekindle.errors import ConfigError
-from tests.fuzz.mutation import mutate
+from tests.fuzz.mutation import mutate_bytes
 
 Case = Callable[[random.Random], None]
 OPENING_TEXTS = ["[", "{a: ", '{"a":', "- ", "? ", "[{b: ", "- - ? ", "&a [", "!!map {x: "]
@@ -119,7 +119,7 @@ def yaml_texts(folder: Path) -> Case:
     def case(rng: random.Random) -> None:
         text = make_expensive_text(rng)
         if rng.random() < 0.3:
-            text = mutate(rng.choice([text[:5000].encode(), *texts]), rng, texts).decode(
+            text = mutate_bytes(rng.choice([text[:5000].encode(), *texts]), rng, texts).decode(
                 errors="replace"
             )
 

@@ -32,7 +32,7 @@ from rekindle.training.membership import handshake
 from rekindle.training.membership.protocol import MAX_LINE_BYTES, PROTOCOL_VERSION, encode_message
 from rekindle.training.membership.server import Connection, Coordinator
 from rekindle.training.spec import TrainingSpec
-from tests.fuzz.mutation import change, mutate
+from tests.fuzz.mutation import change, mutate_bytes
 
 Case = Callable[[random.Random], None]
 SECRET = b"0123456789abcdef" * 2
@@ -119,13 +119,13 @@ def coordinator_lines(folder: Path) -> Case:
             {"nonce": "n", "proof": handshake.compute_proof(secret, "worker", nonce, "n")}
         )
         sent_lines = [
-            hello if rng.random() < 0.9 else mutate(hello, rng, lines),
+            hello if rng.random() < 0.9 else mutate_bytes(hello, rng, lines),
             lines[rng.randrange(2)],
         ]
 
         for _ in range(rng.randrange(8)):
             if rng.random() < 0.5:
-                sent_lines.append(mutate(rng.choice(lines), rng, lines))
+                sent_lines.append(mutate_bytes(rng.choice(lines), rng, lines))
             else:
                 sent_lines.append(json.dumps(change(rng.choice(SESSION), rng)).encode() + b"\n")
 
@@ -221,7 +221,7 @@ def checkpoints(folder: Path) -> Case:
     def case(rng: random.Random) -> None:
         objects = dict(valid_objects)
         for _ in range(rng.randrange(1, 4)):
-            damage(objects, rng)
+            damage_objects(objects, rng)
 
         store = MemoryStore(objects)
         remote = RemoteCheckpoints(
@@ -241,11 +241,11 @@ def checkpoints(folder: Path) -> Case:
             assert remote.write(CheckpointUpload(9, newer_state), RankAndGroupSize(0, 1))
             assert remote.newest_step() >= 9
 
-    def damage(objects: dict[str, bytes], rng: random.Random) -> None:
+    def damage_objects(objects: dict[str, bytes], rng: random.Random) -> None:
         key, (name, record) = rng.choice(list(objects)), rng.choice(manifests)
         match rng.randrange(5):
             case 0:
-                objects[key] = mutate(objects[key], rng, object_bytes)
+                objects[key] = mutate_bytes(objects[key], rng, object_bytes)
             case 1:
                 objects.pop(key)
             case 2:
@@ -254,14 +254,14 @@ def checkpoints(folder: Path) -> Case:
                 if rng.random() < 0.7:
                     data = json.dumps(change(change(record, rng), rng)).encode()
                 else:
-                    data = mutate(json.dumps(record).encode(), rng, object_bytes)
+                    data = mutate_bytes(json.dumps(record).encode(), rng, object_bytes)
 
                 number = f"{rng.choice([record['step'], 9, 10**15]):010d}"
                 short = hashlib.sha256(data).hexdigest()[:12]
                 key = f"c/manifests/{number}-{short}.json"
 
                 if rng.random() < 0.1:
-                    key = mutate(key.encode(), rng, object_bytes).decode(errors="replace")
+                    key = mutate_bytes(key.encode(), rng, object_bytes).decode(errors="replace")
 
                 objects[key] = data
                 if rng.random() < 0.5:

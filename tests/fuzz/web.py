@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from argolocal.pods import artifacts
 from argolocal.pods.artifacts import ArtifactError
 from argolocal.pods.kinds import http
-from tests.fuzz.mutation import mutate
+from tests.fuzz.mutation import mutate_bytes
 
 Case = Callable[[random.Random], None]
 SECRET = b"s3cr3t"
@@ -89,7 +89,7 @@ def make_answer(rng: random.Random) -> bytes:
     data = "\r\n".join(lines).encode("latin-1")
 
     if rng.random() < 0.3:
-        return mutate(data, rng, [data, b"3\r\nabc\r\n0\r\n\r\n"])
+        return mutate_bytes(data, rng, [data, b"3\r\nabc\r\n0\r\n\r\n"])
 
     return data
 
@@ -110,7 +110,9 @@ def web_answers(folder: Path) -> Case:
         if rng.random() < 0.9:
             url = f"http://{rng.choice(HOSTS[:3])}/x"
         else:
-            url = mutate(b"http://me:s3cr3t@a.example/x?y", rng, [SECRET]).decode(errors="replace")
+            url = mutate_bytes(b"http://me:s3cr3t@a.example/x?y", rng, [SECRET]).decode(
+                errors="replace"
+            )
 
         headers = [
             {"name": name, "value": SECRET.decode()}

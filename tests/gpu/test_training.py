@@ -23,7 +23,7 @@ def read_weights_hash(s3: Store, prefix: str) -> str:
     return card["sha256"]
 
 
-def finish(*members: Member) -> None:
+def await_success(*members: Member) -> None:
     """Wait until all processes of a training have ended successfully."""
     for member in members:
         assert member.wait_for_exit_code(TIMEOUT_S) == 0, member.read_log()
@@ -40,7 +40,7 @@ def test_the_same_training_gives_the_same_weights_twice(
 ) -> None:
     prefixes = [f"gpu-twice-{settings['precision']}-{number}" for number in range(2)]
     for prefix in prefixes:
-        finish(crew.start_lone_worker(make_flags(prefix, **settings)))
+        await_success(crew.start_lone_worker(make_flags(prefix, **settings)))
     first_hash, second_hash = (read_weights_hash(s3, prefix) for prefix in prefixes)
     assert first_hash == second_hash
 
@@ -49,14 +49,14 @@ def test_a_killed_training_ends_with_the_weights_of_an_undisturbed_one(
     crew: Crew, s3: Store, settings: dict[str, str]
 ) -> None:
     undisturbed = f"gpu-undisturbed-{settings['precision']}"
-    finish(crew.start_lone_worker(make_flags(undisturbed, **settings)))
+    await_success(crew.start_lone_worker(make_flags(undisturbed, **settings)))
 
     killed_run_name = f"gpu-killed-{settings['precision']}"
     member = crew.start_lone_worker(make_flags(killed_run_name, **settings), TOY_HOLD="60")
     crew.wait_until_held(60, member)
     member.send(signal.SIGKILL)
     member.process.join()
-    finish(crew.start_lone_worker(make_flags(killed_run_name, **settings)))
+    await_success(crew.start_lone_worker(make_flags(killed_run_name, **settings)))
 
     assert read_weights_hash(s3, killed_run_name) == read_weights_hash(s3, undisturbed)
 
@@ -65,7 +65,9 @@ def test_two_workers_give_the_weights_of_one(
     crew: Crew, s3: Store, settings: dict[str, str], worker_devices: list[dict[str, str]]
 ) -> None:
     single_run_name = f"gpu-alone-{settings['precision']}"
-    finish(crew.start_lone_worker(make_flags(single_run_name, **settings), **worker_devices[0]))
+    await_success(
+        crew.start_lone_worker(make_flags(single_run_name, **settings), **worker_devices[0])
+    )
 
     prefix = f"gpu-pair-{settings['precision']}"
     arguments = make_flags(prefix, workers=2, **settings)
@@ -74,7 +76,7 @@ def test_two_workers_give_the_weights_of_one(
         crew.start_worker(f"worker-{index}", arguments, **environment)
         for index, environment in enumerate(worker_devices)
     ]
-    finish(coordinator, *workers)
+    await_success(coordinator, *workers)
 
     assert read_weights_hash(s3, prefix) == read_weights_hash(s3, single_run_name)
 
@@ -83,7 +85,9 @@ def test_a_killed_worker_does_not_stop_the_other_and_the_weights_stay_the_same(
     crew: Crew, s3: Store, settings: dict[str, str], worker_devices: list[dict[str, str]]
 ) -> None:
     single_run_name = f"gpu-survivor-alone-{settings['precision']}"
-    finish(crew.start_lone_worker(make_flags(single_run_name, **settings), **worker_devices[0]))
+    await_success(
+        crew.start_lone_worker(make_flags(single_run_name, **settings), **worker_devices[0])
+    )
 
     prefix = f"gpu-survivor-{settings['precision']}"
     arguments = make_flags(prefix, workers=2, **settings)
@@ -94,7 +98,7 @@ def test_a_killed_worker_does_not_stop_the_other_and_the_weights_stay_the_same(
     victim.send(signal.SIGKILL)
     victim.process.join()
     replacement = crew.start_worker("replacement", arguments, **worker_devices[0])
-    finish(coordinator, survivor, replacement)
+    await_success(coordinator, survivor, replacement)
 
     assert read_weights_hash(s3, prefix) == read_weights_hash(s3, single_run_name)
 

@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.mutation.equivalent import reason
-from tests.mutation.mutants import sample
+from tests.mutation.equivalent import find_reason
+from tests.mutation.mutants import draw_mutants
 from tests.mutation.runs import SURVIVED, TIMED_OUT, Laboratory, cpu_seconds
 from tests.mutation.targets import TARGETS
 
@@ -35,7 +35,7 @@ def main() -> int:
         laboratory = Laboratory(Path(folder).resolve(), options.jobs)
         try:
             for name in options.only or TARGETS:
-                row = mutate(laboratory, name, options)
+                row = mutate_target(laboratory, name, options)
                 rows.append((name, *row))
                 unexplained += row[-2]
         finally:
@@ -54,14 +54,14 @@ def main() -> int:
     return unexplained > 0
 
 
-def mutate(
+def mutate_target(
     laboratory: Laboratory, name: str, options: argparse.Namespace
 ) -> tuple[int, int, int, int, int, float]:
     """Test the mutants of one target; return the target's row of the table."""
     target = TARGETS[name]
     start = cpu_seconds()
     sources = {path: (laboratory.trees[0] / path).read_text() for path in target.modules}
-    drawn = sample(sources, options.seed, options.count)
+    drawn = draw_mutants(sources, options.seed, options.count)
     late_count = equivalent_count = survived_count = 0
 
     for mutant, outcome, test in laboratory.results(drawn, target.tests):
@@ -72,7 +72,7 @@ def mutate(
             print(f"    {mutant.before}  →  {mutant.after}", flush=True)
 
         if outcome == SURVIVED:
-            explanation = reason(mutant)
+            explanation = find_reason(mutant)
             equivalent_count += bool(explanation)
             survived_count += not explanation
             print(

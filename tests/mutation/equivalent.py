@@ -53,6 +53,6 @@ REASONS: dict[tuple[str, str, str], str] = {
 }
 
 
-def reason(mutant: Mutant) -> str:
+def find_reason(mutant: Mutant) -> str:
     """Return the reason why a mutant is equivalent; "" if the mutant is not equivalent."""
     return REASONS.get((mutant.path.rpartition("/")[2], mutant.before, mutant.after), "")

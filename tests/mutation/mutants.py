@@ -62,13 +62,13 @@ class Mutant:
         return "\n".join(lines)
 
 
-def sample(sources: dict[str, str], seed: int, count: int) -> list[Mutant]:
+def draw_mutants(sources: dict[str, str], seed: int, count: int) -> list[Mutant]:
     """Draw `count` mutants of the modules , which are given as {path: source}. Edits of other lines
     in a module do not change the sample."""
     ranked = []
     seen = Counter[str]()
     for path, source in sources.items():
-        for mutant in mutants(path, source):
+        for mutant in find_mutants(path, source):
             name = f"{seed}\n{path}\n{mutant.before}\n{mutant.after}"
             seen[name] += 1
             ranked.append((hashlib.sha256(f"{name}\n{seen[name]}".encode()).hexdigest(), mutant))
@@ -76,7 +76,7 @@ def sample(sources: dict[str, str], seed: int, count: int) -> list[Mutant]:
     return sorted(drawn, key=lambda mutant: (mutant.path, mutant.line, mutant.after))
 
 
-def mutants(path: str, source: str) -> Iterator[Mutant]:
+def find_mutants(path: str, source: str) -> Iterator[Mutant]:
     """Yield all distinct mutants of a module."""
     data = source.encode()
     tree = ast.parse(source)
@@ -125,23 +125,23 @@ class _Edits:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             return
         if isinstance(node, ast.stmt) and not initializer:
-            yield from self._statement(node)
+            yield from self._edit_statement(node)
         if isinstance(node, ast.expr | ast.AugAssign):
-            yield from self._expression(node)
+            yield from self._edit_expression(node)
 
         if isinstance(node, ast.If | ast.While | ast.IfExp):
-            yield from self._condition(
+            yield from self._edit_condition(
                 node.test, branch=isinstance(node, ast.If) and not node.orelse
             )
 
         if isinstance(node, ast.comprehension):
             for test in node.ifs:
-                yield from self._condition(test)
+                yield from self._edit_condition(test)
 
-        for child in self._children(node):
+        for child in self._find_children(node):
             yield from self.of(child, initializer)
 
-    def _children(self, node: ast.AST) -> Iterator[ast.AST]:
+    def _find_children(self, node: ast.AST) -> Iterator[ast.AST]:
         match node:
             case ast.JoinedStr() | ast.Raise() | ast.Assert() | ast.Import() | ast.ImportFrom():
                 return
@@ -160,8 +160,8 @@ class _Edits:
             case _:
                 yield from ast.iter_child_nodes(node)
 
-    def _statement(self, node: ast.stmt) -> Iterator[Edit]:
-        start, end = self._span(node)
+    def _edit_statement(self, node: ast.stmt) -> Iterator[Edit]:
+        start, end = self._find_span(node)
         match node:
             case ast.Return(value=value) if value and ast.unparse(value) != "None":
                 yield start, end, "return None"
@@ -174,24 +174,24 @@ class _Edits:
             case ast.Assign(targets=[ast.Attribute() | ast.Subscript(), *_]):
                 yield start, end, "pass"
 
-    def _expression(self, node: ast.expr | ast.AugAssign) -> Iterator[Edit]:
-        start, end = self._span(node)
+    def _edit_expression(self, node: ast.expr | ast.AugAssign) -> Iterator[Edit]:
+        start, end = self._find_span(node)
         match node:
             case ast.Compare():
                 operands = [node.left, *node.comparators]
                 for operator, first_operand, second_operand in zip(
                     node.ops, operands, operands[1:], strict=False
                 ):
-                    yield from self._operator(operator, first_operand, second_operand)
+                    yield from self._edit_operator(operator, first_operand, second_operand)
             case ast.BoolOp():
                 for first_operand, second_operand in zip(
                     node.values, node.values[1:], strict=False
                 ):
-                    yield from self._operator(node.op, first_operand, second_operand)
+                    yield from self._edit_operator(node.op, first_operand, second_operand)
             case ast.BinOp() if not any(_is_text(operand) for operand in (node.left, node.right)):
-                yield from self._operator(node.op, node.left, node.right)
+                yield from self._edit_operator(node.op, node.left, node.right)
             case ast.AugAssign():
-                yield from self._operator(node.op, node.target, node.value)
+                yield from self._edit_operator(node.op, node.target, node.value)
             case ast.UnaryOp(op=ast.Not()):
                 yield start, start + len("not "), ""
             case ast.UnaryOp(op=ast.USub(), operand=operand) if not isinstance(
@@ -209,11 +209,11 @@ class _Edits:
                 if not isinstance(first_operand, ast.Starred) and not isinstance(
                     second_operand, ast.Starred
                 ):
-                    (a, b), (c, d) = self._span(first_operand), self._span(second_operand)
+                    (a, b), (c, d) = self._find_span(first_operand), self._find_span(second_operand)
                     yield a, d, (self.data[c:d] + self.data[b:c] + self.data[a:b]).decode()
 
-    def _condition(self, test: ast.expr, branch: bool = False) -> Iterator[Edit]:
-        start, end = self._span(test)
+    def _edit_condition(self, test: ast.expr, branch: bool = False) -> Iterator[Edit]:
+        start, end = self._find_span(test)
         if any(isinstance(node, ast.NamedExpr) for node in ast.walk(test)):
             return
         if branch:
@@ -221,19 +221,19 @@ class _Edits:
         if not isinstance(test, ast.Compare | ast.BoolOp | ast.UnaryOp):
             yield start, end, f"not ({self.data[start:end].decode()})"
 
-    def _operator(
+    def _edit_operator(
         self, operator: ast.AST, first_operand: ast.AST, second_operand: ast.AST
     ) -> Iterator[Edit]:
         operator_text, *other_operators = OPERATORS.get(type(operator), ("",))
-        start = self._span(first_operand)[1]
-        end = self._span(second_operand)[0]
+        start = self._find_span(first_operand)[1]
+        end = self._find_span(second_operand)[0]
         position = self.data.find(operator_text.encode(), start, end)
         if position >= 0:
             yield from (
                 (position, position + len(operator_text), other) for other in other_operators
             )
 
-    def _span(self, node: ast.AST) -> tuple[int, int]:
+    def _find_span(self, node: ast.AST) -> tuple[int, int]:
         span = node if isinstance(node, ast.expr | ast.stmt) else ast.expr()
         end = self.lines[(span.end_lineno or 1) - 1] + (span.end_col_offset or 0)
         return self.lines[span.lineno - 1] + span.col_offset, end

@@ -125,7 +125,7 @@ class Laboratory:
         while waiting or running:
             while waiting and free:
                 running.append(
-                    self._test(
+                    self._start_mutant(
                         waiting.pop(),
                         free.pop(),
                         tests,
@@ -150,10 +150,12 @@ class Laboratory:
                 (run.tree / run.mutant.path).write_bytes(run.original)
                 yield (
                     run.mutant,
-                    *_outcome(run.process.exitcode, is_late, run.log.read_text(errors="replace")),
+                    *_classify_outcome(
+                        run.process.exitcode, is_late, run.log.read_text(errors="replace")
+                    ),
                 )
 
-    def _test(
+    def _start_mutant(
         self, mutant: Mutant, tree: Path, tests: tuple[str, ...], cpu: int, wall: float
     ) -> Run:
         file = tree / mutant.path
@@ -193,7 +195,7 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _outcome(code: int, is_late: bool, output: str) -> tuple[str, str]:
+def _classify_outcome(code: int, is_late: bool, output: str) -> tuple[str, str]:
     if is_late or code in (-signal.SIGXCPU, -signal.SIGKILL):
         return TIMED_OUT, ""
     if code in (4, 5):

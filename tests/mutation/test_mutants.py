@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.mutation.equivalent import REASONS
-from tests.mutation.mutants import mutants, sample
+from tests.mutation.mutants import draw_mutants, find_mutants
 from tests.mutation.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ CHANGES = {
 
 def test_each_mutant_changes_one_decision() -> None:
     changes: dict[str, set[str]] = {}
-    for mutant in mutants("module.py", SOURCE):
+    for mutant in find_mutants("module.py", SOURCE):
         changes.setdefault(mutant.before, set()).add(mutant.after)
         assert mutant.text.count("\n") == SOURCE.count("\n")
         assert SOURCE.splitlines()[mutant.line - 1].strip() == mutant.before
@@ -60,10 +60,14 @@ def test_each_mutant_changes_one_decision() -> None:
 
 
 def test_edits_of_other_lines_of_a_module_do_not_change_the_sampled_mutants() -> None:
-    drawn = sample({"module.py": SOURCE}, 7, 5)
+    drawn = draw_mutants({"module.py": SOURCE}, 7, 5)
     assert len(drawn) == 5
-    assert drawn == sample({"module.py": SOURCE}, 7, 5) != sample({"module.py": SOURCE}, 8, 5)
-    grown = sample({"module.py": SOURCE + "\n\ndef other():\n    pass\n"}, 7, 5)
+    assert (
+        drawn
+        == draw_mutants({"module.py": SOURCE}, 7, 5)
+        != draw_mutants({"module.py": SOURCE}, 8, 5)
+    )
+    grown = draw_mutants({"module.py": SOURCE + "\n\ndef other():\n    pass\n"}, 7, 5)
     assert [(mutant.line, mutant.after) for mutant in grown] == [
         (mutant.line, mutant.after) for mutant in drawn
     ]

@@ -13,13 +13,13 @@ from rekindle.cluster.platform import Platform, render_platform
 CONFIG = Path(__file__).parents[2] / "configs/drift.yaml"
 
 
-def templates(*sets: str) -> dict[str, Any]:
+def list_templates(*sets: str) -> dict[str, Any]:
     manifest = render_manifest(load_config(CONFIG, sets, environment={}).config)
     return {template["name"]: template for template in manifest["spec"]["templates"]}
 
 
 def test_a_drifted_model_is_retrained_from_its_workflow_template() -> None:
-    rendered = templates("drift.retrain=true", "drift.model=cards")
+    rendered = list_templates("drift.retrain=true", "drift.model=cards")
     (group_task,) = [
         task for task in rendered["main"]["dag"]["tasks"] if task["name"] == "retraining"
     ]
@@ -28,7 +28,7 @@ def test_a_drifted_model_is_retrained_from_its_workflow_template() -> None:
     workflow = json.loads(resource["manifest"])
     assert workflow["spec"] == {"workflowTemplateRef": {"name": "cards"}}
     assert workflow["metadata"]["name"] == "cards-{{workflow.creationTimestamp.s}}"
-    assert not {"retrain", "retraining"} & templates().keys()
+    assert not {"retrain", "retraining"} & list_templates().keys()
 
 
 @pytest.mark.parametrize("is_requested", [True, False])

@@ -17,8 +17,8 @@ import pytest
 
 from rekindle import tracking
 from rekindle.storage import Store
-from tests.commands import ROOT, Shell, shell
-from tests.rekindle.cli.user_project import make
+from tests.commands import ROOT, Shell, open_shell
+from tests.rekindle.cli.user_project import run_make
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # whole runs
@@ -41,7 +41,7 @@ def read_metrics(server: str, run_id: str) -> dict[str, float]:
 @pytest.fixture
 def typed(tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str) -> Iterator[Shell]:
     shutil.copytree(ROOT / "configs", tmp_path / "configs")
-    with shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
+    with open_shell(tmp_path, **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
         yield typed
 
 
@@ -50,8 +50,10 @@ def project_shell(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> Iterator[Shell]:
     """A shell in a user's project, which uses the sweep pipeline of the reference project."""
-    make(tmp_path / "shop")
-    with shell(tmp_path / "shop", **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
+    run_make(tmp_path / "shop")
+    with open_shell(
+        tmp_path / "shop", **s3_environment, MLFLOW_TRACKING_URI=mlflow_server
+    ) as typed:
         yield typed
 
 

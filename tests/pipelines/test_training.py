@@ -15,7 +15,7 @@ from rekindle.blocks.manifest.config import Config, load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
 from rekindle.step import format_flag, is_artifact, load_step_module
-from tests.argolocal.runner.played import make_scheduler, parameters, play
+from tests.argolocal.runner.played import make_parameters, make_scheduler, play
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DAGS = ("main", "decide", "ship", "promote")
@@ -49,7 +49,7 @@ def objects(templates: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {each["kind"]: each for each in manifests if "kind" in each}
 
 
-def tasks(template: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def tasks_by_name(template: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {task["name"]: task for task in template["dag"]["tasks"]}
 
 
@@ -62,7 +62,7 @@ def test_a_config_with_pinned_images_renders_to_manifests_without_findings(confi
 def test_a_model_is_shipped_only_with_the_verdict_release(
     verdict: str, ships: bool, templates: dict[str, dict[str, Any]]
 ) -> None:
-    gate = tasks(templates["decide"])["ship"]["when"]
+    gate = tasks_by_name(templates["decide"])["ship"]["when"]
     assert (
         substitute(gate, {"tasks.evaluate.outputs.parameters.verdict": verdict})
         == str(ships).lower()
@@ -91,9 +91,10 @@ def test_only_one_run_at_a_time_evaluates_and_ships_a_model(
 ) -> None:
     assert templates["decide"]["synchronization"] == {"mutexes": [{"name": "cards"}]}
     callers = [
-        tasks(templates[dag])[task] for dag, task in (("decide", "ship"), ("ship", "promote"))
+        tasks_by_name(templates[dag])[task]
+        for dag, task in (("decide", "ship"), ("ship", "promote"))
     ]
-    callers += [tasks(templates["promote"])[task] for task in ("verify", "next")]
+    callers += [tasks_by_name(templates["promote"])[task] for task in ("verify", "next")]
     champions = [
         {p["name"]: p["value"] for p in task["arguments"]["parameters"]}["champion"]
         for task in callers
@@ -109,7 +110,7 @@ def test_only_one_run_at_a_time_evaluates_and_ships_a_model(
 def test_servers_are_removed_after_a_failed_deployment_or_verification(
     templates: dict[str, dict[str, Any]],
 ) -> None:
-    withdraw = tasks(templates["ship"])["withdraw"]
+    withdraw = tasks_by_name(templates["ship"])["withdraw"]
     assert set(withdraw["depends"].split(" || ")) == {
         f"{task}.{phase}" for task in ("deploy", "promote") for phase in ("Failed", "Errored")
     }
@@ -135,9 +136,9 @@ def with_canary(gateway: str) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("gateway", ["", "infra/edge"])
 def test_the_traffic_share_of_a_canary_is_removed_after_any_outcome(gateway: str) -> None:
     templates = with_canary(gateway)
-    ship = tasks(templates["ship"])
-    promote = tasks(templates["promote"])
-    finish = tasks(templates["finish"])
+    ship = tasks_by_name(templates["ship"])
+    promote = tasks_by_name(templates["promote"])
+    finish = tasks_by_name(templates["finish"])
 
     for outcome, successors in (
         ("taken back: x", ["unshare"]),
@@ -214,11 +215,11 @@ def test_the_share_of_a_canary_grows_until_its_step_ends_the_canary_even_if_pods
     watches = ["next." * depth + "watch" for depth in range(len(answers))]
     lost = {f"{watch}(0)": "Error" for watch in watches}
     outputs = {
-        f"{watch}(1)": parameters(canary=outcome, percent=percent, replicas="1")
+        f"{watch}(1)": make_parameters(canary=outcome, percent=percent, replicas="1")
         for watch, (outcome, percent) in zip(watches, answers, strict=True)
     }
     steps = [watch.removesuffix("watch") for watch in watches]
-    outputs.update({f"{step}champion(0)": parameters(replicas="") for step in steps})
+    outputs.update({f"{step}champion(0)": make_parameters(replicas="") for step in steps})
     pods = [
         [f"{step}{pod}" for pod in ("champion(0)", "watch(0)", "watch(1)", "share(0)")]
         for step in steps
@@ -260,7 +261,7 @@ def test_invalid_settings_of_a_canary_are_rejected(sets: list[str], message: str
 def test_a_failed_workflow_deletes_its_training_job(
     status: str, cleans: bool, spec: dict[str, Any], templates: dict[str, dict[str, Any]]
 ) -> None:
-    cleanup = tasks(templates[spec["onExit"]])["cleanup"]
+    cleanup = tasks_by_name(templates[spec["onExit"]])["cleanup"]
     first, _, second = substitute(cleanup["when"], {"workflow.status": status}).partition(" != ")
     assert (first != second) == cleans
     parameters = {p["name"]: p["value"] for p in cleanup["arguments"]["parameters"]}
@@ -304,7 +305,7 @@ def test_every_artifact_is_read_from_the_key_where_it_was_stored(
     stored = set()
     read = set()
 
-    for task in [task for name in DAGS for task in tasks(templates[name]).values()]:
+    for task in [task for name in DAGS for task in tasks_by_name(templates[name]).values()]:
         arguments = task.get("arguments", {})
         tags = {
             f"inputs.parameters.{p['name']}": p["value"] for p in arguments.get("parameters", [])
@@ -425,7 +426,7 @@ def round_trip(model: Any, value: Any) -> None:
     assert model.model_validate(value).model_dump(exclude_none=True, by_alias=True) == value
 
 
-def pods(objects: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def list_pod_specs(objects: dict[str, Any]) -> dict[str, dict[str, Any]]:
     replicas = objects["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]
     specs = {name: replica["template"]["spec"] for name, replica in replicas.items()}
     return specs | {"Deployment": objects["Deployment"]["spec"]["template"]["spec"]}
@@ -433,7 +434,7 @@ def pods(objects: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["Master", "Worker", "Deployment"])
 def test_pods_have_only_fields_that_kubernetes_knows(name: str, objects: dict[str, Any]) -> None:
-    pod = pods(objects)[name]
+    pod = list_pod_specs(objects)[name]
     container = dict(pod["containers"][0])
     probes = {key: container.pop(key) for key in list(container) if key.endswith("Probe")}
     round_trip(m.Container, container)
@@ -459,7 +460,7 @@ def test_pods_can_write_only_to_tmp_and_workers_also_to_shared_memory_and_the_ca
 ) -> None:
     """Other permissions of pods are tested in tests/rekindle/cluster/test_platform.py."""
     steps = [template["container"] for template in spec["templates"] if "container" in template]
-    for container in [pod["containers"][0] for pod in pods(objects).values()] + steps:
+    for container in [pod["containers"][0] for pod in list_pod_specs(objects).values()] + steps:
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
         if "rekindle.training.launch.launcher" in container["args"]:
             more = ["/dev/shm", "/tmp/cache"]
@@ -477,7 +478,9 @@ def test_pods_can_write_only_to_tmp_and_workers_also_to_shared_memory_and_the_ca
 
 
 def test_each_kind_of_pod_gets_its_own_resources_and_nodes(objects: dict[str, Any]) -> None:
-    worker, master, server = (pods(objects)[name] for name in ("Worker", "Master", "Deployment"))
+    worker, master, server = (
+        list_pod_specs(objects)[name] for name in ("Worker", "Master", "Deployment")
+    )
     # the preset sets these node labels
     spot = {"karpenter.sh/capacity-type": "spot"}
     assert worker["nodeSelector"] == spot

@@ -15,14 +15,14 @@ TEXTS = [
 ]
 
 
-def mutations(document: Any) -> Iterator[bytes]:
+def make_mutations(document: Any) -> Iterator[bytes]:
     """Yield the wrong versions of a document, as bytes."""
     yield from TEXTS
-    for value in _changed(document):
+    for value in _change_value(document):
         yield json.dumps(value).encode()
 
 
-def _changed(value: Any) -> Iterator[Any]:
+def _change_value(value: Any) -> Iterator[Any]:
     """Yield copies of a JSON value in which one value is replaced or removed; in a list, only the
     first element."""
     yield from VALUES
@@ -33,9 +33,9 @@ def _changed(value: Any) -> Iterator[Any]:
             yield {
                 (f"\x1b{name}" if other == name else other): item for other, item in value.items()
             }
-            for changed_child in _changed(child):
+            for changed_child in _change_value(child):
                 yield {**value, name: changed_child}
 
     if isinstance(value, list) and value:
-        for changed_child in _changed(value[0]):
+        for changed_child in _change_value(value[0]):
             yield [changed_child, *value[1:]]

@@ -30,7 +30,7 @@ from rekindle.release.watch import drift
 from rekindle.storage import Store
 from rekindle.training.sweep.study import SweepStudy
 from rekindle.workload import read_dataset_facts
-from tests.rekindle.mutations import mutations
+from tests.rekindle.mutations import make_mutations
 from tests.rekindle.valid_documents import (
     DRIFT,
     ENTRY,
@@ -172,7 +172,7 @@ def test_every_field_of_a_document_is_validated_where_it_is_read(
     read(objects)
     rejected = 0
 
-    for data in list(mutations(document))[::step]:
+    for data in list(make_mutations(document))[::step]:
         objects.store.put(key, data)
         try:
             read(objects)

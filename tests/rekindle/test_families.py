@@ -87,7 +87,7 @@ def test_a_config_must_name_existing_families_and_validate_several(
         )
 
 
-def rendered(*settings: str, **options: Any) -> dict[str, dict[str, Any]]:
+def render_tasks(*settings: str, **options: Any) -> dict[str, dict[str, Any]]:
     """Return the tasks of a pipeline that trains the given families, by the name of each task."""
     config = load_config(
         "configs/digits.yaml", [*SETS, "gate.minimum={}", "gate.maximum={rmse: 1}", *settings]
@@ -103,7 +103,7 @@ def rendered(*settings: str, **options: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_all_families_are_trained_and_one_is_chosen() -> None:
-    tasks = rendered("train.validation=0.1")
+    tasks = render_tasks("train.validation=0.1")
     assert {"train-line", "train-network", "choose"} <= tasks.keys()
     assert tasks["choose"]["depends"] == "train-line && train-network"
     assert tasks["evaluate"]["depends"].startswith("choose")
@@ -111,14 +111,14 @@ def test_all_families_are_trained_and_one_is_chosen() -> None:
 
 
 def test_a_single_family_is_trained_as_one_model() -> None:
-    assert "choose" not in rendered("families=[network]")
-    assert "train" in rendered("families=[network]")
-    assert rendered("train.validation=0.1", family="line")["fit"]["template"] == "fit"
+    assert "choose" not in render_tasks("families=[network]")
+    assert "train" in render_tasks("families=[network]")
+    assert render_tasks("train.validation=0.1", family="line")["fit"]["template"] == "fit"
 
 
 def test_initial_weights_need_the_name_of_their_family() -> None:
     with pytest.raises(ConfigError, match=r"`start` has the weights of one family: name it"):
-        rendered("train.validation=0.1", start="releases/product/1")
+        render_tasks("train.validation=0.1", start="releases/product/1")
 
 
 def test_families_are_chosen_by_the_loss_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

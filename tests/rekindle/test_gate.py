@@ -19,13 +19,13 @@ METRICS = (Metric("ap"), Metric("auc"))
 ERRORS = (Metric("rmse", better="lower", unit="kWh", digits=2),)
 
 
-def decide(
+def decide_release(
     gate: Gate, evaluation: Evaluation, candidate: str, champion: Any, metrics: Any = METRICS
 ) -> Any:
     return Decision(gate, metrics, evaluation, candidate, champion).decide()
 
 
-def evaluation(
+def make_evaluation(
     gap: tuple[float, float, float] | None = None, ap: float = 0.7, **more: object
 ) -> Evaluation:
     metrics = {"candidate": {"ap": ap, "auc": 0.9}}
@@ -53,33 +53,42 @@ def evaluation(
 def test_only_an_equally_good_model_replaces_the_champion(
     gap: tuple[float, float, float], decision: str, words: str
 ):
-    verdict, reason = decide(Gate(), evaluation(gap), "a" * 64, CHAMPION)
+    verdict, reason = decide_release(Gate(), make_evaluation(gap), "a" * 64, CHAMPION)
     assert verdict == decision
     assert words in reason
 
 
 def test_the_first_model_is_released_if_it_is_good_enough():
-    assert decide(Gate(minimum={"ap": 0.7}), evaluation(), "a" * 64, None)[0] == "release"
-    decision, reason = decide(Gate(minimum={"ap": 0.71, "auc": 0.8}), evaluation(), "a" * 64, None)
+    assert (
+        decide_release(Gate(minimum={"ap": 0.7}), make_evaluation(), "a" * 64, None)[0] == "release"
+    )
+    decision, reason = decide_release(
+        Gate(minimum={"ap": 0.71, "auc": 0.8}), make_evaluation(), "a" * 64, None
+    )
     assert decision == "keep"
     assert reason == "The candidate does not meet the gate: ap 0.7000 < 0.71."
 
 
 def test_a_candidate_below_the_minimum_is_not_released_even_if_the_champion_is_worse():
     assert (
-        decide(Gate(minimum={"ap": 0.71}), evaluation((0.2, 0.1, 0.3)), "a" * 64, CHAMPION)[0]
+        decide_release(
+            Gate(minimum={"ap": 0.71}), make_evaluation((0.2, 0.1, 0.3)), "a" * 64, CHAMPION
+        )[0]
         == "keep"
     )
 
 
 def test_a_nan_metric_fails_a_minimum():
     assert (
-        decide(Gate(minimum={"ap": 0.1}), evaluation(ap=float("nan")), "a" * 64, None)[0] == "keep"
+        decide_release(Gate(minimum={"ap": 0.1}), make_evaluation(ap=float("nan")), "a" * 64, None)[
+            0
+        ]
+        == "keep"
     )
 
 
 def test_an_interval_that_is_unknown_is_null_in_the_verdict() -> None:
-    given_evaluation = evaluation((0.02, math.nan, math.nan))
+    given_evaluation = make_evaluation((0.02, math.nan, math.nan))
     decision = Decision(Gate(), METRICS, given_evaluation, "a" * 64, CHAMPION)
     verdict, reason = decision.decide()
     assert verdict == "keep"
@@ -103,24 +112,28 @@ def test_a_family_without_a_finite_validation_is_named_in_the_reason() -> None:
         "by": "loss",
         "validation": {"trees": {"loss": 0.5}, "network": {"loss": None}},
     }
-    given_evaluation = evaluation(chosen=chosen)
-    _, reason = decide(Gate(minimum={"ap": 0.1}), given_evaluation, "a" * 64, None)
+    given_evaluation = make_evaluation(chosen=chosen)
+    _, reason = decide_release(Gate(minimum={"ap": 0.1}), given_evaluation, "a" * 64, None)
     assert "Validation chose the family trees by loss 0.5 (network not a number)." in reason
     assert metrics_to_log(given_evaluation, "").keys() == {"ap", "auc", "validation/trees/loss"}
 
 
 def test_equal_weights_are_not_a_new_version():
-    decision, reason = decide(Gate(minimum={"ap": 0.99}), evaluation(), CHAMPION[1], CHAMPION)
+    decision, reason = decide_release(
+        Gate(minimum={"ap": 0.99}), make_evaluation(), CHAMPION[1], CHAMPION
+    )
     assert decision == "same"
     assert "version 3" in reason
 
 
 def test_the_reason_says_that_the_champion_cannot_be_scored():
-    given_evaluation = evaluation(incomparable="its features are others.")
-    decision, reason = decide(Gate(), given_evaluation, "a" * 64, CHAMPION)
+    given_evaluation = make_evaluation(incomparable="its features are others.")
+    decision, reason = decide_release(Gate(), given_evaluation, "a" * 64, CHAMPION)
     assert decision == "keep"
     assert "(version 3) cannot score this data: its features are others." in reason
-    decision, reason = decide(Gate(minimum={"ap": 0.6}), given_evaluation, "a" * 64, CHAMPION)
+    decision, reason = decide_release(
+        Gate(minimum={"ap": 0.6}), given_evaluation, "a" * 64, CHAMPION
+    )
     assert decision == "release"
     assert (
         "only the bounds of the gate decide, and the candidate meets them (ap 0.7000 >= 0.6)"
@@ -129,7 +142,9 @@ def test_the_reason_says_that_the_champion_cannot_be_scored():
 
 
 def test_the_reason_contains_the_warnings():
-    _, reason = decide(Gate(), evaluation(warnings=["look for leakage."]), "a" * 64, None)
+    _, reason = decide_release(
+        Gate(), make_evaluation(warnings=["look for leakage."]), "a" * 64, None
+    )
     assert reason.endswith("Warning: look for leakage.")
 
 
@@ -137,11 +152,11 @@ def test_an_unknown_metric_is_rejected_with_the_nearest_name():
     with pytest.raises(
         ConfigError, match=r'gate\.minimum\.aup: .* Did you mean "ap"\? Metrics: ap, auc'
     ):
-        decide(Gate(minimum={"aup": 0.5}), evaluation(), "a" * 64, None)
+        decide_release(Gate(minimum={"aup": 0.5}), make_evaluation(), "a" * 64, None)
 
 
 def test_without_bounds_the_first_model_is_not_released():
-    decision, reason = decide(Gate(), evaluation(), "a" * 64, None)
+    decision, reason = decide_release(Gate(), make_evaluation(), "a" * 64, None)
     assert decision == "keep"
     assert "set gate.minimum or gate.maximum" in reason
 
@@ -152,7 +167,9 @@ def test_without_bounds_the_first_model_is_not_released():
 )
 def test_a_maximum_bounds_an_error_metric(rmse: float, bound: float, decision: str):
     judged = Evaluation({"candidate": {"rmse": rmse}})
-    assert decide(Gate(maximum={"rmse": bound}), judged, "a" * 64, None, ERRORS)[0] == decision
+    assert (
+        decide_release(Gate(maximum={"rmse": bound}), judged, "a" * 64, None, ERRORS)[0] == decision
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,7 +188,7 @@ def test_a_maximum_bounds_an_error_metric(rmse: float, bound: float, decision: s
 def test_where_lower_is_better_a_higher_error_does_not_win(gap: Any, decision: str, words: str):
     metrics = {"candidate": {"rmse": 2.0}, "champion": {"rmse": 2.0 - gap[0]}}
     judged = Evaluation(metrics, difference=Difference("rmse", *gap))
-    verdict, reason = decide(Gate(), judged, "a" * 64, CHAMPION, ERRORS)
+    verdict, reason = decide_release(Gate(), judged, "a" * 64, CHAMPION, ERRORS)
     assert verdict == decision
     assert words in reason
 
@@ -225,7 +242,7 @@ def test_a_minimum_without_maximum_is_valid_if_higher_is_better() -> None:
     ],
 )
 def test_the_gate_decides_at_its_limits_as_documented(gap: Any, decision: str, words: str) -> None:
-    verdict, reason = decide(Gate(), evaluation(gap), "a" * 64, CHAMPION)
+    verdict, reason = decide_release(Gate(), make_evaluation(gap), "a" * 64, CHAMPION)
     assert verdict == decision
     assert words in reason
 
@@ -235,7 +252,7 @@ def test_the_reason_warns_of_fewer_than_half_of_the_champions_rows(rows: int, wa
     decision = Decision(
         Gate(),
         METRICS,
-        evaluation((0.02, 0.01, 0.03), rows=rows),
+        make_evaluation((0.02, 0.01, 0.03), rows=rows),
         "a" * 64,
         CHAMPION,
         champion_rows=100,
@@ -246,7 +263,7 @@ def test_the_reason_warns_of_fewer_than_half_of_the_champions_rows(rows: int, wa
 
 def test_the_champions_weights_with_changed_code_are_released() -> None:
     decision = Decision(
-        Gate(), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="steps/model.py"
+        Gate(), METRICS, make_evaluation(), CHAMPION[1], CHAMPION, changed="steps/model.py"
     )
     text = (
         "The weights equal the champion's (version 3), but steps/model.py changed. The candidate"
@@ -257,7 +274,7 @@ def test_the_champions_weights_with_changed_code_are_released() -> None:
     decision = Decision(
         Gate(minimum={"ap": 0.6, "auc": 0.9}),
         METRICS,
-        evaluation(),
+        make_evaluation(),
         CHAMPION[1],
         CHAMPION,
         changed="serve",
@@ -267,18 +284,23 @@ def test_the_champions_weights_with_changed_code_are_released() -> None:
         "The candidate meets the gate (ap 0.7000 >= 0.6, auc 0.9000 >= 0.9)."
     )
     decision = Decision(
-        Gate(minimum={"ap": 0.8}), METRICS, evaluation(), CHAMPION[1], CHAMPION, changed="serve"
+        Gate(minimum={"ap": 0.8}),
+        METRICS,
+        make_evaluation(),
+        CHAMPION[1],
+        CHAMPION,
+        changed="serve",
     )
     assert decision.decide()[0] == "keep"
 
 
 def test_the_reason_contains_the_baseline() -> None:
     judged = Evaluation({"candidate": {"ap": 0.7}, "baseline": {"ap": 0.5, "auc": 0.1}})
-    assert decide(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1].endswith(
+    assert decide_release(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1].endswith(
         "The baseline has ap 0.5000."
     )
     judged = Evaluation({"candidate": {"ap": 0.7}, "baseline": {"auc": 0.1}})
-    assert "baseline" not in decide(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1]
+    assert "baseline" not in decide_release(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1]
 
 
 @pytest.mark.parametrize(
@@ -315,7 +337,7 @@ def test_a_required_advantage_over_the_baseline_must_be_large_enough_and_signifi
         metrics, baseline_difference=Difference("ap", *interval) if interval else None
     )
     gate = Gate(minimum={"ap": 0.1}, beats_baseline=margin)
-    found, reason = decide(gate, judged, "a" * 64, None)
+    found, reason = decide_release(gate, judged, "a" * 64, None)
     assert found == verdict, reason
     assert words in reason, reason
 
@@ -328,8 +350,8 @@ def test_the_advantage_counts_in_the_direction_of_the_metric_and_is_a_bound_for_
         baseline_difference=Difference("rmse", -1, -1.5, -0.5),
     )
     gate = Gate(beats_baseline=0.5)
-    assert decide(gate, judged, "a" * 64, None, ERRORS)[0] == "release"
-    assert decide(Gate(beats_baseline=1.5), judged, "a" * 64, None, ERRORS)[0] == "keep"
+    assert decide_release(gate, judged, "a" * 64, None, ERRORS)[0] == "release"
+    assert decide_release(Gate(beats_baseline=1.5), judged, "a" * 64, None, ERRORS)[0] == "keep"
 
 
 def test_the_reason_names_the_chosen_family_and_the_other_families() -> None:
@@ -339,13 +361,13 @@ def test_the_reason_names_the_chosen_family_and_the_other_families() -> None:
         "validation": {"trees": {"loss": 0.25}, "network": {"loss": 0.5}},
     }
     judged = Evaluation({"candidate": {"ap": 0.7}}, chosen=chosen)
-    assert decide(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1].endswith(
+    assert decide_release(Gate(minimum={"ap": 0.6}), judged, "a" * 64, None)[1].endswith(
         "Validation chose the family trees by loss 0.25 (network 0.5)."
     )
 
 
 def test_the_record_contains_the_evidence_of_the_verdict() -> None:
-    judged = evaluation((0.5, 0.25, 0.75), rows=8, parts=[{"name": "w1"}], warnings=["few"])
+    judged = make_evaluation((0.5, 0.25, 0.75), rows=8, parts=[{"name": "w1"}], warnings=["few"])
     record = Decision(Gate(minimum={"ap": 0.6}), METRICS, judged, "a" * 64, CHAMPION).record(
         "release", "why"
     )
@@ -385,13 +407,17 @@ def test_the_record_contains_the_evidence_of_the_verdict() -> None:
 
 
 def test_a_value_equal_to_its_bound_meets_it() -> None:
-    assert decide(Gate(minimum={"ap": 0.7}), evaluation(), "a" * 64, None)[0] == "release"
+    assert (
+        decide_release(Gate(minimum={"ap": 0.7}), make_evaluation(), "a" * 64, None)[0] == "release"
+    )
     judged = Evaluation({"candidate": {"rmse": 2.5}})
-    assert decide(Gate(maximum={"rmse": 2.5}), judged, "a" * 64, None, ERRORS)[0] == "release"
+    assert (
+        decide_release(Gate(maximum={"rmse": 2.5}), judged, "a" * 64, None, ERRORS)[0] == "release"
+    )
 
 
 def test_a_metric_that_was_not_computed_keeps_the_champion() -> None:
-    decision, reason = decide(
+    decision, reason = decide_release(
         Gate(minimum={"ap": 0.1, "auc": 0.1}), Evaluation({"candidate": {"ap": 0.5}}), "a", None
     )
     assert decision == "keep"

@@ -30,7 +30,7 @@ from rekindle.training.spec import TrainingSpec
 from steps.fraud.facts import read_facts
 from steps.monitoring.moving_window import identity_tags
 from steps.report import Inputs, record_cached
-from tests.effort import calls
+from tests.effort import count_calls
 
 SERVICE = "objects/Service/model.json"
 
@@ -179,7 +179,7 @@ def test_an_upload_with_a_malformed_record_does_not_exist(
 def test_a_recorded_manifest_is_parsed_once() -> None:
     templates = [{"name": f"t{number}"} for number in range(1000)]
     text = to_json({"spec": {"templates": templates}})
-    assert calls(lambda: parse_manifest(text)) < 1.5 * calls(lambda: loads(text))
+    assert count_calls(lambda: parse_manifest(text)) < 1.5 * count_calls(lambda: loads(text))
 
 
 DEEP_JSON = "[" * 100_000

@@ -19,12 +19,12 @@ from rekindle.storage import Store
 from tests.http_server import Answer as HttpAnswer
 from tests.http_server import HttpServer
 from tests.rekindle.mlflow_documents import DOCUMENTS, RUN, RUN_ID, MlflowServer
-from tests.rekindle.mutations import mutations
+from tests.rekindle.mutations import make_mutations
 
 SOURCE = "s3://bucket/releases/demo/0123456789ab"
 
 
-def register() -> object:
+def register_version() -> object:
     return tracking.register_version(
         "demo", "releases/demo/0123456789ab", SOURCE, "0" * 64, RUN_ID, {"workload": "w"}
     )
@@ -66,9 +66,9 @@ READERS: dict[str, list[Callable[[], object]]] = {
         lambda: tracking.champion("demo"),
         lambda: tracking.find_version("demo", "1"),
     ],
-    "mlflow/model-versions/create": [register],
+    "mlflow/model-versions/create": [register_version],
     "mlflow/model-versions/search": [
-        register,
+        register_version,
         lambda: tracking.promoted_releases("demo"),
         lambda: registered_versions.RegisteredVersions().list_run_ids([]),
     ],
@@ -117,7 +117,7 @@ def test_mlflow_may_answer_a_change_of_an_artifact_with_nothing(
 def test_every_malformed_answer_is_accepted_or_one_error(
     server: MlflowServer, path: str, reader_number: int
 ) -> None:
-    for body in mutations(DOCUMENTS[path]):
+    for body in make_mutations(DOCUMENTS[path]):
         server.answer_with(path, body)
 
         message = error_of(READERS[path][reader_number])
@@ -242,9 +242,13 @@ def test_metrics_that_are_not_finite_are_left_out(server: MlflowServer) -> None:
         ("mlflow/runs/get", b"", remove_run_record),
         ("mlflow/runs/get", b'{"run": {}}', remove_run_record),
         ("mlflow/runs/get", b'{"run": {"info": {"run_id": "x"}, "data": {}}}', remove_run_record),
-        ("mlflow/model-versions/search", b"", register),
-        ("mlflow/model-versions/search", b'{"model_versions": {}}', register),
-        ("mlflow/model-versions/search", b'{"model_versions": [{"name": "demo"}]}', register),
+        ("mlflow/model-versions/search", b"", register_version),
+        ("mlflow/model-versions/search", b'{"model_versions": {}}', register_version),
+        (
+            "mlflow/model-versions/search",
+            b'{"model_versions": [{"name": "demo"}]}',
+            register_version,
+        ),
     ],
 )
 def test_nothing_is_deleted_after_a_malformed_answer(

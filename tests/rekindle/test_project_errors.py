@@ -30,13 +30,13 @@ def rows(source):
 """
 
 
-def library(
+def make_library_error(
     name: str, base: type[Exception] = Exception, module: str = "library"
 ) -> type[Exception]:
     return type(name, (base,), {"__module__": module})
 
 
-def caught(error: BaseException, cause: BaseException | None = None) -> BaseException:
+def raise_and_catch(error: BaseException, cause: BaseException | None = None) -> BaseException:
     try:
         raise error from cause
     except BaseException as raised:
@@ -68,13 +68,13 @@ def caught(error: BaseException, cause: BaseException | None = None) -> BaseExce
             PermissionError(13, "denied"),
             IsADirectoryError(21, "x"),
         ),
-        library("ColumnNotFoundError", module="polars.exceptions")("kwh"),
+        make_library_error("ColumnNotFoundError", module="polars.exceptions")("kwh"),
         DataError("rows are missing"),
     ],
     ids=repr,
 )
 def test_a_recurring_exception_is_not_retried(error: Exception) -> None:
-    converted = convert_exception(caught(error))  # type: ignore[arg-type]
+    converted = convert_exception(raise_and_catch(error))  # type: ignore[arg-type]
     assert isinstance(converted, CodeError)
     assert converted.exit_code == 70
     assert type(error).__name__ in str(converted)
@@ -91,20 +91,20 @@ def test_a_recurring_exception_is_not_retried(error: Exception) -> None:
             BrokenPipeError(32, "x"),
         ),
         *(MemoryError(), EOFError(), StorageError("s3 is unavailable")),
-        library("ClientError", module="botocore.exceptions")("SlowDown"),
-        library("ReadTimeoutError", module="urllib3.exceptions")("x"),
-        library("RemoteProtocolError", module="httpx")("x"),
-        library("OperationalError", library("ConnectionFailure"))("x"),
-        library("OutOfMemoryError", RuntimeError, "torch")("CUDA out of memory"),
+        make_library_error("ClientError", module="botocore.exceptions")("SlowDown"),
+        make_library_error("ReadTimeoutError", module="urllib3.exceptions")("x"),
+        make_library_error("RemoteProtocolError", module="httpx")("x"),
+        make_library_error("OperationalError", make_library_error("ConnectionFailure"))("x"),
+        make_library_error("OutOfMemoryError", RuntimeError, "torch")("CUDA out of memory"),
         RuntimeError("CUDA error: uncorrectable ECC error encountered"),
         RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
-        caught(ValueError("no rows"), TimeoutError("the feature store")),
+        raise_and_catch(ValueError("no rows"), TimeoutError("the feature store")),
         ExceptionGroup("two", [ValueError("x"), ConnectionError("x")]),
     ],
     ids=repr,
 )
 def test_a_transient_exception_is_retried(error: Exception) -> None:
-    converted = convert_exception(caught(error, error.__cause__))  # type: ignore[arg-type]
+    converted = convert_exception(raise_and_catch(error, error.__cause__))  # type: ignore[arg-type]
     assert not isinstance(converted, CodeError)
     assert converted.exit_code == RekindleError.exit_code
 
@@ -119,7 +119,7 @@ def test_an_exception_of_rekindle_is_not_an_error_in_user_code() -> None:
 
 
 def test_a_long_multiline_text_becomes_one_line_with_the_location() -> None:
-    text = str(convert_exception(caught(ValueError("a\n" * 2000))))  # type: ignore[arg-type]
+    text = str(convert_exception(raise_and_catch(ValueError("a\n" * 2000))))  # type: ignore[arg-type]
     assert "\n" not in text
     assert len(text) < 800
     assert "test_project_errors.py:" in text
@@ -222,7 +222,7 @@ def test_a_missing_module_of_the_project_has_the_nearest_name(project: Path) -> 
 
 
 def test_a_long_word_in_an_exception_does_not_stop_the_step() -> None:
-    error = caught(TypeError(1_000_000 * "a"))
+    error = raise_and_catch(TypeError(1_000_000 * "a"))
     assert isinstance(error, Exception)
     converted = convert_exception(error)
     assert len(str(converted)) < 2000

@@ -38,7 +38,7 @@ def run_id(client: "MlflowClient", name: str) -> str:
     return tracking.start_run(name, f"{name}-1")
 
 
-def version(client: "MlflowClient", name: str, alias: str) -> str:
+def find_version(client: "MlflowClient", name: str, alias: str) -> str:
     return client.get_model_version_by_alias(name, alias).version
 
 
@@ -90,7 +90,7 @@ def test_a_release_registered_twice_is_one_version(
 
     assert first_version == repeated_version == tracking.Release("1", "releases/aa/", "aa" * 32)
     assert other.version == "2"
-    assert version(client, name, "candidate") == "2"
+    assert find_version(client, name, "candidate") == "2"
     assert tracking.champion(name) is None
     tracking.record_champion(name, "1", "cards-1")
     assert tracking.champion(name) == replace(first_version, deployment="cards-1")

@@ -27,7 +27,7 @@ from rekindle.storage import Store
 from rekindle.workload import load, prepare
 from tests.commands import BIN
 from tests.rekindle.serving.running import prefix_of
-from tests.rekindle.serving.running import release as write_release
+from tests.rekindle.serving.running import write_release as write_release
 from tests.rekindle.training.crew import Crew, make_flags
 
 WORKLOAD = '''

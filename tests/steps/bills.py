@@ -37,7 +37,7 @@ def predictor(release): ...
 """
 
 
-def workload(fields: str, prepare: str) -> str:
+def make_workload(fields: str, prepare: str) -> str:
     """Return the module with `fields` in the section `data`, and `prepare` as the body of the
     function `prepare`."""
     return MODULE.format(fields=indent(fields, "    "), prepare=indent(prepare, "    "))

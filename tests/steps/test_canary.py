@@ -15,7 +15,7 @@ from rekindle.release.serve_config import CanaryConfig
 from rekindle.release.watch.scrape import ServerWatch
 from rekindle.storage import Store
 from steps import canary
-from tests.rekindle.serving.running import RunningServer, prefix_of, release
+from tests.rekindle.serving.running import RunningServer, prefix_of, write_release
 
 pytestmark = pytest.mark.usefixtures("mlflow_server")
 # only errors and crashes count: the predictions of the workload `echo` contain its process id, and
@@ -29,7 +29,7 @@ def servers(s3_environment: dict[str, str]) -> Iterator[dict[str, RunningServer]
         for name, value in s3_environment.items():
             patch.setenv(name, value)
         for version in ("7", "8"):
-            release(Store.from_env(), prefix_of(f"canary-{version}"), version=version)
+            write_release(Store.from_env(), prefix_of(f"canary-{version}"), version=version)
         with (
             RunningServer(f"--model={prefix_of('canary-7')}", "--deployment=old") as old_server,
             RunningServer(f"--model={prefix_of('canary-8')}", "--deployment=new") as new_server,
@@ -47,7 +47,7 @@ def set_address(patch: pytest.MonkeyPatch, name: str, server: RunningServer) -> 
 
 
 @contextmanager
-def load(servers: dict[str, RunningServer], **other_requests: Any) -> Iterator[None]:
+def send_load(servers: dict[str, RunningServer], **other_requests: Any) -> Iterator[None]:
     """Send requests to both servers until the `with` block ends; `other_requests` changes every
     third request to the new server."""
     over = threading.Event()
@@ -104,7 +104,7 @@ def run_canary(**changes: Any) -> tuple[str, dict[str, str]]:
 def test_a_canary_that_fails_every_third_request_is_rolled_back(
     servers: dict[str, RunningServer],
 ) -> None:
-    with load(servers, bad=1):
+    with send_load(servers, bad=1):
         result, tags = run_canary()
     assert result.startswith("taken back: version 8 with 5 % of the requests, versus 7: ")
     assert "requests failed" in result
@@ -118,7 +118,7 @@ def test_a_canary_that_fails_every_third_request_is_rolled_back(
 def test_new_servers_of_the_same_version_are_compared_with_its_former_servers(
     s3: Store, monkeypatch: pytest.MonkeyPatch, deployment: str
 ) -> None:
-    release(s3, prefix_of("canary-7"), version="7")
+    write_release(s3, prefix_of("canary-7"), version="7")
     with (
         RunningServer(
             f"--model={prefix_of('canary-7')}", f"--deployment={deployment}"
@@ -129,11 +129,11 @@ def test_new_servers_of_the_same_version_are_compared_with_its_former_servers(
         for name, server in pods.items():
             set_address(monkeypatch, name.upper(), server)
 
-        with load(pods, bad=1):
+        with send_load(pods, bad=1):
             result, _ = run_canary(version="7")
 
         assert "requests failed, of the champion's 0 of" in result
-        with load(pods):
+        with send_load(pods):
             result, _ = run_canary(version="7")
 
         assert result == "passed"
@@ -172,7 +172,7 @@ def test_the_first_release_skips_the_canary() -> None:
 
 
 def test_a_good_canary_gets_the_next_share(servers: dict[str, RunningServer]) -> None:
-    with load(servers):
+    with send_load(servers):
         outputs, tags = run_step(servers=4)
     assert outputs.canary == "passed"
     assert tags["rekindle.canary"] == "passed with 5 % of the requests"
@@ -202,7 +202,7 @@ def test_shares_grow_step_by_step_with_a_matching_number_of_pods(
 
 @pytest.mark.slow
 def test_the_first_request_to_a_server_is_not_counted_as_a_crash(s3: Store) -> None:
-    release(s3, prefix_of("canary-9"), version="9")
+    write_release(s3, prefix_of("canary-9"), version="9")
     with RunningServer(f"--model={prefix_of('canary-9')}") as server:
         server.until_ready()
         watch = ServerWatch(server.url)

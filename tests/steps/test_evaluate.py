@@ -25,7 +25,7 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
-def judge(dataset: Path, model: Path, **inputs: Any) -> evaluate.Outputs:
+def evaluate_model(dataset: Path, model: Path, **inputs: Any) -> evaluate.Outputs:
     return evaluate.run(
         evaluate.Inputs(
             workload="steps.fraud", dataset=dataset, model=model, resamples=100, **inputs
@@ -77,37 +77,40 @@ def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     run_id = tracking.start_run(EXPERIMENT, "generations")
     inputs: dict[str, Any] = {"name": "generations", "run_id": run_id, "minimum": {"auc": 0.1}}
 
-    first_outputs = judge(small_dataset, novice, **inputs)
+    first_outputs = evaluate_model(small_dataset, novice, **inputs)
     assert first_outputs.verdict == "release"
     assert "No champion exists yet" in first_outputs.reason
 
-    judge(small_dataset, novice, **inputs, part="evaluate-wide")
+    evaluate_model(small_dataset, novice, **inputs, part="evaluate-wide")
     run_data = MlflowClient().get_run(run_id).data
     assert run_data.tags["evaluate-wide/verdict"] == run_data.tags["verdict"] == "release"
     assert run_data.metrics["evaluate-wide/auc"] == run_data.metrics["auc"]
     assert "evaluate-wide/part/auc" in run_data.metrics
 
     make_champion("generations", novice, s3, run_id)
-    repeated_outputs = judge(small_dataset, novice, **inputs)
+    repeated_outputs = evaluate_model(small_dataset, novice, **inputs)
     assert repeated_outputs.verdict == "same"
 
     # the same weights behind other servers, or with other code, are released again if they meet the
     # gate
-    assert judge(small_dataset, novice, **inputs, servers="1").verdict == "same"
-    moved = judge(small_dataset, novice, **inputs, servers="abcdef")
+    assert evaluate_model(small_dataset, novice, **inputs, servers="1").verdict == "same"
+    moved = evaluate_model(small_dataset, novice, **inputs, servers="abcdef")
     assert moved.verdict == "release"
     assert "but its servers changed" in moved.reason
     prefix = make_champion("generations", novice, s3, run_id, code="of other code").uri
-    assert "but its code changed" in judge(small_dataset, novice, **inputs).reason
-    assert judge(small_dataset, novice, **inputs | {"minimum": {"auc": 0.99}}).verdict == "keep"
+    assert "but its code changed" in evaluate_model(small_dataset, novice, **inputs).reason
+    assert (
+        evaluate_model(small_dataset, novice, **inputs | {"minimum": {"auc": 0.99}}).verdict
+        == "keep"
+    )
     s3.put(f"{prefix}workload.json", b'{"sha256": ""}')
 
     with pytest.raises(DataError, match=r"workload\.json changed since the release"):
-        judge(small_dataset, novice, **inputs)
+        evaluate_model(small_dataset, novice, **inputs)
 
     tracking.record_champion("generations", "1", "cards-1")
 
-    better = judge(small_dataset, expert, **inputs)
+    better = evaluate_model(small_dataset, expert, **inputs)
     assert better.verdict == "release"
     assert "better, and not by chance" in better.reason
     assert "the champion was released on 1,000,000" in better.reason
@@ -139,7 +142,7 @@ def test_the_verdict_is_release_keep_or_same_by_comparison_with_the_champion(
     } <= logged
 
     make_champion("generations", expert, s3, run_id)
-    assert judge(small_dataset, novice, name="generations").verdict == "keep"
+    assert evaluate_model(small_dataset, novice, name="generations").verdict == "keep"
     write_outputs(better, {"metrics": tmp_path / "metrics", "report": tmp_path / "moved"})
     assert json.loads((tmp_path / "metrics").read_text()) == better.metrics
     assert (tmp_path / "moved" / "verdict.json").exists()
@@ -154,20 +157,20 @@ def test_a_champion_with_a_deleted_release_is_a_clear_error(
     with pytest.raises(
         StorageError, match=r"champion's release is incomplete: .* does not exist.*alias `champion`"
     ):
-        judge(small_dataset, expert, name="gone")
-    assert judge(small_dataset, novice, name="gone").verdict == "same"
+        evaluate_model(small_dataset, expert, name="gone")
+    assert evaluate_model(small_dataset, novice, name="gone").verdict == "same"
 
 
 def test_a_directory_without_a_model_is_refused(small_dataset: Path, tmp_path: Path):
     with pytest.raises(DataError, match=r"is not a trained model .*model\.json"):
-        judge(small_dataset, tmp_path)
+        evaluate_model(small_dataset, tmp_path)
 
 
 def test_a_model_is_evaluated_without_a_registry_and_a_run(
     small_dataset: Path, novice: Path, tmp_path: Path
 ):
     model = shutil.copytree(novice, tmp_path / "model")
-    outputs = judge(small_dataset, model, minimum={"ap": 0.999})
+    outputs = evaluate_model(small_dataset, model, minimum={"ap": 0.999})
     assert outputs.verdict == "keep"
     assert outputs.report.name == "report"
     assert "ap" in outputs.metrics
@@ -175,7 +178,7 @@ def test_a_model_is_evaluated_without_a_registry_and_a_run(
 
 
 def test_a_past_week_is_evaluated_and_never_released(small_dataset: Path, expert: Path):
-    past = judge(small_dataset, expert, minimum={"auc": 0.1}, backfill="true")
+    past = evaluate_model(small_dataset, expert, minimum={"auc": 0.1}, backfill="true")
     assert past.verdict == "keep"
     assert past.judged == "release"
     assert past.reason.startswith("a past week is not released: ")

@@ -18,12 +18,12 @@ from rekindle.cache.key import data_digest
 from rekindle.step import encode_parameter
 from rekindle.storage import Store
 from rekindle.workload import read_dataset_digest
-from tests.steps.bills import workload
+from tests.steps.bills import make_workload
 from tests.steps.fraud.written import Written
 from tests.waiting import until
 
 
-def prepare(
+def run_prepare(
     tmp_path: Path, workflow: str, more: tuple[str, ...] = (), **data: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run the step `prepare`; each output is a file of its name in `tmp_path`."""
@@ -52,9 +52,9 @@ def prepare(
 def test_the_run_records_its_dataset(tmp_path: Path, retried: bool) -> None:
     source = "simulate://5?cards=60&terminals=120&days=75"
     if retried:  # the second attempt writes to the same MLflow run, without duplicates
-        assert prepare(tmp_path, "prepare-1", source=source).returncode == 0
+        assert run_prepare(tmp_path, "prepare-1", source=source).returncode == 0
 
-    completed = prepare(tmp_path, "prepare-1", source=source)
+    completed = run_prepare(tmp_path, "prepare-1", source=source)
     assert completed.returncode == 0, completed.stderr
     facts = Written(tmp_path / "dataset").facts
     digest = read_dataset_digest(tmp_path / "dataset")
@@ -93,7 +93,7 @@ def test_a_failed_preparation_has_recorded_config_manifest_and_columns(
 
     more = (f"--config={json.dumps(config)}", f"--manifest={encode_parameter('kind: Workflow')}")
     workflow = f"w-{uuid4().hex[:8]}"
-    assert prepare(tmp_path, workflow, more, source="nowhere.parquet").returncode == 65
+    assert run_prepare(tmp_path, workflow, more, source="nowhere.parquet").returncode == 65
     from mlflow import MlflowClient
 
     client = MlflowClient(mlflow_server)
@@ -134,7 +134,7 @@ def test_a_share_that_changed_since_the_last_run_is_a_warning(tmp_path: Path) ->
     experiment_flags = ("--experiment=changed",)
 
     assert (
-        prepare(
+        run_prepare(
             tmp_path,
             "changed-1",
             experiment_flags,
@@ -143,7 +143,7 @@ def test_a_share_that_changed_since_the_last_run_is_a_warning(tmp_path: Path) ->
         == 0
     )
 
-    completed = prepare(
+    completed = run_prepare(
         tmp_path, "changed-2", experiment_flags, source=str(tmp_path / "more.parquet")
     )
     assert completed.returncode == 0, completed.stderr
@@ -165,10 +165,10 @@ def test_a_share_that_changed_since_the_last_run_is_a_warning(tmp_path: Path) ->
     assert warning.removeprefix("warning: ") in tags["data.warnings"]
 
 
-def week(tmp_path: Path, day: str, *more: str, **data: Any) -> tuple[str, dict[str, str]]:
+def prepare_week(tmp_path: Path, day: str, *more: str, **data: Any) -> tuple[str, dict[str, str]]:
     """Return the warning of a run that was scheduled for `day`, and the tags of its MLflow run."""
     experiment = f"--experiment=weeks-{tmp_path.name}"
-    completed = prepare(
+    completed = run_prepare(
         tmp_path, f"{tmp_path.name}-{day}", (experiment, f"--scheduled={day}", *more), **data
     )
     assert completed.returncode == 0, completed.stderr
@@ -193,10 +193,10 @@ def test_a_source_without_newer_rows_is_a_warning(tmp_path: Path) -> None:
         "test_weeks": 1,
     }
 
-    assert week(tmp_path, "2024-04-08", **data)[0] == "", "the data ends on 04-09"
-    assert week(tmp_path, "2024-04-10", **data)[0] == "", "two days more"
+    assert prepare_week(tmp_path, "2024-04-08", **data)[0] == "", "the data ends on 04-09"
+    assert prepare_week(tmp_path, "2024-04-10", **data)[0] == "", "two days more"
     rows = int((tmp_path / "rows").read_text())
-    warning, tags = week(tmp_path, "2024-04-15", **data)
+    warning, tags = prepare_week(tmp_path, "2024-04-15", **data)
     remaining = int((tmp_path / "rows").read_text())
     assert remaining < rows
     assert tags["data.newest"].startswith("2024-04-09T23:")
@@ -204,13 +204,18 @@ def test_a_source_without_newer_rows_is_a_warning(tmp_path: Path) -> None:
     assert warning.endswith(
         f"this run has {remaining:,} rows; the run for 2024-04-10 had {rows:,}."
     )
-    assert week(tmp_path, "2024-04-15", **data)[0] == warning, "a retried step"
-    assert week(tmp_path, "2024-04-15T04", **data)[0] == warning, (
+    assert prepare_week(tmp_path, "2024-04-15", **data)[0] == warning, "a retried step"
+    assert prepare_week(tmp_path, "2024-04-15T04", **data)[0] == warning, (
         "another run of that day with the same window"
     )
-    assert f"the run for 2024-04-15 had {remaining:,}." in week(tmp_path, "2024-04-22", **data)[0]
-    assert week(tmp_path, "2024-04-08T04", **data)[0] == "", "a past week"
-    assert week(tmp_path, "2024-04-29", **data | {"window": "9w"})[0] == "", "another window"
+    assert (
+        f"the run for 2024-04-15 had {remaining:,}."
+        in prepare_week(tmp_path, "2024-04-22", **data)[0]
+    )
+    assert prepare_week(tmp_path, "2024-04-08T04", **data)[0] == "", "a past week"
+    assert prepare_week(tmp_path, "2024-04-29", **data | {"window": "9w"})[0] == "", (
+        "another window"
+    )
 
 
 PREPARE = """
@@ -225,12 +230,12 @@ def test_a_shrinking_window_is_a_warning_for_any_workload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pipelines").mkdir()
-    (tmp_path / "bills.py").write_text(workload("count: int", PREPARE))
+    (tmp_path / "bills.py").write_text(make_workload("count: int", PREPARE))
     monkeypatch.chdir(tmp_path)
     data = {"source": "bills.csv", "window": "4w"}
-    assert week(tmp_path, "2024-05-06", "--workload=bills", count=1000, **data)[0] == ""
-    assert week(tmp_path, "2024-05-13", "--workload=bills", count=950, **data)[0] == ""
-    warning, _ = week(tmp_path, "2024-05-20", "--workload=bills", count=800, **data)
+    assert prepare_week(tmp_path, "2024-05-06", "--workload=bills", count=1000, **data)[0] == ""
+    assert prepare_week(tmp_path, "2024-05-13", "--workload=bills", count=950, **data)[0] == ""
+    warning, _ = prepare_week(tmp_path, "2024-05-20", "--workload=bills", count=800, **data)
     assert warning == "this run has 800 rows; the run for 2024-05-13 had 950."
 
 
@@ -255,7 +260,7 @@ def test_data_that_changes_while_it_is_read_is_a_warning_and_not_reused(
     tmp_path: Path, s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pipelines").mkdir()
-    (tmp_path / "bills.py").write_text(workload("", READ_SLOWLY))
+    (tmp_path / "bills.py").write_text(make_workload("", READ_SLOWLY))
     source = tmp_path / "bills.csv"
     source.write_text("1\n")
     monkeypatch.chdir(tmp_path)
@@ -263,7 +268,7 @@ def test_data_that_changes_while_it_is_read_is_a_warning_and_not_reused(
 
     def run(workflow: str) -> tuple[str, list[str], str]:
         flags = ("--workload=bills", f"--entry={name}-{workflow}/prepare", "--reuse=yes")
-        completed = prepare(tmp_path, f"{name}-{workflow}", flags, source=str(source))
+        completed = run_prepare(tmp_path, f"{name}-{workflow}", flags, source=str(source))
         assert completed.returncode == 0, completed.stderr
         s3.upload(tmp_path / "dataset", f"{name}-{workflow}/prepare/dataset")
         return (
@@ -309,7 +314,7 @@ def test_data_that_changes_while_it_is_read_is_a_warning_and_not_reused(
 def test_permanent_errors_have_exit_codes_and_one_sentence(
     tmp_path: Path, data: dict[str, Any], code: int, message: str
 ) -> None:
-    completed = prepare(tmp_path, "prepare-2", **data)
+    completed = run_prepare(tmp_path, "prepare-2", **data)
     assert completed.returncode == code
     assert completed.stderr.startswith(message)
     assert "Traceback" not in completed.stderr

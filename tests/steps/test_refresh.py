@@ -23,7 +23,7 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
-def inputs(name: str, workload: str = "steps.fraud") -> refresh.Inputs:
+def make_inputs(name: str, workload: str = "steps.fraud") -> refresh.Inputs:
     return refresh.Inputs(
         workload=workload,
         name=name,
@@ -52,7 +52,7 @@ def test_the_weights_of_the_champion_are_released_with_newer_state(
     )
     tracking.record_champion(name, first_release.version, "servers-1")
 
-    first_refresh = refresh.run(inputs(name))
+    first_refresh = refresh.run(make_inputs(name))
     assert first_refresh.verdict == "release"
     assert first_refresh.champion == first_release.version
     assert (
@@ -83,7 +83,7 @@ def test_the_weights_of_the_champion_are_released_with_newer_state(
     tracking.record_champion(name, second_result.version, "servers-2")
 
     monkeypatch.setenv("TMPDIR", str(tmp_path / "another-pod"))
-    second_refresh = refresh.run(inputs(name))
+    second_refresh = refresh.run(make_inputs(name))
     assert second_refresh.verdict == "same"
     assert second_refresh.rows == 0
     assert (
@@ -102,7 +102,7 @@ def test_a_model_that_cannot_be_refreshed_is_a_clear_error(
     mlflow_server: str, s3: Store, workload: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        refresh.run(inputs("nobody", workload))
+        refresh.run(make_inputs("nobody", workload))
 
 
 @pytest.mark.parametrize("reference", [b'{"rows": 6, "scores": {}, "features": {}}', None])
@@ -133,4 +133,4 @@ def test_a_changed_reference_of_the_champion_is_not_released_again(
         s3.delete([key])
 
     with pytest.raises(DataError, match=r"reference\.json changed since the release"):
-        refresh.run(inputs(name))
+        refresh.run(make_inputs(name))

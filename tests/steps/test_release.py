@@ -56,7 +56,7 @@ def name() -> str:
     return f"m-{uuid4().hex[:8]}"
 
 
-def inputs(name: str, artifacts: dict[str, Path], **changes: Any) -> release.Inputs:
+def make_inputs(name: str, artifacts: dict[str, Path], **changes: Any) -> release.Inputs:
     run_id = tracking.start_run("releases", changes.pop("workflow", f"{name}-1"))
     facts = {"git_sha": COMMIT, "config_hash": "1", "manifest_hash": "2"}
     return release.Inputs(
@@ -67,7 +67,7 @@ def inputs(name: str, artifacts: dict[str, Path], **changes: Any) -> release.Inp
 def test_a_release_has_the_files_of_a_server_and_its_provenance(
     s3: Store, name: str, artifacts: dict[str, Path], mlflow_server: str
 ) -> None:
-    request = inputs(name, artifacts)
+    request = make_inputs(name, artifacts)
     outputs = release.run(request)
     assert re.fullmatch(f"releases/{name}/{outputs.content}[0-9a-f]{{52}}/", outputs.model_uri)
     keys = {entry.key.removeprefix(outputs.model_uri) for entry in s3.list(outputs.model_uri)}
@@ -135,7 +135,7 @@ def test_a_release_keeps_the_origin_that_a_reproduction_needs(
     }
     parameter_list = [{"name": key, "value": value} for key, value in parameters.items()]
     outputs = release.run(
-        inputs(name, artifacts, parameters=parameter_list, source_digest="s1", lock_hash="l1")
+        make_inputs(name, artifacts, parameters=parameter_list, source_digest="s1", lock_hash="l1")
     )
     recorded_origin = origin.read(s3, name, outputs.version)
     assert recorded_origin.prefix == outputs.model_uri
@@ -154,14 +154,14 @@ def test_a_release_keeps_the_origin_that_a_reproduction_needs(
     without_curve = outputs.content
     (artifacts["model"] / "curve.json").unlink()
     # the hash covers only the served files
-    assert release.run(inputs(name, artifacts)).content == without_curve
+    assert release.run(make_inputs(name, artifacts)).content == without_curve
 
 
 @pytest.mark.parametrize("version", ["7", ""])
 def test_an_unknown_version_cannot_be_reproduced(
     s3: Store, name: str, artifacts: dict[str, Path], version: str
 ) -> None:
-    outputs = release.run(inputs(name, artifacts))
+    outputs = release.run(make_inputs(name, artifacts))
     if version:
         message = "version 7 of the model .* does not exist"
     else:
@@ -178,9 +178,9 @@ def test_an_unknown_version_cannot_be_reproduced(
 def test_a_retried_release_registers_one_version(
     s3: Store, name: str, artifacts: dict[str, Path]
 ) -> None:
-    outputs = release.run(inputs(name, artifacts))
+    outputs = release.run(make_inputs(name, artifacts))
     tracking.record_champion(name, outputs.version, "cards-1")
-    second_outputs = release.run(inputs(name, artifacts))
+    second_outputs = release.run(make_inputs(name, artifacts))
     assert second_outputs.version == outputs.version
     assert second_outputs.model_uri == outputs.model_uri
 
@@ -199,7 +199,9 @@ def test_two_processes_that_release_the_same_files_at_once_register_one_version(
     tmp_path: Path,
 ) -> None:
     requests = [
-        inputs(name, artifacts, workflow=f"{name}-{number}", created=f"2026-01-0{number}T00:00:00Z")
+        make_inputs(
+            name, artifacts, workflow=f"{name}-{number}", created=f"2026-01-0{number}T00:00:00Z"
+        )
         for number in (1, 2)
     ]
     start_barrier = threading.Barrier(2, timeout=300)
@@ -242,30 +244,30 @@ def test_two_processes_that_release_the_same_files_at_once_register_one_version(
 def test_a_version_of_another_bucket_is_not_the_version_of_this_release(
     s3: Store, name: str, artifacts: dict[str, Path]
 ) -> None:
-    outputs = release.run(inputs(name, artifacts))
+    outputs = release.run(make_inputs(name, artifacts))
     other_version = tracking.register_version(
         name, outputs.model_uri, f"s3://other/{outputs.model_uri}", "ab" * 32, "", {}
     )
     assert other_version.version == "2"
-    assert release.run(inputs(name, artifacts)).version == "1"
+    assert release.run(make_inputs(name, artifacts)).version == "1"
 
 
 @pytest.mark.parametrize("lost", ["release.json", "state/a.npy"])
 def test_an_interrupted_release_is_completed_by_the_retry(
     s3: Store, name: str, artifacts: dict[str, Path], lost: str
 ) -> None:
-    outputs = release.run(inputs(name, artifacts))
+    outputs = release.run(make_inputs(name, artifacts))
     s3.delete([outputs.model_uri + lost])
-    assert release.run(inputs(name, artifacts)) == outputs
+    assert release.run(make_inputs(name, artifacts)) == outputs
     assert s3.head(outputs.model_uri + lost)
 
 
 def test_changed_content_is_a_new_release(s3: Store, name: str, artifacts: dict[str, Path]) -> None:
-    first_outputs = release.run(inputs(name, artifacts))
+    first_outputs = release.run(make_inputs(name, artifacts))
     tracking.record_champion(name, first_outputs.version, "cards-1")
     # the weights are the same, but the state differs
     (artifacts["dataset"] / "state" / "a.npy").write_text("newer")
-    second_result = release.run(inputs(name, artifacts, workflow=f"{name}-2"))
+    second_result = release.run(make_inputs(name, artifacts, workflow=f"{name}-2"))
     assert second_result.version == "2"
     assert second_result.content != first_outputs.content
 
@@ -274,14 +276,14 @@ def test_a_model_with_another_verdict_is_not_released(
     s3: Store, name: str, artifacts: dict[str, Path]
 ) -> None:
     with pytest.raises(ConfigError, match='the verdict is "keep"'):
-        release.run(inputs(name, artifacts, verdict="keep"))
+        release.run(make_inputs(name, artifacts, verdict="keep"))
     assert not list(s3.list(f"releases/{name}/"))
 
 
 def test_an_incomplete_model_or_dataset_is_rejected(
     s3: Store, name: str, artifacts: dict[str, Path]
 ) -> None:
-    request = inputs(name, artifacts)
+    request = make_inputs(name, artifacts)
     (artifacts["model"] / "model.safetensors").unlink()
     with pytest.raises(DataError, match=r"model\.safetensors does not exist"):
         release.run(request)
@@ -293,7 +295,7 @@ def test_an_incomplete_model_or_dataset_is_rejected(
 def test_a_missing_bucket_is_named(
     s3: Store, name: str, artifacts: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request = inputs(name, artifacts)
+    request = make_inputs(name, artifacts)
     monkeypatch.setenv("S3_BUCKET", "nowhere")
     with pytest.raises((StorageError, NotFound), match="nowhere"):
         release.run(request)

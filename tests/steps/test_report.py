@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 
-def client(uri: str | None = None) -> "MlflowClient":
+def make_client(uri: str | None = None) -> "MlflowClient":
     from mlflow import MlflowClient
 
     return MlflowClient(uri)
@@ -75,7 +75,7 @@ def test_the_mlflow_run_gets_the_status_of_the_workflow(
             workflow=name, status=status, failures=failures, experiment="reports"
         )
         assert report.run(inputs).run_id == run_id
-    run = client(mlflow_server).get_run(run_id)
+    run = make_client(mlflow_server).get_run(run_id)
     assert run.info.status == expected
     assert run.data.tags.get("rekindle.failures") == tag
 
@@ -161,7 +161,7 @@ def report_run(
             )
         )
 
-    return client().get_run(run_id)
+    return make_client().get_run(run_id)
 
 
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_the_run_shows_how_workers_spent_their_time(
     assert tags["rekindle.preemptions"] == "1"
     assert tags["rekindle.device"] == "cpu"
 
-    folder = Path(client().download_artifacts(run.info.run_id, "ledger", str(tmp_path)))
+    folder = Path(make_client().download_artifacts(run.info.run_id, "ledger", str(tmp_path)))
     assert "worker-1 was lost (connection closed) at step 10" in (folder / "story.txt").read_text()
     assert not [name for name in {**metrics, **tags} if "cost" in name or "currency" in name], (
         "without prices"
@@ -211,7 +211,7 @@ def test_one_run_distinguishes_its_two_trainings(mlflow_server: str, s3: Store) 
     report.run(
         report.Inputs(workflow=name, status="Succeeded", experiment="reports", ledgers=ledgers)
     )
-    run_data = client().get_run(run_id).data
+    run_data = make_client().get_run(run_id).data
     assert {
         "train-small/workers/preemptions",
         "train-wide/workers/preemptions",
@@ -257,7 +257,7 @@ def test_the_run_has_the_costs_of_its_training_if_the_manifest_has_prices(
         metrics["cost/saved"], abs=2e-9
     )
     assert tags["rekindle.currency"] == "USD"
-    folder = Path(client().download_artifacts(run.info.run_id, "ledger", str(tmp_path)))
+    folder = Path(make_client().download_artifacts(run.info.run_id, "ledger", str(tmp_path)))
     assert (
         "The training cost 0.00060 USD: 0.00043 trained, 0.00017 waited."
         in (folder / "story.txt").read_text()
@@ -286,7 +286,7 @@ def test_the_page_of_a_run_shows_its_verdict_and_plots(mlflow_server: str, tmp_p
         )
     )
 
-    note_text = client(mlflow_server).get_run(run_id).data.tags["mlflow.note.content"]
+    note_text = make_client(mlflow_server).get_run(run_id).data.tags["mlflow.note.content"]
     verdict, failure, picture = note_text.split("\n\n")
     assert verdict == "**keep**: The candidate is worse."
     assert failure.startswith("**failed**: train: ")
@@ -315,7 +315,7 @@ def test_a_missing_or_unreachable_ledger_does_not_fail_the_workflow(
     outputs = report.run(inputs)
     assert outputs.run_id == run_id
     assert outputs.warnings[0].startswith("the summary of the training is not recorded: ")
-    run = client(mlflow_server).get_run(run_id)
+    run = make_client(mlflow_server).get_run(run_id)
     assert run.info.status == "FINISHED"
     assert run.data.metrics == {}
 
@@ -342,7 +342,7 @@ def test_an_unexpected_error_in_a_summary_does_not_leave_the_run_open(
         )
     )
 
-    assert client(mlflow_server).get_run(run_id).info.status == "FINISHED"
+    assert make_client(mlflow_server).get_run(run_id).info.status == "FINISHED"
     costs, summary, *_ = outputs.warnings
     assert costs.startswith("the costs of the training are not recorded: ")
     assert summary == (

@@ -20,7 +20,7 @@ from tests.rekindle.training import toy
 from tests.rekindle.training.crew import Crew, has_joined, make_flags
 
 
-def sha256(s3: Store, prefix: str) -> str:
+def read_sha256(s3: Store, prefix: str) -> str:
     return json.loads(s3.get(f"{prefix}/model/model.json"))["sha256"]
 
 
@@ -44,7 +44,7 @@ def test_any_number_of_workers_gives_the_same_weights(
     members = [crew.start_worker(f"w{i}", argv) for i in range(workers)]
     assert coordinator.wait_for_exit_code() == 0, coordinator.read_log()
     assert [member.wait_for_exit_code() for member in members] == [0] * workers
-    assert sha256(s3, f"w{workers}") == undisturbed
+    assert read_sha256(s3, f"w{workers}") == undisturbed
 
 
 def test_a_killed_worker_loses_nothing_and_its_successor_joins(
@@ -65,7 +65,7 @@ def test_a_killed_worker_loses_nothing_and_its_successor_joins(
     assert second_worker.wait_for_exit_code() == 0, third_worker.read_log()
     assert third_worker.wait_for_exit_code() == 0, third_worker.read_log()
     assert "generation 2: second\n" in coordinator.read_log()
-    assert sha256(s3, "killed") == undisturbed
+    assert read_sha256(s3, "killed") == undisturbed
 
 
 def test_training_recovers_from_the_loss_of_all_workers_and_a_damaged_checkpoint(
@@ -97,7 +97,7 @@ def test_training_recovers_from_the_loss_of_all_workers_and_a_damaged_checkpoint
     assert f"chunk 0 ({chunk}) is damaged" in single_worker.read_log()
     assert newest in single_worker.read_log()
     assert f"resuming from step {step}" in single_worker.read_log()
-    assert sha256(s3, "all") == undisturbed
+    assert read_sha256(s3, "all") == undisturbed
 
 
 def test_sigterm_to_one_and_then_to_all_workers_loses_no_step(
@@ -125,7 +125,7 @@ def test_sigterm_to_one_and_then_to_all_workers_loses_no_step(
     assert c.wait_for_exit_code() == 0, c.read_log()
     assert coordinator.wait_for_exit_code() == 0, c.read_log()
     assert f"resuming from step {step}" in c.read_log()
-    assert sha256(s3, "term") == undisturbed
+    assert read_sha256(s3, "term") == undisturbed
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_the_group_does_not_wait_for_the_last_checkpoint_of_a_worker_that_leaves
         for event in ledger.read_events(s3, "leaver/checkpoints/ledger")
     ]
     assert ("checkpoint", "leaver") in events[events.index(("drain", "leaver")) :]
-    assert sha256(s3, "leaver") == undisturbed
+    assert read_sha256(s3, "leaver") == undisturbed
 
 
 def test_training_continues_without_its_coordinator(
@@ -179,7 +179,7 @@ def test_training_continues_without_its_coordinator(
     assert new_coordinator.wait_for_exit_code() == 0, new_coordinator.read_log()
     assert a.wait_for_exit_code() == 0, a.read_log() + b.read_log()
     assert b.wait_for_exit_code() == 0, a.read_log() + b.read_log()
-    assert sha256(s3, "headless") == undisturbed
+    assert read_sha256(s3, "headless") == undisturbed
 
 
 @pytest.mark.slow
@@ -211,7 +211,7 @@ def test_a_worker_with_a_snapshot_does_not_wait_for_another_that_reads_the_store
 
     assert codes == [0] * 4, waits.read_log()
     assert "in shared memory" in waits.read_log()
-    assert sha256(s3, "waits") == undisturbed
+    assert read_sha256(s3, "waits") == undisturbed
 
 
 def test_invalid_store_keys_end_a_worker_immediately_with_a_message(crew: Crew) -> None:
@@ -334,7 +334,7 @@ def test_torchrun_continues_after_a_kill_and_saves_on_sigterm(
     assert f"left after step {step}, after SIGTERM" in log.read_text()
     resumed_run = crew.start_lone_worker(argv)
     assert resumed_run.wait_for_exit_code() == 0, resumed_run.read_log()
-    assert sha256(s3, "torchrun") == undisturbed
+    assert read_sha256(s3, "torchrun") == undisturbed
 
 
 @pytest.mark.slow
@@ -345,7 +345,7 @@ def test_torchruns_environment_gives_the_same_weights(
     world = crew.meeting | {"WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
     members = [crew.start_lone_worker(argv, RANK=str(rank), **world) for rank in range(2)]
     assert [member.wait_for_exit_code() for member in members] == [0, 0], members[0].read_log()
-    assert sha256(s3, "environment") == undisturbed
+    assert read_sha256(s3, "environment") == undisturbed
 
 
 @pytest.mark.slow
@@ -360,7 +360,7 @@ def test_a_frozen_worker_does_not_delay_the_others(crew: Crew, s3: Store, undist
     assert coordinator.wait_for_exit_code(20) == 0, coordinator.read_log()
     assert [member.wait_for_exit_code() for member in members[:-1]] == [0, 0]
     assert "generation 2: " in coordinator.read_log()
-    assert sha256(s3, "frozen") == undisturbed
+    assert read_sha256(s3, "frozen") == undisturbed
 
 
 @pytest.mark.slow
@@ -375,4 +375,4 @@ def test_a_finished_model_ends_the_run_even_if_its_writer_did_not_report_it(
     assert crew.start_lone_worker(argv).wait_for_exit_code() == 0
     assert coordinator.wait_for_exit_code() == 0, coordinator.read_log()
     assert waiting.wait_for_exit_code() == 0, coordinator.read_log()
-    assert sha256(s3, "silent") == undisturbed
+    assert read_sha256(s3, "silent") == undisturbed

@@ -34,7 +34,9 @@ def run(tmp_path: Path) -> Run:
 def write_schedules(folder: Path, **lines: str) -> Path:
     """Write a CronWorkflow for each name and schedule into a file, and return the path of the
     file."""
-    spec = builders.workflow({"name": "main", "container": builders.shell("true")})["spec"]
+    spec = builders.make_workflow(
+        {"name": "main", "container": builders.make_shell_container("true")}
+    )["spec"]
     documents = [
         {
             "apiVersion": "argoproj.io/v1alpha1",
@@ -76,8 +78,8 @@ def test_a_schedule_is_listed_with_its_next_time_and_deleted(run: Run, tmp_path:
 
 def test_a_workflow_is_not_stored_but_run(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "w.json"
-    template = {"name": "main", "container": builders.shell("true")}
-    file.write_text(json.dumps(builders.workflow(template, name="once")))
+    template = {"name": "main", "container": builders.make_shell_container("true")}
+    file.write_text(json.dumps(builders.make_workflow(template, name="once")))
     result = run(f"apply {file}")
     assert result.returncode == 2
     assert f"Run it: `argolocal run {file}`" in result.stderr

@@ -46,7 +46,7 @@ class Releases:
         self.kinds = cluster.kinds.controllers(cluster, cluster.home / "run")
         self.objects = LocalObjects(cluster)
         for version in ("1", "2"):
-            running.release(Store.from_env(), prefix(version), version=version)
+            running.write_release(Store.from_env(), make_prefix(version), version=version)
             self.kinds["Deployment"].apply(make_deployment(version, env, grace_s))
         for version in ("1", "2"):
             self.await_replicas(version, 1)
@@ -72,12 +72,14 @@ class Releases:
         """Wait until `count` pods are ready, and all other pods have ended."""
         pods = self.cluster.home / "deployments" / f"echo-{version}" / "pods"
 
-        def status() -> dict[str, Any]:
+        def read_status() -> dict[str, Any]:
             return (self.kinds["Deployment"].read(f"echo-{version}") or {}).get("status", {})
 
         until(
             "all pods to be ready",
-            lambda: status().get("readyReplicas", 0) == status().get("replicas", 0) == count,
+            lambda: (
+                read_status().get("readyReplicas", 0) == read_status().get("replicas", 0) == count
+            ),
         )
         until("other pods to be gone", lambda: len(list(pods.iterdir())) <= count)
 
@@ -93,7 +95,7 @@ def env(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict
     return s3_environment
 
 
-def prefix(version: str) -> str:
+def make_prefix(version: str) -> str:
     return running.prefix_of(f"kept-{version}")
 
 
@@ -109,7 +111,7 @@ def make_deployment(version: str, env: dict[str, str], grace_s: float) -> dict[s
     container = {
         "name": "serve",
         "image": "any",
-        "command": [*SERVE, f"--grace-seconds={grace_s}", f"--model={prefix(version)}"],
+        "command": [*SERVE, f"--grace-seconds={grace_s}", f"--model={make_prefix(version)}"],
         "ports": [{"name": "http", "containerPort": 8080}],
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -233,7 +235,7 @@ def test_a_request_to_a_terminating_server_is_answered_by_the_next_server(
         releases.switch("2")
         supervisor = releases.supervisor()
         (server,) = [
-            child for child in supervisor.children() if prefix("1") in str(child.cmdline())
+            child for child in supervisor.children() if make_prefix("1") in str(child.cmdline())
         ]
         releases.scale("1", 0)
         until("the server to stop listening", lambda: not is_listening(server))

@@ -23,7 +23,7 @@ from argolocal.state.journal import DiskFull
 from rekindle.blocks.jobs.members import build_run_secret
 from rekindle.blocks.resource import render
 from rekindle.local.local_objects import LocalObjects
-from tests.argolocal.running import execute, resume
+from tests.argolocal.running import execute_manifest, resume_run
 from tests.waiting import until
 
 
@@ -66,7 +66,9 @@ def find_failure_message(status: dict[str, Any]) -> str:
 
 
 def test_a_patch_by_a_dead_runner_is_not_repeated(cluster: LocalCluster, tmp_path: Path) -> None:
-    execute(make_workflow({"action": "create", "manifest": make_config_map(a="1")}), {}, cluster)
+    execute_manifest(
+        make_workflow({"action": "create", "manifest": make_config_map(a="1")}), {}, cluster
+    )
     move = json.dumps([{"op": "move", "from": "/data/a", "path": "/data/b"}])
     patch = {"action": "patch", "mergeStrategy": "json", "flags": ["configmap/c"], "manifest": move}
     # the second runner does not know that the first runner has applied the patch
@@ -80,7 +82,7 @@ def test_a_patch_by_a_dead_runner_is_not_repeated(cluster: LocalCluster, tmp_pat
 
 
 def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
-    execute(
+    execute_manifest(
         make_workflow({"action": "apply", "manifest": make_config_map(a="1", b="1")}), {}, cluster
     )
     stored = cluster.home / "objects/ConfigMap/c.json"
@@ -89,7 +91,7 @@ def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
 
     for number in range(20):
         objects.patch("ConfigMap", "c", {"data": {"a": str(number % 2)}})
-        execute(
+        execute_manifest(
             make_workflow({"action": "patch", "manifest": make_config_map(a=str(number % 2))}),
             {},
             cluster,
@@ -110,7 +112,9 @@ def test_repeated_patches_do_not_grow_an_object(cluster: LocalCluster) -> None:
         Controller(cluster, "ConfigMap").apply(json.loads(stored.read_text()))
 
     assert len(stored.read_bytes()) < 3 * len(json.dumps(patched_object))
-    execute(make_workflow({"action": "apply", "manifest": make_config_map(a="2")}), {}, cluster)
+    execute_manifest(
+        make_workflow({"action": "apply", "manifest": make_config_map(a="2")}), {}, cluster
+    )
     assert cluster.configmap("c") == {"a": "2"}, "what was applied, and is no more, goes"
 
 
@@ -123,7 +127,7 @@ def test_a_change_based_on_an_old_resource_version_is_a_conflict(cluster: LocalC
     }
 
     def version() -> str:
-        status = execute(make_workflow(get, outputs=outputs), {}, cluster)
+        status = execute_manifest(make_workflow(get, outputs=outputs), {}, cluster)
         return next(node for node in status["nodes"].values() if node["type"] == "Pod")["outputs"][
             "parameters"
         ][0]["value"]
@@ -131,7 +135,9 @@ def test_a_change_based_on_an_old_resource_version_is_a_conflict(cluster: LocalC
     def applied(version: str, **data: str) -> dict[str, Any]:
         obj = json.loads(make_config_map(**data))
         obj["metadata"]["resourceVersion"] = version
-        return execute(make_workflow({"action": "apply", "manifest": json.dumps(obj)}), {}, cluster)
+        return execute_manifest(
+            make_workflow({"action": "apply", "manifest": json.dumps(obj)}), {}, cluster
+        )
 
     assert version() == ""
     assert applied("", a="1")["phase"] == "Succeeded"
@@ -159,7 +165,7 @@ def test_a_full_disk_is_reported_and_the_run_can_be_resumed(cluster: LocalCluste
     with pytest.raises(DiskFull, match=f"Free some space, then `rekindle resume {run.name}`"):
         run.run()
     draft.unlink()
-    assert resume(run.name, cluster)["phase"] == "Succeeded"
+    assert resume_run(run.name, cluster)["phase"] == "Succeeded"
 
 
 def test_the_secret_of_a_training_is_new_for_each_run_and_only_in_its_own_file(
@@ -199,7 +205,7 @@ def test_an_object_can_be_created_patched_read_and_deleted(cluster: LocalCluster
     outputs = {"parameters": [{"name": "b", "valueFrom": {"jsonPath": "{.data.b}"}}]}
     get = {"action": "get", "manifest": make_config_map()}
 
-    status = execute(
+    status = execute_manifest(
         make_workflow(
             {"action": "create", "manifest": make_config_map(a="1")}, patch, get, outputs=outputs
         ),
@@ -212,7 +218,7 @@ def test_an_object_can_be_created_patched_read_and_deleted(cluster: LocalCluster
     node = next(node for node in status["nodes"].values() if node["displayName"] == "r2")
     assert node["outputs"]["parameters"][0]["value"] == "2"
 
-    status = execute(
+    status = execute_manifest(
         make_workflow(
             {"action": "delete", "flags": ["configmap", "c"]},
             {"action": "delete", "flags": ["configmap/c"]},
@@ -231,7 +237,7 @@ def run_json_paths(cluster: LocalCluster, *paths: str, **source: str) -> dict[st
         {"name": f"p{i}", "valueFrom": {"jsonPath": path, **source}} for i, path in enumerate(paths)
     ]
     create = {"action": "apply", "manifest": make_config_map(**{"x": "1", "y.z": "2"})}
-    status = execute(make_workflow(create, outputs={"parameters": names}), {}, cluster)
+    status = execute_manifest(make_workflow(create, outputs={"parameters": names}), {}, cluster)
     return next(node for node in status["nodes"].values() if node["displayName"] == "r0")
 
 
@@ -282,7 +288,7 @@ def test_an_invalid_json_path_is_rejected_before_the_run(
 def test_a_delete_with_outputs_fails_and_deletes_nothing(cluster: LocalCluster) -> None:
     run_json_paths(cluster, "{.kind}")
     outputs = {"parameters": [{"name": "a", "valueFrom": {"jsonPath": "{.kind}"}}]}
-    status = execute(
+    status = execute_manifest(
         make_workflow({"action": "delete", "flags": ["configmap/c"]}, outputs=outputs), {}, cluster
     )
     assert "are not supported for delete action" in find_failure_message(status)
@@ -292,11 +298,11 @@ def test_a_delete_with_outputs_fails_and_deletes_nothing(cluster: LocalCluster) 
 def test_an_error_of_kubectl_fails_the_step(cluster: LocalCluster) -> None:
     create = {"action": "create", "manifest": make_config_map()}
     assert "already exists" in find_failure_message(
-        execute(make_workflow(create, create), {}, cluster)
+        execute_manifest(make_workflow(create, create), {}, cluster)
     )
 
     assert "not found" in find_failure_message(
-        execute(
+        execute_manifest(
             make_workflow({"action": "get", "manifest": make_config_map().replace('"c"', '"d"')}),
             {},
             cluster,
@@ -304,7 +310,7 @@ def test_an_error_of_kubectl_fails_the_step(cluster: LocalCluster) -> None:
     )
 
     assert 'no matches for kind "Gadget"' in find_failure_message(
-        execute(
+        execute_manifest(
             make_workflow({"action": "apply", "manifest": "{kind: Gadget, metadata: {name: g}}"}),
             {},
             cluster,
@@ -331,14 +337,16 @@ def test_a_step_waits_for_its_condition_and_fails_if_its_object_is_deleted(
     threading.Thread(
         target=apply_later, args=[lambda: objects.change("c", lambda obj: {**(obj or {}), **ready})]
     ).start()
-    assert execute(make_workflow(wait), {}, cluster)["phase"] == "Succeeded"
+    assert execute_manifest(make_workflow(wait), {}, cluster)["phase"] == "Succeeded"
     objects.delete("c")
     threading.Thread(target=apply_later, args=[lambda: objects.delete("c")]).start()
-    assert "has been deleted" in find_failure_message(execute(make_workflow(wait), {}, cluster))
+    assert "has been deleted" in find_failure_message(
+        execute_manifest(make_workflow(wait), {}, cluster)
+    )
 
 
 def test_the_owner_of_an_object_is_its_workflow(cluster: LocalCluster) -> None:
-    execute(
+    execute_manifest(
         make_workflow(
             {"action": "apply", "manifest": make_config_map(), "setOwnerReference": True}
         ),
@@ -380,14 +388,16 @@ def test_a_json_patch_applies_to_the_object_in_the_flags(cluster: LocalCluster) 
         "manifest": change,
     }
 
-    status = execute(make_workflow(create, patch, named), {}, cluster)
+    status = execute_manifest(make_workflow(create, patch, named), {}, cluster)
     assert status["phase"] == "Succeeded", status
     obj = Controller(cluster, "ConfigMap").get("c")
     assert obj
     assert obj["metadata"]["annotations"]["x/y"] == "3"
     assert not obj.get("data")
     operations[1]["path"] = "/data/none"
-    status = execute(make_workflow({**patch, "manifest": json.dumps(operations)}), {}, cluster)
+    status = execute_manifest(
+        make_workflow({**patch, "manifest": json.dumps(operations)}), {}, cluster
+    )
     assert "missing path: /data/none" in find_failure_message(status)
     assert Controller(cluster, "ConfigMap").get("c") == obj
 
@@ -475,7 +485,7 @@ def test_an_unknown_kind_is_rejected_before_the_run(
     with pytest.raises(
         ConfigError, match=r"spec\.templates\[1\]\.resource\.(flags|manifest) is a (pods?|Job),"
     ):
-        execute(make_workflow(resource), {}, cluster)
+        execute_manifest(make_workflow(resource), {}, cluster)
 
 
 def test_a_delete_by_labels_deletes_only_matching_objects(cluster: LocalCluster) -> None:
@@ -492,10 +502,10 @@ def test_a_delete_by_labels_deletes_only_matching_objects(cluster: LocalCluster)
         "action": "delete",
         "flags": ["configmap", "--selector", "app.kubernetes.io/x=1", "-n", "default"],
     }
-    assert execute(make_workflow(delete), {}, cluster)["phase"] == "Succeeded"
+    assert execute_manifest(make_workflow(delete), {}, cluster)["phase"] == "Succeeded"
     assert Controller(cluster, "ConfigMap").names() == ["b", "c"]
     delete = {"action": "delete", "flags": ["configmaps", "--selector=app.kubernetes.io/x"]}
-    assert execute(make_workflow(delete), {}, cluster)["phase"] == "Succeeded"
+    assert execute_manifest(make_workflow(delete), {}, cluster)["phase"] == "Succeeded"
     assert Controller(cluster, "ConfigMap").names() == ["c"]
 
 
@@ -514,7 +524,7 @@ def test_a_flag_with_an_unsupported_effect_is_rejected(
     cluster: LocalCluster, resource: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=r"resource\.flags.*" + message):
-        execute(make_workflow(resource), {}, cluster)
+        execute_manifest(make_workflow(resource), {}, cluster)
 
 
 NESTED_ANCHORS = "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40))

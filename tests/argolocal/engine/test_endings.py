@@ -12,11 +12,11 @@ from argolocal.state.journal import reset_interrupted
 from tests.argolocal.runner.played import (
     make_dag,
     make_leaf,
+    make_parameters,
     make_scheduler,
-    parameters,
-    phase,
+    make_steps_template,
+    phase_of,
     play,
-    steps,
 )
 
 
@@ -26,7 +26,7 @@ def list_action_ids(actions: list[Any], kind: type = StartPod) -> list[str]:
 
 def test_a_daemon_that_exits_by_itself_fails_and_is_not_killed() -> None:
     s = make_scheduler(
-        steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]),
+        make_steps_template([{"name": "server", "template": "daemon"}], [{"name": "client"}]),
         make_leaf("daemon", daemon=True),
         make_leaf(),
     )
@@ -43,7 +43,7 @@ def test_a_daemon_that_exits_by_itself_fails_and_is_not_killed() -> None:
 
 def test_a_daemon_is_killed_when_its_template_completes() -> None:
     s = make_scheduler(
-        steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]),
+        make_steps_template([{"name": "server", "template": "daemon"}], [{"name": "client"}]),
         make_leaf("daemon", daemon=True),
         make_leaf(),
     )
@@ -84,7 +84,9 @@ def test_an_exit_handler_continues_after_the_deadline_of_the_workflow() -> None:
 @pytest.mark.parametrize(("shutdown", "handled"), [("Stop", True), ("Terminate", False)])
 def test_stop_runs_the_exit_handler_and_terminate_does_not(shutdown: str, handled: bool) -> None:
     first_run = make_scheduler(
-        steps([{"name": "a"}, {"name": "pause", "template": "wait"}], [{"name": "b"}]),
+        make_steps_template(
+            [{"name": "a"}, {"name": "pause", "template": "wait"}], [{"name": "b"}]
+        ),
         make_leaf(),
         {"name": "wait", "suspend": {}},
         make_leaf("bye"),
@@ -98,7 +100,7 @@ def test_stop_runs_the_exit_handler_and_terminate_does_not(shutdown: str, handle
     assert list_action_ids(actions, KillPod) == [pod, s.table.id("w[0].pause")]
     assert s.nodes[pod]["message"] == f"workflow shutdown with strategy:  {shutdown}"
     assert s.nodes[s.table.id("w[0].pause")]["message"] == f"Stopped with strategy '{shutdown}'"
-    assert phase(s, "onExit") == ("Pending" if handled else "")
+    assert phase_of(s, "onExit") == ("Pending" if handled else "")
 
     if handled:
         (bye,) = list_action_ids(actions)
@@ -141,7 +143,7 @@ def test_a_task_with_an_invalid_template_ends_in_an_error() -> None:
         make_dag({"name": "a"}, {"name": "b", "template": "given"}), make_leaf(), with_input
     )
     assert play(s) == ["a"]
-    assert phase(s, "b") == "Error"
+    assert phase_of(s, "b") == "Error"
     assert s.status["phase"] == "Error"
 
 
@@ -237,10 +239,10 @@ def test_a_suspended_workflow_starts_no_pod() -> None:
 
 
 def test_a_workflow_whose_only_step_is_skipped_succeeds() -> None:
-    s = make_scheduler(steps([{"name": "a", "when": "false"}]), make_leaf())
+    s = make_scheduler(make_steps_template([{"name": "a", "when": "false"}]), make_leaf())
     assert play(s) == []
     assert s.status["phase"] == "Succeeded"
-    s = make_scheduler(make_dag({"name": "a", "arguments": parameters()}), {"name": "one"})
+    s = make_scheduler(make_dag({"name": "a", "arguments": make_parameters()}), {"name": "one"})
     play(s)
     assert s.status["phase"] == "Error"
     assert "Template 'one' missing specification" in str(s.nodes)

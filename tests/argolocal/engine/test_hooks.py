@@ -6,11 +6,11 @@ from argolocal.engine.nodes import PodEnded, PodStarted, StartPod
 from tests.argolocal.runner.played import (
     make_dag,
     make_leaf,
+    make_parameters,
     make_scheduler,
-    parameters,
-    phase,
+    make_steps_template,
+    phase_of,
     play,
-    steps,
 )
 
 
@@ -57,7 +57,7 @@ def test_a_task_hook_runs_in_parallel_and_delays_dependents() -> None:
     ]
 
     assert s.nodes[failed.id]["name"] == "w.a.hooks.failed"
-    assert phase(s, "b") == ""
+    assert phase_of(s, "b") == ""
     actions = s.advance(4, [PodEnded(beside.id, "Succeeded"), PodEnded(failed.id, "Failed")])
     assert [s.nodes[action.id]["name"] for action in actions] == ["w.b"]
 
@@ -65,16 +65,18 @@ def test_a_task_hook_runs_in_parallel_and_delays_dependents() -> None:
 def test_a_failed_hook_does_not_fail_its_step() -> None:
     hooks = {"done": make_hook("steps.a.status == 'Succeeded'")}
     s = make_scheduler(
-        steps([{"name": "a", "hooks": hooks}], [{"name": "b"}]), make_leaf(), make_leaf("note")
+        make_steps_template([{"name": "a", "hooks": hooks}], [{"name": "b"}]),
+        make_leaf(),
+        make_leaf("note"),
     )
     assert play(s, {"w[0].a.hooks.done": "Failed"}) == ["w[0].a", "w[0].a.hooks.done", "w[1].b"]
 
 
 def test_a_hook_can_read_the_outputs_of_its_own_node() -> None:
-    arguments = parameters(x="{{steps.a.outputs.parameters.y}}")
+    arguments = make_parameters(x="{{steps.a.outputs.parameters.y}}")
     note = make_leaf("note", inputs={"parameters": [{"name": "x"}]})
     hooks = {"done": make_hook("steps.a.status == 'Succeeded'", arguments=arguments)}
-    s = make_scheduler(steps([{"name": "a", "hooks": hooks}]), make_leaf(), note)
+    s = make_scheduler(make_steps_template([{"name": "a", "hooks": hooks}]), make_leaf(), note)
     play(s, outputs={"w[0].a": {"parameters": [{"name": "y", "value": "42"}]}})
     assert s.nodes[s.table.id("w[0].a.hooks.done")]["inputs"]["parameters"] == [
         {"name": "x", "value": "42"}

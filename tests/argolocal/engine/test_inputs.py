@@ -12,12 +12,12 @@ from argolocal.runner.cluster import LocalCluster
 from tests.argolocal.runner.played import (
     make_dag,
     make_leaf,
+    make_parameters,
     make_scheduler,
-    parameters,
+    make_steps_template,
     play,
-    steps,
 )
-from tests.argolocal.running import execute
+from tests.argolocal.running import execute_manifest
 
 PRINT_TAGS_SCRIPT = """cat <<END
 {{workflow.duration}} {{workflow.status}}
@@ -31,7 +31,7 @@ sleep 0.2"""
 
 def run_and_read_logs(home: Path, manifest: dict[str, Any]) -> list[list[str]]:
     """Run a manifest and return the output lines of each step, sorted by name."""
-    status = execute(manifest, {}, LocalCluster(home))
+    status = execute_manifest(manifest, {}, LocalCluster(home))
     assert status["phase"] == "Succeeded", status
     return [log.read_text().splitlines() for log in sorted(home.glob("runs/*/logs/*.log"))]
 
@@ -99,7 +99,7 @@ def test_workflow_failures_have_the_format_of_argo(tmp_path: Path) -> None:
 
     for entrypoint, name in (("fail", "bad"), ("pass", "good")):
         spec = {"entrypoint": entrypoint, "onExit": "tell", "templates": [fail, pass_, tell]}
-        execute(
+        execute_manifest(
             {"kind": "Workflow", "metadata": {"name": name}, "spec": spec},
             {},
             LocalCluster(tmp_path),
@@ -124,7 +124,7 @@ def test_workflow_failures_have_the_format_of_argo(tmp_path: Path) -> None:
 
 def test_numbers_and_texts_in_the_results_of_a_loop_stay_as_written() -> None:
     leaf_template = make_leaf("one", inputs={"parameters": [{"name": "x"}]})
-    arguments = parameters(x="{{item}}")
+    arguments = make_parameters(x="{{item}}")
 
     results = [
         '{"b": 1, "a": 1.0}',
@@ -138,7 +138,7 @@ def test_numbers_and_texts_in_the_results_of_a_loop_stay_as_written() -> None:
 
     tasks = (
         {"name": "a", "withItems": [0, 1, 2, 3, 4, 5, 6], "arguments": arguments},
-        {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.result}}")},
+        {"name": "b", "depends": "a", "arguments": make_parameters(x="{{tasks.a.outputs.result}}")},
         {
             "name": "c",
             "depends": "a",
@@ -171,10 +171,11 @@ def test_numbers_in_lists_of_a_loop_are_formatted_as_in_go() -> None:
     show = {
         "name": "b",
         "depends": "a",
-        "arguments": parameters(x="{{tasks.a.outputs.parameters.p}}"),
+        "arguments": make_parameters(x="{{tasks.a.outputs.parameters.p}}"),
     }
     s = make_scheduler(
-        make_dag({"name": "a", "withItems": [0]}, show), make_leaf("one", inputs=parameters(x=""))
+        make_dag({"name": "a", "withItems": [0]}, show),
+        make_leaf("one", inputs=make_parameters(x="")),
     )
     play(
         s,
@@ -199,7 +200,9 @@ def test_a_global_output_of_a_dag_is_exported_only_by_an_outer_dag(
     }
     call = {"name": "c", "template": "inner"}
     s = make_scheduler(
-        make_dag(call) if outer == "dag" else steps([call]), inner_template, make_leaf()
+        make_dag(call) if outer == "dag" else make_steps_template([call]),
+        inner_template,
+        make_leaf(),
     )
     name = "c.a" if outer == "dag" else "w[0].c.a"
     play(s, outputs={name: {"parameters": [{"name": "p", "value": "P", "globalName": "g"}]}})

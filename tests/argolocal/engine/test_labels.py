@@ -8,12 +8,12 @@ import pytest
 from argolocal.errors import ConfigError
 from argolocal.runner.cluster import LocalCluster
 from argolocal.state.journal import RunFiles
-from tests.argolocal.running import execute
-from tests.builders import shell
+from tests.argolocal.running import execute_manifest
+from tests.builders import make_shell_container
 
 
 def run_with_labels(home: Path, labels: dict[str, str], value: str = "bar") -> dict[str, Any]:
-    container = shell("echo '{{workflow.labels.foo}}'")
+    container = make_shell_container("echo '{{workflow.labels.foo}}'")
 
     spec = {
         "entrypoint": "main",
@@ -30,7 +30,7 @@ def run_with_labels(home: Path, labels: dict[str, str], value: str = "bar") -> d
         "spec": spec,
     }
 
-    return execute(manifest, {"foo": value}, LocalCluster(home))
+    return execute_manifest(manifest, {"foo": value}, LocalCluster(home))
 
 
 def test_a_label_has_the_value_of_its_expression(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from argolocal.state.journal import reset_interrupted
 from tests.argolocal.runner.played import (
     make_dag,
     make_leaf,
+    make_parameters,
     make_scheduler,
-    parameters,
-    phase,
+    make_steps_template,
+    phase_of,
     play,
-    steps,
 )
-from tests.effort import calls
+from tests.effort import count_calls
 
 
 def test_dependents_run_after_a_skipped_but_not_after_an_omitted_task() -> None:
@@ -33,7 +33,7 @@ def test_dependents_run_after_a_skipped_but_not_after_an_omitted_task() -> None:
         make_leaf(),
     )
     assert play(s) == ["b"]
-    assert [phase(s, name) for name in "abcd"] == ["Skipped", "Succeeded", "Omitted", "Omitted"]
+    assert [phase_of(s, name) for name in "abcd"] == ["Skipped", "Succeeded", "Omitted", "Omitted"]
     assert s.status["phase"] == "Succeeded"
 
 
@@ -51,7 +51,7 @@ def test_an_omitted_leaf_below_a_failed_task_makes_the_dag_fail() -> None:
     )
     play(s, {"train": "Failed"})
     assert s.status["phase"] == "Failed"
-    assert phase(s, "deploy") == "Omitted"
+    assert phase_of(s, "deploy") == "Omitted"
 
 
 def test_a_failed_dag_target_fails_the_dag_even_if_a_leaf_below_it_succeeds() -> None:
@@ -59,11 +59,11 @@ def test_a_failed_dag_target_fails_the_dag_even_if_a_leaf_below_it_succeeds() ->
     s = make_scheduler(make_dag(*tasks, target="verify restore"), make_leaf())
     play(s, {"verify": "Failed"})
     assert s.status["phase"] == "Failed"
-    assert phase(s, "restore") == "Succeeded"
+    assert phase_of(s, "restore") == "Succeeded"
 
 
 def test_an_error_of_a_step_is_a_failure_of_a_steps_template_and_an_error_of_a_dag() -> None:
-    s = make_scheduler(steps([{"name": "a"}]), make_leaf())
+    s = make_scheduler(make_steps_template([{"name": "a"}]), make_leaf())
     play(s, {"w[0].a": "Error"})
     assert s.status["phase"] == "Failed"
     s = make_scheduler(make_dag({"name": "a"}), make_leaf())
@@ -137,11 +137,15 @@ def test_an_empty_loop_is_skipped_and_its_successor_runs(items: str) -> None:
 def test_a_loop_collects_the_outputs_of_its_items() -> None:
     leaf_template = make_leaf("one", inputs={"parameters": [{"name": "x"}]})
     tasks = (
-        {"name": "a", "withItems": [1, "b", {"k": "v"}], "arguments": parameters(x="{{item}}")},
+        {
+            "name": "a",
+            "withItems": [1, "b", {"k": "v"}],
+            "arguments": make_parameters(x="{{item}}"),
+        },
         {
             "name": "b",
             "depends": "a",
-            "arguments": parameters(
+            "arguments": make_parameters(
                 x="{{tasks.a.outputs.parameters.p}} {{tasks.a.outputs.result}}"
             ),
         },
@@ -167,7 +171,7 @@ def test_an_output_of_a_skipped_step_is_its_default_or_the_default_of_the_input(
 
     skipped = make_leaf("made", outputs=outputs)
     used = make_leaf("one", inputs={"parameters": [{"name": "x", "default": "X"}, {"name": "y"}]})
-    arguments = parameters(
+    arguments = make_parameters(
         x="{{tasks.a.outputs.parameters.p}}", y="{{tasks.a.outputs.parameters.q}}"
     )
 
@@ -185,7 +189,7 @@ def test_an_output_of_a_skipped_step_is_its_default_or_the_default_of_the_input(
 
 
 def test_a_false_condition_does_not_resolve_arguments() -> None:
-    argument = parameters(x="{{tasks.a.outputs.result}}")
+    argument = make_parameters(x="{{tasks.a.outputs.result}}")
     s = make_scheduler(
         make_dag(
             {"name": "a"}, {"name": "b", "depends": "a", "when": "1 == 2", "arguments": argument}
@@ -193,14 +197,18 @@ def test_a_false_condition_does_not_resolve_arguments() -> None:
         make_leaf(),
     )
     play(s)
-    assert phase(s, "b") == "Skipped"
+    assert phase_of(s, "b") == "Skipped"
 
 
 def test_a_workflow_that_argo_would_never_end_ends_with_a_reason() -> None:
     s = make_scheduler(
         make_dag(
             {"name": "a"},
-            {"name": "b", "depends": "a", "arguments": parameters(x="{{tasks.a.outputs.result}}")},
+            {
+                "name": "b",
+                "depends": "a",
+                "arguments": make_parameters(x="{{tasks.a.outputs.result}}"),
+            },
         ),
         make_leaf(),
     )
@@ -246,7 +254,10 @@ def test_an_exit_handler_runs_after_a_failure_and_its_own_failure_fails_the_work
 
 def test_a_task_hook_delays_dependents_and_cannot_fail_the_task() -> None:
     hook = {
-        "exit": {"template": "bye", "arguments": parameters(x="{{tasks.a.outputs.parameters.p}}")}
+        "exit": {
+            "template": "bye",
+            "arguments": make_parameters(x="{{tasks.a.outputs.parameters.p}}"),
+        }
     }
     s = make_scheduler(
         make_dag({"name": "a", "hooks": hook}, {"name": "b", "depends": "a"}),
@@ -346,14 +357,14 @@ def test_the_cost_per_node_does_not_grow_with_the_number_of_nodes(shape: str) ->
             tasks = [{"name": n} for n in names]
 
         if shape == "steps":
-            main_template = steps(tasks)
+            main_template = make_steps_template(tasks)
         else:
             main_template = make_dag(
                 *({**task, **dependency.get(task["name"], {})} for task in tasks)
             )
 
         started: list[Any] = []
-        total = calls(
+        total = count_calls(
             lambda: started.extend(play(make_scheduler(main_template, make_leaf(), parallelism=2)))
         )
         assert len(started) == count
@@ -415,7 +426,7 @@ def test_the_duration_of_an_attempt_is_in_whole_seconds_as_expressions_expect() 
 
 
 def test_a_template_that_calls_itself_for_ever_ends_in_an_error_as_on_argo() -> None:
-    s = make_scheduler(steps([{"name": "again", "template": "main"}]))
+    s = make_scheduler(make_steps_template([{"name": "again", "template": "main"}]))
     play(s)
     deepest = [node for node in s.nodes.values() if node["phase"] == "Error"]
     assert len(deepest) == 1
@@ -457,7 +468,7 @@ def test_pods_of_a_dead_runner_restart_in_spite_of_a_parallelism_limit() -> None
 
 def test_a_daemon_of_a_dead_runner_restarts_before_its_clients() -> None:
     first_run = make_scheduler(
-        steps([{"name": "server", "template": "daemon"}], [{"name": "client"}]),
+        make_steps_template([{"name": "server", "template": "daemon"}], [{"name": "client"}]),
         make_leaf("daemon", daemon=True),
         make_leaf(),
     )
@@ -472,7 +483,7 @@ def test_a_daemon_of_a_dead_runner_restarts_before_its_clients() -> None:
 
 def test_a_pod_of_a_dead_runner_restarts_although_its_parents_completed() -> None:
     parallel_steps = [
-        {"name": "a", "template": "given", "arguments": parameters(x="y")},
+        {"name": "a", "template": "given", "arguments": make_parameters(x="y")},
         {"name": "b", "template": "inline"},
     ]
     gives = {
@@ -486,7 +497,9 @@ def test_a_pod_of_a_dead_runner_restarts_although_its_parents_completed() -> Non
         "args": ["{{inputs.parameters.x}} {{retries}}"],
     }
     inline = {"name": "b", "template": "", "inline": {"container": make_leaf()["container"]}}
-    first_run = make_scheduler({**steps([parallel_steps[0], inline]), "outputs": gives}, with_input)
+    first_run = make_scheduler(
+        {**make_steps_template([parallel_steps[0], inline]), "outputs": gives}, with_input
+    )
     pods = first_run.advance(1000.0, [])
     first_run.advance(1001.0, [PodStarted(pod.id) for pod in pods])
     status = reset_interrupted(first_run.status, format_time(1002.0))
@@ -518,7 +531,7 @@ def test_a_workflow_with_an_error_waits_for_running_pods_even_after_a_resume() -
     invalid_template = make_leaf(
         "bad", retryStrategy={"limit": "1", "expression": "nothing.here > 1"}
     )
-    first_run = make_scheduler(steps(tasks), make_leaf(), invalid_template)
+    first_run = make_scheduler(make_steps_template(tasks), make_leaf(), invalid_template)
     slow, quick, wrong = first_run.advance(1000.0, [])
     first_run.advance(1001.0, [PodStarted(each.id) for each in (slow, quick, wrong)])
     first_run.advance(

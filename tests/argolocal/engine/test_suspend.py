@@ -19,8 +19,8 @@ from argolocal.engine.scheduler import Scheduler
 from argolocal.errors import ConfigError
 from argolocal.runner.run import resume_suspended
 from argolocal.state.journal import Busy, RunFiles
-from tests.argolocal.runner.played import make_leaf, make_scheduler, steps
-from tests.builders import workflow
+from tests.argolocal.runner.played import make_leaf, make_scheduler, make_steps_template
+from tests.builders import make_workflow
 from tests.waiting import until
 
 REKINDLE = [sys.executable, "-c", "from rekindle.__main__ import main; main()"]
@@ -44,7 +44,7 @@ def advance_to_approval(template: dict[str, Any]) -> Scheduler:
         "arguments": {"parameters": [ANSWER_ARGUMENT]},
     }
     echo = make_leaf("after", inputs={"parameters": [{"name": "x"}]})
-    s = make_scheduler(steps([{"name": "ask"}], [last_task]), template, echo)
+    s = make_scheduler(make_steps_template([{"name": "ask"}], [last_task]), template, echo)
     assert s.advance(1000.0) == []
     return s
 
@@ -159,7 +159,7 @@ def write_manifest(path: Path, **spec: Any) -> str:
     echo = {"image": "busybox", "command": ["echo"], "args": ["said {{inputs.parameters.x}}"]}
     templates = [{"name": "main", "steps": [[ask], [say]]}, make_approval()]
     templates.append({"name": "say", "inputs": {"parameters": [{"name": "x"}]}, "container": echo})
-    (path / "w.json").write_text(json.dumps(workflow(*templates, **spec)))
+    (path / "w.json").write_text(json.dumps(make_workflow(*templates, **spec)))
     return "w.json"
 
 

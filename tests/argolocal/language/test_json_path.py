@@ -8,8 +8,8 @@ import pytest
 from argolocal.errors import ConfigError
 from argolocal.language.json_path import PathError, select_values
 from argolocal.runner.cluster import LocalCluster
-from tests.argolocal.running import execute
-from tests.builders import workflow
+from tests.argolocal.running import execute_manifest
+from tests.builders import make_workflow
 
 DATA: dict[str, Any] = {
     "people": [
@@ -106,4 +106,6 @@ def test_an_unsupported_path_is_rejected_before_the_run_starts(path: str, tmp_pa
     with pytest.raises(
         ConfigError, match=r"templates\[0\]\.container\.command\[1\].*not supported"
     ):
-        execute(workflow({"name": "main", "container": echo}), {}, LocalCluster(tmp_path))
+        execute_manifest(
+            make_workflow({"name": "main", "container": echo}), {}, LocalCluster(tmp_path)
+        )

@@ -12,7 +12,7 @@ from argolocal.manifest.read import build_workflow, parse_objects, split_main_ob
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check_workflow
 from tests import builders
-from tests.argolocal.running import execute
+from tests.argolocal.running import execute_manifest
 
 WORKFLOW_AND_TEMPLATES = """
 apiVersion: argoproj.io/v1alpha1
@@ -62,7 +62,7 @@ def load_objects(text: str, home: Path) -> tuple[dict[str, Any], LocalCluster]:
 
 def test_a_stored_template_calls_templates_of_its_own_object(tmp_path: Path) -> None:
     workflow, cluster = load_objects(WORKFLOW_AND_TEMPLATES, tmp_path)
-    status = execute(workflow, {}, cluster)
+    status = execute_manifest(workflow, {}, cluster)
     assert status["phase"] == "Succeeded", status
     nodes = {node["name"]: node for node in status["nodes"].values()}
     assert nodes["w.a[0].once"]["outputs"]["parameters"][0]["value"] == "hello! me"
@@ -78,7 +78,7 @@ def test_a_number_in_a_stored_template_is_converted_as_by_argo(tmp_path: Path) -
         tmp_path,
     )
     workflow["spec"]["templates"][1]["dag"]["tasks"][0].pop("arguments")
-    status = execute(workflow, {}, cluster)
+    status = execute_manifest(workflow, {}, cluster)
     assert status["phase"] == "Succeeded", status
     nodes = {node["name"]: node for node in status["nodes"].values()}
     assert nodes["w.a[0].once"]["outputs"]["parameters"][0]["value"] == "1.5! me"
@@ -91,10 +91,10 @@ def test_inputs_and_outputs_of_stored_templates_are_checked_before_the_run(tmp_p
         'command: [test, "{{workflow.outputs.parameters.all}}", "=", "hello! me"]',
     )
     workflow, cluster = load_objects(text, tmp_path)
-    assert execute(workflow, {}, cluster)["phase"] == "Succeeded"
+    assert execute_manifest(workflow, {}, cluster)["phase"] == "Succeeded"
     del workflow["spec"]["templates"][1]["dag"]["tasks"][0]["arguments"]
     with pytest.raises(ConfigError, match=r'template twice of tools needs the input "x"'):
-        execute({**workflow, "metadata": {"name": "other"}}, {}, cluster)
+        execute_manifest({**workflow, "metadata": {"name": "other"}}, {}, cluster)
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_a_mistake_in_a_stored_template_is_found_before_the_run_if_it_is_called(
     with pytest.raises(
         ConfigError, match=rf"spec.templateRef\[tools\].templates\[twice\].*{re.escape(message)}"
     ):
-        execute(workflow, {}, cluster)
+        execute_manifest(workflow, {}, cluster)
     workflow["spec"]["templates"][1]["dag"]["tasks"][0]["templateRef"]["template"] = "say"
-    assert execute(workflow, {}, cluster)["phase"] == "Succeeded"
+    assert execute_manifest(workflow, {}, cluster)["phase"] == "Succeeded"
 
 
 def test_an_inline_template_cannot_read_the_inputs_of_its_stored_template(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_an_inline_template_cannot_read_the_inputs_of_its_stored_template(tmp_pa
     with pytest.raises(
         ConfigError, match=r"templates\[twice\].*inline.*inputs.parameters.x does not have a value"
     ):
-        execute(workflow, {}, cluster)
+        execute_manifest(workflow, {}, cluster)
 
     workflow["spec"]["templates"].append(
         {**other_objects[0]["spec"]["templates"][0], "name": "own"}
@@ -163,7 +163,7 @@ def test_an_inline_template_cannot_read_the_inputs_of_its_stored_template(tmp_pa
     task = workflow["spec"]["templates"][1]["dag"]["tasks"][0]
     del task["templateRef"]
     task["template"] = "own"
-    assert execute(workflow, {}, cluster)["phase"] == "Succeeded"
+    assert execute_manifest(workflow, {}, cluster)["phase"] == "Succeeded"
 
 
 def test_stored_templates_may_call_each_other_recursively(tmp_path: Path) -> None:
@@ -188,7 +188,9 @@ def test_stored_templates_may_call_each_other_recursively(tmp_path: Path) -> Non
 
     cluster = LocalCluster(tmp_path)
     cluster.store_objects([stored("a", "b"), stored("b", "a")])
-    status = execute(builders.workflow({"name": "main", "steps": [[call("a", "2")]]}), {}, cluster)
+    status = execute_manifest(
+        builders.make_workflow({"name": "main", "steps": [[call("a", "2")]]}), {}, cluster
+    )
     assert status["phase"] == "Succeeded", status
     nodes = {
         node["name"]: node for node in status["nodes"].values() if node["name"].endswith("next")
@@ -263,7 +265,7 @@ def test_an_invalid_reference_is_rejected_with_its_path(
         WORKFLOW_AND_TEMPLATES.replace("{name: tools, template: twice}", reference), tmp_path
     )
     with pytest.raises(ConfigError, match=message):
-        execute(workflow, {}, cluster)
+        execute_manifest(workflow, {}, cluster)
     assert not (tmp_path / "runs").exists()
 
 
@@ -272,7 +274,7 @@ def test_fields_of_stored_templates_are_checked_as_in_the_workflow(tmp_path: Pat
         WORKFLOW_AND_TEMPLATES.replace("envFrom", "lifecycle"), tmp_path
     )
     with pytest.raises(ConfigError, match=r"templates\[1\]\.script\.lifecycle"):
-        execute(workflow, {}, cluster)
+        execute_manifest(workflow, {}, cluster)
 
 
 def test_a_file_with_two_workflows_is_rejected_with_their_names() -> None:
@@ -287,7 +289,7 @@ def test_a_parameter_gets_its_value_from_a_config_map_which_must_exist(tmp_path:
         [{"kind": "ConfigMap", "metadata": {"name": "m", "labels": label}, "data": {"k": "hello"}}]
     )
     parameter = {"name": "x", "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}}
-    manifest = builders.workflow(arguments={"parameters": [parameter]})
+    manifest = builders.make_workflow(arguments={"parameters": [parameter]})
     assert (
         build_workflow(manifest, {}, cluster.find)["spec"]["arguments"]["parameters"][0]["value"]
         == "hello"
@@ -338,7 +340,7 @@ def test_a_workflow_has_a_label_with_the_name_of_its_workflow_template(
 def test_a_value_outside_its_enum_is_rejected() -> None:
     parameter = {"name": "x", "value": "c", "enum": ["a", "b"]}
     with pytest.raises(ConfigError, match="x is 'c': it must be one of a, b"):
-        build_workflow(builders.workflow(arguments={"parameters": [parameter]}))
+        build_workflow(builders.make_workflow(arguments={"parameters": [parameter]}))
 
 
 @pytest.mark.parametrize(
@@ -381,7 +383,7 @@ def test_missing_objects_of_pods_are_reported_before_the_run(
         "container": {"image": "busybox", "command": ["true"], **template},
     }
 
-    manifest = build_workflow(builders.workflow(main_template))
+    manifest = build_workflow(builders.make_workflow(main_template))
 
     if message:
         with pytest.raises(ConfigError, match=message):

@@ -26,7 +26,7 @@ def run_workflow(home: Path, manifest: dict[str, Any]) -> None:
     assert process.returncode in (0, 1), process.stderr
 
 
-def workflow(name: str, tasks: list[dict[str, Any]], **spec: object) -> dict[str, Any]:
+def make_page_workflow(name: str, tasks: list[dict[str, Any]], **spec: object) -> dict[str, Any]:
     """Return a workflow with the templates `say` and `fail`."""
     say = {
         "name": "say",
@@ -57,8 +57,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with a run that succeeded and a run that failed."""
     home = tmp_path_factory.mktemp("page") / "home"
     for manifest in (
-        workflow("good-run", [{"name": "first", "template": "say"}]),
-        workflow(
+        make_page_workflow("good-run", [{"name": "first", "template": "say"}]),
+        make_page_workflow(
             "bad-run",
             [
                 {"name": "first", "template": "say"},

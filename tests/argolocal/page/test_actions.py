@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, expect
 from argolocal.common.json_text import to_json
 from argolocal.state.journal import RunFiles
 from argolocal.view import runs
-from tests.argolocal.page.conftest import run_workflow, workflow
+from tests.argolocal.page.conftest import make_page_workflow, run_workflow
 from tests.browser import PageServer, start_page
 from tests.waiting import until
 
@@ -47,11 +47,11 @@ def with_template(manifest: dict[str, Any], *templates: dict[str, Any]) -> dict[
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with a run that failed and a successful run with a parameter."""
     home = tmp_path_factory.mktemp("actions") / "home"
-    run_workflow(home, workflow("failed-run", [{"name": "second", "template": "fail"}]))
+    run_workflow(home, make_page_workflow("failed-run", [{"name": "second", "template": "fail"}]))
     greeting = {"parameters": [{"name": "greeting", "value": "hello"}]}
     arguments = {"parameters": [{"name": "text", "value": "{{workflow.parameters.greeting}}"}]}
     tasks = [{"name": "first", "template": "say", "arguments": arguments}]
-    run_workflow(home, workflow("done-run", tasks, arguments=greeting))
+    run_workflow(home, make_page_workflow("done-run", tasks, arguments=greeting))
     return home
 
 
@@ -96,7 +96,7 @@ def suspended_run(home: Path, request: pytest.FixtureRequest) -> Iterator[Runnin
     name = f"ask-{abs(hash(request.node.name)) % 100_000}"
     arguments = {"parameters": [{"name": "decision", "value": ""}]}
     tasks = [{"name": "ask", "template": "approval", "arguments": arguments}]
-    run = RunningWorkflow(home, with_template(workflow(name, tasks), APPROVAL))
+    run = RunningWorkflow(home, with_template(make_page_workflow(name, tasks), APPROVAL))
     run.wait_for_node("Suspend")
     yield run
     run.end()
@@ -132,14 +132,14 @@ def test_a_value_that_the_step_does_not_accept_is_refused(
 ) -> None:
     address = f"{page.root}/runs/{suspended_run.name}/actions/approve"
     for values, word in (({"decision": "MAYBE"}, "YES"), ({}, "missing"), ({"x": "y"}, "field")):
-        answer = post(page, address, values)
+        answer = post_values(page, address, values)
         assert answer.status_code == 400
         assert word in answer.json()["error"]
 
     assert outputs_of(home, suspended_run.name)["decision"] is None
 
 
-def post(page: PageServer, address: str, values: dict[str, str]) -> httpx.Response:
+def post_values(page: PageServer, address: str, values: dict[str, str]) -> httpx.Response:
     headers = {"Authorization": f"Bearer {page.token}", "Accept": "application/json"}
     return httpx.post(address, headers=headers, json=values, timeout=60)
 
@@ -148,7 +148,7 @@ def test_a_running_run_is_stopped_and_resumed(
     page: PageServer, home: Path, browser: Browser
 ) -> None:
     tasks = [{"name": "long", "template": "wait"}]
-    run = RunningWorkflow(home, with_template(workflow("long-run", tasks), WAIT))
+    run = RunningWorkflow(home, with_template(make_page_workflow("long-run", tasks), WAIT))
     run.wait_for_node("Pod")
 
     tab = page.open(browser, "/runs/long-run")
@@ -163,7 +163,7 @@ def test_a_running_run_is_stopped_and_resumed(
     tab.get_by_role("link", name="Resume").click()
     tab.get_by_role("button", name="Resume").click()
     expect(tab.get_by_role("heading", name="long-run")).to_contain_text("running")
-    assert post(page, f"{page.root}/runs/long-run/actions/stop", {}).status_code == 200
+    assert post_values(page, f"{page.root}/runs/long-run/actions/stop", {}).status_code == 200
     until("the resumed run ends", lambda: RunFiles(home, "long-run").runner() is None)
 
 
@@ -192,7 +192,7 @@ def test_only_actions_that_apply_are_shown(page: PageServer) -> None:
     }
     assert names == {"failed-run": ["resume", "rerun"], "done-run": ["rerun"]}
     for action, status in (("stop", 409), ("nothing", 404)):
-        answer = post(page, f"{page.root}/runs/done-run/actions/{action}", {})
+        answer = post_values(page, f"{page.root}/runs/done-run/actions/{action}", {})
         assert answer.status_code == status
 
 

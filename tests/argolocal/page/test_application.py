@@ -5,7 +5,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, expect
 
-from tests.argolocal.page.conftest import MARKUP, run_workflow, workflow
+from tests.argolocal.page.conftest import MARKUP, make_page_workflow, run_workflow
 from tests.browser import PageServer, start_page
 from tests.ports import free_port
 
@@ -28,7 +28,7 @@ def test_a_run_that_starts_appears_without_a_reload(home: Path, browser: Browser
     with start_page(home) as server:
         tab = server.open(browser)
         expect(tab.get_by_role("row", name="late-run")).to_have_count(0)
-        run_workflow(home, workflow("late-run", [{"name": "first", "template": "say"}]))
+        run_workflow(home, make_page_workflow("late-run", [{"name": "first", "template": "say"}]))
         expect(tab.get_by_role("row", name="late-run")).to_contain_text("succeeded")
 
 
@@ -56,5 +56,5 @@ def test_an_open_page_reconnects_to_a_server_that_was_killed(home: Path, browser
         with start_page(home, "argolocal", *port):
             expect(tab.get_by_role("status")).to_have_text("", timeout=20_000)
             name = "run-after-restart"
-            run_workflow(home, workflow(name, [{"name": "first", "template": "say"}]))
+            run_workflow(home, make_page_workflow(name, [{"name": "first", "template": "say"}]))
             expect(tab.get_by_role("row", name=name)).to_contain_text("succeeded")

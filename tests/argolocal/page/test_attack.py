@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, expect
 from argolocal.common.json_text import to_json
 from argolocal.page import server as server_module
 from argolocal.state.journal import JOURNAL_FILE, MANIFEST_FILE
-from tests.argolocal.page.conftest import MARKUP, run_workflow, workflow
+from tests.argolocal.page.conftest import MARKUP, make_page_workflow, run_workflow
 from tests.browser import PageServer, start_page
 from tests.waiting import until
 
@@ -168,7 +168,9 @@ def test_a_page_of_another_origin_can_do_nothing(page: PageServer, browser: Brow
 
 
 @contextmanager
-def hold(page: PageServer, count: int, first_bytes: bytes) -> Iterator[list[socket.socket]]:
+def hold_connections(
+    page: PageServer, count: int, first_bytes: bytes
+) -> Iterator[list[socket.socket]]:
     """Open connections that never send a complete request."""
     with ExitStack() as stack:
         clients: list[socket.socket] = []
@@ -188,7 +190,7 @@ def test_connections_without_a_request_keep_nobody_out(
         limit = server_module.MAX_WAITING_CONNECTIONS
         process = psutil.Process(server.process.pid)
         tab = server.open(browser, "/runs/bad-run")
-        with hold(server, 3 * limit, first_bytes):
+        with hold_connections(server, 3 * limit, first_bytes):
             assert server.get("/").status_code == 200
             assert process.num_fds() < limit + 100
             expect(tab.get_by_role("status")).to_have_text("")
@@ -197,7 +199,10 @@ def test_connections_without_a_request_keep_nobody_out(
 
 @pytest.mark.slow
 def test_a_connection_that_waits_is_closed_after_a_while(home: Path) -> None:
-    with start_page(home) as server, hold(server, 1, b"GET / HTTP/1.1\r\n") as (client,):
+    with (
+        start_page(home) as server,
+        hold_connections(server, 1, b"GET / HTTP/1.1\r\n") as (client,),
+    ):
         client.settimeout(4 * server_module.REQUEST_TIMEOUT_S)
         with pytest.raises(ConnectionResetError):
             assert client.recv(1) == b""
@@ -223,7 +228,9 @@ def test_two_thousand_event_streams_get_the_change(home: Path) -> None:
         for client in clients:
             read_until(client, b"event: version")
 
-        run_workflow(home, workflow("many-viewers", [{"name": "first", "template": "say"}]))
+        run_workflow(
+            home, make_page_workflow("many-viewers", [{"name": "first", "template": "say"}])
+        )
         for client in clients:
             read_until(client, b"event: version")
         assert server.get("/?q=many-viewers").json()["count"] == 1

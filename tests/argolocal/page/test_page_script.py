@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 from playwright.sync_api import Page as BrowserPage
 
-from tests.argolocal.page.conftest import MARKUP, run_workflow, workflow
+from tests.argolocal.page.conftest import MARKUP, make_page_workflow, run_workflow
 from tests.browser import PageServer
 
 # shows a page with the content FIRST, as if the server had sent it
@@ -23,7 +23,7 @@ UPDATE = """html => {
 ROWS = "<table><tbody>{}</tbody></table>"
 
 
-def row(name: str, state: str) -> str:
+def make_row_html(name: str, state: str) -> str:
     return f'<tr><th><a href="/runs/{name}">{name}</a><td>{state}'
 
 
@@ -38,7 +38,7 @@ def tab(page: PageServer, open_tab: BrowserPage) -> Iterator[BrowserPage]:
     yield open_tab
 
 
-def content(tab: BrowserPage) -> str:
+def read_tab_html(tab: BrowserPage) -> str:
     return tab.locator("#part").inner_html()
 
 
@@ -50,21 +50,25 @@ def test_the_result_of_an_update_is_the_new_page(tab: BrowserPage) -> None:
         "<p class='a' title='x'>one<p>two",
         "<p>two<p class='b'>one<ul><li>first<li>second</ul>",
         "<ul><li>second<li><a href='/x'>third</a></ul><!-- remark --><p>end",
-        ROWS.format(row("a", "running") + row("b", "failed")),
-        ROWS.format(row("c", "pending") + row("b", "failed") + row("a", "succeeded")),
+        ROWS.format(make_row_html("a", "running") + make_row_html("b", "failed")),
+        ROWS.format(
+            make_row_html("c", "pending")
+            + make_row_html("b", "failed")
+            + make_row_html("a", "succeeded")
+        ),
         # the list has several links with the same address
-        ROWS.format(row("a", "1") + row("a", "2") + row("a", "3")),
-        ROWS.format(row("a", "2") + row("a", "3")),
+        ROWS.format(make_row_html("a", "1") + make_row_html("a", "2") + make_row_html("a", "3")),
+        ROWS.format(make_row_html("a", "2") + make_row_html("a", "3")),
         "<svg viewBox='0 0 1 1'><g data-key='x'><text>x</text></g></svg>",
         "<svg viewBox='0 0 2 1'><g data-key='y'><text>y</text></g><g data-key='x'/></svg>",
     ]
     for first in contents:
         for second in contents:
             tab.evaluate(SHOW, second)
-            expected = content(tab)
+            expected = read_tab_html(tab)
             tab.evaluate(SHOW, first)
             tab.evaluate(UPDATE, second)
-            assert content(tab) == expected, (first, second)
+            assert read_tab_html(tab) == expected, (first, second)
 
 
 def test_an_opened_detail_stays_open(tab: BrowserPage) -> None:
@@ -76,9 +80,14 @@ def test_an_opened_detail_stays_open(tab: BrowserPage) -> None:
 
 
 def test_the_focus_stays_on_a_row_that_moves(tab: BrowserPage) -> None:
-    tab.evaluate(SHOW, ROWS.format(row("a", "running") + row("b", "running")))
+    tab.evaluate(SHOW, ROWS.format(make_row_html("a", "running") + make_row_html("b", "running")))
     tab.get_by_role("link", name="b").focus()
-    tab.evaluate(UPDATE, ROWS.format(row("new", "") + row("b", "failed") + row("a", "failed")))
+    tab.evaluate(
+        UPDATE,
+        ROWS.format(
+            make_row_html("new", "") + make_row_html("b", "failed") + make_row_html("a", "failed")
+        ),
+    )
     expect(tab.get_by_role("link", name="b")).to_be_focused()
 
 
@@ -120,7 +129,7 @@ def test_an_open_page_says_that_its_run_was_removed(
     page: PageServer, home: Path, browser: Browser
 ) -> None:
     name = "short-lived"
-    run_workflow(home, workflow(name, [{"name": "first", "template": "say"}]))
+    run_workflow(home, make_page_workflow(name, [{"name": "first", "template": "say"}]))
     run_tab = page.open(browser, f"/runs/{name}")
     list_tab = page.open(browser)
     expect(list_tab.get_by_role("row", name=name)).to_be_visible()
@@ -133,6 +142,6 @@ def test_an_open_page_says_that_its_run_was_removed(
     assert page.get(f"/runs/{name}").status_code == 404
 
     # a run with the same name starts later
-    run_workflow(home, workflow(name, [{"name": "first", "template": "fail"}]))
+    run_workflow(home, make_page_workflow(name, [{"name": "first", "template": "fail"}]))
     expect(run_tab.get_by_role("heading", name=name)).to_contain_text("failed")
     expect(run_tab.get_by_role("status")).to_have_text("")

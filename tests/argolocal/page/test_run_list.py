@@ -9,9 +9,9 @@ from playwright.sync_api import Browser, expect
 from argolocal.common.json_text import to_json
 from argolocal.page.run_list import RowReader, RunRows
 from argolocal.page.sources import LocalRuns
-from tests.argolocal.page.conftest import run_workflow, workflow
+from tests.argolocal.page.conftest import make_page_workflow, run_workflow
 from tests.browser import PageServer, start_page
-from tests.effort import calls
+from tests.effort import count_calls
 
 RUN_COUNT = 220
 
@@ -20,7 +20,7 @@ RUN_COUNT = 220
 def many_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home (a directory of runs) with 220 runs of ten steps."""
     home = tmp_path_factory.mktemp("many") / "home"
-    run_workflow(home, workflow("newest", [{"name": "first", "template": "say"}]))
+    run_workflow(home, make_page_workflow("newest", [{"name": "first", "template": "say"}]))
     tasks = [{"name": f"step-{number}", "template": "say"} for number in range(10)]
 
     for number in range(RUN_COUNT - 1):
@@ -28,10 +28,13 @@ def many_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         phase = "Failed" if number == 7 else "Succeeded"
         folder = home / "runs" / name
         folder.mkdir(parents=True)
-        manifest = workflow(name, tasks)
+        manifest = make_page_workflow(name, tasks)
         manifest["metadata"]["generateName"] = "many-"
         (folder / "manifest.yaml").write_text(to_json(manifest))
-        nodes = [_node(name, ""), *(_node(name, f".{task['name']}", phase) for task in tasks)]
+        nodes = [
+            _make_node(name, ""),
+            *(_make_node(name, f".{task['name']}", phase) for task in tasks),
+        ]
         status = {"phase": phase, "startedAt": "2026-01-01T00:00:00Z", "message": "x"}
         workflow_status = {"status": status, "nodes": {node["id"]: node for node in nodes}}
         (folder / "journal.jsonl").write_text(to_json(workflow_status) + "\n")
@@ -40,7 +43,7 @@ def many_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def _node(run: str, suffix: str, phase: str = "Succeeded") -> dict[str, str]:
+def _make_node(run: str, suffix: str, phase: str = "Succeeded") -> dict[str, str]:
     return {
         "id": run + suffix,
         "name": run + suffix,
@@ -62,7 +65,7 @@ def many_page(many_runs: Path) -> Iterator[PageServer]:
 def test_the_first_list_of_many_runs_reads_only_the_runs_that_it_shows(many_runs: Path) -> None:
     rows = RunRows(LocalRuns(many_runs), RowReader())
     all_rows = RunRows(LocalRuns(many_runs), RowReader())
-    assert calls(lambda: rows.find({})) < 0.7 * calls(all_rows.all)
+    assert count_calls(lambda: rows.find({})) < 0.7 * count_calls(all_rows.all)
 
     runs = rows.find({})
     assert runs.count == RUN_COUNT
@@ -71,8 +74,8 @@ def test_the_first_list_of_many_runs_reads_only_the_runs_that_it_shows(many_runs
 
 def test_the_next_list_reads_no_run_again(many_runs: Path) -> None:
     rows = RunRows(LocalRuns(many_runs), RowReader())
-    first = calls(rows.all)
-    assert calls(rows.all) < first / 3
+    first = count_calls(rows.all)
+    assert count_calls(rows.all) < first / 3
 
 
 def test_a_filter_finds_a_run_on_the_last_page(many_page: PageServer) -> None:

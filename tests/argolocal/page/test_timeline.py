@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.argolocal.page.conftest import run_workflow, workflow
+from tests.argolocal.page.conftest import make_page_workflow, run_workflow
 from tests.browser import PageServer, start_page
 
 
@@ -21,7 +21,7 @@ def timeline_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServ
         "container": {"image": "bash:5", "command": ["bash", "-c", "sleep 0.1; exit 1"]},
     }
     nap = {"name": "nap", "container": {"image": "bash:5", "command": ["sleep", "0.2"]}}
-    manifest = workflow(
+    manifest = make_page_workflow(
         "slow-run",
         [
             {"name": "few", "template": "nap", "withSequence": {"count": "3"}},

@@ -21,7 +21,7 @@ import pytest
 from argolocal.pods.archives import ArchiveError, is_tarball, unpack_tar, unpack_zip
 from argolocal.pods.artifacts import remove_directory
 from argolocal.pods.tarballs import CountedTarEntry, TarEntry, TarStream, open_tar
-from tests.effort import calls
+from tests.effort import count_calls
 
 NAMES = [
     *(
@@ -114,7 +114,7 @@ def make_entry(
 FORMATS: Any = [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]
 
 
-def pack(path: Path, members: Iterable[tarfile.TarInfo]) -> Path:
+def pack_archive(path: Path, members: Iterable[tarfile.TarInfo]) -> Path:
     with gzip.open(path, "wb", 1) as file:
         for entry in members:
             tar_format = random.Random(entry.name).choice(FORMATS)
@@ -179,7 +179,7 @@ def test_a_thousand_hostile_archives_change_no_file_outside_of_their_folder(tmp_
 
     for number in range(1000):
         members = draw_entries(rng)
-        archive = pack(tmp_path / "place/in.tmp", members)
+        archive = pack_archive(tmp_path / "place/in.tmp", members)
         target = tmp_path / "place/in"
 
         try:
@@ -234,7 +234,7 @@ def test_a_link_to_a_file_outside_of_the_archive_is_rejected(
 ) -> None:
     (tmp_path / "outside").write_text("precious")
     with pytest.raises(ArchiveError):
-        unpack_tar(pack(tmp_path / "in.tmp", members), tmp_path / "in")
+        unpack_tar(pack_archive(tmp_path / "in.tmp", members), tmp_path / "in")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in.tmp", "outside"]
 
 
@@ -245,12 +245,12 @@ def test_links_to_targets_inside_the_archive_are_unpacked(tmp_path: Path) -> Non
         make_entry("tree/deep/back", tarfile.SYMTYPE, "../up"),
         make_entry("tree/file", size=2),
     ]
-    unpack_tar(pack(tmp_path / "in.tmp", members), tmp_path / "in")
+    unpack_tar(pack_archive(tmp_path / "in.tmp", members), tmp_path / "in")
     assert (tmp_path / "in/up").read_text() == (tmp_path / "in/deep/back").read_text() == "xx"
 
 
 def test_an_archive_bomb_is_rejected_before_it_fills_the_disk(tmp_path: Path) -> None:
-    many = pack(
+    many = pack_archive(
         tmp_path / "many", (make_entry(f"d{number}", tarfile.DIRTYPE) for number in range(2000))
     )
     with pytest.raises(
@@ -258,13 +258,13 @@ def test_an_archive_bomb_is_rejected_before_it_fills_the_disk(tmp_path: Path) ->
     ):
         unpack_tar(many, tmp_path / "in", max_entries=1000)
 
-    deep_archive = pack(
+    deep_archive = pack_archive(
         tmp_path / "deep", [make_entry("/".join(f"{number}" * 150), size=1) for number in range(10)]
     )
     with pytest.raises(ArchiveError, match="in has more than 1000 entries"):
         unpack_tar(deep_archive, tmp_path / "in", max_entries=1000)
 
-    large_archive = pack(tmp_path / "large", [make_entry("zeros", size=1 << 50)])
+    large_archive = pack_archive(tmp_path / "large", [make_entry("zeros", size=1 << 50)])
     with pytest.raises(
         ArchiveError, match=r"in unpacks to more than .* GB, 90% of the free disk space: free some"
     ):
@@ -272,7 +272,7 @@ def test_an_archive_bomb_is_rejected_before_it_fills_the_disk(tmp_path: Path) ->
 
     hole = make_entry("hole", tarfile.GNUTYPE_SPARSE, size=1 << 50)
     with pytest.raises(ArchiveError):
-        unpack_tar(pack(tmp_path / "hole", [hole]), tmp_path / "in")
+        unpack_tar(pack_archive(tmp_path / "hole", [hole]), tmp_path / "in")
 
     with zipfile.ZipFile(tmp_path / "zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("zeros", bytes(10 << 20))
@@ -303,7 +303,7 @@ def test_an_archive_that_raises_an_error_in_zipfile_is_rejected(tmp_path: Path) 
 
 
 def test_an_endless_header_costs_neither_memory_nor_time(tmp_path: Path) -> None:
-    endless = pack(
+    endless = pack_archive(
         tmp_path / "endless", [make_entry("name", tarfile.GNUTYPE_LONGNAME, size=1 << 33)]
     )
     with pytest.raises(ArchiveError, match="a header of more than"):
@@ -467,7 +467,7 @@ def test_an_entry_is_counted_with_fewer_calls_than_it_is_read(tmp_path: Path) ->
             stream.budget = sys.maxsize
             assert len(tar.getmembers()) == 1000
 
-    assert calls(lambda: read(CountedTarEntry)) < calls(lambda: read(TarEntry)) / 2
+    assert count_calls(lambda: read(CountedTarEntry)) < count_calls(lambda: read(TarEntry)) / 2
 
 
 def test_the_entries_of_a_zip_are_counted_before_they_are_read(tmp_path: Path) -> None:

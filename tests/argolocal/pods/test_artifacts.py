@@ -16,8 +16,8 @@ from argolocal.pods.artifacts import ArtifactError
 from argolocal.state.journal import RunFiles
 from rekindle.local.cluster import LocalCluster
 from rekindle.storage import Store
-from tests.argolocal.running import execute
-from tests.builders import shell, workflow
+from tests.argolocal.running import execute_manifest
+from tests.builders import make_shell_container, make_workflow
 from tests.http_server import Answer, HttpServer, Request
 
 needs_namespaces = pytest.mark.skipif(
@@ -296,7 +296,7 @@ def test_an_artifact_may_have_its_own_bucket_and_secrets(tmp_path: Path) -> None
 def outputs_after_gc(
     home: Path, *artifacts_: dict[str, Any], script: str = "echo hi; echo 1 > /tmp/a", **spec: Any
 ) -> dict[str, Any]:
-    container = shell(script)
+    container = make_shell_container(script)
     more = spec.pop("template", {})
 
     template = {
@@ -306,7 +306,7 @@ def outputs_after_gc(
         **more,
     }
 
-    return execute(workflow(template, name=home.name, **spec), {}, LocalCluster(home))
+    return execute_manifest(make_workflow(template, name=home.name, **spec), {}, LocalCluster(home))
 
 
 def artifact_states(status: dict[str, Any], home: Path) -> list[dict[str, Any]]:

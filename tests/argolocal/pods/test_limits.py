@@ -21,7 +21,7 @@ from argolocal.pods import limits
 from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.preflight import check_workflow
 from tests import builders
-from tests.argolocal.running import execute
+from tests.argolocal.running import execute_manifest
 from tests.waiting import until
 
 needs_cgroups = pytest.mark.skipif(not limits.supports_memory_limits(), reason="needs cgroups")
@@ -39,14 +39,14 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 GREEDY_PROGRAM = "import sys; x = bytearray(int(sys.argv[1]) << 20)"
 
 
-def workflow(megabytes: int, limit: str, **more: Any) -> dict[str, Any]:
+def make_limited_workflow(megabytes: int, limit: str, **more: Any) -> dict[str, Any]:
     container = {
         "image": "python:3.11",
         "command": ["python3", "-c", GREEDY_PROGRAM, str(megabytes)],
         "resources": {"limits": {"memory": limit}},
     }
     template = {"name": "main", "container": container, **more}
-    return builders.workflow(template, name=NAME)
+    return builders.make_workflow(template, name=NAME)
 
 
 def list_cgroups() -> list[Path]:
@@ -58,7 +58,7 @@ def list_cgroups() -> list[Path]:
 
 @needs_cgroups
 def test_a_step_over_its_memory_limit_is_oom_killed(tmp_path: Path) -> None:
-    status = execute(workflow(200, "100Mi"), {}, LocalCluster(tmp_path))
+    status = execute_manifest(make_limited_workflow(200, "100Mi"), {}, LocalCluster(tmp_path))
     assert status["phase"] == "Failed"
     assert status["message"] == "main: OOMKilled (exit code 137)"
     assert not list_cgroups()
@@ -66,7 +66,10 @@ def test_a_step_over_its_memory_limit_is_oom_killed(tmp_path: Path) -> None:
 
 @needs_cgroups
 def test_a_step_within_its_memory_limit_succeeds(tmp_path: Path) -> None:
-    assert execute(workflow(20, "100Mi"), {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
+    assert (
+        execute_manifest(make_limited_workflow(20, "100Mi"), {}, LocalCluster(tmp_path))["phase"]
+        == "Succeeded"
+    )
     assert not list_cgroups()
 
 
@@ -79,8 +82,10 @@ def test_a_retry_can_have_more_memory(tmp_path: Path) -> None:
         )
     )
     retry = {"limit": "2", "expression": 'lastRetry.exitCode == "137"'}
-    status = execute(
-        workflow(150, "1Gi", podSpecPatch=patch, retryStrategy=retry), {}, LocalCluster(tmp_path)
+    status = execute_manifest(
+        make_limited_workflow(150, "1Gi", podSpecPatch=patch, retryStrategy=retry),
+        {},
+        LocalCluster(tmp_path),
     )
     phases = {node["name"]: node["phase"] for node in status["nodes"].values()}
     assert phases == {NAME: "Succeeded", f"{NAME}(0)": "Failed", f"{NAME}(1)": "Succeeded"}
@@ -88,9 +93,9 @@ def test_a_retry_can_have_more_memory(tmp_path: Path) -> None:
 
 @needs_cgroups
 def test_a_program_that_cannot_start_leaves_no_cgroup(tmp_path: Path) -> None:
-    manifest = workflow(1, "100Mi")
+    manifest = make_limited_workflow(1, "100Mi")
     manifest["spec"]["templates"][0]["container"]["command"] = ["/no/such/program"]
-    assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Failed"
+    assert execute_manifest(manifest, {}, LocalCluster(tmp_path))["phase"] == "Failed"
     assert not list_cgroups()
 
 
@@ -108,10 +113,10 @@ def test_memory_limits_apply_to_the_pods_of_a_job(tmp_path: Path) -> None:
 
 @needs_cgroups
 def test_processes_that_a_step_leaves_end_with_the_step(tmp_path: Path) -> None:
-    manifest = workflow(1, "100Mi")
+    manifest = make_limited_workflow(1, "100Mi")
     script = "setsid sleep 300 & echo $!; sleep 0.2"
     manifest["spec"]["templates"][0]["container"]["command"] = ["sh", "-c", script]
-    assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
+    assert execute_manifest(manifest, {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
     pid = int(next((tmp_path / f"runs/{NAME}/logs").iterdir()).read_text())
     assert not list_cgroups()
     assert processes.read_start_ticks(pid) is None
@@ -145,7 +150,7 @@ def test_cgroups_of_a_dead_runner_are_removed_by_the_next_runner() -> None:
 
 
 def test_a_memory_limit_that_is_not_enforced_is_reported(tmp_path: Path) -> None:
-    manifest = workflow(1, "1Gi")
+    manifest = make_limited_workflow(1, "1Gi")
     manifest["spec"]["templates"][0]["container"]["resources"]["limits"] = {
         "cpu": "1",
         "nvidia.com/gpu": 1,
@@ -158,7 +163,7 @@ def test_a_memory_limit_that_is_not_enforced_is_reported(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("memory", ["1 Gi", "much", "{{inputs.parameters.memory}}", True, "-1Mi"])
 def test_an_invalid_memory_limit_is_reported(memory: Any, tmp_path: Path) -> None:
-    manifest = workflow(1, "1Gi")
+    manifest = make_limited_workflow(1, "1Gi")
     manifest["spec"]["templates"][0]["container"]["resources"]["limits"]["memory"] = memory
     with pytest.raises(ConfigError, match=r"templates\[0\]\.container\.resources\.limits.*memory"):
         check_workflow(manifest, LocalCluster(tmp_path))
@@ -171,7 +176,7 @@ def test_an_invalid_memory_limit_is_reported(memory: Any, tmp_path: Path) -> Non
 def test_a_run_says_that_memory_limits_are_not_enforced(tmp_path: Path) -> None:
     manifest = tmp_path / "w.yaml"
     manifest.write_text(
-        yaml.safe_dump({"apiVersion": "argoproj.io/v1alpha1", **workflow(20, "10Mi")})
+        yaml.safe_dump({"apiVersion": "argoproj.io/v1alpha1", **make_limited_workflow(20, "10Mi")})
     )
     run = [*COMMAND_WITHOUT_CGROUPS, sys.executable, "-c", MAIN, "run", "--manifest"]
     ended = subprocess.run(

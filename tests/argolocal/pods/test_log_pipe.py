@@ -19,8 +19,8 @@ from argolocal.pods.log_pipe import LogPipe
 from argolocal.pods.pod_run import PodRun
 from argolocal.pods.process import ContainerRun, start_container
 from argolocal.runner.cluster import LocalCluster
-from tests.argolocal.running import execute
-from tests.builders import shell, workflow
+from tests.argolocal.running import execute_manifest
+from tests.builders import make_shell_container, make_workflow
 from tests.waiting import until
 
 
@@ -65,7 +65,7 @@ def test_a_result_is_the_whole_stdout(tmp_path: Path) -> None:
         {"name": "use", "inputs": {"parameters": [{"name": "x"}]}, "suspend": {"duration": "0"}},
     ]
 
-    status = execute(workflow(*templates), {}, LocalCluster(tmp_path))
+    status = execute_manifest(make_workflow(*templates), {}, LocalCluster(tmp_path))
     nodes = {node["name"]: node for node in status["nodes"].values()}
     assert nodes["w[0].say"]["outputs"]["result"] == "one\ntwo\nthree"
     (log,) = (tmp_path / "runs/w/logs").iterdir()
@@ -119,7 +119,7 @@ def test_more_pods_can_run_than_the_soft_limit_of_open_files_allows(tmp_path: Pa
         "name": "main",
         "steps": [[{"name": "each", "template": "one", "withSequence": {"count": "60"}}]],
     }
-    (tmp_path / "w.json").write_text(json.dumps(workflow(main_template, pod_template)))
+    (tmp_path / "w.json").write_text(json.dumps(make_workflow(main_template, pod_template)))
     run = (
         f"ulimit -S -n 128; {shlex.quote(str(Path(sys.executable).with_name('rekindle')))} run"
         " --manifest w.json"
@@ -162,7 +162,7 @@ def test_a_log_write_error_of_a_sidecar_is_reported(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/w.beside.log").symlink_to("/dev/full")
 
-    other_container = shell("echo hi; exec sleep 9", name="beside")
+    other_container = make_shell_container("echo hi; exec sleep 9", name="beside")
 
     template = {
         "name": "main",
@@ -188,9 +188,9 @@ def test_a_log_write_error_of_a_sidecar_is_reported(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0 or not filesystem.supports_namespaces(), reason="needs root")
 def test_a_log_that_fills_the_disk_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
-    container = shell("head -c 9000000 /dev/zero; test ! -e /tmp/x")
+    container = make_shell_container("head -c 9000000 /dev/zero; test ! -e /tmp/x")
 
-    manifest = workflow({"name": "main", "container": container})
+    manifest = make_workflow({"name": "main", "container": container})
 
     (tmp_path / "w.json").write_text(json.dumps(manifest))
     (tmp_path / "home").mkdir()

@@ -22,8 +22,8 @@ from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
 from rekindle import project
 from tests import builders
-from tests.argolocal.running import execute
-from tests.builders import shell
+from tests.argolocal.running import execute_manifest
+from tests.builders import make_shell_container
 
 needs_namespaces = pytest.mark.skipif(
     not filesystem.supports_namespaces(), reason="needs mount namespaces"
@@ -31,7 +31,9 @@ needs_namespaces = pytest.mark.skipif(
 
 
 def run_template(template: dict[str, Any], home: Path, **spec: Any) -> dict[str, Any]:
-    return execute(builders.workflow({"name": "main", **template}, **spec), {}, LocalCluster(home))
+    return execute_manifest(
+        builders.make_workflow({"name": "main", **template}, **spec), {}, LocalCluster(home)
+    )
 
 
 def read_log(home: Path) -> str:
@@ -51,7 +53,9 @@ def test_variables_of_a_configmap_exclude_its_binary_data(tmp_path: Path) -> Non
 
     source = {"envFrom": [{"configMapRef": {"name": "c"}}]}
     assert (
-        run_template({"container": shell("echo $A-${B-none}", **source)}, tmp_path)["phase"]
+        run_template({"container": make_shell_container("echo $A-${B-none}", **source)}, tmp_path)[
+            "phase"
+        ]
         == "Succeeded"
     )
     assert read_log(tmp_path) == "1-none\n"
@@ -106,7 +110,7 @@ def test_variables_of_a_configmap_exclude_its_binary_data(tmp_path: Path) -> Non
 def test_a_container_that_cannot_start_ends_only_its_node(
     tmp_path: Path, container: dict[str, Any], phase: str, message: str
 ) -> None:
-    status = run_template({"container": shell("true", **container)}, tmp_path)
+    status = run_template({"container": make_shell_container("true", **container)}, tmp_path)
     assert status["phase"] == phase, status["message"]
     assert message in status["message"], status["message"]
 
@@ -114,7 +118,7 @@ def test_a_container_that_cannot_start_ends_only_its_node(
 def test_the_termination_message_is_in_the_failure_message(tmp_path: Path) -> None:
     script = "printf 'out of %s' space > $ARGOLOCAL_TERMINATION_LOG; exit 3"
     assert (
-        run_template({"container": shell(script)}, tmp_path)["message"]
+        run_template({"container": make_shell_container(script)}, tmp_path)["message"]
         == "main: Error (exit code 3): out of space"
     )
 
@@ -135,8 +139,8 @@ def test_an_init_container_that_cannot_start_is_named_and_leaves_no_process(
 ) -> None:
     status = run_template(
         {
-            "initContainers": [{"name": "first", **shell("true", **init)}],
-            "container": shell("true"),
+            "initContainers": [{"name": "first", **make_shell_container("true", **init)}],
+            "container": make_shell_container("true"),
         },
         tmp_path,
     )
@@ -148,7 +152,8 @@ def test_an_init_container_that_cannot_start_is_named_and_leaves_no_process(
 def test_a_script_runs_after_its_init_containers(tmp_path: Path) -> None:
     script = {"image": "busybox", "command": ["sh"], "source": "echo done"}
     status = run_template(
-        {"initContainers": [{"name": "first", **shell("true")}], "script": script}, tmp_path
+        {"initContainers": [{"name": "first", **make_shell_container("true")}], "script": script},
+        tmp_path,
     )
     assert status["phase"] == "Succeeded"
     assert read_log(tmp_path) == "done\n"
@@ -166,7 +171,8 @@ def test_a_number_of_retries_that_is_invalid_after_substitution_ends_the_node(
 ) -> None:
     inputs = {"parameters": [{"name": "x", "value": ".inf"}]}
     status = run_template(
-        {"inputs": inputs, "retryStrategy": strategy, "container": shell("exit 1")}, tmp_path
+        {"inputs": inputs, "retryStrategy": strategy, "container": make_shell_container("exit 1")},
+        tmp_path,
     )
     assert status["phase"] == "Error"
     assert status["message"].split(": ")[1] == "value '.inf' cannot be resolved to an int"
@@ -179,7 +185,7 @@ def test_a_number_of_retries_that_is_invalid_after_substitution_ends_the_node(
 def test_a_missing_working_directory_is_created_for_the_pod_only(
     tmp_path: Path, directory: str
 ) -> None:
-    container = shell(
+    container = make_shell_container(
         "pwd; echo x > file; cat file {{outputs.parameters.p.path}}", workingDir=directory
     )
     container["args"][0] = "echo out > {{outputs.parameters.p.path}}; " + container["args"][0]
@@ -214,7 +220,9 @@ def test_a_pod_cannot_delete_files_of_the_machine(
 
     try:
         assert (
-            run_template({"container": shell(source), "outputs": outputs}, tmp_path)["phase"]
+            run_template({"container": make_shell_container(source), "outputs": outputs}, tmp_path)[
+                "phase"
+            ]
             == "Succeeded"
         )
         assert machine_file.exists()
@@ -233,7 +241,7 @@ def test_a_pod_cannot_delete_files_of_the_machine(
 def test_a_link_to_an_output_is_followed_within_the_pod(tmp_path: Path, link: str) -> None:
     source = f"echo mine > /tmp/secret; ln -s /tmp /tmp/on; ln -s {link} /tmp/p"
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
-    status = run_template({"container": shell(source), "outputs": outputs}, tmp_path)
+    status = run_template({"container": make_shell_container(source), "outputs": outputs}, tmp_path)
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "mine", status
 
 
@@ -259,7 +267,7 @@ def test_an_output_behind_a_link_is_never_a_file_of_the_machine(tmp_path: Path, 
         file = shlex.quote(str(machine_file))
         source = f"echo the pod\\'s > {file}; ln -s {file} /tmp/p"
         template = {
-            "container": shell(source, **mounts),
+            "container": make_shell_container(source, **mounts),
             "outputs": P_OUTPUTS,
             "volumes": [{"name": "v", "emptyDir": {}}],
         }
@@ -297,7 +305,9 @@ def test_the_runner_does_not_follow_a_link_in_a_volume(tmp_path: Path, folder_na
 
     template = {
         "inputs": {"artifacts": [artifact] if artifact else []},
-        "container": shell("true", volumeMounts=[{"name": "v", "mountPath": "/v"}, *inner_mounts]),
+        "container": make_shell_container(
+            "true", volumeMounts=[{"name": "v", "mountPath": "/v"}, *inner_mounts]
+        ),
         "volumes": [
             {"name": "v", "persistentVolumeClaim": {"claimName": "c"}},
             {"name": "e", "emptyDir": {}},
@@ -330,7 +340,9 @@ def test_declared_output_files_have_the_same_path_as_in_a_container(
 ) -> None:
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": path}}]}
     assert (
-        output_value(run_template({"container": shell(source), "outputs": outputs}, tmp_path))
+        output_value(
+            run_template({"container": make_shell_container(source), "outputs": outputs}, tmp_path)
+        )
         == found_path
     )
     assert not Path(path).exists() or path == "/tmp/x"
@@ -344,7 +356,10 @@ def test_the_path_of_an_output_may_be_relative_to_the_working_directory(
     container_fields = {"workingDir": directory} if directory else {}
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "a/x"}}]}
     status = run_template(
-        {"container": shell("mkdir a; echo 1 > a/x", **container_fields), "outputs": outputs},
+        {
+            "container": make_shell_container("mkdir a; echo 1 > a/x", **container_fields),
+            "outputs": outputs,
+        },
         tmp_path,
     )
     assert output_value(status) == "1"
@@ -354,7 +369,9 @@ def test_the_path_of_an_output_may_be_relative_to_the_working_directory(
 @needs_namespaces
 def test_an_output_below_a_sub_path_with_a_variable_is_found(tmp_path: Path) -> None:
     mount = {"name": "v", "mountPath": "/v", "subPathExpr": "$(A)/b"}
-    container = shell("echo 1 > /v/p", volumeMounts=[mount], env=[{"name": "A", "value": "a"}])
+    container = make_shell_container(
+        "echo 1 > /v/p", volumeMounts=[mount], env=[{"name": "A", "value": "a"}]
+    )
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/v/p"}}]}
     template = {
         "container": container,
@@ -367,7 +384,9 @@ def test_an_output_below_a_sub_path_with_a_variable_is_found(tmp_path: Path) -> 
 @needs_namespaces
 def test_an_input_below_a_sub_path_with_a_variable_is_found(tmp_path: Path) -> None:
     mount = {"name": "v", "mountPath": "/v", "subPathExpr": "$(A)/b"}
-    container = shell("cp /v/in /tmp/p", volumeMounts=[mount], env=[{"name": "A", "value": "a"}])
+    container = make_shell_container(
+        "cp /v/in /tmp/p", volumeMounts=[mount], env=[{"name": "A", "value": "a"}]
+    )
     inputs = {"artifacts": [{"name": "in", "path": "/v/in", "raw": {"data": "1"}}]}
     template = {
         "container": container,
@@ -384,8 +403,8 @@ def test_mounts_below_an_import_folder_are_visible_in_pods(tmp_path: Path) -> No
     import_folder = Path(tempfile.mkdtemp(dir="/tmp"))
     (import_folder / "m").mkdir()
 
-    manifest = builders.workflow(
-        {"name": "main", "container": shell(f"test $(cat {import_folder}/m/x) = 1")}
+    manifest = builders.make_workflow(
+        {"name": "main", "container": make_shell_container(f"test $(cat {import_folder}/m/x) = 1")}
     )
 
     (tmp_path / "w.json").write_text(json.dumps(manifest))
@@ -422,7 +441,8 @@ def test_a_retry_does_not_write_through_a_link_of_an_earlier_attempt(tmp_path: P
 @needs_namespaces
 def test_a_home_may_have_any_name(tmp_path: Path) -> None:
     status = run_template(
-        {"container": shell("echo 1 > /tmp/p"), "outputs": P_OUTPUTS}, tmp_path / "a,b\\c:d e"
+        {"container": make_shell_container("echo 1 > /tmp/p"), "outputs": P_OUTPUTS},
+        tmp_path / "a,b\\c:d e",
     )
     assert output_value(status) == "1"
 
@@ -433,7 +453,11 @@ def test_the_working_directory_of_the_runner_does_not_hide_files_of_the_pod(
 ) -> None:
     monkeypatch.chdir("/tmp")
     status = run_template(
-        {"container": shell("ls /tmp > /tmp/p; echo end >> /tmp/p"), "outputs": P_OUTPUTS}, tmp_path
+        {
+            "container": make_shell_container("ls /tmp > /tmp/p; echo end >> /tmp/p"),
+            "outputs": P_OUTPUTS,
+        },
+        tmp_path,
     )
     assert "pytest" not in output_value(status)
     assert output_value(status).endswith("end")
@@ -445,7 +469,7 @@ def test_the_working_directory_of_the_runner_does_not_hide_files_of_the_pod(
 )
 def test_an_output_that_is_not_a_file_is_an_error(tmp_path: Path, source: str) -> None:
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
-    status = run_template({"container": shell(source), "outputs": outputs}, tmp_path)
+    status = run_template({"container": make_shell_container(source), "outputs": outputs}, tmp_path)
     assert status["phase"] == "Error", status
     assert "outputs/parameters/tmp/p: no such file" in status["message"], status
 
@@ -453,13 +477,15 @@ def test_an_output_that_is_not_a_file_is_an_error(tmp_path: Path, source: str) -
 def test_only_one_newline_is_removed_from_the_end_of_an_output(tmp_path: Path) -> None:
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/tmp/p"}}]}
     source = r"printf 'a\r\n\r\n' > {{outputs.parameters.p.path}}"
-    status = run_template({"container": shell(source), "outputs": outputs}, tmp_path)
+    status = run_template({"container": make_shell_container(source), "outputs": outputs}, tmp_path)
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "a\r\n\r", status
 
 
 def test_processes_in_a_new_session_end_with_the_run(tmp_path: Path) -> None:
     source = "setsid sleep 1000 > /dev/null 2>&1 & echo $!; sleep 0.3"
-    assert run_template({"container": shell(source)}, tmp_path)["phase"] == "Succeeded"
+    assert (
+        run_template({"container": make_shell_container(source)}, tmp_path)["phase"] == "Succeeded"
+    )
     assert read_start_ticks(int(read_log(tmp_path))) is None
 
 
@@ -469,7 +495,11 @@ def test_a_working_directory_in_a_volume_is_created(tmp_path: Path) -> None:
     outputs = {"parameters": [{"name": "p", "valueFrom": {"path": "/v/new/p"}}]}
     volumes = [{"name": "v", "emptyDir": {}}]
     status = run_template(
-        {"container": shell("echo x > p", **mount), "outputs": outputs, "volumes": volumes},
+        {
+            "container": make_shell_container("echo x > p", **mount),
+            "outputs": outputs,
+            "volumes": volumes,
+        },
         tmp_path,
     )
     assert status["nodes"]["w"]["outputs"]["parameters"][0]["value"] == "x", status
@@ -480,7 +510,10 @@ def test_pod_spec_patches_of_a_workflow_and_a_template_set_variables(tmp_path: P
         "containers: [{name: main, resources: {}, env: [{name: %s, value: '%s'}, {name: B, value:"
         " '{{pod.name}}'}]}]"
     )
-    template = {"podSpecPatch": patch % ("A", "$(C)2"), "container": shell("echo $A $B $C $D")}
+    template = {
+        "podSpecPatch": patch % ("A", "$(C)2"),
+        "container": make_shell_container("echo $A $B $C $D"),
+    }
     template["container"]["env"] = [{"name": "C", "value": "c"}, {"name": "A", "value": "0"}]
     workflow = {
         "podSpecPatch": patch % ("D", "{{workflow.parameters.x}}"),
@@ -517,7 +550,7 @@ def test_a_pod_spec_patch_sets_the_grace_period(tmp_path: Path, patch: str, mess
         source = "trap '' TERM; sleep 1000 & wait; wait"
     else:
         source = "sleep 1000"
-    template = {"podSpecPatch": patch, "container": shell(source)}
+    template = {"podSpecPatch": patch, "container": make_shell_container(source)}
     # the patch in the template has priority over the patch in the spec
     grace = "terminationGracePeriodSeconds: 1000"
     status = run_template(
@@ -554,7 +587,12 @@ def test_a_deadline_that_is_invalid_after_substitution_ends_the_node(
 ) -> None:
     inputs = {"parameters": [{"name": "x", "value": "abc"}]}
     status = run_template(
-        {"inputs": inputs, field: "{{inputs.parameters.x}}", "container": shell("true")}, tmp_path
+        {
+            "inputs": inputs,
+            field: "{{inputs.parameters.x}}",
+            "container": make_shell_container("true"),
+        },
+        tmp_path,
     )
     assert status["phase"] == "Error", status["message"]
     assert "abc" in status["message"], status["message"]

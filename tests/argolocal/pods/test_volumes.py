@@ -9,8 +9,8 @@ import pytest
 from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
-from tests.argolocal.running import execute
-from tests.builders import workflow
+from tests.argolocal.running import execute_manifest
+from tests.builders import make_workflow
 
 pytestmark = pytest.mark.skipif(
     not filesystem.supports_namespaces(), reason="needs mount namespaces"
@@ -35,7 +35,7 @@ def make_shell_template(source: str, *mounts: dict[str, Any], **more: Any) -> di
     return {"name": "main", "container": container, "outputs": OUT_OUTPUTS, **more}
 
 
-def mount(path: str, name: str = "v", **more: Any) -> dict[str, Any]:
+def make_mount_template(path: str, name: str = "v", **more: Any) -> dict[str, Any]:
     return {"name": name, "mountPath": path, **more}
 
 
@@ -47,7 +47,7 @@ def run_pods(
 ) -> dict[str, Any]:
     cluster = LocalCluster(home)
     cluster.store_objects(other_objects)
-    return execute(workflow(*templates, **spec), {}, cluster)
+    return execute_manifest(make_workflow(*templates, **spec), {}, cluster)
 
 
 def pod_output(
@@ -106,7 +106,9 @@ def test_a_pod_reads_its_configuration_from_files(
     tmp_path: Path, volume: dict[str, Any], script: str, expected: str
 ) -> None:
     assert (
-        pod_output(tmp_path, make_shell_template(script, mount("/v")), volume, CONFIG, SECRET)
+        pod_output(
+            tmp_path, make_shell_template(script, make_mount_template("/v")), volume, CONFIG, SECRET
+        )
         == expected
     )
 
@@ -114,7 +116,7 @@ def test_a_pod_reads_its_configuration_from_files(
 def test_one_key_of_a_configmap_can_be_mounted_below_a_system_directory(tmp_path: Path) -> None:
     script = "test -e /etc/passwd; cat /etc/app/b.conf > /tmp/out; "
     script += "(echo x > /etc/app/b.conf) 2>/dev/null || echo ro >> /tmp/out"
-    template = make_shell_template(script, mount("/etc/app/b.conf", subPath="b"))
+    template = make_shell_template(script, make_mount_template("/etc/app/b.conf", subPath="b"))
     assert pod_output(tmp_path, template, {"configMap": {"name": "c"}}, CONFIG) == "tworo"
     assert not Path("/etc/app").exists()
 
@@ -124,26 +126,28 @@ def test_a_read_only_mount_cannot_be_written(tmp_path: Path) -> None:
     assert (
         pod_output(
             tmp_path / "a",
-            make_shell_template(script, mount("/v", readOnly=True)),
+            make_shell_template(script, make_mount_template("/v", readOnly=True)),
             {"emptyDir": {}},
         )
         == "refused"
     )
     assert (
-        pod_output(tmp_path / "b", make_shell_template(script, mount("/v")), {"emptyDir": {}})
+        pod_output(
+            tmp_path / "b", make_shell_template(script, make_mount_template("/v")), {"emptyDir": {}}
+        )
         == "written"
     )
 
 
 def test_two_mounts_of_a_volume_show_the_same_files(tmp_path: Path) -> None:
     mounts = [
-        mount("/v"),
-        mount("/w", subPath="sub"),
-        mount("/v/in/deep", name="other"),
-        mount("/x", name="other"),
+        make_mount_template("/v"),
+        make_mount_template("/w", subPath="sub"),
+        make_mount_template("/v/in/deep", name="other"),
+        make_mount_template("/x", name="other"),
     ]
 
-    mounts.append(mount("/y", subPathExpr="$(PART)"))
+    mounts.append(make_mount_template("/y", subPathExpr="$(PART)"))
     script = (
         "echo 1 > /w/x; echo 2 > /v/in/deep/y; echo 3 > /y/z; cat /v/sub/x /x/y /v/part/z >"
         " /tmp/out"
@@ -157,12 +161,12 @@ def test_artifacts_and_parameters_in_a_volume_are_found(tmp_path: Path) -> None:
     inputs = {"artifacts": [{"name": "a", "path": "/v/sub/in", "raw": {"data": "given"}}]}
     outputs = {"parameters": [{"name": "out", "valueFrom": {"path": "/v/sub/out"}}]}
     template = make_shell_template(
-        "cp /v/sub/in /v/sub/out", mount("/v"), inputs=inputs, outputs=outputs
+        "cp /v/sub/in /v/sub/out", make_mount_template("/v"), inputs=inputs, outputs=outputs
     )
     assert pod_output(tmp_path, template, {"emptyDir": {}}) == "given"
 
 
-def steps(*names: str) -> dict[str, Any]:
+def make_steps_template(*names: str) -> dict[str, Any]:
     return {"name": "main", "steps": [[{"name": name, "template": name}] for name in names]}
 
 
@@ -177,17 +181,22 @@ def test_a_volume_claim_is_shared_by_pods_and_deleted_as_on_argo(
     tmp_path: Path, exit_code: int, gc: dict[str, str] | None, is_kept: bool
 ) -> None:
     write = {
-        **make_shell_template("echo hello > /v/x", mount("/v")),
+        **make_shell_template("echo hello > /v/x", make_mount_template("/v")),
         "name": "write",
         "outputs": {},
     }
     read = {
-        **make_shell_template(f"cp /v/x /tmp/out; exit {exit_code}", mount("/v")),
+        **make_shell_template(f"cp /v/x /tmp/out; exit {exit_code}", make_mount_template("/v")),
         "name": "read",
     }
     more: dict[str, Any] = {"volumeClaimGC": gc} if gc else {}
     status = run_pods(
-        tmp_path, steps("write", "read"), write, read, volumeClaimTemplates=[CLAIM], **more
+        tmp_path,
+        make_steps_template("write", "read"),
+        write,
+        read,
+        volumeClaimTemplates=[CLAIM],
+        **more,
     )
     (node,) = [node for node in status["nodes"].values() if node["displayName"] == "read"]
     assert node["outputs"]["parameters"][0]["value"] == "hello"
@@ -200,13 +209,16 @@ def test_a_claim_in_the_workflow_file_outlives_the_workflow(tmp_path: Path) -> N
     claim = {"kind": "PersistentVolumeClaim", "metadata": {"name": "data"}, "spec": {}}
     volume = {"persistentVolumeClaim": {"claimName": "data"}}
     pod_output(
-        tmp_path, make_shell_template("echo 1 > /v/x; touch /tmp/out", mount("/v")), volume, claim
+        tmp_path,
+        make_shell_template("echo 1 > /v/x; touch /tmp/out", make_mount_template("/v")),
+        volume,
+        claim,
     )
     assert (tmp_path / "claims/data/x").read_text() == "1\n"
     with pytest.raises(ConfigError, match="PersistentVolumeClaim 'data' does not exist here"):
         run_pods(
             tmp_path / "other",
-            make_shell_template("true", mount("/v")),
+            make_shell_template("true", make_mount_template("/v")),
             volumes=[{"name": "v", **volume}],
         )
 
@@ -229,7 +241,7 @@ def test_an_invalid_volume_is_reported_with_its_name(
 ) -> None:
     status = run_pods(
         tmp_path,
-        make_shell_template("true", mount("/v")),
+        make_shell_template("true", make_mount_template("/v")),
         other_objects=(SECRET,),
         volumes=[{"name": "v", **volume}],
     )
@@ -284,7 +296,7 @@ def test_invalid_volumes_are_rejected_before_the_run(
     tmp_path: Path, spec: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        run_pods(tmp_path, make_shell_template("true", mount("/v")), **spec)
+        run_pods(tmp_path, make_shell_template("true", make_mount_template("/v")), **spec)
     assert not (tmp_path / "runs").exists()
 
 
@@ -293,7 +305,9 @@ def test_a_secret_is_only_in_its_own_file(tmp_path: Path) -> None:
     Secret, even after a failure."""
     env = [{"name": "P", "valueFrom": {"secretKeyRef": {"name": "s", "key": "password"}}}]
     template = make_shell_template(
-        'test "$P" = hunter"2"; echo ran; test -s /v/password; exit 1', mount("/v"), outputs={}
+        'test "$P" = hunter"2"; echo ran; test -s /v/password; exit 1',
+        make_mount_template("/v"),
+        outputs={},
     )
     template["container"]["env"] = env
     volume = {"name": "v", "secret": {"secretName": "s"}}

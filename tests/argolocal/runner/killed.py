@@ -288,15 +288,15 @@ class Run:
             "outputs": outputs,
             "nodes": nodes,
             "ran": sorted({mark.split()[1] for mark in self.marks() if mark.startswith("end")}),
-            "objects": sorted(self._objects(), key=str),
-            "deployments": self._deployments(),
-            "stored": self._stored(),
+            "objects": sorted(self._read_objects(), key=str),
+            "deployments": self._list_deployments(),
+            "stored": self._read_store(),
             "directories": sorted(
                 path.name for path in [*self.files.pods.glob("*"), *self.home.glob("claims/*")]
             ),
         }
 
-    def _objects(self) -> Iterator[Any]:
+    def _read_objects(self) -> Iterator[Any]:
         for path in self.home.glob("objects/*/[!.]*"):
             obj = json.loads(path.read_text())
             meta = obj["metadata"]
@@ -311,13 +311,13 @@ class Run:
             ]
             yield path.parent.name, meta.get("generateName") or path.name, data, ended
 
-    def _deployments(self) -> list[tuple[str, bool, int]]:
+    def _list_deployments(self) -> list[tuple[str, bool, int]]:
         return [
             (deployment["name"], deployment["running"], deployment["ready"])
             for deployment in Deployments(self.cluster).overview()
         ]
 
-    def _stored(self) -> dict[str, Any]:
+    def _read_store(self) -> dict[str, Any]:
         """Return the contents of the object store."""
         if self.name == EMBEDDED:
             keys = self.cluster.services.credentials()
@@ -328,7 +328,7 @@ class Run:
             stored_object.key: self.store.get(stored_object.key)
             for stored_object in self.store.list("")
         }
-        return {key: _content(data) for key, data in objects.items()}
+        return {key: _parse_artifact(data) for key, data in objects.items()}
 
     def leftovers(self) -> list[str]:
         """Return processes, locks and files that remain after the end of the run and its
@@ -336,9 +336,9 @@ class Run:
         self.cluster.down()
         # processes that remain after the timeout are reported below
         with contextlib.suppress(AssertionError):
-            until("its processes to end", lambda: not self._processes(), EXIT_TIMEOUT_S)
+            until("its processes to end", lambda: not self._find_orphans(), EXIT_TIMEOUT_S)
 
-        leftovers = self._processes()
+        leftovers = self._find_orphans()
         pid = self.files.runner()
         if pid:
             leftovers.append(f"the run is locked by {pid}")
@@ -356,7 +356,7 @@ class Run:
             f"left behind: {path}" for path in [*memory, self.files.resume_request] if path.exists()
         ]
 
-    def _processes(self) -> list[str]:
+    def _find_orphans(self) -> list[str]:
         mark = f"HOME_OF_ALL={self.notes}\0".encode()
         orphans = []
         for process in Path("/proc").glob("[0-9]*"):
@@ -369,7 +369,7 @@ class Run:
         return orphans
 
 
-def _content(data: bytes) -> Any:
+def _parse_artifact(data: bytes) -> Any:
     """Return a hash, or the files of a tarball without their times."""
     if not data.startswith(b"\x1f\x8b"):
         return hashlib.sha256(data).hexdigest()

@@ -50,7 +50,7 @@ class Plan:
         return cls(seed, names[seed % len(names)], tuple(kills))
 
 
-def record(request: Request) -> Answer:
+def record_request(request: Request) -> Answer:
     """Record a request to /POD/CODE, and answer with the status CODE."""
     _, pod, code = request.path.split("/")
     request_id = uuid.uuid4().hex
@@ -69,7 +69,7 @@ class Stage:
         self.folder = folder
         self.environment = environment
         self.expected: dict[str, tuple[Any, dict[str, float]]] = {}
-        self.server = HttpServer(record).__enter__()
+        self.server = HttpServer(record_request).__enter__()
 
     def run(self, name: str, home: str) -> Run:
         return Run(

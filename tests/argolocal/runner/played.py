@@ -24,7 +24,7 @@ def make_dag(*tasks: dict[str, Any], **make_dag: Any) -> dict[str, Any]:
     }
 
 
-def steps(*groups: list[dict[str, Any]]) -> dict[str, Any]:
+def make_steps_template(*groups: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "name": "main",
         "steps": [
@@ -86,12 +86,12 @@ def play(
     raise AssertionError("it never ends")
 
 
-def phase(s: Scheduler, name: str) -> str:
+def phase_of(s: Scheduler, name: str) -> str:
     node = s.table.get(f"w.{name}")
     if node:
         return node["phase"]
     return ""
 
 
-def parameters(**values: str) -> dict[str, Any]:
+def make_parameters(**values: str) -> dict[str, Any]:
     return {"parameters": [{"name": name, "value": value} for name, value in values.items()]}

@@ -14,13 +14,15 @@ from tests import builders
 CLAIM = {"kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": {}}
 
 
-def workflow(templates: list[dict[str, Any]], name: str = "w", **spec: Any) -> dict[str, Any]:
+def make_shell_workflow(
+    templates: list[dict[str, Any]], name: str = "w", **spec: Any
+) -> dict[str, Any]:
     """Return a workflow with the given templates, which may mount the claim `shared`."""
     volumes = [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}}]
-    return builders.workflow(*templates, volumes=volumes, name=name, **spec)
+    return builders.make_workflow(*templates, volumes=volumes, name=name, **spec)
 
 
-def sh(name: str, command: str, **template: Any) -> dict[str, Any]:
+def make_shell_template(name: str, command: str, **template: Any) -> dict[str, Any]:
     """Return a template that runs a shell command. If the command contains /shared, the claim is
     mounted at this path (see `shared_folder`)."""
     if "/shared" in command:
@@ -40,7 +42,7 @@ def sh(name: str, command: str, **template: Any) -> dict[str, Any]:
     return {"name": name, "container": container, **template}
 
 
-def dag(*tasks: dict[str, Any], **template: Any) -> dict[str, Any]:
+def make_dag_template(*tasks: dict[str, Any], **template: Any) -> dict[str, Any]:
     """Return the template `main` with the tasks of a DAG."""
     return {"name": "main", "dag": {"tasks": list(tasks)}, **template}
 
@@ -59,6 +61,6 @@ def shared_folder(cluster: LocalCluster, name: str) -> Path:
     return folder / name
 
 
-def phases(status: dict[str, Any]) -> dict[str, str]:
+def phases_by_name(status: dict[str, Any]) -> dict[str, str]:
     """Return the phases of a run's nodes by the name of the node."""
     return {node["name"]: node["phase"] for node in status["nodes"].values()}

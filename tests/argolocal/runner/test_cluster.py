@@ -11,8 +11,8 @@ from argolocal.controllers.controller import LAST_APPLIED_ANNOTATION, Controller
 from argolocal.errors import ConfigError
 from argolocal.pods.container_images import Image
 from argolocal.runner.cluster import LocalCluster
-from tests.argolocal.running import execute
-from tests.builders import workflow
+from tests.argolocal.running import execute_manifest
+from tests.builders import make_workflow
 
 
 @pytest.fixture
@@ -143,6 +143,6 @@ def test_a_container_without_a_command_runs_the_command_of_its_image(tmp_path: P
 
     for index, (image, args, log) in enumerate(cases):
         container = {"image": image, **({"args": args} if args else {})}
-        manifest = workflow({"name": "main", "container": container}, name=f"w{index}")
-        assert execute(manifest, {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
+        manifest = make_workflow({"name": "main", "container": container}, name=f"w{index}")
+        assert execute_manifest(manifest, {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
         assert (tmp_path / f"runs/w{index}/logs/w{index}.log").read_text() == log

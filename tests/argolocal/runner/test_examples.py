@@ -8,12 +8,12 @@ import pytest
 
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
-from tests.argolocal.running import execute
-from tests.builders import workflow
+from tests.argolocal.running import execute_manifest
+from tests.builders import make_workflow
 
 
 def run_templates(home: Path, *templates: dict[str, Any]) -> dict[str, Any]:
-    return execute(workflow(*templates), {}, LocalCluster(home))
+    return execute_manifest(make_workflow(*templates), {}, LocalCluster(home))
 
 
 @pytest.mark.skipif(not filesystem.supports_namespaces(), reason="needs mount namespaces")

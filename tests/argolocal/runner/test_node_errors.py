@@ -14,7 +14,7 @@ from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
 from tests import builders
-from tests.argolocal.running import execute, resume
+from tests.argolocal.running import execute_manifest, resume_run
 
 ECHO = {"image": "busybox", "command": ["echo", "hi"]}
 TAG = "{{workflow.parameters.branch}}"
@@ -23,20 +23,20 @@ needs_mounts = pytest.mark.skipif(
 )
 
 
-def workflow(
+def make_exit_workflow(
     template: dict[str, Any], branch: str = "feature/login", **spec: Any
 ) -> dict[str, Any]:
     templates = [{"name": "main", **template}, {"name": "bye", "container": ECHO}]
     arguments = {"parameters": [{"name": "branch", "value": branch}]}
 
-    return builders.workflow(*templates, **{"onExit": "bye", "arguments": arguments, **spec})
+    return builders.make_workflow(*templates, **{"onExit": "bye", "arguments": arguments, **spec})
 
 
 def make_memoized_template(name: str) -> dict[str, Any]:
     return {"memoize": {"key": "k", "cache": {"configMap": {"name": name}}}, "container": ECHO}
 
 
-def resource(manifest: dict[str, Any]) -> dict[str, Any]:
+def make_resource_template(manifest: dict[str, Any]) -> dict[str, Any]:
     return {"resource": {"action": "apply", "manifest": json.dumps(manifest)}}
 
 
@@ -59,13 +59,20 @@ def check_that_only_the_node_failed(status: dict[str, Any], reason: str) -> None
         ({"container": ECHO, "metadata": {"labels": {"branch": TAG}}}, "metadata.labels.branch"),
         ({"container": ECHO, "metadata": {"annotations": {f"a b{TAG}": "x"}}}, "qualified name"),
         ({"container": ECHO, "nodeSelector": {"zone": TAG}}, "spec.nodeSelector.zone"),
-        (resource({"kind": "ConfigMap", "metadata": {"name": f"x-{TAG}"}}), "RFC 1123 subdomain"),
         (
-            resource({"kind": "ConfigMap", "metadata": {"name": "x", "labels": {"a": TAG}}}),
+            make_resource_template({"kind": "ConfigMap", "metadata": {"name": f"x-{TAG}"}}),
+            "RFC 1123 subdomain",
+        ),
+        (
+            make_resource_template(
+                {"kind": "ConfigMap", "metadata": {"name": "x", "labels": {"a": TAG}}}
+            ),
             "metadata.labels.a",
         ),
         (
-            resource({"kind": "ConfigMap", "metadata": {"name": "x"}, "data": {TAG: "1"}}),
+            make_resource_template(
+                {"kind": "ConfigMap", "metadata": {"name": "x"}, "data": {TAG: "1"}}
+            ),
             "valid config key",
         ),
         (
@@ -78,14 +85,19 @@ def check_that_only_the_node_failed(status: dict[str, Any], reason: str) -> None
             "spec.serviceAccountName",
         ),
         (
-            resource({"kind": "ConfigMap", "metadata": {"name": "x", "labels": TAG}}),
+            make_resource_template({"kind": "ConfigMap", "metadata": {"name": "x", "labels": TAG}}),
             "must map names to values",
         ),
         (
-            resource({"kind": "Secret", "metadata": {"name": "x"}, "data": {"a": f"%{TAG}"}}),
+            make_resource_template(
+                {"kind": "Secret", "metadata": {"name": "x"}, "data": {"a": f"%{TAG}"}}
+            ),
             "not base64",
         ),
-        (resource({"kind": ["ConfigMap"], "metadata": {"name": TAG}}), "kind must be text"),
+        (
+            make_resource_template({"kind": ["ConfigMap"], "metadata": {"name": TAG}}),
+            "kind must be text",
+        ),
         (
             {"resource": {"action": "get", "flags": ["configmap", f"x-{TAG}"]}},
             "must name a kind and an object",
@@ -96,8 +108,10 @@ def test_a_name_that_tags_make_invalid_ends_the_node_and_runs_the_exit_handler(
     tmp_path: Path, template: dict[str, Any], reason: str
 ) -> None:
     cluster = LocalCluster(tmp_path)
-    check_that_only_the_node_failed(execute(workflow(template), {}, cluster), reason)
-    check_that_only_the_node_failed(resume("w", cluster), reason)
+    check_that_only_the_node_failed(
+        execute_manifest(make_exit_workflow(template), {}, cluster), reason
+    )
+    check_that_only_the_node_failed(resume_run("w", cluster), reason)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +129,9 @@ def test_a_name_that_tags_make_invalid_ends_the_node_and_runs_the_exit_handler(
 def test_a_name_that_the_workflow_sets_for_all_pods_ends_each_of_its_pods(
     tmp_path: Path, spec: dict[str, Any], reason: str
 ) -> None:
-    status = execute(workflow({"container": ECHO}, **spec), {}, LocalCluster(tmp_path))
+    status = execute_manifest(
+        make_exit_workflow({"container": ECHO}, **spec), {}, LocalCluster(tmp_path)
+    )
     phases = {node["name"]: node["phase"] for node in status["nodes"].values()}
     assert phases == {"w": "Error", "w.onExit": "Error"}
     assert all(reason in node["message"] for node in status["nodes"].values())
@@ -128,7 +144,10 @@ def test_the_fields_of_a_template_win_over_those_of_the_workflow(tmp_path: Path)
         "serviceAccountName": "own",
     }
     spec = {"podMetadata": {"labels": {"branch": TAG}}, "serviceAccountName": TAG, "onExit": None}
-    assert execute(workflow(template, **spec), {}, LocalCluster(tmp_path))["phase"] == "Succeeded"
+    assert (
+        execute_manifest(make_exit_workflow(template, **spec), {}, LocalCluster(tmp_path))["phase"]
+        == "Succeeded"
+    )
 
 
 @needs_mounts
@@ -136,8 +155,8 @@ def test_the_fields_of_a_template_win_over_those_of_the_workflow(tmp_path: Path)
 def test_a_claim_with_an_invalid_name_ends_the_node(tmp_path: Path, claim: str) -> None:
     volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": TAG}}]
     container = {**ECHO, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}
-    status = execute(
-        workflow({"container": container}, claim, volumes=volumes),
+    status = execute_manifest(
+        make_exit_workflow({"container": container}, claim, volumes=volumes),
         {},
         LocalCluster(tmp_path / "home"),
     )
@@ -171,7 +190,7 @@ def test_an_unexpected_exception_ends_the_node_and_runs_the_exit_handler(
         file.mkdir()
     else:
         file.write_text({"text": "{", "shape": "[]"}[damage])
-    status = execute(workflow(make_memoized_template("cache")), {}, cluster)
+    status = execute_manifest(make_exit_workflow(make_memoized_template("cache")), {}, cluster)
     check_that_only_the_node_failed(
         status, {"folder": "Is a directory", "text": "Expecting", "shape": "must be an ob"}[damage]
     )
@@ -180,9 +199,9 @@ def test_an_unexpected_exception_ends_the_node_and_runs_the_exit_handler(
 def test_the_pod_of_another_task_survives_an_unexpected_exception(tmp_path: Path) -> None:
     (tmp_path / "objects/ConfigMap/cache.json").mkdir(parents=True)
     tasks = [{"name": "good", "template": "bye"}, {"name": "bad", "template": "bad"}]
-    spec = workflow({"dag": {"tasks": tasks, "failFast": False}})
+    spec = make_exit_workflow({"dag": {"tasks": tasks, "failFast": False}})
     spec["spec"]["templates"].append({"name": "bad", **make_memoized_template("cache")})
-    status = execute(spec, {}, LocalCluster(tmp_path))
+    status = execute_manifest(spec, {}, LocalCluster(tmp_path))
     phases = {node["displayName"]: node["phase"] for node in status["nodes"].values()}
     assert phases == {"w": "Error", "good": "Succeeded", "bad": "Error", "w.onExit": "Succeeded"}
 
@@ -199,9 +218,9 @@ def test_an_exception_of_a_controller_ends_the_nodes_that_wait_for_its_objects(
 ) -> None:
     kinds = Kinds()
     kinds.register(Broken)
-    template = resource({"kind": "Broken", "metadata": {"name": "x"}})
+    template = make_resource_template({"kind": "Broken", "metadata": {"name": "x"}})
     template["resource"]["successCondition"] = "status.done == yes"
-    status = execute(workflow(template), {}, LocalCluster(tmp_path, kinds=kinds))
+    status = execute_manifest(make_exit_workflow(template), {}, LocalCluster(tmp_path, kinds=kinds))
     check_that_only_the_node_failed(status, "Permission denied: /broken")
 
 

@@ -16,12 +16,12 @@ from argolocal.state.progress import PROGRESS_ANNOTATION, read_progress
 from argolocal.view import runs, summary
 from tests.argolocal.runner.shell_workflows import (
     cluster_with_claim,
-    dag,
-    sh,
+    make_dag_template,
+    make_shell_template,
+    make_shell_workflow,
     shared_folder,
-    workflow,
 )
-from tests.argolocal.running import execute
+from tests.argolocal.running import execute_manifest
 
 WAIT = "until test -e /shared/go; do sleep 0.05; done"
 
@@ -46,7 +46,7 @@ def run_and_list_progress(
         if progress == last:
             shared_folder(cluster, "go").touch()
 
-    manifest = workflow([template], entrypoint=template["name"])
+    manifest = make_shell_workflow([template], entrypoint=template["name"])
     status = LocalRun.create(manifest, None, cluster).run(on_change)
     return status["nodes"]["w"], seen
 
@@ -55,7 +55,7 @@ def test_a_running_step_shows_its_progress_and_a_succeeded_step_all_of_it(
     cluster: LocalCluster,
 ) -> None:
     command = f"echo 30/100 > $ARGO_PROGRESS_FILE; {WAIT}; echo 60/100 > $ARGO_PROGRESS_FILE"
-    node, seen = run_and_list_progress(cluster, sh("main", command), "30/100")
+    node, seen = run_and_list_progress(cluster, make_shell_template("main", command), "30/100")
     assert seen == ["30/100", "100/100"]
     assert node["progress"] == "100/100"
 
@@ -63,14 +63,16 @@ def test_a_running_step_shows_its_progress_and_a_succeeded_step_all_of_it(
 def test_a_failed_step_keeps_its_last_progress(cluster: LocalCluster) -> None:
     command = f"{WAIT}; echo 7/10 >> $ARGO_PROGRESS_FILE; echo 8/10 >> $ARGO_PROGRESS_FILE; exit 1"
     shared_folder(cluster, "go").touch()
-    node, seen = run_and_list_progress(cluster, sh("main", command), "")
+    node, seen = run_and_list_progress(cluster, make_shell_template("main", command), "")
     assert (node["phase"], node["progress"]) == ("Failed", "8/10")
     assert seen == ["8/10"]
 
 
 def test_an_annotation_sets_the_initial_progress(cluster: LocalCluster) -> None:
     metadata = {"annotations": {PROGRESS_ANNOTATION: "0/100"}}
-    node, seen = run_and_list_progress(cluster, sh("main", WAIT, metadata=metadata), "0/100")
+    node, seen = run_and_list_progress(
+        cluster, make_shell_template("main", WAIT, metadata=metadata), "0/100"
+    )
     assert seen == ["0/100", "100/100"]
     assert node["phase"] == "Succeeded"
 
@@ -99,7 +101,9 @@ def test_the_last_line_counts_and_only_a_regular_file_is_read(tmp_path: Path) ->
 def test_only_the_main_container_gets_the_file(cluster: LocalCluster) -> None:
     if not filesystem.supports_namespaces():
         pytest.skip("needs mount namespaces")
-    template = sh("main", "test -n $ARGO_PROGRESS_FILE && echo 1/4 > $ARGO_PROGRESS_FILE")
+    template = make_shell_template(
+        "main", "test -n $ARGO_PROGRESS_FILE && echo 1/4 > $ARGO_PROGRESS_FILE"
+    )
     template["sidecars"] = [
         {
             "name": "other",
@@ -107,7 +111,7 @@ def test_only_the_main_container_gets_the_file(cluster: LocalCluster) -> None:
             "command": ["sh", "-c", 'test -z "$ARGO_PROGRESS_FILE"'],
         }
     ]
-    status = execute(workflow([template]), None, cluster)
+    status = execute_manifest(make_shell_workflow([template]), None, cluster)
     assert status["phase"] == "Succeeded", status
     assert status["nodes"]["w"]["progress"] == "4/4"
 
@@ -117,7 +121,9 @@ def test_without_mount_namespaces_the_file_is_in_the_folder_of_the_pod(
 ) -> None:
     monkeypatch.setattr(filesystem, "supports_namespaces", lambda: False)
     command = "sh -c 'echo 2/4 > $ARGO_PROGRESS_FILE'; exit 3"
-    status = execute(workflow([sh("main", command)]), None, cluster)
+    status = execute_manifest(
+        make_shell_workflow([make_shell_template("main", command)]), None, cluster
+    )
     assert status["nodes"]["w"]["progress"] == "2/4"
     assert not Path("/argo/progress").exists()
 
@@ -147,8 +153,10 @@ def test_status_and_displays_show_the_progress_of_running_steps(cluster: LocalCl
             shown.append(row_reader.row(source.read("w")).progress)
             shared_folder(cluster, "go").touch()
 
-    train = sh("t", f"echo 1/4 > $ARGO_PROGRESS_FILE; {WAIT}", retryStrategy={"limit": 1})
-    manifest = workflow([dag({"name": "train", "template": "t"}), train])
+    train = make_shell_template(
+        "t", f"echo 1/4 > $ARGO_PROGRESS_FILE; {WAIT}", retryStrategy={"limit": 1}
+    )
+    manifest = make_shell_workflow([make_dag_template({"name": "train", "template": "t"}), train])
     status = LocalRun.create(manifest, None, cluster).run(on_change)
     assert status["phase"] == "Succeeded"
     assert "progress 1/4" in shown[0]

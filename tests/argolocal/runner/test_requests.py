@@ -15,12 +15,12 @@ from argolocal.runner.retry_workflow import reset_for_retry
 from argolocal.runner.run import LocalRun
 from argolocal.state.journal import RunFiles, Status
 from tests import builders
-from tests.argolocal.running import execute, resume
+from tests.argolocal.running import execute_manifest, resume_run
 from tests.waiting import until
 
 
-def step(name: str, command: str) -> dict[str, Any]:
-    return {"name": name, "container": builders.shell(command)}
+def make_step_template(name: str, command: str) -> dict[str, Any]:
+    return {"name": name, "container": builders.make_shell_container(command)}
 
 
 def make_gate_template() -> dict[str, Any]:
@@ -28,7 +28,7 @@ def make_gate_template() -> dict[str, Any]:
     return {"name": "gate", "suspend": {}, "outputs": {"parameters": [output]}}
 
 
-def steps(*names: str) -> dict[str, Any]:
+def make_steps_template(*names: str) -> dict[str, Any]:
     return {"name": "main", "steps": [[{"name": name, "template": name}] for name in names]}
 
 
@@ -57,8 +57,11 @@ class Background:
 
 
 def make_gated_workflow(**spec: Any) -> dict[str, Any]:
-    return builders.workflow(
-        steps("gate", "after"), make_gate_template(), step("after", "true"), **spec
+    return builders.make_workflow(
+        make_steps_template("gate", "after"),
+        make_gate_template(),
+        make_step_template("after", "true"),
+        **spec,
     )
 
 
@@ -95,8 +98,12 @@ def test_a_rejected_step_fails_its_run(tmp_path: Path) -> None:
 def test_a_run_that_is_shut_down_fails_and_only_stop_runs_its_exit_handler(
     tmp_path: Path, strategy: str, has_exit_handler: bool
 ) -> None:
-    templates = [steps("long"), step("long", "sleep 60"), step("bye", "true")]
-    background = Background(tmp_path, builders.workflow(*templates, onExit="bye"))
+    templates = [
+        make_steps_template("long"),
+        make_step_template("long", "sleep 60"),
+        make_step_template("bye", "true"),
+    ]
+    background = Background(tmp_path, builders.make_workflow(*templates, onExit="bye"))
     background.start()
     until("a step runs", lambda: background.files.load()[0]["nodes"])
     assert requests.send(background.files, RunRequest(shutdown=strategy))
@@ -111,7 +118,9 @@ def test_a_run_that_is_shut_down_fails_and_only_stop_runs_its_exit_handler(
 def test_a_request_to_a_run_without_a_process_waits_for_its_start(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
     mark = tmp_path / "mark"
-    run = LocalRun.create(builders.workflow(step("main", f"touch {mark}")), None, cluster)
+    run = LocalRun.create(
+        builders.make_workflow(make_step_template("main", f"touch {mark}")), None, cluster
+    )
     run.files.close()
     files = RunFiles(tmp_path, "w")
 
@@ -119,23 +128,26 @@ def test_a_request_to_a_run_without_a_process_waits_for_its_start(tmp_path: Path
     assert not requests.send(files, RunRequest(shutdown="Stop"))
     assert requests.read_pending(files) == RunRequest(suspend=True, shutdown="Stop")
 
-    assert resume("w", cluster)["phase"] == "Failed"
+    assert resume_run("w", cluster)["phase"] == "Failed"
     assert not mark.exists()
     assert requests.read_pending(files) is None
 
 
 def test_a_stopped_run_can_be_retried(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
-    run = LocalRun.create(builders.workflow(step("main", "true")), None, cluster)
+    run = LocalRun.create(builders.make_workflow(make_step_template("main", "true")), None, cluster)
     run.files.close()
     requests.send(RunFiles(tmp_path, "w"), RunRequest(shutdown="Terminate"))
-    assert resume("w", cluster)["phase"] == "Failed"
-    assert resume("w", cluster)["phase"] == "Succeeded"
+    assert resume_run("w", cluster)["phase"] == "Failed"
+    assert resume_run("w", cluster)["phase"] == "Succeeded"
 
 
 def test_a_step_that_succeeded_can_be_restarted_with_all_steps_after_it(tmp_path: Path) -> None:
-    templates = [steps("one", "two", "three"), *(step(name, "true") for name in ONE_TO_THREE)]
-    status = execute(builders.workflow(*templates), {}, LocalCluster(tmp_path))
+    templates = [
+        make_steps_template("one", "two", "three"),
+        *(make_step_template(name, "true") for name in ONE_TO_THREE),
+    ]
+    status = execute_manifest(builders.make_workflow(*templates), {}, LocalCluster(tmp_path))
     ids = {node["displayName"]: id for id, node in status["nodes"].items()}
 
     kept_nodes = reset_for_retry(status, [ids["two"]])["nodes"]
@@ -155,6 +167,6 @@ def test_a_run_resumes_in_a_home_with_stored_templates(tmp_path: Path) -> None:
         (tmp_path / "objects" / kind).mkdir(parents=True)
     for name in (".lock", ".resource-version"):
         (tmp_path / "objects" / name).touch()
-    run = LocalRun.create(builders.workflow(step("main", "true")), None, cluster)
+    run = LocalRun.create(builders.make_workflow(make_step_template("main", "true")), None, cluster)
     run.files.close()
-    assert resume("w", cluster)["phase"] == "Succeeded"
+    assert resume_run("w", cluster)["phase"] == "Succeeded"

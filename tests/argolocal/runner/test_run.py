@@ -27,13 +27,13 @@ from argolocal.runner.run import LocalRun, stop
 from argolocal.state import journal as state
 from tests.argolocal.runner.shell_workflows import (
     cluster_with_claim,
-    dag,
-    phases,
-    sh,
+    make_dag_template,
+    make_shell_template,
+    make_shell_workflow,
+    phases_by_name,
     shared_folder,
-    workflow,
 )
-from tests.argolocal.running import execute, resume
+from tests.argolocal.running import execute_manifest, resume_run
 from tests.waiting import until
 
 PYTHON = {"image": "python:3.11", "command": ["python"]}
@@ -88,8 +88,12 @@ def make_chain(name: str, seconds: float = 0.15) -> dict[str, Any]:
             {"name": f"s{i}", "template": "add", "depends": f"s{i - 1}", "arguments": arguments}
         )
 
-    return workflow(
-        [dag(*tasks), sh("add", body, inputs=parameters, outputs=out), sh("bye", "true")],
+    return make_shell_workflow(
+        [
+            make_dag_template(*tasks),
+            make_shell_template("add", body, inputs=parameters, outputs=out),
+            make_shell_template("bye", "true"),
+        ],
         name,
         onExit="bye",
     )
@@ -166,7 +170,7 @@ def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(
         manifest.write_text(json.dumps(make_chain("w")))
 
         if attempt == 0:
-            expected = read_outcome(execute(make_chain("w"), {}, home))
+            expected = read_outcome(execute_manifest(make_chain("w"), {}, home))
             assert mark_file.read_text().split() == ["0", "1", "2", "3"]
             written = journal.stat().st_size
             continue
@@ -181,7 +185,7 @@ def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(
             run_counts = Counter(mark_file.read_text().split() if mark_file.exists() else ())
             status, _ = state.RunFiles(home.home, "w").load()
             succeeded_steps = [
-                name[-1] for name, phase in phases(status).items() if phase == "Succeeded"
+                name[-1] for name, phase in phases_by_name(status).items() if phase == "Succeeded"
             ]
             finished_counts = {
                 step: run_counts[step] for step in succeeded_steps if step.isdigit()
@@ -190,7 +194,7 @@ def test_killing_the_runner_loses_nothing_and_repeats_no_finished_step(
 
         process.kill()
         process.wait()
-        assert read_outcome(resume("w", home)) == expected
+        assert read_outcome(resume_run("w", home)) == expected
         assert all(
             mark_file.read_text().split().count(step) == run_count
             for step, run_count in finished_counts.items()
@@ -202,8 +206,13 @@ def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     manifest = tmp_path / "w.json"
-    grandchild = workflow(
-        [sh("main", "echo try; if [ -e /shared/go ]; then exit 0; fi; sleep 987 & sleep 986; true")]
+    grandchild = make_shell_workflow(
+        [
+            make_shell_template(
+                "main",
+                "echo try; if [ -e /shared/go ]; then exit 0; fi; sleep 987 & sleep 986; true",
+            )
+        ]
     )
     manifest.write_text(json.dumps(grandchild))
     process = start_runner(cluster, manifest)
@@ -213,7 +222,7 @@ def test_a_dead_runner_leaves_no_process_once_its_run_is_resumed(
     process.kill()
     process.wait()
     shared_folder(cluster, "go").touch()
-    assert resume("w", cluster)["phase"] == "Succeeded"
+    assert resume_run("w", cluster)["phase"] == "Succeeded"
     wait_for_no_process(cluster)
     # only the log of the last pod is kept
     assert (cluster.home / "runs/w/logs/w.log").read_text() == "try\n"
@@ -247,7 +256,7 @@ def test_a_run_can_be_resumed_after_a_kill_during_a_pod_start(
 
 def test_a_second_runner_of_a_run_is_rejected(cluster: LocalCluster, tmp_path: Path) -> None:
     manifest = tmp_path / "w.json"
-    manifest.write_text(json.dumps(workflow([sh("main", "sleep 30")])))
+    manifest.write_text(json.dumps(make_shell_workflow([make_shell_template("main", "sleep 30")])))
     process = start_runner(cluster, manifest)
     until("its first process", lambda: list_pod_processes(cluster))
     with pytest.raises(state.Busy, match=str(process.pid)):
@@ -264,15 +273,15 @@ def test_stop_shortens_the_grace_period_and_runs_the_exit_handler(
     mark_file = shared_folder(cluster, "exit")
 
     templates = [
-        sh(
+        make_shell_template(
             "main",
             "trap '' TERM; sleep 1000 & wait; sleep 1000",
             podSpecPatch="terminationGracePeriodSeconds: 1000",
         ),
-        sh("bye", "echo {{workflow.status}} > /shared/exit"),
+        make_shell_template("bye", "echo {{workflow.status}} > /shared/exit"),
     ]
 
-    manifest.write_text(json.dumps(workflow(templates, onExit="bye")))
+    manifest.write_text(json.dumps(make_shell_workflow(templates, onExit="bye")))
     process = start_runner(cluster, manifest)
     until("its first process", lambda: list_pod_processes(cluster))
     stop("w", cluster)
@@ -302,7 +311,11 @@ def test_a_stop_during_a_pod_start_ends_the_pod(
 
     monkeypatch.setattr(executor, "start_container", start)
     with pytest.raises(KeyboardInterrupt):
-        execute(workflow([sh("main", "trap '' TERM; sleep 60 & wait")]), {}, cluster)
+        execute_manifest(
+            make_shell_workflow([make_shell_template("main", "trap '' TERM; sleep 60 & wait")]),
+            {},
+            cluster,
+        )
     wait_for_no_process(cluster)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -313,7 +326,14 @@ def test_ctrl_c_ends_all_pods_and_the_run_can_be_resumed(
     gate_file = shared_folder(cluster, "gate")
     command = "test -e /shared/gate || sleep 1000"
     run = LocalRun.create(
-        workflow([dag({"name": "a", "template": "one"}), sh("one", command)]), {}, cluster
+        make_shell_workflow(
+            [
+                make_dag_template({"name": "a", "template": "one"}),
+                make_shell_template("one", command),
+            ]
+        ),
+        {},
+        cluster,
     )
     # set the handler, because in background jobs of a shell, SIGINT is ignored
     old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -331,7 +351,7 @@ def test_ctrl_c_ends_all_pods_and_the_run_can_be_resumed(
 
     wait_for_no_process(cluster)
     gate_file.touch()
-    assert resume("w", cluster)["phase"] == "Succeeded"
+    assert resume_run("w", cluster)["phase"] == "Succeeded"
 
 
 def test_a_failed_run_resumes_from_the_failed_step(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -345,14 +365,17 @@ def test_a_failed_run_resumes_from_the_failed_step(cluster: LocalCluster, tmp_pa
     ]
 
     steps = {"good": "echo x >> /shared/good", "bad": "test -e /shared/gate", "bye": "true"}
-    templates = [dag(*tasks), *(sh(name, command) for name, command in steps.items())]
-    status = execute(workflow(templates, onExit="bye"), {}, cluster)
+    templates = [
+        make_dag_template(*tasks),
+        *(make_shell_template(name, command) for name, command in steps.items()),
+    ]
+    status = execute_manifest(make_shell_workflow(templates, onExit="bye"), {}, cluster)
     assert status["phase"] == "Failed"
-    assert phases(status)["w.after"] == "Omitted"
+    assert phases_by_name(status)["w.after"] == "Omitted"
     gate_file.touch()
-    status = resume("w", cluster)
+    status = resume_run("w", cluster)
     assert status["phase"] == "Succeeded"
-    assert set(phases(status).values()) == {"Succeeded"}
+    assert set(phases_by_name(status).values()) == {"Succeeded"}
     # check that the steps `good` and `after` ran once each
     assert mark_file.read_text() == "x\nx\n"
 
@@ -360,7 +383,7 @@ def test_a_failed_run_resumes_from_the_failed_step(cluster: LocalCluster, tmp_pa
 def test_a_full_disk_ends_the_run_which_can_be_resumed(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = LocalRun.create(workflow([sh("main", "true")]), {}, cluster)
+    run = LocalRun.create(make_shell_workflow([make_shell_template("main", "true")]), {}, cluster)
     journal = os.open("/dev/full", os.O_WRONLY)
     os.dup2(journal, run.files.journal)
     # replace ftruncate, because /dev/full cannot be truncated
@@ -368,14 +391,14 @@ def test_a_full_disk_ends_the_run_which_can_be_resumed(
     with pytest.raises(state.DiskFull, match="Free some space"):
         run.run()
     monkeypatch.undo()
-    assert resume("w", cluster)["phase"] == "Succeeded"
+    assert resume_run("w", cluster)["phase"] == "Succeeded"
 
 
 def test_an_incomplete_line_of_the_journal_is_ignored(cluster: LocalCluster) -> None:
-    execute(workflow([sh("main", "true")]), {}, cluster)
+    execute_manifest(make_shell_workflow([make_shell_template("main", "true")]), {}, cluster)
     journal = cluster.home / "runs/w/journal.jsonl"
     journal.write_bytes(journal.read_bytes().rstrip(b"\n")[:-20])
-    assert resume("w", cluster)["phase"] == "Succeeded"
+    assert resume_run("w", cluster)["phase"] == "Succeeded"
 
 
 def test_a_pod_sees_only_the_environment_of_its_manifest(
@@ -408,12 +431,12 @@ def test_a_pod_sees_only_the_environment_of_its_manifest(
     }
 
     templates = [
-        dag({"name": "a", "template": "env"}, use),
+        make_dag_template({"name": "a", "template": "env"}, use),
         {"name": "env", "script": script},
-        sh("use", "true", inputs={"parameters": [{"name": "x"}]}),
+        make_shell_template("use", "true", inputs={"parameters": [{"name": "x"}]}),
     ]
 
-    status = execute(workflow(templates), {}, cluster)
+    status = execute_manifest(make_shell_workflow(templates), {}, cluster)
     node = next(node for node in status["nodes"].values() if node["name"] == "w.a")
     variables = json.loads(node["outputs"]["result"])
     assert variables["BOTH"] == "red-7-$(NOPE)-$(SIZE)"
@@ -445,9 +468,14 @@ def test_pods_that_write_to_the_same_path_do_not_share_files(cluster: LocalClust
         }
     ]
 
-    status = execute(
-        workflow(
-            [dag(*tasks), sh("one", body, inputs={"parameters": [{"name": "x"}]}, outputs=out)]
+    status = execute_manifest(
+        make_shell_workflow(
+            [
+                make_dag_template(*tasks),
+                make_shell_template(
+                    "one", body, inputs={"parameters": [{"name": "x"}]}, outputs=out
+                ),
+            ]
         ),
         {},
         cluster,
@@ -468,8 +496,16 @@ def test_pods_that_write_to_the_same_path_do_not_share_files(cluster: LocalClust
 @pytest.mark.slow
 def test_time_limits_end_a_pod_and_the_workflow(cluster: LocalCluster) -> None:
     tasks = [{"name": "slow", "template": "slow"}]
-    status = execute(
-        workflow([dag(*tasks), sh("slow", "sleep 60", activeDeadlineSeconds=1)], "a"), {}, cluster
+    status = execute_manifest(
+        make_shell_workflow(
+            [
+                make_dag_template(*tasks),
+                make_shell_template("slow", "sleep 60", activeDeadlineSeconds=1),
+            ],
+            "a",
+        ),
+        {},
+        cluster,
     )
     node = status["nodes"][
         "a-"
@@ -477,10 +513,16 @@ def test_time_limits_end_a_pod_and_the_workflow(cluster: LocalCluster) -> None:
     ]
     assert node["phase"] == "Failed"
     assert node["message"] == "Pod was active on the node longer than the specified deadline"
-    templates = [dag(*tasks), sh("slow", "sleep 60"), sh("bye", "true")]
-    status = execute(workflow(templates, "b", activeDeadlineSeconds=1, onExit="bye"), {}, cluster)
+    templates = [
+        make_dag_template(*tasks),
+        make_shell_template("slow", "sleep 60"),
+        make_shell_template("bye", "true"),
+    ]
+    status = execute_manifest(
+        make_shell_workflow(templates, "b", activeDeadlineSeconds=1, onExit="bye"), {}, cluster
+    )
     assert status["phase"] == "Failed"
-    assert phases(status)["b.onExit"] == "Succeeded"
+    assert phases_by_name(status)["b.onExit"] == "Succeeded"
     assert "Step exceeded its deadline" in [
         node.get("message") for node in status["nodes"].values()
     ]
@@ -502,9 +544,15 @@ def test_a_retry_waits_for_its_backoff(
     monkeypatch.setattr(local_run, "time", fake_time)
     retry = {"limit": 2, "backoff": {"duration": "10m", "factor": 2}}
 
-    status = execute(
-        workflow(
-            [sh("main", "echo x >> /shared/n; test $(wc -l < /shared/n) = 3", retryStrategy=retry)]
+    status = execute_manifest(
+        make_shell_workflow(
+            [
+                make_shell_template(
+                    "main",
+                    "echo x >> /shared/n; test $(wc -l < /shared/n) = 3",
+                    retryStrategy=retry,
+                )
+            ]
         ),
         {},
         cluster,
@@ -523,15 +571,19 @@ def test_a_retry_waits_for_its_backoff(
 
 def test_a_missing_program_fails_its_step_with_the_reason(cluster: LocalCluster) -> None:
     template = {"name": "main", "container": {"image": "alpine", "command": ["no-such-program"]}}
-    status = execute(workflow([template]), {}, cluster)
+    status = execute_manifest(make_shell_workflow([template]), {}, cluster)
     assert status["phase"] == "Failed"
     assert 'exec: "no-such-program"' in status["message"]
 
 
 def test_an_invalid_manifest_starts_no_pod(cluster: LocalCluster) -> None:
     with pytest.raises(ConfigError, match="sidecars"):
-        execute(
-            workflow([sh("main", "true", sidecars=[{"name": "s", "image": "nginx"}])]), {}, cluster
+        execute_manifest(
+            make_shell_workflow(
+                [make_shell_template("main", "true", sidecars=[{"name": "s", "image": "nginx"}])]
+            ),
+            {},
+            cluster,
         )
     assert not (cluster.home / "runs").exists()
 
@@ -550,12 +602,15 @@ def test_an_invalid_manifest_starts_no_pod(cluster: LocalCluster) -> None:
 def test_a_cron_workflow_that_a_cluster_rejects_does_not_run(
     cluster: LocalCluster, fields: dict[str, Any], message: str
 ) -> None:
-    spec = {"schedules": ["@daily"], "workflowSpec": workflow([sh("main", "true")])["spec"]}
+    spec = {
+        "schedules": ["@daily"],
+        "workflowSpec": make_shell_workflow([make_shell_template("main", "true")])["spec"],
+    }
     cron = {"kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": spec}
-    assert execute(cron, {}, cluster)["phase"] == "Succeeded"
+    assert execute_manifest(cron, {}, cluster)["phase"] == "Succeeded"
     shutil.rmtree(cluster.home / "runs")
     with pytest.raises(ConfigError, match=message):
-        execute({**cron, "spec": spec | fields}, {}, cluster)
+        execute_manifest({**cron, "spec": spec | fields}, {}, cluster)
     assert not (cluster.home / "runs").exists()
 
 
@@ -584,10 +639,12 @@ def test_an_image_from_a_parameter_is_checked_when_its_step_starts(
     }
 
     arguments = {"parameters": [{"name": "i", "value": "{{workflow.parameters.i}}"}]}
-    manifest = workflow([dag({"name": "a", "template": "t", "arguments": arguments}), template])
+    manifest = make_shell_workflow(
+        [make_dag_template({"name": "a", "template": "t", "arguments": arguments}), template]
+    )
     manifest["spec"]["arguments"] = {"parameters": [{"name": "i", "value": "alpine"}]}
-    assert execute(manifest, {}, cluster)["phase"] == "Succeeded"
-    status = execute({**manifest, "metadata": {"name": "other"}}, {"i": "nginx"}, cluster)
+    assert execute_manifest(manifest, {}, cluster)["phase"] == "Succeeded"
+    status = execute_manifest({**manifest, "metadata": {"name": "other"}}, {"i": "nginx"}, cluster)
     ((phase, cause),) = [
         (n["phase"], n["message"]) for n in status["nodes"].values() if n["displayName"] == "a"
     ]
@@ -600,12 +657,17 @@ def test_an_image_from_a_parameter_is_checked_when_its_step_starts(
 
 
 def test_a_completed_run_leaves_no_process_or_descriptor(cluster: LocalCluster) -> None:
-    execute(workflow([sh("main", "true")], "first"), {}, cluster)
+    execute_manifest(
+        make_shell_workflow([make_shell_template("main", "true")], "first"), {}, cluster
+    )
     descriptors_before = len(os.listdir("/proc/self/fd"))
 
-    execute(
-        workflow(
-            [dag(*({"name": f"t{i}", "template": "one"} for i in range(20))), sh("one", "true")]
+    execute_manifest(
+        make_shell_workflow(
+            [
+                make_dag_template(*({"name": f"t{i}", "template": "one"} for i in range(20))),
+                make_shell_template("one", "true"),
+            ]
         ),
         {},
         cluster,

@@ -11,7 +11,7 @@ from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import LocalRun
 from argolocal.state.machine_resources import MachineResources, PodRequest, find_memory
 from tests import builders
-from tests.argolocal.running import execute
+from tests.argolocal.running import execute_manifest
 from tests.waiting import until
 
 GPU = {"limits": {"nvidia.com/gpu": 1}}
@@ -23,9 +23,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
     return LocalCluster(tmp_path)
 
 
-def workflow(script: str, **template: Any) -> dict[str, Any]:
-    container = builders.shell(script, resources=GPU)
-    return builders.workflow({"name": "main", "container": container, **template})
+def make_pod_workflow(script: str, **template: Any) -> dict[str, Any]:
+    container = builders.make_shell_container(script, resources=GPU)
+    return builders.make_workflow({"name": "main", "container": container, **template})
 
 
 def test_a_pod_waits_for_a_gpu_and_sees_only_this_one(cluster: LocalCluster) -> None:
@@ -40,7 +40,7 @@ def test_a_pod_waits_for_a_gpu_and_sees_only_this_one(cluster: LocalCluster) -> 
 
     thread = threading.Thread(target=release)
     thread.start()
-    status = execute(workflow("echo device $CUDA_VISIBLE_DEVICES"), {}, cluster)
+    status = execute_manifest(make_pod_workflow("echo device $CUDA_VISIBLE_DEVICES"), {}, cluster)
     thread.join()
     assert status["phase"] == "Succeeded"
     assert "device 1" in log.read_text()
@@ -51,7 +51,7 @@ def test_a_pod_waits_for_a_gpu_and_sees_only_this_one(cluster: LocalCluster) -> 
 def test_a_pod_that_waits_for_a_gpu_ends_at_its_deadline(cluster: LocalCluster) -> None:
     other = MachineResources(cluster.home, 2, find_memory())
     assert other.acquire("all", PodRequest(gpus=2))
-    run = LocalRun.create(workflow("true", activeDeadlineSeconds=1), {}, cluster)
+    run = LocalRun.create(make_pod_workflow("true", activeDeadlineSeconds=1), {}, cluster)
     status = run.run()
     assert status["phase"] == "Failed"
     assert "deadline" in status["message"]

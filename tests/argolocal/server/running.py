@@ -77,7 +77,7 @@ CLAIM = {"kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec"
 def make_shell_spec(script: str) -> dict[str, Any]:
     """Return the spec of a workflow with one step, which runs a shell script. A script that
     contains /shared sees the folder `shared_folder`."""
-    container = builders.shell(script)
+    container = builders.make_shell_container(script)
     spec = {"entrypoint": "main", "templates": [{"name": "main", "container": container}]}
     if "/shared" in script:
         if not filesystem.supports_namespaces():
@@ -95,7 +95,7 @@ def shared_folder(home: Path) -> Path:
     return folder
 
 
-def submit(home: Path, name: str, script: str, **spec: Any) -> str:
+def submit_script(home: Path, name: str, script: str, **spec: Any) -> str:
     """Queue a workflow with one step, which runs a shell script."""
     workflow = {
         "apiVersion": "argoproj.io/v1alpha1",
@@ -106,12 +106,12 @@ def submit(home: Path, name: str, script: str, **spec: Any) -> str:
     return queue.submit(LocalCluster(home), workflow)
 
 
-def phase(home: Path, name: str) -> str:
+def load_phase(home: Path, name: str) -> str:
     return runs.load_status(home, name)["phase"]
 
 
 def wait_for_phase(home: Path, name: str, expected: str) -> None:
-    until(f"{name} to be {expected}", lambda: phase(home, name) == expected)
+    until(f"{name} to be {expected}", lambda: load_phase(home, name) == expected)
 
 
 def find_runner(home: Path, name: str) -> int:

@@ -17,7 +17,7 @@ from argolocal.runner.cluster import LocalCluster
 from argolocal.server.cron.controller import read_progress
 from argolocal.server.objects import Objects
 from argolocal.state.journal import MANIFEST_FILE, RunFiles
-from tests.argolocal.server.running import RunningServer, make_shell_spec, phase
+from tests.argolocal.server.running import RunningServer, load_phase, make_shell_spec
 from tests.waiting import until
 
 START = int(datetime(2026, 3, 2, tzinfo=UTC).timestamp())
@@ -96,7 +96,7 @@ class Machine:
             lambda: True,
             lambda: self.exists(run.name),
             lambda: run.runner() or not run.queue_entry.exists(),
-            lambda: self.exists(run.name) and phase(self.home, run.name) == "Succeeded",
+            lambda: self.exists(run.name) and load_phase(self.home, run.name) == "Succeeded",
         ]
         moment = self.dice.choice(moments)
         until("a moment to kill", lambda: moment() or None)
@@ -137,7 +137,7 @@ class Machine:
         self.server.kill(signal.SIGTERM)
 
     def check(self) -> None:
-        runs = {run.name: phase(self.home, run.name) for run in RunFiles.all(self.home)}
+        runs = {run.name: load_phase(self.home, run.name) for run in RunFiles.all(self.home)}
         allowed = sorted(name for name in runs if name.startswith("allow-"))
         assert allowed == self.expected
 

@@ -51,8 +51,8 @@ class QueueOfTest:
 
 
 def make_hello_workflow(name: str, **spec: Any) -> dict[str, Any]:
-    template = {"name": "main", "container": builders.shell("echo hello")}
-    return builders.workflow(template, name=name, **spec)
+    template = {"name": "main", "container": builders.make_shell_container("echo hello")}
+    return builders.make_workflow(template, name=name, **spec)
 
 
 def test_a_submitted_run_is_pending_and_starts_when_a_place_is_free(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_a_new_server_finds_the_runs_of_the_old_one(tmp_path: Path) -> None:
 
 def test_a_run_that_has_ended_does_not_run_again(tmp_path: Path) -> None:
     test = QueueOfTest(tmp_path)
-    template = {"name": "main", "container": builders.shell("exit 1")}
-    test.queue.submit(builders.workflow(template, name="fails"))
+    template = {"name": "main", "container": builders.make_shell_container("exit 1")}
+    test.queue.submit(builders.make_workflow(template, name="fails"))
     LocalRun.load("fails", test.cluster).run()
     with pytest.raises(NotQueued):
         LocalRun.load("fails", test.cluster, is_queued=True)
@@ -120,7 +120,7 @@ def test_a_submission_that_died_halfway_leaves_nothing(tmp_path: Path) -> None:
 def test_an_invalid_manifest_and_a_used_name_are_refused(tmp_path: Path) -> None:
     test = QueueOfTest(tmp_path)
     with pytest.raises(ConfigError, match="entrypoint"):
-        test.queue.submit(builders.workflow(name="empty"))
+        test.queue.submit(builders.make_workflow(name="empty"))
     test.queue.submit(make_hello_workflow("used"))
     with pytest.raises(RunExists, match='"used" exists already'):
         test.queue.submit(make_hello_workflow("used"))
@@ -143,9 +143,9 @@ def test_one_name_that_several_clients_submit_at_once_is_accepted_once(tmp_path:
     test = QueueOfTest(tmp_path)
 
     def submit(text: str) -> str:
-        template = {"name": "main", "container": builders.shell(f"echo {text}")}
+        template = {"name": "main", "container": builders.make_shell_container(f"echo {text}")}
         try:
-            test.queue.submit(builders.workflow(template, name="same"))
+            test.queue.submit(builders.make_workflow(template, name="same"))
         except (RunExists, Busy):
             return ""
         return text
@@ -161,8 +161,8 @@ def test_a_run_with_the_name_of_a_half_removed_one_starts_from_the_beginning(
     tmp_path: Path,
 ) -> None:
     test = QueueOfTest(tmp_path)
-    template = {"name": "main", "container": builders.shell("exit 5")}
-    test.queue.submit(builders.workflow(template, name="again"))
+    template = {"name": "main", "container": builders.make_shell_container("exit 5")}
+    test.queue.submit(builders.make_workflow(template, name="again"))
     test.queue.start_next()
     test.finish("again")
     # delete only the manifest, as if the removal of the run was killed after its first step

@@ -16,10 +16,10 @@ from argolocal.server.systemd import make_unit
 from argolocal.state.journal import Busy, RunFiles
 from tests.argolocal.server.running import (
     find_runner,
-    phase,
+    load_phase,
     shared_folder,
     start_server,
-    submit,
+    submit_script,
     wait_for_phase,
 )
 from tests.waiting import until
@@ -30,8 +30,8 @@ def test_queued_runs_survive_their_server_and_a_killed_run_continues(tmp_path: P
     folder = shared_folder(home)
     count = folder / "count"
     wait_for_gate = "echo once >> /shared/count; until test -e /shared/gate; do sleep 0.05; done"
-    submit(home, "survivor", wait_for_gate)
-    submit(home, "killed", wait_for_gate)
+    submit_script(home, "survivor", wait_for_gate)
+    submit_script(home, "killed", wait_for_gate)
 
     with start_server(home, "--parallelism", "2") as server:
         survivor = find_runner(home, "survivor")
@@ -44,12 +44,12 @@ def test_queued_runs_survive_their_server_and_a_killed_run_continues(tmp_path: P
         until("the death of the run", lambda: RunFiles(home, "killed").runner() is None)
         assert RunFiles(home, "survivor").runner() == survivor
 
-        submit(home, "later", "true")
+        submit_script(home, "later", "true")
         server.start()
         assert find_runner(home, "killed") != killed
         until("the step again", lambda: count.read_text() == "once\n" * 3)
         # two runs are active, so the queue must wait
-        assert phase(home, "later") == "Pending"
+        assert load_phase(home, "later") == "Pending"
 
         (folder / "gate").touch()
         for name in ("survivor", "killed", "later"):
@@ -62,7 +62,7 @@ def test_a_damaged_schedule_and_the_death_of_the_fork_server_do_not_stop_the_que
     tmp_path: Path,
 ) -> None:
     home = tmp_path / "home"
-    submit(home, "first", "true")
+    submit_script(home, "first", "true")
     damaged = home / "objects/CronWorkflow/damaged.json"
     damaged.parent.mkdir(parents=True)
     damaged.write_text("{")
@@ -72,7 +72,7 @@ def test_a_damaged_schedule_and_the_death_of_the_fork_server_do_not_stop_the_que
         assert server.process
         (fork_server,) = psutil.Process(server.process.pid).children()
         fork_server.kill()
-        submit(home, "second", "true")
+        submit_script(home, "second", "true")
         wait_for_phase(home, "second", "Succeeded")
     assert server.read_output().count("damaged.json is malformed") == 1
 
@@ -108,7 +108,7 @@ def test_a_run_is_queued_without_a_server_and_the_user_learns_how_it_starts(
     assert result.stdout == (
         "hello is queued, and starts when a server runs: `argolocal server` starts one\n"
     )
-    assert phase(home, "hello") == "Pending"
+    assert load_phase(home, "hello") == "Pending"
 
 
 @pytest.mark.parametrize("manager", ["user", "system"])

@@ -18,7 +18,7 @@ from argolocal.runner.cluster import LocalCluster
 from argolocal.runner.run import stop
 from argolocal.state.journal import Busy, RunFiles, reset_interrupted
 from argolocal.view import runs as overview
-from tests.argolocal.running import execute, resume
+from tests.argolocal.running import execute_manifest, resume_run
 
 STEPS = [[{"name": "a", "template": "one"}], [{"name": "b", "template": "one"}]]
 POD_TEMPLATE = {"name": "one", "container": {"image": "alpine", "command": ["true"]}}
@@ -30,7 +30,9 @@ def files(tmp_path: Path) -> RunFiles:
     """Return the files of a completed run."""
     cluster = LocalCluster(tmp_path)
     for name in ("w", "other"):
-        execute({"kind": "Workflow", "metadata": {"name": name}, "spec": WORKFLOW}, {}, cluster)
+        execute_manifest(
+            {"kind": "Workflow", "metadata": {"name": name}, "spec": WORKFLOW}, {}, cluster
+        )
     return RunFiles(tmp_path, "w")
 
 
@@ -48,14 +50,14 @@ def test_a_run_that_is_busy_leaves_no_descriptor_open(files: RunFiles) -> None:
     files.close()
 
 
-def line(line_number: int, text: str) -> Callable[[str], str]:
+def replace_line(line_number: int, text: str) -> Callable[[str], str]:
     return lambda journal: "".join(
         text + "\n" if index == line_number else line
         for index, line in enumerate(journal.splitlines(True))
     )
 
 
-def node(**fields: Any) -> str:
+def make_node_entry(**fields: Any) -> str:
     node_fields = {
         "id": "w",
         "name": "w",
@@ -84,10 +86,18 @@ def edit_manifest(change: Callable[[Any], object]) -> Callable[[str], str]:
 
 
 SPOILED_JOURNALS: dict[str, tuple[str, Callable[[str], str], str]] = {
-    "no JSON": ("journal.jsonl", line(1, "hello"), "line 2 .*Expecting value"),
-    "a list": ("journal.jsonl", line(1, "[1]"), "line 2 .*wrong type"),
-    "nodes that are none": ("journal.jsonl", line(1, '{"nodes": [1]}'), "line 2 .*wrong type"),
-    "a child of nobody": ("journal.jsonl", line(1, '{"children": {"x": ["y"]}}'), "line 2 .*x"),
+    "no JSON": ("journal.jsonl", replace_line(1, "hello"), "line 2 .*Expecting value"),
+    "a list": ("journal.jsonl", replace_line(1, "[1]"), "line 2 .*wrong type"),
+    "nodes that are none": (
+        "journal.jsonl",
+        replace_line(1, '{"nodes": [1]}'),
+        "line 2 .*wrong type",
+    ),
+    "a child of nobody": (
+        "journal.jsonl",
+        replace_line(1, '{"children": {"x": ["y"]}}'),
+        "line 2 .*x",
+    ),
     "a node that is none": (
         "journal.jsonl",
         lambda text: text + '{"nodes": {"w": 1}}\n',
@@ -95,37 +105,39 @@ SPOILED_JOURNALS: dict[str, tuple[str, Callable[[str], str], str]] = {
     ),
     "a node without name": (
         "journal.jsonl",
-        lambda text: text + node(name=None) + "\n",
+        lambda text: text + make_node_entry(name=None) + "\n",
         "'name' is missing",
     ),
     "a node of a phase that is none": (
         "journal.jsonl",
-        lambda text: text + node(phase="Done") + "\n",
+        lambda text: text + make_node_entry(phase="Done") + "\n",
         "phase",
     ),
     "a node of nobody": (
         "journal.jsonl",
-        lambda text: text + node(boundaryID="x") + "\n",
+        lambda text: text + make_node_entry(boundaryID="x") + "\n",
         "boundaryID x",
     ),
     "a node of a time that is none": (
         "journal.jsonl",
-        lambda text: text + node(startedAt="yesterday") + "\n",
+        lambda text: text + make_node_entry(startedAt="yesterday") + "\n",
         "startedAt .*yesterday.*must be like 2026",
     ),
     "a node without time zone": (
         "journal.jsonl",
-        lambda text: text + node(finishedAt="2026-01-01T00:00:00") + "\n",
+        lambda text: text + make_node_entry(finishedAt="2026-01-01T00:00:00") + "\n",
         "finishedAt of node w .*must be like 2026",
     ),
     "a parameter that is none": (
         "journal.jsonl",
-        lambda text: text + node(inputs={"parameters": [5]}) + "\n",
+        lambda text: text + make_node_entry(inputs={"parameters": [5]}) + "\n",
         "wrong type",
     ),
     "an artifact that is none": (
         "journal.jsonl",
-        lambda text: text + node(outputs={"artifacts": [{"name": "a", "s3": {"key": 5}}]}) + "\n",
+        lambda text: (
+            text + make_node_entry(outputs={"artifacts": [{"name": "a", "s3": {"key": 5}}]}) + "\n"
+        ),
         r"artifacts\[0\].s3.key is 5: it must be a text",
     ),
     "a number that is not finite": (
@@ -229,7 +241,7 @@ def test_the_error_for_a_file_edited_by_hand_names_it_and_other_runs_are_listed(
     path = files.root / name
     path.write_text(edit(path.read_text()))
 
-    for command in (resume, stop, lambda *_: overview.load_status(files.home, "w")):
+    for command in (resume_run, stop, lambda *_: overview.load_status(files.home, "w")):
         with pytest.raises(
             ConfigError, match=f"(?s){re.escape(str(path))}.*{reason}.*Restore the file"
         ):
@@ -246,7 +258,7 @@ def test_the_error_for_a_file_edited_by_hand_names_it_and_other_runs_are_listed(
 
 def test_a_run_without_its_journal_starts_over(files: RunFiles) -> None:
     (files.root / "journal.jsonl").unlink()
-    assert resume("w", LocalCluster(files.home))["phase"] == "Succeeded"
+    assert resume_run("w", LocalCluster(files.home))["phase"] == "Succeeded"
 
 
 def test_a_file_that_several_threads_write_has_the_content_of_one_thread(tmp_path: Path) -> None:

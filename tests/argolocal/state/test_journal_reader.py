@@ -23,7 +23,7 @@ from tests.waiting import until
 IDS = ("w", "w-1", "w-2")
 
 
-def node(id: str, **fields: object) -> dict[str, Any]:
+def make_node(id: str, **fields: object) -> dict[str, Any]:
     return {
         "id": id,
         "name": id,
@@ -35,7 +35,7 @@ def node(id: str, **fields: object) -> dict[str, Any]:
 
 
 nodes = st.builds(
-    node,
+    make_node,
     st.sampled_from(IDS),
     phase=st.sampled_from(["Pending", "Running", "Failed", "Done"]),
     children=st.lists(st.sampled_from(IDS), max_size=2),
@@ -65,14 +65,14 @@ edits = st.one_of(
 )
 
 
-def read(reader: JournalReader) -> object:
+def read_nodes(reader: JournalReader) -> object:
     try:
         return reader.read()
     except ConfigError:
         return "corrupt"
 
 
-def apply(path: Path, edit: tuple[str, Any]) -> None:
+def apply_edit(path: Path, edit: tuple[str, Any]) -> None:
     match edit:
         case ("append", text):
             with path.open("a") as file:
@@ -93,15 +93,15 @@ def test_new_lines_give_the_same_status_as_the_whole_journal(edits: list[tuple[s
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / JOURNAL_FILE
         path.write_text(
-            json.dumps({"status": {"phase": "Running"}, "nodes": {"w": node("w")}}) + "\n"
+            json.dumps({"status": {"phase": "Running"}, "nodes": {"w": make_node("w")}}) + "\n"
         )
         reader = JournalReader(path)
         results: list[tuple[object, str]] = []
 
         for edit in edits:
-            apply(path, edit)
-            result = read(reader)
-            assert result == read(JournalReader(path))
+            apply_edit(path, edit)
+            result = read_nodes(reader)
+            assert result == read_nodes(JournalReader(path))
             results.append((result, repr(result)))
 
         # a page may still render a status when the next lines are read
@@ -110,10 +110,10 @@ def test_new_lines_give_the_same_status_as_the_whole_journal(edits: list[tuple[s
 
 def test_only_new_lines_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / JOURNAL_FILE
-    path.write_text(json.dumps({"nodes": {"w": node("w")}}) + "\n")
+    path.write_text(json.dumps({"nodes": {"w": make_node("w")}}) + "\n")
     reader = JournalReader(path)
     reader.read()
-    apply(path, ("append", json.dumps({"nodes": {"w-1": node("w-1")}}) + "\n"))
+    apply_edit(path, ("append", json.dumps({"nodes": {"w-1": make_node("w-1")}}) + "\n"))
 
     parsed: list[bytes] = []
     loads = journal_reader.loads_finite

@@ -11,11 +11,11 @@ from argolocal.engine.scheduler import Scheduler
 from tests.argolocal.runner.played import (
     make_dag,
     make_leaf,
+    make_parameters,
     make_scheduler,
-    parameters,
-    phase,
+    make_steps_template,
+    phase_of,
     play,
-    steps,
 )
 
 MUTEX = {"mutexes": [{"name": "m"}]}
@@ -160,9 +160,9 @@ Y_OUTPUTS = {"parameters": [{"name": "y", "value": "42"}]}
 def make_memoized_scheduler(home: Path, x: str, **memo: Any) -> Scheduler:
     work = make_leaf("one", memoize={**MEMO, **memo}, **INPUT)
     use = make_leaf("use", **INPUT)
-    y = parameters(x="{{steps.a.outputs.parameters.y}}")
-    main_template = steps(
-        [{"name": "a", "arguments": parameters(x=x)}],
+    y = make_parameters(x="{{steps.a.outputs.parameters.y}}")
+    main_template = make_steps_template(
+        [{"name": "a", "arguments": make_parameters(x=x)}],
         [{"name": "b", "template": "use", "arguments": y}],
     )
     return make_scheduler(main_template, work, use, home=home)
@@ -211,7 +211,7 @@ def test_a_cached_output_older_than_max_age_is_computed_again(tmp_path: Path) ->
 def test_an_invalid_cache_key_is_an_error_before_the_node_runs(tmp_path: Path) -> None:
     s = make_memoized_scheduler(tmp_path, "a.b")
     assert play(s) == []
-    assert phase(s, "x") == ""
+    assert phase_of(s, "x") == ""
     assert s.nodes[s.table.id("w[0].a")]["message"] == "invalid cache key: k-a.b"
 
 

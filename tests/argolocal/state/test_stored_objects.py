@@ -15,10 +15,13 @@ from argolocal.state.stored_objects import (
 )
 from tests import builders
 
-SPEC = {"entrypoint": "main", "templates": [{"name": "main", "container": builders.shell("true")}]}
+SPEC = {
+    "entrypoint": "main",
+    "templates": [{"name": "main", "container": builders.make_shell_container("true")}],
+}
 
 
-def template(name: str = "shared", **spec: Any) -> dict[str, Any]:
+def make_template(name: str = "shared", **spec: Any) -> dict[str, Any]:
     return {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "WorkflowTemplate",
@@ -29,8 +32,8 @@ def template(name: str = "shared", **spec: Any) -> dict[str, Any]:
 
 def test_an_object_gets_a_version_that_grows_with_each_change(tmp_path: Path) -> None:
     objects = StoredObjects(tmp_path)
-    first_object = objects.create(template())
-    other = objects.create(template("other"))
+    first_object = objects.create(make_template())
+    other = objects.create(make_template("other"))
     assert first_object["metadata"]["generation"] == 1
     assert int(other["metadata"]["resourceVersion"]) > int(
         first_object["metadata"]["resourceVersion"]
@@ -49,7 +52,7 @@ def test_an_object_gets_a_version_that_grows_with_each_change(tmp_path: Path) ->
 
 def test_a_change_of_an_old_version_is_refused(tmp_path: Path) -> None:
     objects = StoredObjects(tmp_path)
-    first_object = objects.create(template())
+    first_object = objects.create(make_template())
     objects.replace({**first_object, "spec": {**SPEC, "parallelism": 2}})
     with pytest.raises(ObjectConflict, match="was changed in the meantime"):
         objects.replace({**first_object, "spec": {**SPEC, "parallelism": 3}})
@@ -58,14 +61,14 @@ def test_a_change_of_an_old_version_is_refused(tmp_path: Path) -> None:
 
 def test_an_object_is_created_only_once_and_a_missing_one_is_named(tmp_path: Path) -> None:
     objects = StoredObjects(tmp_path)
-    objects.create(template())
+    objects.create(make_template())
     with pytest.raises(ObjectExists, match='WorkflowTemplate "shared" exists already'):
-        objects.create(template())
+        objects.create(make_template())
 
     assert objects.delete("WorkflowTemplate", "shared")["metadata"]["name"] == "shared"
     for change in (
         lambda: objects.get("WorkflowTemplate", "shared"),
-        lambda: objects.replace(template()),
+        lambda: objects.replace(make_template()),
         lambda: objects.delete("WorkflowTemplate", "shared"),
     ):
         with pytest.raises(ObjectMissing, match='"shared" does not exist'):
@@ -77,7 +80,7 @@ def test_a_name_from_outside_does_not_leave_the_folder(tmp_path: Path) -> None:
     objects = StoredObjects(tmp_path)
     for name in ("../escape", "", "a/b"):
         with pytest.raises(ConfigError, match="is invalid: metadata"):
-            objects.create(template(name))
+            objects.create(make_template(name))
         assert objects.find("WorkflowTemplate", name) is None
     assert not (tmp_path / "objects/escape.json").exists()
 
@@ -87,12 +90,12 @@ def test_templates_of_a_workflows_file_get_a_version_and_keep_it_if_unchanged(
 ) -> None:
     cluster = LocalCluster(tmp_path)
     objects = StoredObjects(tmp_path)
-    cluster.store_objects([template()])
+    cluster.store_objects([make_template()])
     first_object = objects.get("WorkflowTemplate", "shared")
-    cluster.store_objects([template()])
+    cluster.store_objects([make_template()])
     assert objects.get("WorkflowTemplate", "shared") == first_object
 
-    cluster.store_objects([template(parallelism=1)])
+    cluster.store_objects([make_template(parallelism=1)])
     second = objects.get("WorkflowTemplate", "shared")
     assert second["metadata"]["uid"] == first_object["metadata"]["uid"]
     assert second["metadata"]["generation"] == 2
@@ -100,12 +103,12 @@ def test_templates_of_a_workflows_file_get_a_version_and_keep_it_if_unchanged(
 
 def test_the_status_survives_a_new_spec(tmp_path: Path) -> None:
     objects = StoredObjects(tmp_path)
-    objects.create(template())
+    objects.create(make_template())
 
     def start(stored_object: dict[str, Any]) -> None:
         stored_object["status"] = {"phase": "Active"}
 
     objects.update("WorkflowTemplate", "shared", start)
-    applied = objects.apply(template(parallelism=1))
+    applied = objects.apply(make_template(parallelism=1))
     assert applied["status"] == {"phase": "Active"}
     assert applied["metadata"]["generation"] == 2

@@ -17,7 +17,7 @@ from tests.argolocal.validate.objects import (
     VALID_WORKFLOW,
     find_template,
 )
-from tests.effort import calls
+from tests.effort import count_calls
 
 
 def make_chain(tasks: int) -> Any:
@@ -53,7 +53,7 @@ def test_lint_takes_time_linear_in_the_number_of_tasks() -> None:
     small = make_chain(500)
     large = make_chain(2000)
     assert lint(small) == lint(large) == []
-    assert calls(lambda: lint(large)) < 4.5 * calls(lambda: lint(small))
+    assert count_calls(lambda: lint(large)) < 4.5 * count_calls(lambda: lint(small))
 
 
 EMPTY_VALUES = (st.builds(list), st.builds(dict), st.builds(lambda: [None]))
@@ -62,7 +62,7 @@ RANDOM_VALUES = st.one_of(
 )
 
 
-def mutate(data: st.DataObject, holder: Any) -> None:
+def mutate_field(data: st.DataObject, holder: Any) -> None:
     """Replace a random part of `holder` by a random value."""
     while True:
         if isinstance(holder, dict):
@@ -82,7 +82,7 @@ def mutate(data: st.DataObject, holder: Any) -> None:
 def test_an_invalid_manifest_does_not_crash_lint(data: st.DataObject) -> None:
     manifest = copy.deepcopy(VALID_WORKFLOW)
     for _ in range(data.draw(st.integers(1, 3))):
-        mutate(data, manifest)
+        mutate_field(data, manifest)
     for finding in lint(manifest):
         assert str(finding)
 
@@ -96,7 +96,7 @@ def test_an_invalid_object_does_not_crash_lint(data: st.DataObject, kind: str) -
         "elasticPolicy", {"minReplicas": 1, "rdzvConf": [{"key": "a", "value": "b"}]}
     )
     for _ in range(data.draw(st.integers(1, 3))):
-        mutate(data, thing)
+        mutate_field(data, thing)
     manifest = copy.deepcopy(VALID_WORKFLOW)
     find_template(manifest, "apply")["resource"]["manifest"] = data.draw(
         st.sampled_from([json.dumps, yaml.safe_dump])

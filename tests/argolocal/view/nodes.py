@@ -10,7 +10,7 @@ def time_at(seconds: float) -> str:
     return datetime.fromtimestamp(1_700_000_000 + seconds, UTC).isoformat()
 
 
-def node(
+def make_node(
     name: str,
     kind: str = "Pod",
     phase: str = "Succeeded",
@@ -31,4 +31,4 @@ def make_status(*nodes: dict, phase: str = "Running", outputs: dict | None = Non
     }
 
 
-ROOT = node("", "DAG", "Running", end=None)
+ROOT = make_node("", "DAG", "Running", end=None)

@@ -18,20 +18,20 @@ from argolocal.view.summary import (
     list_steps,
     make_json_object,
 )
-from tests.argolocal.view.nodes import ROOT, WORKFLOW, make_status, node, time_at
-from tests.effort import calls
+from tests.argolocal.view.nodes import ROOT, WORKFLOW, make_node, make_status, time_at
+from tests.effort import count_calls
 
 
 def test_steps_are_below_their_parents_in_any_order_of_nodes():
     nodes = [
-        node(".ship.release"),
+        make_node(".ship.release"),
         ROOT,
-        node(".ship", "DAG"),
-        node(".prepare", "Retry"),
-        node(".prepare(0)"),
-        node(".steps", "Steps"),
-        node(".steps[0]", "StepGroup"),
-        node(".steps[0].first"),
+        make_node(".ship", "DAG"),
+        make_node(".prepare", "Retry"),
+        make_node(".prepare(0)"),
+        make_node(".steps", "Steps"),
+        make_node(".steps[0]", "StepGroup"),
+        make_node(".steps[0].first"),
     ]
 
     rows = {row.name: (row.label, row.depth) for row in list_steps(WORKFLOW, make_status(*nodes))}
@@ -46,15 +46,17 @@ def test_steps_are_below_their_parents_in_any_order_of_nodes():
 
 
 def test_steps_are_listed_by_start_time():
-    rows = list_steps(WORKFLOW, make_status(node(".late", start=9), node(".early", start=2), ROOT))
+    rows = list_steps(
+        WORKFLOW, make_status(make_node(".late", start=9), make_node(".early", start=2), ROOT)
+    )
     assert [row.name for row in rows] == ["early", "late"]
 
 
 def test_a_step_that_succeeds_after_a_retry_is_not_shown_as_the_failure():
     attempts = [
-        node(".train", "Retry"),
-        node(".train(0)", phase="Failed", message="evicted"),
-        node(".train(1)"),
+        make_node(".train", "Retry"),
+        make_node(".train(0)", phase="Failed", message="evicted"),
+        make_node(".train(1)"),
     ]
     rows = list_steps(WORKFLOW, make_status(ROOT, *attempts))
     assert [row.label for row in rows] == ["train", "(0)", "(1)"]
@@ -64,11 +66,11 @@ def test_a_step_that_succeeds_after_a_retry_is_not_shown_as_the_failure():
 
 def test_an_error_of_the_runner_names_the_running_step():
     running = [
-        node(".train", "Retry", "Running", end=None),
-        node(".train(0)", phase="Running", end=None),
+        make_node(".train", "Retry", "Running", end=None),
+        make_node(".train(0)", phase="Running", end=None),
     ]
     error_node = {
-        **make_status(ROOT, node(".prepare"), *running, phase="Error"),
+        **make_status(ROOT, make_node(".prepare"), *running, phase="Error"),
         "message": "No space left on device",
     }
     text = failure(WORKFLOW, error_node, "", None, "rekindle resume x")
@@ -77,7 +79,7 @@ def test_an_error_of_the_runner_names_the_running_step():
 
 
 def test_an_error_of_the_runner_takes_precedence_over_the_failure_of_a_step():
-    failed = node(".fill", phase="Failed", message="main: Error (exit code 1)")
+    failed = make_node(".fill", phase="Failed", message="main: Error (exit code 1)")
     text = failure(
         WORKFLOW,
         make_status(ROOT, failed, phase="Error"),
@@ -91,15 +93,15 @@ def test_an_error_of_the_runner_takes_precedence_over_the_failure_of_a_step():
 
 
 def test_a_run_of_one_pod_is_not_hidden_by_its_exit_hook():
-    rows = list_steps(WORKFLOW, make_status(node("", phase="Failed"), node(".onExit")))
+    rows = list_steps(WORKFLOW, make_status(make_node("", phase="Failed"), make_node(".onExit")))
     assert [row.phase for row in rows] == ["Failed", "Succeeded"]
 
 
 def test_a_failed_step_shows_its_own_error_not_the_retry_message():
     retry_message = "retryStrategy.expression evaluated to false"
     attempts = [
-        node(".a", "Retry", "Failed", message=retry_message),
-        node(".a(0)", phase="Failed", message="exit code 65"),
+        make_node(".a", "Retry", "Failed", message=retry_message),
+        make_node(".a(0)", phase="Failed", message="exit code 65"),
     ]
     assert list_steps(WORKFLOW, make_status(ROOT, *attempts))[0].message == "exit code 65"
 
@@ -108,8 +110,8 @@ def test_a_failed_step_shows_its_own_error_not_the_retry_message():
     "message", ["No more retries left", "child 'w-1' failed", "Max duration limit exceeded"]
 )
 def test_the_message_of_a_run_is_the_error_of_its_step(message: str):
-    attempts = [node("", "Retry", "Failed", message=message)]
-    attempts += [node(f"({n})", phase="Failed", message=f"error {n}") for n in (10, 9)]
+    attempts = [make_node("", "Retry", "Failed", message=message)]
+    attempts += [make_node(f"({n})", phase="Failed", message=f"error {n}") for n in (10, 9)]
     ended = {**make_status(*attempts, phase="Failed"), "message": message}
     assert make_json_object(WORKFLOW, ended)["message"] == "error 10"
     assert overview.format_steps_table(WORKFLOW, ended).startswith(f"{WORKFLOW}: Failed error 10\n")
@@ -118,8 +120,8 @@ def test_the_message_of_a_run_is_the_error_of_its_step(message: str):
 
 def test_a_stopped_run_does_not_show_a_running_step():
     """On a stopped run of a real Argo, a Retry node still had the phase Running."""
-    counter = {**node("demo.cleanup", "Retry", "Running"), "finishedAt": None}
-    ended = make_status(counter, node("demo.cleanup(0)"), phase="Failed")
+    counter = {**make_node("demo.cleanup", "Retry", "Running"), "finishedAt": None}
+    ended = make_status(counter, make_node("demo.cleanup(0)"), phase="Failed")
     (row,) = list_steps("demo", ended)
     assert row.phase == "Succeeded"
     assert row.seconds == 1
@@ -128,7 +130,9 @@ def test_a_stopped_run_does_not_show_a_running_step():
 
 def test_future_steps_are_listed_before_they_start():
     rows = list_steps(
-        WORKFLOW, make_status(ROOT, node(".prepare"), node(".onExit")), ["prepare", "train"]
+        WORKFLOW,
+        make_status(ROOT, make_node(".prepare"), make_node(".onExit")),
+        ["prepare", "train"],
     )
     assert [(row.name, row.phase) for row in rows] == [
         ("prepare", "Succeeded"),
@@ -147,9 +151,9 @@ def test_warnings_appear_during_the_run_at_its_end_and_in_status():
 
     run = make_status(
         ROOT,
-        node(".prepare", "Retry", **node_outputs),
-        node(".prepare(0)", **node_outputs),
-        node(".train"),
+        make_node(".prepare", "Retry", **node_outputs),
+        make_node(".prepare(0)", **node_outputs),
+        make_node(".train"),
         phase="Succeeded",
     )
 
@@ -174,7 +178,7 @@ def test_warnings_appear_during_the_run_at_its_end_and_in_status():
         assert f"prepare: {texts[0]}" in text, "a warning names its step"
 
     assert make_json_object(WORKFLOW, run)["warnings"] == texts
-    assert make_json_object(WORKFLOW, make_status(ROOT, node(".prepare")))["warnings"] == []
+    assert make_json_object(WORKFLOW, make_status(ROOT, make_node(".prepare")))["warnings"] == []
 
 
 @pytest.mark.parametrize("value", ["", "{", "7", "{{outputs}}", '{"a": 1}'])
@@ -183,18 +187,22 @@ def test_an_output_called_warnings_that_is_not_a_list_is_ignored(value: str):
         "outputs": {"parameters": [{"name": "warnings", "value": value}]}
     }
     assert (
-        make_json_object(WORKFLOW, make_status(ROOT, node(".other", **node_outputs)))["warnings"]
+        make_json_object(WORKFLOW, make_status(ROOT, make_node(".other", **node_outputs)))[
+            "warnings"
+        ]
         == []
     )
 
 
 def test_the_text_of_a_failure_has_step_cause_log_and_command_in_15_lines():
     log = "".join(f"noise {i}\n" for i in range(100)) + "error: the disk is full\n"
-    failed = [node(".train", "Retry", "Failed", start=1, end=9, message="No more retries left")]
-    failed += [
-        node(".train(0)", phase="Failed", start=1, end=9, message="main: Error (exit code 1)")
+    failed = [
+        make_node(".train", "Retry", "Failed", start=1, end=9, message="No more retries left")
     ]
-    failed += [node(".onExit", phase="Failed", start=1, end=5)]
+    failed += [
+        make_node(".train(0)", phase="Failed", start=1, end=9, message="main: Error (exit code 1)")
+    ]
+    failed += [make_node(".onExit", phase="Failed", start=1, end=5)]
 
     text = failure(
         WORKFLOW,
@@ -232,12 +240,14 @@ def test_durations_are_written_with_units(seconds: float | None, text: str):
 def test_a_pipe_gets_plain_lines_without_control_codes():
     out = io.StringIO()
     with display.show_run(WORKFLOW, lambda row: "", {}, out) as shown:
-        running = make_status(ROOT, node(".prepare", phase="Running", end=None))
+        running = make_status(ROOT, make_node(".prepare", phase="Running", end=None))
         shown(running)
         shown(running)
         shown(
             make_status(
-                ROOT, node(".prepare", end=2), node(".train", phase="Failed", message="boom")
+                ROOT,
+                make_node(".prepare", end=2),
+                make_node(".train", phase="Failed", message="boom"),
             )
         )
 
@@ -253,7 +263,7 @@ def test_a_pipe_gets_plain_lines_without_control_codes():
 
 
 def test_a_failed_attempt_is_shown_while_the_next_attempt_waits(tmp_path: Path):
-    attempt = node(
+    attempt = make_node(
         ".train(0)",
         phase="Failed",
         message="failure condition '{status.x == Failed}' evaluated true",
@@ -266,8 +276,8 @@ def test_a_failed_attempt_is_shown_while_the_next_attempt_waits(tmp_path: Path):
 
     progress = display.LogErrors(WORKFLOW, tmp_path, tmp_path / "deployments").of
     with display.show_run(WORKFLOW, progress, {}, out) as shown:
-        shown(make_status(ROOT, node(".train", "Retry", "Running", end=None)))
-        shown(make_status(ROOT, node(".train", "Retry", "Running", end=None), attempt))
+        shown(make_status(ROOT, make_node(".train", "Retry", "Running", end=None)))
+        shown(make_status(ROOT, make_node(".train", "Retry", "Running", end=None), attempt))
 
     lines = [line[9:] for line in out.getvalue().splitlines()]
     assert "train(0) failed in 1 s: KeyError: 3 (own.py:7, in loss)" in lines
@@ -275,7 +285,9 @@ def test_a_failed_attempt_is_shown_while_the_next_attempt_waits(tmp_path: Path):
 
 def test_a_failed_attempt_of_a_deployment_shows_the_error_of_its_pod(tmp_path: Path):
     message = "failure condition '{status.x == [ProgressDeadlineExceeded]}' evaluated true"
-    attempt = node(".deployment(0)", phase="Failed", message=message, templateName="deployment")
+    attempt = make_node(
+        ".deployment(0)", phase="Failed", message=message, templateName="deployment"
+    )
     log = tmp_path / "deployments/model/logs/model-0.log"
     log.parent.mkdir(parents=True)
     log.write_text("error: the model cannot be loaded: own.py:7: KeyError: 3.\n")
@@ -283,7 +295,7 @@ def test_a_failed_attempt_of_a_deployment_shows_the_error_of_its_pod(tmp_path: P
     rows = {
         row.name: row
         for row in list_steps(
-            WORKFLOW, make_status(ROOT, node(".deployment", "Retry", "Running"), attempt)
+            WORKFLOW, make_status(ROOT, make_node(".deployment", "Retry", "Running"), attempt)
         )
     }
     assert (
@@ -296,7 +308,7 @@ def test_a_message_with_brackets_is_shown_in_the_tree():
     from rich.console import Console
 
     tree = display.TreeDisplay(WORKFLOW, lambda row: "", {}, io.StringIO())
-    tree(make_status(ROOT, node(".a", phase="Failed", message="no file [/data/x] of [red]")))
+    tree(make_status(ROOT, make_node(".a", phase="Failed", message="no file [/data/x] of [red]")))
     out = io.StringIO()
     Console(file=out, width=100).print(tree.draw())
     assert "no file [/data/x] of [red]" in out.getvalue()
@@ -311,7 +323,7 @@ def test_a_pending_step_shows_its_reason_once():
             "ImagePullBackOff",
             "ErrImagePull: no such image",
         ):
-            shown(make_status(ROOT, node(".a", phase="Pending", message=message)))
+            shown(make_status(ROOT, make_node(".a", phase="Pending", message=message)))
 
     assert [line[9:] for line in out.getvalue().splitlines()[1:]] == [
         "a is waiting: ErrImagePull: no such image",
@@ -324,7 +336,7 @@ def test_the_tree_draws_every_phase_of_argo():
 
     phases = ["Pending", "Running", "Succeeded", "Failed", "Error", "Skipped", "Omitted"]
     tree = display.TreeDisplay(WORKFLOW, lambda row: "", {}, io.StringIO())
-    tree(make_status(ROOT, *[node(f".{phase.lower()}", phase=phase) for phase in phases]))
+    tree(make_status(ROOT, *[make_node(f".{phase.lower()}", phase=phase) for phase in phases]))
     out = io.StringIO()
     Console(file=out, width=100).print(tree.draw())
     assert [phase.lower() in out.getvalue() for phase in phases] == [True] * len(phases)
@@ -335,14 +347,14 @@ def test_the_display_does_not_slow_down_a_thousand_steps() -> None:
     out = io.StringIO()
     shown = display.LineDisplay("w", lambda row: "", out)
     nodes = {f"w-{i}": {"name": f"w.t{i}", "type": "Pod", "phase": "Running"} for i in range(1000)}
-    once = calls(lambda: shown({"nodes": nodes}))
+    once = count_calls(lambda: shown({"nodes": nodes}))
 
     def end_one_after_the_other() -> None:
         for each in nodes.values():
             each["phase"] = "Succeeded"
             shown({"nodes": nodes})
 
-    assert calls(end_one_after_the_other) < 100 * once
+    assert count_calls(end_one_after_the_other) < 100 * once
     shown.next_report = 0.0
     shown.tick()
     assert out.getvalue().count("succeeded") == 1000
@@ -367,11 +379,11 @@ def test_output_of_a_pod_cannot_control_the_terminal(tmp_path: Path, as_json: bo
 
 
 def test_a_termination_message_cannot_control_the_terminal():
-    failed = node(".a", phase="Failed", message=f"Error: {HOSTILE_TEXT}")
+    failed = make_node(".a", phase="Failed", message=f"Error: {HOSTILE_TEXT}")
     lines = io.StringIO()
     log = f"error: {HOSTILE_TEXT}\n"
     shown = display.LineDisplay(WORKFLOW, lambda row: "step 1/2 loss \x1b[2J", lines)
-    running = make_status(ROOT, node(".b", phase="Running", end=None), failed)
+    running = make_status(ROOT, make_node(".b", phase="Running", end=None), failed)
     shown(running)
     shown.tick()
 

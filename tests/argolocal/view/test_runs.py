@@ -10,7 +10,7 @@ import pytest
 from argolocal.errors import ConfigError
 from argolocal.state.journal import RunFiles
 from argolocal.view import display, runs
-from tests.builders import workflow
+from tests.builders import make_workflow
 
 MAIN = {"entrypoint": "main", "templates": [{"name": "main", "suspend": {}}]}
 PAUSE = {
@@ -22,7 +22,7 @@ PAUSE = {
 }
 
 
-def create(home: Path, name: str, spec: dict[str, Any], status: dict[str, Any]) -> RunFiles:
+def create_run(home: Path, name: str, spec: dict[str, Any], status: dict[str, Any]) -> RunFiles:
     """Create a run whose runner is this process."""
     files = RunFiles(home, name)
     files.create({"kind": "Workflow", "metadata": {"name": name}, "spec": spec | MAIN})
@@ -35,16 +35,16 @@ def create(home: Path, name: str, spec: dict[str, Any], status: dict[str, Any]) 
     [({}, {"n": PAUSE | {"startedAt": "2026-01-01T00:00:00Z"}}), ({"suspend": True}, {})],
 )
 def test_resume_without_a_name_finds_a_suspended_run(tmp_path: Path, spec: Any, nodes: Any) -> None:
-    paused = create(tmp_path, "paused", spec, {"phase": "Running", "nodes": nodes})
-    create(tmp_path, "done", {}, {"phase": "Succeeded"}).close()
-    active = create(tmp_path, "active", {}, {"phase": "Running"})
+    paused = create_run(tmp_path, "paused", spec, {"phase": "Running", "nodes": nodes})
+    create_run(tmp_path, "done", {}, {"phase": "Succeeded"}).close()
+    active = create_run(tmp_path, "active", {}, {"phase": "Running"})
     assert runs.find_resumable(tmp_path) == "paused"
     active.close()
     paused.close()
 
 
 def test_resume_without_a_name_does_not_take_an_active_run(tmp_path: Path) -> None:
-    active = create(tmp_path, "active", {}, {"phase": "Running"})
+    active = create_run(tmp_path, "active", {}, {"phase": "Running"})
     with pytest.raises(ConfigError, match="suspended"):
         runs.find_resumable(tmp_path)
     active.close()
@@ -58,7 +58,7 @@ def test_the_logs_of_a_step_are_not_those_of_a_run_with_this_word_in_its_name(
     templates = [{"name": "main", "dag": {"tasks": tasks}}]
     files = RunFiles(tmp_path, "cleaned-4k2xp")
 
-    files.create(workflow(*templates, name=files.name))
+    files.create(make_workflow(*templates, name=files.name))
 
     files.snapshot({"nodes": {}, "phase": "Succeeded"})
     files.close()

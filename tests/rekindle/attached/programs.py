@@ -101,14 +101,14 @@ def train(
             run.step(loss=loss)
             record(f"step {run.current_step} {loss.item()}")
 
-    weights = [_whole(parameter).flatten().tolist() for parameter in model.parameters()]
+    weights = [_gather_parameter(parameter).flatten().tolist() for parameter in model.parameters()]
     if rank == 0:
         result = {"samples": seen.samples, "weights": weights, "position": run.position}
         Path(folder, "result.json").write_text(json.dumps(result))
     dist.destroy_process_group()
 
 
-def _whole(parameter: torch.Tensor) -> torch.Tensor:
+def _gather_parameter(parameter: torch.Tensor) -> torch.Tensor:
     if isinstance(parameter, DTensor):
         return parameter.full_tensor()
     return parameter

@@ -15,13 +15,13 @@ from tests.commands import ROOT
 FRAUD = ROOT / "configs/demo.yaml"
 
 
-def config(*sets: str) -> Any:
+def load_test_config(*sets: str) -> Any:
     return load_config(
         FRAUD, ["families=[transformer]", "data.window=8w", *sets], environment={}
     ).config
 
 
-def dag(workflow: Any, name: str = "main") -> dict[str, dict[str, Any]]:
+def tasks_of_dag(workflow: Any, name: str = "main") -> dict[str, dict[str, Any]]:
     manifest = workflow if isinstance(workflow, dict) else workflow.to_dict()
     template = next(
         template for template in manifest["spec"]["templates"] if template["name"] == name
@@ -29,7 +29,7 @@ def dag(workflow: Any, name: str = "main") -> dict[str, dict[str, Any]]:
     return {task["name"]: task for task in template["dag"]["tasks"]}
 
 
-def inputs(task: dict[str, Any]) -> dict[str, str]:
+def inputs_of(task: dict[str, Any]) -> dict[str, str]:
     return {item["name"]: item.get("value") for item in task["arguments"]["parameters"]}
 
 
@@ -63,7 +63,7 @@ def test_nothing_after_the_dataset_runs_without_new_data(
 
     if pipeline == "nightly":
         # the pipeline is the same as pipelines/nightly.py, but for transactions
-        with blocks.pipeline(settings := config()) as workflow:
+        with blocks.pipeline(settings := load_test_config()) as workflow:
             data = blocks.prepare()
             models = [blocks.train(data, task=f"train-{name}") for name in ("small", "wide")]
             with blocks.group("decide", mutex=settings.name):
@@ -72,7 +72,7 @@ def test_nothing_after_the_dataset_runs_without_new_data(
                         blocks.evaluate(model, task=f"evaluate-{name}"), name=f"ship-{name}"
                     )
     else:
-        workflow = render_manifest(config(f"pipeline=pipelines.{pipeline}", *more))
+        workflow = render_manifest(load_test_config(f"pipeline=pipelines.{pipeline}", *more))
 
     assert [
         str(f)
@@ -80,23 +80,23 @@ def test_nothing_after_the_dataset_runs_without_new_data(
         if f.fatal
     ] == []
 
-    tasks = dag(workflow)
-    assert inputs(tasks["prepare"])["skip"] == "true"
+    tasks = tasks_of_dag(workflow)
+    assert inputs_of(tasks["prepare"])["skip"] == "true"
     assert "tasks.prepare.outputs.parameters.unchanged" in tasks["new-data"]["when"]
     assert runs_without_new_data(tasks) == {"prepare", *preparation}
 
 
 def test_without_a_moving_window_a_pipeline_has_no_such_task() -> None:
     workflow = render_manifest(load_config(FRAUD, environment={}).config)
-    assert "new-data" not in dag(workflow)
-    assert "skip" not in inputs(dag(workflow)["prepare"])
+    assert "new-data" not in tasks_of_dag(workflow)
+    assert "skip" not in inputs_of(tasks_of_dag(workflow)["prepare"])
 
 
 def test_tasks_of_plain_hera_and_their_conditions_need_new_data_too() -> None:
     @script(image="python:3.12")
     def note(text: str) -> None: ...
 
-    with blocks.pipeline(config()) as workflow:
+    with blocks.pipeline(load_test_config()) as workflow:
         first_step = blocks.step("steps.champion", name="demo")
         data = blocks.prepare()
         note(name="by-output", arguments={"text": data.outputs.digest})
@@ -106,7 +106,7 @@ def test_tasks_of_plain_hera_and_their_conditions_need_new_data_too() -> None:
         _ = data >> by_hand
         note(name="first", arguments={"text": first_step.outputs.model_uri})
 
-    tasks = dag(workflow)
+    tasks = tasks_of_dag(workflow)
     assert {name: task.get("depends") for name, task in tasks.items()} == {
         "champion": None,
         "prepare": None,
@@ -119,15 +119,15 @@ def test_tasks_of_plain_hera_and_their_conditions_need_new_data_too() -> None:
 
 
 def test_several_datasets_and_a_dataset_in_a_group_are_always_trained_on() -> None:
-    with blocks.pipeline(config()) as several_datasets:
+    with blocks.pipeline(load_test_config()) as several_datasets:
         for name in ("a", "b"):
             blocks.train(blocks.prepare(task=f"prepare-{name}"), task=f"train-{name}")
-    with blocks.pipeline(config()) as grouped, blocks.group("inner"):
+    with blocks.pipeline(load_test_config()) as grouped, blocks.group("inner"):
         blocks.train(blocks.prepare())
     for workflow, name, prepare in (
         (several_datasets, "main", "prepare-a"),
         (grouped, "inner", "prepare"),
     ):
-        tasks = dag(workflow, name)
+        tasks = tasks_of_dag(workflow, name)
         assert "new-data" not in tasks
-        assert "skip" not in inputs(tasks[prepare])
+        assert "skip" not in inputs_of(tasks[prepare])

@@ -13,7 +13,7 @@ from argolocal.validate import lint
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
-from tests.commands import Shell, shell
+from tests.commands import Shell, open_shell
 from tests.rekindle.hook import Hook
 
 GOLDEN = Path(__file__).parents[2] / "golden/config.yaml"
@@ -34,7 +34,7 @@ def build(config):
 """
 
 
-def rendered(*sets: str) -> dict[str, Any]:
+def render_templates(*sets: str) -> dict[str, Any]:
     config = load_config(GOLDEN, ["notify.format=slack", *sets], environment={}).config
     manifest = render_manifest(config)
     assert [finding for finding in lint(manifest) if finding.rule != "image"] == []
@@ -42,14 +42,14 @@ def rendered(*sets: str) -> dict[str, Any]:
 
 
 def test_the_notification_is_sent_after_the_report_even_if_the_report_fails() -> None:
-    finish = rendered()["finish"]["dag"]
+    finish = render_templates()["finish"]["dag"]
     (notification,) = [task for task in finish["tasks"] if task["name"] == "notification"]
     assert notification["depends"] == "report.Succeeded || report.Failed || report.Errored"
     assert finish["target"].split() == ["report", "notification", "cleanup"]
 
 
 def test_only_the_notification_pod_gets_the_address() -> None:
-    templates = rendered()
+    templates = render_templates()
     holders = [
         name for name, template in templates.items() if "rekindle-notify" in json.dumps(template)
     ]
@@ -60,7 +60,9 @@ def test_only_the_notification_pod_gets_the_address() -> None:
 
 
 def test_the_notification_pod_has_its_own_resources() -> None:
-    resources = rendered("cluster.pods.notify.memory=300Mi")["notify"]["container"]["resources"]
+    resources = render_templates("cluster.pods.notify.memory=300Mi")["notify"]["container"][
+        "resources"
+    ]
     assert resources["limits"]["memory"] == "300Mi"
 
 
@@ -104,7 +106,7 @@ def test_a_users_pipeline_sends_a_notification_of_its_failure(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
     real = s3_environment | {"MLFLOW_TRACKING_URI": mlflow_server}
-    with shell(tmp_path, **real) as typed, Hook() as server:
+    with open_shell(tmp_path, **real) as typed, Hook() as server:
         result = run_quick(tmp_path, 3, typed, server)
         assert json.loads(result.stdout)["phase"] == "Failed", result.stderr
         (message,) = server.received
@@ -119,7 +121,7 @@ def test_a_webhook_that_fails_does_not_change_the_outcome_of_a_run(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
     real = s3_environment | {"MLFLOW_TRACKING_URI": mlflow_server}
-    with shell(tmp_path, **real) as typed, Hook(*[404] * 9) as server:
+    with open_shell(tmp_path, **real) as typed, Hook(*[404] * 9) as server:
         result = run_quick(tmp_path, 3, typed, server)
         assert json.loads(result.stdout)["phase"] == "Failed"
         assert len(server.requests) == 1
@@ -132,7 +134,7 @@ def test_a_run_succeeds_though_its_notification_pod_fails(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str
 ) -> None:
     real = s3_environment | {"MLFLOW_TRACKING_URI": mlflow_server}
-    with shell(tmp_path, **real) as typed, Hook() as server:
+    with open_shell(tmp_path, **real) as typed, Hook() as server:
         result = run_quick(tmp_path, 0, typed, server)
         assert result.returncode == 0, result.stderr
         assert len(server.requests) == 0, result.stderr

@@ -26,12 +26,12 @@ TRAIN = TrainConfig.model_validate({})
 SERVE = ServeConfig.model_validate({})
 
 
-def config(**values: Any) -> ClusterConfig:
+def make_cluster_config(**values: Any) -> ClusterConfig:
     return ClusterConfig.model_validate(values)
 
 
-def train(preset: Any, **settings: Any) -> PodConfig:
-    return config(pods={"train": {"preset": preset, **settings}}).pod("train")
+def make_train_pod(preset: Any, **settings: Any) -> PodConfig:
+    return make_cluster_config(pods={"train": {"preset": preset, **settings}}).pod("train")
 
 
 @pytest.mark.parametrize("name", read_presets()["pods"])
@@ -40,7 +40,9 @@ def test_every_preset_changes_a_pod(name: str) -> None:
     kind = "serve" if name == "gpu-mps" else "train"
     other_presets = ["gke-spot"] if name.startswith("on-demand-") else []
     before, after = (
-        config(signal_account="c", pods={kind: {"preset": [*other_presets, *names]}}).pod(kind)
+        make_cluster_config(
+            signal_account="c", pods={kind: {"preset": [*other_presets, *names]}}
+        ).pod(kind)
         for names in ([], [name])
     )
     assert after != before.model_copy(update={"preset": after.preset})
@@ -62,7 +64,7 @@ def test_every_preset_changes_a_pod(name: str) -> None:
 def test_workers_run_on_preemptible_nodes_and_the_coordinator_never_does(
     name: str, label: Any, taint: str | None
 ) -> None:
-    cluster = config(pods={"train": {"preset": name}})
+    cluster = make_cluster_config(pods={"train": {"preset": name}})
     pod = cluster.pod("train")
     assert pod.node_selector == label
     assert not node_affinity(pod)
@@ -72,11 +74,11 @@ def test_workers_run_on_preemptible_nodes_and_the_coordinator_never_does(
     assert coordinator.avoid == label
     assert node_affinity(coordinator)
     with pytest.raises(ValueError, match="Remove its preset"):
-        config(pods={"coordinator": {"preset": name}})
+        make_cluster_config(pods={"coordinator": {"preset": name}})
 
 
 def test_presets_are_merged_and_the_pods_own_settings_win() -> None:
-    pod = train(
+    pod = make_train_pod(
         ["gke-spot", "gpu", "spread-zones"],
         gpus=2,
         node_selector={"gpu": "l4"},
@@ -95,7 +97,7 @@ def test_presets_are_merged_and_the_pods_own_settings_win() -> None:
 
 def test_a_users_preset_may_set_any_field_of_a_pod() -> None:
     presets = {"night": {"priority_class": "batch", "cpu": 3}}
-    pod = config(presets=presets, pods={"train": {"preset": "night"}}).pod("train")
+    pod = make_cluster_config(presets=presets, pods={"train": {"preset": "night"}}).pod("train")
     assert pod.priority_class == "batch"
     assert pod.cpu == "3"
 
@@ -112,11 +114,11 @@ def test_a_users_preset_may_set_any_field_of_a_pod() -> None:
     ],
 )
 def test_a_pod_requests_the_gpu_resource_of_its_preset(name: str, resource: str) -> None:
-    pod = config(pods={"evaluate": {"preset": name}}).pod("evaluate")
+    pod = make_cluster_config(pods={"evaluate": {"preset": name}}).pod("evaluate")
     assert resource_requirements(pod)["limits"][resource] == "1"
     if name != "gpu":
         with pytest.raises(ValueError, match="a pod can have only one"):
-            config(pods={"evaluate": {"preset": name, "gpus": 2}})
+            make_cluster_config(pods={"evaluate": {"preset": name, "gpus": 2}})
 
 
 SHARED = [
@@ -131,7 +133,9 @@ SHARED = [
 def test_a_pod_with_a_shared_gpu_selects_nodes_that_share_gpus(
     name: str, label: str, value: str
 ) -> None:
-    assert config(pods={"serve": {"preset": name}}).pod("serve").node_selector == {label: value}
+    assert make_cluster_config(pods={"serve": {"preset": name}}).pod("serve").node_selector == {
+        label: value
+    }
 
 
 def test_mps_is_rejected_for_training_because_it_would_hide_the_snapshots() -> None:
@@ -141,7 +145,7 @@ def test_mps_is_rejected_for_training_because_it_would_hide_the_snapshots() -> N
             ValueError,
             match=r"cluster\.pods\.train .*/dev/shm.* Use gpu-time-slicing or a mig preset",
         ):
-            config(pods={"train": train})
+            make_cluster_config(pods={"train": train})
     assert SHARED_MOUNT["mountPath"] == "/dev/shm"
 
 
@@ -150,7 +154,7 @@ def test_spreading_a_single_pod_is_rejected(name: str) -> None:
     with pytest.raises(
         ValueError, match=rf"cluster\.pods\.{name} is spread over .* it is a single pod"
     ):
-        config(pods={name: {"preset": "spread-zones"}})
+        make_cluster_config(pods={name: {"preset": "spread-zones"}})
 
 
 @pytest.mark.parametrize(
@@ -166,11 +170,11 @@ def test_an_unknown_preset_is_rejected_when_the_config_is_read(
     wrong: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        config(**wrong)
+        make_cluster_config(**wrong)
 
 
 def test_pods_are_spread_over_nodes_and_zones() -> None:
-    pod = config(pods={"serve": {"preset": "spread-zones"}}).pod("serve")
+    pod = make_cluster_config(pods={"serve": {"preset": "spread-zones"}}).pod("serve")
     constraints = pod_spec(pod, "default", [], {"app": "x"})["topologySpreadConstraints"]
     assert [each["topologyKey"] for each in constraints] == [
         "kubernetes.io/hostname",
@@ -245,7 +249,7 @@ def test_pods_of_a_training_runtime_have_the_gang_scheduler_and_its_queue() -> N
 
 def test_a_worker_gets_the_grace_period_of_its_preemptible_node() -> None:
     for preset, grace in ({"gke-spot": 15, "aks-spot": 25, "eks-spot": 60}).items():
-        cluster = config(pods={"train": {"preset": preset}})
+        cluster = make_cluster_config(pods={"train": {"preset": preset}})
         spec = build_pytorch_job("a", TRAIN, cluster, member_commands(WORKLOAD_MODULES, []))[
             "spec"
         ]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
@@ -259,7 +263,7 @@ def test_labels_and_annotations_are_set_on_pods_without_replacing_required_label
         "labels": {"team": "risk", "workflows.argoproj.io/workflow": "another"},
         "annotations": {"a/b": "c"},
     }
-    cluster = config(pods={"train": settings, "serve": settings})
+    cluster = make_cluster_config(pods={"train": settings, "serve": settings})
     worker = build_pytorch_job("a", TRAIN, cluster, member_commands(WORKLOAD_MODULES, []))["spec"][
         "pytorchReplicaSpecs"
     ]["Worker"]["template"]["metadata"]
@@ -273,7 +277,7 @@ def test_labels_and_annotations_are_set_on_pods_without_replacing_required_label
 
 
 def test_a_pod_requests_its_disk_and_is_limited_to_it() -> None:
-    pod = config(pods={"train": {"disk": "7Gi"}}).pod("train")
+    pod = make_cluster_config(pods={"train": {"disk": "7Gi"}}).pod("train")
     spec = pod_spec(pod, "default", [{"resources": resource_requirements(pod)}])
     assert spec["containers"][0]["resources"]["requests"]["ephemeral-storage"] == "7Gi"
     assert spec["volumes"] == [{"name": "tmp", "emptyDir": {"sizeLimit": "7Gi"}}]
@@ -281,16 +285,21 @@ def test_a_pod_requests_its_disk_and_is_limited_to_it() -> None:
 
 def test_a_workflow_deadline_before_the_training_deadline_is_rejected() -> None:
     with pytest.raises(ValueError, match="before the 1440 minutes of"):
-        config(deadline_hours=12)
-    assert config(deadline_hours=12, pods={"train": {"deadline_minutes": 720}}).deadline_hours == 12
+        make_cluster_config(deadline_hours=12)
+    assert (
+        make_cluster_config(
+            deadline_hours=12, pods={"train": {"deadline_minutes": 720}}
+        ).deadline_hours
+        == 12
+    )
 
 
 def test_workers_do_not_preempt_their_coordinator() -> None:
-    cluster = config(pods={"train": {"priority_class": "high"}})
+    cluster = make_cluster_config(pods={"train": {"priority_class": "high"}})
     assert {cluster.pod(name).priority_class for name in ("train", "coordinator", "executor")} == {
         "high"
     }
-    cluster = config(
+    cluster = make_cluster_config(
         pods={"train": {"priority_class": "high"}, "coordinator": {"priority_class": "higher"}}
     )
     assert cluster.pod("coordinator").priority_class == "higher"

@@ -35,17 +35,17 @@ def config() -> Config:
     return load_config(GOLDEN / "config.yaml", environment={}).config
 
 
-def findings(workflow: Workflow) -> list[str]:
+def find_problems(workflow: Workflow) -> list[str]:
     return [str(finding) for finding in lint(workflow.to_dict())]
 
 
-def tasks(workflow: Workflow, dag: str) -> dict[str, dict[str, Any]]:
+def tasks_of_dag(workflow: Workflow, dag: str) -> dict[str, dict[str, Any]]:
     templates = {template["name"]: template for template in workflow.to_dict()["spec"]["templates"]}
     return {task["name"]: task for task in templates[dag]["dag"]["tasks"]}
 
 
-def keys(workflow: Workflow, dag: str, task: str) -> dict[str, str]:
-    artifacts = tasks(workflow, dag)[task]["arguments"]["artifacts"]
+def artifact_keys_of(workflow: Workflow, dag: str, task: str) -> dict[str, str]:
+    artifacts = tasks_of_dag(workflow, dag)[task]["arguments"]["artifacts"]
     return {artifact["name"]: artifact["s3"]["key"] for artifact in artifacts}
 
 
@@ -56,7 +56,7 @@ def test_lint_reports_an_approval_and_a_step_that_the_release_does_not_heed(conf
         blocks.release(blocks.evaluate(blocks.train(data)))
         Task(name="approval", template=Suspend(name="wait"))
 
-    quality, approval = findings(workflow)
+    quality, approval = find_problems(workflow)
     assert "no task reads the outputs of quality (" in quality
     assert "nothing waits for approval" in approval
 
@@ -68,7 +68,7 @@ def test_lint_reports_an_approval_and_a_step_that_the_release_does_not_heed(conf
         released = blocks.release(evaluation)
         approval.next(released)
 
-    assert findings(workflow) == []
+    assert find_problems(workflow) == []
 
 
 def test_two_trainings_are_evaluated_released_and_served_separately(config: Config) -> None:
@@ -80,30 +80,32 @@ def test_two_trainings_are_evaluated_released_and_served_separately(config: Conf
             with blocks.group(f"ship-{name}", when=evaluation.outputs.verdict == "release"):
                 blocks.verify(blocks.deploy(blocks.release(evaluation)))
 
-    assert findings(workflow) == []
-    assert keys(workflow, "main", "evaluate-wide") == {
+    assert find_problems(workflow) == []
+    assert artifact_keys_of(workflow, "main", "evaluate-wide") == {
         "dataset": cached_key("prepare", "dataset"),
         "model": cached_key("train-wide", "model"),
     }
     assert (
-        keys(workflow, "ship-wide", "release-wide")["report"]
+        artifact_keys_of(workflow, "ship-wide", "release-wide")["report"]
         == "{{workflow.name}}/evaluate-wide/report"
     )
     served = {
         p["name"]: p["value"]
-        for p in tasks(workflow, "promote-wide")["verify-wide"]["arguments"]["parameters"]
+        for p in tasks_of_dag(workflow, "promote-wide")["verify-wide"]["arguments"]["parameters"]
     }
     assert served["name"] == "cards-wide"
     assert served["endpoint"].startswith("http://cards-wide-{{")
-    assert tasks(workflow, "main")["evaluate-wide"]["depends"] == "train-wide"
-    assert set(tasks(workflow, "finish")) == {"report", "cleanup", "cleanup-train-wide"}
+    assert tasks_of_dag(workflow, "main")["evaluate-wide"]["depends"] == "train-wide"
+    assert set(tasks_of_dag(workflow, "finish")) == {"report", "cleanup", "cleanup-train-wide"}
     templates = {template["name"]: template for template in workflow.to_dict()["spec"]["templates"]}
     assert templates["ship-wide"]["dag"]["target"] == " ".join(
         f"{task}-wide" for task in ("promote", "switch", "expire", "take-back", "withdraw")
     )
-    parameters = tasks(workflow, "main")["evaluate-wide"]["arguments"]["parameters"]
+    parameters = tasks_of_dag(workflow, "main")["evaluate-wide"]["arguments"]["parameters"]
     assert {"name": "part", "value": "evaluate-wide"} in parameters
-    repetition = tasks(workflow, "promote-wide")["evaluate-wide-again"]["arguments"]["parameters"]
+    repetition = tasks_of_dag(workflow, "promote-wide")["evaluate-wide-again"]["arguments"][
+        "parameters"
+    ]
     # the groups around the repeated evaluation have these values as inputs
     passed_inputs = ("run_id", "digest")
     assert [p for p in repetition if p["name"] not in passed_inputs] == [
@@ -138,19 +140,19 @@ def test_plain_hera_tasks_and_blocks_can_use_each_others_outputs(config: Config)
         with blocks.at_exit():
             notify(name="over", arguments={"text": "{{workflow.status}}"})  # pyright: ignore[reportCallIssue]
 
-    main_tasks = tasks(workflow, "main")
+    main_tasks = tasks_of_dag(workflow, "main")
     assert main_tasks["prepare"]["depends"] == "choose"
     assert main_tasks["notify"]["arguments"]["parameters"] == [
         {"name": "text", "value": "{{tasks.prepare.outputs.parameters.digest}}"}
     ]
     # the run is not cached, because its MLflow experiment is known only at run time
     assert "when" not in main_tasks["prepare"]
-    assert list(tasks(workflow, "finish")) == ["over", "report"]
+    assert list(tasks_of_dag(workflow, "finish")) == ["over", "report"]
     assert workflow.to_dict()["metadata"]["labels"]["team"] == "risk"
 
     images = [
         finding
-        for finding in findings(workflow)
+        for finding in find_problems(workflow)
         if "latest" not in finding and "digest" not in finding
     ]
 
@@ -183,9 +185,12 @@ def test_blocks_without_shared_outputs_can_be_ordered_as_in_hera(config: Config)
         second_block = blocks.prepare(task="second")
         third_block = blocks.prepare(task="third", experiment=first_block.outputs.digest)
         first_block.next(second_block).next(third_block)
-    assert findings(workflow) == []
-    assert tasks(workflow, "main")["second"]["depends"] == "first"
-    assert set(tasks(workflow, "main")["third"]["depends"].split(" && ")) == {"first", "second"}
+    assert find_problems(workflow) == []
+    assert tasks_of_dag(workflow, "main")["second"]["depends"] == "first"
+    assert set(tasks_of_dag(workflow, "main")["third"]["depends"].split(" && ")) == {
+        "first",
+        "second",
+    }
 
 
 def test_conditions_compare_text_numbers_and_metrics(config: Config) -> None:
@@ -214,14 +219,14 @@ def test_nested_groups_get_outputs_of_outer_tasks_as_inputs(config: Config) -> N
                 run_id=data.outputs.run_id,
             )
 
-    assert findings(workflow) == []
-    assert tasks(workflow, "main")["outer"]["depends"] == "prepare"
+    assert find_problems(workflow) == []
+    assert tasks_of_dag(workflow, "main")["outer"]["depends"] == "prepare"
     assert (
         "? tasks.prepare.outputs.parameters.run_id : ('cards/' + workflow.name)"
         in data.outputs.run_id
     )
     arguments = [
-        tasks(workflow, dag)[task]["arguments"]["parameters"]
+        tasks_of_dag(workflow, dag)[task]["arguments"]["parameters"]
         for dag, task in (("main", "outer"), ("outer", "inner"))
     ]
     assert arguments == [
@@ -240,7 +245,7 @@ def test_a_users_template_may_have_the_name_of_a_block(config: Config) -> None:
         )
         Task(name="own", template="prepare")
         blocks.prepare()
-    assert tasks(workflow, "main")["prepare"]["template"] == "prepare-2"
+    assert tasks_of_dag(workflow, "main")["prepare"]["template"] == "prepare-2"
 
 
 def test_the_pods_of_a_loop_store_their_files_separately(config: Config) -> None:
@@ -263,12 +268,12 @@ def test_the_pods_of_a_loop_store_their_files_separately(config: Config) -> None
             model=Artifact(name="m", from_="{{tasks.prepare-2.outputs.artifacts.dataset}}"),
         )
 
-    [unread] = findings(workflow)
+    [unread] = find_problems(workflow)
     assert "no task reads the outputs of prepare (" in unread
     (template,) = [t for t in workflow.to_dict()["spec"]["templates"] if t["name"] == "prepare"]
     key = template["outputs"]["artifacts"][0]["s3"]["key"]
     assert key == "{{workflow.name}}/{{inputs.parameters.task-name}}/{{pod.name}}/dataset"
-    assert tasks(workflow, "main")["one"]["depends"] == "prepare-2"
+    assert tasks_of_dag(workflow, "main")["one"]["depends"] == "prepare-2"
 
 
 def test_heras_service_submits_the_workflow_to_an_argo_server(config: Config) -> None:

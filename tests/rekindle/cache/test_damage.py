@@ -61,7 +61,7 @@ def run_step(tmp_path: Path, s3: Store, s3_environment: dict[str, str]) -> Calla
     return run
 
 
-def damage(store: Store, folder: Path, task: str) -> None:
+def damage_artifact(store: Store, folder: Path, task: str) -> None:
     """Change a byte of the artifact that a task has stored."""
     store.put(f"{folder.name}-{task}/making/numbers/a".replace("_", "-"), b"12346")
 
@@ -72,7 +72,7 @@ def test_a_damaged_artifact_is_computed_again_and_replaced(
     assert run_step("first") == ""
     assert "cached: outputs of" in run_step("second")
 
-    damage(s3, tmp_path, "first")
+    damage_artifact(s3, tmp_path, "first")
     said = run_step("third")
     assert "cannot be reused, so the step runs" in said
     assert "in the cache: it was changed" in said
@@ -84,6 +84,6 @@ def test_without_the_cache_a_damaged_entry_is_replaced(
     tmp_path: Path, s3: Store, run_step: Callable[..., str]
 ) -> None:
     run_step("first")
-    damage(s3, tmp_path, "first")
+    damage_artifact(s3, tmp_path, "first")
     assert run_step("second", reuse="no") == ""
     assert "-second/making, computed in" in run_step("third")

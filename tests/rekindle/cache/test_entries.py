@@ -22,13 +22,13 @@ from rekindle.step import Reuse, Step
 from rekindle.storage import Store
 
 
-def entry(at: str, size_bytes: int = 3) -> Entry:
+def make_entry(at: str, size_bytes: int = 3) -> Entry:
     artifacts = {"dataset": {"sha256": "a" * 64, "files": 1, "bytes": size_bytes}}
     return Entry(uuid.uuid4().hex, at, {"digest": "abc"}, artifacts, {"step": "steps.prepare"}, 1.0)
 
 
 def test_an_entry_is_valid_while_its_artifacts_are_complete(s3: Store) -> None:
-    recorded = entry("w-1/prepare")
+    recorded = make_entry("w-1/prepare")
     # the entry is not valid yet, because a step records it before Argo uploads the artifact
     entries.record_entry(s3, recorded)
     assert entries.find_valid_entry(s3, recorded.key) is None
@@ -44,7 +44,7 @@ def test_an_entry_is_valid_while_its_artifacts_are_complete(s3: Store) -> None:
 
 
 def test_one_of_several_concurrent_entries_remains_and_a_later_entry_replaces_it(s3: Store) -> None:
-    recorded = entry("w-2/prepare")
+    recorded = make_entry("w-2/prepare")
     concurrent_entries = [replace(recorded, at=f"w-2/prepare-{number}") for number in range(8)]
     for other in concurrent_entries:
         s3.put(f"{other.at}/dataset/part", b"123")
@@ -62,7 +62,7 @@ def test_prune_removes_old_surplus_and_invalid_entries(s3: Store) -> None:
     now = datetime.now(UTC).timestamp()
 
     old_entry, missing_entry, kept_entry, more_entry = (
-        replace(entry(f"w-3/{n}"), made=now - n) for n in (9_000_000, 30, 10, 20)
+        replace(make_entry(f"w-3/{n}"), made=now - n) for n in (9_000_000, 30, 10, 20)
     )
     for item in (old_entry, kept_entry, more_entry):
         s3.put(f"{item.at}/dataset/part", b"123")
@@ -82,7 +82,7 @@ def test_prune_removes_old_surplus_and_invalid_entries(s3: Store) -> None:
 
 
 def test_a_bulk_lookup_never_returns_an_outdated_entry_of_its_index(s3: Store) -> None:
-    written = [entry(f"w-5/t{number}") for number in range(25)]
+    written = [make_entry(f"w-5/t{number}") for number in range(25)]
     for item in written:
         s3.put(f"{item.at}/dataset/part", b"123")
         entries.record_entry(s3, item)
@@ -115,7 +115,9 @@ def test_the_oldest_entries_are_removed_and_no_artifact(
 ) -> None:
     entries.remove_entries(s3, entries.read_entries(s3))
     s3.put("w-11/t/dataset/part", b"123")
-    written = [replace(entry("w-11/t"), made=time.time() - 100 * position) for position in range(4)]
+    written = [
+        replace(make_entry("w-11/t"), made=time.time() - 100 * position) for position in range(4)
+    ]
     for item in written[::-1]:
         entries.record_entry(s3, item)
     assert entries.trim_cache(s3, days, entry_count, max_size) == written[kept_count:]
@@ -132,7 +134,7 @@ def test_the_oldest_entries_are_removed_and_no_artifact(
 
 def test_an_entry_names_the_run_and_task_of_its_outputs() -> None:
     began = time.time()
-    recorded = entry("w-7/prepare")
+    recorded = make_entry("w-7/prepare")
     assert recorded.workflow == "w-7"
     assert recorded.task == "prepare"
     assert began <= recorded.made <= time.time()
@@ -140,7 +142,7 @@ def test_an_entry_names_the_run_and_task_of_its_outputs() -> None:
 
 def test_an_entry_is_valid_for_ninety_days(s3: Store) -> None:
     for age, is_valid in ((90 * 86400 - 60, True), (90 * 86400 + 60, False)):
-        recorded = replace(entry("w-8/prepare"), made=time.time() - age)
+        recorded = replace(make_entry("w-8/prepare"), made=time.time() - age)
         s3.put("w-8/prepare/dataset/part", b"123")
         entries.record_entry(s3, recorded)
         assert (entries.find_valid_entry(s3, recorded.key) is not None) == is_valid
@@ -162,7 +164,7 @@ def test_entries_that_other_versions_of_rekindle_wrote_are_ignored(s3: Store) ->
         s3.put(f"cache/other-{number}", data)
         assert entries.read_entry(s3, f"other-{number}") is None
         assert entries.find_valid_entry(s3, f"other-{number}") is None
-    recorded = entry("w-9/prepare")
+    recorded = make_entry("w-9/prepare")
     entries.record_entry(s3, recorded)
     assert recorded.key in {item.key for item in entries.read_entries(s3)}
     s3.delete([f"cache/other-{number}" for number in range(3)])
@@ -187,7 +189,7 @@ def test_entries_that_other_versions_of_rekindle_wrote_are_ignored(s3: Store) ->
     ],
 )
 def test_an_entry_with_an_invalid_field_is_ignored(change: dict[str, Any], s3: Store) -> None:
-    valid = asdict(entry("w-12/prepare"))
+    valid = asdict(make_entry("w-12/prepare"))
     key = valid["key"]
     s3.put(f"cache/{key}", json.dumps(valid).encode())
     assert entries.read_entry(s3, key)
@@ -200,7 +202,9 @@ def test_an_entry_with_an_invalid_field_is_ignored(change: dict[str, Any], s3: S
 def test_prune_keeps_the_newest_valid_entries(s3: Store) -> None:
     entries.remove_entries(s3, entries.read_entries(s3))
     s3.put("w-10/t/dataset/part", b"123")
-    written = [replace(entry("w-10/t"), made=time.time() - 100 * number) for number in range(4)]
+    written = [
+        replace(make_entry("w-10/t"), made=time.time() - 100 * number) for number in range(4)
+    ]
     for item in written:
         entries.record_entry(s3, item)
     assert [item for item, _ in entries.list_stale_entries(s3, 2, 90)] == written[2:]
@@ -243,7 +247,7 @@ ARTIFACTS: dict[str, dict[str, Any]] = {"dataset": {"sha256": "a" * 64, "files":
 def test_an_entry_that_cannot_be_the_result_of_the_step_is_named(
     outputs: dict[str, str], artifacts: dict[str, Any], reason: str
 ) -> None:
-    recorded = replace(entry("w-6/prepare"), outputs=outputs, artifacts=artifacts)
+    recorded = replace(make_entry("w-6/prepare"), outputs=outputs, artifacts=artifacts)
     step = cast(Step, SimpleNamespace(Outputs=Outputs, REUSE=Reuse()))
     found = entries.reason_unusable(recorded, step)
     assert found.startswith(reason)
@@ -264,7 +268,7 @@ def test_an_entry_that_cannot_be_the_result_of_the_step_is_named(
     ],
 )
 def test_an_entry_with_an_impossible_value_is_not_read(s3: Store, field: str, value: Any) -> None:
-    recorded = entry("w-7/prepare")
+    recorded = make_entry("w-7/prepare")
     s3.put("w-7/prepare/dataset/part", b"123")
     entries.record_entry(s3, recorded)
     assert entries.find_valid_entry(s3, recorded.key) == recorded

@@ -16,7 +16,7 @@ from tests.commands import ROOT
 IMAGE = "cluster.image=registry.example.com/rekindle@sha256:" + "ab" * 32
 
 
-def rendered(*sets: str) -> dict[str, Any]:
+def render_demo(*sets: str) -> dict[str, Any]:
     return render_manifest(
         load_config(
             ROOT / "configs/demo.yaml", ["families=[transformer]", *sets], environment={}
@@ -47,7 +47,7 @@ def record_run(
     )
 
 
-def phases(manifest: dict[str, Any], s3: Store, on_cluster: bool = True) -> dict[str, str]:
+def find_phases(manifest: dict[str, Any], s3: Store, on_cluster: bool = True) -> dict[str, str]:
     return {
         cache_result.task: cache_result.entry.at if cache_result.entry else cache_result.reason
         for cache_result in lookup.look_up_tasks(manifest, {}, s3, is_on_cluster=on_cluster)
@@ -55,7 +55,7 @@ def phases(manifest: dict[str, Any], s3: Store, on_cluster: bool = True) -> dict
 
 
 def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store) -> None:
-    manifest = rendered(IMAGE)
+    manifest = render_demo(IMAGE)
     assert [finding for finding in check(manifest) if "error" in str(finding)] == []
     first_manifest, second_manifest = lookup.look_up_tasks(manifest, {}, s3, is_on_cluster=True)
     assert first_manifest.entry is None
@@ -71,26 +71,26 @@ def test_a_run_on_a_cluster_skips_tasks_that_are_cached_for_its_image(s3: Store)
     _, second_manifest = lookup.look_up_tasks(manifest, {}, s3, is_on_cluster=True)
     record_run(s3, second_manifest, {}, "model", "demo-two")
     cached_tasks = {"prepare": "demo-one/prepare", "train": "demo-two/train"}
-    assert phases(manifest, s3) == cached_tasks
+    assert find_phases(manifest, s3) == cached_tasks
 
     same_image_tasks = [
-        rendered(IMAGE, change)
+        render_demo(IMAGE, change)
         for change in ("gate.minimum.auc=0.7", "train.workers=4", "serve.port=9000")
     ]
-    assert [phases(other, s3) for other in same_image_tasks] == [cached_tasks] * 3
-    other = phases(rendered(IMAGE, "train.seed=2"), s3)
+    assert [find_phases(other, s3) for other in same_image_tasks] == [cached_tasks] * 3
+    other = find_phases(render_demo(IMAGE, "train.seed=2"), s3)
     assert other["prepare"] == cached_tasks["prepare"]
     assert other["train"].startswith("no cached result")
-    assert "demo-one" not in phases(rendered(IMAGE, "data.test_weeks=1"), s3)["prepare"]
-    assert "not pinned by digest" in phases(rendered(), s3)["prepare"]
-    assert "demo-one" not in phases(rendered(IMAGE + "cd"), s3)["prepare"]
-    assert "demo-one" not in phases(manifest, s3, on_cluster=False)["prepare"], (
+    assert "demo-one" not in find_phases(render_demo(IMAGE, "data.test_weeks=1"), s3)["prepare"]
+    assert "not pinned by digest" in find_phases(render_demo(), s3)["prepare"]
+    assert "demo-one" not in find_phases(render_demo(IMAGE + "cd"), s3)["prepare"]
+    assert "demo-one" not in find_phases(manifest, s3, on_cluster=False)["prepare"], (
         "this machine runs other code"
     )
 
 
 def test_the_hash_of_a_manifest_does_not_depend_on_cached_results(s3: Store) -> None:
-    manifest = rendered()
+    manifest = render_demo()
     value = lookup.cached_parameter(
         manifest,
         [

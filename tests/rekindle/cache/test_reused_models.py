@@ -19,24 +19,24 @@ from rekindle.cache.reused_models import MODEL_FILES, copy_reused_models
 from rekindle.keys import CACHED_PARAMETER
 from rekindle.step import encode_parameter
 from rekindle.storage import Store
-from tests.commands import ROOT, shell
+from tests.commands import ROOT, open_shell
 from tests.ports import free_port
 
 IMAGE = "cluster.image=registry.example.com/rekindle@sha256:" + "ab" * 32
 OUTPUTS = {"digest": "ab" * 32, "rows": "7", "unchanged": ""}
 
 
-def config(*sets: str) -> Any:
+def load_test_config(*sets: str) -> Any:
     return load_config(
         ROOT / "configs/demo.yaml", ["families=[transformer]", *sets], environment={}
     ).config
 
 
-def rendered(*sets: str) -> dict[str, Any]:
-    return render_manifest(config(*sets))
+def render_demo(*sets: str) -> dict[str, Any]:
+    return render_manifest(load_test_config(*sets))
 
 
-def parameters(manifest: dict[str, Any]) -> dict[str, str]:
+def parameters_of(manifest: dict[str, Any]) -> dict[str, str]:
     return {row["name"]: row["value"] for row in manifest["spec"]["arguments"]["parameters"]}
 
 
@@ -45,7 +45,7 @@ def reused_models(
 ) -> dict[str, str]:
     """Return the location of the model of each training, after `prepare` of `run` has looked up
     these models."""
-    cached_parameter = json.loads(parameters(manifest)[CACHED_PARAMETER])
+    cached_parameter = json.loads(parameters_of(manifest)[CACHED_PARAMETER])
     rows = copy_reused_models(
         store, encode_parameter(json.dumps(manifest)), cached_parameter, f"{run}/prepare", outputs
     )
@@ -69,7 +69,7 @@ def trained(s3: Store, monkeypatch: pytest.MonkeyPatch) -> str:
     prepared = {"task": "prepare", **OUTPUTS, "at": "zero/prepare"}
     rows = json.dumps({"prepare": prepared, "train": {"task": "train", "at": ""}})
     (result,) = lookup.look_up_tasks(
-        rendered(*SETTINGS), {CACHED_PARAMETER: rows}, s3, is_on_cluster=True
+        render_demo(*SETTINGS), {CACHED_PARAMETER: rows}, s3, is_on_cluster=True
     )
 
     for name in MODEL_FILES:
@@ -87,14 +87,14 @@ def trained(s3: Store, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_the_model_of_an_identical_training_is_copied_to_the_run(s3: Store, trained: str) -> None:
     changes = [(), ("gate.minimum.auc=0.7",), ("train.workers=4", "data.tolerated_rejects=0.01")]
     for number, change in enumerate(changes):
-        assert reused_models(s3, rendered(*SETTINGS, *change), f"two-{number}") == {
+        assert reused_models(s3, render_demo(*SETTINGS, *change), f"two-{number}") == {
             "train": trained
         }
         assert [s3.get(f"two-{number}/train/model/{name}") for name in MODEL_FILES] == [
             name.encode() for name in MODEL_FILES
         ]
         assert s3.get(f"two-{number}/train/cached").decode() == trained
-    assert reused_models(s3, rendered(*SETTINGS), trained.partition("/")[0]) == {"train": ""}, (
+    assert reused_models(s3, render_demo(*SETTINGS), trained.partition("/")[0]) == {"train": ""}, (
         "a retry of the same run"
     )
 
@@ -115,13 +115,13 @@ def test_an_entry_of_a_training_without_its_model_is_not_reused(
     prepared = {"task": "prepare", **OUTPUTS, "at": "zero/prepare"}
     rows = json.dumps({"prepare": prepared, "train": {"task": "train", "at": ""}})
     values = {CACHED_PARAMETER: rows}
-    (result,) = lookup.look_up_tasks(rendered(*SETTINGS), values, s3, is_on_cluster=True)
+    (result,) = lookup.look_up_tasks(render_demo(*SETTINGS), values, s3, is_on_cluster=True)
     assert result.entry
     assert result.entry.at == trained
 
     s3.delete([f"{trained}/model/{name}" for name in MODEL_FILES])
     entries.record_entry(s3, replace(result.entry, artifacts=artifacts))
-    (result,) = lookup.look_up_tasks(rendered(*SETTINGS), values, s3, is_on_cluster=True)
+    (result,) = lookup.look_up_tasks(render_demo(*SETTINGS), values, s3, is_on_cluster=True)
     assert not result.entry
 
 
@@ -134,9 +134,9 @@ def test_another_training_is_not_reused(s3: Store, trained: str) -> None:
         (f"{image}cd", seed),
         (seed,),
     ]:
-        assert reused_models(s3, rendered(*settings), "with-another-training") == {"train": ""}
+        assert reused_models(s3, render_demo(*settings), "with-another-training") == {"train": ""}
     assert reused_models(
-        s3, rendered(*SETTINGS), "with-another-training", OUTPUTS | {"digest": "de" * 32}
+        s3, render_demo(*SETTINGS), "with-another-training", OUTPUTS | {"digest": "de" * 32}
     ) == {"train": ""}
     assert not list(s3.list("with-another-training/"))
 
@@ -144,7 +144,7 @@ def test_another_training_is_not_reused(s3: Store, trained: str) -> None:
 def test_the_value_of_a_parameter_of_the_pipeline_is_not_taken_from_the_manifest(
     s3: Store, trained: str
 ) -> None:
-    loaded = config(*SETTINGS)
+    loaded = load_test_config(*SETTINGS)
     models = {}
     for start in ("", "{{workflow.parameters.start}}"):
         with blocks.pipeline(loaded, arguments={"start": ""}) as workflow:
@@ -157,7 +157,7 @@ def test_the_value_of_a_parameter_of_the_pipeline_is_not_taken_from_the_manifest
 
 
 def test_a_training_in_a_group_is_found(s3: Store, trained: str) -> None:
-    with blocks.pipeline(config(*SETTINGS)) as workflow:
+    with blocks.pipeline(load_test_config(*SETTINGS)) as workflow:
         data = blocks.prepare(task="prepare")
         with blocks.group("deep"), blocks.group("deeper"):
             blocks.train(data)
@@ -171,9 +171,9 @@ def test_a_training_in_a_group_is_found(s3: Store, trained: str) -> None:
 def test_a_failure_of_the_look_up_leads_to_a_training(
     s3: Store, trained: str, loss: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    manifest = rendered(*SETTINGS)
+    manifest = render_demo(*SETTINGS)
     store = s3
-    cached_parameter = json.loads(parameters(manifest)[CACHED_PARAMETER])
+    cached_parameter = json.loads(parameters_of(manifest)[CACHED_PARAMETER])
     packed = "" if loss == "manifest" else encode_parameter(json.dumps(manifest))
 
     # the cache entry looks complete, because another file has as many bytes as the missing file
@@ -211,14 +211,14 @@ def test_a_scheduled_run_with_a_reused_model_starts_no_job(
 
     environment = {f"REKINDLE_{name}": value for name, value in settings.items()} | s3_environment
     # a CronWorkflow starts its runs with these parameters, without a look-up in the cache
-    cached_parameter = parameters(rendered())[CACHED_PARAMETER]
+    cached_parameter = parameters_of(render_demo())[CACHED_PARAMETER]
     command = (
         f"rekindle run {ROOT}/configs/demo.yaml -o json -p scheduled-time=2024-04-15T03:00:00Z"
     )
     results = []
     seed = uuid.uuid4().int % 10**9
 
-    with shell(tmp_path, **environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
+    with open_shell(tmp_path, **environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
         # with other limits of the data, `prepare` computes the same dataset again
         for more in ("", "--set gate.tolerance=0.02", "--set data.tolerated_rejects=0.01"):
             completed = typed(

@@ -37,7 +37,7 @@ def apply(*args: str) -> dict[str, Any]:
     return {"resource": {"manifest": json.dumps({"kind": "PyTorchJob", "spec": spec})}}
 
 
-def program(*command: str) -> str:
+def make_program_flag(*command: str) -> str:
     return "--program=" + json.dumps({"command": command}).replace("$", "$$")
 
 
@@ -49,7 +49,10 @@ def program(*command: str) -> str:
         ({"script": {"source": "import os\nimport trainer\n"}}, ["trainer"]),
         ({"container": {"command": ["python", "tools/train.py"]}}, ["./tools/train.py"]),
         ({"container": {"command": ["sh", "-c", "cd /x; ./tools/run.sh"]}}, ["./tools/run.sh"]),
-        (apply("-m", "rekindle.program.agent", program("tools/train.py")), ["./tools/train.py"]),
+        (
+            apply("-m", "rekindle.program.agent", make_program_flag("tools/train.py")),
+            ["./tools/train.py"],
+        ),
         (
             {"dag": {"arguments": {"parameters": [{"name": "program", "value": "tools/run.sh"}]}}},
             ["./tools/run.sh"],

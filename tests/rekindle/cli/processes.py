@@ -19,17 +19,19 @@ ROOT = Path(__file__).parents[3]
 DEMO = str(ROOT / "configs/demo.yaml")
 
 
-def rekindle(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return prompt().run([str(argument) for argument in args], cwd, {**os.environ, **environment})
+def run_rekindle(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return start_prompt().run(
+        [str(argument) for argument in args], cwd, {**os.environ, **environment}
+    )
 
 
 @cache
-def prompt() -> Prompt:
+def start_prompt() -> Prompt:
     """Return the process that forks commands, which all tests of this process share."""
     return Prompt(ROOT, os.environ).__enter__()
 
 
-def workflow(*scripts: tuple[str, str], **spec: Any) -> dict[str, Any]:
+def make_shell_workflow(*scripts: tuple[str, str], **spec: Any) -> dict[str, Any]:
     """Return a manifest that runs (name, shell script) pairs one after the other."""
     tasks = []
     templates = []
@@ -44,7 +46,7 @@ def workflow(*scripts: tuple[str, str], **spec: Any) -> dict[str, Any]:
 
     main_template = {"name": "main", "dag": {"tasks": tasks}}
 
-    return builders.workflow(main_template, *templates, name="four", **spec)
+    return builders.make_workflow(main_template, *templates, name="four", **spec)
 
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> str:

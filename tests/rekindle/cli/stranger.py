@@ -82,7 +82,7 @@ HOOKS = (
 )
 
 
-def git(folder: Path, *arguments: str) -> str:
+def run_git(folder: Path, *arguments: str) -> str:
     """Run plain git, which obeys the configuration of the repository, and return its output."""
     identity = (
         "-c",
@@ -191,11 +191,11 @@ class Folder:
         inner_folder = self.root / "inner"
         for folder in (inner_folder, self.root):
             folder.mkdir(exist_ok=True)
-            git(folder, "init", "-q")
-            git(folder, "commit", "-q", "--allow-empty", "-m", "first")
+            run_git(folder, "init", "-q")
+            run_git(folder, "commit", "-q", "--allow-empty", "-m", "first")
 
-        git(self.root, "add", "pyproject.toml", ".gitattributes", "inner")
-        git(self.root, "commit", "-qm", "all")
+        run_git(self.root, "add", "pyproject.toml", ".gitattributes", "inner")
+        run_git(self.root, "commit", "-qm", "all")
         (self.root / ".gitmodules").write_text(
             '[submodule "inner"]\n\tpath = inner\n\turl = ext::false\n'
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rekindle.cli.processes import rekindle
+from tests.rekindle.cli.processes import run_rekindle
 from tests.rekindle.training.untrainable import FAULTS, TEMPLATE, write_workload
 
 FRAUD = {
@@ -30,7 +30,7 @@ def write_config(folder: Path, name: str, code: str) -> str:
 
 def test_check_shows_model_memory_step_and_prediction(tmp_path: Path) -> None:
     config = write_config(tmp_path, "sound", TEMPLATE)
-    result = rekindle("check", config, "--rows", "500", cwd=tmp_path)
+    result = run_rekindle("check", config, "--rows", "500", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
 
     for line in (
@@ -52,7 +52,7 @@ def test_check_shows_model_memory_step_and_prediction(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_check_names_the_end_of_a_window_and_takes_the_scheduled_time(tmp_path: Path) -> None:
     (tmp_path / "fraud.yaml").write_text(json.dumps(FRAUD))
-    result = rekindle("check", "fraud.yaml", cwd=tmp_path)
+    result = run_rekindle("check", "fraud.yaml", cwd=tmp_path)
     assert result.returncode == 2
 
     for part in (
@@ -61,12 +61,12 @@ def test_check_names_the_end_of_a_window_and_takes_the_scheduled_time(tmp_path: 
     ):
         assert part in result.stdout
 
-    result = rekindle(
+    result = run_rekindle(
         "check", "fraud.yaml", "-p", "scheduled-time=2024-03-25", "-o", "json", cwd=tmp_path
     )
     assert result.returncode == 0, result.stdout
     assert json.loads(result.stdout)["rows"] > 0, result.stdout
-    result = rekindle("check", "fraud.yaml", "-p", "time=2024-03-25", cwd=tmp_path)
+    result = run_rekindle("check", "fraud.yaml", "-p", "time=2024-03-25", cwd=tmp_path)
     assert result.returncode == 2
     assert "uses only the parameter scheduled-time" in result.stderr
 
@@ -75,10 +75,10 @@ def test_check_names_the_end_of_a_window_and_takes_the_scheduled_time(tmp_path: 
 def test_an_untrainable_workload_ends_with_exit_code_2(tmp_path: Path) -> None:
     code, sentence = FAULTS["buffer"]
     config = write_config(tmp_path, "buffer", code)
-    result = rekindle("lint", config, cwd=tmp_path, REKINDLE_CACHE=str(tmp_path / "c"))
+    result = run_rekindle("lint", config, cwd=tmp_path, REKINDLE_CACHE=str(tmp_path / "c"))
     assert result.returncode == 2
     assert sentence in result.stderr
-    result = rekindle("check", config, "-o", "json", cwd=tmp_path)
+    result = run_rekindle("check", config, "-o", "json", cwd=tmp_path)
     assert result.returncode == 2
     report = json.loads(result.stdout)
     assert report["rows"] == 1000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.rekindle.cli.processes import ROOT, rekindle
+from tests.rekindle.cli.processes import ROOT, run_rekindle
 from tests.rekindle.program.losing_programs import (
     BEGINS_AGAIN,
     CONTINUES,
@@ -32,7 +32,7 @@ def check(folder: Path, body: str) -> tuple[int, str]:
     (folder / "rows.csv").write_text("x\n1\n")
     (folder / "train.py").write_text(START + body)
     (folder / "config.yaml").write_text(json.dumps(CONFIG))
-    result = rekindle("check", "config.yaml", cwd=folder)
+    result = run_rekindle("check", "config.yaml", cwd=folder)
     return result.returncode, result.stdout.splitlines()[-1]
 
 

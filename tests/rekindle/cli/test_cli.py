@@ -25,9 +25,9 @@ from tests.rekindle.cli.processes import (
     DEMO,
     REKINDLE,
     ROOT,
-    rekindle,
+    make_shell_workflow,
+    run_rekindle,
     wait_until_started,
-    workflow,
     write_manifest,
 )
 from tests.waiting import until
@@ -49,7 +49,7 @@ HEAVY_MODULES = (
 
 def gated_workflow(verdict: str) -> dict[str, Any]:
     """Return a workflow whose gate has the given verdict."""
-    manifest = workflow(("evaluate", f"printf {verdict} > /tmp/verdict"))
+    manifest = make_shell_workflow(("evaluate", f"printf {verdict} > /tmp/verdict"))
     manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": "rekindle"}
     manifest["spec"]["templates"][1]["outputs"] = {
         "parameters": [
@@ -144,7 +144,7 @@ def test_every_command_has_a_valid_example_and_is_in_the_docs(name: str):
     ],
 )
 def test_wrong_usage_or_config_exits_with_2_and_a_hint(tmp_path: Path, args: list[str], hint: str):
-    result = rekindle(*args, cwd=ROOT, KUBECONFIG="/none", REKINDLE_HOME=str(tmp_path))
+    result = run_rekindle(*args, cwd=ROOT, KUBECONFIG="/none", REKINDLE_HOME=str(tmp_path))
     assert result.returncode == 2
     assert result.stdout == ""
     assert hint in result.stderr
@@ -154,16 +154,18 @@ def test_wrong_usage_or_config_exits_with_2_and_a_hint(tmp_path: Path, args: lis
 @pytest.mark.slow
 def test_the_scheduled_time_is_checked_only_in_pipelines_of_rekindle(tmp_path: Path):
     arguments = {"parameters": [{"name": "scheduled-time", "value": ""}]}
-    plain = write_manifest(tmp_path / "plain.yaml", workflow(("a", "exit 0"), arguments=arguments))
+    plain = write_manifest(
+        tmp_path / "plain.yaml", make_shell_workflow(("a", "exit 0"), arguments=arguments)
+    )
     rendered = tmp_path / "rendered.yaml"
-    rendered.write_text(rekindle("render", DEMO, cwd=tmp_path).stdout)
+    rendered.write_text(run_rekindle("render", DEMO, cwd=tmp_path).stdout)
 
     for manifest, time, code in (
         (plain, "soon", 10),
         (rendered, "soon", 2),
         (rendered, "2024-03-25", 10),
     ):
-        result = rekindle(
+        result = run_rekindle(
             "plan", "--manifest", str(manifest), "-p", f"scheduled-time={time}", cwd=tmp_path
         )
         assert result.returncode == code, result.stderr
@@ -171,9 +173,9 @@ def test_the_scheduled_time_is_checked_only_in_pipelines_of_rekindle(tmp_path: P
 
 @pytest.mark.parametrize("args", [("ui",), ("run", DEMO), ("run", "--manifest", "w.yaml")])
 def test_a_home_that_is_not_writable_is_named(tmp_path: Path, args: tuple[str, ...]):
-    write_manifest(tmp_path / "w.yaml", workflow(("a", "exit 0")))
+    write_manifest(tmp_path / "w.yaml", make_shell_workflow(("a", "exit 0")))
     (tmp_path / "home").write_text("")
-    result = rekindle(
+    result = run_rekindle(
         *args, cwd=tmp_path, REKINDLE_HOME="home", S3_ENDPOINT_URL="", MLFLOW_TRACKING_URI=""
     )
     assert result.returncode == 2
@@ -183,7 +185,7 @@ def test_a_home_that_is_not_writable_is_named(tmp_path: Path, args: tuple[str, .
 
 
 def test_config_shows_each_value_and_its_origin(tmp_path: Path):
-    result = rekindle(
+    result = run_rekindle(
         "config", DEMO, "--set", "serve.port=9999", cwd=tmp_path, REKINDLE_TRAIN__SEED="5"
     )
     origins = {line.split()[0]: line for line in result.stdout.splitlines()}
@@ -195,22 +197,22 @@ def test_config_shows_each_value_and_its_origin(tmp_path: Path):
 
 
 def test_explain_knows_the_keys_of_a_workload_only_with_its_config(tmp_path: Path):
-    explained = rekindle("config", "--explain", "train.schedule", cwd=tmp_path).stdout
+    explained = run_rekindle("config", "--explain", "train.schedule", cwd=tmp_path).stdout
     assert explained.startswith('train.schedule: linear | cosine | constant  (default: "linear")\n')
 
     keys = [
         setting["key"]
         for setting in json.loads(
-            rekindle("config", "--explain", "train", "-o", "json", cwd=tmp_path).stdout
+            run_rekindle("config", "--explain", "train", "-o", "json", cwd=tmp_path).stdout
         )
     ]
 
     assert keys == [f"train.{name}" for name in TrainConfig.model_fields]
     assert (
         "data.columns.card: text"
-        in rekindle("config", DEMO, "--explain", "data", cwd=tmp_path).stdout
+        in run_rekindle("config", DEMO, "--explain", "data", cwd=tmp_path).stdout
     )
-    wrong = rekindle("config", DEMO, "--explain", "train.shedule", cwd=tmp_path)
+    wrong = run_rekindle("config", DEMO, "--explain", "train.shedule", cwd=tmp_path)
     assert wrong.returncode == 2
     assert wrong.stdout == ""
     assert wrong.stderr == 'error: train.shedule is not a known key. Did you mean "schedule"?\n'
@@ -218,7 +220,7 @@ def test_explain_knows_the_keys_of_a_workload_only_with_its_config(tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["HOME", "PATH"])
 def test_a_mistyped_environment_variable_is_refused(tmp_path: Path, name: str):
-    result = rekindle(
+    result = run_rekindle(
         "status", cwd=tmp_path, **{f"REKINDLE_{name}S": "elsewhere", "REKINDLE_NAME": "shop"}
     )
     assert result.returncode == 2
@@ -231,9 +233,10 @@ def test_a_mistyped_environment_variable_is_refused(tmp_path: Path, name: str):
 
 def test_json_output_is_one_object_on_stdout(tmp_path: Path):
     file = write_manifest(
-        tmp_path / "four.yaml", workflow(*[(name, "exit 0") for name in ("a", "b", "c", "d")])
+        tmp_path / "four.yaml",
+        make_shell_workflow(*[(name, "exit 0") for name in ("a", "b", "c", "d")]),
     )
-    result = rekindle("run", "--manifest", file, "-o", "json", cwd=tmp_path)
+    result = run_rekindle("run", "--manifest", file, "-o", "json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     output = json.loads(result.stdout)
 
@@ -259,18 +262,18 @@ def test_json_output_is_one_object_on_stdout(tmp_path: Path):
     ]
     assert re.fullmatch("[0-9a-f]{64}", output["manifest_sha256"])
     assert "a succeeded" in result.stderr
-    status = json.loads(rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)
+    status = json.loads(run_rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)
     assert status.pop("processes") == []
     assert status == {key: value for key, value in output.items() if key != "status"}
 
 
 def test_a_failure_is_short_and_ends_with_the_resume_command(tmp_path: Path):
-    failing_workflow = workflow(
+    failing_workflow = make_shell_workflow(
         ("good", "echo x >> good.txt"),
         ("bad", "echo 'error: no such column' >&2; test -e /tmp/mended"),
     )
     file = write_manifest(tmp_path / "w.yaml", failing_workflow)
-    result = rekindle("run", "--manifest", file, cwd=tmp_path)
+    result = run_rekindle("run", "--manifest", file, cwd=tmp_path)
     assert result.returncode == 1
     lines = result.stderr.splitlines()
     assert len(lines) <= 15
@@ -287,7 +290,7 @@ def test_an_image_with_another_python_is_a_warning_with_both_versions(
 ):
     other = f"3.{sys.version_info.minor + 1}"
     current = f"3.{sys.version_info.minor}"
-    manifest = workflow(("a", "true"), ("b", "true"))
+    manifest = make_shell_workflow(("a", "true"), ("b", "true"))
     manifest["spec"]["templates"][1]["script"]["image"] = image = (
         f"registry.example/python:{other}-slim"
     )
@@ -296,9 +299,9 @@ def test_an_image_with_another_python_is_a_warning_with_both_versions(
     if is_configured:
         (tmp_path / ".rekindle").mkdir()
         write_manifest(tmp_path / ".rekindle/images.yaml", {image: {"python": sys.executable}})
-        assert rekindle("trust", ".rekindle", cwd=tmp_path).returncode == 0
+        assert run_rekindle("trust", ".rekindle", cwd=tmp_path).returncode == 0
 
-    result = rekindle(
+    result = run_rekindle(
         "run", "--manifest", write_manifest(tmp_path / "w.yaml", manifest), cwd=tmp_path
     )
     warnings = [line for line in result.stderr.splitlines() if line.startswith("warning: ")]
@@ -311,19 +314,19 @@ def test_an_image_with_another_python_is_a_warning_with_both_versions(
 
 
 def test_a_folder_can_hold_the_workflow_and_its_templates(tmp_path: Path):
-    template = workflow(("shared", "echo from a List")) | {
+    template = make_shell_workflow(("shared", "echo from a List")) | {
         "kind": "WorkflowTemplate",
         "metadata": {"name": "base"},
     }
     folder = tmp_path / "flows"
     folder.mkdir()
     write_manifest(folder / "a.yml", {"apiVersion": "v1", "kind": "List", "items": [template]})
-    run = workflow() | {"spec": {"workflowTemplateRef": {"name": "base"}}}
+    run = make_shell_workflow() | {"spec": {"workflowTemplateRef": {"name": "base"}}}
     (folder / "b.json").write_text(json.dumps(run))
     (folder / "README.md").write_text("no: manifest")
-    result = rekindle("run", "--manifest", "flows", cwd=tmp_path)
+    result = run_rekindle("run", "--manifest", "flows", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert rekindle("logs", cwd=tmp_path).stdout.endswith("| from a List\n")
+    assert run_rekindle("logs", cwd=tmp_path).stdout.endswith("| from a List\n")
 
 
 @pytest.mark.parametrize(
@@ -337,7 +340,7 @@ def test_a_folder_can_hold_the_workflow_and_its_templates(tmp_path: Path):
 def test_the_exit_code_shows_the_verdict_of_the_gate(
     tmp_path: Path, verdict: str, code: int, words: str
 ):
-    result = rekindle(
+    result = run_rekindle(
         "run",
         "--manifest",
         write_manifest(tmp_path / "w.yaml", gated_workflow(verdict)),
@@ -350,7 +353,7 @@ def test_the_exit_code_shows_the_verdict_of_the_gate(
 def test_outputs_of_workflows_without_the_label_of_rekindle_are_not_verdicts(tmp_path: Path):
     manifest = gated_workflow("keep")
     del manifest["metadata"]["labels"]
-    result = rekindle(
+    result = run_rekindle(
         "run", "--manifest", write_manifest(tmp_path / "w.yaml", manifest), cwd=tmp_path
     )
     assert result.returncode == 0
@@ -367,7 +370,7 @@ def test_both_verdicts_of_two_evaluations_are_shown_and_set_the_exit_code(
         ("judge-a", judge.format("keep", 5, "chance")),
         ("judge-b", judge.format(second_verdict, 6, "before")),
     ]
-    manifest = workflow(*scripts)
+    manifest = make_shell_workflow(*scripts)
 
     manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": "rekindle"}
     for template in manifest["spec"]["templates"][1:]:
@@ -378,11 +381,13 @@ def test_both_verdicts_of_two_evaluations_are_shown_and_set_the_exit_code(
         template["outputs"] = {"parameters": files}
 
     file = write_manifest(tmp_path / "w.yaml", manifest)
-    result = rekindle("run", "--manifest", file, cwd=tmp_path)
+    result = run_rekindle("run", "--manifest", file, cwd=tmp_path)
     assert result.returncode == code, result.stderr
     assert "judged    judge-a: keep. as bad as chance\n" in result.stdout
     assert f"judged    judge-b: {second_verdict}. as bad as before\n" in result.stdout
-    verdicts = json.loads(rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)["verdicts"]
+    verdicts = json.loads(run_rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)[
+        "verdicts"
+    ]
     assert [(each["task"], each["verdict"], each["metrics"]) for each in verdicts] == [
         ("judge-a", "keep", {"auc": 0.5}),
         ("judge-b", second_verdict, {"auc": 0.6}),
@@ -391,9 +396,9 @@ def test_both_verdicts_of_two_evaluations_are_shown_and_set_the_exit_code(
 
 @pytest.mark.parametrize(("label", "code"), [("rekindle", 2), ("other", 1)])
 def test_only_steps_of_rekindle_can_report_an_invalid_config(tmp_path: Path, label: str, code: int):
-    manifest = workflow(("only", "exit 78"))
+    manifest = make_shell_workflow(("only", "exit 78"))
     manifest["metadata"]["labels"] = {"app.kubernetes.io/part-of": label}
-    result = rekindle(
+    result = run_rekindle(
         "run", "--manifest", write_manifest(tmp_path / "w.yaml", manifest), cwd=tmp_path
     )
     assert result.returncode == code
@@ -401,30 +406,31 @@ def test_only_steps_of_rekindle_can_report_an_invalid_config(tmp_path: Path, lab
 
 def test_status_and_logs_show_the_steps(tmp_path: Path):
     file = write_manifest(
-        tmp_path / "w.yaml", workflow(("first", "echo one"), ("second", "echo two; exit 1"))
+        tmp_path / "w.yaml",
+        make_shell_workflow(("first", "echo one"), ("second", "echo two; exit 1")),
     )
-    assert "no runs in" in rekindle("status", cwd=tmp_path).stdout
-    assert rekindle("run", "--manifest", file, cwd=tmp_path).returncode == 1
+    assert "no runs in" in run_rekindle("status", cwd=tmp_path).stdout
+    assert run_rekindle("run", "--manifest", file, cwd=tmp_path).returncode == 1
 
     (row,) = [
         line
-        for line in rekindle("status", cwd=tmp_path).stdout.splitlines()
+        for line in run_rekindle("status", cwd=tmp_path).stdout.splitlines()
         if line.startswith("four")
     ]
 
     assert row.split()[1] == "Failed"
     assert (
-        json.loads(rekindle("status", "-o", "json", cwd=tmp_path).stdout)["runs"][0]["run"]
+        json.loads(run_rekindle("status", "-o", "json", cwd=tmp_path).stdout)["runs"][0]["run"]
         == "four"
     )
-    steps = json.loads(rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)["steps"]
+    steps = json.loads(run_rekindle("status", "four", "-o", "json", cwd=tmp_path).stdout)["steps"]
     assert [(step["name"], step["phase"]) for step in steps] == [
         ("first", "Succeeded"),
         ("second", "Failed"),
     ]
-    assert rekindle("logs", cwd=tmp_path).stdout.count("|") == 2
-    assert rekindle("logs", "four", "second", cwd=tmp_path).stdout.endswith("| two\n")
-    unknown = rekindle("logs", "four", "secnd", cwd=tmp_path)
+    assert run_rekindle("logs", cwd=tmp_path).stdout.count("|") == 2
+    assert run_rekindle("logs", "four", "second", cwd=tmp_path).stdout.endswith("| two\n")
+    unknown = run_rekindle("logs", "four", "secnd", cwd=tmp_path)
     assert unknown.returncode == 2
     assert unknown.stdout == ""
     expected = (
@@ -432,24 +438,24 @@ def test_status_and_logs_show_the_steps(tmp_path: Path):
         " second.\n"
     )
     assert unknown.stderr == expected
-    longer = rekindle("logs", "four", "seconds", cwd=tmp_path)
+    longer = run_rekindle("logs", "four", "seconds", cwd=tmp_path)
     assert longer.returncode == 2
     assert 'Did you mean "second"?' in longer.stderr
     records = [
         json.loads(line)
-        for line in rekindle("logs", "-o", "json", cwd=tmp_path).stdout.splitlines()
+        for line in run_rekindle("logs", "-o", "json", cwd=tmp_path).stdout.splitlines()
     ]
     assert ["first" in line["step"] for line in records] == [True, False]
     assert [line["line"] for line in records] == ["one", "two"]
-    assert json.loads(rekindle("down", "-o", "json", cwd=tmp_path).stdout) == {"stopped": []}
-    unknown = rekindle("status", "fuor", cwd=tmp_path)
+    assert json.loads(run_rekindle("down", "-o", "json", cwd=tmp_path).stdout) == {"stopped": []}
+    unknown = run_rekindle("status", "fuor", cwd=tmp_path)
     assert unknown.returncode == 2
     assert 'Did you mean "four"?' in unknown.stderr
 
 
 @pytest.mark.slow
 def test_a_manifest_from_a_pipe_runs(tmp_path: Path):
-    manifest = json.dumps(workflow(("a", "echo it ran")))
+    manifest = json.dumps(make_shell_workflow(("a", "echo it ran")))
     environ = {**os.environ, "REKINDLE": REKINDLE, "MANIFEST": manifest}
 
     for name, line in {
@@ -475,7 +481,7 @@ def test_a_manifest_from_a_pipe_runs(tmp_path: Path):
 
 @pytest.mark.slow
 def test_runs_of_a_schedule_in_the_same_second_all_succeed(tmp_path: Path):
-    cron = workflow(("a", "true")) | {"kind": "CronWorkflow"}
+    cron = make_shell_workflow(("a", "true")) | {"kind": "CronWorkflow"}
     cron["spec"] = {"schedules": ["@daily"], "workflowSpec": cron["spec"]}
     file = write_manifest(tmp_path / "w.yaml", cron)
     runs = [
@@ -507,7 +513,7 @@ def test_a_deleted_working_directory_is_an_error_message(tmp_path: Path):
 
 
 def test_refused_commands_also_print_json(tmp_path: Path):
-    refused = rekindle("run", str(tmp_path / "none.yaml"), "-o", "json", cwd=tmp_path)
+    refused = run_rekindle("run", str(tmp_path / "none.yaml"), "-o", "json", cwd=tmp_path)
     assert refused.returncode == 2
     assert json.loads(refused.stdout)["phase"] == "Failed"
 
@@ -517,7 +523,7 @@ def test_stop_from_another_terminal_ends_the_run_and_resume_continues_it(
 ):
     mark_file = shared_folder / "again"
     waits_once = f"test -e {mark_file} && exec echo begun; touch {mark_file}; echo begun; sleep 100"
-    file = write_manifest(tmp_path / "w.yaml", workflow(("long", waits_once)))
+    file = write_manifest(tmp_path / "w.yaml", make_shell_workflow(("long", waits_once)))
 
     process = subprocess.Popen(
         [REKINDLE, "run", "--manifest", file],
@@ -532,12 +538,12 @@ def test_stop_from_another_terminal_ends_the_run_and_resume_continues_it(
     followed = subprocess.Popen(
         [REKINDLE, "logs", "-f"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
-    assert rekindle("stop", cwd=tmp_path).stdout == "stopped four\n"
+    assert run_rekindle("stop", cwd=tmp_path).stdout == "stopped four\n"
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 1
     assert output.splitlines()[-1] == "resume  rekindle resume four"
     assert "| begun" in followed.communicate(timeout=20)[0]
-    assert rekindle("resume", cwd=tmp_path).returncode == 0
+    assert run_rekindle("resume", cwd=tmp_path).returncode == 0
 
 
 @pytest.fixture
@@ -555,7 +561,9 @@ def shared_folder() -> Iterator[Path]:
 def test_a_signal_ends_a_run_quickly_and_leaves_no_process(
     tmp_path: Path, signal_number: int, code: int
 ):
-    file = write_manifest(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
+    file = write_manifest(
+        tmp_path / "w.yaml", make_shell_workflow(("long", "echo begun; sleep 100; exit 0"))
+    )
     process = subprocess.Popen(
         [REKINDLE, "run", "--manifest", file],
         cwd=tmp_path,
@@ -577,7 +585,9 @@ def test_a_signal_ends_a_run_quickly_and_leaves_no_process(
 
 
 def test_ctrl_c_on_a_terminal_asks_before_it_ends_the_run(tmp_path: Path):
-    file = write_manifest(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
+    file = write_manifest(
+        tmp_path / "w.yaml", make_shell_workflow(("long", "echo begun; sleep 100; exit 0"))
+    )
     terminal, child = pty.openpty()
 
     process = subprocess.Popen(

@@ -11,9 +11,9 @@ import pytest
 from tests.rekindle.cli.processes import (
     DEMO,
     REKINDLE,
-    rekindle,
+    make_shell_workflow,
+    run_rekindle,
     wait_until_started,
-    workflow,
     write_manifest,
 )
 
@@ -79,7 +79,9 @@ def test_ctrl_c_at_any_import_exits_with_130_without_a_traceback(
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM", "stop"])
 def test_a_run_in_the_background_of_a_script_can_be_stopped(tmp_path: Path, how: str):
-    file = write_manifest(tmp_path / "w.yaml", workflow(("long", "echo begun; sleep 100; exit 0")))
+    file = write_manifest(
+        tmp_path / "w.yaml", make_shell_workflow(("long", "echo begun; sleep 100; exit 0"))
+    )
     process = subprocess.Popen(
         [*IGNORE_SIGNALS_COMMAND, REKINDLE, "run", "--manifest", file],
         cwd=tmp_path,
@@ -92,7 +94,7 @@ def test_a_run_in_the_background_of_a_script_can_be_stopped(tmp_path: Path, how:
     assert wait_until_started(process, tmp_path)
 
     if how == "stop":
-        result = rekindle("stop", cwd=tmp_path)
+        result = run_rekindle("stop", cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         assert result.stdout == "stopped four\n", result.stderr
     else:
@@ -106,7 +108,7 @@ def test_a_run_in_the_background_of_a_script_can_be_stopped(tmp_path: Path, how:
 @pytest.mark.slow
 def test_steps_of_a_background_run_ignore_no_signal(tmp_path: Path):
     script = "grep SigIgn /proc/self/status; kill -INT $$; echo survived"
-    file = write_manifest(tmp_path / "w.yaml", workflow(("step", script)))
+    file = write_manifest(tmp_path / "w.yaml", make_shell_workflow(("step", script)))
     command = [*IGNORE_SIGNALS_COMMAND, REKINDLE, "run", "--manifest", file]
     result = subprocess.run(
         command, cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=60

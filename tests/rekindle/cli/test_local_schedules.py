@@ -94,8 +94,8 @@ def test_a_submitted_run_waits_for_the_server_of_this_machine(
     prompt: Prompt, tmp_path: Path
 ) -> None:
     manifest = tmp_path / "w.json"
-    template = {"name": "main", "container": builders.shell("true")}
-    manifest.write_text(to_json(builders.workflow(template, name="submitted", priority=3)))
+    template = {"name": "main", "container": builders.make_shell_container("true")}
+    manifest.write_text(to_json(builders.make_workflow(template, name="submitted", priority=3)))
     result = prompt(f"rekindle submit --manifest {manifest} --local")
     assert result.returncode == 0, result.stderr
     assert "submitted is queued, and starts when a server runs" in result.stdout

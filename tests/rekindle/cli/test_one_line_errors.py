@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from argolocal.errors import ConfigError, describe, write_stderr
-from tests.rekindle.cli.processes import DEMO, rekindle
+from tests.rekindle.cli.processes import DEMO, run_rekindle
 
 VALUE = "a\nerror: x\u202e\x1b[2J"
 CONFIGS = {
@@ -82,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_value_with_a_line_break_adds_no_line_to_an_error(
     folder: Path, arguments: list[str]
 ) -> None:
-    result = rekindle(*arguments, cwd=folder)
+    result = run_rekindle(*arguments, cwd=folder)
 
     lines = result.stderr.splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
@@ -103,7 +103,7 @@ def test_each_mistake_has_a_line_and_a_value_stays_in_its_line() -> None:
 
 
 def test_an_error_as_json_has_the_same_line(folder: Path) -> None:
-    result = rekindle("run", DEMO, "--set", VALUE, "-o", "json", cwd=folder)
+    result = run_rekindle("run", DEMO, "--set", VALUE, "-o", "json", cwd=folder)
 
     assert "\n" not in json.loads(result.stdout)["message"]
 

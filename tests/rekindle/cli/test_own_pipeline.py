@@ -23,7 +23,7 @@ from tests.commands import BIN, ROOT, Shell
 from tests.forked import Prompt
 from tests.ports import free_port
 from tests.rekindle.cli.stranger import leaf_commands
-from tests.rekindle.cli.user_project import make
+from tests.rekindle.cli.user_project import run_make
 from tests.rekindle.cluster.healthy import HealthyCluster
 from tests.rekindle.cluster.server import ApiServer
 from tests.waiting import until
@@ -146,7 +146,7 @@ def project(
     tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], shared_folder: Path
 ) -> Iterator[Project]:
     folder = tmp_path_factory.mktemp("own") / "shop"
-    make(folder, shared_folder / "go")
+    run_make(folder, shared_folder / "go")
     command = f"rekindle backfill {CONFIG} {WEEK} -o json".split()
 
     with Prompt(folder, environment) as prompt, (folder / "backfill.log").open("w") as log:

@@ -13,7 +13,7 @@ import pytest
 from rekindle import tracking
 from rekindle.local.services.services import Services
 from rekindle.storage import Store
-from tests.rekindle.cli.processes import REKINDLE, rekindle, workflow, write_manifest
+from tests.rekindle.cli.processes import REKINDLE, make_shell_workflow, run_rekindle, write_manifest
 from tests.waiting import until
 
 
@@ -25,7 +25,7 @@ def variables(
     for name in ("S3_ENDPOINT_URL", "S3_BUCKET", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("REKINDLE_HOME", str(services.home))
-    result = rekindle("env", "-o", "json", cwd=tmp_path)
+    result = run_rekindle("env", "-o", "json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -46,14 +46,14 @@ def run(variables: dict[str, str]) -> str:
 
 
 def test_down_is_refused_during_a_run(tmp_path: Path) -> None:
-    manifest = write_manifest(tmp_path / "w.yaml", workflow(("wait", "sleep 60")))
+    manifest = write_manifest(tmp_path / "w.yaml", make_shell_workflow(("wait", "sleep 60")))
     run = subprocess.Popen(
         [REKINDLE, "run", "--manifest", manifest, "--yes"], cwd=tmp_path, stdout=subprocess.PIPE
     )
 
     try:
         until("the step to begin", lambda: list(tmp_path.glob(".rekindle/runs/four/logs/*.log")))
-        refused = rekindle("down", cwd=tmp_path)
+        refused = run_rekindle("down", cwd=tmp_path)
         assert refused.returncode == 1
         assert (
             "four must end before `rekindle down` stops the deployments and services."
@@ -64,7 +64,7 @@ def test_down_is_refused_during_a_run(tmp_path: Path) -> None:
         run.send_signal(signal.SIGINT)
         run.communicate(timeout=20)
 
-    assert rekindle("down", cwd=tmp_path).returncode == 0
+    assert run_rekindle("down", cwd=tmp_path).returncode == 0
 
 
 def test_a_shell_can_evaluate_the_variables(variables: dict[str, str], tmp_path: Path) -> None:
@@ -94,44 +94,45 @@ def test_put_stores_data_and_prints_its_uri(
         ((f"s3://{bucket}/raw/x",), f"s3://{bucket}/raw/x"),
         ((f"s3://{bucket}/raw/x#1?y",), f"s3://{bucket}/raw/x#1?y"),
     ):
-        result = rekindle("put", "months", *arguments, cwd=tmp_path)
+        result = run_rekindle("put", "months", *arguments, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
         assert result.stdout == f"{uri}\n", result.stderr
         store = Store(bucket, variables["S3_ENDPOINT_URL"])
         assert store.get(f"{uri.removeprefix(f's3://{bucket}/')}/may.csv") == b"a,b"
 
-    wrong = rekindle("put", "month", cwd=tmp_path)
+    wrong = run_rekindle("put", "month", cwd=tmp_path)
     assert wrong.returncode == 2
     assert 'month does not exist: give a file or a folder. Did you mean "months"?' in wrong.stderr
-    other = rekindle("put", "months", "s3://elsewhere/x", cwd=tmp_path)
+    other = run_rekindle("put", "months", "s3://elsewhere/x", cwd=tmp_path)
     assert other.returncode == 2
     assert f"it must be s3://{bucket}/KEY" in other.stderr
 
 
 def test_get_fetches_every_artifact_including_rejected_rows(run: str, tmp_path: Path) -> None:
-    artifacts = json.loads(rekindle("get", run, "-o", "json", cwd=tmp_path).stdout)["artifacts"]
+    artifacts = json.loads(run_rekindle("get", run, "-o", "json", cwd=tmp_path).stdout)["artifacts"]
     assert [(row["artifact"], row["files"]) for row in artifacts] == [
         ("evaluate/report", 1),
         ("prepare/dataset", 2),
     ]
     assert (
-        rekindle("get", run, "prepare/dataset/rejects.parquet", cwd=tmp_path).stdout
+        run_rekindle("get", run, "prepare/dataset/rejects.parquet", cwd=tmp_path).stdout
         == "rejects.parquet\n"
     )
     assert (tmp_path / "rejects.parquet").read_text() == "prepare/dataset/rejects.parquet"
-    assert rekindle("get", run, "prepare/dataset", "--to", "data", cwd=tmp_path).returncode == 0
+    assert run_rekindle("get", run, "prepare/dataset", "--to", "data", cwd=tmp_path).returncode == 0
     assert (tmp_path / "data/shards/a.npy").read_text() == "prepare/dataset/shards/a.npy"
-    second_output = rekindle("get", run, "prepare/dataset", "--to", "data", cwd=tmp_path)
+    second_output = run_rekindle("get", run, "prepare/dataset", "--to", "data", cwd=tmp_path)
     assert second_output.returncode == 2
     assert "data exists already" in second_output.stderr
-    wrong = rekindle("get", run, "evaluate/reprot", cwd=tmp_path)
+    wrong = run_rekindle("get", run, "evaluate/reprot", cwd=tmp_path)
     assert wrong.returncode == 2
     assert (
         'Did you mean "evaluate/report"? The run has evaluate/report, prepare/dataset'
         in wrong.stderr
     )
     assert (
-        'the run "nobody" does not have artifacts' in rekindle("get", "nobody", cwd=tmp_path).stderr
+        'the run "nobody" does not have artifacts'
+        in run_rekindle("get", "nobody", cwd=tmp_path).stderr
     )
 
 
@@ -145,15 +146,15 @@ def test_ui_prints_the_pages_of_one_run_and_of_all_runs(
         variables_patch.setenv("MLFLOW_TRACKING_TOKEN", variables["MLFLOW_TRACKING_TOKEN"])
         run_id = tracking.start_run("pages", name)
 
-    result = rekindle("ui", name, "--mlflow", cwd=tmp_path)
+    result = run_rekindle("ui", name, "--mlflow", cwd=tmp_path)
     page = result.stdout.strip()
     assert page.startswith(f"{uri}/?token={variables['MLFLOW_TRACKING_TOKEN']}#/"), result.stderr
     assert f"/runs/{run_id}?" in page, result.stderr
-    newest = rekindle(
+    newest = run_rekindle(
         "ui", "--mlflow", cwd=tmp_path
     ).stdout  # any experiment and run match, because the newest run may belong to another test
     assert re.search(r"/\?token=[^/]+#/experiments/\d+/runs\?workflowType=machine_learning", newest)
-    assert f"the run {name}-2" in rekindle("ui", f"{name}-2", "--mlflow", cwd=tmp_path).stderr
+    assert f"the run {name}-2" in run_rekindle("ui", f"{name}-2", "--mlflow", cwd=tmp_path).stderr
 
 
 @pytest.mark.parametrize(
@@ -172,6 +173,6 @@ def test_ui_prints_the_pages_of_one_run_and_of_all_runs(
 def test_options_with_impossible_numbers_are_refused(
     command: str, message: str, tmp_path: Path
 ) -> None:
-    result = rekindle(*command.split(), cwd=tmp_path)
+    result = run_rekindle(*command.split(), cwd=tmp_path)
     assert result.returncode == 2
     assert message in result.stderr

@@ -17,7 +17,7 @@ from rekindle.cli import commands
 from rekindle.local.services.services import is_answering
 from tests.argolocal.controllers.releases import make_serving_workflow
 from tests.ports import free_port
-from tests.rekindle.cli.processes import REKINDLE, workflow, write_manifest
+from tests.rekindle.cli.processes import REKINDLE, make_shell_workflow, write_manifest
 from tests.rekindle.cli.stranger import OWN, Folder, leaf_commands
 from tests.waiting import until
 
@@ -92,11 +92,11 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
     folder = Folder(tmp_path)
     yield folder
     if folder.home.is_dir():
-        rekindle(folder, "down")
+        run_rekindle(folder, "down")
     folder.close()
 
 
-def rekindle(
+def run_rekindle(
     folder: Folder, *arguments: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `rekindle` in the folder, as a user with an empty home directory."""
@@ -139,7 +139,9 @@ def check_untouched(
     ],
 )
 def test_a_command_in_an_untrusted_folder_runs_only_named_files(fetched: Folder, command: str):
-    manifest = write_manifest(fetched.root.parent / "own.yaml", workflow(("one", "echo one")))
+    manifest = write_manifest(
+        fetched.root.parent / "own.yaml", make_shell_workflow(("one", "echo one"))
+    )
     original = fetched.content()
 
     for arguments, uses_home in ARGUMENTS[command]:
@@ -150,7 +152,7 @@ def test_a_command_in_an_untrusted_folder_runs_only_named_files(fetched: Folder,
         else:
             path = {}
 
-        result = rekindle(fetched, *words, **path)
+        result = run_rekindle(fetched, *words, **path)
         if CONFIG in arguments or command == "step":
             allowed = FROM_CONFIG
         else:
@@ -185,7 +187,7 @@ def test_help_and_completion_in_an_untrusted_folder_run_no_file(
         "COMP_CWORD": str(len(arguments)),
     }
     for environment in ({}, {"_REKINDLE_COMPLETE": "bash_source"}, completion):
-        check_untouched(fetched, rekindle(fetched, *arguments, **environment), original)
+        check_untouched(fetched, run_rekindle(fetched, *arguments, **environment), original)
         assert fetched.executed() == set()
 
 
@@ -228,7 +230,7 @@ def test_services_started_in_an_untrusted_folder_import_no_file_of_it(folder: Fo
     manifest["spec"]["templates"][0]["dag"]["tasks"].append({"name": "step", "template": "step"})
     manifest["spec"]["templates"].append(STEP)
 
-    result = rekindle(
+    result = run_rekindle(
         folder,
         "run",
         "--manifest",
@@ -237,7 +239,7 @@ def test_services_started_in_an_untrusted_folder_import_no_file_of_it(folder: Fo
     )
 
     assert result.returncode == 0, result.stdout + result.stderr
-    assert rekindle(folder, "env").returncode == 0
+    assert run_rekindle(folder, "env").returncode == 0
 
     directories = [folder.home, *(path for path in folder.home.rglob("*") if path.is_dir())]
     for directory in directories:  # plant the modules in each folder, as a `git pull` could
@@ -251,11 +253,11 @@ def test_services_started_in_an_untrusted_folder_import_no_file_of_it(folder: Fo
         "the killed processes to be gone",
         lambda: not any(psutil.pid_exists(pid) for pid in killed_pids),
     )
-    assert rekindle(folder, "env").returncode == 0
+    assert run_rekindle(folder, "env").returncode == 0
     shown: list[dict] = []
 
     def all_are_running() -> bool:
-        shown[:] = json.loads(rekindle(folder, "status", "-o", "json").stdout)["serving"]
+        shown[:] = json.loads(run_rekindle(folder, "status", "-o", "json").stdout)["serving"]
         return len(shown) == 3 and all(row["running"] and row.get("ready", 1) for row in shown)
 
     until("all services to run again", all_are_running, evidence=lambda: shown)
@@ -267,7 +269,7 @@ def test_services_started_in_an_untrusted_folder_import_no_file_of_it(folder: Fo
         )
 
     assert not set(killed_pids) & set(recorded_pids(folder.home))
-    assert rekindle(folder, "down").returncode == 0
+    assert run_rekindle(folder, "down").returncode == 0
     assert folder.executed() == set()
 
 
@@ -284,48 +286,48 @@ def test_a_backfill_imports_no_file_of_the_working_directory(folder: Folder):
 
 @pytest.mark.slow
 def test_only_own_and_trusted_homes_are_used(folder: Folder):
-    assert rekindle(folder, "put", "../secret").returncode == 0
+    assert run_rekindle(folder, "put", "../secret").returncode == 0
     copy = folder.root / "copy"
     shutil.copytree(folder.home, copy)
     (folder.root / "link").symlink_to(folder.home)
-    result = rekindle(folder, "down", REKINDLE_HOME="copy")
+    result = run_rekindle(folder, "down", REKINDLE_HOME="copy")
 
     assert result.returncode == 2
     assert REFUSAL in result.stderr
     assert "`rekindle trust copy`" in result.stderr
 
-    result = rekindle(folder, "down", REKINDLE_HOME="link")
+    result = run_rekindle(folder, "down", REKINDLE_HOME="link")
     assert result.returncode == 2, result.stderr
     assert "link is a link, and is not followed" in result.stderr, result.stderr
-    assert rekindle(folder, "trust", "copy").returncode == 0
+    assert run_rekindle(folder, "trust", "copy").returncode == 0
     # a copy of the home stops no services, because the services belong to the original home
-    assert rekindle(folder, "down", REKINDLE_HOME="copy").stdout == ""
-    assert rekindle(folder, "down").stdout == "stopped s3\n"
+    assert run_rekindle(folder, "down", REKINDLE_HOME="copy").stdout == ""
+    assert run_rekindle(folder, "down").stdout == "stopped s3\n"
 
 
 @pytest.mark.slow
 def test_a_replaced_home_is_not_used(folder: Folder):
-    assert rekindle(folder, "put", "../secret").returncode == 0
-    assert rekindle(folder, "down").returncode == 0
+    assert run_rekindle(folder, "put", "../secret").returncode == 0
+    assert run_rekindle(folder, "down").returncode == 0
     shutil.rmtree(folder.home)
     folder.plant_home()
-    assert REFUSAL in rekindle(folder, "status").stderr
+    assert REFUSAL in run_rekindle(folder, "status").stderr
     assert folder.executed() == set()
     shutil.rmtree(folder.home)
     # an empty home is used, because it cannot do any harm
     folder.home.mkdir()
-    assert rekindle(folder, "put", "../secret").returncode == 0
+    assert run_rekindle(folder, "put", "../secret").returncode == 0
 
 
 @pytest.mark.slow
 def test_a_home_of_another_user_is_not_used(folder: Folder):
     if os.geteuid():
         pytest.skip("needs root")
-    assert rekindle(folder, "put", "../secret").returncode == 0
-    assert rekindle(folder, "down").returncode == 0
+    assert run_rekindle(folder, "put", "../secret").returncode == 0
+    assert run_rekindle(folder, "down").returncode == 0
     os.chown(folder.home, 65534, -1)
     for arguments in (("status",), ("trust", ".rekindle")):
-        result = rekindle(folder, *arguments)
+        result = run_rekindle(folder, *arguments)
         assert result.returncode == 2, result.stderr
         assert ".rekindle belongs to " in result.stderr, result.stderr
     shutil.rmtree(folder.home)
@@ -333,10 +335,10 @@ def test_a_home_of_another_user_is_not_used(folder: Folder):
 
 @pytest.mark.slow
 def test_a_missing_state_directory_is_an_error_that_names_the_variable(folder: Folder):
-    result = rekindle(folder, "put", "../secret", XDG_STATE_HOME="/proc/self")
+    result = run_rekindle(folder, "put", "../secret", XDG_STATE_HOME="/proc/self")
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert "set XDG_STATE_HOME to a directory of your own" in result.stderr
     state = str(folder.root.parent / "state")
-    assert rekindle(folder, "put", "../secret", XDG_STATE_HOME=state).returncode == 0
-    assert rekindle(folder, "down", XDG_STATE_HOME=state).returncode == 0
+    assert run_rekindle(folder, "put", "../secret", XDG_STATE_HOME=state).returncode == 0
+    assert run_rekindle(folder, "down", XDG_STATE_HOME=state).returncode == 0

@@ -89,7 +89,7 @@ CONFIGS = {
 }
 
 
-def make(folder: Path, go: Path = Path("/")) -> None:
+def run_make(folder: Path, go: Path = Path("/")) -> None:
     """Write the project into `folder`, which is named shop; the project's training waits for the
     file `go`."""
     create(folder)

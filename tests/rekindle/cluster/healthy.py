@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rekindle.cluster.platform import Platform, render_platform
-from tests.rekindle.cluster.server import ApiServer, Object, status
+from tests.rekindle.cluster.server import ApiServer, Object, make_status
 
 REVIEWS = "/apis/authorization.k8s.io/v1/"
 PODS_AT = "/api/v1/namespaces/models/pods"
@@ -110,7 +110,7 @@ class HealthyCluster(ApiServer):
                 f'admission webhook "{WEBHOOK}" denied the request: a container must be named'
                 " pytorch"
             )
-            return 403, status(403, "Forbidden", message)
+            return 403, make_status(403, "Forbidden", message)
 
         if (
             path == PODS_AT
@@ -120,7 +120,7 @@ class HealthyCluster(ApiServer):
             self._start(body)
             self.lost -= 1
             if self.lost >= 0:
-                return (503, status(503, "Unavailable", "lost"))
+                return (503, make_status(503, "Unavailable", "lost"))
             return (201, body)
 
         return super().admit(path, body, dry_run)

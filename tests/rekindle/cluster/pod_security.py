@@ -37,7 +37,7 @@ SYSCTLS = {
 SELINUX = {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
 
 
-def violations(spec: dict[str, Any]) -> list[str]:
+def find_violations(spec: dict[str, Any]) -> list[str]:
     pod = spec.get("securityContext") or {}
     problems = [
         f"{field} must not be set"
@@ -56,13 +56,13 @@ def violations(spec: dict[str, Any]) -> list[str]:
     for field_name in ("initContainers", "containers", "ephemeralContainers"):
         for container in spec.get(field_name) or []:
             problems += [
-                f"{container['name']}: {problem}" for problem in _container(container, pod)
+                f"{container['name']}: {problem}" for problem in _check_container(container, pod)
             ]
 
     return problems
 
 
-def _container(container: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:
+def _check_container(container: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:
     context = container.get("securityContext") or {}
     capabilities = context.get("capabilities") or {}
     if context.get("privileged"):
@@ -100,12 +100,12 @@ def _container(container: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:
         yield "hostPort must not be set"
 
 
-def pods(manifest: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def find_pods(manifest: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (name, PodSpec); of all pods in a manifest; the pods of a workflow include the
     containers that Argo adds."""
     if not isinstance(manifest, dict):
         for item in manifest if isinstance(manifest, list) else ():
-            yield from pods(item)
+            yield from find_pods(item)
 
         return
 
@@ -114,19 +114,19 @@ def pods(manifest: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         for template in spec["templates"]:
             text = (template.get("resource") or {}).get("manifest")
             if text:
-                yield from pods(json.loads(re.sub(r"\{\{.*?\}\}", "1", text)))
+                yield from find_pods(json.loads(re.sub(r"\{\{.*?\}\}", "1", text)))
 
             for kind in ("container", "script", "resource"):
                 if kind in template:
-                    yield template["name"], _argo(template, template[kind], spec)
+                    yield template["name"], _harden_like_argo(template, template[kind], spec)
     elif "containers" in manifest:
         yield manifest["containers"][0]["name"], manifest
     else:
         for value in manifest.values():
-            yield from pods(value)
+            yield from find_pods(value)
 
 
-def _argo(
+def _harden_like_argo(
     template: dict[str, Any], main_container: dict[str, Any], spec: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the PodSpec that Argo makes of a template; Argo hardens the container `main` of a

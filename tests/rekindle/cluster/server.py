@@ -29,7 +29,7 @@ OBJECT_PATH_PATTERN = re.compile(r"(/apis?/.*?/namespaces/[^/]+/[^/]+)/([^/]+)$"
 LOG = re.compile(r"(.*/pods)/([^/]+)/log$")
 
 
-def status(code: int, reason: str, message: str, **details: Any) -> Object:
+def make_status(code: int, reason: str, message: str, **details: Any) -> Object:
     return {
         "kind": "Status",
         "apiVersion": "v1",
@@ -232,7 +232,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return answer
 
             if body["metadata"]["name"] in api.objects.get(path, {}):
-                return 409, status(
+                return 409, make_status(
                     409, "AlreadyExists", f'x "{body["metadata"]["name"]}" already exists'
                 )
 
@@ -247,13 +247,13 @@ class _Handler(BaseHTTPRequestHandler):
 
         existing = api.objects.get(collection, {}).get(name)
         if existing is None:
-            return 404, status(404, "NotFound", f'x "{name}" not found', name=name)
+            return 404, make_status(404, "NotFound", f'x "{name}" not found', name=name)
         if self.command == "DELETE":
             api.remove(collection, name)
 
         if self.command == "PUT":
             if body["metadata"]["resourceVersion"] != existing["metadata"]["resourceVersion"]:
-                return 409, status(409, "Conflict", "the object has been modified")
+                return 409, make_status(409, "Conflict", "the object has been modified")
 
             existing = api.put(collection, body)
 
@@ -262,7 +262,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "resourceVersion", existing["metadata"]["resourceVersion"]
             )
             if version != existing["metadata"]["resourceVersion"]:
-                return 409, status(409, "Conflict", "the object has been modified")
+                return 409, make_status(409, "Conflict", "the object has been modified")
 
             if "dryRun" in query:
                 existing = apply_merge_patch(existing, body)
@@ -289,7 +289,9 @@ class _Handler(BaseHTTPRequestHandler):
 
         with api.changed:
             if since < api.oldest:
-                gone = status(410, "Expired", f"too old resource version: {since} ({api.oldest})")
+                gone = make_status(
+                    410, "Expired", f"too old resource version: {since} ({api.oldest})"
+                )
                 self.chunk(json.dumps({"type": "ERROR", "object": gone}))
                 return self.chunk("")
 
@@ -363,7 +365,7 @@ def find_item(items: list[Any], name: str) -> tuple[int, Object]:
             is_found = True
         if is_found:
             return 200, item
-    return 404, status(404, "NotFound", "not found")
+    return 404, make_status(404, "NotFound", "not found")
 
 
 def is_selected(candidate: Object, query: dict[str, str]) -> bool:

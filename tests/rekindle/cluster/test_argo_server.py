@@ -12,7 +12,7 @@ from rekindle.cli import commands
 from rekindle.cluster import argo_server, workflows
 from rekindle.cluster.argo_server import ArgoServer
 from rekindle.errors import ConfigError, RekindleError
-from tests.argolocal.server.api.running import make_hello_workflow, serve
+from tests.argolocal.server.api.running import make_hello_workflow, start_api
 from tests.http_server import Answer, HttpServer
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.workflows import make_manifest
@@ -143,7 +143,7 @@ def test_an_answer_of_unlimited_size_is_one_error(
 def test_a_workflow_is_submitted_to_the_server_of_another_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serve(tmp_path / "home") as api:
+    with start_api(tmp_path / "home") as api:
         monkeypatch.setenv("ARGO_TOKEN", f"Bearer {api.token}")
         client = ArgoServer.from_url(api.url, "argo")
         assert client

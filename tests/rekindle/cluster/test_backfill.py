@@ -90,14 +90,14 @@ class Controller(threading.Thread):
 @pytest.fixture
 def controller(server: ApiServer) -> Iterator[Controller]:
     controller = Controller(server)
-    assert rekindle("schedule", *CONFIG).wait() == 0
+    assert start_rekindle("schedule", *CONFIG).wait() == 0
     controller.start()
     yield controller
     controller.stopped.set()
     controller.join()
 
 
-def rekindle(*arguments: str) -> subprocess.Popen[str]:
+def start_rekindle(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "rekindle", *arguments]
     return subprocess.Popen(
         command, cwd=ROOT, env=dict(os.environ), stdout=subprocess.PIPE, text=True
@@ -109,14 +109,14 @@ def test_twelve_weeks_that_are_killed_ten_times_give_the_same_table(
 ) -> None:
     chance = random.Random(1)
     for _ in range(10):
-        process = rekindle(*BACKFILL)
+        process = start_rekindle(*BACKFILL)
         time.sleep(chance.uniform(0.5, 4))
         process.kill()
         process.communicate()
 
-    rekindle(*BACKFILL).communicate()
+    start_rekindle(*BACKFILL).communicate()
     # the second command resumes the runs that failed
-    out, _ = rekindle(*BACKFILL, "-o", "json").communicate()
+    out, _ = start_rekindle(*BACKFILL, "-o", "json").communicate()
     weeks = json.loads(out)["weeks"]
     assert [week["phase"] for week in weeks] == ["Succeeded"] * 12
     assert [week["model_sha256"] for week in weeks] == [
@@ -130,7 +130,7 @@ def test_two_backfills_at_the_same_time_submit_each_week_once(
     server: ApiServer, controller: Controller
 ) -> None:
     controller.failed.add("none")
-    backfills = [rekindle(*BACKFILL, "-o", "json") for _ in range(2)]
+    backfills = [start_rekindle(*BACKFILL, "-o", "json") for _ in range(2)]
     tables = [json.loads(process.communicate()[0])["weeks"] for process in backfills]
     assert [week["workflow"] for week in tables[0]] == [week["workflow"] for week in tables[1]]
     assert len(server.objects[WORKFLOWS_AT]) == 12

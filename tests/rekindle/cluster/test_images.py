@@ -171,7 +171,7 @@ DOCKERFILE = (ROOT / "images/Dockerfile").read_text()
 TORCH = "torch==2.15.0+cpu --hash=sha256:" + "c0" * 32
 
 
-def requirements(folder: Path, torch: str) -> list[str]:
+def export_requirements(folder: Path, torch: str) -> list[str]:
     """Run the commands of the Dockerfile that write requirements.txt; return one line per
     requirement."""
     stage = DOCKERFILE.partition(" AS requirements")[2].partition("FROM ")[0]
@@ -201,7 +201,7 @@ def requirements(folder: Path, torch: str) -> list[str]:
 def test_every_package_of_an_image_has_a_hash_also_another_build_of_pytorch(
     tmp_path: Path, torch: str
 ) -> None:
-    lines = requirements(tmp_path, torch)
+    lines = export_requirements(tmp_path, torch)
     assert len(lines) > 30
     assert [line for line in lines if "--hash=sha256:" not in line] == []
     assert any(line == TORCH for line in lines) == bool(torch)

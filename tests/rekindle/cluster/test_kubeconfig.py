@@ -20,7 +20,7 @@ EXEC = {
 FAILING_EXEC = EXEC | {"command": "sh", "args": ["-c", "echo log in first >&2; exit 1"]}
 
 
-def kubeconfig(user: Any, server: Any = "https://127.0.0.1:9") -> str:
+def make_kubeconfig(user: Any, server: Any = "https://127.0.0.1:9") -> str:
     return json.dumps(
         {
             "apiVersion": "v1",
@@ -41,18 +41,18 @@ def kubeconfig(user: Any, server: Any = "https://127.0.0.1:9") -> str:
         ("", "is empty"),
         (b"\xff\xfe\x00", "must be text"),
         ("users: {a: b}", "users must be a list of entries with a name"),
-        (kubeconfig("hunter2"), "the user of ann must have fields"),
+        (make_kubeconfig("hunter2"), "the user of ann must have fields"),
         (
-            kubeconfig({"client-certificate-data": "hunter2!!"}),
+            make_kubeconfig({"client-certificate-data": "hunter2!!"}),
             "client-certificate-data of ann must be base64",
         ),
-        (kubeconfig({"client-certificate": "/nowhere/a.crt"}), "/nowhere/a.crt"),
-        (kubeconfig({"tokenFile": "/nowhere/token"}), "/nowhere/token: No such file"),
-        (kubeconfig({"token": "hunter2\nx"}), "the token of context here must be one line"),
-        (kubeconfig({"token": "hunter2\u0142"}), "the token of context here must be one line"),
-        (kubeconfig({"exec": EXEC}), "plugin of context here failed .*no-such-plugin"),
-        (kubeconfig({"exec": FAILING_EXEC}), "plugin of context here failed .*log in first"),
-        (kubeconfig({}, ""), "the server of context here must be https://"),
+        (make_kubeconfig({"client-certificate": "/nowhere/a.crt"}), "/nowhere/a.crt"),
+        (make_kubeconfig({"tokenFile": "/nowhere/token"}), "/nowhere/token: No such file"),
+        (make_kubeconfig({"token": "hunter2\nx"}), "the token of context here must be one line"),
+        (make_kubeconfig({"token": "hunter2\u0142"}), "the token of context here must be one line"),
+        (make_kubeconfig({"exec": EXEC}), "plugin of context here failed .*no-such-plugin"),
+        (make_kubeconfig({"exec": FAILING_EXEC}), "plugin of context here failed .*log in first"),
+        (make_kubeconfig({}, ""), "the server of context here must be https://"),
     ],
 )
 def test_an_invalid_kubeconfig_is_one_error_that_names_the_file(
@@ -88,14 +88,14 @@ def test_the_broken_file_of_several_kubeconfigs_is_named(
 def test_a_token_file_may_end_with_a_line_break(server: ApiServer, tmp_path: Path):
     (tmp_path / "token").write_text("sesame\n")
     url = f"http://127.0.0.1:{server.port}"
-    server.kubeconfig.write_text(kubeconfig({"tokenFile": str(tmp_path / "token")}, url))
+    server.kubeconfig.write_text(make_kubeconfig({"tokenFile": str(tmp_path / "token")}, url))
     server.put("/api/v1/namespaces/models/pods", {"metadata": {"name": "a"}})
     Cluster.connect(namespace="models").get(PODS, "a")
     assert server.tokens == {"Bearer sesame"}
 
 
 def test_a_password_in_the_server_address_is_never_printed(server: ApiServer):
-    server.kubeconfig.write_text(kubeconfig({}, "http://ann:hunter2@127.0.0.1:9"))
+    server.kubeconfig.write_text(make_kubeconfig({}, "http://ann:hunter2@127.0.0.1:9"))
     cluster = Cluster.connect()
     cluster.client.configuration.retries = 0
     with pytest.raises(ApiError, match=r"http://127.0.0.1:9 does not answer") as error:

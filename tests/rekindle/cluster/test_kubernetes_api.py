@@ -16,8 +16,8 @@ from rekindle.cluster import kubernetes_api
 from rekindle.cluster.errors import ApiError, BadObject, make_api_error
 from rekindle.cluster.kubernetes_api import PODS, WORKFLOWS, Cluster
 from rekindle.errors import ConfigError
-from tests.rekindle.cluster.server import ApiServer, status
-from tests.rekindle.cluster.workflows import WORKFLOWS_AT, workflow
+from tests.rekindle.cluster.server import ApiServer, make_status
+from tests.rekindle.cluster.workflows import WORKFLOWS_AT, make_workflow
 from tests.waiting import until
 
 
@@ -38,7 +38,7 @@ class Events:
 
 @pytest.fixture
 def events(server: ApiServer, cluster: Cluster) -> Events:
-    server.put(WORKFLOWS_AT, workflow("a"))
+    server.put(WORKFLOWS_AT, make_workflow("a"))
     events = Events(cluster.watch(WORKFLOWS))
     assert events.next() == ("ADDED", "a", "Running")
     return events
@@ -48,8 +48,8 @@ def test_a_watch_with_an_expired_version_yields_each_missed_change_once(
     server: ApiServer, events: Events
 ):
     server.stop()
-    server.put(WORKFLOWS_AT, workflow("b"))
-    server.put(WORKFLOWS_AT, workflow("c"))
+    server.put(WORKFLOWS_AT, make_workflow("b"))
+    server.put(WORKFLOWS_AT, make_workflow("c"))
     server.remove(WORKFLOWS_AT, "a")
     server.expire()
     server.start()
@@ -60,14 +60,14 @@ def test_a_watch_with_an_expired_version_yields_each_missed_change_once(
         ("ADDED", "c", "Running"),
     ]
 
-    server.put(WORKFLOWS_AT, workflow("b", "Succeeded"))
+    server.put(WORKFLOWS_AT, make_workflow("b", "Succeeded"))
     assert events.next() == ("MODIFIED", "b", "Succeeded")
 
 
 def test_an_interrupted_watch_continues_where_it_stopped(server: ApiServer, events: Events):
     for phase in ("One", "Two", "Three"):
         server.cut()
-        server.put(WORKFLOWS_AT, workflow("a", phase))
+        server.put(WORKFLOWS_AT, make_workflow("a", phase))
         assert events.next() == ("MODIFIED", "a", phase)
     assert events.received.empty()
 
@@ -76,15 +76,19 @@ def test_a_watch_continues_after_a_restarted_server_has_briefly_no_roles(
     server: ApiServer, events: Events
 ):
     server.refuse(
-        "GET", "watch=true", 403, status(403, "Forbidden", "RBAC: clusterrole not found"), times=2
+        "GET",
+        "watch=true",
+        403,
+        make_status(403, "Forbidden", "RBAC: clusterrole not found"),
+        times=2,
     )
     server.cut()
-    server.put(WORKFLOWS_AT, workflow("a", "Succeeded"))
+    server.put(WORKFLOWS_AT, make_workflow("a", "Succeeded"))
     assert events.next() == ("MODIFIED", "a", "Succeeded")
 
 
 def test_a_watch_reports_that_the_server_is_unavailable(server: ApiServer, cluster: Cluster):
-    server.put(WORKFLOWS_AT, workflow("a"))
+    server.put(WORKFLOWS_AT, make_workflow("a"))
     errors: list[str] = []
 
     def on_lost(error: Exception) -> None:
@@ -95,20 +99,20 @@ def test_a_watch_reports_that_the_server_is_unavailable(server: ApiServer, clust
     events = Events(cluster.watch(WORKFLOWS, on_lost=on_lost))
     events.next()
     server.stop()
-    server.put(WORKFLOWS_AT, workflow("a", "Succeeded"))
+    server.put(WORKFLOWS_AT, make_workflow("a", "Succeeded"))
     assert events.next() == ("MODIFIED", "a", "Succeeded")
     assert errors
     assert "does not answer (Connection refused)" in errors[0]
 
 
-def watches(server: ApiServer) -> list[str]:
+def list_watches(server: ApiServer) -> list[str]:
     return [path for _, path, _ in server.requests if "watch=true" in path]
 
 
 def test_pauses_between_watches_grow_if_the_server_ends_each_watch_at_once(
     server: ApiServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ):
-    server.put(WORKFLOWS_AT, workflow("a"))
+    server.put(WORKFLOWS_AT, make_workflow("a"))
     server.refuse("GET", "watch=true", 200, "", times=6)
     # wait for the watches of other tests, which end now
     other_threads = {*threading.enumerate()}
@@ -124,21 +128,21 @@ def test_pauses_between_watches_grow_if_the_server_ends_each_watch_at_once(
     )
     events = Events(cluster.watch(WORKFLOWS))
     events.next()
-    until("the seventh watch", lambda: len(watches(server)) == 7)
+    until("the seventh watch", lambda: len(list_watches(server)) == 7)
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2])
-    server.put(WORKFLOWS_AT, workflow("a", "Succeeded"))
+    server.put(WORKFLOWS_AT, make_workflow("a", "Succeeded"))
     assert events.next() == ("MODIFIED", "a", "Succeeded")
 
 
 def test_a_missing_permission_ends_a_watch(server: ApiServer, cluster: Cluster):
-    server.refuse("GET", "workflows", 403, status(403, "Forbidden", "no"))
+    server.refuse("GET", "workflows", 403, make_status(403, "Forbidden", "no"))
     with pytest.raises(ApiError):
         next(iter(cluster.watch(WORKFLOWS)))
 
 
 @pytest.mark.parametrize("code", [429, 500, 503])
 def test_a_call_to_an_overloaded_server_is_retried(server: ApiServer, cluster: Cluster, code: int):
-    server.put(WORKFLOWS_AT, workflow("a"))
+    server.put(WORKFLOWS_AT, make_workflow("a"))
     server.refuse("GET", "workflows/a", code, "later", times=2)
     assert cluster.get(WORKFLOWS, "a")["metadata"]["name"] == "a"
 
@@ -182,7 +186,7 @@ def test_refusals_of_the_server_come_with_a_remedy(server: ApiServer, cluster: C
     body = REFUSALS[case]["body"]
     server.refuse("PUT", "workflows", code, body, times=9)
     with pytest.raises(ApiError) as error:
-        cluster.replace(WORKFLOWS, workflow("a"))
+        cluster.replace(WORKFLOWS, make_workflow("a"))
     assert error.value.code == code
     assert "regex" not in str(error.value)
     assert [word for word in WORDS[case] if word not in str(error.value)] == []
@@ -192,7 +196,7 @@ def test_refusals_of_the_server_come_with_a_remedy(server: ApiServer, cluster: C
 def test_the_answer_of_a_proxy_is_shown_unchanged(server: ApiServer, cluster: Cluster):
     server.refuse("PUT", "workflows", 418, "<html>teapot</html>", times=9)
     with pytest.raises(ApiError, match=r"418.*teapot"):
-        cluster.replace(WORKFLOWS, workflow("a"))
+        cluster.replace(WORKFLOWS, make_workflow("a"))
 
 
 def test_an_answer_that_is_not_json_is_an_error_that_names_the_server(

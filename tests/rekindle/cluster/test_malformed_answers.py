@@ -24,7 +24,7 @@ from rekindle.training.spec import TrainConfig
 from tests.rekindle.cluster import valid_objects
 from tests.rekindle.cluster.healthy import HealthyCluster
 from tests.rekindle.mlflow_documents import DOCUMENTS, MODEL_VERSION, MlflowServer
-from tests.rekindle.mutations import mutations
+from tests.rekindle.mutations import make_mutations
 
 API = "/api/v1/namespaces/models"
 POD = re.compile(rf"{API}/pods/rekindle-[^/]*")
@@ -105,7 +105,7 @@ def test_a_platform_check_has_results_after_a_malformed_answer(
     server: ChangedCluster, name: str
 ) -> None:
     method, path, valid = CHECKED_DOCUMENTS[name]
-    for body in list(mutations(valid))[::29]:
+    for body in list(make_mutations(valid))[::29]:
         server.forged = (method, path, body.decode(errors="replace"))
         checks = check_platform()
         assert checks
@@ -193,7 +193,7 @@ def test_a_rollback_is_one_error_after_a_malformed_object(
     serving: ChangedCluster, store: Store, name: str
 ) -> None:
     path, valid, wrap = SERVED_DOCUMENTS[name]
-    for body in list(mutations(valid))[::151]:
+    for body in list(make_mutations(valid))[::151]:
         try:
             value = json.loads(body)
         except (ValueError, RecursionError):

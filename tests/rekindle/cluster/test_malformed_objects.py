@@ -32,7 +32,7 @@ from rekindle.view.explain import explain_on_cluster
 from tests.rekindle.cluster import valid_objects
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.cluster.workflows import WORKFLOWS_AT
-from tests.rekindle.mutations import mutations
+from tests.rekindle.mutations import make_mutations
 
 NAMESPACE = "/namespaces/models"
 PODS_AT = f"/api/v1{NAMESPACE}/pods"
@@ -98,7 +98,7 @@ def run_with_job(job: object) -> Object:
     return run_of({**PIPELINE, "spec": {**PIPELINE["spec"], "templates": [template]}})
 
 
-def explain(cluster: Cluster) -> object:
+def explain_run(cluster: Cluster) -> object:
     return explain_on_cluster(cluster, RUN, False)
 
 
@@ -170,7 +170,7 @@ READERS: dict[str, tuple[str, Any, Read]] = {
         lambda cluster: workflows.resume_run(cluster, RUN),
     ),
     "history": (RUN_AT, COMPLETED_WORKFLOW, read_history),
-    "explained run": (RUN_AT, run_of(PIPELINE), explain),
+    "explained run": (RUN_AT, run_of(PIPELINE), explain_run),
 }
 # name → the changed document, and the run that contains it
 CONTENTS: dict[str, tuple[Any, Callable[[object], Object]]] = {
@@ -185,7 +185,7 @@ CONTENTS: dict[str, tuple[Any, Callable[[object], Object]]] = {
 }
 
 
-def check(server: ApiServer, cluster: Cluster, name: str, every_nth: int) -> None:
+def check_mutations(server: ApiServer, cluster: Cluster, name: str, every_nth: int) -> None:
     """Check that a command reads mutations of an object without a traceback: the first mutation,
     and then every N-th."""
     path, valid, read = READERS[name]
@@ -193,7 +193,7 @@ def check(server: ApiServer, cluster: Cluster, name: str, every_nth: int) -> Non
     server.fixed[RUN_AT] = valid_objects.WORKFLOW
     is_list = path not in (RUN_AT, f"{CRONS_AT}/demo", f"{DEPLOYMENTS_AT}/{RUN}-train")
 
-    for body in list(mutations(valid))[::every_nth]:
+    for body in list(make_mutations(valid))[::every_nth]:
         try:
             value = json.loads(body)
         except (ValueError, RecursionError):
@@ -210,7 +210,7 @@ def check(server: ApiServer, cluster: Cluster, name: str, every_nth: int) -> Non
 def test_some_malformed_objects_are_accepted_or_one_error(
     server: ApiServer, cluster: Cluster, name: str
 ) -> None:
-    check(server, cluster, name, every_nth=61)
+    check_mutations(server, cluster, name, every_nth=61)
 
 
 @pytest.mark.slow
@@ -218,7 +218,7 @@ def test_some_malformed_objects_are_accepted_or_one_error(
 def test_every_malformed_object_is_accepted_or_one_error(
     server: ApiServer, cluster: Cluster, name: str
 ) -> None:
-    check(server, cluster, name, every_nth=1)
+    check_mutations(server, cluster, name, every_nth=1)
 
 
 def test_the_valid_run_is_explained(server: ApiServer, cluster: Cluster) -> None:
@@ -231,7 +231,7 @@ def test_a_run_with_malformed_content_is_explained_or_one_error(
     server: ApiServer, cluster: Cluster, name: str
 ) -> None:
     valid, build = CONTENTS[name]
-    for body in list(mutations(valid))[::13]:
+    for body in list(make_mutations(valid))[::13]:
         try:
             value = json.loads(body)
         except (ValueError, RecursionError):

@@ -18,7 +18,7 @@ from rekindle.cluster.cluster_objects import KINDS
 from rekindle.cluster.platform import Platform
 from rekindle.errors import ConfigError
 from tests.kinds import kinds
-from tests.rekindle.cluster.pod_security import pods, violations
+from tests.rekindle.cluster.pod_security import find_pods, find_violations
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FULL_PLATFORM = Platform(
@@ -266,7 +266,7 @@ def test_every_pod_of_the_platform_and_the_pipeline_is_admitted_under_restricted
         objects["Namespace", "models"]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
         == "restricted"
     )
-    specs = list(pods([*objects.values(), workflow]))
+    specs = list(find_pods([*objects.values(), workflow]))
 
     names = {
         "prepare",
@@ -283,7 +283,7 @@ def test_every_pod_of_the_platform_and_the_pipeline_is_admitted_under_restricted
     assert names <= {name for name, _ in specs}
 
     for name, spec in specs:
-        assert violations(spec) == [], name
+        assert find_violations(spec) == [], name
         assert spec["automountServiceAccountToken"] is False, name
 
     # the token of this account is in the Secret that is checked below
@@ -305,7 +305,7 @@ def test_the_operators_init_container_is_admitted_under_restricted() -> None:
     assert file == "initContainer.yaml"
     # the training operator fills in the Go template in the same way
     filled = yaml.safe_load(re.sub(r"\{\{\.(\w+)\}\}", r"the-\1", config_map["data"][file]))
-    assert violations({"containers": filled}) == []
+    assert find_violations({"containers": filled}) == []
     assert "the-MasterAddr" in str(filled)
     assert filled[0]["image"] == "the-InitContainerImage"
 
@@ -354,8 +354,8 @@ COMPLIANT_POD: dict[str, Any] = {
 def test_violations_finds_pods_that_kubernetes_would_refuse(
     pod: dict[str, Any], container: dict[str, Any]
 ) -> None:
-    assert violations(COMPLIANT_POD) == []
-    assert violations(
+    assert find_violations(COMPLIANT_POD) == []
+    assert find_violations(
         COMPLIANT_POD | {"containers": [COMPLIANT_POD["containers"][0] | container]} | pod
     )
 
@@ -424,7 +424,7 @@ def test_mlflow_waits_for_the_credentials_unless_it_has_a_role(iam: bool) -> Non
     """The Secret is created after the namespace. For this reason, MLflow must wait for the Secret:
     an MLflow that starts without it could never write an artifact."""
     rendered = platform.render_platform(Platform("models", components=("mlflow",), iam=iam))
-    ((_, spec),) = pods(rendered)
+    ((_, spec),) = find_pods(rendered)
     secrets = [e["secretRef"] for e in spec["containers"][0]["envFrom"] if "secretRef" in e]
     assert secrets == [
         {"name": "mlflow", "optional": True},
@@ -441,7 +441,9 @@ def test_ephemeral_services_need_no_volumes(objects: dict[Any, Any]) -> None:
         Platform("models", components=("mlflow", "minio"), ephemeral=True)
     )
     assert "persistentVolumeClaim" not in platform.to_yaml_documents(rendered)
-    assert all("emptyDir" in volume for _, spec in pods(rendered) for volume in spec["volumes"])
+    assert all(
+        "emptyDir" in volume for _, spec in find_pods(rendered) for volume in spec["volumes"]
+    )
 
 
 @pytest.mark.parametrize(

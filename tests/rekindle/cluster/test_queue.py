@@ -15,7 +15,7 @@ from tests.rekindle.cluster.workflows import (
     WORKFLOWS_AT,
     WORKLOADS,
     make_kueue_workload,
-    workflow,
+    make_workflow,
 )
 
 
@@ -118,7 +118,7 @@ def test_the_status_of_a_queued_run_names_the_missing_permission(
 ) -> None:
     queued = {"name": "trial", "metadata": {"labels": {QUEUE_LABEL: "train"}}}
     for name, templates in {"demo-1": [queued], "demo-2": []}.items():
-        run = workflow(name)
+        run = make_workflow(name)
         run["spec"] = {"entrypoint": "trial", "templates": templates}
         server.put(WORKFLOWS_AT, run)
     server.refuse("GET", "kueue", 403, FORBIDDEN, times=9)

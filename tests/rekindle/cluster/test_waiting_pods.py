@@ -7,8 +7,8 @@ import pytest
 from argolocal.view.runs import format_steps_table
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.cluster.waiting_pods import add_waiting_reasons, find_waiting_reason
-from tests.rekindle.cluster.server import ApiServer, status
-from tests.rekindle.cluster.workflows import REASON, WORKLOADS, make_kueue_workload, node
+from tests.rekindle.cluster.server import ApiServer, make_status
+from tests.rekindle.cluster.workflows import REASON, WORKLOADS, make_kueue_workload, make_node
 
 PODS_AT = "/api/v1/namespaces/models/pods"
 EVENTS_AT = "/api/v1/namespaces/models/events"
@@ -33,8 +33,8 @@ def run(*nodes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def training(name: str = "train", **fields: Any) -> dict[str, Any]:
-    return node(
+def make_training_node(name: str = "train", **fields: Any) -> dict[str, Any]:
+    return make_node(
         f"demo.{name}(0)", phase="Running", displayName=f"{name}(0)", templateName="apply", **fields
     )
 
@@ -44,7 +44,7 @@ def put_pod(server: ApiServer, name: str, pod_status: dict[str, Any], **metadata
     server.put(PODS_AT, {"metadata": {"name": name, **labels, **metadata}, "status": pod_status})
 
 
-def described(cluster: Cluster, *nodes: dict[str, Any]) -> list[tuple[str, str]]:
+def describe_nodes(cluster: Cluster, *nodes: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the phase and the message of each node of the run, and of the run itself."""
     workflow = add_waiting_reasons(cluster, run(*nodes))
     steps = [
@@ -53,7 +53,7 @@ def described(cluster: Cluster, *nodes: dict[str, Any]) -> list[tuple[str, str]]
     return [*steps, (workflow["status"]["phase"], "")]
 
 
-def waiting(container: str, reason: str, message: str) -> dict[str, Any]:
+def make_waiting_status(container: str, reason: str, message: str) -> dict[str, Any]:
     state = {"waiting": {"reason": reason, "message": message}}
     return {"phase": "Pending", container: [{"name": "main", "state": state}]}
 
@@ -70,14 +70,20 @@ def waiting(container: str, reason: str, message: str) -> dict[str, Any]:
             },
             "SchedulingGated",
         ),
-        (waiting("containerStatuses", "ErrImagePull", "not\nfound"), "ErrImagePull: not found"),
-        (waiting("initContainerStatuses", "ImagePullBackOff", "x"), "ImagePullBackOff: x"),
         (
-            waiting("containerStatuses", "CreateContainerConfigError", "no secret"),
+            make_waiting_status("containerStatuses", "ErrImagePull", "not\nfound"),
+            "ErrImagePull: not found",
+        ),
+        (
+            make_waiting_status("initContainerStatuses", "ImagePullBackOff", "x"),
+            "ImagePullBackOff: x",
+        ),
+        (
+            make_waiting_status("containerStatuses", "CreateContainerConfigError", "no secret"),
             "CreateContainerConfigError: no secret",
         ),
-        (waiting("containerStatuses", "ContainerCreating", ""), ""),
-        (waiting("containerStatuses", "PodInitializing", ""), ""),
+        (make_waiting_status("containerStatuses", "ContainerCreating", ""), ""),
+        (make_waiting_status("containerStatuses", "PodInitializing", ""), ""),
         (RUNNING, ""),
         ({}, ""),
     ],
@@ -93,17 +99,21 @@ def test_a_job_whose_pods_fit_no_node_is_pending(server: ApiServer, cluster: Clu
         server,
         "demo-train-executor",
         RUNNING,
-        annotations={"workflows.argoproj.io/node-id": training()["id"]},
+        annotations={"workflows.argoproj.io/node-id": make_training_node()["id"]},
     )
 
     put_pod(server, "demo-train-master-0", NO_ROOM)
     put_pod(server, "demo-train-worker-0", NO_ROOM)
-    assert described(cluster, training()) == [("Pending", UNSCHEDULABLE), ("Pending", "")]
+    assert describe_nodes(cluster, make_training_node()) == [
+        ("Pending", UNSCHEDULABLE),
+        ("Pending", ""),
+    ]
 
     table = format_steps_table(
         "demo",
         add_waiting_reasons(
-            cluster, run(node("demo.train", type="Retry", phase="Running"), training())
+            cluster,
+            run(make_node("demo.train", type="Retry", phase="Running"), make_training_node()),
         )["status"],
     )
 
@@ -112,24 +122,24 @@ def test_a_job_whose_pods_fit_no_node_is_pending(server: ApiServer, cluster: Clu
     assert "Running" not in table
 
     put_pod(server, "demo-train-master-0", RUNNING)
-    assert described(cluster, training()) == [
+    assert describe_nodes(cluster, make_training_node()) == [
         ("Running", f"1 of 2 pods wait: {UNSCHEDULABLE}"),
         ("Running", ""),
     ]
     put_pod(server, "demo-train-worker-0", RUNNING)
-    assert described(cluster, training()) == [("Running", ""), ("Running", "")]
+    assert describe_nodes(cluster, make_training_node()) == [("Running", ""), ("Running", "")]
 
 
 def test_a_pod_of_a_step_is_pending_before_argo_reports_it(
     server: ApiServer, cluster: Cluster
 ) -> None:
-    step = node("demo.prepare", phase="Running", templateName="step")
+    step = make_node("demo.prepare", phase="Running", templateName="step")
     put_pod(
         server, "demo-prepare", NO_ROOM, annotations={"workflows.argoproj.io/node-id": step["id"]}
     )
-    assert described(cluster, step) == [("Pending", UNSCHEDULABLE), ("Pending", "")]
-    other = node("demo.other", phase="Running", templateName="step")
-    assert described(cluster, step, other)[1:] == [
+    assert describe_nodes(cluster, step) == [("Pending", UNSCHEDULABLE), ("Pending", "")]
+    other = make_node("demo.other", phase="Running", templateName="step")
+    assert describe_nodes(cluster, step, other)[1:] == [
         ("Running", ""),
         ("Running", ""),
     ], "the other step runs"
@@ -140,7 +150,7 @@ def test_pods_of_a_job_belong_to_the_task_with_the_longest_name(
 ) -> None:
     put_pod(server, "demo-train-worker-0", RUNNING)
     put_pod(server, "demo-train-b-worker-0", NO_ROOM)
-    assert described(cluster, training(), training("train-b")) == [
+    assert describe_nodes(cluster, make_training_node(), make_training_node("train-b")) == [
         ("Running", ""),
         ("Pending", UNSCHEDULABLE),
         ("Running", ""),
@@ -151,8 +161,10 @@ def test_servers_that_fit_no_node_are_the_reason_of_the_step_that_waits_for_them
     server: ApiServer, cluster: Cluster
 ) -> None:
     put_pod(server, "fraud-1-abc", NO_ROOM, labels={"app.kubernetes.io/instance": "fraud-1"})
-    step = training("serve", inputs={"parameters": [{"name": "server", "value": "fraud-1"}]})
-    assert described(cluster, step) == [("Pending", UNSCHEDULABLE), ("Pending", "")]
+    step = make_training_node(
+        "serve", inputs={"parameters": [{"name": "server", "value": "fraud-1"}]}
+    )
+    assert describe_nodes(cluster, step) == [("Pending", UNSCHEDULABLE), ("Pending", "")]
 
 
 def test_a_job_without_pods_has_the_reason_of_its_controller_or_queue(
@@ -175,20 +187,26 @@ def test_a_job_without_pods_has_the_reason_of_its_controller_or_queue(
             {"metadata": {"name": f"e{number}"}, "involvedObject": {"name": owner}, **event},
         )
 
-    assert described(cluster, training())[0] == ("Pending", f"FailedCreatePod: {message}")
+    assert describe_nodes(cluster, make_training_node())[0] == (
+        "Pending",
+        f"FailedCreatePod: {message}",
+    )
 
     server.objects[EVENTS_AT].clear()
-    assert described(cluster, training())[0] == ("Running", "")
+    assert describe_nodes(cluster, make_training_node())[0] == ("Running", "")
     server.put(
         WORKLOADS.format("v1beta2"), make_kueue_workload("demo-train", 1, QuotaReserved="False")
     )
-    assert described(cluster, training())[0] == ("Pending", f"waits in the queue train: {REASON}")
+    assert describe_nodes(cluster, make_training_node())[0] == (
+        "Pending",
+        f"waits in the queue train: {REASON}",
+    )
 
 
 def test_a_user_who_may_not_read_pods_sees_what_argo_reports(
     server: ApiServer, cluster: Cluster
 ) -> None:
-    forbidden = status(403, "Forbidden", "no")
+    forbidden = make_status(403, "Forbidden", "no")
     for path in ("/pods", "/events", "/workloads"):
         server.refuse("GET", path, 403, forbidden)
-    assert described(cluster, training()) == [("Running", ""), ("Running", "")]
+    assert describe_nodes(cluster, make_training_node()) == [("Running", ""), ("Running", "")]

@@ -17,8 +17,8 @@ from rekindle.cluster import workflows
 from rekindle.cluster.kubernetes_api import WORKFLOWS, Cluster
 from rekindle.cluster.workflows import SHA256_ANNOTATION
 from rekindle.errors import ConfigError, RekindleError
-from tests.rekindle.cluster.server import ApiServer, status
-from tests.rekindle.cluster.workflows import WORKFLOWS_AT, make_manifest, node
+from tests.rekindle.cluster.server import ApiServer, make_status
+from tests.rekindle.cluster.workflows import WORKFLOWS_AT, make_manifest, make_node
 
 ARGO = "/apis/argoproj.io/v1alpha1/namespaces/models"
 PODS_AT = "/api/v1/namespaces/models/pods"
@@ -37,21 +37,21 @@ FAILED = {
     "nodes": {
         tree_node["id"]: tree_node
         for tree_node in [
-            node("demo", "DAG", "Failed", ("demo.a",)),
-            node(
+            make_node("demo", "DAG", "Failed", ("demo.a",)),
+            make_node(
                 "demo.a",
                 children=("demo.b",),
                 outputs={"parameters": [{"name": "x", "value": "1"}]},
             ),
-            node("demo.b", "Retry", "Failed", ("demo.b(0)",), boundaryID="demo"),
-            node("demo.b(0)", "Pod", "Failed", boundaryID="demo"),
-            node("demo.onExit"),
+            make_node("demo.b", "Retry", "Failed", ("demo.b(0)",), boundaryID="demo"),
+            make_node("demo.b(0)", "Pod", "Failed", boundaryID="demo"),
+            make_node("demo.onExit"),
         ]
     },
 }
 
 
-def failed(**more: Any) -> dict[str, Any]:
+def make_failed_workflow(**more: Any) -> dict[str, Any]:
     labels = {
         object_labels.COMPLETED_LABEL: "true",
         object_labels.PHASE_LABEL: "Failed",
@@ -66,7 +66,7 @@ def failed(**more: Any) -> dict[str, Any]:
     }
 
 
-def pod(name: str, node_id: str) -> dict[str, Any]:
+def make_pod(name: str, node_id: str) -> dict[str, Any]:
     return {
         "metadata": {
             "name": name,
@@ -137,9 +137,12 @@ def test_only_active_runs_with_equal_manifest_and_parameters_are_duplicates(
 def test_resume_of_a_failed_run_keeps_finished_steps_and_deletes_other_pods(
     server: ApiServer, cluster: Cluster, compressed: bool
 ):
-    server.put(WORKFLOWS_AT, workflows.compress_nodes(failed()) if compressed else failed())
+    server.put(
+        WORKFLOWS_AT,
+        workflows.compress_nodes(make_failed_workflow()) if compressed else make_failed_workflow(),
+    )
     for name, node_id in (("pod-a", "demo.a"), ("pod-b", "demo.b(0)"), ("pod-exit", "demo.onExit")):
-        server.put(PODS_AT, pod(name, node_id))
+        server.put(PODS_AT, make_pod(name, node_id))
 
     assert workflows.resume_run(cluster, "demo") == "retries its failed steps"
     stored = server.objects[WORKFLOWS_AT]["demo"]
@@ -159,15 +162,17 @@ def test_resume_of_a_failed_run_keeps_finished_steps_and_deletes_other_pods(
     assert set(server.objects[PODS_AT]) == {"pod-a"}
 
 
-def suspended(value: dict[str, Any]) -> dict[str, Any]:
-    waiting = node(
+def make_suspended_workflow(value: dict[str, Any]) -> dict[str, Any]:
+    waiting = make_node(
         "demo.wait", "Suspend", "Running", outputs={"parameters": [{"name": "go", **value}]}
     )
-    return failed(phase="Running", nodes={"demo.wait": waiting})
+    return make_failed_workflow(phase="Running", nodes={"demo.wait": waiting})
 
 
 def test_resume_of_a_suspended_run_continues_it(server: ApiServer, cluster: Cluster):
-    server.put(WORKFLOWS_AT, suspended({"valueFrom": {"supplied": {}, "default": "yes"}}))
+    server.put(
+        WORKFLOWS_AT, make_suspended_workflow({"valueFrom": {"supplied": {}, "default": "yes"}})
+    )
     assert workflows.resume_run(cluster, "demo") == "continues"
     released = server.objects[WORKFLOWS_AT]["demo"]["status"]["nodes"]["demo.wait"]
     assert released["phase"] == "Succeeded"
@@ -177,10 +182,10 @@ def test_resume_of_a_suspended_run_continues_it(server: ApiServer, cluster: Clus
 @pytest.mark.parametrize(
     ("stored", "words"),
     [
-        (failed(phase="Succeeded"), "there is nothing to resume"),
-        (failed(phase="Running"), "there is nothing to resume"),
-        (failed(offloadNodeStatusVersion="fnv:1", nodes=None), "in its database"),
-        (suspended({"valueFrom": {"supplied": {}}}), "waits for the value of 'go'"),
+        (make_failed_workflow(phase="Succeeded"), "there is nothing to resume"),
+        (make_failed_workflow(phase="Running"), "there is nothing to resume"),
+        (make_failed_workflow(offloadNodeStatusVersion="fnv:1", nodes=None), "in its database"),
+        (make_suspended_workflow({"valueFrom": {"supplied": {}}}), "waits for the value of 'go'"),
     ],
 )
 def test_resume_explains_why_it_is_impossible(
@@ -192,10 +197,10 @@ def test_resume_explains_why_it_is_impossible(
 
 
 def test_stop_shuts_down_active_runs_only(server: ApiServer, cluster: Cluster):
-    server.put(WORKFLOWS_AT, failed(phase="Running"))
+    server.put(WORKFLOWS_AT, make_failed_workflow(phase="Running"))
     workflows.stop_run(cluster, "demo")
     assert server.objects[WORKFLOWS_AT]["demo"]["spec"]["shutdown"] == "Stop"
-    server.put(WORKFLOWS_AT, failed())
+    server.put(WORKFLOWS_AT, make_failed_workflow())
     with pytest.raises(ConfigError, match=r"has completed \(Failed\)"):
         workflows.stop_run(cluster, "demo")
     with pytest.raises(ConfigError, match='Did you mean "demo"'):
@@ -203,13 +208,13 @@ def test_stop_shuts_down_active_runs_only(server: ApiServer, cluster: Cluster):
 
 
 def test_delete_frees_the_name_after_all_objects_are_deleted(server: ApiServer, cluster: Cluster):
-    server.put(WORKFLOWS_AT, failed())
+    server.put(WORKFLOWS_AT, make_failed_workflow())
     workflows.delete_run(cluster, "demo")
     assert server.requests[-1][0::2] == ("DELETE", {"propagationPolicy": "Foreground"})
 
 
 def test_compressed_nodes_are_read():
-    nodes = {"x": node("x")}
+    nodes = {"x": make_node("x")}
     text = base64.b64encode(gzip.compress(json.dumps(nodes).encode())).decode()
     packed = {"metadata": {}, "status": {"phase": "Running", "compressedNodes": text}}
     assert workflows.decompress_nodes(packed)["status"] == {"phase": "Running", "nodes": nodes}
@@ -368,6 +373,6 @@ def test_argo_has_time_to_read_a_new_template_before_the_schedule_exists(
 
 
 def test_the_error_of_a_refused_submit_has_the_servers_reason(server: ApiServer, cluster: Cluster):
-    server.refuse("POST", "workflows", 422, status(422, "Invalid", "spec is wrong"))
+    server.refuse("POST", "workflows", 422, make_status(422, "Invalid", "spec is wrong"))
     with pytest.raises(ConfigError, match="spec is wrong"):
         workflows.submit(cluster, workflows.build_submission(make_manifest(), {}, "models"))

@@ -5,7 +5,7 @@ from typing import Any
 WORKFLOWS_AT = "/apis/argoproj.io/v1alpha1/namespaces/models/workflows"
 
 
-def workflow(name: str, phase: str = "Running") -> dict[str, Any]:
+def make_workflow(name: str, phase: str = "Running") -> dict[str, Any]:
     return {"kind": "Workflow", "metadata": {"name": name}, "spec": {}, "status": {"phase": phase}}
 
 
@@ -22,7 +22,7 @@ def make_manifest(**spec: Any) -> dict[str, Any]:
     }
 
 
-def node(
+def make_node(
     name: str,
     kind: str = "Pod",
     phase: str = "Succeeded",

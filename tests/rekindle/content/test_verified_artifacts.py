@@ -21,7 +21,7 @@ from rekindle.errors import DataError
 from rekindle.step import main
 from rekindle.storage import Store, file_sha256
 from rekindle.training.training_state import load_weights
-from tests.rekindle.serving.running import prefix_of, release
+from tests.rekindle.serving.running import prefix_of, write_release
 
 READER = '''
 """Reads."""
@@ -75,7 +75,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def flip(path: Path, index: int) -> None:
+def flip_bit(path: Path, index: int) -> None:
     """Change one bit of a file, but not its size."""
     data = bytearray(path.read_bytes())
     data[index] ^= 1
@@ -89,10 +89,10 @@ def write_one_digit(path: Path, text: bytes) -> None:
 
 
 CHANGES: dict[str, Callable[[Path, Path], object]] = {
-    r"shards/ä\.bin has the sha256 \w{64}, and \w{64} in": lambda dataset, model: flip(
+    r"shards/ä\.bin has the sha256 \w{64}, and \w{64} in": lambda dataset, model: flip_bit(
         dataset / "shards/ä.bin", 0
     ),
-    r"dataset\.json has the sha256 \w{64}, and \w{64} in": lambda dataset, model: flip(
+    r"dataset\.json has the sha256 \w{64}, and \w{64} in": lambda dataset, model: flip_bit(
         dataset / "dataset.json", -4
     ),
     "shards/more is not in": lambda dataset, model: (dataset / "shards/more").touch(),
@@ -109,9 +109,9 @@ CHANGES: dict[str, Callable[[Path, Path], object]] = {
         model / "model.json", b'"heads": 4'
     ),
     r"model\.safetensors is missing": lambda dataset, model: (model / "model.safetensors").unlink(),
-    "model.json is malformed": lambda dataset, model: flip(model / "model.json", 0),
-    r"model\.safetensors have the sha256 \w{64}, but model\.json has": lambda dataset, model: flip(
-        model / "model.safetensors", -1
+    "model.json is malformed": lambda dataset, model: flip_bit(model / "model.json", 0),
+    r"model\.safetensors have the sha256 \w{64}, but model\.json has": lambda dataset, model: (
+        flip_bit(model / "model.safetensors", -1)
     ),
 }
 
@@ -178,10 +178,10 @@ def test_an_empty_folder_of_a_step_is_not_part_of_its_dataset(dataset: Path) -> 
 
 def test_a_file_that_changes_after_its_verification_is_verified_again(dataset: Path) -> None:
     verify_dataset(dataset)
-    flip(dataset / "shards/ä.bin", 0)
+    flip_bit(dataset / "shards/ä.bin", 0)
     with pytest.raises(DataError):
         verify_dataset(dataset)
-    flip(dataset / "shards/ä.bin", 0)
+    flip_bit(dataset / "shards/ä.bin", 0)
     verify_dataset(dataset)
 
 
@@ -193,7 +193,7 @@ def test_the_sha256_of_a_model_may_be_that_of_its_file(model: Path) -> None:
         sha256 = file_sha256(model / "model.safetensors")
         (model / "model.json").write_text(json.dumps({"sha256": sha256, "workload": "w"}))
         verify_weights(model)
-        flip(model / "model.safetensors", -1)
+        flip_bit(model / "model.safetensors", -1)
         with pytest.raises(DataError, match=f"but model.json has {sha256}"):
             verify_weights(model)
 
@@ -225,7 +225,7 @@ def test_a_training_does_not_start_from_changed_weights(
     load_weights(network, s3, f"start-{name}/")
     assert network.a.sum() == 6
 
-    flip(model / name, 15 if name == "model.json" else -1)
+    flip_bit(model / name, 15 if name == "model.json" else -1)
     s3.upload(model, f"start-{name}")
     with pytest.raises(DataError, match=message):
         load_weights(network, s3, f"start-{name}")
@@ -283,7 +283,7 @@ RELEASE_CHANGES: dict[str, Callable[[Path], object]] = {
     r"state/more\.txt was added": lambda folder: (folder / "state/more.txt").touch(),
     "linked was added": lambda folder: (folder / "linked").symlink_to(folder / "state"),
     r"dataset\.json is missing": lambda folder: (folder / "dataset.json").unlink(),
-    r"release\.json is malformed": lambda folder: flip(folder / "release.json", 0),
+    r"release\.json is malformed": lambda folder: flip_bit(folder / "release.json", 0),
 }
 
 
@@ -293,7 +293,7 @@ def test_a_step_of_ones_own_does_not_get_a_changed_release(
 ) -> None:
     folder = tmp_path / "release"
     prefix = prefix_of(tmp_path.name)
-    release(s3, prefix)
+    write_release(s3, prefix)
     s3.download(prefix, folder)
     verify_artifact("champion", folder, "")
 

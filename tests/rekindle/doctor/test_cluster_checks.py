@@ -19,7 +19,7 @@ from rekindle.training.spec import TrainConfig
 from tests.commands import ROOT
 from tests.rekindle.cluster.healthy import PODS_AT, HealthyCluster
 from tests.rekindle.cluster.kueue import objects as kueue
-from tests.rekindle.cluster.server import status
+from tests.rekindle.cluster.server import make_status
 from tests.rekindle.cluster.workflows import REASON, WORKLOADS, make_kueue_workload
 
 IMAGE = "rekindle:0.1"
@@ -41,13 +41,13 @@ def run_checks(
     return {check.name: check for check in checks}
 
 
-def failures(checks: dict[str, Check]) -> dict[str, str]:
+def list_failures(checks: dict[str, Check]) -> dict[str, str]:
     return {name: check.found for name, check in checks.items() if not check.ok}
 
 
 def test_all_checks_pass_in_a_healthy_namespace_and_leave_no_pods(server: HealthyCluster):
     checks = run_checks()
-    assert failures(checks) == {}
+    assert list_failures(checks) == {}
 
     names = {
         "API server",
@@ -101,7 +101,7 @@ def test_a_missing_kind_is_named_with_its_installer(server: HealthyCluster):
     server.refuse("GET", "/apis/kubeflow.org/v1$", 404, "404 page not found")
     server.fixed["/apis/argoproj.io/v1alpha1"]["resources"].pop()
     checks = run_checks()
-    assert failures(checks) == {
+    assert list_failures(checks) == {
         "kubeflow.org/v1": "no pytorchjobs",
         "argoproj.io/v1alpha1": "no workflowtaskresults",
     }
@@ -138,7 +138,7 @@ def test_an_outdated_controller_is_found(
         "/api/v1/namespaces/somewhere/configmaps",
         server.objects["/api/v1/namespaces/kubeflow/configmaps"]["init"],
     )
-    assert failures(run_checks()) == ({name: f"{old} in somewhere"} if too_old else {})
+    assert list_failures(run_checks()) == ({name: f"{old} in somewhere"} if too_old else {})
 
 
 def test_missing_controllers_and_controllers_of_other_namespaces_are_found(server: HealthyCluster):
@@ -162,15 +162,17 @@ def test_an_operator_without_the_gang_scheduler_is_reported(
 ):
     settings = {"gang": gang, "queue": "q"}
     checks = run_checks(settings)
-    assert failures(checks) == {"gang": "the training operator does not have --gang-scheduler-name"}
+    assert list_failures(checks) == {
+        "gang": "the training operator does not have --gang-scheduler-name"
+    }
     assert f"--gang-scheduler-name={scheduler}" in checks["gang"].remedy
     operator = server.objects["/api/v1/pods"]["kubeflow-training-operator"]["spec"]["containers"][0]
     operator["command"] = ["/manager", "--gang-scheduler-name", "another"]
-    assert failures(run_checks(settings)) == {
+    assert list_failures(run_checks(settings)) == {
         "gang": "the training operator has --gang-scheduler-name=another"
     }
     operator["command"] = ["/manager", f"--gang-scheduler-name={scheduler}"]
-    assert failures(run_checks(settings)) == {}
+    assert list_failures(run_checks(settings)) == {}
 
 
 def pod_check(**train: Any) -> tuple[bool, bool, str]:
@@ -221,7 +223,7 @@ def test_a_pod_that_no_node_can_run_is_not_reported_as_fine(server: HealthyClust
 
 
 def test_pods_are_not_compared_with_nodes_that_the_user_may_not_read(server: HealthyCluster):
-    server.refuse("GET", "/api/v1/nodes", 403, status(403, "Forbidden", "nodes is forbidden"))
+    server.refuse("GET", "/api/v1/nodes", 403, make_status(403, "Forbidden", "nodes is forbidden"))
     ok, _, findings = pod_check(cpu="64")
     assert ok
     assert findings.startswith("would be admitted; not compared with the nodes of the cluster: ")
@@ -232,23 +234,23 @@ def test_a_queue_that_admits_no_job_is_found(server: HealthyCluster):
     jobs = [QueuedJob("train", "PyTorchJob", "research")]
     server.refuse("GET", "/apis/kueue", 404, "404 page not found", times=2)
     checks = run_checks(settings, jobs=jobs)
-    assert "Kueue is not installed" in failures(checks)["queue research"]
+    assert "Kueue is not installed" in list_failures(checks)["queue research"]
     assert checks["queue research"].remedy == "have Kueue installed, or leave cluster.gang empty."
 
     labels = server.fixed["/api/v1/namespaces/models"]
-    kueue.install(server)
+    kueue.install_kueue(server)
     server.fixed["/api/v1/namespaces/models"] = labels
-    assert failures(run_checks(settings, jobs=jobs)) == {}
+    assert list_failures(run_checks(settings, jobs=jobs)) == {}
 
-    kueue.configure(server, integrations={"frameworks": ["batch/job"]})
+    kueue.configure_kueue(server, integrations={"frameworks": ["batch/job"]})
     check = run_checks(settings, jobs=jobs)["queue research"]
     assert not check.ok
     assert check.required
     assert check.found.startswith("Kueue does not manage PyTorchJobs on this cluster")
     assert "`- kubeflow.org/pytorchjob`" in check.remedy
 
-    server.refuse("GET", "/clusterqueues", 403, status(403, "Forbidden", "no"), times=9)
-    kueue.configure(server)
+    server.refuse("GET", "/clusterqueues", 403, make_status(403, "Forbidden", "no"), times=9)
+    kueue.configure_kueue(server)
     check = run_checks(settings, jobs=jobs)["queue research"]
     assert not check.ok
     assert not check.required, "what may not be read is a warning"
@@ -282,7 +284,7 @@ def test_of_many_waiting_jobs_the_first_are_listed(server: HealthyCluster):
 
 
 def test_a_queue_that_may_not_be_read_is_a_warning(server: HealthyCluster):
-    server.refuse("GET", "/workloads", 403, status(403, "Forbidden", "no"), times=9)
+    server.refuse("GET", "/workloads", 403, make_status(403, "Forbidden", "no"), times=9)
     check = run_checks()["waiting jobs"]
     assert not check.ok
     assert not check.required
@@ -291,7 +293,7 @@ def test_a_queue_that_may_not_be_read_is_a_warning(server: HealthyCluster):
 
 def test_an_outdated_kubernetes_ends_the_checks(server: HealthyCluster):
     server.version_is("29")
-    assert failures(run_checks()) == {
+    assert list_failures(run_checks()) == {
         "API server": f"http://127.0.0.1:{server.port}, Kubernetes v1.29.0"
     }
 
@@ -314,11 +316,11 @@ def test_required_versions_match_the_documentation():
 @pytest.mark.slow
 def test_missing_and_unreachable_webhooks_are_found(server: HealthyCluster):
     server.webhook = False
-    assert "the webhook does not validate jobs" in failures(run_checks())["webhook"]
+    assert "the webhook does not validate jobs" in list_failures(run_checks())["webhook"]
     message = 'failed calling webhook "validator.pytorchjob": no endpoints available'
-    server.refuse("POST", "pytorchjobs", 500, status(500, "InternalError", message), times=9)
+    server.refuse("POST", "pytorchjobs", 500, make_status(500, "InternalError", message), times=9)
     checks = run_checks()
-    assert list(failures(checks)) == ["webhook"]
+    assert list(list_failures(checks)) == ["webhook"]
     assert "does not answer" in checks["webhook"].found
     assert "rollout restart" in checks["webhook"].remedy
 
@@ -326,7 +328,7 @@ def test_missing_and_unreachable_webhooks_are_found(server: HealthyCluster):
 def test_missing_permissions_are_named(server: HealthyCluster):
     server.denied = {("pytorchjobs", "patch"), ("pods", "delete"), ("workloads", "list")}
     checks = run_checks()
-    assert failures(checks) == {
+    assert list_failures(checks) == {
         "your rights": (
             "may not delete pods; may not patch pytorchjobs.kubeflow.org; may not list"
             " workloads.kueue.x-k8s.io"
@@ -338,9 +340,9 @@ def test_missing_permissions_are_named(server: HealthyCluster):
 
 def test_an_object_that_may_not_be_read_is_a_warning_and_other_checks_run(server: HealthyCluster):
     del server.fixed["/api/v1/namespaces/models"]
-    server.refuse("GET", "/namespaces/models$", 403, status(403, "Forbidden", "no"), times=9)
+    server.refuse("GET", "/namespaces/models$", 403, make_status(403, "Forbidden", "no"), times=9)
     checks = run_checks()
-    assert failures(checks).keys() == {"namespace", "init container"}
+    assert list_failures(checks).keys() == {"namespace", "init container"}
     assert not checks["namespace"].required
     assert checks["namespace"].found.startswith("not checked: ")
     assert "MLflow from a pod" in checks
@@ -353,7 +355,7 @@ def test_a_broken_artifact_repository_hides_no_check_and_shows_no_password(serve
     data = maps["artifact-repositories"]["data"]
     data.update(dict.fromkeys(data, "a: [b"))
     checks = run_checks()
-    assert failures(checks).keys() == {"artifact repository"}
+    assert list_failures(checks).keys() == {"artifact repository"}
     assert "MLflow from a pod" in checks
     assert "ConfigMap artifact-repositories" in checks["artifact repository"].found
 
@@ -372,7 +374,7 @@ def test_an_image_being_pulled_is_a_warning_that_tells_how_to_wait(server: Healt
 def test_a_missing_image_is_a_failure(server: HealthyCluster):
     server.states["nowhere:1"] = {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}
     checks = run_checks({"pods": {"serve": {"image": "nowhere:1"}}})
-    assert failures(checks) == {"image nowhere:1": "ImagePullBackOff: not found"}
+    assert list_failures(checks) == {"image nowhere:1": "ImagePullBackOff: not found"}
     assert "--push" in checks["image nowhere:1"].remedy
     assert checks["image nowhere:1"].required
 
@@ -402,7 +404,9 @@ def test_a_pod_is_deleted_even_if_its_creation_was_never_confirmed(
     is unavailable."""
     server.lost = 1
     if answers > 1:
-        server.refuse("POST", f"{PODS_AT}$", 503, status(503, "Unavailable", "away"), times=answers)
+        server.refuse(
+            "POST", f"{PODS_AT}$", 503, make_status(503, "Unavailable", "away"), times=answers
+        )
     checks = run_checks()
     assert ("MLflow from a pod" in checks) == (answers == 1)
     assert server.objects.get(PODS_AT, {}) == {}
@@ -414,14 +418,14 @@ def test_serving_keys_that_can_write_and_missing_serving_accounts_are_found(serv
     secrets["rekindle-serving"] = {**original, "data": secrets["rekindle-s3"]["data"]}
     assert (
         "a compromised server could write to the bucket"
-        in failures(run_checks())["serving credentials"]
+        in list_failures(run_checks())["serving credentials"]
     )
     del (
         secrets["rekindle-serving"],
         server.objects["/api/v1/namespaces/models/serviceaccounts"]["rekindle-serving"],
     )
     checks = run_checks()
-    assert failures(checks).keys() == {"serving account", "serving credentials"}
+    assert list_failures(checks).keys() == {"serving account", "serving credentials"}
     assert checks["serving account"].required
     assert not checks["serving credentials"].required
     assert "create secret generic rekindle-serving" in checks["serving credentials"].remedy
@@ -470,14 +474,16 @@ def test_a_program_with_secrets_needs_them_in_the_namespace(server: HealthyClust
 def test_other_backends_need_their_own_kinds_but_not_the_training_operator(server: HealthyCluster):
     server.remove("/api/v1/pods", "kubeflow-training-operator")
     server.refuse("GET", "/apis/jobset.x-k8s.io/v1alpha2$", 404, "404 page not found", times=1)
-    assert failures(run_checks({"backend": "jobset"})) == {"jobset.x-k8s.io/v1alpha2": "no jobsets"}
+    assert list_failures(run_checks({"backend": "jobset"})) == {
+        "jobset.x-k8s.io/v1alpha2": "no jobsets"
+    }
     server.fixed["/apis/jobset.x-k8s.io/v1alpha2"] = {"resources": [{"name": "jobsets"}]}
-    assert failures(run_checks({"backend": "jobset"})) == {}
+    assert list_failures(run_checks({"backend": "jobset"})) == {}
     refused = (
         "failurePolicy rules action RestartJob is not allowed when RestartJob feature gate is"
         " disabled"
     )
-    server.refuse("POST", "jobsets", 422, status(422, "Invalid", refused), times=9)
+    server.refuse("POST", "jobsets", 422, make_status(422, "Invalid", refused), times=9)
     checks = run_checks({"backend": "jobset", "restart_job": True})
     assert "feature gate is disabled" in checks["job"].found
     assert "cluster.restart_job" in checks["job"].remedy

@@ -40,12 +40,12 @@ def test_the_probe_reports_working_and_failing_services(s3: Store, mlflow_server
 def test_a_store_that_ignores_write_conditions_fails(
     s3: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3.client, "put_object", unconditional(s3.client.put_object))
+    monkeypatch.setattr(s3.client, "put_object", drop_conditions(s3.client.put_object))
     fails = f"{s3.endpoint}: 8 of 8 concurrent creates succeeded, a stale write was accepted"
     assert probe.check_store(s3) == (False, fails)
 
 
-def unconditional(put: Any) -> Any:
+def drop_conditions(put: Any) -> Any:
     return lambda IfNoneMatch="", IfMatch="", **request: put(**request)
 
 

@@ -26,7 +26,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
 
 
 def make_manifest(container: dict) -> dict:
-    return build_workflow(builders.workflow({"name": "main", "container": container}))
+    return build_workflow(builders.make_workflow({"name": "main", "container": container}))
 
 
 def test_pods_get_the_addresses_and_credentials_of_the_services(cluster: LocalCluster) -> None:

@@ -46,7 +46,7 @@ def taken() -> Iterator[int]:
         yield program.getsockname()[1]
 
 
-def server(port: int) -> dict[str, Any]:
+def make_server(port: int) -> dict[str, Any]:
     """Return the Deployment of a server that has the flag --port."""
     container = {
         "name": "serve",
@@ -61,7 +61,7 @@ def server(port: int) -> dict[str, Any]:
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "m"}, "spec": spec}
 
 
-def address(port: int) -> dict[str, Any]:
+def make_service(port: int) -> dict[str, Any]:
     """Return the headless Service of the server."""
     ports = [{"name": "http", "port": port, "targetPort": "http"}]
     spec = {"selector": {"app": "m"}, "ports": ports, "clusterIP": "None"}
@@ -93,8 +93,8 @@ def test_model_servers_listen_at_another_port_and_clients_find_them(
     controllers = cluster.kinds.controllers(cluster, tmp_path)
 
     try:
-        controllers["Service"].apply(address(taken))
-        controllers["Deployment"].apply(server(taken))
+        controllers["Service"].apply(make_service(taken))
+        controllers["Deployment"].apply(make_server(taken))
         variables = cluster.service_variables()
         host = variables["M_SERVICE_HOST"]
         port = int(variables["M_SERVICE_PORT"])

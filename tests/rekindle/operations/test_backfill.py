@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.commands import ROOT, Shell, shell
-from tests.rekindle.cli.user_project import make
+from tests.commands import ROOT, Shell, open_shell
+from tests.rekindle.cli.user_project import run_make
 from tests.waiting import until
 
 TWELVE_WEEKS = "--from 2026-03-02 --to 2026-05-24 --parallel 2"
@@ -66,10 +66,12 @@ def project(
     tmp_path: Path, s3_environment: dict[str, str], mlflow_server: str, shared_folder: Path
 ) -> Iterator[Shell]:
     """A shell in a user's project, in which the run of a week takes seconds."""
-    make(tmp_path / "shop", shared_folder / "go")
+    run_make(tmp_path / "shop", shared_folder / "go")
     with (tmp_path / "shop/steps/paced.py").open("a") as file:
         file.write(GROWING_DATA_CODE.replace("EMPTY", str(shared_folder / "empty")))
-    with shell(tmp_path / "shop", **s3_environment, MLFLOW_TRACKING_URI=mlflow_server) as typed:
+    with open_shell(
+        tmp_path / "shop", **s3_environment, MLFLOW_TRACKING_URI=mlflow_server
+    ) as typed:
         yield typed
 
 
@@ -94,7 +96,7 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=30)
 
 
-def rows(done: subprocess.CompletedProcess[str] | str) -> Rows:
+def rows_of(done: subprocess.CompletedProcess[str] | str) -> Rows:
     """Return the rows of a backfill, without the names of its runs, which depend on the config."""
     text = done if isinstance(done, str) else done.stdout
     return [
@@ -103,7 +105,7 @@ def rows(done: subprocess.CompletedProcess[str] | str) -> Rows:
     ]
 
 
-def survive(
+def run_with_kills(
     typed: Shell, undisturbed_command: str, killed_command: str, kills: int, seed: int
 ) -> tuple[Rows, Rows]:
     """Run a backfill without disturbance, and then with SIGKILL at random moments; return both
@@ -124,7 +126,7 @@ def survive(
 
     result = typed(killed_command)
     assert result.returncode == 0, result.stderr
-    return rows(expected), rows(result)
+    return rows_of(expected), rows_of(result)
 
 
 def test_a_backfill_of_runs_on_the_same_data_says_so_once_before_the_first_run(
@@ -148,7 +150,7 @@ def test_a_backfill_of_runs_on_the_same_data_says_so_once_before_the_first_run(
 @pytest.mark.timeout(1800)
 def test_twelve_weeks_that_are_killed_ten_times_give_the_same_table(project: Shell) -> None:
     command = f"rekindle backfill configs/shop.yaml {TWELVE_WEEKS} -o json"
-    expected, table = survive(
+    expected, table = run_with_kills(
         project, f"{command} --set name=calm", f"{command} --set name=struck", KILLS, 1
     )
     assert table == expected
@@ -174,8 +176,8 @@ def test_killed_weeks_of_the_fraud_demo_give_the_same_table(tmp_path: Path) -> N
         " 2024-03-25 -o json"
     )
 
-    with shell(tmp_path, **small) as typed:
-        expected, table = survive(
+    with open_shell(tmp_path, **small) as typed:
+        expected, table = run_with_kills(
             typed, f"{command} --set name=calm", f"{command} --set name=struck", 5, 2
         )
 
@@ -190,7 +192,7 @@ def test_two_backfills_at_the_same_time_run_each_week_once(project: Shell) -> No
     backfills = [start(project, command) for _ in range(2)]
     results = [process.communicate(timeout=300) for process in backfills]
     assert [process.returncode for process in backfills] == [0, 0], results
-    first_rows, second_rows = (rows(out) for out, _ in results)
+    first_rows, second_rows = (rows_of(out) for out, _ in results)
     assert first_rows == second_rows
     assert {row["phase"] for row in first_rows} == {"Succeeded"}
     assert len(json.loads(project("rekindle status -o json").stdout)["runs"]) == 2
@@ -206,7 +208,7 @@ def test_a_failed_run_does_not_stop_the_other_runs_and_is_repeated(
     command = "rekindle backfill configs/shop.yaml --from 2026-03-30 --to 2026-04-19 -o json"
     result = project(command)
     assert result.returncode == 1, result.stderr
-    assert [row["phase"] for row in rows(result)] == ["Succeeded", "Failed", "Succeeded"]
+    assert [row["phase"] for row in rows_of(result)] == ["Succeeded", "Failed", "Succeeded"]
     (name,) = [
         row["workflow"] for row in json.loads(result.stdout)["weeks"] if row["phase"] == "Failed"
     ]
@@ -214,8 +216,8 @@ def test_a_failed_run_does_not_stop_the_other_runs_and_is_repeated(
     empty.unlink()
     second_result = project(command)
     assert second_result.returncode == 0
-    assert [row["phase"] for row in rows(second_result)] == ["Succeeded"] * 3
-    assert rows(second_result)[0] == rows(result)[0]
+    assert [row["phase"] for row in rows_of(second_result)] == ["Succeeded"] * 3
+    assert rows_of(second_result)[0] == rows_of(result)[0]
 
 
 @pytest.mark.slow
@@ -237,4 +239,4 @@ def test_ctrl_c_stops_a_backfill_and_the_same_command_continues(
     go.touch()
     result = project(command)
     assert result.returncode == 0
-    assert [row["phase"] for row in rows(result)] == ["Succeeded"] * 2
+    assert [row["phase"] for row in rows_of(result)] == ["Succeeded"] * 2

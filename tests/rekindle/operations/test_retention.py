@@ -38,7 +38,7 @@ from rekindle.release.serve_config import VERSION_ANNOTATION
 from rekindle.storage import Store
 from steps import champion, report
 from tests.proxy import Proxy, Write
-from tests.rekindle.cli.processes import rekindle, workflow
+from tests.rekindle.cli.processes import make_shell_workflow, run_rekindle
 from tests.rekindle.cluster.server import ApiServer
 from tests.rekindle.duplicate_version import leave_duplicate
 
@@ -143,11 +143,11 @@ ALL_PARTS = {"folder", "mlflow", "prepare", "train", "cache"}
 @pytest.fixture
 def runs(tmp_path: Path, s3: Store, name: str) -> Runs:
     entries.remove_entries(s3, entries.read_entries(s3))
-    embed(tmp_path, "s3", "mlflow")
+    record_services(tmp_path, "s3", "mlflow")
     return Runs(tmp_path, s3, name)
 
 
-def embed(home: Path, *services: str) -> None:
+def record_services(home: Path, *services: str) -> None:
     """Record `services` as embedded services of the home, at the addresses in the environment. All
     other services are shared by several homes."""
     (home / "services").mkdir(exist_ok=True)
@@ -180,7 +180,7 @@ def test_the_end_of_a_run_removes_the_oldest_runs_of_its_pipeline_everywhere(run
 def test_run_and_resume_remove_old_runs_when_the_run_has_ended(runs: Runs) -> None:
     homes.trust_home(runs.home)
     flag = runs.home / "flag"
-    manifest = workflow(("once", f"test -e {flag}"))
+    manifest = make_shell_workflow(("once", f"test -e {flag}"))
     manifest["metadata"]["labels"] = {
         "app.kubernetes.io/name": runs.pipeline,
         "app.kubernetes.io/part-of": "rekindle",
@@ -192,7 +192,7 @@ def test_run_and_resume_remove_old_runs_when_the_run_has_ended(runs: Runs) -> No
 
     for command in (["run", "--manifest", file], ["resume", "four"]):
         old = [runs.make(), runs.make()]
-        result = rekindle(*command, "--yes", cwd=runs.home, REKINDLE_HOME=str(runs.home))
+        result = run_rekindle(*command, "--yes", cwd=runs.home, REKINDLE_HOME=str(runs.home))
         assert "(config section retention)" in result.stderr
         assert set() in [runs.remaining_parts(name) for name in old]
         flag.touch()
@@ -377,7 +377,7 @@ def test_a_removal_that_is_interrupted_is_completed_by_the_next(runs: Runs) -> N
     assert not remains.exists()
 
 
-def release(
+def release_model(
     runs: Runs, run: str, pipeline: str = "", start: str = "", champion: str = "", sha256: str = ""
 ) -> str:
     """Release a model in a run, and return the version of the release."""
@@ -398,7 +398,7 @@ def run_info(run_id: str) -> RunInfo:
     return send_request("GET", "mlflow/runs/get", RunAnswer, params={"run_id": run_id}).run.info
 
 
-def versions(runs: Runs) -> dict[str, bool]:
+def find_versions(runs: Runs) -> dict[str, bool]:
     """Return {version of the model: True if the files of the version exist}."""
     search = {"filter": f"name = '{runs.pipeline}'"}
     page = send_request("GET", "mlflow/model-versions/search", VersionsPage, params=search)
@@ -408,7 +408,7 @@ def versions(runs: Runs) -> dict[str, bool]:
     }
 
 
-def serve(home: Path, model: str, version: str) -> None:
+def record_served_model(home: Path, model: str, version: str) -> None:
     """Create the Deployment of a release, to which `rekindle rollback` can go back."""
     labels = {"app.kubernetes.io/name": model}
     container = {"name": "main", "image": "a"}
@@ -433,12 +433,12 @@ def serve(home: Path, model: str, version: str) -> None:
 
 def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs) -> None:
     names = [runs.make() for _ in range(5)]
-    numbers = [release(runs, name) for name in names]
+    numbers = [release_model(runs, name) for name in names]
     tracking.record_champion(runs.pipeline, numbers[0], "d-1")
-    serve(runs.home, runs.pipeline, numbers[1])
+    record_served_model(runs.home, runs.pipeline, numbers[1])
     last_run = runs.make(keep_runs=1, keep_releases=1)
     retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
-    assert versions(runs) == {numbers[0]: True, numbers[1]: True, numbers[4]: True}
+    assert find_versions(runs) == {numbers[0]: True, numbers[1]: True, numbers[4]: True}
 
     assert [runs.remaining_parts(name) for name in names] == [
         {"mlflow"},
@@ -464,21 +464,21 @@ def test_the_champion_the_rollback_targets_and_their_mlflow_runs_stay(runs: Runs
 
 @pytest.mark.slow
 def test_the_releases_that_a_reproduction_reads_stay(runs: Runs) -> None:
-    base = release(runs, runs.make())
-    unused = release(runs, runs.make())
-    champion = release(runs, runs.make(), sha256="5a" * 32)
+    base = release_model(runs, runs.make())
+    unused = release_model(runs, runs.make())
+    champion = release_model(runs, runs.make(), sha256="5a" * 32)
     version = tracking.find_version(runs.pipeline, base)
-    tuned = release(runs, runs.make(), start=version.uri if version else "")
-    refreshed = release(runs, runs.make(keep_releases=2), champion=champion, sha256="5a" * 32)
+    tuned = release_model(runs, runs.make(), start=version.uri if version else "")
+    refreshed = release_model(runs, runs.make(keep_releases=2), champion=champion, sha256="5a" * 32)
     retention.prune_runs(runs.home, None, {}, should_delete=True)
 
-    assert versions(runs) == {
+    assert find_versions(runs) == {
         base: True,
         champion: True,
         tuned: True,
         refreshed: True,
     }
-    assert unused not in versions(runs)
+    assert unused not in find_versions(runs)
 
 
 def register_copy(runs: Runs, model: str, version: str, tags: bool) -> None:
@@ -499,7 +499,7 @@ def register_copy(runs: Runs, model: str, version: str, tags: bool) -> None:
 
 @pytest.mark.slow
 def test_the_files_of_a_release_stay_while_a_copy_in_another_model_has_them(runs: Runs) -> None:
-    numbers = [release(runs, runs.make()) for _ in range(4)]
+    numbers = [release_model(runs, runs.make()) for _ in range(4)]
     prefixes = [
         found.uri for number in numbers if (found := tracking.find_version(runs.pipeline, number))
     ]
@@ -509,7 +509,7 @@ def test_the_files_of_a_release_stay_while_a_copy_in_another_model_has_them(runs
     send_request("POST", "mlflow/registered-models/alias", Answer, json=alias)
     runs.make(keep_releases=1)
     retention.prune_runs(runs.home, None, {}, should_delete=True)
-    assert [*versions(runs)] == [numbers[3]]
+    assert [*find_versions(runs)] == [numbers[3]]
     assert [bool(list(runs.store.list(prefix))) for prefix in prefixes] == [True, True, False, True]
 
 
@@ -517,7 +517,7 @@ def test_the_files_of_a_release_stay_while_a_copy_in_another_model_has_them(runs
 def test_the_releases_of_a_renamed_model_stay_when_its_former_name_is_used_again(
     runs: Runs,
 ) -> None:
-    first_release = release(runs, runs.make())
+    first_release = release_model(runs, runs.make())
     version = tracking.find_version(runs.pipeline, first_release)
     assert version
     tracking.record_champion(runs.pipeline, first_release, "d-1")
@@ -527,23 +527,23 @@ def test_the_releases_of_a_renamed_model_stay_when_its_former_name_is_used_again
     tracking.register_version(
         runs.pipeline, version.uri, runs.store.uri(version.uri), version.sha256, run_id, {}
     )
-    last_release = release(runs, runs.make(keep_releases=1))
+    last_release = release_model(runs, runs.make(keep_releases=1))
     retention.prune_runs(runs.home, None, {}, should_delete=True)
-    assert [*versions(runs)] == [last_release]
+    assert [*find_versions(runs)] == [last_release]
     assert list(runs.store.list(version.uri))
 
 
 @pytest.mark.slow
 def test_the_release_of_a_run_that_can_be_resumed_stays(runs: Runs) -> None:
     failed, running, succeeded = (runs.make(phase) for phase in ("Failed", "Running", "Succeeded"))
-    numbers = [release(runs, name) for name in (failed, running, succeeded)]
+    numbers = [release_model(runs, name) for name in (failed, running, succeeded)]
     files = RunFiles(runs.home, running)
     files.lock()
-    newest = release(runs, runs.make(keep_releases=1, keep_runs=3))
+    newest = release_model(runs, runs.make(keep_releases=1, keep_runs=3))
     retention.prune_runs(runs.home, None, {}, should_delete=True)
-    assert [*versions(runs)] == [*numbers[:2], newest]
+    assert [*find_versions(runs)] == [*numbers[:2], newest]
     retention.prune_runs(runs.home, None, {"keep_runs": 1}, should_delete=True)
-    assert [*versions(runs)] == [numbers[1], newest], "the failed run was removed"
+    assert [*find_versions(runs)] == [numbers[1], newest], "the failed run was removed"
     files.close()
 
 
@@ -551,15 +551,15 @@ def test_the_release_of_a_run_that_can_be_resumed_stays(runs: Runs) -> None:
 def test_the_limits_of_a_pipeline_do_not_apply_to_the_releases_of_others(runs: Runs) -> None:
     other = f"{runs.pipeline}-other"
     numbers = [
-        release(runs, runs.make()),
-        *(release(runs, runs.make(pipeline=other), other) for _ in range(2)),
+        release_model(runs, runs.make()),
+        *(release_model(runs, runs.make(pipeline=other), other) for _ in range(2)),
     ]
     last_run = runs.make(keep_releases=1)
     retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
-    assert [*versions(runs)] == numbers
-    numbers.append(release(runs, runs.make(keep_releases=1)))
+    assert [*find_versions(runs)] == numbers
+    numbers.append(release_model(runs, runs.make(keep_releases=1)))
     retention.prune_runs(runs.home, None, {}, should_delete=True)
-    assert [*versions(runs)] == numbers[1:]
+    assert [*find_versions(runs)] == numbers[1:]
     assert (
         len(
             retention.prune_runs(runs.home, None, {"keep_releases": 1}, should_delete=False)[
@@ -576,15 +576,15 @@ def test_the_release_that_a_run_of_another_pipeline_reads_stays(
 ) -> None:
     numbers = []
     for _ in range(3):
-        numbers.append(release(runs, runs.make(keep_releases=1)))
+        numbers.append(release_model(runs, runs.make(keep_releases=1)))
         tracking.record_champion(runs.pipeline, numbers[-1], f"d-{numbers[-1]}")
         if len(numbers) == 2:
             champion.run(champion.Inputs(name=runs.pipeline))
     retention.prune_runs(runs.home, None, {}, should_delete=True)
-    assert [*versions(runs)] == numbers[1:]
+    assert [*find_versions(runs)] == numbers[1:]
     monkeypatch.setattr(retention, "RESUMABLE_SECONDS", 0.0)
     retention.prune_runs(runs.home, None, {}, should_delete=True)
-    assert [*versions(runs)] == numbers[2:]
+    assert [*find_versions(runs)] == numbers[2:]
 
 
 @pytest.mark.slow
@@ -630,15 +630,15 @@ def test_the_outputs_that_a_run_of_another_machine_reads_stay(runs: Runs) -> Non
 @pytest.mark.slow
 def test_with_shared_services_the_rollback_targets_of_other_machines_stay(runs: Runs) -> None:
     names = [runs.make() for _ in range(5)]
-    numbers = [release(runs, name) for name in names]
+    numbers = [release_model(runs, name) for name in names]
     for number in numbers[:4]:
         tracking.record_champion(runs.pipeline, number, f"d-{number}")
 
     tracking.tag_version(runs.pipeline, numbers[3], tracking.KEEP_RELEASES, "1")
     runs.make(keep_releases=1)
-    embed(runs.home, "s3")
+    record_services(runs.home, "s3")
     retention.prune_runs(runs.home, None, {}, should_delete=True)
-    assert [*versions(runs)] == numbers[2:], (
+    assert [*find_versions(runs)] == numbers[2:], (
         "the champion, the release before it, and the newest release"
     )
 
@@ -648,17 +648,17 @@ def test_with_shared_services_the_rollback_targets_of_other_machines_stay(runs: 
     assert retention.prune_runs(runs.home, None, {}, should_delete=False)["runs"] == [], (
         "no default limit"
     )
-    embed(runs.home, "s3", "mlflow")
+    record_services(runs.home, "s3", "mlflow")
     assert len(retention.prune_runs(runs.home, None, {}, should_delete=False)["runs"]) == 1
 
 
 @pytest.mark.slow
 def test_releases_stay_if_homes_share_an_object_store_but_not_mlflow(runs: Runs) -> None:
-    numbers = [release(runs, runs.make()) for _ in range(3)]
+    numbers = [release_model(runs, runs.make()) for _ in range(3)]
     runs.make(keep_releases=1)
-    embed(runs.home, "mlflow")
+    record_services(runs.home, "mlflow")
     assert retention.prune_runs(runs.home, None, {}, should_delete=True)["releases"] == []
-    assert [*versions(runs)] == numbers
+    assert [*find_versions(runs)] == numbers
 
 
 @pytest.mark.fast_cases(1)
@@ -682,7 +682,7 @@ def test_a_run_with_the_name_of_a_shared_folder_of_the_store_does_not_take_it_al
 @pytest.mark.slow
 def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Runs) -> None:
     run = runs.make()
-    number = release(runs, run)
+    number = release_model(runs, run)
     version = tracking.find_version(runs.pipeline, number)
     assert version
     tracking.tag_version(
@@ -699,7 +699,7 @@ def test_a_release_that_is_being_removed_is_registered_as_a_new_version(runs: Ru
         row["release"]
         for row in retention.prune_runs(runs.home, None, {}, should_delete=True)["releases"]
     ]
-    assert versions(runs) == {new_version.version: True}, "the files belong to the new version"
+    assert find_versions(runs) == {new_version.version: True}, "the files belong to the new version"
 
 
 @pytest.mark.slow
@@ -719,14 +719,14 @@ def test_a_version_that_was_registered_twice_does_not_keep_the_files_of_the_rele
     removal.apply_removal(
         runs.store, Removal(releases=[removed_release]), removal.NoHost(), context
     )
-    assert versions(runs) == {}
+    assert find_versions(runs) == {}
     assert not list(runs.store.list(prefix))
 
 
 def test_the_record_of_a_version_that_is_released_at_this_moment_is_not_overwritten(
     runs: Runs,
 ) -> None:
-    number = release(runs, runs.make())
+    number = release_model(runs, runs.make())
     version = tracking.find_version(runs.pipeline, number)
     assert version
     record = json.dumps({"name": runs.pipeline, "version": "77", "files": {}}).encode()
@@ -808,13 +808,13 @@ def test_in_a_cluster_releases_are_removed_after_a_promotion(
             run_id, run_tags={listing.STORE_TAG: listing.read_or_create_store_id(runs.store)}
         )
 
-    numbers = [release(runs, name) for name in names]
+    numbers = [release_model(runs, name) for name in names]
     for number in numbers:
         tracking.record_champion(runs.pipeline, number, f"d-{number}")
         tracking.tag_version(runs.pipeline, number, tracking.KEEP_RELEASES, "1")
 
     report_end(runs, names[-1], keep_releases=1)
-    assert len(versions(runs)) == 3, (
+    assert len(find_versions(runs)) == 3, (
         "the run has promoted nothing, so older Deployments may still exist"
     )
     run_id = tracking.find_run(runs.pipeline, names[-1]) or ""
@@ -822,7 +822,7 @@ def test_in_a_cluster_releases_are_removed_after_a_promotion(
     state = {"version": numbers[-1], "deployment": f"d-{numbers[-1]}", "run_id": run_id}
     runs.store.put(f"releases/{runs.pipeline}/promotion.json", json.dumps(state).encode())
     report_end(runs, names[-1], keep_releases=1)
-    assert versions(runs) == {
+    assert find_versions(runs) == {
         numbers[1]: True,
         numbers[2]: True,
     }, "serve.keep_releases keeps one earlier Deployment"
@@ -1125,14 +1125,14 @@ def test_a_clock_that_is_set_back_does_not_remove_the_run_that_has_just_ended(ru
 def test_the_mark_of_another_store_removes_no_version_and_an_own_mark_needs_the_store(
     runs: Runs,
 ) -> None:
-    numbers = [release(runs, runs.make()) for _ in range(3)]
+    numbers = [release_model(runs, runs.make()) for _ in range(3)]
     tracking.tag_version(runs.pipeline, numbers[0], tracking.REMOVED, "another store")
     tracking.tag_version(
         runs.pipeline, numbers[1], tracking.REMOVED, listing.read_or_create_store_id(runs.store)
     )
     runs.make(keep_runs=9)
     assert retention.prune_runs(runs.home, None, {}, should_delete=True)["releases"] == []
-    assert versions(runs) == dict.fromkeys(numbers, True)
+    assert find_versions(runs) == dict.fromkeys(numbers, True)
 
 
 @pytest.mark.slow
@@ -1142,14 +1142,14 @@ def test_an_interrupted_removal_of_a_release_is_finished(
     def kill(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    first_release, second_release = (release(runs, runs.make()) for _ in range(2))
+    first_release, second_release = (release_model(runs, runs.make()) for _ in range(2))
     last_run = runs.make(keep_releases=1)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Store, "delete", kill)
         retention.apply_limits_after_run(runs.home, runs.workflow(last_run))
-    assert versions(runs) == {first_release: True, second_release: True}
+    assert find_versions(runs) == {first_release: True, second_release: True}
     retention.prune_runs(runs.home, None, {"keep_releases": 9}, should_delete=True)
-    assert versions(runs) == {second_release: True}
+    assert find_versions(runs) == {second_release: True}
 
 
 @pytest.mark.slow
@@ -1193,7 +1193,7 @@ def test_a_version_whose_tag_names_other_files_removes_no_file(runs: Runs) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["models:/{model}/{version}", "s3://{bucket}/releases/{model}"])
 def test_files_that_a_source_refers_to_stay(runs: Runs, source: str) -> None:
-    numbers = [release(runs, runs.make()) for _ in range(2)]
+    numbers = [release_model(runs, runs.make()) for _ in range(2)]
     version = tracking.find_version(runs.pipeline, numbers[0])
     assert version
     text = source.format(model=runs.pipeline, version=numbers[0], bucket=runs.store.bucket)
@@ -1433,11 +1433,11 @@ def test_runs_of_a_backfill_that_no_step_has_marked_are_not_counted(
 
 
 def test_the_sha256_of_a_release_is_that_of_the_store(runs: Runs) -> None:
-    champion = release(runs, runs.make(), sha256="5a" * 32)
-    refreshed = release(runs, runs.make(keep_releases=1), champion=champion, sha256="5a" * 32)
+    champion = release_model(runs, runs.make(), sha256="5a" * 32)
+    refreshed = release_model(runs, runs.make(keep_releases=1), champion=champion, sha256="5a" * 32)
     tracking.tag_version(runs.pipeline, champion, tracking.SHA256, "0" * 64)
     retention.prune_runs(runs.home, None, {}, should_delete=True)
-    assert versions(runs) == {champion: True, refreshed: True}
+    assert find_versions(runs) == {champion: True, refreshed: True}
 
 
 @pytest.mark.slow
@@ -1448,9 +1448,9 @@ def test_a_promotion_that_only_mlflow_knows_removes_no_release(
     names = [runs.make() for _ in range(2)]
     promoted = {"rekindle.promoted": f"{runs.pipeline} 2"}
     belong_to_the_store(runs, *names, **promoted)
-    numbers = [release(runs, name) for name in names]
+    numbers = [release_model(runs, name) for name in names]
     report_end(runs, names[-1], keep_releases=1)
-    assert versions(runs) == dict.fromkeys(numbers, True)
+    assert find_versions(runs) == dict.fromkeys(numbers, True)
 
 
 @pytest.mark.slow
@@ -1465,10 +1465,10 @@ def test_a_run_with_the_name_of_the_releases_does_not_remove_their_claims(runs: 
 
 @pytest.mark.slow
 def test_objects_of_others_in_the_folder_of_a_release_stay(runs: Runs) -> None:
-    version = tracking.find_version(runs.pipeline, release(runs, runs.make()))
+    version = tracking.find_version(runs.pipeline, release_model(runs, runs.make()))
     assert version
     runs.store.put(f"{version.uri}mine/notes.txt", b"1")
-    release(runs, runs.make(keep_releases=1))
+    release_model(runs, runs.make(keep_releases=1))
     retention.prune_runs(runs.home, None, {}, should_delete=True)
     assert [item.key for item in runs.store.list(version.uri)] == [f"{version.uri}mine/notes.txt"]
 
@@ -1570,7 +1570,7 @@ def test_a_model_whose_name_no_label_can_have_has_no_deployments(cluster: Cluste
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("uri", ["customers/2024", "../x", "releases/x", ""])
 def test_a_tag_with_another_key_than_that_of_a_release_is_not_claimed(runs: Runs, uri: str) -> None:
-    number = release(runs, runs.make())
+    number = release_model(runs, runs.make())
     tracking.record_champion(runs.pipeline, number, "d-1")
     tracking.tag_version(runs.pipeline, number, tracking.URI, uri)
     earlier_claims = {item.key for item in runs.store.list(claims.CLAIMS_FOLDER)}

@@ -32,7 +32,7 @@ from tests.argolocal.controllers.releases import (
 )
 from tests.ports import free_port
 from tests.proxy import Proxy
-from tests.rekindle.cli.processes import rekindle
+from tests.rekindle.cli.processes import run_rekindle
 from tests.rekindle.hook import Hook
 from tests.waiting import until
 
@@ -80,7 +80,7 @@ class Model:
 
     def run_rollback(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run `rekindle rollback` with the home (directory of runs) of this model."""
-        return rekindle("rollback", *arguments, cwd=self.cluster.home.parent, **environment)
+        return run_rekindle("rollback", *arguments, cwd=self.cluster.home.parent, **environment)
 
     def scale_to_zero(self, version: str) -> None:
         LocalObjects(self.cluster).patch(

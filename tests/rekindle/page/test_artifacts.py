@@ -13,7 +13,7 @@ from rekindle.local.cluster import LocalCluster
 from rekindle.page import parquet
 from rekindle.page.parquet import read_parquet
 from tests.browser import PageServer, start_page
-from tests.rekindle.page.tabs.recorded_runs import MARKUP, pod, record_run
+from tests.rekindle.page.tabs.recorded_runs import MARKUP, make_pod_node, record_run
 
 RUN = "tables-aaaaa"
 
@@ -44,21 +44,21 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
 
     names = ("data", "database", "broken.parquet", "missing")
     artifacts = {name: f"{RUN}/prepare/{name}" for name in names}
-    record_run(home, RUN, {"name": "tables"}, [pod(RUN, "prepare", artifacts=artifacts)])
+    record_run(home, RUN, {"name": "tables"}, [make_pod_node(RUN, "prepare", artifacts=artifacts)])
     cluster.services.down()
     with start_page(home, "rekindle") as server:
         yield server
     LocalCluster(home).services.down()
 
 
-def show(page: PageServer, **query: str) -> dict[str, Any]:
+def get_artifact(page: PageServer, **query: str) -> dict[str, Any]:
     answer = page.get(f"/runs/{RUN}/artifacts?{urlencode(query)}")
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def test_the_list_shows_sizes_without_the_start_of_a_service(page: PageServer) -> None:
-    sizes = {row["artifact"]: row["size"] for row in show(page)["artifacts"]}
+    sizes = {row["artifact"]: row["size"] for row in get_artifact(page)["artifacts"]}
     assert sizes.pop("data") > 500
     assert sizes == {"database": 1000, "broken.parquet": 18, "missing": None}
     assert "1.0 kB" in page.get(f"/runs/{RUN}/artifacts", "text/html").text
@@ -66,7 +66,7 @@ def test_the_list_shows_sizes_without_the_start_of_a_service(page: PageServer) -
 
 def test_a_table_has_its_first_rows_as_preview(page: PageServer) -> None:
     query = {"artifact": "prepare/data", "file": "part.parquet"}
-    preview = show(page, **query)["preview"]
+    preview = get_artifact(page, **query)["preview"]
     assert preview["kind"] == "table"
     assert preview["columns"] == ["name", "value"]
     assert preview["rows"][0] == [MARKUP, "0"]
@@ -78,7 +78,7 @@ def test_a_table_has_its_first_rows_as_preview(page: PageServer) -> None:
 
 
 def test_a_malformed_table_is_explained(page: PageServer) -> None:
-    preview = show(page, artifact="prepare/broken.parquet")["preview"]
+    preview = get_artifact(page, artifact="prepare/broken.parquet")["preview"]
     assert preview["kind"] == "binary"
     assert preview["text"].startswith("This table has no preview: the file is not a valid parquet")
 

@@ -10,7 +10,7 @@ import pytest
 
 from rekindle.cluster.workflows import compress_nodes
 from tests.browser import PageServer, start_page
-from tests.rekindle.cluster.server import ApiServer, status
+from tests.rekindle.cluster.server import ApiServer, make_status
 from tests.rekindle.page.workflows import make_node, make_workflow
 from tests.waiting import until
 
@@ -116,17 +116,19 @@ def test_with_allow_actions_a_run_is_stopped(
 def test_a_missing_permission_is_a_sentence_at_its_place(
     page: PageServer, server: ApiServer, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    refusal = status(403, "Forbidden", "cronworkflows is forbidden")
+    refusal = make_status(403, "Forbidden", "cronworkflows is forbidden")
     server.refuse("GET", "/cronworkflows", 403, refusal)
     notes = page.get("/schedules").json()["notes"]
     assert "cannot be read" in notes[0]
     assert "permission" in notes[0] or "forbidden" in notes[0]
 
-    server.refuse("GET", "/deployments", 403, status(403, "Forbidden", "deployments is forbidden"))
+    server.refuse(
+        "GET", "/deployments", 403, make_status(403, "Forbidden", "deployments is forbidden")
+    )
     notes = page.get("/models").json()["notes"]
     assert any("servers cannot be read" in note for note in notes)
 
-    server.refuse("GET", "/workflows", 403, status(403, "Forbidden", "workflows is forbidden"))
+    server.refuse("GET", "/workflows", 403, make_status(403, "Forbidden", "workflows is forbidden"))
     with start_page(tmp_path / "home", "rekindle", "--cluster", environ=environ) as other:
         answer = other.get("/")
         assert answer.status_code == 502

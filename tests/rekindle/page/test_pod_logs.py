@@ -9,7 +9,7 @@ from argolocal.manifest.object_labels import WORKFLOW
 from argolocal.page.log_files import LocalLog, LogFile
 from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.page.pod_logs import PodLogs
-from tests.rekindle.cluster.server import ApiServer, status
+from tests.rekindle.cluster.server import ApiServer, make_status
 from tests.rekindle.page.workflows import make_node, make_workflow
 from tests.waiting import until
 
@@ -68,7 +68,7 @@ def test_the_log_of_a_deleted_pod_is_explained(server: ApiServer, tmp_path: Path
 
 def test_a_log_that_the_reader_may_not_see_is_a_sentence(server: ApiServer, tmp_path: Path) -> None:
     put_pod(server, "terminated")
-    server.refuse("GET", "/log", 403, status(403, "Forbidden", "pods/log is forbidden"))
+    server.refuse("GET", "/log", 403, make_status(403, "Forbidden", "pods/log is forbidden"))
     workflow = make_workflow("demo-x", "Succeeded", make_node("demo-x", "first"))
     files = PodLogs(Cluster.connect(), tmp_path / "logs").files(workflow)
     assert "cannot be read" in path_of(files[POD]).read_text()

@@ -24,7 +24,7 @@ from argolocal.state.journal import RunFiles
 from argolocal.view.runs import list_run_names
 from tests.browser import PageServer, start_page
 from tests.ports import free_port
-from tests.rekindle.cli.user_project import make
+from tests.rekindle.cli.user_project import run_make
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("real-models")]
@@ -124,7 +124,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     # the folder is not in /tmp, because each pod has its own /tmp
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory_folder:
         shop = Shop(tmp_path_factory.mktemp("real") / "shop", Path(memory_folder) / "go")
-        make(shop.folder, shop.go)
+        run_make(shop.folder, shop.go)
         shop.go.touch()
         shop.run("run", "configs/shop.yaml", "--set", "train.seed=1")
         yield shop

@@ -147,7 +147,7 @@ def test_a_schedule_of_this_machine_shows_its_next_times_and_why_a_time_was_miss
 ) -> None:
     spec = {
         "entrypoint": "main",
-        "templates": [{"name": "main", "container": builders.shell("true")}],
+        "templates": [{"name": "main", "container": builders.make_shell_container("true")}],
     }
     cron = {
         "apiVersion": "argoproj.io/v1alpha1",

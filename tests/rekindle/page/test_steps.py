@@ -33,24 +33,24 @@ def make_run(labels: dict[str, str], *nodes: dict[str, Any]) -> Run:
     return Run("run", manifest, {"phase": "Running", "nodes": records}, "1")
 
 
-def labels(run: Run, **query: str) -> list[str]:
+def list_labels(run: Run, **query: str) -> list[str]:
     plan = Plan(run)
     return [node.label for node in Drawing(plan, query, find_internal(plan)).draw().nodes]
 
 
 def test_internal_steps_are_hidden_until_a_user_asks() -> None:
     run = make_run(dict(PART_OF_REKINDLE))
-    assert labels(run) == ["prepare", "train"]
-    assert labels(run, all="1") == ["prepare", "train-secret", "train"]
+    assert list_labels(run) == ["prepare", "train"]
+    assert list_labels(run, all="1") == ["prepare", "train-secret", "train"]
 
 
 def test_an_internal_step_that_failed_is_shown() -> None:
     failed_node = {"name": "run.train-secret", "phase": "Failed"}
-    assert "train-secret" in labels(make_run(dict(PART_OF_REKINDLE), failed_node))
+    assert "train-secret" in list_labels(make_run(dict(PART_OF_REKINDLE), failed_node))
 
 
 def test_a_workflow_of_another_program_has_no_internal_steps() -> None:
-    assert "train-secret" in labels(make_run({}))
+    assert "train-secret" in list_labels(make_run({}))
 
 
 def test_the_verdict_and_its_reason_are_the_first_sentence() -> None:

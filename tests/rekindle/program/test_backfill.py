@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import shell
+from tests.commands import open_shell
 
 WORKLOAD = """
 import pickle
@@ -77,7 +77,7 @@ def test_a_backfill_trains_a_program_with_the_data_of_each_date(tmp_path: Path) 
     (tmp_path / "fit.py").write_text(PROGRAM)
     (tmp_path / "dated.yaml").write_text(json.dumps(CONFIG))
 
-    with shell(tmp_path) as typed:
+    with open_shell(tmp_path) as typed:
         result = typed("rekindle backfill dated.yaml --from 2026-11-01 --to 2026-11-10 -o json")
         assert result.returncode == 0, result.stdout + result.stderr
         rows = json.loads(result.stdout)["weeks"]

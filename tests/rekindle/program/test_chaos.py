@@ -34,11 +34,13 @@ class Chaos:
             "kill": lambda agent: agent.process.kill(),
             "kill two": self._kill_two,
             "leave": lambda agent: agent.send(signal.SIGTERM),
-            "all leave": lambda agent: [each.send(signal.SIGTERM) for each in self._alive()],
+            "all leave": lambda agent: [
+                each.send(signal.SIGTERM) for each in self._list_alive_agents()
+            ],
             "kill a process": lambda agent: self.random.choice(agent.program).kill(),
             "stop the agent": self._stop_agent,
             "stop a process": self._stop_process,
-            "kill the parent": lambda agent: _parent(agent).kill(),
+            "kill the parent": lambda agent: _find_parent(agent).kill(),
             "kill the coordinator": lambda agent: self.coordinator.process.kill(),
             "kill the coordinator and a pod": self._kill_coordinator_and_pod,
         }
@@ -72,7 +74,7 @@ class Chaos:
             if agent.process.exitcode:
                 self.agents[number] = self.pods.agent(number)
 
-    def _alive(self) -> Iterator[Pod]:
+    def _list_alive_agents(self) -> Iterator[Pod]:
         return (agent for agent in self.agents if agent.process.exitcode is None)
 
     def _kill_two(self, agent: Pod) -> None:
@@ -96,7 +98,7 @@ class Chaos:
         agent.process.kill()
 
 
-def _parent(agent: Pod) -> psutil.Process:
+def _find_parent(agent: Pod) -> psutil.Process:
     """Return the process of a pod that forks the processes of the program."""
     children = psutil.Process(agent.process.pid).children()
     return min(children, key=lambda child: child.create_time())

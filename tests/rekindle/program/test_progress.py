@@ -44,13 +44,13 @@ def send(server: ProgressServer, body: bytes, token: str = "") -> int:
         return error.code
 
 
-def report(**status: Any) -> bytes:
+def make_report(**status: Any) -> bytes:
     return json.dumps({"trainerStatus": status}).encode()
 
 
 def test_a_report_has_percentage_time_left_and_metrics(server: ProgressServer) -> None:
     metrics = [{"name": "loss", "value": "0.25"}, {"name": "note", "value": "warm-up"}]
-    body = report(
+    body = make_report(
         lastUpdatedTime="2026-11-29T08:00:00Z",
         progressPercentage=45,
         estimatedRemainingSeconds=180,
@@ -67,7 +67,7 @@ def test_a_report_has_percentage_time_left_and_metrics(server: ProgressServer) -
 
 
 def test_other_users_of_the_machine_cannot_report(server: ProgressServer) -> None:
-    assert send(server, report(progressPercentage=1), token="wrong") == 401
+    assert send(server, make_report(progressPercentage=1), token="wrong") == 401
     assert server.take() is None
     assert Path(server.variables()[SERVER_TOKEN_VARIABLE]).stat().st_mode & 0o077 == 0
 
@@ -78,10 +78,10 @@ def test_other_users_of_the_machine_cannot_report(server: ProgressServer) -> Non
         b"",
         b"[]",
         b"{" * 5000,
-        report(progressPercentage=101),
-        report(estimatedRemainingSeconds="soon"),
-        report(metrics=[{"name": "a\nb", "value": "1"}]),
-        report(metrics=[{"name": "a", "value": "1"}] * 101),
+        make_report(progressPercentage=101),
+        make_report(estimatedRemainingSeconds="soon"),
+        make_report(metrics=[{"name": "a\nb", "value": "1"}]),
+        make_report(metrics=[{"name": "a", "value": "1"}] * 101),
     ],
     ids=range(7),
 )
@@ -95,13 +95,13 @@ def test_a_huge_report_is_refused(server: ProgressServer) -> None:
 
 
 def test_a_report_may_be_empty(server: ProgressServer) -> None:
-    assert send(server, report()) == 200
+    assert send(server, make_report()) == 200
     assert server.take() == ProgressReport.model_validate({})
 
 
 def test_the_step_of_a_report_is_one_of_its_metrics(server: ProgressServer) -> None:
     metrics = [{"name": "loss", "value": "3"}, {"name": "current_step", "value": "130"}]
-    assert send(server, report(metrics=metrics)) == 200
+    assert send(server, make_report(metrics=metrics)) == 200
     progress = server.take()
     assert progress
     assert progress.step == 130
@@ -132,12 +132,12 @@ def test_a_request_with_a_strange_length_is_refused(server: ProgressServer, leng
 
 def test_the_metrics_of_reports_in_quick_succession_are_kept(server: ProgressServer) -> None:
     for name, value in (("eval_loss", "3"), ("step", "1"), ("step", "2")):
-        assert send(server, report(metrics=[{"name": name, "value": value}])) == 200
+        assert send(server, make_report(metrics=[{"name": name, "value": value}])) == 200
     progress = server.take()
     assert progress
     assert progress.metrics == {"step": 2, "eval_loss": 3}
 
-    assert send(server, report(metrics=[{"name": "step", "value": "3"}])) == 200
+    assert send(server, make_report(metrics=[{"name": "step", "value": "3"}])) == 200
     progress = server.take()
     assert progress
     assert progress.metrics == {"step": 3}

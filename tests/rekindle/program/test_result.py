@@ -127,16 +127,16 @@ def test_a_result_is_released_served_and_loaded_by_mlflow(
     assert loaded.predict(pandas.DataFrame({"x": [3.0, 4.0]})) == [6.0, 8.0]
 
 
-def change(model: Path) -> None:
+def change_file(model: Path) -> None:
     file = next(path for path in (model / "result").rglob("*.json"))
     file.write_text(file.read_text() + " ")
 
 
-def add(model: Path) -> None:
+def add_file(model: Path) -> None:
     (model / "result/more.json").write_text("{}")
 
 
-def remove(model: Path) -> None:
+def remove_file(model: Path) -> None:
     next(path for path in (model / "result").rglob("*.json")).unlink()
 
 
@@ -149,9 +149,9 @@ def rename_in_list(model: Path, name: str) -> None:
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {
-    "the file was changed after the training": change,
-    r"more\.json is not in model\.json: it was added": add,
-    "is missing": remove,
+    "the file was changed after the training": change_file,
+    r"more\.json is not in model\.json: it was added": add_file,
+    "is missing": remove_file,
     "the list was changed after the training": lambda model: rename_in_list(model, "other.json"),
     r'"\.\./model\.json" is not the key of an object': lambda model: rename_in_list(
         model, "../model.json"

@@ -35,7 +35,7 @@ def release(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def requests(predictor: Any, *sizes: int) -> list[Any]:
+def make_requests(predictor: Any, *sizes: int) -> list[Any]:
     """Create requests of the given sizes for the first rows."""
     rows = iter(ROWS)
     instances = [[{"pixels": next(rows)} for _ in range(size)] for size in sizes]
@@ -57,12 +57,12 @@ def test_a_prediction_does_not_depend_on_its_batch(
 
     single_predictions = [
         prediction
-        for request in requests(single, *[1] * 300)
+        for request in make_requests(single, *[1] * 300)
         for [prediction] in single.predict([request])
     ]
 
     for sizes in ((300,), (1, 7, 31, 32, 33, 100, 96), (299, 1)):
-        batched_predictions = predictor.predict(requests(predictor, *sizes))
+        batched_predictions = predictor.predict(make_requests(predictor, *sizes))
         assert [len(predictions) for predictions in batched_predictions] == list(sizes)
         assert (
             compute_difference(
@@ -84,9 +84,9 @@ def test_requests_share_batches_and_a_large_request_is_split(
         "predict",
         lambda model, rows, facts: sizes.append(len(rows)) or predict(model, rows, facts),
     )
-    predictor.predict(requests(predictor, 1, 2, 3))
+    predictor.predict(make_requests(predictor, 1, 2, 3))
     assert sizes == [6]
-    predictor.predict(requests(predictor, 40))
+    predictor.predict(make_requests(predictor, 40))
     assert sizes == [6, 16, 16, 8]
 
 
@@ -105,7 +105,7 @@ def test_a_predict_without_a_prediction_is_rejected(release: Path, size: int, wo
     with pytest.raises(
         RekindleError, match=f"`predict` returned 0 predictions for {words}: it must return one for"
     ):
-        predictor.predict(requests(predictor, size))
+        predictor.predict(make_requests(predictor, size))
 
 
 def test_weights_that_no_longer_fit_the_workload_are_rejected(release: Path) -> None:

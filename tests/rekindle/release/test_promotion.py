@@ -38,7 +38,7 @@ def register(mlflow_server: str, name: str) -> Register:
     )
 
 
-def champion(name: str) -> str:
+def find_champion(name: str) -> str:
     release = tracking.champion(name)
     if release:
         return release.version
@@ -61,7 +61,7 @@ def test_only_one_of_the_runs_that_were_compared_with_a_champion_replaces_it(
         return True
 
     for _ in range(4):
-        current = champion(name)
+        current = find_champion(name)
         versions = [register() for _ in range(4)]
         with ThreadPoolExecutor() as pool:
             promoted = [
@@ -70,7 +70,7 @@ def test_only_one_of_the_runs_that_were_compared_with_a_champion_replaces_it(
                 if done
             ]
 
-        assert promoted == [champion(name)]
+        assert promoted == [find_champion(name)]
 
 
 def test_a_retried_promotion_changes_nothing_and_returns_the_previous_deployment(
@@ -81,7 +81,7 @@ def test_a_retried_promotion_changes_nothing_and_returns_the_previous_deployment
     assert promotion.promote(s3, name, first_version, "", "cards-1") == ""
     assert promotion.promote(s3, name, second_version, first_version, "cards-2") == "cards-1"
     assert promotion.promote(s3, name, second_version, first_version, "cards-2") == "cards-1"
-    assert champion(name) == second_version
+    assert find_champion(name) == second_version
 
 
 @pytest.mark.fast_cases(1)
@@ -93,7 +93,7 @@ def test_a_promotion_is_read_again_for_every_form_of_its_run(
     version = register()
     promotion.promote(s3, name, version, "", "cards-1", run_id)
     promotion.promote(s3, name, version, "", "cards-1", run_id)
-    assert champion(name) == version
+    assert find_champion(name) == version
 
 
 def test_a_new_deployment_of_the_champion_replaces_its_old_one(
@@ -157,7 +157,7 @@ promotion.promote(Store.from_env(), sys.argv[1], sys.argv[2], "", "cards-1")
         promotion.promote(s3, name, second_version, "", "cards-2")
 
     assert changed.value.exit_code == 65, "a retry cannot help"
-    assert champion(name) == first_version
+    assert find_champion(name) == first_version
     assert not json.loads(s3.get(f"releases/{name}/promotion.json"))["unfinished"]
 
 
@@ -209,14 +209,14 @@ def test_a_rollback_is_recorded_decided_and_removed(
     rollback = promotion.Rollback(first_version, "cards-1", second_version, 3)
     promotion.record_rollback(s3, name, rollback)
     assert promotion.read_pending_rollback(s3, name) == rollback
-    assert champion(name) == second_version
+    assert find_champion(name) == second_version
 
     with pytest.raises(promotion.ChampionChangedError, match=f"another command is changing {name}"):
         promotion.record_rollback(s3, name, rollback)
 
     for _ in range(2):
         promotion.decide_rollback(s3, name, rollback)
-        assert champion(name) == first_version
+        assert find_champion(name) == first_version
         assert promotion.read_pending_rollback(s3, name) == replace(rollback, decided=True)
 
     assert promotion.promote(s3, name, first_version, second_version, "cards-1") == "cards-2", (
@@ -231,7 +231,7 @@ def test_a_rollback_is_recorded_decided_and_removed(
     assert promotion.end_rollback(s3, name, rollback)
     # the rollback was decided by a command that had lost its connection
     promotion.decide_rollback(s3, name, rollback)
-    assert champion(name) == first_version
+    assert find_champion(name) == first_version
     assert promotion.read_pending_rollback(s3, name) is None
 
 
@@ -247,7 +247,7 @@ def test_a_rollback_that_is_not_decided_can_be_cancelled(
         )
     assert promotion.end_rollback(s3, name, rollback, includes_decided=False)
     assert promotion.read_pending_rollback(s3, name) is None
-    assert champion(name) == versions[1]
+    assert find_champion(name) == versions[1]
 
 
 def test_a_rollback_can_restart_the_servers_of_the_champion(
@@ -275,7 +275,7 @@ def test_a_promotion_overrides_a_rollback_that_is_not_decided(
         match=f"cancelled: by now the champion is version {third_version}.",
     ):
         promotion.decide_rollback(s3, name, rollback)
-    assert champion(name) == third_version
+    assert find_champion(name) == third_version
 
 
 def test_nothing_overrides_a_decided_rollback(s3: Store, name: str, versions: list[str]) -> None:
@@ -302,7 +302,7 @@ def test_nothing_overrides_a_decided_rollback(s3: Store, name: str, versions: li
     with pytest.raises(promotion.ChampionChangedError):
         promotion.decide_rollback(s3, name, rollback)
 
-    assert champion(name) == third_version
+    assert find_champion(name) == third_version
 
 
 def test_a_champion_that_was_set_by_hand_ends_a_rollback(
@@ -313,7 +313,7 @@ def test_a_champion_that_was_set_by_hand_ends_a_rollback(
     tracking.record_champion(name, versions[2], "cards-3")
     with pytest.raises(promotion.ChampionChangedError):
         promotion.decide_rollback(s3, name, rollback)
-    assert champion(name) == versions[2]
+    assert find_champion(name) == versions[2]
 
 
 def test_a_superseded_promotion_changes_nothing(s3: Store, name: str, versions: list[str]) -> None:
@@ -332,7 +332,7 @@ def test_a_superseded_promotion_changes_nothing(s3: Store, name: str, versions: 
         "this Deployment was never promoted"
     )
     assert promotion.promote(s3, name, first_version, "", "cards-1") == ""
-    assert champion(name) == second_version
+    assert find_champion(name) == second_version
     promotion.promote(s3, name, third_version, second_version, "cards-3", "run-3")
     promotion.promote(s3, name, second_version, third_version, "cards-2", "run-2")
     assert promotion.is_superseded(name, third_version, first_version, "cards-3", "run-3")
@@ -358,7 +358,7 @@ def test_an_unfinished_promotion_of_a_deleted_version_is_discarded(
     s3.put(f"releases/{name}/promotion.json", json.dumps(record).encode())
     assert promotion.promote(s3, name, version, "", "cards-1") == ""
     assert f"version 99 of {name} was deleted" in capsys.readouterr().err
-    assert champion(name) == version
+    assert find_champion(name) == version
     s3.put(f"releases/{name}/promotion.json", json.dumps(record).encode())
     with pytest.raises(RequestRefused):
         promotion.promote(s3, name, "99", version, "cards-99")
@@ -440,7 +440,7 @@ def test_a_rollback_waits_two_seconds_for_a_promotion_and_then_finishes_it(
     record = {"version": version, "deployment": "cards-1", "former": "", "unfinished": True}
     s3.put(f"releases/{name}/promotion.json", json.dumps(record).encode())
     assert promotion.read_pending_rollback(s3, name) is None
-    assert champion(name) == version
+    assert find_champion(name) == version
     assert now == [pytest.approx(102.0, abs=0.06)]
     assert json.loads(s3.get(f"releases/{name}/promotion.json")) == record | {"unfinished": False}
 
@@ -458,4 +458,4 @@ def test_a_process_that_paused_between_its_writes_does_not_restore_its_version(
     assert promotion.promote(s3, name, first_version, "", "cards-1") == ""
     assert promotion.promote(s3, name, second_version, first_version, "cards-2") == "cards-1"
     promotion._finish_promotion(s3, name, key, state, etag)
-    assert champion(name) == second_version
+    assert find_champion(name) == second_version

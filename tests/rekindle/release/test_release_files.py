@@ -31,7 +31,7 @@ from rekindle.release.release_files import (
 )
 from rekindle.storage import Store, file_sha256
 from tests.proxy import Proxy, Write
-from tests.rekindle.serving.running import prefix_of, release
+from tests.rekindle.serving.running import prefix_of, write_release
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_an_incomplete_release_is_rejected(
     s3: Store, tmp_path: Path, change: dict[str, bytes | None], error: type[Exception], message: str
 ) -> None:
     prefix = prefix_of(f"broken-{tmp_path.name}")
-    release(s3, prefix)
+    write_release(s3, prefix)
     for key, data in change.items():
         s3.delete([prefix + key]) if data is None else s3.put(prefix + key, data)
     with pytest.raises(error, match=message):
@@ -81,7 +81,7 @@ def test_an_incomplete_release_is_rejected(
 def stored(s3: Store, tmp_path: Path) -> str:
     """Store a release with the files of MLflow, and return the key prefix of the release."""
     folder = tmp_path / "made"
-    release(s3, f"made-{tmp_path.name}/")
+    write_release(s3, f"made-{tmp_path.name}/")
     s3.download(f"made-{tmp_path.name}/", folder)
     (folder / "verdict.json").write_text("{}")
     card = json.loads((folder / "model.json").read_text()) | {
@@ -168,7 +168,7 @@ def test_a_release_outside_of_the_folder_of_the_releases_is_rejected(
     s3: Store, tmp_path: Path, folder: str
 ) -> None:
     if folder in ("raw/forged", "releases/echo/latest"):
-        release(s3, f"{folder}/")
+        write_release(s3, f"{folder}/")
     for read in (download, download_champion):
         with pytest.raises(DataError, match="is not a release: its key must be releases/NAME/HASH"):
             read(s3, f"{folder}/", tmp_path / "release")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from rekindle.storage import Store
-from tests.rekindle.serving.running import SERVER_PREFIX, release
+from tests.rekindle.serving.running import SERVER_PREFIX, write_release
 
 
 @pytest.fixture(scope="module")
@@ -18,4 +18,4 @@ def store(s3_environment: dict[str, str]) -> Iterator[Store]:
 
 @pytest.fixture(scope="module")
 def sha256(store: Store) -> str:
-    return release(store, SERVER_PREFIX)
+    return write_release(store, SERVER_PREFIX)

@@ -42,7 +42,7 @@ def prefix_of(name: str, workload: str = "echo") -> str:
 SERVER_PREFIX = prefix_of("server")
 
 
-def release(store: Store, prefix: str, workload: str = "echo", version: str = "7") -> str:
+def write_release(store: Store, prefix: str, workload: str = "echo", version: str = "7") -> str:
     """Write a release into the store, and return the sha256 of the release's weights."""
     digest = sha256(b"weights").hexdigest()
     files = release_files(workload)

@@ -21,7 +21,7 @@ from tests.rekindle.serving.running import (
     connect,
     prefix_of,
     refuses_connections,
-    release,
+    write_release,
 )
 from tests.waiting import until
 
@@ -37,7 +37,7 @@ def stored(s3_environment: dict[str, str]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3_environment.items():
             patch.setenv(name, value)
-        release(Store.from_env(), PREFIX)
+        write_release(Store.from_env(), PREFIX)
         yield
 
 
@@ -67,7 +67,7 @@ def receive(client: socket.socket) -> tuple[int, str]:
     return int(text.split()[1]), text
 
 
-def ask(client: socket.socket, text: bytes = HEAD + BODY) -> tuple[int, str]:
+def send_request(client: socket.socket, text: bytes = HEAD + BODY) -> tuple[int, str]:
     client.sendall(text)
     return receive(client)
 
@@ -107,7 +107,7 @@ def test_a_request_that_never_ends_is_disconnected(
 @pytest.mark.parametrize("text", [GET + HEAD[:-4] + b"\r\nx: ", GET + HEAD], ids=["head", "body"])
 def test_occasional_bytes_do_not_keep_a_request_alive(server: RunningServer, text: bytes) -> None:
     with connect(server) as client:
-        assert ask(client, text)[0] == 200
+        assert send_request(client, text)[0] == 200
         client.settimeout(0.1)
 
         def is_closed() -> bool:
@@ -173,7 +173,7 @@ def test_thousands_of_connections_do_not_block_other_clients(
         while thread.is_alive() or len(answers) < 100:
             for text in (HEAD + BODY, GET):
                 with connect(small) as honest:
-                    answers.append(ask(honest, text)[0])
+                    answers.append(send_request(honest, text)[0])
     finally:
         thread.join()
 
@@ -197,8 +197,8 @@ def test_slow_requests_make_room_for_a_client_that_has_just_connected(small: Run
             slow = stack.enter_context(connect(small))
             slow.sendall(HEAD + BODY[:9])
             with connect(small) as probe:
-                assert ask(probe, GET)[0] == 200
-        assert ask(new)[0] == 200
+                assert send_request(probe, GET)[0] == 200
+        assert send_request(new)[0] == 200
 
 
 def get_connection_state(client: socket.socket) -> str:
@@ -264,7 +264,7 @@ def draining(request: pytest.FixtureRequest) -> Iterator[tuple[RunningServer, li
         server.until_ready()
         server.client.close()
         kept_connections = [connect(server) for _ in range(20)]
-        assert {ask(client)[0] for client in kept_connections} == {200}
+        assert {send_request(client)[0] for client in kept_connections} == {200}
         server.process.send_signal(signal.SIGTERM)
         until("it to refuse connections", lambda: refuses_connections(server))
         yield server, kept_connections
@@ -275,7 +275,7 @@ def test_an_open_connection_is_answered_after_the_drain_and_closed(
 ) -> None:
     server, kept_connections = draining
     for client in kept_connections:
-        status, head = ask(client)
+        status, head = send_request(client)
         assert status == 200
         assert "connection: close" in head
         assert client.recv(1) == b""
@@ -329,7 +329,7 @@ def test_a_second_signal_does_not_wait_for_idle_connections() -> None:
     with RunningServer(f"--model={PREFIX}", "--grace-seconds=600") as server:
         server.until_ready()
         client = connect(server)
-        assert ask(client)[0] == 200
+        assert send_request(client)[0] == 200
         server.process.send_signal(signal.SIGTERM)
         until("it to refuse connections", lambda: refuses_connections(server))
         server.process.send_signal(signal.SIGTERM)
@@ -355,7 +355,7 @@ def test_no_request_is_lost_at_the_moment_of_sigterm(version: str) -> None:
                     closes = False
                     with connect(server) as client:
                         while not closes and not over.is_set():
-                            status, head = ask(client, text)
+                            status, head = send_request(client, text)
                             answered.append(status)
                             closes = "connection: close" in head
             except (OSError, ValueError) as error:

@@ -31,7 +31,7 @@ from tests.rekindle.serving.running import (
     RunningServer,
     prefix_of,
     refuses_connections,
-    release,
+    write_release,
 )
 from tests.waiting import until
 
@@ -530,7 +530,7 @@ def test_a_server_without_its_release_fails_with_an_error(store: Store) -> None:
 @pytest.mark.slow
 def test_a_server_whose_model_cannot_be_loaded_fails_with_an_error(store: Store) -> None:
     prefix = prefix_of("unknown", "no.such.workload")
-    release(store, prefix, workload="no.such.workload")
+    write_release(store, prefix, workload="no.such.workload")
     with RunningServer(f"--model={prefix}") as server:
         code, log = server.end()
     assert code == 78

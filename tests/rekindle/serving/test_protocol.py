@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from rekindle.storage import Store
-from tests.rekindle.serving.running import PREDICT, RunningServer, connect, prefix_of, release
+from tests.rekindle.serving.running import PREDICT, RunningServer, connect, prefix_of, write_release
 
 PREFIX = prefix_of("protocol")
 BODY = b'{"instances": [{"id": "a"}]}'
@@ -23,13 +23,13 @@ def server(s3_environment: dict[str, str]) -> Iterator[RunningServer]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3_environment.items():
             patch.setenv(name, value)
-        release(Store.from_env(), PREFIX)
+        write_release(Store.from_env(), PREFIX)
         with RunningServer(f"--model={PREFIX}", "--body-seconds=60") as running:
             running.until_ready()
             yield running
 
 
-def post(*headers: str, body: bytes = BODY, path: str = PREDICT) -> bytes:
+def make_post_request(*headers: str, body: bytes = BODY, path: str = PREDICT) -> bytes:
     """Return a POST request; without `headers`, it has a header with the length of the body."""
     lines = [f"POST {path} HTTP/1.1", "host: x", *(headers or [f"content-length: {len(body)}"])]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
@@ -54,13 +54,18 @@ LENGTH = f"content-length: {len(BODY)}"
 
 
 # the client closes its end of the connection before the answer begins
-SLOW_REQUEST = post(body=b'{"instances": [{"id": "a", "sleep": 0.5}]}')
+SLOW_REQUEST = make_post_request(body=b'{"instances": [{"id": "a", "sleep": 0.5}]}')
 
 
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     "text",
-    [SLOW_REQUEST, SLOW_REQUEST + post() * 2, SLOW_REQUEST + GET, SLOW_REQUEST + GET + b"GE"],
+    [
+        SLOW_REQUEST,
+        SLOW_REQUEST + make_post_request() * 2,
+        SLOW_REQUEST + GET,
+        SLOW_REQUEST + GET + b"GE",
+    ],
 )
 def test_a_client_that_ends_its_side_of_the_connection_gets_all_answers(
     server: RunningServer, text: bytes
@@ -77,7 +82,7 @@ def test_a_client_that_ends_its_side_of_the_connection_gets_all_answers(
 
 def test_a_client_that_ends_its_side_within_a_body_is_disconnected(server: RunningServer) -> None:
     with connect(server) as client:
-        client.sendall(post()[:-1])
+        client.sendall(make_post_request()[:-1])
         client.shutdown(socket.SHUT_WR)
         assert receive(client) == []
 
@@ -91,7 +96,7 @@ def test_a_request_that_offers_http_2_is_answered(server: RunningServer, size: i
         "http2-settings: AAMAAABkAARAAAAA",
     )
 
-    text = post(LENGTH, *offer) + post(
+    text = make_post_request(LENGTH, *offer) + make_post_request(
         "transfer-encoding: chunked", *offer, body=b"1c\r\n" + BODY + b"\r\n0\r\n\r\n"
     )
 
@@ -112,19 +117,19 @@ def test_an_answer_instead_of_100_continue_closes_the_connection(server: Running
     of the rejected one."""
     with connect(server) as client:
         for _ in range(2):  # an accepted body keeps the connection open
-            client.sendall(post(LENGTH, "expect: 100-continue", body=b""))
+            client.sendall(make_post_request(LENGTH, "expect: 100-continue", body=b""))
             assert client.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
             client.sendall(BODY)
             [(status, headers, _)] = receive(client, 1)
             assert status == 200
             assert headers.get("connection") is None
-        client.sendall(post(LENGTH, "expect: 100-continue", body=b"", path="/nowhere"))
+        client.sendall(make_post_request(LENGTH, "expect: 100-continue", body=b"", path="/nowhere"))
         [(status, headers, _)] = receive(client)
         assert status == 404
         assert headers["connection"] == "close"
 
 
-CHUNKED = post("transfer-encoding: chunked", body=b"")
+CHUNKED = make_post_request("transfer-encoding: chunked", body=b"")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +160,7 @@ def test_an_endless_head_is_rejected(server: RunningServer, start: bytes, piece:
 def test_a_large_head_and_many_small_chunks_are_accepted(server: RunningServer) -> None:
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY.ljust(20_000)) + b"0\r\n\r\n"
     with connect(server) as client:
-        client.sendall(post(LENGTH, f"x: {'a' * 15_000}") * 2 + CHUNKED + chunks)
+        client.sendall(make_post_request(LENGTH, f"x: {'a' * 15_000}") * 2 + CHUNKED + chunks)
         assert [status for status, _, _ in receive(client, 3)] == [200] * 3
 
 
@@ -199,7 +204,7 @@ def test_a_request_whose_length_is_ambiguous_is_rejected(
     """With an ambiguous length, a proxy and the server could disagree about the end of the
     request."""
     with connect(server) as client:
-        client.sendall(post(*headers) + GET)
+        client.sendall(make_post_request(*headers) + GET)
         [(status, _, body)] = receive(client)
     assert status == 400
     assert "is not valid HTTP/1.1" in json.loads(body)["error"]
@@ -209,7 +214,7 @@ def test_an_invalid_request_does_not_replace_the_answer_to_the_request_before(
     server: RunningServer,
 ) -> None:
     with connect(server) as client:
-        client.sendall(post() + b"\0" + GET)
+        client.sendall(make_post_request() + b"\0" + GET)
         [(status, headers, _)] = receive(client)
     assert status == 200
     assert headers["connection"] == "close"

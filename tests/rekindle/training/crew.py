@@ -177,7 +177,7 @@ class Crew:
 
     def start_launcher(self, name: str, argv: list[str], **environment: str) -> Member:
         """Start the first process of a worker pod, as a command, as in the pod."""
-        log = self._log(name)
+        log = self._log_path(name)
         with open(log, "ab") as file:
             variables = {"POD_NAME": name, "PYTHONPATH": ROOT} | environment
             environment = os.environ | self.environment | self.meeting | variables
@@ -189,7 +189,7 @@ class Crew:
         return self.members[-1]
 
     def _start(self, name: str, argv: list[str], environment: dict[str, str]) -> Member:
-        log = self._log(name)
+        log = self._log_path(name)
         process = self.context.Process(
             target=run_member, args=(argv, self.environment | environment, str(log))
         )
@@ -197,7 +197,7 @@ class Crew:
         self.members.append(Member(process, log))
         return self.members[-1]
 
-    def _log(self, name: str) -> Path:
+    def _log_path(self, name: str) -> Path:
         return self.logs / f"{len(self.members)}-{name}.log"
 
     def until(self, condition: Callable[[], bool], seconds: float = 60) -> None:

@@ -17,7 +17,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REKINDLE_CACHE", str(tmp_path / "cache"))
 
 
-def upload(store: Store, folder: Path, prefix: str, **files: bytes) -> str:
+def upload_dataset(store: Store, folder: Path, prefix: str, **files: bytes) -> str:
     """Store a dataset with the shards `files`, and return its digest."""
     (folder / "shards").mkdir(parents=True)
     (folder / "dataset.json").write_text(json.dumps({"facts": {}}))
@@ -29,7 +29,7 @@ def upload(store: Store, folder: Path, prefix: str, **files: bytes) -> str:
 
 
 def test_workers_of_a_node_share_one_download(s3: Store, tmp_path: Path) -> None:
-    digest = upload(s3, tmp_path / "d", "shared/dataset", a=b"numbers")
+    digest = upload_dataset(s3, tmp_path / "d", "shared/dataset", a=b"numbers")
     with ThreadPoolExecutor(4) as pool:
         folders = list(pool.map(lambda _: fetch_dataset(s3, "shared/dataset", digest), range(4)))
     assert len(set(folders)) == 1
@@ -39,7 +39,7 @@ def test_workers_of_a_node_share_one_download(s3: Store, tmp_path: Path) -> None
 
 
 def test_an_interrupted_download_is_started_again(s3: Store, tmp_path: Path) -> None:
-    digest = upload(s3, tmp_path / "d", "torn/dataset")
+    digest = upload_dataset(s3, tmp_path / "d", "torn/dataset")
     torn = tmp_path / f"cache/datasets/{digest}.unfinished"
     torn.mkdir(parents=True)
     (torn / "half").touch()
@@ -48,7 +48,7 @@ def test_an_interrupted_download_is_started_again(s3: Store, tmp_path: Path) -> 
 
 
 def test_a_dataset_with_another_digest_is_rejected(s3: Store, tmp_path: Path) -> None:
-    digest = upload(s3, tmp_path / "d", "other/dataset")
+    digest = upload_dataset(s3, tmp_path / "d", "other/dataset")
     own_digest = "ab" * 32
     with pytest.raises(
         DataError, match=f"has the sha256 {digest}, but the digest of the dataset is {own_digest}"
@@ -91,7 +91,7 @@ def test_a_changed_dataset_in_the_store_is_not_trained_on(
     s3: Store, tmp_path: Path, key: str, data: bytes | None, message: str
 ) -> None:
     prefix = f"changed-{tmp_path.name}"
-    digest = upload(s3, tmp_path / "d", prefix, a=b"numbers")
+    digest = upload_dataset(s3, tmp_path / "d", prefix, a=b"numbers")
     s3.delete([f"{prefix}/{key}"]) if data is None else s3.put(f"{prefix}/{key}", data)
     for _ in range(2):
         with pytest.raises(DataError, match=f"{message}.*--no-cache"):
@@ -101,7 +101,7 @@ def test_a_changed_dataset_in_the_store_is_not_trained_on(
 def test_a_damaged_local_copy_is_downloaded_again(
     s3: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    digest = upload(s3, tmp_path / "d", "local/dataset", a=b"numbers")
+    digest = upload_dataset(s3, tmp_path / "d", "local/dataset", a=b"numbers")
     file = fetch_dataset(s3, "local/dataset", digest) / "shards/a"
     with file.open("rb") as opened:
         file.chmod(0o600)
@@ -119,7 +119,7 @@ def test_a_damaged_local_copy_is_downloaded_again(
 def test_a_node_that_shares_the_copy_of_another_node_verifies_it(
     s3: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digest = upload(s3, tmp_path / "d", "volume/dataset", a=b"numbers")
+    digest = upload_dataset(s3, tmp_path / "d", "volume/dataset", a=b"numbers")
     nodes = [tmp_path / "node-1", tmp_path / "node-2"]
     notes = []
     for node in nodes:

@@ -20,7 +20,7 @@ def make_state(**settings: Any) -> TrainingState:
     )
 
 
-def flatten(state: TrainingState, gradients: list[torch.Tensor]) -> torch.Tensor:
+def flatten_state(state: TrainingState, gradients: list[torch.Tensor]) -> torch.Tensor:
     result = torch.zeros(state.size)
     for view, gradient in zip(state.view_parameters(result), gradients, strict=True):
         view.copy_(gradient)
@@ -39,7 +39,7 @@ def test_updates_match_torch_adamw() -> None:
         torch.manual_seed(step)
         gradients = [torch.randn_like(p) for p in state.parameters]
         state.step = max(state.step, 0)
-        state.update(flatten(state, gradients) * 4, 4, lambda highest: 0.01)
+        state.update(flatten_state(state, gradients) * 4, 4, lambda highest: 0.01)
 
         for parameter, gradient in zip(reference.parameters, gradients, strict=True):
             parameter.grad = gradient
@@ -53,7 +53,7 @@ def test_updates_match_torch_adamw() -> None:
 def test_a_large_gradient_is_clipped_and_reported_unclipped() -> None:
     clipped = make_state(clip=1.0)
     scaled = make_state()
-    gradient = flatten(clipped, [torch.ones_like(p) for p in clipped.parameters])
+    gradient = flatten_state(clipped, [torch.ones_like(p) for p in clipped.parameters])
     norm = float(gradient.norm())
     clipped.step = scaled.step = 0
     assert clipped.update(gradient.clone(), 1, lambda highest: 0.01) == pytest.approx(norm)

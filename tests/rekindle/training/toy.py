@@ -41,7 +41,7 @@ def write(path: Path, samples: int) -> str:
 batch_numbers = itertools.count(1)
 
 
-def _hold() -> None:
+def _hold_micro_batch() -> None:
     """Count the micro-batches of this process. If TOY_HOLD contains the number of micro-batches so
     far, wait until the folder TOY_GATES has a file with this number as its name."""
     number = str(next(batch_numbers))
@@ -73,17 +73,17 @@ class Journal:
         for step in range(steps + 1):
             for leaf in range(virtual):
                 self.steps[
-                    self._key(rows.index_select(0, sampler.select_sample_indices(step, leaf)))
+                    self._key_of(rows.index_select(0, sampler.select_sample_indices(step, leaf)))
                 ] = step
         self.step, self.name = -1, os.environ.get("POD_NAME", "alone")
 
     def note(self, rows: Any) -> None:
-        step = self.steps[self._key(rows)]
+        step = self.steps[self._key_of(rows)]
         if step != self.step:
             self.step = step
             os.write(self.file, f"{time.time():.6f} {os.getpid()} {self.name} {step}\n".encode())
 
-    def _key(self, rows: Any) -> Any:
+    def _key_of(self, rows: Any) -> Any:
         return tuple(rows[:4, 0].tolist())
 
 
@@ -138,7 +138,7 @@ def loss(model: Any, batch: tuple[Any, ...]) -> Any:
         raise RuntimeError("toy trouble")
     rows, targets = batch
     if model.training:
-        _hold()
+        _hold_micro_batch()
         if Numbers.journal:
             Numbers.journal.note(rows)
         time.sleep(float(os.environ.get("TOY_PACE", 0)))

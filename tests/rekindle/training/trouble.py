@@ -14,28 +14,28 @@ __all__ = ["Data", "Model", "examples", "metrics", "model", "predictor", "prepar
 STEP = 7  # micro-batches
 
 
-def _raise(error: BaseException) -> None:
+def _raise_error(error: BaseException) -> None:
     raise error
 
 
-def _hoard() -> None:
+def _fill_memory() -> None:
     kept_memory = [b"x" * (1 << 20)]
     while True:
         kept_memory.append(bytes(kept_memory[0]) + b"x")
 
 
 TROUBLES: dict[str, Any] = {
-    "config": lambda: _raise(ConfigError("toy.width is wrong")),
-    "data": lambda: _raise(DataError("the toy data is wrong")),
-    "storage": lambda: _raise(StorageError("s3://toy is away")),
+    "config": lambda: _raise_error(ConfigError("toy.width is wrong")),
+    "data": lambda: _raise_error(DataError("the toy data is wrong")),
+    "storage": lambda: _raise_error(StorageError("s3://toy is away")),
     "reshape": lambda: __import__("torch").zeros(3),
-    "traceback": lambda: _raise(RuntimeError("toy trouble")),
-    "cut": lambda: _raise(ConnectionResetError("reset by the feature store")),
+    "traceback": lambda: _raise_error(RuntimeError("toy trouble")),
+    "cut": lambda: _raise_error(ConnectionResetError("reset by the feature store")),
     "exit": lambda: os._exit(3),
     "crash": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "preempted": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "told": lambda: os.kill(os.getpid(), signal.SIGTERM),
-    "hoard": _hoard,
+    "hoard": _fill_memory,
 }
 
 

@@ -42,108 +42,117 @@ MADE_SPARSE = SPARSE_OPTIMIZER_CODE.format(
 )
 
 
-def optimizer(value: str) -> str:
+def make_optimizer_source(value: str) -> str:
     return f"{TEMPLATE}\n\ndef optimizer(model, train):\n    import torch\n\n    {value}\n"
 
 
-def function(signature: str, value: str) -> str:
+def make_function_source(signature: str, value: str) -> str:
     return f"{TEMPLATE}\n\ndef {signature}:\n    return {value}\n"
 
 
-def changed(old: str, new: str) -> str:
+def change_template(old: str, new: str) -> str:
     assert old in TEMPLATE
     return TEMPLATE.replace(old, new)
 
 
-def network(init: str, forward: str) -> str:
-    return changed(MODEL, FORWARD.format(init=init, forward=forward))
+def make_network_source(init: str, forward: str) -> str:
+    return change_template(MODEL, FORWARD.format(init=init, forward=forward))
 
 
 # code of a workload, and the beginning of the sentence that refuses it
 FAULTS = {
     "a closure": (
-        optimizer("return torch.optim.LBFGS(model.parameters())"),
+        make_optimizer_source("return torch.optim.LBFGS(model.parameters())"),
         "the workload's optimizer LBFGS cannot",
     ),
     "sparse adam": (
-        optimizer("return torch.optim.SparseAdam(model.parameters())"),
+        make_optimizer_source("return torch.optim.SparseAdam(model.parameters())"),
         "the workload's optimizer SparseAdam cannot make a step",
     ),
     "sparse gradients": (
-        network(EMBED, "return self.net(x) + self.hours(x[:, 0].long()).flatten()"),
+        make_network_source(EMBED, "return self.net(x) + self.hours(x[:, 0].long()).flatten()"),
         "a layer of the model has sparse gradients",
     ),
     "only sparse": (
-        optimizer(SPARSE_ONLY),
+        make_optimizer_source(SPARSE_ONLY),
         "the workload's optimizer Sparse cannot make a step (no sparse gradient)",
     ),
     "made sparse": (
-        optimizer(MADE_SPARSE),
+        make_optimizer_source(MADE_SPARSE),
         "the workload's optimizer Sparse makes sparse gradients",
     ),
     "optimizers": (
-        optimizer("return [torch.optim.Adam(model.parameters())]"),
+        make_optimizer_source("return [torch.optim.Adam(model.parameters())]"),
         "`optimizer` returned [Adam (",
     ),
     "complex": (
-        changed(MEAN, f"{MEAN} + 0j"),
+        change_template(MEAN, f"{MEAN} + 0j"),
         "loss(model, batch) returned a complex tensor of shape ()",
     ),
     "lazy": (
-        changed("Linear(2, section", "LazyLinear(section"),
+        change_template("Linear(2, section", "LazyLinear(section"),
         "parameter 1.weight of the model has no shape yet",
     ),
     "measures": (
-        function("measures(model, batch)", "[1.0]"),
+        make_function_source("measures(model, batch)", "[1.0]"),
         "measures(model, batch) returned [1.0]: it must return",
     ),
     "measure": (
-        function("measures(model, batch)", "{'m': 'x'}"),
+        make_function_source("measures(model, batch)", "{'m': 'x'}"),
         "measures(model, batch) returned {'m': 'x'}: ",
     ),
     "schedule": (
-        function("schedule(step, total)", "None"),
+        make_function_source("schedule(step, total)", "None"),
         "schedule(step, total) returned None for step 0: it must",
     ),
     "rate": (
-        function("schedule(step, total)", "float('nan')"),
+        make_function_source("schedule(step, total)", "float('nan')"),
         "schedule(step, total) returned nan for step 0: ",
     ),
     "no optimizer": (
-        optimizer("torch.optim.Adam(model.parameters())"),
+        make_optimizer_source("torch.optim.Adam(model.parameters())"),
         "`optimizer` returned None",
     ),
     "parameters": (
-        optimizer("return torch.optim.Adam(model[1].parameters())"),
+        make_optimizer_source("return torch.optim.Adam(model[1].parameters())"),
         "the workload's optimizer lacks",
     ),
     "float64": (
-        changed(MODEL, MODEL.replace("(0))", "(0)).double()")),
+        change_template(MODEL, MODEL.replace("(0))", "(0)).double()")),
         "parameter 1.weight of the model is not",
     ),
     "frozen": (
-        changed(MODEL, MODEL.replace("(0))", "(0)).requires_grad_(False)")),
+        change_template(MODEL, MODEL.replace("(0))", "(0)).requires_grad_(False)")),
         "the model lacks a trainable",
     ),
-    "buffer": (network(SEEN.format("float64"), ADD.format("x.double().mean()")), AVERAGE),
+    "buffer": (
+        make_network_source(SEEN.format("float64"), ADD.format("x.double().mean()")),
+        AVERAGE,
+    ),
     "integer": (
-        network(SEEN.format("int64"), ADD.format("(x[:, 0] > 12).sum()")),
+        make_network_source(SEEN.format("int64"), ADD.format("(x[:, 0] > 12).sum()")),
         'the model changes its buffer "seen"',
     ),
     "facts": (
-        changed("BatchNorm1d(2)", 'BatchNorm1d(facts["columns"])'),
+        change_template("BatchNorm1d(2)", 'BatchNorm1d(facts["columns"])'),
         "`model` failed on a few rows: ",
     ),
     "no module": (
-        changed(MODEL, "    return layers\n"),
+        change_template(MODEL, "    return layers\n"),
         "model(section, facts) returned (BatchNorm1d",
     ),
     "no mean": (
-        changed(MEAN, MEAN.removesuffix(".mean()")),
+        change_template(MEAN, MEAN.removesuffix(".mean()")),
         "loss(model, batch) returned a tensor of shape (32,)",
     ),
-    "shapes": (changed("Linear(2, section", "Linear(3, section"), "`loss` failed on a few rows: "),
-    "tensors": (changed("instances])).tolist()", "instances]))"), "`predict` returned Tensor: "),
+    "shapes": (
+        change_template("Linear(2, section", "Linear(3, section"),
+        "`loss` failed on a few rows: ",
+    ),
+    "tensors": (
+        change_template("instances])).tolist()", "instances]))"),
+        "`predict` returned Tensor: ",
+    ),
 }
 
 

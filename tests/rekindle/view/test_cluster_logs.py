@@ -21,8 +21,8 @@ from rekindle.cluster.kubernetes_api import Cluster
 from rekindle.errors import RekindleError
 from rekindle.storage import Store
 from rekindle.view.cluster_logs import Logs, TrainingProgress, read_archived_lines, read_last_lines
-from tests.rekindle.cluster.server import ApiServer, BrokenKubelet, Kubelet, status
-from tests.rekindle.cluster.workflows import WORKFLOWS_AT, workflow
+from tests.rekindle.cluster.server import ApiServer, BrokenKubelet, Kubelet, make_status
+from tests.rekindle.cluster.workflows import WORKFLOWS_AT, make_workflow
 from tests.waiting import until
 
 PODS_AT = "/api/v1/namespaces/models/pods"
@@ -50,7 +50,7 @@ def make_pod(
 def out(server: ApiServer, cluster: Cluster) -> Iterator[io.StringIO]:
     """The output of `rekindle logs -f` for the run `demo`; the run and its pods end with the
     test."""
-    server.put(WORKFLOWS_AT, workflow("demo"))
+    server.put(WORKFLOWS_AT, make_workflow("demo"))
     out = io.StringIO()
     follower = threading.Thread(target=Logs(cluster, "demo", out).follow)
     follower.start()
@@ -58,7 +58,7 @@ def out(server: ApiServer, cluster: Cluster) -> Iterator[io.StringIO]:
     for name in list(server.objects.get(PODS_AT, {})):
         server.put(PODS_AT, make_pod(name, state="terminated"))
         server.end_log(name)
-    server.put(WORKFLOWS_AT, workflow("demo", "Succeeded"))
+    server.put(WORKFLOWS_AT, make_workflow("demo", "Succeeded"))
     follower.join(20)
     assert not follower.is_alive()
 
@@ -127,7 +127,7 @@ def test_a_recreated_pod_is_read_again(server: ApiServer, out: io.StringIO):
 
 
 def test_pods_missed_by_the_watch_are_read_at_the_end(server: ApiServer, cluster: Cluster):
-    server.put(WORKFLOWS_AT, workflow("demo", "Succeeded"))
+    server.put(WORKFLOWS_AT, make_workflow("demo", "Succeeded"))
     server.put(PODS_AT, make_pod("demo-a-1", "demo.a", state="terminated"))
     server.write_log("demo-a-1", "late")
     server.end_log("demo-a-1")
@@ -141,7 +141,7 @@ def test_logs_of_a_step_are_selected_by_a_part_of_its_name(server: ApiServer, cl
         server.put(PODS_AT, make_pod(f"demo-{name}-1", f"demo.{name}"))
         server.write_log(f"demo-{name}-1", f"of {name}")
     out = io.StringIO()
-    assert Logs(cluster, "demo", out, "rai").print(workflow("demo")) == 1
+    assert Logs(cluster, "demo", out, "rai").print(make_workflow("demo")) == 1
     assert out.getvalue() == "train | of train\n"
 
 
@@ -149,13 +149,13 @@ def test_json_output_has_an_object_per_line(server: ApiServer, cluster: Cluster)
     server.put(PODS_AT, make_pod("demo-train-1", "demo.train"))
     server.write_log("demo-train-1", 'a "line" | of é')
     out = io.StringIO()
-    Logs(cluster, "demo", out, as_json=True).print(workflow("demo"))
+    Logs(cluster, "demo", out, as_json=True).print(make_workflow("demo"))
     assert json.loads(out.getvalue()) == {"step": "train", "line": 'a "line" | of é'}
 
 
 def make_ended_run(*labels: str, phase: str = "Succeeded") -> dict[str, Any]:
     """Return the run `demo` with a completed pod for each label."""
-    run = workflow("demo", phase)
+    run = make_workflow("demo", phase)
     nodes = {
         label: {"id": label, "name": f"demo.{label}", "type": "Pod", "phase": "Succeeded"}
         for label in labels
@@ -191,7 +191,7 @@ def test_a_pod_that_is_deleted_before_its_log_was_followed_is_named(
 def test_a_run_that_is_deleted_while_it_is_followed_is_reported(
     server: ApiServer, cluster: Cluster
 ):
-    server.put(WORKFLOWS_AT, workflow("demo"))
+    server.put(WORKFLOWS_AT, make_workflow("demo"))
     logs = Logs(cluster, "demo", io.StringIO())
     follower = threading.Thread(target=logs.follow)
     follower.start()
@@ -223,7 +223,7 @@ def test_a_long_archived_log_without_its_first_lines_says_so(
     }
 
     nodes = {"own": {"name": "demo.own", "type": "Pod", "outputs": outputs}}
-    run = workflow("demo") | {"spec": {"templates": [{"name": "own", "container": container}]}}
+    run = make_workflow("demo") | {"spec": {"templates": [{"name": "own", "container": container}]}}
     run["status"] = {"phase": "Succeeded", "nodes": nodes}
 
     with RotatingKubelet(tmp_path) as server:
@@ -235,9 +235,9 @@ def test_a_long_archived_log_without_its_first_lines_says_so(
 
 
 def test_a_missing_permission_to_read_logs_is_an_error(server: ApiServer, cluster: Cluster):
-    server.put(WORKFLOWS_AT, workflow("demo", "Succeeded"))
+    server.put(WORKFLOWS_AT, make_workflow("demo", "Succeeded"))
     server.put(PODS_AT, make_pod("demo-a-1", "demo.a"))
-    server.refuse("GET", "/log", 403, status(403, "Forbidden", "no"))
+    server.refuse("GET", "/log", 403, make_status(403, "Forbidden", "no"))
     with pytest.raises(ApiError, match="no"):
         Logs(cluster, "demo", io.StringIO()).follow()
 
@@ -247,7 +247,7 @@ def test_a_closed_output_ends_logs_of_an_active_run(server: ApiServer, cluster: 
         def write(self, text: str) -> int:
             raise BrokenPipeError
 
-    server.put(WORKFLOWS_AT, workflow("demo"))
+    server.put(WORKFLOWS_AT, make_workflow("demo"))
     server.put(PODS_AT, make_pod("demo-a-1", "demo.a"))
     server.write_log("demo-a-1", "one line too many")
     with pytest.raises(BrokenPipeError):
@@ -313,7 +313,7 @@ def test_the_cause_of_a_failed_job_is_read_from_its_pods(server: ApiServer, clus
     )
     progress = TrainingProgress(cluster, "demo").of
     assert find_cause(attempt, progress) == "/app/own.py:7: KeyError: 3."
-    server.refuse("GET", "/pods", 403, status(403, "Forbidden", "no"))
+    server.refuse("GET", "/pods", 403, make_status(403, "Forbidden", "no"))
     assert find_cause(attempt, progress) == causes.UNREPORTED_CAUSE
 
 
@@ -346,7 +346,7 @@ def test_a_malformed_answer_of_the_pod_that_reads_the_archive_is_one_error(
     command = {"command": ["python"], "args": ["-m", "rekindle", "step", "steps.own"]}
     template = {"name": "own", "container": {"image": "rekindle:0.1", **command}}
     nodes = {"own": {"name": "demo.own", "type": "Pod", "outputs": outputs}}
-    run = workflow("demo") | {"spec": {"templates": [template]}, "status": {"nodes": nodes}}
+    run = make_workflow("demo") | {"spec": {"templates": [template]}, "status": {"nodes": nodes}}
 
     with BrokenKubelet(tmp_path) as server:
         server.text = text

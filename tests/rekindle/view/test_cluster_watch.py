@@ -11,9 +11,9 @@ import pytest
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import manifest_sha256, render_manifest
 from rekindle.cluster import workflows
-from tests.rekindle.cli.processes import REKINDLE, rekindle
+from tests.rekindle.cli.processes import REKINDLE, run_rekindle
 from tests.rekindle.cluster.server import ApiServer
-from tests.rekindle.cluster.workflows import WORKFLOWS_AT, make_manifest, node
+from tests.rekindle.cluster.workflows import WORKFLOWS_AT, make_manifest, make_node
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -35,16 +35,16 @@ def make_run(phase: str, *nodes: dict[str, Any], verdict: str = "") -> dict[str,
 @pytest.mark.parametrize(
     ("workflow", "code", "words"),
     [
-        (make_run("Succeeded", node("demo.a")), 0, "took      1 min 00 s"),
+        (make_run("Succeeded", make_node("demo.a")), 0, "took      1 min 00 s"),
         (make_run("Succeeded", verdict="keep"), 3, "not released"),
         (
-            make_run("Failed", node("demo.a", phase="Failed", message="exit code 1")),
+            make_run("Failed", make_node("demo.a", phase="Failed", message="exit code 1")),
             1,
             "resume  rekindle resume demo --cluster",
         ),
         (
             workflows.compress_nodes(
-                make_run("Failed", node("demo.a", phase="Failed", message="m"))
+                make_run("Failed", make_node("demo.a", phase="Failed", message="m"))
             ),
             1,
             "step    a",
@@ -55,7 +55,7 @@ def test_a_watch_ends_like_a_local_run(
     server: ApiServer, tmp_path: Path, workflow: Any, code: int, words: str
 ):
     server.put(WORKFLOWS_AT, workflow)
-    result = rekindle("status", "demo", "--cluster", "--watch", cwd=tmp_path)
+    result = run_rekindle("status", "demo", "--cluster", "--watch", cwd=tmp_path)
     assert result.returncode == code
     assert words in result.stdout + result.stderr
 
@@ -73,7 +73,7 @@ def test_the_request_to_try_has_the_token_if_the_servers_need_one(
     server.put(WORKFLOWS_AT, workflow | {"spec": render_manifest(config)["spec"]})
     service = {"metadata": {"name": "cards"}, "spec": {"ports": [{"port": 9000}]}}
     server.put("/api/v1/namespaces/models/services", service)
-    result = rekindle("status", "demo", "--cluster", "--watch", cwd=tmp_path)
+    result = run_rekindle("status", "demo", "--cluster", "--watch", cwd=tmp_path)
 
     if token:
         request = "printf 'Authorization: Bearer %s' \"$REKINDLE_TOKEN\" | curl -s -H @-"
@@ -84,7 +84,7 @@ def test_the_request_to_try_has_the_token_if_the_servers_need_one(
 
 
 def test_ctrl_c_ends_only_the_watch_and_shows_how_to_continue_it(server: ApiServer, tmp_path: Path):
-    server.put(WORKFLOWS_AT, make_run("Running", node("demo.a", phase="Running")))
+    server.put(WORKFLOWS_AT, make_run("Running", make_node("demo.a", phase="Running")))
     process = subprocess.Popen(
         [REKINDLE, "status", "demo", "--cluster", "--watch"],
         cwd=tmp_path,
@@ -105,7 +105,7 @@ def test_ctrl_c_ends_only_the_watch_and_shows_how_to_continue_it(server: ApiServ
 
 @pytest.mark.slow
 def test_a_watch_reports_a_job_whose_pods_fit_no_node(server: ApiServer, tmp_path: Path):
-    job = node("demo.train", phase="Running", displayName="train", templateName="apply")
+    job = make_node("demo.train", phase="Running", displayName="train", templateName="apply")
     server.put(WORKFLOWS_AT, make_run("Running", job))
 
     condition = {
@@ -141,14 +141,14 @@ def test_a_watch_reports_a_job_whose_pods_fit_no_node(server: ApiServer, tmp_pat
     )
 
     assert process.stdout.readline()[9:] == "train is waiting: Unschedulable: Insufficient cpu.\n"
-    table = rekindle("status", "demo", "--cluster", cwd=tmp_path).stdout
+    table = run_rekindle("status", "demo", "--cluster", cwd=tmp_path).stdout
     assert "demo: Pending" in table
     assert "Insufficient cpu" in table
 
     assert (
-        json.loads(rekindle("status", "--cluster", "-o", "json", cwd=tmp_path).stdout)["runs"][0][
-            "phase"
-        ]
+        json.loads(run_rekindle("status", "--cluster", "-o", "json", cwd=tmp_path).stdout)["runs"][
+            0
+        ]["phase"]
         == "Pending"
     )
 
@@ -170,10 +170,12 @@ SPEC = {
 def test_a_dry_run_prints_the_submitted_workflow(server: ApiServer, tmp_path: Path):
     file = write_manifest(tmp_path, **SPEC)
     printed = json.loads(
-        rekindle("submit", "--manifest", file, "--dry-run", "-o", "json", cwd=tmp_path).stdout
+        run_rekindle("submit", "--manifest", file, "--dry-run", "-o", "json", cwd=tmp_path).stdout
     )
     assert [request for request in server.requests if request[0] != "GET"] == []
-    completed = rekindle("submit", "--manifest", file, "-n", "models", "-o", "json", cwd=tmp_path)
+    completed = run_rekindle(
+        "submit", "--manifest", file, "-n", "models", "-o", "json", cwd=tmp_path
+    )
     ((_, path, sent_body),) = [request for request in server.requests if request[0] == "POST"]
     assert path == WORKFLOWS_AT
 
@@ -191,20 +193,20 @@ def test_a_dry_run_prints_the_submitted_workflow(server: ApiServer, tmp_path: Pa
 
 def test_a_duplicate_run_is_submitted_only_with_the_option_yes(server: ApiServer, tmp_path: Path):
     command = ("submit", "--manifest", write_manifest(tmp_path, **SPEC), "-n", "models")
-    assert rekindle(*command, cwd=tmp_path).returncode == 0
+    assert run_rekindle(*command, cwd=tmp_path).returncode == 0
     (name,) = server.objects[WORKFLOWS_AT]
-    refused = rekindle(*command, "-o", "json", cwd=tmp_path)
+    refused = run_rekindle(*command, "-o", "json", cwd=tmp_path)
     assert refused.returncode == 2
     assert json.loads(refused.stdout)["workflow"] is None
     assert f"{name} is already running with the same manifest and parameters" in refused.stderr
-    assert rekindle(*command, "-p", "n=2", cwd=tmp_path).returncode == 0
-    assert rekindle(*command, "--yes", cwd=tmp_path).returncode == 0
+    assert run_rekindle(*command, "-p", "n=2", cwd=tmp_path).returncode == 0
+    assert run_rekindle(*command, "--yes", cwd=tmp_path).returncode == 0
     assert len(server.objects[WORKFLOWS_AT]) == 3
 
 
 def test_an_invalid_workflow_is_not_submitted(server: ApiServer, tmp_path: Path):
     file = write_manifest(tmp_path, **{**SPEC, "entrypoint": "mian"})
-    result = rekindle("submit", "--manifest", file, cwd=tmp_path)
+    result = run_rekindle("submit", "--manifest", file, cwd=tmp_path)
     assert result.returncode == 2
     assert "mian" in result.stderr
     assert server.requests == []
@@ -226,7 +228,7 @@ def test_a_workflow_is_sent_unchanged_to_an_argo_server_with_argo_token(
         "models",
     )
 
-    result = rekindle(
+    result = run_rekindle(
         *command, cwd=tmp_path, ARGO_SERVER=url, ARGO_TOKEN="Bearer of argo", KUBECONFIG="/none"
     )
     assert result.returncode == 0, result.stderr
@@ -235,7 +237,7 @@ def test_a_workflow_is_sent_unchanged_to_an_argo_server_with_argo_token(
     assert server.tokens == {"Bearer of argo"}
     # Hera's models do not know this field
     assert sent["workflow"]["spec"]["pendingTimeout"] == "1h"
-    away = rekindle(
+    away = run_rekindle(
         *command, "--argo-server", "http://127.0.0.1:9", cwd=tmp_path, KUBECONFIG="/none"
     )
     assert away.returncode == 1
@@ -245,9 +247,9 @@ def test_a_workflow_is_sent_unchanged_to_an_argo_server_with_argo_token(
 @pytest.mark.slow
 def test_suspending_a_schedule_changes_nothing_else(server: ApiServer, tmp_path: Path):
     command = ("schedule", str(GOLDEN / "config.yaml"), "-o", "json")
-    assert rekindle(*command, cwd=tmp_path).returncode == 0
+    assert run_rekindle(*command, cwd=tmp_path).returncode == 0
     for flag, change in (("--suspend", "nothing → true"), ("--unsuspend", "true → nothing")):
-        changes = json.loads(rekindle(*command, flag, cwd=tmp_path).stdout)["changes"]
+        changes = json.loads(run_rekindle(*command, flag, cwd=tmp_path).stdout)["changes"]
         assert [line.rpartition(" ")[2] for line in changes[:2]] == [
             "unchanged",
             "updated",
@@ -256,11 +258,11 @@ def test_suspending_a_schedule_changes_nothing_else(server: ApiServer, tmp_path:
 
 
 def test_status_of_a_namespace_lists_runs_and_schedules(server: ApiServer, tmp_path: Path):
-    assert "no runs in" in rekindle("status", "--cluster", cwd=tmp_path).stdout
+    assert "no runs in" in run_rekindle("status", "--cluster", cwd=tmp_path).stdout
     server.put(WORKFLOWS_AT, make_run("Succeeded", verdict="release"))
     cron = {"metadata": {"name": "cards"}, "spec": {"schedules": ["0 3 * * 1"], "suspend": True}}
     server.put(WORKFLOWS_AT.replace("workflows", "cronworkflows"), cron)
-    tables = json.loads(rekindle("status", "--cluster", "-o", "json", cwd=tmp_path).stdout)
+    tables = json.loads(run_rekindle("status", "--cluster", "-o", "json", cwd=tmp_path).stdout)
     assert [(row["run"], row["phase"], row["verdict"]) for row in tables["runs"]] == [
         ("demo", "Succeeded", "release")
     ]
@@ -275,15 +277,17 @@ def test_the_status_of_a_run_has_its_endpoint_and_manifest_hash(server: ApiServe
     server.put(WORKFLOWS_AT, workflow)
     service = {"metadata": {"name": "cards"}, "spec": {"ports": [{"port": 8080}]}}
     server.put("/api/v1/namespaces/models/services", service)
-    status = json.loads(rekindle("status", "demo", "--cluster", "-o", "json", cwd=tmp_path).stdout)
+    status = json.loads(
+        run_rekindle("status", "demo", "--cluster", "-o", "json", cwd=tmp_path).stdout
+    )
     assert status["endpoint"] == "http://cards.models:8080"
     assert "manifest_sha256" in status
 
 
 def test_deleting_an_active_run_needs_the_option_yes(server: ApiServer, tmp_path: Path):
     server.put(WORKFLOWS_AT, make_run("Running"))
-    refused = rekindle("delete", "demo", cwd=tmp_path)
+    refused = run_rekindle("delete", "demo", cwd=tmp_path)
     assert refused.returncode == 2
     assert "rekindle stop demo --cluster" in refused.stderr
-    assert rekindle("delete", "demo", "--yes", "-o", "json", cwd=tmp_path).returncode == 0
+    assert run_rekindle("delete", "demo", "--yes", "-o", "json", cwd=tmp_path).returncode == 0
     assert server.objects[WORKFLOWS_AT] == {}

@@ -11,7 +11,7 @@ from argolocal.view import display
 from rekindle.operations.results import compute_exit_code
 from rekindle.view.outcome import build_outcome, describe_success
 from rekindle.view.progress import LogProgress, find_progress
-from tests.argolocal.view.nodes import ROOT, WORKFLOW, make_status, node, time_at
+from tests.argolocal.view.nodes import ROOT, WORKFLOW, make_node, make_status, time_at
 from tests.waiting import until
 
 
@@ -24,7 +24,7 @@ def test_json_has_the_steps_and_the_outputs_of_the_workflow():
         "run_id": "r1",
     }
 
-    done = make_status(ROOT, node(".prepare", end=2.5), phase="Succeeded", outputs=outputs)
+    done = make_status(ROOT, make_node(".prepare", end=2.5), phase="Succeeded", outputs=outputs)
     result = build_outcome(WORKFLOW, done, endpoint="http://x")
     assert result["metrics"] == {"ap": 0.71, "auc": None}
     assert result["reason"] == "why"
@@ -68,7 +68,7 @@ def test_a_step_that_reads_the_champion_is_not_a_release(
         }
 
     judges = [
-        node(
+        make_node(
             f".judge-{n}",
             displayName=f"judge-{n}",
             **with_outputs(verdict=verdict, reason="chance", metrics=f'{{"ap": 0.{n}}}'),
@@ -80,7 +80,7 @@ def test_a_step_that_reads_the_champion_is_not_a_release(
         "inputs": {"artifacts": [{"name": "report", "s3": {"key": f"{WORKFLOW}/judge-1/report"}}]}
     }
 
-    ship = node(
+    ship = make_node(
         ".ship",
         displayName="ship",
         **with_outputs(model_uri="releases/power/ab/", version="4", **more),
@@ -108,7 +108,7 @@ def test_a_step_that_reads_the_champion_is_not_a_release(
 def test_the_last_evaluation_of_a_step_counts_and_items_of_a_loop_have_their_own():
     def judge(name: str, end: float, **outputs: str) -> Any:
         values = [{"name": key, "value": value} for key, value in outputs.items()]
-        return node(
+        return make_node(
             f".{name}", displayName=name.rpartition(".")[2], end=end, outputs={"parameters": values}
         )
 
@@ -150,7 +150,7 @@ def test_training_progress_is_shown(tmp_path: Path):
     with display.show_run(
         WORKFLOW, LogProgress(WORKFLOW, tmp_path / "logs", tmp_path / "deployments").of, {}, output
     ) as shown:
-        shown(make_status(ROOT, node(".train", phase="Running", end=None)))
+        shown(make_status(ROOT, make_node(".train", phase="Running", end=None)))
         until("the progress line", lambda: "loss" in output.getvalue())
 
     assert "train step 120/600  loss 0.02130  10 234 samples/s  12 s left" in output.getvalue()

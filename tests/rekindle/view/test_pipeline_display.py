@@ -19,9 +19,9 @@ import pytest
 from tests.ports import free_port
 from tests.rekindle.cli.processes import (
     REKINDLE,
-    rekindle,
+    make_shell_workflow,
+    run_rekindle,
     wait_until_started,
-    workflow,
     write_manifest,
 )
 from tests.waiting import until
@@ -59,7 +59,7 @@ def is_alive(pod: psutil.Process) -> bool:
     "signal_number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
 def test_a_second_signal_ends_a_busy_run(tmp_path: Path, signal_number: int):
-    manifest = workflow(("long", "echo begun; sleep 100 & wait"))
+    manifest = make_shell_workflow(("long", "echo begun; sleep 100 & wait"))
     tasks = [{"name": "a", "template": "twice"}, {"name": "b", "template": "twice"}]
     manifest["spec"]["templates"].append({"name": "twice", "dag": {"tasks": tasks}})
     manifest["spec"]["templates"][0]["dag"]["tasks"] = [
@@ -106,7 +106,7 @@ def run_on_terminal(
 ) -> tuple[subprocess.Popen[bytes], int]:
     """Start a run on its own terminal, and return the process of the run and the other end of the
     terminal."""
-    file = write_manifest(tmp_path / "w.yaml", workflow(("long", script)))
+    file = write_manifest(tmp_path / "w.yaml", make_shell_workflow(("long", script)))
     terminal, child = pty.openpty()
 
     def take_terminal() -> None:
@@ -134,11 +134,11 @@ def test_a_closed_terminal_ends_all_processes_of_a_run(tmp_path: Path):
     os.close(terminal)
     assert process.wait(timeout=60) == 129
     assert find_survivors(pods) == []
-    assert rekindle("status", cwd=tmp_path).stdout.splitlines()[1].split()[:2] == [
+    assert run_rekindle("status", cwd=tmp_path).stdout.splitlines()[1].split()[:2] == [
         "four",
         "Interrupted",
     ]
-    logs = rekindle("logs", "-f", cwd=tmp_path)
+    logs = run_rekindle("logs", "-f", cwd=tmp_path)
     assert logs.returncode == 0
     assert "begun" in logs.stdout
 
@@ -160,7 +160,7 @@ def test_a_run_under_nohup_survives_a_closed_terminal(tmp_path: Path):
         process, terminal = run_on_terminal(tmp_path, script, signal.SIG_IGN)
         wait_until_started(process, tmp_path)
         os.close(terminal)
-        logs = rekindle("logs", cwd=tmp_path)
+        logs = run_rekindle("logs", cwd=tmp_path)
         assert logs.stderr == "four is running: `rekindle logs four -f` follows its logs.\n"
         Path(memory_folder, "closed").touch()
         assert process.wait(timeout=60) == 0
@@ -175,14 +175,15 @@ def test_a_run_continues_if_its_output_cannot_be_written(
     tmp_path: Path, redirection: str, output: str
 ):
     write_manifest(
-        tmp_path / "w.yaml", workflow(("first", "true"), ("second", "sleep 0.2"), ("third", "true"))
+        tmp_path / "w.yaml",
+        make_shell_workflow(("first", "true"), ("second", "sleep 0.2"), ("third", "true")),
     )
     result = run_shell(f'"$REKINDLE" run --manifest w.yaml -o {output} {redirection}', tmp_path)
     # True if the requested output is lost
     lost = output == "json" and "/dev/full" in redirection and "2>" not in redirection
     assert result.returncode == int(lost), result.stderr
     assert "Traceback" not in result.stderr, result.stderr
-    assert rekindle("status", cwd=tmp_path).stdout.splitlines()[1].split()[:2] == [
+    assert run_rekindle("status", cwd=tmp_path).stdout.splitlines()[1].split()[:2] == [
         "four",
         "Succeeded",
     ]
@@ -200,8 +201,8 @@ def test_a_full_stdout_is_not_reported_as_a_full_home(tmp_path: Path):
 
 
 def test_characters_that_stdout_cannot_encode_are_escaped(tmp_path: Path):
-    file = write_manifest(tmp_path / "w.yaml", workflow(("a", "echo h\u00f6her")))
-    assert rekindle("run", "--manifest", file, cwd=tmp_path).returncode == 0
+    file = write_manifest(tmp_path / "w.yaml", make_shell_workflow(("a", "echo h\u00f6her")))
+    assert run_rekindle("run", "--manifest", file, cwd=tmp_path).returncode == 0
     result = run_shell('"$REKINDLE" logs', tmp_path, PYTHONIOENCODING="ascii")
     assert result.returncode == 0, result.stderr
     assert result.stdout.endswith("| h\\xf6her\n"), result.stderr
@@ -212,7 +213,7 @@ def test_a_full_disk_is_reported_and_resume_frees_space(tmp_path: Path):
         pytest.skip("needs mounts")
 
     fills = "test -e /again/x || { touch /again/x; cat /dev/zero > /tmp/big; }"
-    manifest = workflow(
+    manifest = make_shell_workflow(
         ("fill", "seq 5000 > {{outputs.parameters.long.path}};" + fills),
         ("bye", "true"),
         onExit="bye",
@@ -244,7 +245,7 @@ def test_a_step_is_not_retried_while_the_disk_is_full(tmp_path: Path):
         pytest.skip("needs mounts")
 
     fills = "echo tried; head -c 8000000 /dev/zero > /tmp/big || exit 1"
-    manifest = workflow(("fill", fills))
+    manifest = make_shell_workflow(("fill", fills))
     manifest["spec"]["templates"][1]["retryStrategy"] = {"limit": 3}
     write_manifest(tmp_path / "w.yaml", manifest)
     (tmp_path / "home").mkdir()
@@ -277,7 +278,7 @@ def test_without_mount_namespaces_path_tags_work_and_literal_paths_are_refused(t
     outputs = {"parameters": [{"name": "x", "valueFrom": {"path": "/tmp/x"}}]}
     path = "{{outputs.parameters.x.path}}"
     for file, source in ("moved.yaml", f"echo {path} > {path}"), ("spelt.yaml", "echo 1 > /tmp/x"):
-        manifest = workflow(("make", source))
+        manifest = make_shell_workflow(("make", source))
         manifest["spec"]["templates"][1]["outputs"] = outputs
         write_manifest(tmp_path / file, manifest)
 

@@ -46,7 +46,7 @@ from tests.steps.fraud.written import write
 DELAY = 7
 
 
-def evaluate(
+def evaluate_candidate(
     candidate: Path, champion: Path | None, dataset: Path, report: Path, gate: Gate
 ) -> Evaluation:
     return evaluation.evaluate(fraud, candidate, champion, dataset, report, gate)
@@ -117,7 +117,7 @@ def judged(
     expert: Path, novice: Path, small_dataset: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
     report = tmp_path_factory.mktemp("report")
-    return evaluate(expert, novice, small_dataset, report, Gate(resamples=100)), report
+    return evaluate_candidate(expert, novice, small_dataset, report, Gate(resamples=100)), report
 
 
 def test_candidate_and_champion_are_evaluated_on_the_same_rows(judged: tuple[Any, Path]):
@@ -156,7 +156,7 @@ def test_all_plots_are_written(judged: tuple[Any, Path]):
 def test_a_candidate_is_evaluated_without_a_champion(
     expert: Path, small_dataset: Path, tmp_path: Path
 ):
-    result = evaluate(expert, None, small_dataset, tmp_path, Gate())
+    result = evaluate_candidate(expert, None, small_dataset, tmp_path, Gate())
     assert set(result.metrics) == {"candidate", "baseline"}
     assert result.difference is None
     assert result.incomparable == ""
@@ -179,12 +179,12 @@ def test_a_champion_with_other_features_is_incomparable(
     with pytest.raises(
         DataError, match=r"candidate does not fit this dataset: .*missing: night; new: dusk"
     ):
-        evaluate(expert, None, other, tmp_path, Gate())
+        evaluate_candidate(expert, None, other, tmp_path, Gate())
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "model.json").write_text(json.dumps({"model": {}}))
     for name in ("dataset.json", FILE_LIST):
         shutil.copy(small_dataset / name, tmp_path / "broken")
-    result = evaluate(expert, tmp_path / "broken", small_dataset, tmp_path, Gate())
+    result = evaluate_candidate(expert, tmp_path / "broken", small_dataset, tmp_path, Gate())
     assert "is not a model of this workload" in result.incomparable
     assert set(result.metrics) == {"candidate", "baseline"}
 
@@ -200,7 +200,7 @@ def test_a_champion_is_not_evaluated_on_its_training_rows(
     for train_end, weeks in ((second_week[0], 1), (second_week[1], 0)):
         older_dataset = {"digest": "older", "facts": {"train_end": train_end}}
         (champion / "dataset.json").write_text(json.dumps(record | older_dataset))
-        result = evaluate(
+        result = evaluate_candidate(
             expert, champion, small_dataset, tmp_path / str(weeks), Gate(resamples=50)
         )
         assert len(result.parts) == (weeks or 2)
@@ -223,7 +223,7 @@ def test_a_champion_is_evaluated_with_its_own_trees(
     )
     assert np.array_equal(served, offline), "with the trees of the dataset, it is the same model"
     replace(state.trees, value=-state.trees.value).save(champion / "state/trees.npz")
-    result = evaluate(expert, champion, small_dataset, tmp_path, Gate(resamples=50))
+    result = evaluate_candidate(expert, champion, small_dataset, tmp_path, Gate(resamples=50))
     assert result.metrics["champion"]["auc"] < 0.5 < result.metrics["baseline"]["auc"]
     assert result.metrics["candidate"] == judged[0].metrics["candidate"]
 
@@ -271,7 +271,9 @@ def test_a_refreshed_champion_is_evaluated_by_its_served_scores(
         until_day.write_parquet(source := tmp_path / f"{day}.parquet")
         champion = refresh_release(champion, Data(source=str(source)), tmp_path / str(day))
 
-    result = evaluate(novice, champion, newer_dataset, tmp_path / "judged", Gate(resamples=50))
+    result = evaluate_candidate(
+        novice, champion, newer_dataset, tmp_path / "judged", Gate(resamples=50)
+    )
     scores = pl.read_parquet(tmp_path / "judged/scores.parquet")
     assert result.incomparable == ""
     assert len(scores) > 1000
@@ -319,9 +321,9 @@ def test_a_diverged_model_is_rejected(expert: Path, small_dataset: Path, tmp_pat
     with pytest.raises(
         DataError, match=r"not numbers: its training diverged\. Lower train\.learning_rate"
     ):
-        evaluate(diverged, None, small_dataset, tmp_path, Gate())
+        evaluate_candidate(diverged, None, small_dataset, tmp_path, Gate())
 
-    result = evaluate(expert, diverged, small_dataset, tmp_path, Gate())
+    result = evaluate_candidate(expert, diverged, small_dataset, tmp_path, Gate())
     assert set(result.metrics) == {"candidate", "baseline"}
     assert result.incomparable == "the scores of the model are not numbers."
 
@@ -341,7 +343,7 @@ def test_a_week_without_frauds_is_named(expert: Path, small_dataset: Path, tmp_p
         record_files(copy)
 
     without_frauds(first_week)
-    result = evaluate(expert, None, copy, tmp_path, Gate())
+    result = evaluate_candidate(expert, None, copy, tmp_path, Gate())
     assert result.warnings == [
         f"test week {first_week.name} does not contain frauds, so it does not count."
     ]
@@ -349,7 +351,7 @@ def test_a_week_without_frauds_is_named(expert: Path, small_dataset: Path, tmp_p
     without_frauds(second_week)
 
     with pytest.raises(DataError, match="no test week holds frauds"):
-        evaluate(expert, None, copy, tmp_path, Gate())
+        evaluate_candidate(expert, None, copy, tmp_path, Gate())
 
 
 def with_changed_arrays(
@@ -374,7 +376,7 @@ def test_a_model_that_is_not_better_than_chance_gives_a_warning(
     other_rows = with_changed_arrays(
         small_dataset, tmp_path / "data", "labels", lambda _, y: random.permutation(y)
     )
-    [warning] = evaluate(expert, None, other_rows, tmp_path / "report", Gate()).warnings
+    [warning] = evaluate_candidate(expert, None, other_rows, tmp_path / "report", Gate()).warnings
     assert re.search(
         r"no better than chance: its ap is 0\.0.* Do the labels belong to their rows", warning
     )
@@ -389,7 +391,7 @@ def test_a_model_that_is_too_good_gives_a_warning(
         return np.column_stack([table[:, :-1], np.where(labels == 1, 9, -9)]).astype(np.float32)
 
     leaky = with_changed_arrays(small_dataset, tmp_path / "data", "features", leak)
-    [warning] = evaluate(expert, None, leaky, tmp_path / "report", Gate()).warnings
+    [warning] = evaluate_candidate(expert, None, leaky, tmp_path / "report", Gate()).warnings
     assert re.search(
         r"too good to be true \(ap 0\.\d+ and auc 0\.99\d*\): does a column contain the label",
         warning,
@@ -424,8 +426,8 @@ def test_labels_that_arrive_a_week_late_change_neither_training_nor_evaluation(
     )
     assert prepared.rejected == 0
 
-    complete = evaluate(expert, None, small_dataset, tmp_path / "a", Gate())
-    result = evaluate(expert, None, tmp_path / "data", tmp_path / "b", Gate())
+    complete = evaluate_candidate(expert, None, small_dataset, tmp_path / "a", Gate())
+    result = evaluate_candidate(expert, None, tmp_path / "data", tmp_path / "b", Gate())
     assert result.metrics == complete.metrics
     assert result.parts == complete.parts
     windows = [TrainingWindows(Rows(path)) for path in (small_dataset, tmp_path / "data")]
@@ -454,4 +456,6 @@ def test_rows_without_labels_are_not_used(
     judged = np.concatenate([week.rows for week in judged_weeks(rows)])
     assert len(judged)
     assert not (rows.ids[judged] % 10 == 0).any()
-    assert evaluate(expert, None, tmp_path / "data", tmp_path / "r", Gate()).rows == len(judged)
+    assert evaluate_candidate(expert, None, tmp_path / "data", tmp_path / "r", Gate()).rows == len(
+        judged
+    )

@@ -34,7 +34,7 @@ def refreshed(expert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[R
     return result, release
 
 
-def scores(predictor: FraudPredictor, request: dict[str, Any]) -> list[float]:
+def predict_scores(predictor: FraudPredictor, request: dict[str, Any]) -> list[float]:
     [prediction] = predictor.predict([parse_body(predictor.Request, json.dumps(request).encode())])
     return prediction
 
@@ -69,10 +69,10 @@ def test_a_refreshed_state_replaces_the_history(
             for row in past.iter_rows(named=True)
         ]
         instance = instance | {"transaction_id": "new"}
-        [with_history] = scores(current, {"instances": [instance], "history": history})
-        [refreshed_score] = scores(newer_predictor, {"instances": [instance]})
+        [with_history] = predict_scores(current, {"instances": [instance], "history": history})
+        [refreshed_score] = predict_scores(newer_predictor, {"instances": [instance]})
         assert refreshed_score == with_history, instance
-        differing += scores(current, {"instances": [instance]}) != [with_history]
+        differing += predict_scores(current, {"instances": [instance]}) != [with_history]
 
     assert differing > 5, "the history must change scores"
 

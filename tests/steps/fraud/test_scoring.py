@@ -39,7 +39,7 @@ def predictor(
     release = tmp_path_factory.mktemp("release")
     shutil.copytree(expert, release, dirs_exist_ok=True)
     loaded = FraudPredictor(release)
-    scores(loaded, loaded.example())
+    predict_scores(loaded, loaded.example())
     return loaded
 
 
@@ -51,7 +51,7 @@ def requests(small_dataset: Path, report: Path) -> Requests:
     return list(replay(small_dataset, report, 60, 1))
 
 
-def scores(predictor: FraudPredictor, *requests: dict[str, Any]) -> list[float]:
+def predict_scores(predictor: FraudPredictor, *requests: dict[str, Any]) -> list[float]:
     """Return the scores of requests that are predicted together."""
     parsed = [parse_body(predictor.Request, json.dumps(request).encode()) for request in requests]
     return [score for prediction in predictor.predict(parsed) for score in prediction]
@@ -59,7 +59,7 @@ def scores(predictor: FraudPredictor, *requests: dict[str, Any]) -> list[float]:
 
 def test_served_scores_equal_offline_scores(predictor: FraudPredictor, requests: Requests) -> None:
     for request, expected in requests:
-        assert scores(predictor, request) == pytest.approx(expected, abs=CLOSE)
+        assert predict_scores(predictor, request) == pytest.approx(expected, abs=CLOSE)
 
 
 def test_a_replay_covers_every_week_and_frauds(report: Path, requests: Requests) -> None:
@@ -80,7 +80,7 @@ def test_the_replay_detects_a_server_without_history(
     differences = [
         abs(a - b)
         for request, expected in requests
-        for a, b in zip(scores(predictor, request | {"history": []}), expected, strict=True)
+        for a, b in zip(predict_scores(predictor, request | {"history": []}), expected, strict=True)
     ]
     assert max(differences) > 100 * CLOSE
 
@@ -118,7 +118,9 @@ def test_the_order_of_rows_in_a_request_does_not_matter(
     history = order.sample(request["history"], len(request["history"]))
     places = order.sample(range(len(expected)), len(expected))
     shuffled = {"instances": [request["instances"][p] for p in places], "history": history}
-    assert scores(predictor, shuffled) == pytest.approx([expected[p] for p in places], abs=CLOSE)
+    assert predict_scores(predictor, shuffled) == pytest.approx(
+        [expected[p] for p in places], abs=CLOSE
+    )
 
 
 def test_a_label_within_the_delay_changes_nothing(
@@ -144,7 +146,7 @@ def test_a_label_within_the_delay_changes_nothing(
         if datetime.fromisoformat(row["time"]) == first_time
     ]
 
-    got = scores(predictor, {"instances": request["instances"], "history": changed})
+    got = predict_scores(predictor, {"instances": request["instances"], "history": changed})
     assert [got[n] for n in first_only] == pytest.approx(
         [expected[n] for n in first_only], abs=CLOSE
     )
@@ -155,8 +157,8 @@ def test_a_transaction_gets_the_same_score_alone_and_with_others(predictor: Frau
         ROW | {"transaction_id": n, "card": n, "terminal": 100 + n, "amount": n}
         for n in range(20, 60)
     ]
-    single_scores = scores(predictor, {"instances": [ROW]})
-    among = scores(predictor, {"instances": [*other_rows, ROW]})
+    single_scores = predict_scores(predictor, {"instances": [ROW]})
+    among = predict_scores(predictor, {"instances": [*other_rows, ROW]})
     assert among[-1] == single_scores[0]
 
 
@@ -164,11 +166,11 @@ def test_a_request_gets_the_same_bits_in_any_batch(
     predictor: FraudPredictor, requests: Requests
 ) -> None:
     bodies = [request for request, _ in requests]
-    single_scores = [scores(predictor, body) for body in bodies]
+    single_scores = [predict_scores(predictor, body) for body in bodies]
     order = random.Random(1)
     for _ in range(3):
         shuffled = order.sample(range(len(bodies)), len(bodies))
-        batched_scores = scores(predictor, *(bodies[index] for index in shuffled))
+        batched_scores = predict_scores(predictor, *(bodies[index] for index in shuffled))
         assert batched_scores == [score for index in shuffled for score in single_scores[index]]
 
 
@@ -179,7 +181,9 @@ def test_ids_may_be_text(predictor: FraudPredictor) -> None:
         "terminal": "6",
         "time": "2024-03-20T13:00:00+01:00",
     }
-    assert scores(predictor, {"instances": [row]}) == scores(predictor, {"instances": [ROW]})
+    assert predict_scores(predictor, {"instances": [row]}) == predict_scores(
+        predictor, {"instances": [ROW]}
+    )
 
 
 def test_requests_that_need_too_much_history_are_not_replayed(
@@ -220,7 +224,7 @@ def test_an_invalid_value_is_named_with_its_position_and_rule(
     predictor: FraudPredictor, change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        scores(predictor, {"instances": [ROW, ROW | {"transaction_id": 2} | change]})
+        predict_scores(predictor, {"instances": [ROW, ROW | {"transaction_id": 2} | change]})
 
 
 def test_missing_fields_and_wrong_types_are_named(predictor: FraudPredictor) -> None:
@@ -232,9 +236,9 @@ def test_missing_fields_and_wrong_types_are_named(predictor: FraudPredictor) -> 
         (7, r"instances\[0\] is 7: input should be an object"),
     ]:
         with pytest.raises(DataError, match=message):
-            scores(predictor, {"instances": [row]})
+            predict_scores(predictor, {"instances": [row]})
 
     with pytest.raises(DataError, match=r"history\[0\].fraud is 2: it must be 1 or 0"):
-        scores(
+        predict_scores(
             predictor, {"instances": [ROW], "history": [ROW | {"transaction_id": 5, "fraud": 2}]}
         )

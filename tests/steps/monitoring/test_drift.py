@@ -21,12 +21,12 @@ from rekindle.storage import Store
 from steps.monitoring import drift, notify
 from tests.rekindle.hook import Hook
 from tests.rekindle.serving import echo
-from tests.rekindle.serving.running import RunningServer, prefix_of, release
+from tests.rekindle.serving.running import RunningServer, prefix_of, write_release
 
 RANDOM = random.Random(0)
 
 
-def ids(count: int, low: int = 0, high: int = 99) -> list[dict[str, Any]]:
+def draw_ids(count: int, low: int = 0, high: int = 99) -> list[dict[str, Any]]:
     return [{"id": RANDOM.randint(low, high)} for _ in range(count)]
 
 
@@ -37,8 +37,8 @@ def model(
     """A champion with a running server."""
     name = f"echo-{uuid.uuid4().hex[:6]}"
     prefix = prefix_of(name)
-    sha256 = release(s3, prefix)
-    rows = ids(1000)
+    sha256 = write_release(s3, prefix)
+    rows = draw_ids(1000)
     record_reference(tmp_path, rows, [echo.Instance.model_validate(row) for row in rows])
     s3.put(f"{prefix}reference.json", (tmp_path / "reference.json").read_bytes())
     version = tracking.register_version(
@@ -73,12 +73,12 @@ def check_drift(model: Any, workflow: str = "", **inputs: Any) -> drift.Outputs:
 def test_drift_is_reported_with_figures_and_similar_data_is_steady(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model.server.predict(*ids(300))
+    model.server.predict(*draw_ids(300))
     first_check = check_drift(model)
     assert first_check.verdict == "steady", first_check.reason
-    model.server.predict(*ids(30))
+    model.server.predict(*draw_ids(30))
     assert check_drift(model).verdict == "few"
-    model.server.predict(*ids(270, 100, 199))
+    model.server.predict(*draw_ids(270, 100, 199))
     workflow = f"w-{uuid.uuid4().hex[:8]}"
     workflow_check = check_drift(model, workflow)
     second_check = check_drift(model, workflow)
@@ -113,12 +113,12 @@ def test_replayed_rows_and_requests_before_the_promotion_do_not_count(
 ) -> None:
     about = model.server.client.get("/v1/models/echo").json()
     client = ModelClient(model.server.url, "echo", about["sha256"], deadline_seconds=math.inf)
-    client.predict({"instances": ids(300, 100, 199)})
+    client.predict({"instances": draw_ids(300, 100, 199)})
     assert "0 instances" in check_drift(model).reason
     # these requests count as copies, as for a shadow
-    model.server.predict(*ids(300, 100, 199))
+    model.server.predict(*draw_ids(300, 100, 199))
     reset_counts(s3, model.name, about["version"])
-    model.server.predict(*ids(250))
+    model.server.predict(*draw_ids(250))
     outcome = check_drift(model)
     assert outcome.verdict == "steady"
     assert outcome.reason.split()[0] == "250"
@@ -126,23 +126,23 @@ def test_replayed_rows_and_requests_before_the_promotion_do_not_count(
 
 @pytest.mark.slow
 def test_a_model_is_trained_again_once_within_the_minimum_days(model: Any) -> None:
-    model.server.predict(*ids(300, 100, 199))
+    model.server.predict(*draw_ids(300, 100, 199))
     inputs = {"retrain": True, "min_days_between": 7, "workflow": f"w-{uuid.uuid4().hex[:8]}"}
     assert [check_drift(model, **inputs).again for _ in range(2)] == [True, True], (
         "a repeated step decides the same"
     )
-    model.server.predict(*ids(300, 100, 199))
+    model.server.predict(*draw_ids(300, 100, 199))
     later_check = check_drift(model, **inputs | {"workflow": ""})
     assert not later_check.again
     assert "drift.min_days_between allows a training in 7.0 days" in later_check.reason
-    model.server.predict(*ids(300, 100, 199))
+    model.server.predict(*draw_ids(300, 100, 199))
     assert check_drift(model, retrain=True, min_days_between=0).again
 
 
 @pytest.mark.slow
 def test_a_manual_training_counts_for_the_minimum_days(model: Any) -> None:
     tracking.start_run(model.name, f"w-{uuid.uuid4().hex[:8]}")
-    model.server.predict(*ids(300, 100, 199))
+    model.server.predict(*draw_ids(300, 100, 199))
     assert not check_drift(model, retrain=True).again
 
 

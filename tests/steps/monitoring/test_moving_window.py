@@ -13,7 +13,7 @@ import pytest
 from rekindle import DataError, Store, tracking
 from rekindle.cache import code, loaded
 from rekindle.step import encode_parameter, load_step_module
-from tests.steps.bills import workload
+from tests.steps.bills import make_workload
 
 # the function `prepare`, which counts the rows of the days before the end of the window
 PREPARE = """
@@ -32,7 +32,7 @@ class Weeks:
         self.name = f"bills_{uuid4().hex[:6]}"
         self.module = folder / f"{self.name}.py"
         self.source = folder / "bills.txt"
-        self.module.write_text(workload("", PREPARE))
+        self.module.write_text(make_workload("", PREPARE))
         self.templates: list[dict[str, Any]] = []
 
     def run(self, day: str, status: str = "FINISHED", more: Any = None, **config: Any) -> Any:
@@ -115,7 +115,7 @@ def test_a_change_of_config_or_code_trains_and_says_what_changed(weeks: Weeks) -
     assert weeks.run("2024-04-29", train={"seed": 2}).unchanged, (
         "the changed config was that of the last run"
     )
-    weeks.module.write_text(workload("", PREPARE) + "# a comment\n")
+    weeks.module.write_text(make_workload("", PREPARE) + "# a comment\n")
     forget_code()
     assert "the code changed" in weeks.run("2024-05-06", train={"seed": 2}).warnings[-1]
 
@@ -133,7 +133,7 @@ def forget_code() -> None:
         function.cache_clear()
 
 
-def program(*command: str) -> dict[str, Any]:
+def make_train_template(*command: str) -> dict[str, Any]:
     section = json.dumps({"command": command})
     args = ["-m", "rekindle.program.agent", f"--program={section}"]
     return {"name": "train", "container": {"args": args}}
@@ -141,7 +141,7 @@ def program(*command: str) -> dict[str, Any]:
 
 def test_changed_code_of_a_program_trains(weeks: Weeks) -> None:
     helper = add_module(weeks, "helper", "K = 2")
-    weeks.templates = [program(f"{add_module(weeks, 'train', f'import {helper}')}.py")]
+    weeks.templates = [make_train_template(f"{add_module(weeks, 'train', f'import {helper}')}.py")]
     weeks.run("2024-04-15")
     assert weeks.run("2024-04-22").unchanged
 
@@ -164,7 +164,7 @@ def test_changed_code_of_a_step_with_a_short_name_trains(weeks: Weeks) -> None:
 
 
 def test_a_program_whose_files_are_unknown_always_trains(weeks: Weeks) -> None:
-    weeks.templates = [program("sh", "train.sh")]
+    weeks.templates = [make_train_template("sh", "train.sh")]
     weeks.run("2024-04-15")
     week = weeks.run("2024-04-22")
     assert week.unchanged == ""

@@ -13,7 +13,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.mlflow_api import RETRIES_VARIABLE
 from steps.monitoring import notify
-from tests.argolocal.view.nodes import ROOT, WORKFLOW, make_status, node
+from tests.argolocal.view.nodes import ROOT, WORKFLOW, make_node, make_status
 from tests.rekindle.hook import Hook
 
 FAILED = json.dumps(
@@ -220,10 +220,15 @@ def test_the_run_shows_a_notification_that_was_not_sent() -> None:
     outputs: dict[str, Any] = {
         "outputs": {"parameters": [{"name": "warnings", "value": '["notification not sent: x"]'}]}
     }
-    ended = make_status(ROOT, node(".train"), node(".onExit.notify", **outputs), phase="Succeeded")
+    ended = make_status(
+        ROOT, make_node(".train"), make_node(".onExit.notify", **outputs), phase="Succeeded"
+    )
     assert summary.make_json_object(WORKFLOW, ended)["warnings"] == ["notification not sent: x"]
     failed_status = make_status(
-        ROOT, node(".train", phase="Failed"), node(".onExit.notify", **outputs), phase="Failed"
+        ROOT,
+        make_node(".train", phase="Failed"),
+        make_node(".onExit.notify", **outputs),
+        phase="Failed",
     )
     assert "warning notification not sent: x" in summary.failure(
         WORKFLOW, failed_status, "", None, "resume"

@@ -18,7 +18,7 @@ SVG = "<svg xmlns='http://www.w3.org/2000/svg' width='9' height='9'><script>top.
 PAGE = "<script>top.document.title='hacked'</script>"
 
 
-def container(name: str, script: str, **fields: object) -> dict[str, Any]:
+def make_script_template(name: str, script: str, **fields: object) -> dict[str, Any]:
     """Return a template that runs a script with bash."""
     return {
         "name": name,
@@ -27,7 +27,7 @@ def container(name: str, script: str, **fields: object) -> dict[str, Any]:
     }
 
 
-def say(task: str, template: str = "say", **fields: object) -> dict[str, Any]:
+def make_say_task(task: str, template: str = "say", **fields: object) -> dict[str, Any]:
     """Return a task that calls `say`, with a text as its argument."""
     return {
         "name": task,
@@ -37,7 +37,7 @@ def say(task: str, template: str = "say", **fields: object) -> dict[str, Any]:
     }
 
 
-SAY_TEMPLATE = container(
+SAY_TEMPLATE = make_script_template(
     "say", "echo '{{inputs.parameters.text}}'", inputs={"parameters": [{"name": "text"}]}
 )
 SHARED_TEMPLATE: dict[str, Any] = {
@@ -48,7 +48,12 @@ SHARED_TEMPLATE: dict[str, Any] = {
         "templates": [
             {
                 "name": "outer",
-                "dag": {"tasks": [say("in-a", "echo"), say("in-b", "echo", depends="in-a")]},
+                "dag": {
+                    "tasks": [
+                        make_say_task("in-a", "echo"),
+                        make_say_task("in-b", "echo", depends="in-a"),
+                    ]
+                },
             },
             {**SAY_TEMPLATE, "name": "echo"},
         ]
@@ -71,8 +76,10 @@ def make_zoo() -> dict[str, Any]:
     heads = "{{tasks.flip.outputs.result}} == "
     tasks = [
         {"name": "flip", "template": "flip"},
-        say("heads", depends="flip", when=f"{heads}heads"),
-        say("tails", depends="flip", when=f"{heads}tails", hooks={"exit": say("hook")}),
+        make_say_task("heads", depends="flip", when=f"{heads}heads"),
+        make_say_task(
+            "tails", depends="flip", when=f"{heads}tails", hooks={"exit": make_say_task("hook")}
+        ),
         {
             "name": "loop",
             "template": "maybe",
@@ -87,14 +94,14 @@ def make_zoo() -> dict[str, Any]:
         },
         {"name": "flaky", "template": "flaky", "depends": "nested"},
         {"name": "groups", "template": "groups", "depends": "nested"},
-        say("repair", depends="loop.Failed && flaky.Failed"),
+        make_say_task("repair", depends="loop.Failed && flaky.Failed"),
         {"name": "last", "template": "inner", "depends": "loop && flaky && groups"},
     ]
     for task in tasks:
         for hook in (task.get("hooks") or {}).values():
             hook.pop("name")
 
-    maybe = container(
+    maybe = make_script_template(
         "maybe",
         'if [ {{inputs.parameters.number}} = 3 ]; then echo "line before"; echo "error: three is bad"; exit 3; fi',
         inputs={"parameters": [{"name": "number"}]},
@@ -102,18 +109,21 @@ def make_zoo() -> dict[str, Any]:
     groups = {
         "name": "groups",
         "steps": [
-            [say("s1"), say("s2")],
-            [{**say("each"), "withItems": ["a", MARKUP]}],
+            [make_say_task("s1"), make_say_task("s2")],
+            [{**make_say_task("each"), "withItems": ["a", MARKUP]}],
         ],
     }
-    flaky = container("flaky", "exit $(( {{retries}} < 1 ))", retryStrategy={"limit": 2})
+    flaky = make_script_template("flaky", "exit $(( {{retries}} < 1 ))", retryStrategy={"limit": 2})
     return make_workflow(
         "zoo",
         [
             {"name": "main", "dag": {"tasks": tasks}},
-            {"name": "inner", "dag": {"tasks": [say("deep"), say("deeper", depends="deep")]}},
-            container("flip", "echo -n heads"),
-            container("bye", "echo bye"),
+            {
+                "name": "inner",
+                "dag": {"tasks": [make_say_task("deep"), make_say_task("deeper", depends="deep")]},
+            },
+            make_script_template("flip", "echo -n heads"),
+            make_script_template("bye", "echo bye"),
             SAY_TEMPLATE,
             maybe,
             groups,
@@ -140,7 +150,9 @@ def make_artifacts() -> dict[str, Any]:
         {"name": name.replace(".", "-"), "path": f"/tmp/out/{name}"} for name in names
     ]
     artifacts.append({"name": "plain", "path": "/tmp/out/folder", "archive": {"none": {}}})
-    return make_workflow("artifacts", [container("main", script, outputs={"artifacts": artifacts})])
+    return make_workflow(
+        "artifacts", [make_script_template("main", script, outputs={"artifacts": artifacts})]
+    )
 
 
 def run_documents(home: Path, *documents: dict[str, Any]) -> None:
@@ -182,7 +194,7 @@ def suspended_home(tmp_path: Path) -> Iterator[Path]:
         [
             {"name": "main", "dag": {"tasks": tasks}},
             {"name": "approve", "suspend": {}},
-            container("ok", "true"),
+            make_script_template("ok", "true"),
         ],
     )
     file = tmp_path / "workflow.json"

@@ -23,7 +23,7 @@ from argolocal.page.tabs.graph_words import (
 )
 from argolocal.runner.run import resume_suspended
 from argolocal.state.journal import RunFiles
-from tests.argolocal.page.tabs.conftest import SAY_TEMPLATE, make_workflow, say
+from tests.argolocal.page.tabs.conftest import SAY_TEMPLATE, make_say_task, make_workflow
 from tests.browser import PageServer, start_page
 from tests.waiting import until
 
@@ -43,7 +43,7 @@ def make_run(tasks: list[dict[str, Any]], nodes: Mapping[str, str], **status: ob
     return Run("run", manifest, {"phase": "Running", **status, "nodes": records}, "1")
 
 
-def draw(
+def draw_graph(
     run: Run,
     query: Mapping[str, str] | None = None,
     is_internal: IsInternal = lambda step: False,
@@ -68,7 +68,7 @@ def find_reachable_steps(run: Run) -> set[str]:
     queries: list[dict[str, str]] = [{"open": ""}]
     tried: set[str] = set()
     while queries:
-        graph = draw(run, queries.pop())
+        graph = draw_graph(run, queries.pop())
         assert len(graph.nodes) <= MAX_BOXES
         for node in graph.nodes:
             if node.kind not in ("fold", "more"):
@@ -85,13 +85,19 @@ def zoo(zoo_home: Path) -> Run:
 
 
 def test_a_step_that_has_not_started_is_drawn_with_its_condition(zoo: Run) -> None:
-    run = make_run([say("a"), say("b", depends="a", when="{{tasks.a.outputs.result}} == 1")], {})
-    boxes = {node.label: node for node in draw(run).nodes}
+    run = make_run(
+        [
+            make_say_task("a"),
+            make_say_task("b", depends="a", when="{{tasks.a.outputs.result}} == 1"),
+        ],
+        {},
+    )
+    boxes = {node.label: node for node in draw_graph(run).nodes}
     assert boxes["b"].phase == "Planned"
     assert boxes["b"].detail == "if a.result == 1"
     assert boxes["b"].condition == "after a, if a.result == 1"
 
-    boxes = {node.label: node for node in draw(zoo).nodes}
+    boxes = {node.label: node for node in draw_graph(zoo).nodes}
     assert boxes["tails"].phase == "Skipped"
     assert boxes["tails"].detail.startswith("not true: flip.resul")
     assert boxes["repair"].phase == "Omitted"
@@ -99,7 +105,7 @@ def test_a_step_that_has_not_started_is_drawn_with_its_condition(zoo: Run) -> No
 
 
 def test_groups_loops_and_retries_are_drawn(zoo: Run) -> None:
-    boxes = {node.label: node for node in draw(zoo).nodes}
+    boxes = {node.label: node for node in draw_graph(zoo).nodes}
     assert boxes["loop"].detail == "1 of 5 failed"
     assert boxes["flaky"].detail.startswith("2 attempts")
     # groups of a small run are open, and the template of another object is drawn inside
@@ -109,50 +115,53 @@ def test_groups_loops_and_retries_are_drawn(zoo: Run) -> None:
 
 
 def test_hooks_and_exit_handlers_are_apart(zoo: Run) -> None:
-    hooks = {hook.name: hook for hook in draw(zoo).hooks}
+    hooks = {hook.name: hook for hook in draw_graph(zoo).hooks}
     assert hooks["onExit"].label == "bye"
     assert hooks["onExit"].phase == "Succeeded"
     assert hooks["tails.onExit"].owner == "tails"
-    assert "bye" not in list_labels(draw(zoo))
+    assert "bye" not in list_labels(draw_graph(zoo))
 
 
 def test_a_group_closes_and_a_loop_opens_by_its_address(zoo: Run) -> None:
-    boxes = {node.label: node for node in draw(zoo).nodes}
-    closed = draw(zoo, parse_query(boxes["nested"].toggle))
+    boxes = {node.label: node for node in draw_graph(zoo).nodes}
+    closed = draw_graph(zoo, parse_query(boxes["nested"].toggle))
     assert "in-a" not in list_labels(closed)
     assert "s1" in list_labels(closed)
 
-    with_items = draw(zoo, parse_query(boxes["loop"].toggle))
+    with_items = draw_graph(zoo, parse_query(boxes["loop"].toggle))
     assert [node.label for node in with_items.nodes if node.name.startswith("loop(")] == list(
         "01234"
     )
 
 
 def test_the_graph_of_one_group_has_an_address(zoo: Run) -> None:
-    graph = draw(zoo, {"root": "groups"})
+    graph = draw_graph(zoo, {"root": "groups"})
     assert "flip" not in list_labels(graph)
     assert {"s1", "s2", "each"} <= set(list_labels(graph))
     assert [crumb.label for crumb in graph.crumbs] == ["zoo", "groups"]
     for address in ("flip", "nothing", "../..", "groups]["):
         with pytest.raises(ConfigError):
-            draw(zoo, {"root": address})
+            draw_graph(zoo, {"root": address})
 
 
 def test_equal_tasks_are_one_box_that_opens() -> None:
-    tasks = [say("start"), *(say(f"part-{i}", depends="start") for i in range(300))]
+    tasks = [
+        make_say_task("start"),
+        *(make_say_task(f"part-{i}", depends="start") for i in range(300)),
+    ]
     names = [f"part-{i}" for i in range(300)]
-    tasks.append({**say("end"), "dependencies": names})
+    tasks.append({**make_say_task("end"), "dependencies": names})
     phases = {"start": "Succeeded", **dict.fromkeys(names, "Succeeded"), "part-250": "Failed"}
     run = make_run(tasks, phases)
 
-    graph = draw(run)
+    graph = draw_graph(run)
     assert len(graph.nodes) == 3
     box = next(node for node in graph.nodes if node.kind == "fold")
     assert box.detail == "1 of 300 failed"
     assert box.phase == "Failed"
     assert graph.hidden
 
-    graph = draw(run, parse_query(box.toggle))
+    graph = draw_graph(run, parse_query(box.toggle))
     assert "part-250" in list_labels(graph)
     assert "all 300 steps" in list_labels(graph)
 
@@ -171,36 +180,40 @@ def test_a_large_graph_is_drawn_in_few_boxes_and_every_step_is_reachable(
         for i in range(count)
     ]
     run = make_run(tasks, {f"t{i}": "Succeeded" for i in range(count)})
-    assert len(draw(run).nodes) <= 60
+    assert len(draw_graph(run).nodes) <= 60
     assert find_reachable_steps(run) == {f"t{i}" for i in range(count)}
 
 
 def test_a_wide_graph_of_different_tasks_is_one_list() -> None:
     tasks = [{"name": f"t{i}", "inline": {**SAY_TEMPLATE, "name": f"say-{i}"}} for i in range(200)]
-    graph = draw(make_run(tasks, {}))
+    graph = draw_graph(make_run(tasks, {}))
     assert len(graph.nodes) == 1
     assert "all 200 steps" in list_labels(
-        draw(make_run(tasks, {}), parse_query(graph.nodes[0].toggle))
+        draw_graph(make_run(tasks, {}), parse_query(graph.nodes[0].toggle))
     )
 
 
 def test_a_template_that_calls_itself_ends() -> None:
-    run = make_run([say("a"), {"name": "again", "template": "main", "depends": "a"}], {})
-    assert list_labels(draw(run)).count("again") < 20
-    graph = draw(run, {"open": "again again.again again.again.again"})
+    run = make_run([make_say_task("a"), {"name": "again", "template": "main", "depends": "a"}], {})
+    assert list_labels(draw_graph(run)).count("again") < 20
+    graph = draw_graph(run, {"open": "again again.again again.again.again"})
     assert list_labels(graph).count("again") == 4
 
 
 def test_internal_steps_are_hidden_and_their_dependents_stay_connected() -> None:
-    tasks = [say("a"), say("secret", depends="a"), say("b", depends="secret")]
+    tasks = [
+        make_say_task("a"),
+        make_say_task("secret", depends="a"),
+        make_say_task("b", depends="secret"),
+    ]
     run = make_run(tasks, {})
 
-    graph = draw(run, None, lambda step: step.label == "secret")
+    graph = draw_graph(run, None, lambda step: step.label == "secret")
     assert list_labels(graph) == ["a", "b"]
     assert len(graph.edges) == 1
     assert graph.internal_count == 1
 
-    graph = draw(run, parse_query(graph.internal_link), lambda step: step.label == "secret")
+    graph = draw_graph(run, parse_query(graph.internal_link), lambda step: step.label == "secret")
     assert list_labels(graph) == ["a", "secret", "b"]
 
 
@@ -225,19 +238,24 @@ def test_the_templates_of_a_cluster_are_found() -> None:
             ],
         },
         "storedTemplates": {
-            "namespaced/shared/outer": {"name": "outer", "steps": [[say("inner", "echo")]]},
+            "namespaced/shared/outer": {
+                "name": "outer",
+                "steps": [[make_say_task("inner", "echo")]],
+            },
             "namespaced/shared/echo": {**SAY_TEMPLATE, "name": "echo"},
         },
     }
     run = Run("run", manifest, status, "1")
     plan = Plan(run)
-    assert list_labels(draw(run)) == ["a", "inner"]
+    assert list_labels(draw_graph(run)) == ["a", "inner"]
     assert plan.path("a[0].inner")[-1].template["name"] == "echo"
 
 
 def test_a_manifest_that_lacks_fields_is_drawn() -> None:
     for manifest in ({}, {"spec": {}}, {"spec": {"entrypoint": "x", "templates": []}}):
-        assert list_labels(draw(Run("run", manifest, {"phase": "", "nodes": {}}, "1"))) == ["run"]
+        assert list_labels(draw_graph(Run("run", manifest, {"phase": "", "nodes": {}}, "1"))) == [
+            "run"
+        ]
 
 
 @pytest.mark.parametrize(
@@ -300,7 +318,7 @@ def test_the_page_of_5000_items_is_small_and_lists_all_of_them(
     zoo_home: Path, zoo_page: PageServer, browser: Browser
 ) -> None:
     count = 5000
-    loop = say("each", withSequence={"count": str(count)})
+    loop = make_say_task("each", withSequence={"count": str(count)})
     manifest = make_workflow("large", [{"name": "main", "dag": {"tasks": [loop]}}, SAY_TEMPLATE])
     names = ["large", "large.each", *(f"large.each({i}:{i})" for i in range(count))]
     types = ["DAG", "TaskGroup", *["Pod"] * count]

@@ -11,9 +11,9 @@ from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
 from argolocal.runner.cluster import LocalCluster
 from tests import builders
-from tests.argolocal.runner.played import make_scheduler, steps
-from tests.argolocal.running import execute
-from tests.builders import workflow
+from tests.argolocal.runner.played import make_scheduler, make_steps_template
+from tests.argolocal.running import execute_manifest
+from tests.builders import make_workflow
 
 needs_namespaces = pytest.mark.skipif(
     not filesystem.supports_namespaces(), reason="needs mount namespaces"
@@ -24,7 +24,7 @@ OUT_OUTPUTS = {"parameters": [{"name": "out", "valueFrom": {"path": "/work/out"}
 
 def make_shell_container(name: str, source: str, *needs: str, **more: Any) -> dict[str, Any]:
     dependencies = {"dependencies": list(needs)} if needs else {}
-    return builders.shell(source, name=name, **dependencies, **more)
+    return builders.make_shell_container(source, name=name, **dependencies, **more)
 
 
 def run_set(
@@ -39,7 +39,9 @@ def run_set(
     main_template = {"name": "main", "steps": [[{"name": "set", "template": "set"}]]}
 
     volumes = [{"name": "work", "emptyDir": {}}]
-    return execute(workflow(main_template, template, volumes=volumes), {}, LocalCluster(home))
+    return execute_manifest(
+        make_workflow(main_template, template, volumes=volumes), {}, LocalCluster(home)
+    )
 
 
 def results_by_name(status: dict[str, Any]) -> dict[str, tuple[str, str]]:
@@ -83,7 +85,7 @@ def test_container_nodes_are_children_of_their_pod_and_parents_of_the_next_step(
     ]
 
     template = {"name": "one", "containerSet": {"containers": containers}}
-    s = make_scheduler(steps([{"name": "x"}], [{"name": "y"}]), template)
+    s = make_scheduler(make_steps_template([{"name": "x"}], [{"name": "y"}]), template)
     (pod,) = s.advance(1)
     assert isinstance(pod, StartPod)
     a, b, c = (s.nodes[pod.containers[name]] for name in "abc")
@@ -180,7 +182,7 @@ def test_a_container_set_past_its_deadline_ends_with_all_its_containers(tmp_path
         },
     }
 
-    status = execute(workflow(main_template), {}, LocalCluster(tmp_path))
+    status = execute_manifest(make_workflow(main_template), {}, LocalCluster(tmp_path))
     assert status["message"] == "Pod was active on the node longer than the specified deadline"
 
     nodes = {
@@ -215,7 +217,9 @@ def test_the_stdout_of_the_main_container_is_the_result(tmp_path: Path) -> None:
         "steps": [[{"name": "a", "template": "set"}], [{"name": "b", "template": "use"}]],
     }
     main_template["steps"][1][0]["arguments"] = arguments
-    status = execute(workflow(main_template, template, use), {}, LocalCluster(tmp_path))
+    status = execute_manifest(
+        make_workflow(main_template, template, use), {}, LocalCluster(tmp_path)
+    )
     assert [
         n["inputs"]["parameters"][0]["value"] for n in status["nodes"].values() if "inputs" in n
     ] == ["hello"]

@@ -13,8 +13,8 @@ from argolocal.pods import filesystem
 from argolocal.pods.kinds import data, http
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import DEFAULT_BUCKET
-from tests.argolocal.running import execute
-from tests.builders import workflow
+from tests.argolocal.running import execute_manifest
+from tests.builders import make_workflow
 from tests.http_server import Answer, HttpServer, Request
 from tests.ports import free_port
 
@@ -36,20 +36,20 @@ def url() -> Iterator[str]:
         yield server.url
 
 
-def secret(name: str) -> dict[str, str]:
+def find_secret(name: str) -> dict[str, str]:
     return {"mine": {"token": "s3cr3t"}}[name]
 
 
 def test_a_request_has_its_method_its_body_and_its_headers_which_may_be_secrets(url: str) -> None:
     header = {"name": "X-Token", "valueFrom": {"secretKeyRef": {"name": "mine", "key": "token"}}}
     phase, _, outputs = http.run_http_template(
-        {"url": url, "method": "POST", "body": "hi", "headers": [header]}, secret
+        {"url": url, "method": "POST", "body": "hi", "headers": [header]}, find_secret
     )
     assert outputs
     assert phase == "Succeeded"
     assert json.loads(outputs["result"]) == {"method": "POST", "body": "hi", "token": "s3cr3t"}
     _, _, outputs = http.run_http_template(
-        {"url": url, "method": "PUT", "bodyFrom": {"bytes": "aGk="}}, secret
+        {"url": url, "method": "PUT", "bodyFrom": {"bytes": "aGk="}}, find_secret
     )
     assert outputs
     assert json.loads(outputs["result"])["body"] == "hi"
@@ -76,19 +76,19 @@ def test_the_answer_to_a_request_decides_the_phase_of_the_node(
     url: str, path: str, condition: str, phase: str, message: str
 ) -> None:
     request = {"url": url + path} | ({"successCondition": condition} if condition else {})
-    actual_phase, actual_message, _ = http.run_http_template(request, secret)
+    actual_phase, actual_message, _ = http.run_http_template(request, find_secret)
     assert actual_phase == phase
     assert actual_message[: len(message)] == message
 
 
 def test_a_missing_server_or_secret_fails_the_node() -> None:
-    phase, message, _ = http.run_http_template({"url": "http://127.0.0.1:9/x"}, secret)
+    phase, message, _ = http.run_http_template({"url": "http://127.0.0.1:9/x"}, find_secret)
     assert phase == "Failed"
     assert (
         message == 'Get "http://127.0.0.1:9/x": dial tcp 127.0.0.1:9: connect: connection refused'
     )
     header = {"name": "a", "valueFrom": {"secretKeyRef": {"name": "none", "key": "b"}}}
-    assert http.run_http_template({"url": "http://127.0.0.1:9", "headers": [header]}, secret)[
+    assert http.run_http_template({"url": "http://127.0.0.1:9", "headers": [header]}, find_secret)[
         :2
     ] == (
         "Failed",
@@ -97,7 +97,7 @@ def test_a_missing_server_or_secret_fails_the_node() -> None:
 
 
 def run_template(home: Path, *templates: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return execute(workflow(*templates, **more), {}, LocalCluster(home))
+    return execute_manifest(make_workflow(*templates, **more), {}, LocalCluster(home))
 
 
 def test_the_body_of_an_answer_is_the_result_of_its_step(url: str, tmp_path: Path) -> None:

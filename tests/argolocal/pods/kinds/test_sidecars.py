@@ -15,13 +15,13 @@ from argolocal.state.journal import reset_interrupted
 from tests.argolocal.runner.played import (
     make_dag,
     make_leaf,
+    make_parameters,
     make_scheduler,
-    parameters,
-    phase,
-    steps,
+    make_steps_template,
+    phase_of,
 )
-from tests.argolocal.running import execute
-from tests.builders import shell, workflow
+from tests.argolocal.running import execute_manifest
+from tests.builders import make_shell_container, make_workflow
 
 needs_namespaces = pytest.mark.skipif(
     not filesystem.supports_namespaces(), reason="needs mount namespaces"
@@ -29,7 +29,7 @@ needs_namespaces = pytest.mark.skipif(
 
 
 def run_pod(template: dict[str, Any], home: Path) -> dict[str, Any]:
-    return execute(workflow({"name": "main", **template}), {}, LocalCluster(home))
+    return execute_manifest(make_workflow({"name": "main", **template}), {}, LocalCluster(home))
 
 
 MOUNT = {"volumeMounts": [{"name": "work", "mountPath": "/work"}]}
@@ -42,15 +42,15 @@ def test_init_containers_run_in_order_before_main_and_share_only_their_volumes(
 ) -> None:
     first_container = {
         "name": "first",
-        **shell("echo one > /work/x; echo hidden > /tmp/x", **MOUNT),
+        **make_shell_container("echo one > /work/x; echo hidden > /tmp/x", **MOUNT),
     }
     second_container = {
         "name": "second",
         "mirrorVolumeMounts": True,
-        **shell("cat /work/x > /work/y; echo two >> /work/y"),
+        **make_shell_container("cat /work/x > /work/y; echo two >> /work/y"),
     }
 
-    main_container = shell(
+    main_container = make_shell_container(
         "cat /work/y > /tmp/out; ls /tmp/x >> /tmp/out 2>/dev/null; true", **MOUNT
     )
     outputs = {"parameters": [{"name": "out", "valueFrom": {"path": "/tmp/out"}}]}
@@ -72,16 +72,21 @@ def test_mirrored_mounts_include_the_input_artifacts_of_main(tmp_path: Path) -> 
     files = {"in": "/in/data.txt", "vol": "/work/sub/v.txt", "odd": "/opt/x"}
     raw = [{"name": name, "path": path, "raw": {"data": name}} for name, path in files.items()]
     read = f"cat {' '.join(files.values())} > /work/$0 && echo -n + >> /in/data.txt"
-    init = {"name": "first", "mirrorVolumeMounts": True, **shell(read), "args": [read, "init"]}
+    init = {
+        "name": "first",
+        "mirrorVolumeMounts": True,
+        **make_shell_container(read),
+        "args": [read, "init"],
+    }
 
     side = {
         "name": "side",
         "mirrorVolumeMounts": True,
-        **shell(read),
+        **make_shell_container(read),
         "args": [f"{read}; sleep 600", "side"],
     }
 
-    main_container = shell(
+    main_container = make_shell_container(
         "until [ -s /work/side ]; do sleep 0.02; done; cat /work/init /work/side > /work/out",
         **MOUNT,
     )
@@ -105,9 +110,13 @@ def test_mirrored_mounts_include_the_input_artifacts_of_main(tmp_path: Path) -> 
 @needs_namespaces
 def test_artifacts_of_main_are_hidden_without_mirrored_mounts(tmp_path: Path) -> None:
     raw = {"name": "in", "path": "/in/data.txt", "raw": {"data": "x"}}
-    init = {"name": "first", **shell("[ ! -e /in/data.txt ]")}
+    init = {"name": "first", **make_shell_container("[ ! -e /in/data.txt ]")}
     status = run_pod(
-        {"inputs": {"artifacts": [raw]}, "initContainers": [init], "container": shell("true")},
+        {
+            "inputs": {"artifacts": [raw]},
+            "initContainers": [init],
+            "container": make_shell_container("true"),
+        },
         tmp_path,
     )
     assert status["phase"] == "Succeeded", status
@@ -115,24 +124,28 @@ def test_artifacts_of_main_are_hidden_without_mirrored_mounts(tmp_path: Path) ->
 
 @needs_namespaces
 def test_main_does_not_run_after_an_init_container_that_failed(tmp_path: Path) -> None:
-    init = {"name": "check", **shell("exit 3")}
-    status = run_pod({"initContainers": [init], "container": shell("touch /tmp/ran")}, tmp_path)
+    init = {"name": "check", **make_shell_container("exit 3")}
+    status = run_pod(
+        {"initContainers": [init], "container": make_shell_container("touch /tmp/ran")}, tmp_path
+    )
     assert status["phase"] == "Failed"
     assert status["message"] == "check: Error (exit code 3)"
 
 
 @needs_namespaces
 def test_a_sidecar_runs_in_parallel_with_main_and_ends_with_it(tmp_path: Path) -> None:
-    side = {"name": "side", **shell("echo up > /work/up; sleep 600", **MOUNT)}
-    main_container = shell("until [ -s /work/up ]; do sleep 0.02; done", **MOUNT)
+    side = {"name": "side", **make_shell_container("echo up > /work/up; sleep 600", **MOUNT)}
+    main_container = make_shell_container("until [ -s /work/up ]; do sleep 0.02; done", **MOUNT)
     status = run_pod({"sidecars": [side], "container": main_container, **VOLUMES}, tmp_path)
     assert status["phase"] == "Succeeded", status
 
 
 @needs_namespaces
 def test_a_sidecar_that_failed_by_itself_fails_the_pod(tmp_path: Path) -> None:
-    side = {"name": "side", **shell("echo > /work/up; exit 7", **MOUNT)}
-    main_container = shell("until [ -e /work/up ]; do sleep 0.02; done; sleep 0.3", **MOUNT)
+    side = {"name": "side", **make_shell_container("echo > /work/up; exit 7", **MOUNT)}
+    main_container = make_shell_container(
+        "until [ -e /work/up ]; do sleep 0.02; done; sleep 0.3", **MOUNT
+    )
     status = run_pod({"sidecars": [side], "container": main_container, **VOLUMES}, tmp_path)
     assert status["phase"] == "Failed"
     assert status["message"] == "side: Error (exit code 7)"
@@ -140,10 +153,12 @@ def test_a_sidecar_that_failed_by_itself_fails_the_pod(tmp_path: Path) -> None:
 
 def test_steps_know_the_address_of_a_daemon_which_ends_after_them() -> None:
     use = make_leaf("use", inputs={"parameters": [{"name": "x"}]})
-    arguments = parameters(x="{{steps.db.ip}}")
+    arguments = make_parameters(x="{{steps.db.ip}}")
 
     s = make_scheduler(
-        steps([{"name": "db"}], [{"name": "use", "template": "use", "arguments": arguments}]),
+        make_steps_template(
+            [{"name": "db"}], [{"name": "use", "template": "use", "arguments": arguments}]
+        ),
         make_leaf(daemon=True),
         use,
     )
@@ -171,7 +186,7 @@ def test_a_daemon_that_ends_before_its_steps_has_failed() -> None:
     (db,) = [action for action in s.advance(1) if isinstance(action, StartPod)]
     s.advance(2, [PodStarted(db.id)])
     s.advance(3, [PodEnded(db.id, "Succeeded")])
-    assert phase(s, "db") == "Failed"
+    assert phase_of(s, "db") == "Failed"
 
 
 def test_a_dead_daemon_is_retried_and_ends_after_its_clients() -> None:
@@ -190,7 +205,7 @@ def test_a_dead_daemon_is_retried_and_ends_after_its_clients() -> None:
     assert s.advance(5, [PodEnded(use.id, "Succeeded")]) == [KillPod(second_action.id)]
     assert s.status["phase"] == "Succeeded"
 
-    assert [phase(s, name) for name in ("db", "db(0)", "db(1)")] == [
+    assert [phase_of(s, name) for name in ("db", "db(0)", "db(1)")] == [
         "Succeeded",
         "Failed",
         "Succeeded",
@@ -199,7 +214,9 @@ def test_a_dead_daemon_is_retried_and_ends_after_its_clients() -> None:
 
 def test_steps_wait_again_for_a_daemon_with_retries_whose_runner_died() -> None:
     s = make_scheduler(
-        steps([{"name": "db"}], [{"name": "use", "template": "use"}]), DAEMON, make_leaf("use")
+        make_steps_template([{"name": "db"}], [{"name": "use", "template": "use"}]),
+        DAEMON,
+        make_leaf("use"),
     )
     (db,) = s.advance(1)
     assert len(s.advance(2, [PodStarted(db.id)])) == 1
@@ -224,8 +241,8 @@ def test_the_process_of_a_daemon_ends_with_the_run(tmp_path: Path) -> None:
         "name": "main",
         "steps": [[{"name": "a", "template": "db"}], [{"name": "b", "template": "use"}]],
     }
-    db = {"name": "db", "daemon": True, "container": shell("sleep 600")}
-    use = {"name": "use", "container": shell("true")}
+    db = {"name": "db", "daemon": True, "container": make_shell_container("sleep 600")}
+    use = {"name": "use", "container": make_shell_container("true")}
 
-    status = execute(workflow(main_template, db, use), {}, LocalCluster(tmp_path))
+    status = execute_manifest(make_workflow(main_template, db, use), {}, LocalCluster(tmp_path))
     assert status["phase"] == "Succeeded", status

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.argolocal.server.api.running import ApiServer, serve
+from tests.argolocal.server.api.running import ApiServer, start_api
 
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    with serve(tmp_path_factory.mktemp("api") / "home") as server:
+    with start_api(tmp_path_factory.mktemp("api") / "home") as server:
         yield server

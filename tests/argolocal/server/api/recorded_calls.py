@@ -21,13 +21,13 @@ import httpx
 
 from tests.argolocal.server.api.running import (
     Document,
+    make_api_workflow,
     make_cron_workflow,
     make_gated_workflow,
     make_hello_workflow,
-    step,
-    steps,
-    template,
-    workflow,
+    make_step_template,
+    make_steps_template,
+    make_stored_template,
 )
 from tests.waiting import until
 
@@ -65,7 +65,10 @@ class Calls:
             body = {}
         answer = self.send(method, path, body, params=parameters)
         assert title not in self.answers, title
-        self.answers[title] = {"status": answer.status_code, "body": normalize(answer.json())}
+        self.answers[title] = {
+            "status": answer.status_code,
+            "body": normalize_answer(answer.json()),
+        }
         return answer.json()
 
     def submit(self, manifest: Document) -> None:
@@ -102,12 +105,12 @@ def has_suspended_node(workflow: Document) -> bool:
     return any(node["type"] == "Suspend" and node["phase"] == "Running" for node in nodes)
 
 
-def normalize(value: Any, field: str = "") -> Any:
+def normalize_answer(value: Any, field: str = "") -> Any:
     """Return an answer with placeholders for times, uids and versions of objects."""
     if isinstance(value, dict):
-        return {name: normalize(item, name) for name, item in value.items()}
+        return {name: normalize_answer(item, name) for name, item in value.items()}
     if isinstance(value, list):
-        return [normalize(item) for item in value]
+        return [normalize_answer(item) for item in value]
     if field in VERSION_FIELDS:
         return "VERSION"
     if isinstance(value, str):
@@ -115,15 +118,15 @@ def normalize(value: Any, field: str = "") -> Any:
     return value
 
 
-def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_answer(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path and the value of each field that is not empty, because Go leaves out empty
     fields."""
     if isinstance(value, dict):
         for name, item in sorted(value.items()):
-            yield from flatten(item, f"{path}.{name}" if path else name)
+            yield from flatten_answer(item, f"{path}.{name}" if path else name)
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from flatten(item, f"{path}[{index}]")
+            yield from flatten_answer(item, f"{path}[{index}]")
     elif value not in (None, "", 0, False):
         yield path, value
 
@@ -156,11 +159,13 @@ def call_invalid(calls: Calls) -> None:
     calls.call(
         "create without entrypoint", "POST", "/workflows/argo", {"workflow": without_entrypoint}
     )
-    unknown_template = workflow(
+    unknown_template = make_api_workflow(
         {"name": "main", "steps": [[{"name": "a", "template": "nothing"}]]}, name="rec-invalid"
     )
     calls.call("create unknown template", "POST", "/workflows/argo", {"workflow": unknown_template})
-    unknown_tag = workflow(step("main", "echo {{inputs.parameters.x}}"), name="rec-invalid")
+    unknown_tag = make_api_workflow(
+        make_step_template("main", "echo {{inputs.parameters.x}}"), name="rec-invalid"
+    )
     calls.call("lint unknown tag", "POST", "/workflows/argo/lint", {"workflow": unknown_tag})
     calls.call(
         "lint valid",
@@ -191,11 +196,11 @@ def call_invalid(calls: Calls) -> None:
 def call_stored_objects(calls: Calls) -> None:
     """Create, read, change and delete templates and schedules."""
     kinds: list[tuple[str, str, Document]] = [
-        ("/workflow-templates/argo", "template", template("rec-stored")),
+        ("/workflow-templates/argo", "template", make_stored_template("rec-stored")),
         (
             "/cluster-workflow-templates",
             "template",
-            template("rec-stored", "ClusterWorkflowTemplate"),
+            make_stored_template("rec-stored", "ClusterWorkflowTemplate"),
         ),
         ("/cron-workflows/argo", "cronWorkflow", make_cron_workflow("rec-stored")),
     ]
@@ -241,7 +246,7 @@ def call_ended_workflows(calls: Calls) -> None:
 def template_workflow(name: str) -> Document:
     """Return a workflow with outputs, a loop, a condition and an exit handler."""
     output = {"name": "text", "valueFrom": {"path": "/tmp/text"}}
-    return workflow(
+    return make_api_workflow(
         {
             "name": "main",
             "steps": [
@@ -264,13 +269,13 @@ def template_workflow(name: str) -> Document:
                 ],
             ],
         },
-        step("make", "echo made > /tmp/text", outputs={"parameters": [output]}),
-        step(
+        make_step_template("make", "echo made > /tmp/text", outputs={"parameters": [output]}),
+        make_step_template(
             "use",
             "echo {{inputs.parameters.text}}",
             inputs={"parameters": [{"name": "text"}]},
         ),
-        step("bye", "echo {{workflow.status}}"),
+        make_step_template("bye", "echo {{workflow.status}}"),
         name=name,
         onExit="bye",
     )
@@ -278,10 +283,10 @@ def template_workflow(name: str) -> Document:
 
 def make_failing_workflow(name: str) -> Document:
     """Return a workflow whose second step fails with the exit code of its parameter."""
-    return workflow(
-        steps("first", "second"),
-        step("first", "echo one"),
-        step("second", "exit {{workflow.parameters.code}}"),
+    return make_api_workflow(
+        make_steps_template("first", "second"),
+        make_step_template("first", "echo one"),
+        make_step_template("second", "exit {{workflow.parameters.code}}"),
         name=name,
         arguments={"parameters": [{"name": "code", "value": "3"}]},
     )
@@ -295,10 +300,10 @@ def make_dag_workflow(name: str) -> Document:
         {"name": "c", "template": "works", "depends": "b.Failed"},
         {"name": "d", "template": "works", "depends": "b.Succeeded"},
     ]
-    return workflow(
+    return make_api_workflow(
         {"name": "main", "dag": {"tasks": tasks}},
-        step("works", "true"),
-        step("fails", "exit 3"),
+        make_step_template("works", "true"),
+        make_step_template("fails", "exit 3"),
         name=name,
     )
 
@@ -386,7 +391,7 @@ def call_lists(calls: Calls) -> None:
 
 def call_submissions(calls: Calls) -> None:
     """Submit workflows from stored objects."""
-    calls.send("POST", "/workflow-templates/argo", {"template": template("rec-base")})
+    calls.send("POST", "/workflow-templates/argo", {"template": make_stored_template("rec-base")})
     calls.send("POST", "/cron-workflows/argo", {"cronWorkflow": make_cron_workflow("rec-cron")})
     body = {"resourceName": "rec-base", "namespace": "argo", "resourceKind": "WorkflowTemplate"}
     call_options = {

@@ -154,7 +154,7 @@ class ApiServer:
 
 
 @contextmanager
-def serve(home: Path, parallelism: int = 4) -> Iterator[ApiServer]:
+def start_api(home: Path, parallelism: int = 4) -> Iterator[ApiServer]:
     """Serve the API of a home, and end the server at the end of the `with` block."""
     server = ApiServer(home, parallelism)
     server.start()
@@ -164,19 +164,19 @@ def serve(home: Path, parallelism: int = 4) -> Iterator[ApiServer]:
         server.end()
 
 
-def step(name: str, script: str, **more: Any) -> Document:
+def make_step_template(name: str, script: str, **more: Any) -> Document:
     """Return a template that runs a shell script."""
-    return {"name": name, "container": builders.shell(script), **more}
+    return {"name": name, "container": builders.make_shell_container(script), **more}
 
 
-def steps(*names: str) -> Document:
+def make_steps_template(*names: str) -> Document:
     """Return a template that runs other templates one after another."""
     return {"name": "main", "steps": [[{"name": name, "template": name}] for name in names]}
 
 
-def workflow(*templates: Document, name: str = "", **spec: Any) -> Document:
+def make_api_workflow(*templates: Document, name: str = "", **spec: Any) -> Document:
     """Return a workflow whose name is generated, unless `name` is given."""
-    manifest = builders.workflow(*templates, **spec)
+    manifest = builders.make_workflow(*templates, **spec)
     manifest["metadata"] = {"name": name} if name else {"generateName": "w-"}
     return manifest
 
@@ -184,17 +184,23 @@ def workflow(*templates: Document, name: str = "", **spec: Any) -> Document:
 def make_hello_workflow(name: str = "", message: str = "hello") -> Document:
     """Return a workflow that prints its parameter."""
     parameters = {"parameters": [{"name": "message", "value": message}]}
-    main_template = step("main", "echo {{workflow.parameters.message}}")
-    return workflow(main_template, name=name, arguments=parameters)
+    main_template = make_step_template("main", "echo {{workflow.parameters.message}}")
+    return make_api_workflow(main_template, name=name, arguments=parameters)
 
 
 def make_failing_workflow(name: str = "") -> Document:
     """Return a workflow whose second step fails with the exit code of its parameter."""
     parameters = {"parameters": [{"name": "code", "value": "3"}]}
-    first_step = step("first", "echo x > /tmp/x; echo one", outputs={"artifacts": [ARTIFACT]})
-    second_step = step("second", "echo two; exit {{workflow.parameters.code}}")
-    return workflow(
-        steps("first", "second"), first_step, second_step, name=name, arguments=parameters
+    first_step = make_step_template(
+        "first", "echo x > /tmp/x; echo one", outputs={"artifacts": [ARTIFACT]}
+    )
+    second_step = make_step_template("second", "echo two; exit {{workflow.parameters.code}}")
+    return make_api_workflow(
+        make_steps_template("first", "second"),
+        first_step,
+        second_step,
+        name=name,
+        arguments=parameters,
     )
 
 
@@ -208,17 +214,24 @@ def make_gated_workflow(name: str = "", default: str | None = "no") -> Document:
         source["default"] = default
     outputs = {"parameters": [{"name": "go", "valueFrom": source}]}
     gate = {"name": "gate", "suspend": {}, "outputs": outputs}
-    return workflow(steps("gate", "after"), gate, step("after", "echo after"), name=name)
+    return make_api_workflow(
+        make_steps_template("gate", "after"),
+        gate,
+        make_step_template("after", "echo after"),
+        name=name,
+    )
 
 
 def make_long_workflow(name: str = "") -> Document:
     """Return a workflow that does not end by itself within the time of a test, with an exit
     handler."""
-    main_template = step("main", "echo begin; sleep 600")
-    return workflow(main_template, step("bye", "echo bye"), name=name, onExit="bye")
+    main_template = make_step_template("main", "echo begin; sleep 600")
+    return make_api_workflow(
+        main_template, make_step_template("bye", "echo bye"), name=name, onExit="bye"
+    )
 
 
-def template(name: str, kind: str = "WorkflowTemplate") -> Document:
+def make_stored_template(name: str, kind: str = "WorkflowTemplate") -> Document:
     """Return a stored template of the workflow `hello`."""
     return {
         **make_hello_workflow(),

@@ -10,18 +10,18 @@ from tests.argolocal.server.api.running import (
     ApiServer,
     Document,
     describe_error,
+    make_api_workflow,
     make_failing_workflow,
     make_gated_workflow,
     make_hello_workflow,
     make_long_workflow,
-    serve,
-    step,
-    steps,
-    workflow,
+    make_step_template,
+    make_steps_template,
+    start_api,
 )
 
 
-def put(api: ApiServer, name: str, action: str, **body: object) -> Document:
+def put_action(api: ApiServer, name: str, action: str, **body: object) -> Document:
     return api.change("PUT", f"/workflows/argo/{name}/{action}", body)
 
 
@@ -39,7 +39,7 @@ def nodes_by_name(document: Document) -> dict[str, Document]:
 def test_only_stop_runs_the_exit_handler(api: ApiServer, action: str, strategy: str) -> None:
     name = api.submit(make_long_workflow())
     api.wait(name, "Running")
-    changed = put(api, name, action)
+    changed = put_action(api, name, action)
     assert changed["spec"]["shutdown"] == strategy
 
     ended = api.wait(name)
@@ -54,7 +54,7 @@ def test_only_stop_runs_the_exit_handler(api: ApiServer, action: str, strategy: 
 def test_a_resumed_step_gets_its_default(api: ApiServer) -> None:
     name = api.submit(make_gated_workflow())
     api.wait_until_suspended(name)
-    put(api, name, "resume")
+    put_action(api, name, "resume")
     gate = nodes_by_name(api.wait(name))["gate"]
     assert gate["outputs"]["parameters"] == [{"name": "go", "value": "no"}]
 
@@ -67,8 +67,8 @@ def test_a_step_without_a_value_is_not_resumed(api: ApiServer) -> None:
     assert "has not been set" in message
 
     selector = f"id={node['id']}"
-    put(api, name, "set", nodeFieldSelector=selector, outputParameters='{"go": "yes"}')
-    put(api, name, "resume", nodeFieldSelector=selector)
+    put_action(api, name, "set", nodeFieldSelector=selector, outputParameters='{"go": "yes"}')
+    put_action(api, name, "resume", nodeFieldSelector=selector)
     gate = nodes_by_name(api.wait(name))["gate"]
     assert gate["outputs"]["parameters"] == [{"name": "go", "value": "yes"}]
 
@@ -76,7 +76,7 @@ def test_a_step_without_a_value_is_not_resumed(api: ApiServer) -> None:
 def test_a_step_can_be_failed_with_a_message(api: ApiServer) -> None:
     name = api.submit(make_gated_workflow())
     api.wait_until_suspended(name)
-    put(api, name, "stop", nodeFieldSelector="displayName=gate", message="rejected")
+    put_action(api, name, "stop", nodeFieldSelector="displayName=gate", message="rejected")
     ended = api.wait(name)
     assert ended["status"]["phase"] == "Failed"
     assert nodes_by_name(ended)["gate"]["message"] == "rejected"
@@ -115,15 +115,15 @@ def waiting(api: ApiServer) -> tuple[ApiServer, str]:
 
 
 def test_a_suspended_workflow_starts_no_step(tmp_path: Path) -> None:
-    with serve(tmp_path / "home", parallelism=0) as server:
+    with start_api(tmp_path / "home", parallelism=0) as server:
         name = server.submit(make_hello_workflow())
         assert server.phase(name) == "Pending"
-        assert put(server, name, "suspend")["spec"]["suspend"] is True
+        assert put_action(server, name, "suspend")["spec"]["suspend"] is True
 
         server.parallelism = 1
         server.wait(name, "Running")
         assert "nodes" not in server.workflow(name)["status"]
-        assert "suspend" not in put(server, name, "resume")["spec"]
+        assert "suspend" not in put_action(server, name, "resume")["spec"]
         assert server.wait(name)["status"]["phase"] == "Succeeded"
         status, code, message = request_refused_action(server, name, "suspend")
         assert (status, code, message) == (
@@ -134,13 +134,13 @@ def test_a_suspended_workflow_starts_no_step(tmp_path: Path) -> None:
 
 
 def test_a_stopped_workflow_does_not_wait_for_a_place_in_the_queue(tmp_path: Path) -> None:
-    with serve(tmp_path / "home", parallelism=1) as server:
+    with start_api(tmp_path / "home", parallelism=1) as server:
         first_name = server.submit(make_long_workflow())
         server.wait(first_name, "Running")
         second_name = server.submit(make_long_workflow())
-        put(server, second_name, "terminate")
+        put_action(server, second_name, "terminate")
         assert server.wait(second_name)["status"]["phase"] == "Failed"
-        put(server, first_name, "terminate")
+        put_action(server, first_name, "terminate")
         server.wait(first_name)
 
 
@@ -150,7 +150,7 @@ def test_a_retried_workflow_repeats_only_what_failed(api: ApiServer) -> None:
     assert failed["status"]["phase"] == "Failed"
     started = nodes_by_name(failed)["first"]["startedAt"]
 
-    put(api, name, "retry", parameters=["code=0"])
+    put_action(api, name, "retry", parameters=["code=0"])
     retried = api.wait(name)
     assert retried["status"]["phase"] == "Succeeded"
     assert nodes_by_name(retried)["first"]["startedAt"] == started
@@ -158,13 +158,19 @@ def test_a_retried_workflow_repeats_only_what_failed(api: ApiServer) -> None:
 
 
 def test_steps_that_succeeded_can_be_restarted(api: ApiServer) -> None:
-    name = api.submit(workflow(steps("one", "two"), step("one", "true"), step("two", "true")))
+    name = api.submit(
+        make_api_workflow(
+            make_steps_template("one", "two"),
+            make_step_template("one", "true"),
+            make_step_template("two", "true"),
+        )
+    )
     earlier_nodes = nodes_by_name(api.wait(name))
     status, code, message = request_refused_action(api, name, "retry")
     assert (status, code) == (400, 3)
     assert "restartSuccessful" in message
 
-    put(api, name, "retry", restartSuccessful=True, nodeFieldSelector="displayName=two")
+    put_action(api, name, "retry", restartSuccessful=True, nodeFieldSelector="displayName=two")
     restarted_run = api.wait(name)
     assert restarted_run["status"]["phase"] == "Succeeded"
     assert nodes_by_name(restarted_run)["one"] == earlier_nodes["one"]
@@ -185,7 +191,7 @@ def test_a_resubmitted_workflow_is_a_copy_with_the_name_of_its_origin(api: ApiSe
     manifest["metadata"]["labels"] = {"team": "a"}
     api.submit(manifest)
     api.wait("origin")
-    copied = put(api, "origin", "resubmit", parameters=["message=changed"])
+    copied = put_action(api, "origin", "resubmit", parameters=["message=changed"])
     finished = api.wait(copied["metadata"]["name"])
     assert finished["metadata"]["name"].startswith("origin-")
     labels = finished["metadata"]["labels"]
@@ -197,7 +203,7 @@ def test_a_resubmitted_workflow_is_a_copy_with_the_name_of_its_origin(api: ApiSe
 def test_a_memoized_copy_reuses_the_steps_that_succeeded(api: ApiServer) -> None:
     name = api.submit(make_failing_workflow())
     first_node = nodes_by_name(api.wait(name))["first"]
-    copied = put(api, name, "resubmit", memoized=True, parameters=["code=0"])
+    copied = put_action(api, name, "resubmit", memoized=True, parameters=["code=0"])
     finished = api.wait(copied["metadata"]["name"])
     assert finished["status"]["phase"] == "Succeeded"
     reused = nodes_by_name(finished)["first"]
@@ -212,7 +218,7 @@ def test_a_memoized_copy_reuses_the_steps_that_succeeded(api: ApiServer) -> None
 
 
 def test_a_run_that_was_interrupted_has_ended_and_can_be_retried(tmp_path: Path) -> None:
-    with serve(tmp_path / "home", parallelism=0) as server:
+    with start_api(tmp_path / "home", parallelism=0) as server:
         run = LocalRun.create(make_hello_workflow("interrupted"), None, server.cluster)
         run.files.append({"status": {"phase": "Running", "startedAt": "2026-01-01T00:00:00Z"}})
         run.files.close()
@@ -223,7 +229,7 @@ def test_a_run_that_was_interrupted_has_ended_and_can_be_retried(tmp_path: Path)
         labels = {"listOptions.labelSelector": "workflows.argoproj.io/completed=true"}
         assert server.get("/workflows/argo", **labels)["items"]
 
-        put(server, "interrupted", "retry")
+        put_action(server, "interrupted", "retry")
         assert server.phase("interrupted") == "Running"
         server.parallelism = 1
         assert server.wait("interrupted")["status"]["phase"] == "Succeeded"

@@ -6,12 +6,12 @@ from tests.argolocal.server.api.running import (
     ApiServer,
     Document,
     describe_error,
+    make_api_workflow,
     make_failing_workflow,
     make_gated_workflow,
     make_hello_workflow,
-    step,
-    steps,
-    workflow,
+    make_step_template,
+    make_steps_template,
 )
 
 
@@ -23,7 +23,7 @@ def ended(api: ApiServer) -> Document:
     return api.wait("ended")
 
 
-def uid(document: Document) -> str:
+def uid_of(document: Document) -> str:
     return document["metadata"]["uid"]
 
 
@@ -36,9 +36,9 @@ def test_the_archive_contains_the_runs_that_have_ended(api: ApiServer, ended: Do
     assert open_name not in names
     assert all("nodes" not in item["status"] for item in items)
 
-    archived = api.get(f"/archived-workflows/{uid(ended)}")
+    archived = api.get(f"/archived-workflows/{uid_of(ended)}")
     assert archived["status"]["nodes"] == ended["status"]["nodes"]
-    answer = api.send("GET", f"/archived-workflows/{uid(api.workflow(open_name))}")
+    answer = api.send("GET", f"/archived-workflows/{uid_of(api.workflow(open_name))}")
     assert describe_error(answer) == (404, 5, "not found")
     assert node["phase"] == "Running"
 
@@ -55,7 +55,7 @@ def test_labels_of_the_archive_are_listed(api: ApiServer, ended: Document) -> No
 
 def test_an_archived_run_is_resubmitted_retried_and_deleted(api: ApiServer) -> None:
     api.submit(make_failing_workflow("old"))
-    address = f"/archived-workflows/{uid(api.wait('old'))}"
+    address = f"/archived-workflows/{uid_of(api.wait('old'))}"
     copied = api.change("PUT", f"{address}/resubmit", {"parameters": ["code=0"]})
     assert api.wait(copied["metadata"]["name"])["status"]["phase"] == "Succeeded"
     api.change("PUT", f"{address}/retry", {"parameters": ["code=0"]})
@@ -73,9 +73,9 @@ def test_an_output_artifact_is_loaded_by_name_and_uid(api: ApiServer, ended: Doc
     node = first_node(ended)["id"]
     for path in (
         f"/artifacts/argo/ended/{node}/x",
-        f"/artifacts-by-uid/{uid(ended)}/{node}/x",
+        f"/artifacts-by-uid/{uid_of(ended)}/{node}/x",
         f"/artifact-files/argo/workflows/ended/{node}/outputs/x",
-        f"/artifact-files/argo/archived-workflows/{uid(ended)}/{node}/outputs/x",
+        f"/artifact-files/argo/archived-workflows/{uid_of(ended)}/{node}/outputs/x",
     ):
         answer = api.client.get(path)
         assert (answer.status_code, answer.content) == (200, b"x\n"), path
@@ -85,13 +85,15 @@ def test_an_output_artifact_is_loaded_by_name_and_uid(api: ApiServer, ended: Doc
 def test_an_input_artifact_and_a_file_of_a_folder_are_loaded(api: ApiServer) -> None:
     plain = {"archive": {"none": {}}}
     made = {"artifacts": [{"name": "folder", "path": "/tmp/folder", **plain}]}
-    maker = step("make", "mkdir -p /tmp/folder/a; echo b > /tmp/folder/a/b", outputs=made)
+    maker = make_step_template(
+        "make", "mkdir -p /tmp/folder/a; echo b > /tmp/folder/a/b", outputs=made
+    )
     taken = {"artifacts": [{"name": "taken", "path": "/tmp/taken"}]}
-    taker = step("take", "cat /tmp/taken/a/b", inputs=taken)
-    main_template = steps("make", "take")
+    taker = make_step_template("take", "cat /tmp/taken/a/b", inputs=taken)
+    main_template = make_steps_template("make", "take")
     source = "{{steps.make.outputs.artifacts.folder}}"
     main_template["steps"][1][0]["arguments"] = {"artifacts": [{"name": "taken", "from": source}]}
-    name = api.submit(workflow(main_template, maker, taker))
+    name = api.submit(make_api_workflow(main_template, maker, taker))
     finished = api.wait(name)
     assert finished["status"]["phase"] == "Succeeded"
     nodes = {node["displayName"]: node["id"] for node in finished["status"]["nodes"].values()}
@@ -120,4 +122,4 @@ def test_a_missing_artifact_is_not_found(api: ApiServer, ended: Document) -> Non
 def test_a_succeeded_run_is_found_by_its_uid_after_its_name(api: ApiServer) -> None:
     name = api.submit(make_hello_workflow())
     finished = api.wait(name)
-    assert api.get("/workflows/argo/other-name", uid=uid(finished)) == finished
+    assert api.get("/workflows/argo/other-name", uid=uid_of(finished)) == finished

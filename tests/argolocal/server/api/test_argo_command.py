@@ -25,7 +25,7 @@ from tests.argolocal.server.api.argo_cases import (
     Case,
     make_table,
 )
-from tests.argolocal.server.api.running import ApiServer, Document, serve
+from tests.argolocal.server.api.running import ApiServer, Document, start_api
 
 ARGO = os.environ.get("ARGO_CLI") or shutil.which("argo")
 needs_argo = pytest.mark.skipif(not ARGO, reason="the command argo is not installed")
@@ -121,8 +121,8 @@ class Terminal:
 
 def stored_objects(name: str) -> dict[str, Document]:
     return {
-        "template": running.template(name),
-        "cluster-template": running.template(name, "ClusterWorkflowTemplate"),
+        "template": running.make_stored_template(name),
+        "cluster-template": running.make_stored_template(name, "ClusterWorkflowTemplate"),
         "cron": running.make_cron_workflow(name),
     }
 
@@ -131,7 +131,7 @@ def stored_objects(name: str) -> dict[str, Document]:
 def terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
     folder = tmp_path_factory.mktemp("argo")
     # suspended workflows keep their places in the queue
-    with serve(folder / "home", parallelism=500) as server:
+    with start_api(folder / "home", parallelism=500) as server:
         terminal = Terminal(server, folder)
         write_files(folder)
         done = running.make_hello_workflow("done")
@@ -159,8 +159,10 @@ def write_files(folder: Path) -> None:
     unknown["spec"]["entripoint"] = "main"
     invalid_workflow = running.make_hello_workflow()
     invalid_workflow["spec"]["entrypoint"] = "nothing"
-    entrypoints = running.workflow(
-        running.step("main", "true"), running.step("bad", "exit 1"), parallelism=1
+    entrypoints = running.make_api_workflow(
+        running.make_step_template("main", "true"),
+        running.make_step_template("bad", "exit 1"),
+        parallelism=1,
     )
     manifests = {
         "hello": running.make_hello_workflow(),

@@ -18,8 +18,8 @@ from tests.argolocal.server.api.running import (
     describe_error,
     make_gated_workflow,
     make_hello_workflow,
-    serve,
-    template,
+    make_stored_template,
+    start_api,
 )
 from tests.waiting import until
 
@@ -110,7 +110,7 @@ def test_a_malformed_body_is_refused(api: ApiServer, body: bytes) -> None:
 
 
 def make_example(name: str) -> dict[str, object]:
-    return {**template(name), "metadata": {"name": name}}
+    return {**make_stored_template(name), "metadata": {"name": name}}
 
 
 @pytest.mark.parametrize("name", ["..", "../../x", "..%2f..%2fpage-token", "%00", "a" * 300, "A b"])
@@ -140,7 +140,9 @@ def test_labels_from_outside_are_data(api: ApiServer) -> None:
     answer = api.send("POST", "/workflows/argo", {"workflow": manifest})
     assert describe_error(answer)[:2] == (400, 3)
     body = {"resourceKind": "WorkflowTemplate", "resourceName": "labels-of-it"}
-    api.change("POST", "/workflow-templates/argo", {"template": template("labels-of-it")})
+    api.change(
+        "POST", "/workflow-templates/argo", {"template": make_stored_template("labels-of-it")}
+    )
     for labels in ("novalue", "=x", "a b=c", "../x=y"):
         options = {"submitOptions": {"labels": labels}}
         answer = api.send("POST", "/workflows/argo/submit", body | options)
@@ -172,7 +174,7 @@ def test_many_idle_watches_are_bounded(tmp_path: Path) -> None:
     """Other tests show that a further watch is refused; this test measures the threads and memory
     of many watches."""
     count = 200
-    with serve(tmp_path / "home") as server:
+    with start_api(tmp_path / "home") as server:
         name = server.submit(make_gated_workflow())
         server.wait_until_suspended(name)
         memory = psutil.Process().memory_info().rss

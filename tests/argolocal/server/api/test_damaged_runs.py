@@ -14,13 +14,13 @@ from starlette.testclient import TestClient
 from argolocal.page.application import Page
 from argolocal.page.site import make_parts
 from argolocal.runner.cluster import LocalCluster
-from tests.argolocal.running import execute
+from tests.argolocal.running import execute_manifest
 from tests.argolocal.server.api.running import (
     ApiServer,
     Document,
     describe_error,
     make_failing_workflow,
-    serve,
+    start_api,
 )
 
 MANIFEST = "manifest.yaml"
@@ -54,7 +54,7 @@ DAMAGES: dict[str, tuple[str, Callable[[str], str]]] = {
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """A server of a home with a sound run, and a damaged copy of this run for each damage."""
     home = tmp_path_factory.mktemp("damage") / "home"
-    execute(make_failing_workflow("sound"), {}, LocalCluster(home))
+    execute_manifest(make_failing_workflow("sound"), {}, LocalCluster(home))
     runs = home / "runs"
     for name, (file, edit) in DAMAGES.items():
         shutil.copytree(runs / "sound", runs / name)
@@ -62,7 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         manifest.write_text(manifest.read_text().replace('"name": "sound"', f'"name": "{name}"'))
         path = runs / name / file
         path.write_text(edit(path.read_text()))
-    with serve(home, parallelism=0) as api:
+    with start_api(home, parallelism=0) as api:
         yield api
 
 
@@ -123,7 +123,7 @@ def test_a_run_with_a_damaged_manifest_is_not_deleted(server: ApiServer) -> None
 def test_a_log_that_is_followed_ends_with_an_error_if_the_run_is_damaged(
     tmp_path: Path, server_log: pytest.LogCaptureFixture
 ) -> None:
-    execute(make_failing_workflow("w"), {}, LocalCluster(tmp_path / "home"))
+    execute_manifest(make_failing_workflow("w"), {}, LocalCluster(tmp_path / "home"))
     journal = tmp_path / "home/runs/w" / JOURNAL
     sound_text = journal.read_text()
     # change the run to an interrupted run, which does not end
@@ -131,7 +131,7 @@ def test_a_log_that_is_followed_ends_with_an_error_if_the_run_is_damaged(
     (tmp_path / "home/queue").mkdir(exist_ok=True)
     (tmp_path / "home/queue/w").touch()
 
-    with serve(tmp_path / "home", parallelism=0) as server:
+    with start_api(tmp_path / "home", parallelism=0) as server:
         address = f"{server.url}/api/v1/workflows/argo/w/log"
         options = {"logOptions.follow": "true"}
         with server.client.stream("GET", address, params=options) as answer:

@@ -19,7 +19,7 @@ from tests.argolocal.server.api.running import (
     make_gated_workflow,
     make_hello_workflow,
     make_long_workflow,
-    template,
+    make_stored_template,
 )
 from tests.commands import ROOT, list_blocks
 
@@ -174,7 +174,7 @@ def with_input() -> Document:
 
 
 def use_templates(hera: Recorder) -> None:
-    manifest = m.WorkflowTemplate(**template("hera"))
+    manifest = m.WorkflowTemplate(**make_stored_template("hera"))
     hera.create_workflow_template(m.WorkflowTemplateCreateRequest(template=manifest))
     stored = hera.get_workflow_template("hera")
     assert [name_of(item) for item in hera.list_workflow_templates(name_pattern="her").items]
@@ -186,7 +186,7 @@ def use_templates(hera: Recorder) -> None:
         hera.service.create_workflow_template(m.WorkflowTemplateCreateRequest(template=manifest))
     hera.delete_workflow_template("hera")
 
-    manifest = m.ClusterWorkflowTemplate(**template("hera", "ClusterWorkflowTemplate"))
+    manifest = m.ClusterWorkflowTemplate(**make_stored_template("hera", "ClusterWorkflowTemplate"))
     request = m.ClusterWorkflowTemplateCreateRequest(template=manifest)
     hera.create_cluster_workflow_template(request)
     stored = hera.get_cluster_workflow_template("hera")

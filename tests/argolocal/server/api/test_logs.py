@@ -15,9 +15,9 @@ from tests.argolocal.server.api.running import (
     ApiServer,
     Document,
     describe_error,
-    step,
-    steps,
-    workflow,
+    make_api_workflow,
+    make_step_template,
+    make_steps_template,
 )
 
 
@@ -35,13 +35,17 @@ def read_contents(api: ApiServer, path: str, **parameters: Any) -> list[str]:
 @pytest.fixture(scope="module")
 def finished(api: ApiServer) -> Document:
     """A workflow with two pods, where the log of the second pod has no line break at its end."""
-    first_step = step("one", "echo alpha; echo beta", metadata={"labels": {"app": "first"}})
-    second_step = step("two", "echo gamma; printf delta")
-    name = api.submit(workflow(steps("one", "two"), first_step, second_step, name="logged"))
+    first_step = make_step_template(
+        "one", "echo alpha; echo beta", metadata={"labels": {"app": "first"}}
+    )
+    second_step = make_step_template("two", "echo gamma; printf delta")
+    name = api.submit(
+        make_api_workflow(make_steps_template("one", "two"), first_step, second_step, name="logged")
+    )
     return api.wait(name)
 
 
-def pods(document: Document) -> list[str]:
+def list_log_lines(document: Document) -> list[str]:
     nodes = document["status"]["nodes"].values()
     ids = sorted((node["startedAt"], node["id"], node) for node in nodes if node["type"] == "Pod")
     return [f"logged-{node['templateName']}-{id.rpartition('-')[2]}" for _, id, node in ids]
@@ -52,11 +56,11 @@ def test_the_log_of_a_workflow_has_the_lines_of_all_pods_in_order(
 ) -> None:
     lines = read_log(api, "/workflows/argo/logged/log")
     assert [line["content"] for line in lines] == ["alpha", "beta", "gamma", "delta"]
-    assert {line["podName"] for line in lines} == set(pods(finished))
+    assert {line["podName"] for line in lines} == set(list_log_lines(finished))
 
 
 def test_a_client_chooses_pods_and_lines(api: ApiServer, finished: Document) -> None:
-    pod = next(name for name in pods(finished) if "-two-" in name)
+    pod = next(name for name in list_log_lines(finished) if "-two-" in name)
     address = "/workflows/argo/logged/log"
     assert read_contents(api, f"/workflows/argo/logged/{pod}/log") == ["gamma", "delta"]
     assert read_contents(api, address, podName=pod) == ["gamma", "delta"]
@@ -104,8 +108,12 @@ def test_the_log_of_another_pod_is_empty(api: ApiServer, finished: Document) -> 
 
 
 def test_a_followed_log_ends_with_the_workflow(api: ApiServer) -> None:
-    templates = [step("one", "echo one"), {"name": "gate", "suspend": {}}, step("two", "echo two")]
-    name = api.submit(workflow(steps("one", "gate", "two"), *templates))
+    templates = [
+        make_step_template("one", "echo one"),
+        {"name": "gate", "suspend": {}},
+        make_step_template("two", "echo two"),
+    ]
+    name = api.submit(make_api_workflow(make_steps_template("one", "gate", "two"), *templates))
     address = f"{api.url}/api/v1/workflows/argo/{name}/log"
     parameters = {"logOptions.follow": "true"}
     with api.client.stream("GET", address, params=parameters) as answer:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.argolocal.server.api.recorded_calls import FILE, Calls, call_all, flatten
+from tests.argolocal.server.api.recorded_calls import FILE, Calls, call_all, flatten_answer
 from tests.argolocal.server.api.recorded_differences import DIFFERENCES, Difference
-from tests.argolocal.server.api.running import Document, serve
+from tests.argolocal.server.api.running import Document, start_api
 
 RECORDED_ANSWERS: dict[str, Document] = json.loads(FILE.read_text())
 
@@ -17,7 +17,7 @@ RECORDED_ANSWERS: dict[str, Document] = json.loads(FILE.read_text())
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Document]]:
     """The answers of a server in this process to the recorded calls."""
-    with serve(Path(tmp_path_factory.mktemp("recorded")) / "home") as server:
+    with start_api(Path(tmp_path_factory.mktemp("recorded")) / "home") as server:
         calls = Calls(server.send)
         call_all(calls)
         yield calls.answers
@@ -39,8 +39,8 @@ def test_each_call_was_recorded(answers: dict[str, Document]) -> None:
 
 @pytest.mark.parametrize("title", RECORDED_ANSWERS)
 def test_an_answer_is_that_of_a_real_server(title: str, answers: dict[str, Document]) -> None:
-    real = dict(flatten(RECORDED_ANSWERS[title]))
-    own_answer = dict(flatten(answers[title]))
+    real = dict(flatten_answer(RECORDED_ANSWERS[title]))
+    own_answer = dict(flatten_answer(answers[title]))
     unexpected = {
         path: (real.get(path), own_answer.get(path))
         for path in sorted(real.keys() | own_answer.keys())
@@ -60,8 +60,8 @@ def test_each_known_difference_still_exists(
     for title, answer in answers.items():
         if not re.fullmatch(difference.titles, title):
             continue
-        real = dict(flatten(RECORDED_ANSWERS[title]))
-        own_answer = dict(flatten(answer))
+        real = dict(flatten_answer(RECORDED_ANSWERS[title]))
+        own_answer = dict(flatten_answer(answer))
         for path in real.keys() | own_answer.keys():
             if re.search(difference.path, path) and real.get(path) != own_answer.get(path):
                 return

@@ -10,13 +10,17 @@ from tests.argolocal.server.api.running import (
     describe_error,
     make_cron_workflow,
     make_hello_workflow,
-    template,
+    make_stored_template,
 )
 
 # (URL path of the kind, field of the kind in a body, example)
 KINDS = [
-    ("/workflow-templates/argo", "template", template("one")),
-    ("/cluster-workflow-templates", "template", template("one", "ClusterWorkflowTemplate")),
+    ("/workflow-templates/argo", "template", make_stored_template("one")),
+    (
+        "/cluster-workflow-templates",
+        "template",
+        make_stored_template("one", "ClusterWorkflowTemplate"),
+    ),
     ("/cron-workflows/argo", "cronWorkflow", make_cron_workflow("one")),
 ]
 each_kind = pytest.mark.parametrize(("folder", "field", "example"), KINDS)
@@ -95,13 +99,15 @@ def test_a_list_in_pages_contains_each_object_once(
 
 
 def test_a_template_is_found_by_a_part_of_its_name(api: ApiServer) -> None:
-    api.change("POST", "/workflow-templates/argo", {"template": template("needle-in-hay")})
+    api.change(
+        "POST", "/workflow-templates/argo", {"template": make_stored_template("needle-in-hay")}
+    )
     found = api.get("/workflow-templates/argo", namePattern="in-h")
     assert [item["metadata"]["name"] for item in found["items"]] == ["needle-in-hay"]
 
 
 def test_a_generated_name_of_a_template_is_unique(api: ApiServer) -> None:
-    manifest = {**template("x"), "metadata": {"generateName": "gen-"}}
+    manifest = {**make_stored_template("x"), "metadata": {"generateName": "gen-"}}
     names = {
         api.change("POST", "/workflow-templates/argo", {"template": manifest})["metadata"]["name"]
         for _ in range(2)
@@ -132,20 +138,22 @@ def test_an_update_keeps_the_last_time_of_a_cron_workflow(api: ApiServer) -> Non
 
 def test_an_object_of_another_name_or_namespace_is_refused(api: ApiServer) -> None:
     folder = "/workflow-templates/argo"
-    api.change("POST", folder, {"template": template("mine")})
-    answer = api.send("PUT", f"{folder}/mine", {"template": template("yours")})
+    api.change("POST", folder, {"template": make_stored_template("mine")})
+    answer = api.send("PUT", f"{folder}/mine", {"template": make_stored_template("yours")})
     assert describe_error(answer)[:2] == (400, 3)
-    other = template("mine")
+    other = make_stored_template("mine")
     other["metadata"]["namespace"] = "other"
     answer = api.send("POST", folder, {"template": other})
     assert describe_error(answer)[:2] == (400, 3)
-    answer = api.send("POST", "/workflow-templates/other", {"template": template("mine")})
+    answer = api.send(
+        "POST", "/workflow-templates/other", {"template": make_stored_template("mine")}
+    )
     assert describe_error(answer)[:2] == (404, 5)
     assert api.get("/workflow-templates/other")["items"] is None
 
 
 def test_a_workflow_uses_a_stored_template(api: ApiServer) -> None:
-    api.change("POST", "/workflow-templates/argo", {"template": template("shared")})
+    api.change("POST", "/workflow-templates/argo", {"template": make_stored_template("shared")})
     manifest = make_hello_workflow()
     main_template = {"name": "main", "steps": [[{"name": "call", "templateRef": REFERENCE}]]}
     manifest["spec"]["templates"] = [main_template]
@@ -162,7 +170,7 @@ REFERENCE = {"name": "shared", "template": "main"}
 def test_a_workflow_keeps_its_reference_and_shows_the_spec_that_it_resolved(
     api: ApiServer,
 ) -> None:
-    api.change("POST", "/workflow-templates/argo", {"template": template("base")})
+    api.change("POST", "/workflow-templates/argo", {"template": make_stored_template("base")})
     manifest = make_hello_workflow()
     manifest["spec"] = {"workflowTemplateRef": {"name": "base"}}
 
@@ -176,13 +184,13 @@ def test_a_workflow_keeps_its_reference_and_shows_the_spec_that_it_resolved(
 
 
 def test_a_copy_of_a_workflow_uses_the_template_as_it_is_now(api: ApiServer) -> None:
-    api.change("POST", "/workflow-templates/argo", {"template": template("changing")})
+    api.change("POST", "/workflow-templates/argo", {"template": make_stored_template("changing")})
     manifest = make_hello_workflow()
     manifest["spec"] = {"workflowTemplateRef": {"name": "changing"}}
     name = api.submit(manifest)
     api.wait(name)
 
-    changed = template("changing")
+    changed = make_stored_template("changing")
     changed["spec"]["templates"][0]["container"]["command"] = ["false"]
     changed["spec"]["templates"][0]["container"]["args"] = []
     api.change("PUT", "/workflow-templates/argo/changing", {"template": changed})

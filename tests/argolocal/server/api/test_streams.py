@@ -18,13 +18,13 @@ from tests.argolocal.server.api.running import (
     describe_error,
     make_gated_workflow,
     make_hello_workflow,
-    serve,
+    start_api,
 )
 from tests.waiting import until
 
 
 @contextmanager
-def watch(api: ApiServer, **parameters: str) -> Iterator[Iterator[dict[str, Any]]]:
+def watch_workflows(api: ApiServer, **parameters: str) -> Iterator[Iterator[dict[str, Any]]]:
     """Watch workflows, and return an iterator of the events."""
     address = f"{api.url}/api/v1/workflow-events/argo"
     with api.client.stream("GET", address, params=parameters) as answer:
@@ -35,7 +35,7 @@ def watch(api: ApiServer, **parameters: str) -> Iterator[Iterator[dict[str, Any]
 
 def test_a_watch_shows_a_workflow_from_its_creation_to_its_end(api: ApiServer) -> None:
     version = api.get("/workflows/argo")["metadata"]["resourceVersion"]
-    with watch(api, **{"listOptions.resourceVersion": version}) as events:
+    with watch_workflows(api, **{"listOptions.resourceVersion": version}) as events:
         api.submit(make_hello_workflow("watched"))
         seen = [next(events)]
         while seen[-1]["object"]["status"]["phase"] != "Succeeded":
@@ -52,7 +52,7 @@ def test_a_watch_of_one_workflow_ends_with_its_deletion(api: ApiServer) -> None:
     api.submit(make_hello_workflow("short"))
     api.wait("short")
     selector = {"listOptions.fieldSelector": "metadata.name=short"}
-    with watch(api, **selector) as events:
+    with watch_workflows(api, **selector) as events:
         first_event = next(events)
         assert (first_event["type"], first_event["object"]["metadata"]["name"]) == (
             "ADDED",
@@ -71,7 +71,7 @@ def test_a_watch_contains_only_selected_workflows_and_fields(api: ApiServer) -> 
     selected = make_hello_workflow("selected")
     selected["metadata"]["labels"] = {"watch": "yes"}
     parameters = {"listOptions.labelSelector": "watch=yes", "fields": "result.object.metadata.name"}
-    with watch(api, **parameters) as events:
+    with watch_workflows(api, **parameters) as events:
         api.submit(make_hello_workflow())
         api.submit(selected)
         assert next(events) == {"type": "ADDED", "object": {"metadata": {"name": "selected"}}}
@@ -88,7 +88,7 @@ def test_a_watch_continues_after_an_interruption(api: ApiServer) -> None:
     version = api.get("/workflows/argo")["metadata"]["resourceVersion"]
     api.submit(make_hello_workflow("missed"))
     api.wait("missed")
-    with watch(api, **{"listOptions.resourceVersion": version}) as events:
+    with watch_workflows(api, **{"listOptions.resourceVersion": version}) as events:
         event = next(events)
         assert event["type"] == "ADDED"
         assert event["object"]["metadata"]["name"] == "missed"
@@ -112,10 +112,10 @@ def test_streams_that_are_open_are_limited_and_counted(
 ) -> None:
     monkeypatch.setattr(streams, "MAX_STREAMS", 2)
     monkeypatch.setattr(StreamLimit.__init__, "__defaults__", (2,))
-    with serve(tmp_path / "home") as server:
+    with start_api(tmp_path / "home") as server:
         name = server.submit(make_gated_workflow())
         server.wait_until_suspended(name)
-        with watch(server) as first_watch, watch(server) as second_watch:
+        with watch_workflows(server) as first_watch, watch_workflows(server) as second_watch:
             assert next(first_watch)["type"] == next(second_watch)["type"] == "ADDED"
             answer = server.send("GET", "/stream/events/argo")
             status, code, message = describe_error(answer)
@@ -124,7 +124,7 @@ def test_streams_that_are_open_are_limited_and_counted(
 
         def opens_again() -> bool:
             try:
-                with watch(server) as events:
+                with watch_workflows(server) as events:
                     return bool(next(events))
             except AssertionError:
                 return False

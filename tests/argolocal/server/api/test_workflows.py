@@ -8,15 +8,15 @@ import pytest
 from tests.argolocal.server.api.running import (
     ApiServer,
     describe_error,
+    make_api_workflow,
     make_cron_workflow,
     make_failing_workflow,
     make_gated_workflow,
     make_hello_workflow,
     make_long_workflow,
-    serve,
-    step,
-    template,
-    workflow,
+    make_step_template,
+    make_stored_template,
+    start_api,
 )
 
 
@@ -97,7 +97,7 @@ def test_another_namespace_has_no_workflows(api: ApiServer) -> None:
 
 
 def test_the_latest_workflow_has_an_alias(tmp_path: Path) -> None:
-    with serve(tmp_path / "home") as server:
+    with start_api(tmp_path / "home") as server:
         answer = server.send("GET", "/workflows/argo/@latest")
         assert describe_error(answer) == (404, 5, "no workflows found")
         for name in ("first", "second"):
@@ -109,7 +109,7 @@ def test_the_latest_workflow_has_an_alias(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory: pytest.TempPathFactory):
     """A server with three runs that have ended, and a run that waits."""
-    with serve(tmp_path_factory.mktemp("listed") / "home") as server:
+    with start_api(tmp_path_factory.mktemp("listed") / "home") as server:
         for name, manifest in (
             ("good", make_hello_workflow("good")),
             ("bad", make_failing_workflow("bad")),
@@ -203,8 +203,8 @@ def test_a_deleted_workflow_is_gone_with_its_files(api: ApiServer) -> None:
 
 
 def test_a_workflow_of_a_template_gets_the_options_of_its_submission(api: ApiServer) -> None:
-    api.change("POST", "/workflow-templates/argo", {"template": template("base")})
-    cluster_template = {"template": template("base", "ClusterWorkflowTemplate")}
+    api.change("POST", "/workflow-templates/argo", {"template": make_stored_template("base")})
+    cluster_template = {"template": make_stored_template("base", "ClusterWorkflowTemplate")}
     api.change("POST", "/cluster-workflow-templates", cluster_template)
     api.change("POST", "/cron-workflows/argo", {"cronWorkflow": make_cron_workflow("base")})
 
@@ -230,7 +230,7 @@ def test_a_workflow_of_a_missing_template_or_kind_is_refused(api: ApiServer) -> 
 
 def test_a_manifest_of_a_client_in_go_runs(api: ApiServer) -> None:
     """Go sends empty values for fields that the user has not set."""
-    manifest = workflow(step("main", "echo hello"), name="from-go")
+    manifest = make_api_workflow(make_step_template("main", "echo hello"), name="from-go")
     manifest["metadata"]["creationTimestamp"] = None
     manifest["status"] = {"startedAt": None, "finishedAt": None}
     main_template = manifest["spec"]["templates"][0]

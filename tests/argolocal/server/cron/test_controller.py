@@ -207,7 +207,7 @@ def test_a_server_that_dies_between_its_writes_starts_no_time_twice(
 
     for seconds, method in ((60, "_add_active"), (180, "_write_progress")):
         with monkeypatch.context() as patch:
-            patch.setattr(home.controller, method, _die)
+            patch.setattr(home.controller, method, _raise_interrupt)
             with pytest.raises(KeyboardInterrupt):
                 home.look(seconds)
 
@@ -223,7 +223,7 @@ def test_a_server_that_dies_between_its_writes_starts_no_time_twice(
     assert [time for time, _ in home.missed] == [120, 240]
 
 
-def _die(*_: object) -> None:
+def _raise_interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 

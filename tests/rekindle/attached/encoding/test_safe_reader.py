@@ -29,7 +29,7 @@ class Malicious:
         return Path.touch, (self.file,)
 
 
-def restore(folder: Path) -> dict[str, Any]:
+def restore_state(folder: Path) -> dict[str, Any]:
     state: dict[str, Any] = {"weights": torch.zeros(3), "rest": b"", "step": 0}
     load(state, storage_reader=SafeReader(folder), planner=SafePlanner(), no_dist=True)
     return state
@@ -44,7 +44,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_is_restored(checkpoint: Path) -> None:
-    state = restore(checkpoint)
+    state = restore_state(checkpoint)
     assert state["weights"].tolist() == [1, 1, 1]
     assert state["step"] == 7
     assert decode_named_values(state["rest"]) == {"seed": [1, 2]}
@@ -54,7 +54,7 @@ def test_malicious_metadata_runs_no_code(checkpoint: Path, tmp_path: Path) -> No
     file = tmp_path / "attacked"
     (checkpoint / ".metadata").write_bytes(pickle.dumps(Malicious(file)))
     with pytest.raises(BaseException, match="is not a part of metadata"):
-        restore(checkpoint)
+        restore_state(checkpoint)
     assert not file.exists()
 
 
@@ -64,7 +64,7 @@ def test_a_malicious_value_runs_no_code(tmp_path: Path) -> None:
     save(state, checkpoint_id=tmp_path / "checkpoint", no_dist=True)
     file.unlink(missing_ok=True)
     with pytest.raises(BaseException, match="Weights only load failed"):
-        restore(tmp_path / "checkpoint")
+        restore_state(tmp_path / "checkpoint")
     with pytest.raises(Exception, match="Weights only load failed"):
         decode_named_values(encode_named_values({"x": Malicious(file)}))
     assert not file.exists()

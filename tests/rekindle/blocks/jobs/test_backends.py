@@ -24,7 +24,7 @@ from tests.kinds import pod_specs
 QUEUE_SETTINGS = {"gang": "kueue", "queue": "train"}
 
 
-def conditions(*kinds: str, **status: Any) -> dict[str, Any]:
+def make_conditions(*kinds: str, **status: Any) -> dict[str, Any]:
     return {
         "status": {"conditions": [{"type": kind, "status": "True"} for kind in kinds], **status}
     }
@@ -37,16 +37,16 @@ WORKERS_DONE = [{"name": "worker", "succeeded": 2}, {"name": "lead", "succeeded"
     "backend, cluster, document, expected",
     [
         ("jobset", {}, {"metadata": {}}, None),
-        ("jobset", {}, conditions(replicatedJobsStatus=WORKERS_DONE), None),
-        ("jobset", {}, conditions("Suspended", "Completed", terminalState="Completed"), True),
-        ("jobset", {}, conditions("Failed", terminalState="Failed"), False),
+        ("jobset", {}, make_conditions(replicatedJobsStatus=WORKERS_DONE), None),
+        ("jobset", {}, make_conditions("Suspended", "Completed", terminalState="Completed"), True),
+        ("jobset", {}, make_conditions("Failed", terminalState="Failed"), False),
         ("trainjob", {}, {"metadata": {}}, None),
-        ("trainjob", {}, conditions(jobsStatus=WORKERS_DONE), None),
-        ("trainjob", {}, conditions("Complete"), True),
-        ("trainjob", {}, conditions("Failed"), False),
-        ("trainjob", QUEUE_SETTINGS, conditions("Suspended"), None),
-        ("trainjob", QUEUE_SETTINGS, conditions("Suspended", "Complete"), True),
-        ("trainjob", QUEUE_SETTINGS, conditions("Suspended", "Failed"), False),
+        ("trainjob", {}, make_conditions(jobsStatus=WORKERS_DONE), None),
+        ("trainjob", {}, make_conditions("Complete"), True),
+        ("trainjob", {}, make_conditions("Failed"), False),
+        ("trainjob", QUEUE_SETTINGS, make_conditions("Suspended"), None),
+        ("trainjob", QUEUE_SETTINGS, make_conditions("Suspended", "Complete"), True),
+        ("trainjob", QUEUE_SETTINGS, make_conditions("Suspended", "Failed"), False),
     ],
 )
 def test_the_step_ends_with_the_job(

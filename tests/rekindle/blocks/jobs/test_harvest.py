@@ -25,7 +25,7 @@ QUEUE_SETTINGS = {
 }
 
 
-def rendered(*sets: str) -> dict[str, dict[str, Any]]:
+def render_templates(*sets: str) -> dict[str, dict[str, Any]]:
     """Map kinds of training objects to the templates that apply them."""
     manifest = render_manifest(load_config("configs/demo.yaml", [*HARVEST, *sets], {}).config)
     resources = [
@@ -40,7 +40,9 @@ def rendered(*sets: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def workers(cluster: dict[str, Any], backend: str = "pytorchjob", **train: Any) -> dict[str, Any]:
+def make_worker_deployment(
+    cluster: dict[str, Any], backend: str = "pytorchjob", **train: Any
+) -> dict[str, Any]:
     config = ClusterConfig.model_validate({"harvest": True, "backend": backend} | cluster)
     section = TrainConfig.model_validate({"min_workers": 1, "workers": 2, "max_workers": 4} | train)
     return harvest_deployment(
@@ -56,7 +58,7 @@ def workers(cluster: dict[str, Any], backend: str = "pytorchjob", **train: Any) 
 def test_the_job_has_the_minimum_of_workers_and_the_deployment_has_the_extra_workers(
     backend: str, kind: str
 ) -> None:
-    templates = rendered(f"cluster.backend={backend}")
+    templates = render_templates(f"cluster.backend={backend}")
     job, deployment = (
         json.loads(templates[each]["resource"]["manifest"]) for each in (kind, "Deployment")
     )
@@ -74,28 +76,33 @@ def test_the_job_has_the_minimum_of_workers_and_the_deployment_has_the_extra_wor
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_extra_workers_get_the_address_of_the_coordinator_and_the_secret(backend: str) -> None:
-    (container,) = workers({}, backend)["spec"]["template"]["spec"]["containers"]
+    (container,) = make_worker_deployment({}, backend)["spec"]["template"]["spec"]["containers"]
     env = {variable["name"]: variable for variable in container["env"]}
     assert env["MASTER_ADDR"]["value"] == BACKENDS[backend].host.format("j")
     assert env["REKINDLE_SECRET"]["valueFrom"]["secretKeyRef"]["name"] == "j"
 
 
 def test_extra_workers_have_the_harvest_priority() -> None:
-    labels = workers(QUEUE_SETTINGS)["metadata"]["labels"]
+    labels = make_worker_deployment(QUEUE_SETTINGS)["metadata"]["labels"]
     assert labels["kueue.x-k8s.io/queue-name"] == "train"
     assert labels["kueue.x-k8s.io/priority-class"] == "idle"
-    assert "priorityClassName" not in workers(QUEUE_SETTINGS)["spec"]["template"]["spec"]
     assert (
-        workers({"harvest_priority": "idle"})["spec"]["template"]["spec"]["priorityClassName"]
+        "priorityClassName"
+        not in make_worker_deployment(QUEUE_SETTINGS)["spec"]["template"]["spec"]
+    )
+    assert (
+        make_worker_deployment({"harvest_priority": "idle"})["spec"]["template"]["spec"][
+            "priorityClassName"
+        ]
         == "idle"
     )
 
 
 def test_a_pod_with_two_gpus_runs_two_workers() -> None:
     cluster = {"pods": {"train": {"gpus": 2}}}
-    assert workers(cluster, min_workers=2, workers=2)["spec"]["replicas"] == 1
+    assert make_worker_deployment(cluster, min_workers=2, workers=2)["spec"]["replicas"] == 1
     with pytest.raises(ConfigError, match="must be a multiple of"):
-        workers(cluster, max_workers=3)
+        make_worker_deployment(cluster, max_workers=3)
 
 
 @pytest.mark.parametrize(

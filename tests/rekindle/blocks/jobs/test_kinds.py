@@ -7,7 +7,7 @@ from rekindle.blocks.jobs.kubeflow import Replica, build_training_job
 from rekindle.blocks.settings import ClusterConfig
 from rekindle.errors import ConfigError
 from tests.kinds import kinds, pod_specs, program_jobs
-from tests.schema import schema_of, wrong
+from tests.schema import find_errors, schema_of
 
 KINDS = kinds()
 SPOT = {"preemptible": {"capacity": "spot"}}
@@ -18,16 +18,16 @@ def test_the_api_server_knows_every_field_of_the_rendered_objects(kind: str) -> 
     schema = schema_of(KINDS[kind].manifest)
     all_settings = {"gang": "volcano", "queue": "q", "cache": "c", "presets": {"far": SPOT}}
     for cluster in ({}, all_settings):
-        assert list(wrong(kinds(**cluster)[kind].manifest, schema)) == []
+        assert list(find_errors(kinds(**cluster)[kind].manifest, schema)) == []
     # check that the schema rejects an unknown field
-    assert list(wrong(KINDS[kind].manifest | {"spec": {"replicsa": 1}}, schema))
+    assert list(find_errors(KINDS[kind].manifest | {"spec": {"replicsa": 1}}, schema))
 
 
 @pytest.mark.parametrize("kind", program_jobs())
 def test_the_api_server_knows_every_field_of_a_job_with_a_program(kind: str) -> None:
     for cluster in ({}, {"gang": "volcano", "queue": "q", "cache": "c"}):
         job = program_jobs(**cluster)[kind]
-        assert list(wrong(job, schema_of(job))) == []
+        assert list(find_errors(job, schema_of(job))) == []
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if pod_specs(KINDS[kind].manifest)])
@@ -80,7 +80,7 @@ def test_only_the_leading_pod_of_a_job_avoids_preemptible_nodes(kind: str, leads
 
 def test_a_lost_pod_does_not_fail_the_job() -> None:
     policies = {
-        kind: {role["restartPolicy"] for key, role in _replicas(KINDS[kind].manifest["spec"])}
+        kind: {role["restartPolicy"] for key, role in _list_replicas(KINDS[kind].manifest["spec"])}
         for kind in ("TFJob", "XGBoostJob", "PaddleJob", "JAXJob")
     }
     restarted = {"OnFailure"}
@@ -93,7 +93,7 @@ def test_a_lost_pod_does_not_fail_the_job() -> None:
     }
 
 
-def _replicas(spec: dict) -> list:
+def _list_replicas(spec: dict) -> list:
     (specs,) = (value for key, value in spec.items() if key.endswith("ReplicaSpecs"))
     return list(specs.items())
 

@@ -18,7 +18,7 @@ from rekindle.kubernetes_names import REKINDLE_SECRET, WORKLOAD_MODULES
 from rekindle.training.spec import TrainConfig
 
 
-def status(*conditions: str, **replicas: dict[str, int]) -> dict[str, Any]:
+def make_status(*conditions: str, **replicas: dict[str, int]) -> dict[str, Any]:
     kinds = [{"type": each, "status": "True", "reason": f"PyTorchJob{each}"} for each in conditions]
     return {"status": {"conditions": kinds, "replicaStatuses": replicas}}
 
@@ -31,38 +31,44 @@ RUNNING = {"Master": ONE_ACTIVE, "Worker": {"active": 2}}
     "name, document, expected",
     [
         ("just applied", {"metadata": {"name": "x"}}, None),
-        ("created", status("Created"), None),
-        ("running", status("Created", "Running", **RUNNING), None),
+        ("created", make_status("Created"), None),
+        ("running", make_status("Created", "Running", **RUNNING), None),
         (
             "worker evicted",
-            status("Created", "Restarting", Master=ONE_ACTIVE, Worker={"active": 1, "failed": 1}),
+            make_status(
+                "Created", "Restarting", Master=ONE_ACTIVE, Worker={"active": 1, "failed": 1}
+            ),
             None,
         ),
         (
             "worker done before the master",
-            status("Created", "Running", Master=ONE_ACTIVE, Worker={"succeeded": 1}),
+            make_status("Created", "Running", Master=ONE_ACTIVE, Worker={"succeeded": 1}),
             None,
         ),
         (
             "master done",
-            status("Created", "Running", Master={"succeeded": 1}, Worker={"active": 1}),
+            make_status("Created", "Running", Master={"succeeded": 1}, Worker={"active": 1}),
             True,
         ),
-        ("succeeded", status("Created", "Succeeded", Master={"succeeded": 1}, Worker={}), True),
+        (
+            "succeeded",
+            make_status("Created", "Succeeded", Master={"succeeded": 1}, Worker={}),
+            True,
+        ),
         (
             "master gave up",
-            status("Created", "Running", "Failed", Master={"failed": 1}, Worker={"active": 2}),
+            make_status("Created", "Running", "Failed", Master={"failed": 1}, Worker={"active": 2}),
             False,
         ),
-        ("deadline before it ran", status("Created", "Failed", Master={}, Worker={}), False),
+        ("deadline before it ran", make_status("Created", "Failed", Master={}, Worker={}), False),
         (
             "failed after restarts",
-            status("Created", "Restarting", "Failed", Master={"failed": 1}),
+            make_status("Created", "Restarting", "Failed", Master={"failed": 1}),
             False,
         ),
         (
             "suspended, resumed, failed",
-            status("Created", "Suspended", "Running", "Failed", Master={}),
+            make_status("Created", "Suspended", "Running", "Failed", Master={}),
             False,
         ),
     ],
@@ -77,7 +83,7 @@ def test_the_step_ends_with_the_job_and_with_the_same_outcome(
 GPUS = {"pods": {"train": {"gpus": 2}}}
 
 
-def job(cluster: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
+def make_job(cluster: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
     config = TrainConfig.model_validate(train)
     return build_pytorch_job(
         "{{workflow.name}}-train",
@@ -88,7 +94,7 @@ def job(cluster: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
 
 
 def test_the_operator_accepts_the_job() -> None:
-    spec = job(workers=3, max_workers=4)["spec"]
+    spec = make_job(workers=3, max_workers=4)["spec"]
     master = spec["pytorchReplicaSpecs"]["Master"]
     worker = spec["pytorchReplicaSpecs"]["Worker"]
     # the field is required, because the webhook does not set a default
@@ -111,7 +117,7 @@ def test_the_operator_accepts_the_job() -> None:
 
 
 def test_a_preempted_worker_is_restarted_and_the_job_ends_with_the_coordinator() -> None:
-    replicas = job()["spec"]["pytorchReplicaSpecs"]
+    replicas = make_job()["spec"]["pytorchReplicaSpecs"]
     assert replicas["Worker"]["restartPolicy"] == "OnFailure"
     assert replicas["Master"]["restartPolicy"] == "ExitCode"
 
@@ -119,7 +125,7 @@ def test_a_preempted_worker_is_restarted_and_the_job_ends_with_the_coordinator()
 def test_all_processes_read_the_secret_and_the_manifest_does_not_contain_it() -> None:
     secret = build_run_secret("{{workflow.name}}-train")
     reference = {"name": secret["metadata"]["name"], "key": next(iter(secret["data"]))}
-    for replica in job()["spec"]["pytorchReplicaSpecs"].values():
+    for replica in make_job()["spec"]["pytorchReplicaSpecs"].values():
         (container,) = replica["template"]["spec"]["containers"]
         env = {variable["name"]: variable for variable in container["env"]}
         assert env[REKINDLE_SECRET] == {
@@ -131,7 +137,7 @@ def test_all_processes_read_the_secret_and_the_manifest_does_not_contain_it() ->
 
 
 def test_all_processes_get_the_same_flags() -> None:
-    replicas = job()["spec"]["pytorchReplicaSpecs"]
+    replicas = make_job()["spec"]["pytorchReplicaSpecs"]
     commands = [
         replicas[name]["template"]["spec"]["containers"][0]["args"] for name in ("Master", "Worker")
     ]
@@ -142,13 +148,13 @@ def test_all_processes_get_the_same_flags() -> None:
 
 
 def test_a_worker_gets_its_grace_period() -> None:
-    pod = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    pod = make_job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     environment = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
     assert environment["REKINDLE_GRACE"] == str(pod["terminationGracePeriodSeconds"])
 
 
 def test_hot_snapshots_are_not_limited_to_the_default_64_mb_of_shared_memory() -> None:
-    pod = job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    pod = make_job()["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     (volume,) = [
         mount["name"]
         for mount in pod["containers"][0]["volumeMounts"]
@@ -158,7 +164,7 @@ def test_hot_snapshots_are_not_limited_to_the_default_64_mb_of_shared_memory() -
 
 
 def test_a_pod_with_several_gpus_runs_one_worker_per_gpu() -> None:
-    spec = job(GPUS, workers=4, min_workers=3, max_workers=8)["spec"]
+    spec = make_job(GPUS, workers=4, min_workers=3, max_workers=8)["spec"]
     assert spec["nprocPerNode"] == "2"
     assert spec["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
     assert spec["elasticPolicy"] == {"minReplicas": 2, "maxReplicas": 4}
@@ -169,11 +175,11 @@ def test_a_number_of_workers_that_does_not_fill_the_pods_is_rejected(train: dict
     with pytest.raises(
         ConfigError, match=r"workers is 3: it must be a multiple of cluster.pods.train.gpus \(2\)"
     ):
-        job(GPUS, **train)
+        make_job(GPUS, **train)
 
 
 def test_a_worker_requests_one_core_per_thread() -> None:
-    worker = job(threads=6)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"][
+    worker = make_job(threads=6)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"][
         "containers"
     ][0]
     assert worker["resources"]["requests"]["cpu"] == "6"

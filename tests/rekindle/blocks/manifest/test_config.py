@@ -17,7 +17,7 @@ from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.recorded_secrets import PASSWORD_URL
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
-from tests.effort import calls
+from tests.effort import count_calls
 from tests.kinds import pod_specs
 
 SMALL_CONFIG = {
@@ -347,7 +347,7 @@ def test_only_the_first_errors_of_a_config_are_listed_and_the_rest_counted(tmp_p
 
     assert error_of(5000).endswith("and 4,980 more errors.")
     assert error_of(5000).count("\n") == 20
-    assert calls(lambda: error_of(4000)) < 4.5 * calls(lambda: error_of(1000))
+    assert count_calls(lambda: error_of(4000)) < 4.5 * count_calls(lambda: error_of(1000))
 
 
 def test_null_turns_off_the_notifications_in_a_file(tmp_path: Path) -> None:

@@ -52,18 +52,18 @@ PARSED_PATHS = re.compile(
 
 
 @cache
-def workflows() -> list[tuple[str, dict[str, Any]]]:
+def render_workflows() -> list[tuple[str, dict[str, Any]]]:
     """Return the objects of all configs and of a pipeline with every kind of job, each with a
     label."""
     other_jobs = render_kinds("trees.yaml", "pipeline=tests.rekindle.blocks.all_jobs")
-    return [*rendered.workflows(), *other_jobs]
+    return [*rendered.render_workflows(), *other_jobs]
 
 
 @cache
-def manifests() -> list[tuple[str, dict[str, Any]]]:
+def list_manifests() -> list[tuple[str, dict[str, Any]]]:
     """Return the distinct templates of all objects, each with a label."""
     distinct = dict[str, tuple[str, dict[str, Any]]]()
-    for label, workflow in workflows():
+    for label, workflow in render_workflows():
         for template in workflow["spec"].get("templates", []):
             distinct.setdefault(
                 json.dumps(template, sort_keys=True), (f"{label}: {template['name']}", template)
@@ -71,15 +71,15 @@ def manifests() -> list[tuple[str, dict[str, Any]]]:
     return list(distinct.values())
 
 
-def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def find_texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the texts of an object, also the names of fields, each with its path."""
     if isinstance(value, dict):
         for name, child in value.items():
             yield f"{path}.KEY", name
-            yield from texts(child, f"{path}.{name}".lstrip("."))
+            yield from find_texts(child, f"{path}.{name}".lstrip("."))
     elif isinstance(value, list):
         for child in value:
-            yield from texts(child, f"{path}[]")
+            yield from find_texts(child, f"{path}[]")
     elif isinstance(value, str):
         yield path, value
 
@@ -130,7 +130,7 @@ def is_quoted(kind: str, is_expression: bool, content: str) -> bool:
 
 def test_each_tag_in_a_text_that_is_parsed_again_is_quoted() -> None:
     found_words = set[str]()
-    for label, template in manifests():
+    for label, template in list_manifests():
         for kind, parsed in parsed_texts(template):
             for sign, content in TEMPLATE_TAG.findall(parsed):
                 found_words.add(kind)
@@ -142,8 +142,8 @@ def test_each_tag_in_a_text_that_is_parsed_again_is_quoted() -> None:
 
 def test_every_place_with_a_tag_is_known_to_be_quoted_or_not_parsed_again() -> None:
     found_words = set[str]()
-    for label, workflow in workflows():
-        for path, content in texts(workflow):
+    for label, workflow in render_workflows():
+        for path, content in find_texts(workflow):
             if TEMPLATE_TAG.search(content):
                 is_whole_list = path.endswith(".withParam") and WHOLE_TAG.fullmatch(content)
                 assert (
@@ -156,7 +156,7 @@ def test_every_place_with_a_tag_is_known_to_be_quoted_or_not_parsed_again() -> N
 
 
 def _job_texts() -> Iterator[str]:
-    for _, template in manifests():
+    for _, template in list_manifests():
         text = template.get("resource", {}).get("manifest", "")
         if '"kind": "' in text and any(f'"{kind}"' in text for kind in FRAMEWORKS):
             yield text
@@ -173,7 +173,7 @@ def find_containers(value: Any) -> Iterator[dict[str, Any]]:
 
 def test_a_hostile_value_does_not_change_the_structure_of_any_manifest() -> None:
     count = 0
-    for label, template in manifests():
+    for label, template in list_manifests():
         text = template.get("resource", {}).get("manifest", "")
         names = set(re.findall(r"(?:inputs|workflow)\.parameters\.(\w+)", text))
 
@@ -194,9 +194,11 @@ def test_a_hostile_value_does_not_change_the_structure_of_any_manifest() -> None
             )
             rendered.append(json.loads(substitute(text, scope)))
 
-        assert shape(rendered[0]) == shape(rendered[1]), label
+        assert shape_of(rendered[0]) == shape_of(rendered[1]), label
         escaped = HOSTILE_TEXTS.replace("$", "$$")
-        assert any(HOSTILE_TEXTS in leaf or escaped in leaf for leaf in leaves(rendered[1])), label
+        assert any(HOSTILE_TEXTS in leaf or escaped in leaf for leaf in find_leaves(rendered[1])), (
+            label
+        )
 
         for container in find_containers(rendered[1]):
             for argument in container.get("args", []):
@@ -207,22 +209,22 @@ def test_a_hostile_value_does_not_change_the_structure_of_any_manifest() -> None
     assert count >= 5
 
 
-def shape(value: Any) -> Any:
+def shape_of(value: Any) -> Any:
     if isinstance(value, dict):
-        return [shape(child) for child in value.values()]
+        return [shape_of(child) for child in value.values()]
     if isinstance(value, list):
-        return [shape(child) for child in value]
+        return [shape_of(child) for child in value]
     return type(value).__name__
 
 
-def leaves(value: Any) -> list[str]:
+def find_leaves(value: Any) -> list[str]:
     if isinstance(value, dict):
         children = [*value, *value.values()]
     elif isinstance(value, list):
         children = value
     else:
         return [str(value)]
-    return [leaf for child in children for leaf in leaves(child)]
+    return [leaf for child in children for leaf in find_leaves(child)]
 
 
 @pytest.mark.parametrize(
@@ -339,7 +341,7 @@ def test_a_hostile_output_arrives_as_text_in_an_object_and_in_a_pod() -> None:
         },
     ]
 
-    workflow = builders.workflow(*templates)
+    workflow = builders.make_workflow(*templates)
 
     assert argolocal.run(workflow).outputs == {"object": hostile, "pod": hostile}
 
@@ -377,7 +379,7 @@ def test_an_output_in_a_mapping_stays_one_value_of_it(value: str) -> None:
         },
     ]
 
-    workflow = builders.workflow(*templates)
+    workflow = builders.make_workflow(*templates)
 
     expected = {"note": value, "w": [value, 1], "number": "0.5"}
     assert json.loads(argolocal.run(workflow).outputs["json"]) == expected

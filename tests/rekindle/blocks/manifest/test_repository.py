@@ -13,7 +13,7 @@ import pytest
 from rekindle.blocks.manifest.provenance import read_git_sha
 from rekindle.errors import ConfigError
 from rekindle.operations.reproduce.checkout import check_out, find_commit
-from tests.rekindle.cli.stranger import Folder, git
+from tests.rekindle.cli.stranger import Folder, run_git
 
 
 @pytest.fixture
@@ -34,16 +34,16 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "own"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    git(folder, "init", "-q", "-b", "main")
+    run_git(folder, "init", "-q", "-b", "main")
     for text in ("one", "two"):
         (folder / "file").write_text(f"{text}\n")
-        git(folder, "add", "-A")
-        git(folder, "commit", "-qm", text)
+        run_git(folder, "add", "-A")
+        run_git(folder, "commit", "-qm", text)
     return folder
 
 
-def head(folder: Path) -> str:
-    return git(folder, "rev-parse", "HEAD").strip()
+def read_head(folder: Path) -> str:
+    return run_git(folder, "rev-parse", "HEAD").strip()
 
 
 def change_stat(file: Path) -> None:
@@ -76,7 +76,7 @@ def test_missing_objects_of_an_untrusted_partial_clone_are_not_fetched(
     stranger: Folder, tmp_path: Path
 ):
     commit = find_commit("HEAD")
-    blob = git(stranger.root, "rev-parse", "HEAD:pyproject.toml").strip()
+    blob = run_git(stranger.root, "rev-parse", "HEAD:pyproject.toml").strip()
     (stranger.root / ".git/objects" / blob[:2] / blob[2:]).unlink()
     with pytest.raises(ConfigError, match="git fetch --refetch --no-filter"):
         check_out(commit, tmp_path / "out")
@@ -116,11 +116,11 @@ def test_a_repository_that_git_would_wait_for_is_not_read(
 ):
     (repository / "folder").mkdir()
     (repository / "folder/file").write_text("")
-    git(repository, "init", "-q", "-b", "main", "inner")
-    git(repository / "inner", "commit", "-q", "--allow-empty", "-m", "one")
-    git(repository, "add", "-A")
-    git(repository, "commit", "-qm", "three")
-    assert read_git_sha() == head(repository)
+    run_git(repository, "init", "-q", "-b", "main", "inner")
+    run_git(repository / "inner", "commit", "-q", "--allow-empty", "-m", "one")
+    run_git(repository, "add", "-A")
+    run_git(repository, "commit", "-qm", "three")
+    assert read_git_sha() == read_head(repository)
 
     file = repository / ".git" / name
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -152,31 +152,31 @@ def test_an_object_of_many_gigabytes_is_not_unpacked(
 
 @pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
 def test_a_change_of_a_file_that_git_is_told_not_to_look_at_is_noticed(repository: Path, flag: str):
-    git(repository, "update-index", flag, "file")
-    assert read_git_sha() == head(repository)
+    run_git(repository, "update-index", flag, "file")
+    assert read_git_sha() == read_head(repository)
     (repository / "file").write_text("three\n")
-    assert read_git_sha() == f"{head(repository)}-dirty"
+    assert read_git_sha() == f"{read_head(repository)}-dirty"
 
 
 def test_settings_of_the_repository_do_not_hide_a_change(repository: Path):
     for name, value in {"core.trustctime": "false", "core.checkstat": "minimal"}.items():
-        git(repository, "config", name, value)
+        run_git(repository, "config", name, value)
     file = repository / "file"
     change_stat(file)
-    git(repository, "update-index", "--refresh")
+    run_git(repository, "update-index", "--refresh")
 
     # the new file is another inode, but has the size and the time of the old file
     (repository / "new").write_text("TWO\n")
     (repository / "new").rename(file)
     change_stat(file)
-    assert read_git_sha() == f"{head(repository)}-dirty"
+    assert read_git_sha() == f"{read_head(repository)}-dirty"
 
 
 def test_a_staged_submodule_is_a_change(repository: Path):
-    git(repository, "init", "-q", "-b", "main", "inner")
-    git(repository / "inner", "commit", "-q", "--allow-empty", "-m", "one")
-    git(repository, "add", "inner")
-    assert read_git_sha() == f"{head(repository)}-dirty"
+    run_git(repository, "init", "-q", "-b", "main", "inner")
+    run_git(repository / "inner", "commit", "-q", "--allow-empty", "-m", "one")
+    run_git(repository, "add", "inner")
+    assert read_git_sha() == f"{read_head(repository)}-dirty"
 
 
 def head_of_main(folder: Path) -> str:
@@ -186,7 +186,7 @@ def head_of_main(folder: Path) -> str:
 def test_variables_of_the_environment_do_not_change_the_repository(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    expected = head(repository)
+    expected = read_head(repository)
     for name in (
         "GIT_DIR",
         "GIT_WORK_TREE",
@@ -204,11 +204,11 @@ def test_variables_of_the_environment_do_not_change_the_repository(
 def test_clones_of_every_kind_are_read(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    expected = head(repository)
-    git(repository, "worktree", "add", "-q", "--detach", str(tmp_path / "worktree"), "HEAD~1")
-    git(tmp_path, "clone", "-q", "--depth=1", f"file://{repository}", "shallow")
+    expected = read_head(repository)
+    run_git(repository, "worktree", "add", "-q", "--detach", str(tmp_path / "worktree"), "HEAD~1")
+    run_git(tmp_path, "clone", "-q", "--depth=1", f"file://{repository}", "shallow")
 
-    git(
+    run_git(
         tmp_path,
         "clone",
         "-q",
@@ -218,15 +218,15 @@ def test_clones_of_every_kind_are_read(
         "separate",
     )
 
-    git(tmp_path, "clone", "-q", str(repository), "packed")
-    git(tmp_path / "packed", "pack-refs", "--all")
-    git(tmp_path, "clone", "-q", str(repository), "split")
-    git(tmp_path / "split", "update-index", "--split-index")
-    git(tmp_path, "clone", "-q", str(repository), "sparse")
-    git(tmp_path / "sparse", "sparse-checkout", "set", "--sparse-index", "folder")
-    git(tmp_path, "init", "-q", "outer")
+    run_git(tmp_path, "clone", "-q", str(repository), "packed")
+    run_git(tmp_path / "packed", "pack-refs", "--all")
+    run_git(tmp_path, "clone", "-q", str(repository), "split")
+    run_git(tmp_path / "split", "update-index", "--split-index")
+    run_git(tmp_path, "clone", "-q", str(repository), "sparse")
+    run_git(tmp_path / "sparse", "sparse-checkout", "set", "--sparse-index", "folder")
+    run_git(tmp_path, "init", "-q", "outer")
 
-    git(
+    run_git(
         tmp_path / "outer",
         "-c",
         "protocol.file.allow=always",
@@ -237,7 +237,7 @@ def test_clones_of_every_kind_are_read(
         "inner",
     )
 
-    git(tmp_path / "outer", "commit", "-qm", "outer")
+    run_git(tmp_path / "outer", "commit", "-qm", "outer")
 
     clones = (
         "shallow",
@@ -252,21 +252,21 @@ def test_clones_of_every_kind_are_read(
     for name in clones:
         folder = tmp_path / name
         monkeypatch.chdir(folder)
-        assert read_git_sha() == head(folder), name
-        assert find_commit("HEAD") == head(folder), name
+        assert read_git_sha() == read_head(folder), name
+        assert find_commit("HEAD") == read_head(folder), name
 
         if name != "outer":
-            out = check_out(head(folder), tmp_path / f"out-{name.replace('/', '-')}")
+            out = check_out(read_head(folder), tmp_path / f"out-{name.replace('/', '-')}")
             assert (out / "file").read_text() == ("one\n" if name == "worktree" else "two\n")
             change_stat(folder / "file")
-            assert read_git_sha() == head(folder), name
+            assert read_git_sha() == read_head(folder), name
             (folder / "file").write_text("three\n")
-            assert read_git_sha() == f"{head(folder)}-dirty", name
+            assert read_git_sha() == f"{read_head(folder)}-dirty", name
 
-    assert head(tmp_path / "shallow") == expected
+    assert read_head(tmp_path / "shallow") == expected
     monkeypatch.chdir(tmp_path / "outer")
-    git(tmp_path / "outer/inner", "checkout", "-q", "-f", "HEAD~1")
-    assert read_git_sha() == f"{head(tmp_path / 'outer')}-dirty"
+    run_git(tmp_path / "outer/inner", "checkout", "-q", "-f", "HEAD~1")
+    assert read_git_sha() == f"{read_head(tmp_path / 'outer')}-dirty"
 
 
 def test_objects_of_another_repository_are_not_read(
@@ -275,7 +275,7 @@ def test_objects_of_another_repository_are_not_read(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    git(tmp_path, "clone", "-q", "--shared", str(repository), "shared")
+    run_git(tmp_path, "clone", "-q", "--shared", str(repository), "shared")
     monkeypatch.chdir(tmp_path / "shared")
     assert read_git_sha() == ""
     assert "warning: the manifest does not name a commit" in capsys.readouterr().err
@@ -284,9 +284,9 @@ def test_objects_of_another_repository_are_not_read(
     ):
         find_commit("HEAD")
 
-    git(tmp_path / "shared", "repack", "-q", "-a", "-d")
+    run_git(tmp_path / "shared", "repack", "-q", "-a", "-d")
     (tmp_path / "shared/.git/objects/info/alternates").unlink()
-    assert read_git_sha() == find_commit("HEAD") == head(repository)
+    assert read_git_sha() == find_commit("HEAD") == read_head(repository)
 
 
 def test_a_link_in_a_commit_does_not_lead_to_a_file_that_is_written(
@@ -303,25 +303,25 @@ def test_a_link_in_a_commit_does_not_lead_to_a_file_that_is_written(
     )
     pointer = outside.read_text()
     (repository / "a.bin").symlink_to(outside)
-    git(repository, "add", "-A")
-    git(repository, "commit", "-qm", "link")
-    check_out(head(repository), tmp_path / "out")
+    run_git(repository, "add", "-A")
+    run_git(repository, "commit", "-qm", "link")
+    check_out(read_head(repository), tmp_path / "out")
     assert outside.read_text() == pointer
 
 
 def test_a_repository_without_a_commit_has_no_sha(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert read_git_sha() == ""
-    git(tmp_path, "init", "-q")
+    run_git(tmp_path, "init", "-q")
     assert read_git_sha() == ""
     assert find_commit("HEAD") == ""
 
 
 def test_a_repository_of_sha256_objects_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    git(tmp_path, "init", "-q", "--object-format=sha256")
-    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "one")
-    assert read_git_sha() == find_commit("HEAD") == head(tmp_path)
+    run_git(tmp_path, "init", "-q", "--object-format=sha256")
+    run_git(tmp_path, "commit", "-q", "--allow-empty", "-m", "one")
+    assert read_git_sha() == find_commit("HEAD") == read_head(tmp_path)
     assert len(read_git_sha()) == 64
 
 
@@ -331,13 +331,13 @@ def test_line_ends_follow_the_settings_of_the_user_and_the_repository(
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
-    git(repository, "config", setting_place, "core.autocrlf", "true")
+    run_git(repository, "config", setting_place, "core.autocrlf", "true")
     (repository / "file").unlink()
-    git(repository, "checkout", "file")
+    run_git(repository, "checkout", "file")
     change_stat(repository / "file")
     assert (repository / "file").read_bytes() == b"two\r\n"
-    assert read_git_sha() == head(repository)
-    assert (check_out(head(repository), tmp_path / "out") / "file").read_bytes() == b"two\r\n"
+    assert read_git_sha() == read_head(repository)
+    assert (check_out(read_head(repository), tmp_path / "out") / "file").read_bytes() == b"two\r\n"
 
 
 def test_files_of_git_lfs_are_compared_and_checked_out_by_their_content(
@@ -348,20 +348,20 @@ def test_files_of_git_lfs_are_compared_and_checked_out_by_their_content(
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize {len(content)}\n"
     (repository / ".gitattributes").write_text("*.bin filter=lfs diff=lfs merge=lfs -text\n")
     (repository / "a.bin").write_text(pointer)
-    git(repository, "add", "-A")
-    git(repository, "commit", "-qm", "pointer")
+    run_git(repository, "add", "-A")
+    run_git(repository, "commit", "-qm", "pointer")
     stored = repository / ".git/lfs/objects" / oid[:2] / oid[2:4] / oid
     stored.parent.mkdir(parents=True)
     shutil.copyfile(repository / "a.bin", stored)  # damaged
-    assert (check_out(head(repository), tmp_path / "damaged") / "a.bin").read_text() == pointer
+    assert (check_out(read_head(repository), tmp_path / "damaged") / "a.bin").read_text() == pointer
 
     stored.write_bytes(content)
     (repository / "a.bin").write_bytes(content)
-    assert read_git_sha() == head(repository)
-    assert (check_out(head(repository), tmp_path / "out") / "a.bin").read_bytes() == content
+    assert read_git_sha() == read_head(repository)
+    assert (check_out(read_head(repository), tmp_path / "out") / "a.bin").read_bytes() == content
 
     (repository / "a.bin").write_bytes(content[:-1] + b"S")
-    assert read_git_sha() == f"{head(repository)}-dirty"
+    assert read_git_sha() == f"{read_head(repository)}-dirty"
 
 
 @pytest.mark.parametrize("part", ["", "pack", "pack/pack-1.pack", "aa"])

@@ -15,7 +15,7 @@ from rekindle.blocks.manifest.render import render_manifest
 GOLDEN = Path(__file__).parents[3] / "golden"
 
 
-def schedule(**values: Any) -> ScheduleConfig:
+def make_schedule(**values: Any) -> ScheduleConfig:
     return ScheduleConfig.model_validate(values)
 
 
@@ -50,7 +50,7 @@ def test_scheduled_runs_do_not_overlap_and_missed_runs_are_started_late() -> Non
     "cron", ["0 3 * * 1", "*/15 0-6,22 1,15 * MON-FRI", "59 23 31 12 6", "0 0 * JAN *"]
 )
 def test_schedules_that_argo_supports_are_accepted(cron: str) -> None:
-    assert schedule(cron=cron).cron == cron
+    assert make_schedule(cron=cron).cron == cron
 
 
 @pytest.mark.parametrize(
@@ -68,15 +68,15 @@ def test_schedules_that_argo_supports_are_accepted(cron: str) -> None:
 )
 def test_an_error_in_a_schedule_names_the_field(cron: str, names: str) -> None:
     with pytest.raises(ValidationError, match=names):
-        schedule(cron=cron)
+        make_schedule(cron=cron)
 
 
 def test_a_misspelt_time_zone_is_reported_with_a_suggestion() -> None:
     with pytest.raises(ValidationError, match=r'Did you mean "Europe/Paris"'):
-        schedule(timezone="Europe/Pariss")
+        make_schedule(timezone="Europe/Pariss")
 
 
 @given(st.text(max_size=30))
 def test_any_text_as_schedule_is_accepted_or_rejected_with_an_error(text: str) -> None:
     with suppress(ValidationError):
-        schedule(cron=text)
+        make_schedule(cron=text)

@@ -35,7 +35,7 @@ def server_pod(serve: ServeConfig = SERVE, cluster: ClusterConfig = CLUSTER) -> 
     return build_deployment("cards", "cards-1", serve, cluster, [])["spec"]["template"]["spec"]
 
 
-def status(reason: str, **counts: int) -> dict[str, Any]:
+def make_status(reason: str, **counts: int) -> dict[str, Any]:
     available = {"type": "Available", "reason": "MinimumReplicasAvailable"}
     return {
         "status": {"conditions": [available, {"type": "Progressing", "reason": reason}], **counts}
@@ -52,17 +52,21 @@ ONE_OF_THREE_IS_NEW = {"replicas": 3, "updatedReplicas": 1, "availableReplicas":
         ("just applied", {"status": {}}, None),
         (
             "first pod starts",
-            status("NewReplicaSetCreated", replicas=1, unavailableReplicas=1),
+            make_status("NewReplicaSetCreated", replicas=1, unavailableReplicas=1),
             None,
         ),
         (
             "first pod ready",
-            status("NewReplicaSetAvailable", replicas=1, availableReplicas=1),
+            make_status("NewReplicaSetAvailable", replicas=1, availableReplicas=1),
             True,
         ),
-        ("two old pods still serve", status("ReplicaSetUpdated", **ONE_OF_THREE_IS_NEW), None),
-        ("old pod serves, new pod starts", status("ReplicaSetUpdated", **OLD_AND_NEW), None),
-        ("new pod never becomes ready", status("ProgressDeadlineExceeded", **OLD_AND_NEW), False),
+        ("two old pods still serve", make_status("ReplicaSetUpdated", **ONE_OF_THREE_IS_NEW), None),
+        ("old pod serves, new pod starts", make_status("ReplicaSetUpdated", **OLD_AND_NEW), None),
+        (
+            "new pod never becomes ready",
+            make_status("ProgressDeadlineExceeded", **OLD_AND_NEW),
+            False,
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -99,7 +103,7 @@ def test_an_earlier_failed_rollout_costs_one_attempt_but_not_the_release() -> No
 def test_verify_waits_at_least_for_the_startup_limit_of_a_server() -> None:
     """Right after an apply, the condition may still see the old pods. A slow start of the new pods
     must not reject a good model."""
-    old = status(
+    old = make_status(
         "NewReplicaSetAvailable",
         observedGeneration=1,
         replicas=1,

@@ -12,21 +12,21 @@ from argolocal.validate import lint
 from rekindle.blocks.manifest.config import load_config
 from rekindle.blocks.manifest.render import render_manifest
 from rekindle.errors import ConfigError
-from tests.schema import schema_of, wrong
+from tests.schema import find_errors, schema_of
 
 GOLDEN = Path(__file__).parents[3] / "golden/config.yaml"
 HOST = "serve.host=models.example.com"
 
 
-def templates(*sets: str) -> dict[str, dict[str, Any]]:
+def render_templates(*sets: str) -> dict[str, dict[str, Any]]:
     manifest = render_manifest(load_config(GOLDEN, sets=sets, environment={}).config)
     assert lint(manifest) == []
     return {template["name"]: template for template in manifest["spec"]["templates"]}
 
 
-def applied(template: dict[str, Any]) -> dict[str, Any]:
+def read_applied(template: dict[str, Any]) -> dict[str, Any]:
     manifest = json.loads(re.sub(r"\{\{.*?\}\}", "1", template["resource"]["manifest"]))
-    assert list(wrong(manifest, schema_of(manifest))) == []
+    assert list(find_errors(manifest, schema_of(manifest))) == []
     return manifest
 
 
@@ -34,14 +34,14 @@ def test_an_ingress_sends_the_requests_of_a_host_to_the_service_with_tls_and_an_
     None
 ):
     proxy = {"nginx.ingress.kubernetes.io/auth-url": "https://login.example.com/oauth2/auth"}
-    rendered = templates(
+    rendered = render_templates(
         HOST,
         "serve.ingress_class=nginx",
         "serve.tls_secret=models-tls",
         f"serve.annotations={json.dumps(proxy)}",
     )
 
-    ingress = applied(rendered["route"])
+    ingress = read_applied(rendered["route"])
 
     assert ingress["kind"] == "Ingress"
     assert ingress["metadata"]["name"] == "cards"
@@ -62,7 +62,7 @@ def test_an_ingress_sends_the_requests_of_a_host_to_the_service_with_tls_and_an_
 
 
 def test_an_http_route_sends_the_requests_of_a_host_from_a_gateway_to_the_service() -> None:
-    route = applied(templates(HOST, "serve.gateway=infra/edge")["route"])
+    route = read_applied(render_templates(HOST, "serve.gateway=infra/edge")["route"])
     assert route["kind"] == "HTTPRoute"
     assert route["metadata"]["name"] == "cards"
     assert route["spec"]["hostnames"] == ["models.example.com"]
@@ -77,22 +77,22 @@ def test_an_http_route_sends_the_requests_of_a_host_from_a_gateway_to_the_servic
 
 @pytest.mark.slow
 def test_the_route_is_applied_only_if_the_new_servers_are_those_of_the_champion() -> None:
-    tasks = {task["name"]: task for task in templates(HOST)["switch"]["dag"]["tasks"]}
+    tasks = {task["name"]: task for task in render_templates(HOST)["switch"]["dag"]["tasks"]}
     assert tasks["route"]["depends"] == "service"
     assert tasks["route"]["when"] == tasks["service"]["when"]
-    assert "route" not in templates()
+    assert "route" not in render_templates()
 
 
 @pytest.mark.slow
 def test_a_canary_splits_the_requests_of_the_host_in_the_same_http_route() -> None:
-    rendered = templates(HOST, "serve.gateway=edge", "serve.canary={gateway: edge}")
+    rendered = render_templates(HOST, "serve.gateway=edge", "serve.canary={gateway: edge}")
     assert "route" not in rendered
     for name in ("share", "unshare"):
-        route = applied(rendered[name])
+        route = read_applied(rendered[name])
         assert route["metadata"]["name"] == "cards"
         assert route["spec"]["hostnames"] == ["models.example.com"]
-    by_pods = templates(HOST, "serve.gateway=edge", "serve.canary={steps: [50, 100]}")
-    assert applied(by_pods["route"])["kind"] == "HTTPRoute"
+    by_pods = render_templates(HOST, "serve.gateway=edge", "serve.canary={steps: [50, 100]}")
+    assert read_applied(by_pods["route"])["kind"] == "HTTPRoute"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_wrong_settings_of_a_route_are_rejected(sets: list[str], message: str) -
 def test_a_changed_route_is_deployed_also_with_the_same_weights() -> None:
     def servers(*sets: str) -> str:
         evaluate = next(
-            t for t in templates(*sets)["decide"]["dag"]["tasks"] if t["name"] == "evaluate"
+            t for t in render_templates(*sets)["decide"]["dag"]["tasks"] if t["name"] == "evaluate"
         )
         return next(
             p["value"] for p in evaluate["arguments"]["parameters"] if p["name"] == "servers"
@@ -162,9 +162,9 @@ def test_the_token_in_the_environment_does_not_set_a_key_of_the_config() -> None
 
 def test_servers_and_verify_get_the_tokens_from_the_secret() -> None:
     reference = {"secretKeyRef": {"name": "rekindle-token", "key": "REKINDLE_TOKEN"}}
-    rendered = templates("serve.token=true")
-    (container,) = applied(rendered["deployment"])["spec"]["template"]["spec"]["containers"]
+    rendered = render_templates("serve.token=true")
+    (container,) = read_applied(rendered["deployment"])["spec"]["template"]["spec"]["containers"]
     for env in (container["env"], rendered["verify"]["container"]["env"]):
         assert {"name": "REKINDLE_TOKEN", "valueFrom": reference} in env
     assert {variable["name"] for variable in container["env"]} == {"POD_IP", "REKINDLE_TOKEN"}
-    assert "REKINDLE_TOKEN" not in json.dumps(templates())
+    assert "REKINDLE_TOKEN" not in json.dumps(render_templates())

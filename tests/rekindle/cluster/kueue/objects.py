@@ -50,7 +50,7 @@ def put_cluster_objects(server: ApiServer, plural: str, *objects: dict[str, Any]
     server.fixed[f"{API}/{plural}"] = {"items": [*objects], "metadata": {}}
 
 
-def configure(server: ApiServer, **configuration: Any) -> None:
+def configure_kueue(server: ApiServer, **configuration: Any) -> None:
     """Replace Kueue's configuration."""
     document = {
         "apiVersion": "config.kueue.x-k8s.io/v1beta1",
@@ -66,9 +66,9 @@ def configure(server: ApiServer, **configuration: Any) -> None:
     )
 
 
-def install(server: ApiServer) -> None:
+def install_kueue(server: ApiServer) -> None:
     """Install Kueue with the LocalQueue `research` of the namespace `models`."""
-    configure(server)
+    configure_kueue(server)
     server.put(QUEUES, {"metadata": {"name": "research"}, "spec": {"clusterQueue": "shared"}})
     put_cluster_objects(
         server, "clusterqueues", cluster_queue("shared", flavor_quota("default", ROOM))

@@ -20,12 +20,12 @@ from tests.rekindle.cluster.kueue.objects import (
     QUEUES,
     ROOM,
     cluster_queue,
-    configure,
+    configure_kueue,
     flavor_quota,
     put_cluster_objects,
 )
-from tests.rekindle.cluster.server import ApiServer, status
-from tests.rekindle.mutations import mutations
+from tests.rekindle.cluster.server import ApiServer, make_status
+from tests.rekindle.mutations import make_mutations
 
 QUEUED = ["cluster.gang=kueue", "cluster.queue=research", "cluster.queue_priority=low"]
 GPUS = ["cluster.pods.train.gpus=1", "cluster.pods.train.node_selector={gpu: l4}"]
@@ -53,14 +53,14 @@ def jobs() -> list[QueuedJob]:
 
 @pytest.fixture(autouse=True)
 def kueue(server: ApiServer) -> None:
-    objects.install(server)
+    objects.install_kueue(server)
 
 
-def refusals(cluster: Cluster, jobs: list[QueuedJob]) -> list[str]:
+def find_refusals(cluster: Cluster, jobs: list[QueuedJob]) -> list[str]:
     return [str(finding) for finding in check_admission(cluster, jobs) if finding.is_fatal]
 
 
-def notes(cluster: Cluster, jobs: list[QueuedJob]) -> list[str]:
+def find_notes(cluster: Cluster, jobs: list[QueuedJob]) -> list[str]:
     return [str(finding) for finding in check_admission(cluster, jobs) if not finding.is_fatal]
 
 
@@ -98,7 +98,7 @@ def remove_kueue(server: ApiServer) -> None:
     server.refuse("GET", "/apis/kueue", 404, "404 page not found", times=9)
 
 
-def hold(server: ApiServer) -> None:
+def hold_queue(server: ApiServer) -> None:
     server.put(
         QUEUES,
         {
@@ -108,7 +108,7 @@ def hold(server: ApiServer) -> None:
     )
 
 
-def deactivate(server: ApiServer) -> None:
+def deactivate_queue(server: ApiServer) -> None:
     inactive = change_queue(server)
     message = "Can't admit new workloads: references missing ResourceFlavor(s): default."
     inactive["status"] = {"conditions": [{"type": "Active", "status": "False", "message": message}]}
@@ -146,7 +146,7 @@ FAULTS: dict[str, tuple[Callable[[ApiServer], Any], str]] = {
         "the ClusterQueue shared of the LocalQueue research does not exist: have",
     ),
     "integration of the job off": (
-        lambda server: configure(
+        lambda server: configure_kueue(
             server, integrations={"frameworks": ["pod", "jobset.x-k8s.io/jobset"]}
         ),
         "Kueue does not manage PyTorchJobs on this cluster, so train would run without the queue"
@@ -155,22 +155,24 @@ FAULTS: dict[str, tuple[Callable[[ApiServer], Any], str]] = {
         " restarted, or set cluster.backend to jobset.",
     ),
     "integration of pods off": (
-        lambda server: configure(server, integrations={"frameworks": ["kubeflow.org/pytorchjob"]}),
+        lambda server: configure_kueue(
+            server, integrations={"frameworks": ["kubeflow.org/pytorchjob"]}
+        ),
         "`- pod` added to integrations.frameworks",
     ),
     "namespace not managed": (
-        lambda server: configure(
+        lambda server: configure_kueue(
             server, managedJobsNamespaceSelector={"matchLabels": {"team": "speech"}}
         ),
         "Kueue does not manage the namespace models, so",
     ),
-    "stopped LocalQueue": (hold, "the LocalQueue research is stopped (stopPolicy Hold)"),
+    "stopped LocalQueue": (hold_queue, "the LocalQueue research is stopped (stopPolicy Hold)"),
     "stopped ClusterQueue": (
         lambda server: change_queue(server, stopPolicy="HoldAndDrain"),
         "the ClusterQueue shared is stopped (stopPolicy HoldAndDrain) and admits no job",
     ),
     "inactive": (
-        deactivate,
+        deactivate_queue,
         "the ClusterQueue shared is not active and admits no job (Can't admit new workloads:"
         " references missing ResourceFlavor(s): default): have",
     ),
@@ -213,7 +215,7 @@ def test_a_job_that_can_never_be_admitted_is_refused_in_one_sentence(
 ) -> None:
     make_fault, sentence = FAULTS[fault]
     make_fault(server)
-    (refusal,) = refusals(cluster, jobs)
+    (refusal,) = find_refusals(cluster, jobs)
     assert sentence in refusal
     assert refusal.endswith(".")
     assert {method for method, _, _ in server.requests} == {"GET"}
@@ -226,8 +228,8 @@ def test_a_quota_in_use_is_a_note_that_names_the_missing_amount(
     used = [{"name": "default", "resources": [{"name": "cpu", "total": "5"}]}]
     queue["status"] |= {"flavorsReservation": used, "pendingWorkloads": 2}
     assert check_admission(cluster, jobs) == check_admission(cluster, jobs)
-    assert refusals(cluster, jobs) == []
-    assert notes(cluster, jobs) == [
+    assert find_refusals(cluster, jobs) == []
+    assert find_notes(cluster, jobs) == [
         "train must wait for quota of the ClusterQueue shared, 6.25 cpu of 3 that are free now (2"
         " workloads wait there already; the queue does not preempt workloads of lower priority)"
     ]
@@ -243,7 +245,7 @@ def test_a_cohort_lends_only_up_to_its_limits(
             "other", flavor_quota("default", {"cpu": amount}, **limits), cohortName="lab"
         )
         put_cluster_objects(server, "clusterqueues", own, other)
-        return bool(refusals(cluster, jobs))
+        return bool(find_refusals(cluster, jobs))
 
     assert not refused("4")
     assert refused("2")
@@ -257,7 +259,7 @@ def test_a_cohort_lends_only_up_to_its_limits(
     assert not refused("0"), "the quota of a larger cohort is unknown"
 
 
-FORBIDDEN = status(403, "Forbidden", "forbidden")
+FORBIDDEN = make_status(403, "Forbidden", "forbidden")
 
 
 @pytest.mark.parametrize(
@@ -276,8 +278,8 @@ def test_an_object_that_may_not_be_read_is_a_note_that_refuses_nothing(
     server: ApiServer, cluster: Cluster, jobs: list[QueuedJob], path: str, note: str
 ) -> None:
     server.refuse("GET", path, 403, FORBIDDEN, times=9)
-    assert refusals(cluster, jobs) == []
-    (only_note,) = notes(cluster, jobs)
+    assert find_refusals(cluster, jobs) == []
+    (only_note,) = find_notes(cluster, jobs)
     assert note in only_note
 
 
@@ -285,19 +287,19 @@ def test_resources_that_kueue_ignores_need_no_quota(
     server: ApiServer, cluster: Cluster, jobs: list[QueuedJob]
 ) -> None:
     change_queue(server, {name: ROOM[name] for name in ("cpu", "memory", "nvidia.com/gpu")})
-    configure(server, resources={"excludeResourcePrefixes": ["ephemeral-"]})
-    assert refusals(cluster, jobs) == []
+    configure_kueue(server, resources={"excludeResourcePrefixes": ["ephemeral-"]})
+    assert find_refusals(cluster, jobs) == []
 
 
 def test_a_job_whose_pods_must_all_become_ready_has_a_note(
     server: ApiServer, cluster: Cluster
 ) -> None:
     jobs = queued_jobs("cluster.backend=jobset")
-    configure(server, apiVersion="config.kueue.x-k8s.io/v1beta2")
-    (note,) = notes(cluster, jobs)
+    configure_kueue(server, apiVersion="config.kueue.x-k8s.io/v1beta2")
+    (note,) = find_notes(cluster, jobs)
     assert "train and queues it again if some of its pods are not ready 30m after" in note
-    configure(server, waitForPodsReady={"enable": False})
-    assert notes(cluster, jobs) == []
+    configure_kueue(server, waitForPodsReady={"enable": False})
+    assert find_notes(cluster, jobs) == []
 
 
 @pytest.mark.parametrize("backend", ["jobset", "trainjob"])
@@ -312,9 +314,9 @@ def test_harvested_workers_are_compared_one_by_one(cluster: Cluster, server: Api
     sets = ["train.min_workers=1", "train.max_workers=4", "cluster.harvest=true"]
     jobs = queued_jobs(*sets, "cluster.harvest_priority=low", "train.threads=2")
     change_queue(server, ROOM | {"cpu": "3"})
-    assert refusals(cluster, jobs) == []
+    assert find_refusals(cluster, jobs) == []
     change_queue(server, ROOM | {"cpu": "1"})
-    exceeding = [line.partition(" exceeds")[0] for line in refusals(cluster, jobs)]
+    exceeding = [line.partition(" exceeds")[0] for line in find_refusals(cluster, jobs)]
     assert "train-harvest" in exceeding
 
 
@@ -369,7 +371,7 @@ def test_a_malformed_object_of_kueue_is_one_error_or_a_note(
     server: ApiServer, cluster: Cluster, jobs: list[QueuedJob], plural: str
 ) -> None:
     put_cluster_objects(server, "clusterqueues", VALID["clusterqueues"])
-    for content in list(mutations(VALID[plural]))[::17]:
+    for content in list(make_mutations(VALID[plural]))[::17]:
         try:
             value = json.loads(content)
         except (ValueError, RecursionError):

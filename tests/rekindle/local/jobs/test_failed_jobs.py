@@ -10,12 +10,12 @@ from argolocal.view import summary
 from rekindle.local.cluster import LocalCluster
 from rekindle.training.cost.jobs import list_job_runs
 from tests import builders
-from tests.argolocal.running import execute
+from tests.argolocal.running import execute_manifest
 
 FAILED = ",".join(f"status.conditions.{index}.type == Failed" for index in range(1, 5))
 
 
-def workflow(program: str) -> dict[str, Any]:
+def make_job_workflow(program: str) -> dict[str, Any]:
     container = {"name": "xgboost", "image": "any", "command": ["python", "-c", program]}
     master = {
         "replicas": 1,
@@ -42,12 +42,12 @@ def workflow(program: str) -> dict[str, Any]:
     tasks = [{"name": "trees", "template": "trees"}]
     templates = [{"name": "main", "dag": {"tasks": tasks}}, {"name": "trees", "resource": resource}]
 
-    return builders.workflow(*templates)
+    return builders.make_workflow(*templates)
 
 
 def test_the_cause_is_the_error_of_the_process_and_not_a_condition(tmp_path: Path) -> None:
-    manifest = workflow("import sys; sys.exit('error: the table has no rows')")
-    status = execute(manifest, {}, LocalCluster(tmp_path))
+    manifest = make_job_workflow("import sys; sys.exit('error: the table has no rows')")
+    status = execute_manifest(manifest, {}, LocalCluster(tmp_path))
     (job,) = list_job_runs(status, manifest)
     (step,) = summary.make_json_object("w", status)["steps"]
     ((_, reason),) = causes.list_failed_steps(

@@ -41,7 +41,7 @@ def controllers(tmp_path: Path) -> Iterator[Controllers]:
         controller.stop(0)
 
 
-def job(
+def make_replicated_job(
     name: str, program: str, restart: str = "OnFailure", replicas: int = 1, **spec: Any
 ) -> dict[str, Any]:
     container = {
@@ -69,22 +69,22 @@ def wait(
     return polling.wait(controllers[kind], holds, "js", other_controllers=set(controllers.values()))
 
 
-def sets(controllers: Controllers) -> JobSets:
+def find_controller(controllers: Controllers) -> JobSets:
     controller = controllers["JobSet"]
     assert isinstance(controller, JobSets)
     return controller
 
 
-def pid(controllers: Controllers, pod: str) -> int:
-    if "js" in sets(controllers).jobs:
-        pods = sets(controllers).jobs["js"].pods
+def pid_of(controllers: Controllers, pod: str) -> int:
+    if "js" in find_controller(controllers).jobs:
+        pods = find_controller(controllers).jobs["js"].pods
     else:
         pods = {}
     return pods[pod].process.pid if pod in pods and pods[pod].process else 0  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def read_log(controllers: Controllers, pod: str) -> str:
-    log = sets(controllers).run / "logs" / f"{pod}.log"
+    log = find_controller(controllers).run / "logs" / f"{pod}.log"
     if log.exists():
         return log.read_text()
     return ""
@@ -104,17 +104,20 @@ def test_pods_get_their_index_and_the_coordinators_address_and_end_with_it(
     )
 
     controllers["JobSet"].apply(
-        job_set(job("lead", lead), job("worker", worker, completions=2, parallelism=2))
+        job_set(
+            make_replicated_job("lead", lead),
+            make_replicated_job("worker", worker, completions=2, parallelism=2),
+        )
     )
     status = wait(controllers, lambda status: status.get("terminalState") == "Completed")
-    address = sets(controllers).cluster.address("js-lead-0-0")
+    address = find_controller(controllers).cluster.address("js-lead-0-0")
     assert [read_log(controllers, f"js-worker-0-{index}") for index in range(2)] == [
         f"{i} {address}\n" for i in range(2)
     ]
     assert [condition["type"] for condition in status["conditions"]] == ["Completed"]
     assert status["restarts"] == 0
     # the workers of the JobSet have ended
-    wait(controllers, lambda _: "js" not in sets(controllers).jobs)
+    wait(controllers, lambda _: "js" not in find_controller(controllers).jobs)
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -133,15 +136,17 @@ def test_a_lost_worker_restarts_and_no_other_pod_does(
     else:
         policy = {}
 
-    worker = job("worker", SLEEP, "Never", replicas=2, backoffLimit=0 if quick else 100)
-    controllers["JobSet"].apply(job_set(job("lead", SLEEP), worker, **policy))
+    worker = make_replicated_job(
+        "worker", SLEEP, "Never", replicas=2, backoffLimit=0 if quick else 100
+    )
+    controllers["JobSet"].apply(job_set(make_replicated_job("lead", SLEEP), worker, **policy))
     names = ["js-lead-0-0", "js-worker-0-0", "js-worker-1-0"]
-    wait(controllers, lambda _: all(pid(controllers, name) for name in names))
-    lead_pid, first_pid, second_pid = (pid(controllers, name) for name in names)
+    wait(controllers, lambda _: all(pid_of(controllers, name) for name in names))
+    lead_pid, first_pid, second_pid = (pid_of(controllers, name) for name in names)
     os.kill(first_pid, signal.SIGKILL)
-    wait(controllers, lambda _: pid(controllers, "js-worker-0-0") not in (0, first_pid))
-    assert pid(controllers, "js-lead-0-0") == lead_pid
-    assert pid(controllers, "js-worker-1-0") == second_pid
+    wait(controllers, lambda _: pid_of(controllers, "js-worker-0-0") not in (0, first_pid))
+    assert pid_of(controllers, "js-lead-0-0") == lead_pid
+    assert pid_of(controllers, "js-worker-1-0") == second_pid
 
 
 @pytest.mark.parametrize("code, ends", [(78, "Failed"), (143, "")])
@@ -149,7 +154,7 @@ def test_the_coordinators_exit_code_decides_about_a_restart(
     controllers: Controllers, code: int, ends: str
 ) -> None:
     rules = [{"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [137, 143]}}]
-    lead = job(
+    lead = make_replicated_job(
         "lead",
         f"raise SystemExit({code})",
         "Never",
@@ -157,7 +162,7 @@ def test_the_coordinators_exit_code_decides_about_a_restart(
         backoffLimit=9,
     )
 
-    controllers["JobSet"].apply(job_set(lead, job("worker", SLEEP)))
+    controllers["JobSet"].apply(job_set(lead, make_replicated_job("worker", SLEEP)))
 
     if ends:
         status = wait(controllers, lambda status: status.get("terminalState") == ends)
@@ -167,9 +172,9 @@ def test_the_coordinators_exit_code_decides_about_a_restart(
 
 
 def test_a_job_set_fails_after_max_restarts(controllers: Controllers) -> None:
-    failing_job = job("worker", "raise SystemExit(1)", "Never", backoffLimit=0)
+    failing_job = make_replicated_job("worker", "raise SystemExit(1)", "Never", backoffLimit=0)
     controllers["JobSet"].apply(
-        job_set(job("lead", SLEEP), failing_job, failurePolicy={"maxRestarts": 2})
+        job_set(make_replicated_job("lead", SLEEP), failing_job, failurePolicy={"maxRestarts": 2})
     )
     status = wait(controllers, lambda status: status.get("terminalState") == "Failed")
     assert status["restarts"] == 2
@@ -180,7 +185,7 @@ def test_a_job_set_fails_after_max_restarts(controllers: Controllers) -> None:
 def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(
     controllers: Controllers, kind: str
 ) -> None:
-    resumed_set = job_set(job("lead", SLEEP), job("worker", SLEEP))
+    resumed_set = job_set(make_replicated_job("lead", SLEEP), make_replicated_job("worker", SLEEP))
     if kind == "TrainJob":
         spec = {"mlPolicy": {"numNodes": 1}, "template": {"spec": resumed_set["spec"]}}
         controllers["TrainingRuntime"].apply(
@@ -193,8 +198,8 @@ def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(
         }
 
     controllers[kind].apply(resumed_set)
-    wait(controllers, lambda _: pid(controllers, "js-worker-0-0"))
-    first_pid = pid(controllers, "js-worker-0-0")
+    wait(controllers, lambda _: pid_of(controllers, "js-worker-0-0"))
+    first_pid = pid_of(controllers, "js-worker-0-0")
     suspended = {**resumed_set, "spec": resumed_set["spec"] | {"suspend": True}}
     controllers[kind].apply(suspended)
 
@@ -206,7 +211,7 @@ def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(
 
     wait(controllers, lambda _: not Path(f"/proc/{first_pid}").exists())
     controllers[kind].apply({**resumed_set, "spec": resumed_set["spec"] | {"suspend": False}})
-    wait(controllers, lambda _: pid(controllers, "js-worker-0-0") not in (0, first_pid))
+    wait(controllers, lambda _: pid_of(controllers, "js-worker-0-0") not in (0, first_pid))
     # the status of a TrainJob follows the status of its JobSet
     resumed = [("Suspended", "False")]
 
@@ -236,16 +241,18 @@ def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(
             "names main: it must be one of",
         ),
         (
-            lambda js: js["spec"]["replicatedJobs"].append(job("lead", SLEEP)),
+            lambda js: js["spec"]["replicatedJobs"].append(make_replicated_job("lead", SLEEP)),
             "jobs with different names",
         ),
         (
-            lambda js: js["spec"]["replicatedJobs"].append(job("x", SLEEP, "Always")),
+            lambda js: js["spec"]["replicatedJobs"].append(
+                make_replicated_job("x", SLEEP, "Always")
+            ),
             "must be OnFailure or Never",
         ),
         (
             lambda js: js["spec"]["replicatedJobs"].append(
-                job("x", "", podFailurePolicy={"rules": []} | {"a": 1})
+                make_replicated_job("x", "", podFailurePolicy={"rules": []} | {"a": 1})
             ),
             "needs",
         ),
@@ -254,7 +261,7 @@ def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(
 def test_job_sets_that_the_webhook_rejects_are_rejected(
     controllers: Controllers, spoil: Callable[[Any], None], says: str
 ) -> None:
-    wrong = job_set(job("lead", SLEEP))
+    wrong = job_set(make_replicated_job("lead", SLEEP))
     spoil(wrong)
     with pytest.raises(ConfigError, match=says):
         controllers["JobSet"].apply(wrong)

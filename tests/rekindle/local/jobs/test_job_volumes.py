@@ -11,8 +11,8 @@ from argolocal.errors import ConfigError
 from argolocal.pods import filesystem
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.training_job import TrainingJobs
-from tests.argolocal.running import execute
-from tests.builders import workflow
+from tests.argolocal.running import execute_manifest
+from tests.builders import make_workflow
 
 pytestmark = pytest.mark.skipif(
     not filesystem.supports_namespaces(), reason="needs mount namespaces"
@@ -33,7 +33,7 @@ CLAIM_VOLUME = {"name": "v", "persistentVolumeClaim": {"claimName": "data"}}
 CONFIG_VOLUME = {"name": "c", "configMap": {"name": "c"}}
 
 
-def job(
+def make_job(
     script: str, *volumes: dict[str, Any], env: tuple[dict[str, Any], ...] = ()
 ) -> dict[str, Any]:
     mounts = [{"name": volume["name"], "mountPath": f"/tmp/{volume['name']}"} for volume in volumes]
@@ -82,9 +82,9 @@ def run(home: Path, obj: dict[str, Any], **more: Any) -> dict[str, Any]:
     cluster = LocalCluster(home)
     cluster.store_objects([CLAIM, CONFIG])
 
-    manifest = workflow(*templates, volumes=[CLAIM_VOLUME], **more)
+    manifest = make_workflow(*templates, volumes=[CLAIM_VOLUME], **more)
 
-    return execute(manifest, {}, cluster)
+    return execute_manifest(manifest, {}, cluster)
 
 
 def test_the_pods_of_a_job_and_of_the_workflow_share_a_claim(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_the_pods_of_a_job_and_of_the_workflow_share_a_claim(tmp_path: Path) -> 
             *) until test -e /tmp/v/Worker; do sleep 0.05; done;;
         esac
         ! echo x 2> /dev/null > /tmp/c/key"""
-    status = run(tmp_path, job(script, CLAIM_VOLUME, CONFIG_VOLUME))
+    status = run(tmp_path, make_job(script, CLAIM_VOLUME, CONFIG_VOLUME))
     assert status["phase"] == "Succeeded", status
     assert (tmp_path / "claims/data/Worker").read_text() == "from the ConfigMap"
     assert [file for file in (tmp_path / "runs").rglob("key")] == []
@@ -102,14 +102,14 @@ def test_the_pods_of_a_job_and_of_the_workflow_share_a_claim(tmp_path: Path) -> 
 
 def test_a_job_whose_secret_is_missing_fails_and_names_the_secret(tmp_path: Path) -> None:
     env = {"name": "A", "valueFrom": {"secretKeyRef": {"name": "none", "key": "k"}}}
-    status = run(tmp_path, job("true", env=(env,)), onExit="read")
+    status = run(tmp_path, make_job("true", env=(env,)), onExit="read")
     messages = " ".join(node.get("message", "") for node in status["nodes"].values())
     assert status["phase"] == "Failed"
-    assert "'none'" in str(LocalCluster(tmp_path).kinds and messages + _job(tmp_path))
+    assert "'none'" in str(LocalCluster(tmp_path).kinds and messages + _describe_job(tmp_path))
     assert "w.onExit" in {node["name"] for node in status["nodes"].values()}
 
 
-def _job(home: Path) -> str:
+def _describe_job(home: Path) -> str:
     return str(TrainingJobs(LocalCluster(home), "XGBoostJob").read("j"))
 
 
@@ -125,4 +125,4 @@ def test_a_volume_that_pods_do_not_support_is_rejected(
     tmp_path: Path, volume: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
-        TrainingJobs(LocalCluster(tmp_path), "XGBoostJob").check(job("true", volume))
+        TrainingJobs(LocalCluster(tmp_path), "XGBoostJob").check(make_job("true", volume))

@@ -16,7 +16,7 @@ from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.model_services import allow_any_port, may_use_any_port
 from rekindle.view.pipeline_display import create_run
-from tests.argolocal.running import execute
+from tests.argolocal.running import execute_manifest
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def taken() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def releases(*models: str, port: int) -> dict[str, Any]:
+def make_services_workflow(*models: str, port: int) -> dict[str, Any]:
     """Return a workflow that applies the Services of the models."""
     templates = []
     tasks = []
@@ -66,9 +66,9 @@ def test_a_port_that_was_taken_during_the_training_is_replaced_by_the_next_free_
     tmp_path: Path, taken: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = LocalCluster(tmp_path)
-    workflow = allow_any_port(releases("demo", port=taken))
+    workflow = allow_any_port(make_services_workflow("demo", port=taken))
     foreground.create_run(cluster, workflow, {}, checks_ports=False).files.close()
-    assert execute(workflow, {}, cluster)["phase"] == "Succeeded"
+    assert execute_manifest(workflow, {}, cluster)["phase"] == "Succeeded"
     port = port_of(cluster, "demo")
     assert port > taken
     assert (
@@ -82,10 +82,10 @@ def test_a_port_that_was_taken_during_the_training_is_replaced_by_the_next_free_
 def test_a_model_keeps_the_port_of_its_last_release(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        workflow = allow_any_port(releases("demo", port=server.getsockname()[1]))
-        execute(workflow, {}, cluster)
+        workflow = allow_any_port(make_services_workflow("demo", port=server.getsockname()[1]))
+        execute_manifest(workflow, {}, cluster)
     port = port_of(cluster, "demo")
-    execute(workflow, {}, cluster)
+    execute_manifest(workflow, {}, cluster)
     assert port_of(cluster, "demo") == port
 
 
@@ -93,7 +93,9 @@ def test_two_models_that_are_released_at_once_get_two_ports(tmp_path: Path) -> N
     cluster = LocalCluster(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
         default = server.getsockname()[1]
-    execute(allow_any_port(releases("demo", "other", port=default)), {}, cluster)
+    execute_manifest(
+        allow_any_port(make_services_workflow("demo", "other", port=default)), {}, cluster
+    )
     assert len({port_of(cluster, "demo"), port_of(cluster, "other")}) == 2
 
 
@@ -101,12 +103,12 @@ def test_a_chosen_port_that_is_taken_rejects_the_run_at_its_start_and_later_fail
     tmp_path: Path, taken: int
 ) -> None:
     cluster = LocalCluster(tmp_path)
-    workflow = releases("demo", port=taken)
+    workflow = make_services_workflow("demo", port=taken)
     with pytest.raises(
         ConfigError, match=rf"port {taken} on 127\.0\.0\.1 cannot be used .*--set serve\.port="
     ):
         foreground.create_run(cluster, workflow, {})
-    status = execute(workflow, {}, cluster)
+    status = execute_manifest(workflow, {}, cluster)
     assert status["phase"] == "Failed"
     assert any(
         f"port {taken} on 127.0.0.1 cannot be used" in node.get("message", "")
@@ -115,7 +117,7 @@ def test_a_chosen_port_that_is_taken_rejects_the_run_at_its_start_and_later_fail
 
 
 def test_a_backfill_needs_no_port(tmp_path: Path, taken: int) -> None:
-    workflow = releases("demo", port=taken)
+    workflow = make_services_workflow("demo", port=taken)
     workflow["spec"]["arguments"] = {"parameters": [{"name": "backfill", "value": ""}]}
     # the condition is the same as in the gate of a pipeline
     no_backfill = {"when": "{{= workflow.parameters.backfill != 'true' }}"}

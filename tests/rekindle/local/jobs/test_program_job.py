@@ -25,7 +25,7 @@ from rekindle.training.cost.bill import build_report
 from rekindle.training.ledger.accounting import summarize_events
 from rekindle.training.ledger.events import read_events
 from rekindle.training.spec import TrainConfig
-from tests.commands import ROOT, shell
+from tests.commands import ROOT, open_shell
 from tests.polling import wait
 
 pytestmark = pytest.mark.timeout(120)
@@ -244,7 +244,7 @@ def test_a_pipeline_evaluates_the_result_and_explains_the_training_with_its_cost
     shutil.copy(ROOT / "tests/rekindle/program/slopes.py", tmp_path)
     shutil.copy(ROOT / "template/prices.yaml", tmp_path)
 
-    with shell(tmp_path) as typed:
+    with open_shell(tmp_path) as typed:
         result = typed("rekindle run slopes.yaml -o json")
         assert result.returncode == 0, result.stderr
         assert json.loads(result.stdout)["verdict"] == "release"

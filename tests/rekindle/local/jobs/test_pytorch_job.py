@@ -40,7 +40,7 @@ def jobs(tmp_path: Path) -> Iterator[TrainingJobs]:
     controller.stop(0)
 
 
-def replica(program: str, count: int = 1, policy: str = "OnFailure", **spec: Any) -> dict:
+def make_replica(program: str, count: int = 1, policy: str = "OnFailure", **spec: Any) -> dict:
     container = {"name": "pytorch", "image": "any", "command": ["python", "-c", program]}
     return {
         "replicas": count,
@@ -49,7 +49,7 @@ def replica(program: str, count: int = 1, policy: str = "OnFailure", **spec: Any
     }
 
 
-def job(
+def make_job(
     name: str = "job", *, master: dict | None = None, worker: dict | None = None, **spec: Any
 ) -> dict:
     replicas = {"Master": master, "Worker": worker}
@@ -66,15 +66,15 @@ def condition_types(status: dict) -> list[str]:
     return [condition["type"] for condition in status.get("conditions") or []]
 
 
-def has(kind: str) -> Callable[[dict], Any]:
+def has_condition(kind: str) -> Callable[[dict], Any]:
     return lambda status: find_condition(status, kind)
 
 
-def log(jobs: TrainingJobs, pod: str) -> str:
+def read_log(jobs: TrainingJobs, pod: str) -> str:
     return (jobs.run / "logs" / f"{pod}.log").read_text()
 
 
-def pid(jobs: TrainingJobs, pod: str, name: str = "job") -> int:
+def pid_of(jobs: TrainingJobs, pod: str, name: str = "job") -> int:
     process = jobs.jobs[name].pods[pod].process
     assert process
     return process.pid
@@ -102,14 +102,18 @@ def test_replicas_connect_at_the_address_of_the_master(jobs: TrainingJobs) -> No
 
     policy = {"cleanPodPolicy": "Running"}
     jobs.apply(
-        job(master=replica(master, policy="ExitCode"), worker=replica(worker, 2), runPolicy=policy)
+        make_job(
+            master=make_replica(master, policy="ExitCode"),
+            worker=make_replica(worker, 2),
+            runPolicy=policy,
+        )
     )
     wait(
         jobs, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("active") == 2
     )
-    workers = [pid(jobs, f"job-worker-{index}") for index in range(2)]
-    status = wait(jobs, has("Succeeded"))
-    assert log(jobs, "job-master-0").strip() == "[b'1/3', b'2/3']"
+    workers = [pid_of(jobs, f"job-worker-{index}") for index in range(2)]
+    status = wait(jobs, has_condition("Succeeded"))
+    assert read_log(jobs, "job-master-0").strip() == "[b'1/3', b'2/3']"
     assert condition_types(status) == ["Created", "Running", "Succeeded"]
     assert status["conditions"][1]["status"] == "False"
     assert status["replicaStatuses"]["Master"]["succeeded"] == 1
@@ -132,7 +136,9 @@ def test_the_environment_matches_the_operator() -> None:
         "rdzvConf": conf,
     }
 
-    obj = job(master=replica(""), worker=replica("", 3), elasticPolicy=elastic, nprocPerNode="2")
+    obj = make_job(
+        master=make_replica(""), worker=make_replica("", 3), elasticPolicy=elastic, nprocPerNode="2"
+    )
     port = {"name": "pytorchjob-port", "containerPort": 4000}
     obj["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["ports"] = [
         port
@@ -160,19 +166,25 @@ def test_the_environment_matches_the_operator() -> None:
     assert make_operator_environment(obj, "Worker", 1, str)["WORLD_SIZE"] == "4"
 
     plain = {"PYTHONUNBUFFERED": "1", "PET_NPROC_PER_NODE": "auto", "PET_NNODES": "2"}
-    assert make_operator_environment(job(worker=replica("", 2)), "Worker", 0, str) == plain
+    assert (
+        make_operator_environment(make_job(worker=make_replica("", 2)), "Worker", 0, str) == plain
+    )
 
 
 def test_a_killed_worker_restarts_in_place(jobs: TrainingJobs) -> None:
-    jobs.apply(job(master=replica(SLEEP), worker=replica("print('up', flush=True); " + SLEEP, 2)))
-    wait(jobs, lambda _: all("up" in log(jobs, f"job-worker-{index}") for index in range(2)))
-    victim = pid(jobs, "job-worker-0")
-    other = pid(jobs, "job-worker-1")
+    jobs.apply(
+        make_job(
+            master=make_replica(SLEEP), worker=make_replica("print('up', flush=True); " + SLEEP, 2)
+        )
+    )
+    wait(jobs, lambda _: all("up" in read_log(jobs, f"job-worker-{index}") for index in range(2)))
+    victim = pid_of(jobs, "job-worker-0")
+    other = pid_of(jobs, "job-worker-1")
     os.kill(victim, signal.SIGKILL)
-    status = wait(jobs, lambda _: log(jobs, "job-worker-0").count("up") == 2, seconds=5)
-    assert "ended with code 137 and is restarted\n" in log(jobs, "job-worker-0")
-    assert pid(jobs, "job-worker-0") != victim
-    assert pid(jobs, "job-worker-1") == other
+    status = wait(jobs, lambda _: read_log(jobs, "job-worker-0").count("up") == 2, seconds=5)
+    assert "ended with code 137 and is restarted\n" in read_log(jobs, "job-worker-0")
+    assert pid_of(jobs, "job-worker-0") != victim
+    assert pid_of(jobs, "job-worker-1") == other
     assert condition_types(status) == ["Created", "Running"]
 
 
@@ -180,9 +192,13 @@ def test_exit_codes_below_128_fail_the_job_with_the_reason(jobs: TrainingJobs) -
     failing = "import sys; print('train.workers is 0', file=sys.stderr); sys.exit(78)"
     policy = {"cleanPodPolicy": "Running"}
     jobs.apply(
-        job(master=replica(failing, policy="ExitCode"), worker=replica(SLEEP), runPolicy=policy)
+        make_job(
+            master=make_replica(failing, policy="ExitCode"),
+            worker=make_replica(SLEEP),
+            runPolicy=policy,
+        )
     )
-    status = wait(jobs, has("Failed"))
+    status = wait(jobs, has_condition("Failed"))
     assert "job-master-0 ended with code 78" in status["conditions"][-1]["message"]
     assert status["conditions"][-1]["message"].endswith("train.workers is 0")
     failure = ",".join(f"status.conditions.{index}.type == Failed" for index in range(1, 5))
@@ -206,29 +222,31 @@ def test_exit_codes_from_128_recreate_the_pod(jobs: TrainingJobs) -> None:
         "assert not own.exists(); own.touch(); again = not p.exists(); again or p.rmdir()\n"
         "sys.exit(0 if again else 143)"
     )
-    jobs.apply(job(master=replica(program, policy="ExitCode")))
-    wait(jobs, has("Restarting"))
-    assert condition_types(wait(jobs, has("Succeeded")))[-1] == "Succeeded"
+    jobs.apply(make_job(master=make_replica(program, policy="ExitCode")))
+    wait(jobs, has_condition("Restarting"))
+    assert condition_types(wait(jobs, has_condition("Succeeded")))[-1] == "Succeeded"
 
 
 def test_policy_never_fails_the_job_at_once_and_policy_always_restarts_the_pod(
     jobs: TrainingJobs,
 ) -> None:
-    jobs.apply(job("never", worker=replica("raise SystemExit(3)", policy="Never")))
-    status = wait(jobs, has("Failed"), "never")
+    jobs.apply(make_job("never", worker=make_replica("raise SystemExit(3)", policy="Never")))
+    status = wait(jobs, has_condition("Failed"), "never")
     assert status["replicaStatuses"]["Worker"]["failed"] == 1
     assert "completionTime" in status
-    jobs.apply(job("always", worker=replica("print('again', flush=True)", policy="Always")))
-    wait(jobs, lambda _: log(jobs, "always-worker-0").count("again") == 2, "always")
+    jobs.apply(
+        make_job("always", worker=make_replica("print('again', flush=True)", policy="Always"))
+    )
+    wait(jobs, lambda _: read_log(jobs, "always-worker-0").count("again") == 2, "always")
 
 
 def test_an_elastic_job_without_a_master_ends_with_the_first_success(jobs: TrainingJobs) -> None:
     quick = "import os, time; time.sleep(0 if os.environ['POD'] == 'job-worker-0' else 60)"
-    worker = replica(quick, 2)
+    worker = make_replica(quick, 2)
     env = [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
     worker["template"]["spec"]["containers"][0]["env"] = env
-    jobs.apply(job(worker=worker, elasticPolicy={"minReplicas": 1}))
-    status = wait(jobs, has("Succeeded"))
+    jobs.apply(make_job(worker=worker, elasticPolicy={"minReplicas": 1}))
+    status = wait(jobs, has_condition("Succeeded"))
     assert status["replicaStatuses"]["Worker"]["succeeded"] == 2, (
         "the operator counts active pods, too"
     )
@@ -238,32 +256,32 @@ def test_an_elastic_job_without_a_master_ends_with_the_first_success(jobs: Train
 def test_a_job_fails_at_its_backoff_limit_and_at_its_deadline(jobs: TrainingJobs) -> None:
     crash = "import time; time.sleep(0.1); raise SystemExit(1)"
     policy = {"backoffLimit": 2, "cleanPodPolicy": "All"}
-    jobs.apply(job("backoff", worker=replica(crash), runPolicy=policy))
+    jobs.apply(make_job("backoff", worker=make_replica(crash), runPolicy=policy))
 
     jobs.apply(
-        job(
+        make_job(
             "deadline",
-            worker=replica(SLEEP),
+            worker=make_replica(SLEEP),
             runPolicy={"activeDeadlineSeconds": 1, "cleanPodPolicy": "All"},
         )
     )
 
     assert (
         "specified backoff limit"
-        in wait(jobs, has("Failed"), "backoff")["conditions"][-1]["message"]
+        in wait(jobs, has_condition("Failed"), "backoff")["conditions"][-1]["message"]
     )
     assert (
         "longer than specified deadline"
-        in wait(jobs, has("Failed"), "deadline")["conditions"][-1]["message"]
+        in wait(jobs, has_condition("Failed"), "deadline")["conditions"][-1]["message"]
     )
     wait(jobs, lambda _: not jobs.jobs, "deadline")
 
 
 def test_a_suspended_job_runs_no_pods_and_continues_when_resumed(jobs: TrainingJobs) -> None:
-    obj = job(worker=replica(SLEEP))
+    obj = make_job(worker=make_replica(SLEEP))
     jobs.apply(obj)
-    wait(jobs, has("Running"))
-    first_pid = pid(jobs, "job-worker-0")
+    wait(jobs, has_condition("Running"))
+    first_pid = pid_of(jobs, "job-worker-0")
     obj["spec"]["runPolicy"] = {"suspend": True}
     jobs.apply(obj)
     status = wait(
@@ -291,15 +309,24 @@ def test_a_deleted_job_may_drain_and_leaves_no_processes(jobs: TrainingJobs) -> 
         " flush=True); time.sleep(60)"
     )
     jobs.apply(
-        job(
-            master=replica(polite),
-            worker=replica(stubborn_command, terminationGracePeriodSeconds=1),
+        make_job(
+            master=make_replica(polite),
+            worker=make_replica(stubborn_command, terminationGracePeriodSeconds=1),
         )
     )
-    wait(jobs, lambda _: log(jobs, "job-master-0").strip() and "deaf" in log(jobs, "job-worker-0"))
-    pids = [pid(jobs, "job-master-0"), pid(jobs, "job-worker-0"), int(log(jobs, "job-master-0"))]
+    wait(
+        jobs,
+        lambda _: (
+            read_log(jobs, "job-master-0").strip() and "deaf" in read_log(jobs, "job-worker-0")
+        ),
+    )
+    pids = [
+        pid_of(jobs, "job-master-0"),
+        pid_of(jobs, "job-worker-0"),
+        int(read_log(jobs, "job-master-0")),
+    ]
     assert jobs.delete("job")
-    assert "drained" in log(jobs, "job-master-0")
+    assert "drained" in read_log(jobs, "job-master-0")
     assert all(map(has_exited, pids))
     assert jobs.get("job") is None
 
@@ -310,28 +337,28 @@ def test_memory_volumes_survive_processes_but_not_the_job(jobs: TrainingJobs) ->
         " open(kept, 'w');sys.exit(0 if there else 1)"
     )
     volumes = [{"name": "memory", "emptyDir": {"medium": "Memory"}}]
-    jobs.apply(job(worker=replica(program, volumes=volumes)))
-    wait(jobs, has("Succeeded"))
+    jobs.apply(make_job(worker=make_replica(program, volumes=volumes)))
+    wait(jobs, has_condition("Succeeded"))
     assert not shared_memory_path(jobs.run, "job").exists()
 
     jobs.apply(
-        job(
+        make_job(
             "other",
-            worker=replica(
+            worker=make_replica(
                 f"open(__import__('os').environ['REKINDLE_SHM'] + '/x', 'w'); {SLEEP}",
                 volumes=volumes,
             ),
         )
     )
 
-    wait(jobs, has("Running"), "other")
+    wait(jobs, has_condition("Running"), "other")
     assert shared_memory_path(jobs.run, "other").exists()
     jobs.delete("other")
     assert not shared_memory_path(jobs.run, "other").exists()
 
 
 def test_a_job_continues_after_its_runner_was_killed(tmp_path: Path) -> None:
-    obj = job(master=replica("print('up', flush=True); " + SLEEP))
+    obj = make_job(master=make_replica("print('up', flush=True); " + SLEEP))
     runner = (
         "import json, sys, time; from pathlib import Path\nfrom rekindle.local.cluster import"
         " LocalCluster; from rekindle.local.jobs.training_job import TrainingJobs\njobs ="
@@ -347,7 +374,7 @@ def test_a_job_continues_after_its_runner_was_killed(tmp_path: Path) -> None:
         return (
             path.exists()
             and "up" in path.read_text()
-            and has("Running")((jobs.get("job") or {})["status"])
+            and has_condition("Running")((jobs.get("job") or {})["status"])
         )
 
     until("the job to run", up)
@@ -357,7 +384,7 @@ def test_a_job_continues_after_its_runner_was_killed(tmp_path: Path) -> None:
     status = wait(
         jobs, lambda status: condition_types(status)[-1:] == ["Restarting"] or len(jobs.jobs)
     )
-    status = wait(jobs, lambda status: log(jobs, "job-master-0").count("up") == 2)
+    status = wait(jobs, lambda status: read_log(jobs, "job-master-0").count("up") == 2)
     assert condition_types(status) == ["Created", "Running"]
     assert jobs.apply(obj)["metadata"]["generation"] == 1, (
         "applying it again does not change the job"
@@ -367,10 +394,10 @@ def test_a_job_continues_after_its_runner_was_killed(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_runner_that_died_with_its_job_are_removed(jobs: TrainingJobs) -> None:
-    jobs.apply(job(master=replica("")))
-    wait(jobs, lambda status: has("Succeeded")(status) and not jobs.jobs)
+    jobs.apply(make_job(master=make_replica("")))
+    wait(jobs, lambda status: has_condition("Succeeded")(status) and not jobs.jobs)
     leftovers = [shared_memory_path(jobs.run, "job"), jobs.run / "pods/job-master-0"]
-    jobs.apply(job("other", master=replica(SLEEP)))
+    jobs.apply(make_job("other", master=make_replica(SLEEP)))
     kept_path = shared_memory_path(jobs.run, "other")
     for folder in (*leftovers, kept_path):
         folder.mkdir(parents=True)
@@ -382,7 +409,7 @@ def test_leftovers_of_a_runner_that_died_with_its_job_are_removed(jobs: Training
 WRONG_JOBS: dict[str, Callable[[dict, dict], Any]] = {
     "needs a Worker": lambda spec, replicas: replicas.clear(),
     "replicas is missing: it must be 1": lambda spec, replicas: replicas["Master"].pop("replicas"),
-    '"PS" is not a replica type': lambda spec, replicas: replicas.update(PS=replica("")),
+    '"PS" is not a replica type': lambda spec, replicas: replicas.update(PS=make_replica("")),
     'must be called "pytorch"': (
         lambda spec, replicas: replicas["Worker"]["template"]["spec"]["containers"][0].update(
             name="main"
@@ -400,7 +427,7 @@ WRONG_JOBS: dict[str, Callable[[dict, dict], Any]] = {
 
 @pytest.mark.parametrize("message", WRONG_JOBS)
 def test_jobs_that_the_webhook_rejects_are_rejected(jobs: TrainingJobs, message: str) -> None:
-    obj = job(master=replica(""), worker=replica(""))
+    obj = make_job(master=make_replica(""), worker=make_replica(""))
     WRONG_JOBS[message](obj["spec"], obj["spec"]["pytorchReplicaSpecs"])
     with pytest.raises(ConfigError, match=message):
         jobs.apply(obj)
@@ -417,7 +444,7 @@ def test_shared_memory_of_interrupted_runs_is_removed_by_the_next_command(
         cluster = LocalCluster(tmp_path)
         controller = cluster.kinds.controllers(cluster, tmp_path / "runs" / name)["PyTorchJob"]
         volume = {"name": "memory", "emptyDir": {"medium": "Memory"}}
-        controller.apply(job(name, worker=replica(SLEEP, volumes=[volume])))
+        controller.apply(make_job(name, worker=make_replica(SLEEP, volumes=[volume])))
         controller.poll()
         controller.stop(0)
 

@@ -25,7 +25,7 @@ from rekindle.errors import ConfigError
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.jobs.frameworks import ENVIRONMENT_FUNCTIONS, make_operator_environment
 from rekindle.local.jobs.training_job import TrainingJobs, is_finished
-from tests.commands import shell
+from tests.commands import open_shell
 from tests.kinds import kinds
 from tests.polling import wait
 from tests.waiting import until
@@ -118,7 +118,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., tuple[TrainingJobs, dict[str, 
         jobs.stop(0)
 
 
-def job(
+def make_job(
     kind: str, lead: str, worker: str = "", workers: int = 2, policy: str = "", **spec: Any
 ) -> dict[str, Any]:
     """Return the job that the block creates, with the given programs (default of `worker`:
@@ -135,11 +135,11 @@ def job(
     return obj
 
 
-def log(jobs: TrainingJobs, pod: str) -> str:
+def read_log(jobs: TrainingJobs, pod: str) -> str:
     return (jobs.run / "logs" / f"{pod}.log").read_text()
 
 
-def evaluate(kind: str, status: dict[str, Any]) -> bool | None:
+def evaluate_job(kind: str, status: dict[str, Any]) -> bool | None:
     if kind == "PyTorchJob":
         success = "status.replicaStatuses.Master.succeeded > 0"
     else:
@@ -147,7 +147,7 @@ def evaluate(kind: str, status: dict[str, Any]) -> bool | None:
     return evaluate_conditions({"status": status}, success, ",".join(FAILURE))[0]
 
 
-def conditions(status: dict[str, Any]) -> list[tuple[str, str, str]]:
+def list_conditions(status: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [
         (condition["type"], condition["status"], condition["reason"])
         for condition in status["conditions"]
@@ -163,31 +163,31 @@ def test_jobs_of_every_kind_of_the_blocks_run_on_this_machine() -> None:
 def test_replicas_find_each_other_by_the_operators_variables(run: Any, kind: str) -> None:
     first_pods, total_pods = FIRST[kind]
     program = SUM.format(where=WHERE[kind])
-    jobs, status = run(job(kind, program, workers=3 if kind == "JAXJob" else 2))
-    assert log(jobs, f"job-{first_pods}").split() == ["sum", str(total_pods)]
-    assert evaluate(kind, status) is True
+    jobs, status = run(make_job(kind, program, workers=3 if kind == "JAXJob" else 2))
+    assert read_log(jobs, f"job-{first_pods}").split() == ["sum", str(total_pods)]
+    assert evaluate_job(kind, status) is True
     reasons = [(kind_, f"{kind}{kind_}") for kind_ in ("Created", "Running", "Succeeded")]
-    assert [(type_, reason) for type_, _, reason in conditions(status)] == reasons
-    assert conditions(status)[1][1] == "False"
+    assert [(type_, reason) for type_, _, reason in list_conditions(status)] == reasons
+    assert list_conditions(status)[1][1] == "False"
     assert status["completionTime"] >= status["startTime"]
 
 
 def test_the_launcher_starts_a_process_in_every_slot_of_its_workers(run: Any) -> None:
     program = "'echo $RANK $POD_IP'"
-    obj = job("MPIJob", LAUNCH.format(program=program), slotsPerWorker=2)
+    obj = make_job("MPIJob", LAUNCH.format(program=program), slotsPerWorker=2)
     replicas = obj["spec"]["mpiReplicaSpecs"]
     replicas["Worker"]["template"]["spec"]["containers"][0]["command"] = ["sh", "-c"]
     replicas["Worker"]["template"]["spec"]["containers"][0]["args"] = ["sleep 60"]
     jobs, status = run(obj)
     ips = [jobs.cluster.address(f"job-worker-{index}") for index in (0, 0, 1, 1)]
-    assert log(jobs, "job-launcher").strip() == str(
+    assert read_log(jobs, "job-launcher").strip() == str(
         [[str(rank), ip] for rank, ip in enumerate(ips)]
     )
-    assert evaluate("MPIJob", status) is True
+    assert evaluate_job("MPIJob", status) is True
 
 
 def test_processes_of_mpirun_end_with_their_worker(run: Any) -> None:
-    obj = job("MPIJob", LAUNCH.format(program="'sleep 60'"), workers=1)
+    obj = make_job("MPIJob", LAUNCH.format(program="'sleep 60'"), workers=1)
     worker = obj["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
     worker["command"] = ["sh", "-c"]
     worker["args"] = ["sleep 60"]
@@ -200,23 +200,23 @@ def test_processes_of_mpirun_end_with_their_worker(run: Any) -> None:
         lambda: any(each.name() == "sleep" for each in launcher.children(recursive=True)),
     )
     os.killpg(jobs.jobs["job"].pods["job-worker-0"].process.pid, signal.SIGKILL)
-    _, status = run(obj, lambda status: "job-worker-0 has ended" in log(jobs, "job-launcher"))
-    assert evaluate("MPIJob", status) is None, "the kubelet restarts the Launcher"
+    _, status = run(obj, lambda status: "job-worker-0 has ended" in read_log(jobs, "job-launcher"))
+    assert evaluate_job("MPIJob", status) is None, "the kubelet restarts the Launcher"
 
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", sorted(set(JOB_KINDS) - {"PyTorchJob"}))
 def test_a_failed_job_has_the_reason_in_its_status(run: Any, kind: str) -> None:
     failing = "import sys; sys.exit('no such column')"
-    obj = job(kind, failing, policy="Never")
+    obj = make_job(kind, failing, policy="Never")
     if kind == "MPIJob":
         worker = obj["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]
         worker["command"] = ["sh", "-c"]
         worker["args"] = ["sleep 60"]
     _, status = run(obj)
-    assert evaluate(kind, status) is False
+    assert evaluate_job(kind, status) is False
     assert status["completionTime"]
-    assert conditions(status)[-1] == ("Failed", "True", f"{kind}Failed")
+    assert list_conditions(status)[-1] == ("Failed", "True", f"{kind}Failed")
     assert status["conditions"][-1]["message"].endswith("no such column")
 
 
@@ -225,10 +225,10 @@ def test_a_tfjob_without_a_chief_ends_with_its_first_or_all_workers(run: Any) ->
         "import os, json, time; time.sleep(json.loads(os.environ['TF_CONFIG'])['task']['index']"
         " * 60)"
     )
-    obj = job("TFJob", program)
+    obj = make_job("TFJob", program)
     del obj["spec"]["tfReplicaSpecs"]["Chief"]
     _, status = run(obj)
-    assert evaluate("TFJob", status) is True
+    assert evaluate_job("TFJob", status) is True
     all_workers_job = json.loads(json.dumps(obj))
     all_workers_job["metadata"]["name"] = "every"
     all_workers_job["spec"]["successPolicy"] = "AllWorkers"
@@ -244,18 +244,18 @@ def test_dynamic_workers_of_a_tfjob_may_fail(run: Any) -> None:
         "import json, os\nif json.loads(os.environ['TF_CONFIG'])['task']['index']: raise"
         " SystemExit(3)\n"
     )
-    obj = job("TFJob", SLEEP, failing + SLEEP, policy="Never", enableDynamicWorker=True)
+    obj = make_job("TFJob", SLEEP, failing + SLEEP, policy="Never", enableDynamicWorker=True)
     _, status = run(
         obj, lambda status: status.get("replicaStatuses", {}).get("Worker", {}).get("failed")
     )
-    assert evaluate("TFJob", status) is None
+    assert evaluate_job("TFJob", status) is None
     assert not is_finished(status)
 
 
 @pytest.mark.slow
 def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path) -> None:
     def applied(kind: str) -> Resource:
-        obj = job(
+        obj = make_job(
             kind,
             (
                 SUM.format(where=WHERE[kind])
@@ -284,7 +284,7 @@ def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path
     assert [str(finding) for finding in lint(manifest) if finding.fatal] == []
     (tmp_path / "kinds.yaml").write_text(json.dumps(manifest))
 
-    with shell(tmp_path) as typed:
+    with open_shell(tmp_path) as typed:
         result = typed("rekindle run --manifest kinds.yaml -o json")
 
     assert result.returncode == 0, result.stderr
@@ -294,7 +294,9 @@ def test_a_workflow_with_a_job_of_every_other_kind_lints_and_runs(tmp_path: Path
 
 def test_the_environment_of_every_kind_matches_the_operator() -> None:
     def env(kind: str, role: str, index: int, **spec: Any) -> dict[str, str]:
-        return make_operator_environment(job(kind, "", **spec), role, index, lambda pod: f"<{pod}>")
+        return make_operator_environment(
+            make_job(kind, "", **spec), role, index, lambda pod: f"<{pod}>"
+        )
 
     hosts = {
         "chief": ["<job-chief-0>:2222"],
@@ -354,9 +356,9 @@ def test_the_environment_of_every_kind_matches_the_operator() -> None:
 
 
 def test_jobs_that_the_operator_rejects_are_rejected(run: Any) -> None:
-    job_without_pods = job("XGBoostJob", "")
-    other = job("JAXJob", "")
-    v2 = job("MPIJob", "")
+    job_without_pods = make_job("XGBoostJob", "")
+    other = make_job("JAXJob", "")
+    v2 = make_job("MPIJob", "")
     del job_without_pods["spec"]["xgbReplicaSpecs"]["Master"]
     other["spec"]["jaxReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["name"] = "main"
 
@@ -374,7 +376,7 @@ def test_jobs_that_the_operator_rejects_are_rejected(run: Any) -> None:
 def test_a_version_that_is_not_supported_is_refused_before_any_step(
     tmp_path: Path, text: Any
 ) -> None:
-    obj = job("MPIJob", "") | {"apiVersion": "kubeflow.org/v2beta1"}
+    obj = make_job("MPIJob", "") | {"apiVersion": "kubeflow.org/v2beta1"}
     resource = {"action": "apply", "manifest": text(obj)}
     with pytest.raises(
         ConfigError, match=r"apiVersion kubeflow.org/v2beta1.*use kubeflow.org/v1\."

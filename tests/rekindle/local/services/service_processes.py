@@ -9,15 +9,15 @@ from tests.waiting import until
 PLAIN_ENVIRONMENT = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
 
 
-def record(services: Services, name: str) -> ServiceRecord:
+def record_services(services: Services, name: str) -> ServiceRecord:
     record = services.find(name)
     assert record
     return record
 
 
-def kill(services: Services, name: str) -> ServiceRecord:
+def kill_service(services: Services, name: str) -> ServiceRecord:
     """Kill the process of a service, and return the record of the service."""
-    killed_record = record(services, name)
+    killed_record = record_services(services, name)
     os.kill(killed_record.pid, signal.SIGKILL)
     until("the service to die", lambda: not killed_record.alive)
     return killed_record

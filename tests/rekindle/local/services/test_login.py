@@ -18,7 +18,11 @@ import pytest
 
 from argolocal.common import homes
 from rekindle.local.services.services import Services
-from tests.rekindle.local.services.service_processes import PLAIN_ENVIRONMENT, kill, record
+from tests.rekindle.local.services.service_processes import (
+    PLAIN_ENVIRONMENT,
+    kill_service,
+    record_services,
+)
 
 CREATE = "/api/2.0/mlflow/experiments/create"
 SEARCH = "/api/2.0/mlflow/experiments/search?max_results=10"
@@ -30,7 +34,7 @@ class Mlflow:
     def __init__(self, services: Services) -> None:
         services.start()
         services.ready()
-        self.services, self.port = services, record(services, "mlflow").port
+        self.services, self.port = services, record_services(services, "mlflow").port
         self.token = services.login()["MLFLOW_TRACKING_TOKEN"]
         self.host = f"127.0.0.1:{self.port}"
         self.bearer = {"Authorization": f"Bearer {self.token}"}
@@ -272,17 +276,17 @@ def test_the_token_changes_if_another_process_may_have_received_it(own_services:
     """After `down`, clients may still send the old token to a new process on the same port."""
     first_login = own_services.login()
     assert (own_services.folder / "mlflow-token.json").stat().st_mode & 0o777 == 0o600
-    kill(own_services, "mlflow")
+    kill_service(own_services, "mlflow")
     own_services.restart_dead()
     assert own_services.login() == first_login, "running pods have this token"
     own_services.down()
     second_login = own_services.login()
     assert second_login != first_login
 
-    port = kill(own_services, "mlflow").port
+    port = kill_service(own_services, "mlflow").port
     with socket.create_server(("127.0.0.1", port)):
         own_services.start("mlflow")
-        assert record(own_services, "mlflow").port != port
+        assert record_services(own_services, "mlflow").port != port
         assert own_services.login() not in (first_login, second_login)
 
 

@@ -23,7 +23,11 @@ from rekindle.errors import ConfigError, StorageError, TrackingError
 from rekindle.local.services.services import Services, is_answering
 from rekindle.storage import Store
 from tests.ports import free_port
-from tests.rekindle.local.services.service_processes import PLAIN_ENVIRONMENT, kill, record
+from tests.rekindle.local.services.service_processes import (
+    PLAIN_ENVIRONMENT,
+    kill_service,
+    record_services,
+)
 from tests.waiting import until
 
 
@@ -34,7 +38,7 @@ def services(tmp_path: Path) -> Iterator[Services]:
     services.down()
 
 
-def store(services: Services) -> Store:
+def open_store(services: Services) -> Store:
     return Store("rekindle", services.url("s3"), *services.credentials().values())
 
 
@@ -50,14 +54,17 @@ def test_a_command_killed_while_it_records_a_service_leaves_no_orphan(services: 
         subprocess.run([sys.executable, "-c", command, services.home]).returncode == -signal.SIGKILL
     )
     # an orphan would hold the lock of the service's folder
-    store(services).put("key", b"value")
-    until("the orphan to exit", lambda: [record(services, "s3").pid] == serving(services))
+    open_store(services).put("key", b"value")
+    until(
+        "the orphan to exit",
+        lambda: [record_services(services, "s3").pid] == find_endpoint_pids(services),
+    )
     services.start("s3")
-    assert [record(services, "s3").pid] == serving(services)
+    assert [record_services(services, "s3").pid] == find_endpoint_pids(services)
     assert services.down() == ["s3"]
 
 
-def serving(services: Services) -> list[int]:
+def find_endpoint_pids(services: Services) -> list[int]:
     """Return the pids of S3 endpoints for this home (REKINDLE_HOME)."""
     lines = (
         (process.pid, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])
@@ -80,33 +87,33 @@ def test_two_commands_at_once_start_one_service(tmp_path: Path) -> None:
 
 
 def test_a_killed_store_restarts_on_its_port_with_its_objects(services: Services) -> None:
-    objects = store(services)
+    objects = open_store(services)
     objects.put("a/b", b"kept")
-    port = kill(services, "s3").port
+    port = kill_service(services, "s3").port
     services.restart_dead()
-    assert record(services, "s3").port == port
+    assert record_services(services, "s3").port == port
     assert objects.get("a/b") == b"kept"
     assert stat.S_IMODE((services.folder / "credentials.json").stat().st_mode) == 0o600
 
 
 def test_a_service_restarts_on_another_port_if_its_own_is_occupied(services: Services) -> None:
     services.start("s3")
-    port = kill(services, "s3").port
+    port = kill_service(services, "s3").port
     with socket.create_server(("127.0.0.1", port)):
         services.start("s3")
-        assert record(services, "s3").port != port
-        store(services).put("a", b"1")
+        assert record_services(services, "s3").port != port
+        open_store(services).put("a", b"1")
 
 
 def test_down_stops_all_processes_and_keeps_the_data(services: Services) -> None:
-    store(services).put("a", b"1")
-    stopped = record(services, "s3")
+    open_store(services).put("a", b"1")
+    stopped = record_services(services, "s3")
     assert services.down() == ["s3"]
     assert read_start_ticks(stopped.pid) != stopped.since
     assert services.down() == []
     services.restart_dead()
-    assert not record(services, "s3").alive, "it was stopped on purpose"
-    assert store(services).get("a") == b"1"
+    assert not record_services(services, "s3").alive, "it was stopped on purpose"
+    assert open_store(services).get("a") == b"1"
 
 
 def test_services_used_by_a_run_restart_with_a_message_even_after_down(
@@ -115,7 +122,7 @@ def test_services_used_by_a_run_restart_with_a_message_even_after_down(
     services.start("s3")
     assert Services(services.home, PLAIN_ENVIRONMENT).down() == ["s3"]  # another command
     services.restart_dead()
-    assert record(services, "s3").alive
+    assert record_services(services, "s3").alive
     assert "the embedded s3 service has died: restarting it" in capfd.readouterr().err
 
 
@@ -131,7 +138,7 @@ def test_only_the_owner_can_read_a_home(tmp_path: Path) -> None:
 
 def test_down_stops_a_service_even_if_the_disk_is_full(services: Services) -> None:
     services.start("s3")
-    s3 = record(services, "s3")
+    s3 = record_services(services, "s3")
     # this folder makes the write of the service's record fail
     (services.folder / "s3.json.new").mkdir()
     assert services.down() == ["s3"]
@@ -157,7 +164,7 @@ def test_the_next_start_creates_the_database_after_a_full_disk(tmp_path: Path) -
 @pytest.mark.slow
 def test_services_exit_when_their_home_is_deleted(services: Services) -> None:
     services.start("s3")
-    s3 = record(services, "s3")
+    s3 = record_services(services, "s3")
     shutil.rmtree(services.home)
     until("the service to notice that its home was deleted", lambda: not s3.alive)
 
@@ -184,15 +191,17 @@ def test_runs_and_artifacts_survive_a_kill_of_mlflow(services: Services) -> None
     run = call("mlflow/runs/create", {"experiment_id": "0", "start_time": 1})["run"]["info"]
     folder = run["artifact_uri"].removeprefix("mlflow-artifacts:/")
     call(f"mlflow-artifacts/artifacts/{folder}/a/b.txt", b"hello", "PUT")
-    assert store(services).get(f"mlflow/{folder}/a/b.txt") == b"hello"
-    pid = kill(services, "mlflow").pid
+    assert open_store(services).get(f"mlflow/{folder}/a/b.txt") == b"hello"
+    pid = kill_service(services, "mlflow").pid
     assert services.environment() == env, "running pods have this address"
-    assert record(services, "mlflow").pid != pid
+    assert record_services(services, "mlflow").pid != pid
     # the request need not wait, because the socket exists before the server runs
     stored = call(f"mlflow/runs/get?run_id={run['run_id']}", method="GET")["run"]
     assert stored["info"]["status"] == "RUNNING"
     children = subprocess.run(
-        ["pgrep", "-g", str(record(services, "mlflow").pid)], capture_output=True, text=True
+        ["pgrep", "-g", str(record_services(services, "mlflow").pid)],
+        capture_output=True,
+        text=True,
     )
     assert len(children.stdout.split()) == 1
 
@@ -270,7 +279,9 @@ def test_services_do_not_inherit_the_secrets_of_the_user(tmp_path: Path) -> None
         services.start()
         for name, needed in (("s3", "AWS_SECRET_ACCESS_KEY"), ("mlflow", "MLFLOW_TRACKING_TOKEN")):
             environment = (
-                Path(f"/proc/{record(services, name).pid}/environ").read_bytes().split(b"\0")
+                Path(f"/proc/{record_services(services, name).pid}/environ")
+                .read_bytes()
+                .split(b"\0")
             )
             variables = {assignment.partition(b"=")[0].decode() for assignment in environment}
             assert needed in variables

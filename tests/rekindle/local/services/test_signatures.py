@@ -33,7 +33,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     server.kill()
 
 
-def code(status: int, body: bytes) -> tuple[int, str]:
+def parse_error(status: int, body: bytes) -> tuple[int, str]:
     return status, (re.findall(r"<Code>(\w+)</Code>", body.decode()) or [""])[0]
 
 
@@ -49,7 +49,7 @@ def test_a_signature_with_a_wrong_access_or_secret_key_is_refused(
         url = client.generate_presigned_url("get_object", {"Bucket": "data", "Key": "a"})
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(url)
-        assert code(caught.value.code, caught.value.read()) == (403, refusal)
+        assert parse_error(caught.value.code, caught.value.read()) == (403, refusal)
     with pytest.raises(ClientError, match=refusal):
         endpoint.connect(*keys).get_object(Bucket="data", Key="a")
     with pytest.raises(ClientError, match=refusal):
@@ -67,8 +67,11 @@ def test_an_unsigned_request_is_refused(endpoint: Endpoint) -> None:
             ("PUT", "/data/b"),
             ("DELETE", "/data/a"),
         ):
-            assert code(*endpoint.send(method, path, headers)) == (403, "AccessDenied")
-    assert code(*endpoint.send("GET", f"/data/a?AWSAccessKeyId={KEY}", {})) == (403, "AccessDenied")
+            assert parse_error(*endpoint.send(method, path, headers)) == (403, "AccessDenied")
+    assert parse_error(*endpoint.send("GET", f"/data/a?AWSAccessKeyId={KEY}", {})) == (
+        403,
+        "AccessDenied",
+    )
 
 
 def test_a_signature_is_valid_only_for_the_signed_request(endpoint: Endpoint) -> None:
@@ -85,18 +88,20 @@ def test_a_signature_is_valid_only_for_the_signed_request(endpoint: Endpoint) ->
         "time": ("GET", "/data/a", signed_headers | {"X-Amz-Date": other_second}),
     }
 
-    refused = {change: code(*endpoint.send(*request)) for change, request in other_requests.items()}
+    refused = {
+        change: parse_error(*endpoint.send(*request)) for change, request in other_requests.items()
+    }
     assert refused == dict.fromkeys(other_requests, (403, "SignatureDoesNotMatch"))
     copying = endpoint.signed("PUT", "/data/b", {}) | {"x-amz-copy-source": "/data/a"}
-    assert code(*endpoint.send("PUT", "/data/b", copying)) == (403, "AccessDenied")
+    assert parse_error(*endpoint.send("PUT", "/data/b", copying)) == (403, "AccessDenied")
     body = endpoint.signed(
         "PUT", "/data/b", {"Content-Length": "3"}, hashlib.sha256(b"one").hexdigest()
     )
-    assert code(*endpoint.send("PUT", "/data/b", body, b"two")) == (
+    assert parse_error(*endpoint.send("PUT", "/data/b", body, b"two")) == (
         400,
         "XAmzContentSHA256Mismatch",
     )
-    assert code(*endpoint.send("GET", "/data/b", endpoint.signed("GET", "/data/b", {}))) == (
+    assert parse_error(*endpoint.send("GET", "/data/b", endpoint.signed("GET", "/data/b", {}))) == (
         404,
         "NoSuchKey",
     )
@@ -126,10 +131,10 @@ def test_a_signature_expires(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(link)
 
-        assert code(caught.value.code, caught.value.read()) == (403, refusal)
+        assert parse_error(caught.value.code, caught.value.read()) == (403, refusal)
 
     skewed = endpoint.signed("GET", "/data/a", {})
-    assert code(*endpoint.send("GET", "/data/a", skewed)) == (403, "RequestTimeTooSkewed")
+    assert parse_error(*endpoint.send("GET", "/data/a", skewed)) == (403, "RequestTimeTooSkewed")
 
 
 def test_signatures_of_chunks_match_amazons_example() -> None:
@@ -170,7 +175,7 @@ def test_a_chunk_modified_in_transit_is_refused(endpoint: Endpoint) -> None:
 
         body = b"".join(lines)
 
-        return code(
+        return parse_error(
             *endpoint.send("PUT", "/data/c", headers | {"Content-Length": str(len(body))}, body)
         )
 
@@ -186,7 +191,7 @@ def test_a_chunk_modified_in_transit_is_refused(endpoint: Endpoint) -> None:
 def test_an_invalid_length_is_refused_before_the_body_is_read(
     endpoint: Endpoint, length: str
 ) -> None:
-    initial_memory = memory(endpoint)
+    initial_memory = measure_memory(endpoint)
     with socket.create_connection(("127.0.0.1", endpoint.port)) as stranger:
         stranger.sendall(
             f"PUT /data/x HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode("latin-1")
@@ -196,10 +201,10 @@ def test_an_invalid_length_is_refused_before_the_body_is_read(
     with socket.create_connection(("127.0.0.1", endpoint.port)) as stranger:
         stranger.sendall(b"PUT /data/x HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000000\r\n\r\n")
         assert b" 403 " in stranger.recv(1000)
-    assert memory(endpoint) - initial_memory < 4
+    assert measure_memory(endpoint) - initial_memory < 4
 
 
-def memory(endpoint: Endpoint) -> float:
+def measure_memory(endpoint: Endpoint) -> float:
     """Return the memory of the endpoint's process in MB."""
     return (
         int(
@@ -228,7 +233,7 @@ def test_thousands_of_idle_connections_cost_little_and_block_no_request(tmp_path
 
         server.client.put_object(Bucket="data", Key="a", Body=b"x" * 3_000_000)
         assert len(server.client.get_object(Bucket="data", Key="a")["Body"].read()) == 3_000_000
-        assert memory(server) < 200
+        assert measure_memory(server) < 200
         assert len(os.listdir(f"/proc/{server.process.pid}/task")) <= THREAD_COUNT + 2
     finally:
         for connection in idle_connections:
@@ -301,9 +306,9 @@ def test_a_body_after_an_invalid_header_line_is_never_read_as_a_request(
     assert answer.count(b"HTTP/1.1 ") == 1, answer
     assert answer.startswith(b"HTTP/1.1 400 "), answer
     assert (
-        code(*endpoint.send("GET", "/data/smuggled", endpoint.signed("GET", "/data/smuggled", {})))[
-            0
-        ]
+        parse_error(
+            *endpoint.send("GET", "/data/smuggled", endpoint.signed("GET", "/data/smuggled", {}))
+        )[0]
         == 404
     )
 

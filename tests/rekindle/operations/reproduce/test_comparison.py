@@ -34,7 +34,7 @@ def store_run(s3: Store, models: Models) -> str:
     return run
 
 
-def origin(files: dict[str, str] | None = None) -> Origin:
+def make_origin(files: dict[str, str] | None = None) -> Origin:
     model = parse(ModelFile, json.dumps(MODEL), "model.json")
     run = RunFile(parameters={}, manifest={}, python="", packages=[], modules=[], code={})
     return Origin("digits", "1", "releases/digits/1/", "aa", {}, files or {}, model, run, CURVE)
@@ -76,7 +76,7 @@ def origin(files: dict[str, str] | None = None) -> Origin:
 def test_the_first_difference_is_named(
     s3: Store, changes: dict[str, Any], curve: LossCurve, difference: str
 ) -> None:
-    result = compare(origin(), s3, store_run(s3, {"train": (changes, curve)}))
+    result = compare(make_origin(), s3, store_run(s3, {"train": (changes, curve)}))
     assert difference in result.difference
     assert bool(difference) is not result.equal
 
@@ -87,8 +87,10 @@ def test_the_model_of_the_release_is_found_among_several(s3: Store) -> None:
         "train-wide": ({"sha256": "cc", "model": {"channels": 16}}, {}),
         "rung": ({"paused": True}, {}),
     }
-    assert compare(origin(), s3, store_run(s3, other_models | {"train-small": ({}, CURVE)})).equal
-    diverged_comparison = compare(origin(), s3, store_run(s3, other_models | diverged))
+    assert compare(
+        make_origin(), s3, store_run(s3, other_models | {"train-small": ({}, CURVE)})
+    ).equal
+    diverged_comparison = compare(make_origin(), s3, store_run(s3, other_models | diverged))
     assert diverged_comparison.sha256 == "bb"
     assert "step 1" in diverged_comparison.difference
 
@@ -108,11 +110,11 @@ def test_equal_weights_with_another_serving_state_differ(s3: Store, tmp_path: Pa
     for name in ("dataset.json", "state/a.npy"):
         s3.put(f"{run}/prepare/dataset/{name}", b"state")
 
-    assert compare(origin(files), s3, run).equal
+    assert compare(make_origin(files), s3, run).equal
     s3.put(f"{run}/prepare/dataset/state/a.npy", b"other")
-    assert "state/a.npy of the serving state" in compare(origin(files), s3, run).difference
+    assert "state/a.npy of the serving state" in compare(make_origin(files), s3, run).difference
 
 
 def test_a_run_without_a_model_cannot_be_compared(s3: Store) -> None:
     with pytest.raises(RekindleError, match="has not stored a model"):
-        compare(origin(), s3, "run-without-model")
+        compare(make_origin(), s3, "run-without-model")

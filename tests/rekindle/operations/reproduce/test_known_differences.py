@@ -39,7 +39,7 @@ from rekindle.storage import Store
 STEP = "from pydantic import BaseModel\n\nLIMIT = 3\n"
 
 
-def git(folder: Path, *arguments: str) -> str:
+def run_git(folder: Path, *arguments: str) -> str:
     identity = ("-c", "user.name=a", "-c", "user.email=a@b")
     return subprocess.run(
         ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
@@ -62,9 +62,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
 
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "first")
+    run_git(folder, "init", "-q")
+    run_git(folder, "add", "-A")
+    run_git(folder, "commit", "-qm", "first")
     monkeypatch.chdir(folder / "shop")
     monkeypatch.delenv("REKINDLE_PATH", raising=False)
 
@@ -79,7 +79,7 @@ def make_origin(repository: Path) -> Callable[..., Origin]:
         folder = repository / "shop"
         source = str(changes.pop("source", folder / "data/sales.csv"))
         facts = {
-            "git_sha": git(repository, "rev-parse", "HEAD").strip(),
+            "git_sha": run_git(repository, "rev-parse", "HEAD").strip(),
             "lock_hash": provenance.hash_lock_file(folder),
         }
         facts.update({"source_digest": key.data_digest(source)} | changes.pop("provenance", {}))
@@ -113,8 +113,8 @@ def test_a_commit_is_checked_out_without_a_trace_in_the_repository(
     assert folder == tmp_path / "checkout/shop"
     assert (folder / "data/sales.csv").read_text() == "1,2\n"
     assert sorted(str(path) for path in repository.rglob("*")) == earlier_paths
-    assert git(repository, "worktree", "list").count("\n") == 1
-    assert not git(repository, "status", "--short")
+    assert run_git(repository, "worktree", "list").count("\n") == 1
+    assert not run_git(repository, "status", "--short")
 
 
 def test_an_unchanged_project_has_no_findings(
@@ -154,7 +154,7 @@ def test_uncommitted_changes_are_fatal_only_in_the_code_of_the_run(
 ) -> None:
     (repository / "shop" / changed).write_text("LIMIT = 4\n")
     origin = make_origin(
-        provenance={"git_sha": git(repository, "rev-parse", "HEAD").strip() + "-dirty"}
+        provenance={"git_sha": run_git(repository, "rev-parse", "HEAD").strip() + "-dirty"}
     )
     commit = ReleaseCommit(origin, "")
     [finding] = find_code_differences(origin, commit, check_out(commit.sha, tmp_path / "checkout"))
@@ -173,7 +173,7 @@ def test_a_module_that_only_the_work_tree_has_is_not_in_the_commit(
     (repository / "shop/steps/extra.py").touch()
     (repository / "shop/single.py").touch()
     origin = make_origin(
-        provenance={"git_sha": git(repository, "rev-parse", "HEAD").strip() + "-dirty"}
+        provenance={"git_sha": run_git(repository, "rev-parse", "HEAD").strip() + "-dirty"}
     )
     commit = ReleaseCommit(origin, "")
     [finding] = find_code_differences(origin, commit, check_out(commit.sha, tmp_path / "checkout"))

@@ -21,7 +21,7 @@ from rekindle.operations.reproduce import reproduction
 from rekindle.operations.reproduce.reproduction import ReproductionRequest
 from rekindle.project.template import create
 from rekindle.release.origin import Origin, RunFile
-from tests.commands import Shell, shell
+from tests.commands import Shell, open_shell
 from tests.waiting import until
 
 IDENTITY = "git -c user.name=a -c user.email=a@b"
@@ -111,14 +111,14 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """A shell in a clone of a project that has released the model `shop`; the original project was
     deleted."""
     base = tmp_path_factory.mktemp("reproduce")
-    with project(base) as typed:
-        release(typed, "shop")
-        move(typed, base / "clone")
+    with create_project(base) as typed:
+        run_release(typed, "shop")
+        move_to_clone(typed, base / "clone")
         yield typed
 
 
 @contextmanager
-def project(base: Path) -> Iterator[Shell]:
+def create_project(base: Path) -> Iterator[Shell]:
     """Create the project `shop` with its own home; yield a shell in it."""
     folder = base / "shop"
     create(folder)
@@ -131,35 +131,35 @@ def project(base: Path) -> Iterator[Shell]:
     file.with_name("sweep.yaml").write_text(yaml.safe_dump(config | SWEEP | {"name": "sweep"}))
     (base / "tmp").mkdir()
 
-    with shell(folder, REKINDLE_HOME=str(base / "home"), TMPDIR=str(base / "tmp")) as typed:
+    with open_shell(folder, REKINDLE_HOME=str(base / "home"), TMPDIR=str(base / "tmp")) as typed:
         yield typed
 
 
-def release(typed: Shell, model: str, options: str = "") -> None:
+def run_release(typed: Shell, model: str, options: str = "") -> None:
     assert typed(f"git init -q && git add -A && {IDENTITY} commit -qm {model}").returncode == 0
     released = typed(f"rekindle run configs/{model}.yaml {options} -o json")
     assert json.loads(released.stdout)["verdict"] == "release", released.stderr
 
 
-def move(typed: Shell, target: Path) -> None:
+def move_to_clone(typed: Shell, target: Path) -> None:
     """Continue the test in a clone of the project, and remove the project."""
     subprocess.run(["git", "clone", "-q", str(typed.folder), str(target)], check=True)
     shutil.rmtree(typed.folder)
     typed.folder = target
 
 
-def reproduce(
+def reproduce_release(
     clone: Shell, options: str = "", model: str = "shop"
 ) -> tuple[int, dict[str, Any], str]:
     result = clone(f"rekindle reproduce {model} {options} -o json")
     return result.returncode, json.loads(result.stdout or "{}"), result.stderr
 
 
-def leftovers(clone: Shell) -> list[Path]:
+def find_leftovers(clone: Shell) -> list[Path]:
     return list(Path(clone.environ["TMPDIR"]).glob("rekindle-reproduce-*"))
 
 
-def registered(clone: Shell) -> list[str]:
+def list_registered_files(clone: Shell) -> list[str]:
     """Return the files of the releases and records in the home (directory of runs), which a
     reproduction must not change."""
     home = Path(clone.environ["REKINDLE_HOME"])
@@ -170,17 +170,17 @@ def registered(clone: Shell) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_clones_train_the_same_bits_at_once(clone: Shell) -> None:
-    earlier_versions = registered(clone)
+    earlier_versions = list_registered_files(clone)
     with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(lambda _: reproduce(clone), range(2)))
+        results = list(pool.map(lambda _: reproduce_release(clone), range(2)))
     for code, result, errors in results:
         assert code == 0, errors
         assert result["equal"] is True, errors
         assert result["findings"] == [], errors
         assert result["model_sha256"] == result["release_sha256"]
-    assert registered(clone) == earlier_versions
+    assert list_registered_files(clone) == earlier_versions
     assert not clone("git status --short").stdout
-    until("the removal of the folder", lambda: not leftovers(clone))
+    until("the removal of the folder", lambda: not find_leftovers(clone))
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_changed_data_and_code_are_reported_first_and_explained_if_trained_anywa
 ) -> None:
     data = (clone.folder / "data/power.csv").read_text()
     (tmp_path / "power.csv").write_text(f"{data[:-2]}{(int(data[-2]) + 1) % 10}\n")
-    code, result, errors = reproduce(clone, f"--data {tmp_path / 'power.csv'}")
+    code, result, errors = reproduce_release(clone, f"--data {tmp_path / 'power.csv'}")
     assert code == 2, errors
     assert [(each["subject"], each["fatal"]) for each in result["findings"]] == [("data", True)], (
         errors
@@ -204,11 +204,11 @@ def test_changed_data_and_code_are_reported_first_and_explained_if_trained_anywa
     clone(f"{IDENTITY} commit -qam second")
 
     try:
-        code, result, errors = reproduce(clone, "--commit HEAD --check")
+        code, result, errors = reproduce_release(clone, "--commit HEAD --check")
         assert code == 2
         assert ("code", True) in [(each["subject"], each["fatal"]) for each in result["findings"]]
         assert "steps.shop" in errors
-        code, result, errors = reproduce(clone, "--commit HEAD --ignore-errors")
+        code, result, errors = reproduce_release(clone, "--commit HEAD --ignore-errors")
         assert code == 3, errors
         assert "the first recorded step with another loss is step 1:" in result["difference"], (
             errors
@@ -220,7 +220,7 @@ def test_changed_data_and_code_are_reported_first_and_explained_if_trained_anywa
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_killed_reproduction_leaves_nothing_and_can_be_repeated(clone: Shell) -> None:
-    earlier_versions = registered(clone)
+    earlier_versions = list_registered_files(clone)
     process = subprocess.Popen(
         ["rekindle", "reproduce", "shop"],
         cwd=clone.folder,
@@ -231,29 +231,31 @@ def test_a_killed_reproduction_leaves_nothing_and_can_be_repeated(clone: Shell) 
 
     assert process.stderr
     next(line for line in process.stderr if "train running" in line)
-    homes = [str(folder) for folder in leftovers(clone)]
+    homes = [str(folder) for folder in find_leftovers(clone)]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     process.stderr.close()
-    until("the removal of the folder", lambda: not leftovers(clone))
-    until("the end of the processes", lambda: not any(map(running, homes)))
-    assert registered(clone) == earlier_versions
+    until("the removal of the folder", lambda: not find_leftovers(clone))
+    until("the end of the processes", lambda: not any(map(is_running, homes)))
+    assert list_registered_files(clone) == earlier_versions
     assert not clone("git status --short").stdout
     assert clone("git worktree prune -n -v && git worktree list").stdout.count("\n") == 1
-    assert reproduce(clone)[0] == 0
+    assert reproduce_release(clone)[0] == 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_data_of_an_object_store_and_an_approved_training_are_reproduced(tmp_path: Path) -> None:
-    with project(tmp_path) as typed:
-        edit(typed.folder / "pipelines/nightly.py", "        model = blocks.train(data)", APPROVAL)
+    with create_project(tmp_path) as typed:
+        edit_file(
+            typed.folder / "pipelines/nightly.py", "        model = blocks.train(data)", APPROVAL
+        )
         imports = "from hera.workflows import Parameter, Suspend, Task, models\nfrom rekindle"
-        edit(typed.folder / "pipelines/nightly.py", "from rekindle", imports)
+        edit_file(typed.folder / "pipelines/nightly.py", "from rekindle", imports)
         step = typed.folder / "steps/shop.py"
         step.write_text("import os\n" + step.read_text())
         line = next(line for line in step.read_text().splitlines() if "genfromtxt" in line)
-        edit(step, line.strip(), DOWNLOAD)
+        edit_file(step, line.strip(), DOWNLOAD)
 
         assert (
             typed(
@@ -263,25 +265,25 @@ def test_data_of_an_object_store_and_an_approved_training_are_reproduced(tmp_pat
         )
 
         with ThreadPoolExecutor(1) as pool:
-            run = pool.submit(release, typed, "shop", "--set data.source=s3://rekindle/raw")
+            run = pool.submit(run_release, typed, "shop", "--set data.source=s3://rekindle/raw")
             resume = "rekindle resume $(ls $REKINDLE_HOME/runs) -p reviewer=ann"
             until("the approval", lambda: run.done() or typed(resume).returncode == 0)
             run.result()
 
-        move(typed, tmp_path / "clone")
+        move_to_clone(typed, tmp_path / "clone")
         typed("rekindle put README.md s3://rekindle/raw-copy/README.md")
-        code, result, errors = reproduce(typed)
+        code, result, errors = reproduce_release(typed)
         assert code == 0, errors
         assert result["equal"] is True, errors
         assert result["findings"] == [], errors
 
         shutil.rmtree(Path(typed.environ["REKINDLE_HOME"], "runs"))
-        code, result, errors = reproduce(typed, "--check")
+        code, result, errors = reproduce_release(typed, "--check")
         assert code == 2, errors
         assert 'the value "reviewer" of the suspended step approval is not recorded' in errors, (
             errors
         )
-        code, result, errors = reproduce(typed, "-p reviewer=ann")
+        code, result, errors = reproduce_release(typed, "-p reviewer=ann")
         assert code == 0, errors
         assert result["equal"] is True, errors
         assert result["findings"] == [], errors
@@ -289,7 +291,7 @@ def test_data_of_an_object_store_and_an_approved_training_are_reproduced(tmp_pat
         data = typed.folder / "data/power.csv"
         data.write_text(f"{data.read_text()[:-2]}{(int(data.read_text()[-2]) + 1) % 10}\n")
         typed("rekindle put data s3://rekindle/raw")
-        code, result, errors = reproduce(typed, "-p reviewer=ann")
+        code, result, errors = reproduce_release(typed, "-p reviewer=ann")
         assert code == 2, errors
         assert [each["subject"] for each in result["findings"]] == ["data"], errors
 
@@ -297,19 +299,19 @@ def test_data_of_an_object_store_and_an_approved_training_are_reproduced(tmp_pat
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_only_the_released_trial_of_a_sweep_is_trained_again(tmp_path: Path) -> None:
-    with project(tmp_path) as typed:
-        release(typed, "sweep")
-        move(typed, tmp_path / "clone")
-        code, result, errors = reproduce(typed, model="sweep")
+    with create_project(tmp_path) as typed:
+        run_release(typed, "sweep")
+        move_to_clone(typed, tmp_path / "clone")
+        code, result, errors = reproduce_release(typed, model="sweep")
         assert code == 0, errors
         assert result["equal"] is True, errors
         assert result["findings"] == [], errors
 
 
-def edit(file: Path, old: str, new: str) -> None:
+def edit_file(file: Path, old: str, new: str) -> None:
     assert old in file.read_text()
     file.write_text(file.read_text().replace(old, new, 1))
 
 
-def running(home: str) -> bool:
+def is_running(home: str) -> bool:
     return subprocess.run(["pgrep", "-f", home], capture_output=True).returncode == 0

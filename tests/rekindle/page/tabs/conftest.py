@@ -13,8 +13,8 @@ from tests.browser import PageServer, start_page
 from tests.rekindle.page.tabs.recorded_runs import (
     MARKUP,
     VERDICT,
-    evaluation,
-    pod,
+    make_evaluation_node,
+    make_pod_node,
     record_events,
     record_metrics,
     record_run,
@@ -60,7 +60,7 @@ def record_trainings(home: Path, store: Store) -> None:
         ("power-bbbbb", CHANGED_CONFIG, {"git_sha": "2" * 40, "cached": to_json(cached_parameter)}),
     )
     for name, config, parameters in runs:
-        nodes = [evaluation(name, VERDICT)]
+        nodes = [make_evaluation_node(name, VERDICT)]
         record_run(home, name, config, nodes, trainings=["train"], **parameters)
         events = [event for event in [*EVENTS, COMPLETE]]
         record_events(store, name, "train", events)
@@ -107,7 +107,7 @@ def record_backfill(home: Path) -> None:
             home,
             name,
             {"name": "weekly"},
-            [pod(name, "evaluate", outputs=outputs)],
+            [make_pod_node(name, "evaluate", outputs=outputs)],
             **{
                 "backfill": "true",
                 "scheduled-time": f"2026-01-{5 + 7 * number:02d}T03:00:00Z",
@@ -125,7 +125,7 @@ def record_canary(home: Path) -> None:
     reason = f"taken back: version 4 with 25 % of the requests, versus 3: 9 of 100 failed {MARKUP}"
     outcomes = (("0", "passed"), ("5", "passed"), ("25", reason))
     nodes = [
-        pod(
+        make_pod_node(
             name,
             f"watch-{percent}",
             inputs={**inputs, "percent": percent},

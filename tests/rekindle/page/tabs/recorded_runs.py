@@ -44,7 +44,7 @@ VERDICT = {
 }
 
 
-def pod(name: str, task: str, **values: Any) -> dict[str, Any]:
+def make_pod_node(name: str, task: str, **values: Any) -> dict[str, Any]:
     """Return the node of a pod that has succeeded."""
     parameters = [{"name": n, "value": v} for n, v in values.pop("outputs", {}).items()]
     inputs = [{"name": n, "value": v} for n, v in values.pop("inputs", {}).items()]
@@ -63,7 +63,7 @@ def pod(name: str, task: str, **values: Any) -> dict[str, Any]:
     }
 
 
-def evaluation(name: str, verdict: Mapping[str, Any]) -> dict[str, Any]:
+def make_evaluation_node(name: str, verdict: Mapping[str, Any]) -> dict[str, Any]:
     """Return the node of an evaluation, whose report is in the object store."""
     outputs = {
         "verdict": verdict["verdict"],
@@ -71,7 +71,9 @@ def evaluation(name: str, verdict: Mapping[str, Any]) -> dict[str, Any]:
         "metrics": to_json({"rmse": verdict["candidate"]["rmse"]}),
         "champion": "3",
     }
-    return pod(name, "evaluate", outputs=outputs, artifacts={"report": f"{name}/evaluate/report"})
+    return make_pod_node(
+        name, "evaluate", outputs=outputs, artifacts={"report": f"{name}/evaluate/report"}
+    )
 
 
 def record_run(

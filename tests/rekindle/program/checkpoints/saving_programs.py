@@ -30,7 +30,7 @@ NUMBERS = 300_000
 KEEP_COUNT = 3
 
 
-def stamped(step: int, numbers: int = NUMBERS) -> torch.Tensor:
+def make_stamped_tensor(step: int, numbers: int = NUMBERS) -> torch.Tensor:
     return torch.full((numbers,), float(step))
 
 
@@ -123,7 +123,7 @@ class Counter:
     step = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "filler": stamped(self.step)}
+        return {"step": self.step, "filler": make_stamped_tensor(self.step)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = state["step"]
@@ -138,8 +138,10 @@ def train_shards(folder: Path, rank: int, world_size: int) -> None:
     dist.broadcast(step, 0)
     while True:
         number = int(step)
-        full_tensor: DTensor = distribute_tensor(stamped(number).reshape(-1, 100), mesh, [Shard(0)])
-        copy = distribute_tensor(stamped(number, 100), mesh, [Replicate()])
+        full_tensor: DTensor = distribute_tensor(
+            make_stamped_tensor(number).reshape(-1, 100), mesh, [Shard(0)]
+        )
+        copy = distribute_tensor(make_stamped_tensor(number, 100), mesh, [Replicate()])
         save_shards(
             {"whole": full_tensor, "copy": copy, "step": number},
             checkpoint_id=folder / f"step_{number}",
@@ -150,7 +152,7 @@ def train_shards(folder: Path, rank: int, world_size: int) -> None:
 def train_overwritten_shards(folder: Path, rank: int, world_size: int) -> None:
     step = random.randrange(1, 10**6)
     while True:
-        state = {"a": stamped(step), "b": stamped(step), "step": step}
+        state = {"a": make_stamped_tensor(step), "b": make_stamped_tensor(step), "step": step}
         save_shards(state, checkpoint_id=folder / "sharded")
         step += 1
 
@@ -158,7 +160,7 @@ def train_overwritten_shards(folder: Path, rank: int, world_size: int) -> None:
 def train_file(folder: Path, rank: int, world_size: int) -> None:
     step = random.randrange(1, 10**6)
     while True:
-        torch.save({"a": stamped(step), "step": step}, folder / "latest.pt")
+        torch.save({"a": make_stamped_tensor(step), "step": step}, folder / "latest.pt")
         step += 1
 
 
@@ -166,7 +168,7 @@ def train_renamed_pickle(folder: Path, rank: int, world_size: int) -> None:
     step = random.randrange(1, 10**6)
     while True:
         with open(folder / "latest.pkl.tmp", "wb") as file:
-            pickle.dump({"a": stamped(step).tolist(), "step": step}, file)
+            pickle.dump({"a": make_stamped_tensor(step).tolist(), "step": step}, file)
         os.replace(folder / "latest.pkl.tmp", folder / "latest.pkl")
         step += 1
 
@@ -176,14 +178,17 @@ def train_pickle(folder: Path, rank: int, world_size: int) -> None:
     while True:
         with open(folder / f"step_{step}.pkl", "wb") as file:
             for _ in range(20):
-                pickle.dump((step, stamped(step, 5000).tolist()), file)
+                pickle.dump((step, make_stamped_tensor(step, 5000).tolist()), file)
         step += 1
 
 
 def train_safetensors(folder: Path, rank: int, world_size: int) -> None:
     step = next_step(folder)
     while True:
-        save_file({"a": stamped(step), "b": stamped(step)}, folder / f"step_{step}.safetensors")
+        save_file(
+            {"a": make_stamped_tensor(step), "b": make_stamped_tensor(step)},
+            folder / f"step_{step}.safetensors",
+        )
         step += 1
 
 
@@ -193,7 +198,7 @@ def train_directory(folder: Path, rank: int, world_size: int) -> None:
         directory = folder / f"step_{step}"
         directory.mkdir(exist_ok=True)
         for name in ("model.pt", "optimizer.pt", "loader.pt"):
-            torch.save({"a": stamped(step), "step": step}, directory / name)
+            torch.save({"a": make_stamped_tensor(step), "step": step}, directory / name)
         step += 1
 
 
@@ -265,7 +270,7 @@ def check_shards(path: Path) -> bool:
 
 
 def check_overwritten_shards(path: Path) -> bool:
-    state: dict[str, Any] = {"a": stamped(0), "b": stamped(0), "step": 0}
+    state: dict[str, Any] = {"a": make_stamped_tensor(0), "b": make_stamped_tensor(0), "step": 0}
     load_shards(state, checkpoint_id=path, no_dist=True)
     return equals_step(state["step"], state["a"], state["b"])
 

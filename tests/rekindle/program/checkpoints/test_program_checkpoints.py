@@ -246,10 +246,10 @@ def test_a_file_that_changes_during_the_upload_is_not_committed(
     node.kill()
     store = node.checkpoints.store
     (file,) = store.read_record(store.list_checkpoint_keys()[0]).files
-    assert file.sha256 == sha256(make_archive("changed again"))
+    assert file.sha256 == compute_sha256(make_archive("changed again"))
 
 
-def sha256(data: bytes) -> str:
+def compute_sha256(data: bytes) -> str:
     import hashlib
 
     return hashlib.sha256(data).hexdigest()

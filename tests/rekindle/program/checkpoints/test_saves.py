@@ -21,7 +21,7 @@ class Version(NamedTuple):
     nodes: int = 1
 
 
-def choose(*versions: tuple[str, float]) -> list[tuple[str, float]]:
+def choose_files(*versions: tuple[str, float]) -> list[tuple[str, float]]:
     """Write versions of files one after another, and return the files that are chosen for a
     checkpoint, with their times."""
     newest_first = sorted((Version(*version) for version in versions), key=lambda v: -v.created)
@@ -49,20 +49,23 @@ def test_other_numbers_are_versions(path: str) -> None:
 
 def test_numbered_files_are_restored_with_the_same_step() -> None:
     files = [("model_10.pt", 1.0), ("optim_10.pt", 1.1), ("model_20.pt", 2.0)]
-    assert choose(*files) == [("model_10.pt", 1.0), ("optim_10.pt", 1.1)]
-    assert choose(*files, ("optim_20.pt", 2.1)) == [("model_20.pt", 2.0), ("optim_20.pt", 2.1)]
+    assert choose_files(*files) == [("model_10.pt", 1.0), ("optim_10.pt", 1.1)]
+    assert choose_files(*files, ("optim_20.pt", 2.1)) == [
+        ("model_20.pt", 2.0),
+        ("optim_20.pt", 2.1),
+    ]
 
 
 def test_files_in_place_are_restored_as_they_were_written_together() -> None:
     times = {"model.pt": [10.0, 20.0, 30.0], "optim.pt": [10.1, 20.1]}
-    assert choose(*in_place(times)) == [("model.pt", 20.0), ("optim.pt", 20.1)]
+    assert choose_files(*in_place(times)) == [("model.pt", 20.0), ("optim.pt", 20.1)]
     times = {"model.pt": [10.0, 20.0, 30.0], "optim.pt": [10.1, 20.1, 30.1]}
-    assert choose(*in_place(times)) == [("model.pt", 30.0), ("optim.pt", 30.1)]
+    assert choose_files(*in_place(times)) == [("model.pt", 30.0), ("optim.pt", 30.1)]
 
 
 def test_three_ranks_go_back_to_the_last_common_save() -> None:
     times = {"rank0.pt": [10.0, 20.0, 30.0], "rank1.pt": [10.1, 20.1, 30.1], "rank2.pt": [10.2]}
-    assert [time for _, time in choose(*in_place(times))] == [10.0, 10.1, 10.2]
+    assert [time for _, time in choose_files(*in_place(times))] == [10.0, 10.1, 10.2]
 
 
 @pytest.mark.parametrize(
@@ -76,12 +79,12 @@ def test_three_ranks_go_back_to_the_last_common_save() -> None:
 )
 def test_files_of_other_times_do_not_hold_back_the_newest_one(times: dict) -> None:
     newest = sorted((name, max(values)) for name, values in times.items())
-    assert choose(*in_place(times)) == newest
+    assert choose_files(*in_place(times)) == newest
 
 
 def test_an_export_does_not_hold_back_later_steps() -> None:
     files = [("step_900.pt", 9.0), ("export_500.pt", 5.0), ("step_1000.pt", 10.0)]
-    assert ("step_1000.pt", 10.0) in choose(*files)
+    assert ("step_1000.pt", 10.0) in choose_files(*files)
 
 
 def test_ranks_whose_newest_files_differ_go_back_to_a_common_save() -> None:
@@ -90,7 +93,9 @@ def test_ranks_whose_newest_files_differ_go_back_to_a_common_save() -> None:
         for rank, steps in enumerate([(10, 20, 40), (10, 30), (10, 20, 50)])
         for step in steps
     ]
-    assert [name for name, _ in choose(*files)] == [f"step_10_rank_{rank}.pt" for rank in range(3)]
+    assert [name for name, _ in choose_files(*files)] == [
+        f"step_10_rank_{rank}.pt" for rank in range(3)
+    ]
 
 
 def save(node: Node, name: str, text: str) -> None:

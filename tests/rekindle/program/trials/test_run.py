@@ -101,7 +101,7 @@ def has_stored(study: SweepStudy, trial: int, step: int) -> bool:
     )
 
 
-def interrupt(study: SweepStudy, pod: Pod, trial: int, signal_number: signal.Signals) -> int:
+def interrupt_trial(study: SweepStudy, pod: Pod, trial: int, signal_number: signal.Signals) -> int:
     """Send a signal to the pod once the trial has stored step 10, and return the exit code of the
     pod."""
     until("a checkpoint", lambda: has_stored(study, trial, 10), 60, evidence=lambda: pod.output)
@@ -116,7 +116,7 @@ def test_a_trial_continues_from_its_checkpoint_although_its_pod_was_killed(
     study = make_study(s3, "line/search", rates)
     command = [*PROGRAM["command"], "--pause", "0.1"]
     pod = start_pod(study, command=command)
-    assert interrupt(study, pod, 0, signal.SIGKILL) == -signal.SIGKILL
+    assert interrupt_trial(study, pod, 0, signal.SIGKILL) == -signal.SIGKILL
 
     pod = start_pod(study, command=command)
     assert pod.wait() == 0, pod.output
@@ -142,7 +142,7 @@ def test_a_program_that_fails_does_not_stop_the_other_trials(
     study = make_study(s3, "failed/search", [0.1, 5.0, 0.2])
     command = [*PROGRAM["command"], "--pause", "0.2"]
     pod = start_pod(study, command=command)
-    assert interrupt(study, pod, 2, signal.SIGTERM) == exit_codes.TERMINATED, pod.output
+    assert interrupt_trial(study, pod, 2, signal.SIGTERM) == exit_codes.TERMINATED, pod.output
 
     pod = start_pod(study, command=command)
     assert pod.wait() == 0, pod.output

@@ -25,20 +25,20 @@ CONFIG = CanaryConfig()
 ALPHA = CONFIG.false_alarms / (2 * (CHECK_COUNT + 1))
 
 
-def buckets(values: np.ndarray, bounds: tuple[float, ...]) -> Buckets:
+def make_buckets(values: np.ndarray, bounds: tuple[float, ...]) -> Buckets:
     counts = np.searchsorted(np.sort(values), bounds, side="right")
     return {**dict(zip(bounds, map(float, counts), strict=True)), inf: float(len(values))}
 
 
 @cache
-def shares(kind: str, bounds: tuple[float, ...], slow: float = 1) -> np.ndarray:
+def compute_shares(kind: str, bounds: tuple[float, ...], slow: float = 1) -> np.ndarray:
     """Return the share of each bucket among 100,000 latencies, scores or wrong scores."""
     draw = np.random.default_rng(0)
     if kind == "seconds":
         values = slow * draw.lognormal(-5, 0.5, 100_000)
     else:
         values = draw.beta(0.5, 3, 100_000)
-    counts = buckets(1 - values if kind == "wrong" else values, bounds)
+    counts = make_buckets(1 - values if kind == "wrong" else values, bounds)
     return np.diff([*counts.values()], prepend=0) / 100_000
 
 
@@ -57,16 +57,18 @@ def draw_stats(
     slow: float = 1,
     wrong: float = 0,
 ) -> VersionStats:
-    shares_of_scores = (1 - wrong) * shares("scores", BUCKET_EDGES) + wrong * shares(
-        "wrong", BUCKET_EDGES
-    )
+    shares_of_scores = (1 - wrong) * compute_shares(
+        "scores", BUCKET_EDGES
+    ) + wrong * compute_shares("wrong", BUCKET_EDGES)
     scores = {"score": draw_buckets(draw, requests, shares_of_scores, BUCKET_EDGES)}
     error_count = int(draw.binomial(requests, errors))
     return VersionStats(
         requests,
         error_count,
         0,
-        draw_buckets(draw, requests, shares("seconds", SECONDS_BUCKETS, slow), SECONDS_BUCKETS),
+        draw_buckets(
+            draw, requests, compute_shares("seconds", SECONDS_BUCKETS, slow), SECONDS_BUCKETS
+        ),
         scores,
     )
 
@@ -124,7 +126,8 @@ def test_the_false_alarm_rates_are_as_promised() -> None:
     )  # scipy: 9.8e-6
     bounds = tuple(np.linspace(0.01, 0.99, 99))
     pairs = [
-        (buckets(draw.random(400), bounds), buckets(draw.random(900), bounds)) for _ in range(1000)
+        (make_buckets(draw.random(400), bounds), make_buckets(draw.random(900), bounds))
+        for _ in range(1000)
     ]
     assert (
         np.mean(
@@ -137,7 +140,7 @@ def test_the_false_alarm_rates_are_as_promised() -> None:
 def test_quantiles_of_buckets_approximate_the_quantiles_of_the_values() -> None:
     values = np.random.default_rng(2).lognormal(-5, 0.7, 50_000)
     for q in (0.5, 0.9, 0.99):
-        assert compute_quantile(buckets(values, SECONDS_BUCKETS), q) == pytest.approx(
+        assert compute_quantile(make_buckets(values, SECONDS_BUCKETS), q) == pytest.approx(
             np.quantile(values, q), rel=0.05
         )
 

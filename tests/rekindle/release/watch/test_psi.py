@@ -8,7 +8,7 @@ from rekindle.release.watch.psi import compute_chi_squared_quantile, compute_shi
 from rekindle.release.watch.scores import count_numbers
 
 
-def buckets(values: "np.ndarray") -> list[int]:
+def count_buckets(values: "np.ndarray") -> list[int]:
     return count_numbers(map(float, values))["prediction"]
 
 
@@ -30,8 +30,8 @@ def test_chi_squared_quantiles_agree_with_published_tables(degrees: int, quantil
 
 def test_at_most_two_of_two_hundred_checks_of_unchanged_values_are_significant() -> None:
     rng = np.random.default_rng(0)
-    reference = buckets(rng.normal(size=2000))
-    checks = [compute_shift(reference, buckets(rng.normal(size=500))) for _ in range(200)]
+    reference = count_buckets(rng.normal(size=2000))
+    checks = [compute_shift(reference, count_buckets(rng.normal(size=500))) for _ in range(200)]
     assert sum(check.psi > check.chance for check in checks) <= 2
     assert max(check.psi for check in checks) < 0.25
 
@@ -41,7 +41,9 @@ def test_at_most_two_of_two_hundred_checks_of_unchanged_values_are_significant()
 )
 def test_a_distribution_of_another_location_width_or_shape_is_found(change) -> None:
     rng = np.random.default_rng(1)
-    result = compute_shift(buckets(rng.normal(size=2000)), buckets(change(rng.normal(size=500))))
+    result = compute_shift(
+        count_buckets(rng.normal(size=2000)), count_buckets(change(rng.normal(size=500)))
+    )
     assert result.psi > max(0.25, result.chance)
 
 

@@ -35,37 +35,37 @@ def pods(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pods]:
         yield server
 
 
-def page(requests: int, start: float = 1) -> str:
+def make_metrics_page(requests: int, start: float = 1) -> str:
     return (
         f"process_start_time_seconds {start}\nrekindle_instances_sum {requests}\n"
         f'rekindle_requests_total{{version="7",status="200"}} {requests}\n'
     )
 
 
-def counts(rows: int, *scores: int) -> dict[str, Any]:
+def make_counts(rows: int, *scores: int) -> dict[str, Any]:
     return {"rows": rows, "scores": {"p": list(scores)}, "features": {}}
 
 
 def test_the_increments_of_all_servers_are_added() -> None:
     earlier = {
-        "a since 1": counts(10, 4, 6),
-        "b since 1": counts(5, 5, 0),
-        "gone since 1": counts(7, 7, 0),
+        "a since 1": make_counts(10, 4, 6),
+        "b since 1": make_counts(5, 5, 0),
+        "gone since 1": make_counts(7, 7, 0),
     }
     # b restarted
     now = {
-        "a since 1": counts(13, 5, 8),
-        "b since 2": counts(2, 1, 1),
-        "c since 3": counts(1, 0, 1),
+        "a since 1": make_counts(13, 5, 8),
+        "b since 2": make_counts(2, 1, 1),
+        "c since 3": make_counts(1, 0, 1),
     }
-    assert subtract_counts(now, earlier) == counts(3 + 2 + 1, 1 + 1 + 0, 2 + 1 + 1)
+    assert subtract_counts(now, earlier) == make_counts(3 + 2 + 1, 1 + 1 + 0, 2 + 1 + 1)
 
 
 def test_scraping_missing_or_unreachable_servers_raises_an_error() -> None:
     with pytest.raises(RekindleError, match="does not have servers"):
         scrape_counts("http://nobody.invalid:8080", "1", {})
     with pytest.raises(RekindleError, match="cannot be read"):
-        scrape_counts("http://127.0.0.1:9", "1", {"http://127.0.0.1:9 since 1": counts(1, 1)})
+        scrape_counts("http://127.0.0.1:9", "1", {"http://127.0.0.1:9 since 1": make_counts(1, 1)})
 
 
 def test_the_password_of_an_endpoint_is_refused_and_not_shown(
@@ -82,9 +82,12 @@ def test_a_server_that_one_check_cannot_read_is_not_counted_twice(pods: Pods) ->
     rows = []
     for first_count, second_count in ((2, 2), (3, 0), (4, 6)):  # with 0, the server does not answer
         pods.pages = (
-            {"127.0.0.1": page(first_count), "127.0.0.2": page(second_count)}
+            {
+                "127.0.0.1": make_metrics_page(first_count),
+                "127.0.0.2": make_metrics_page(second_count),
+            }
             if second_count
-            else {"127.0.0.1": page(first_count)}
+            else {"127.0.0.1": make_metrics_page(first_count)}
         )
         now = scrape_counts(pods.endpoint, "7", seen)
         rows.append(subtract_counts(now, seen)["rows"])
@@ -95,29 +98,29 @@ def test_a_server_that_one_check_cannot_read_is_not_counted_twice(pods: Pods) ->
 def test_requests_before_the_watch_do_not_count_if_a_server_misses_its_first_scrape(
     pods: Pods,
 ) -> None:
-    pods.pages = {"127.0.0.1": page(5)}
+    pods.pages = {"127.0.0.1": make_metrics_page(5)}
     watch = ServerWatch(pods.endpoint)
-    pods.pages = {"127.0.0.1": page(6), "127.0.0.2": page(6000)}
+    pods.pages = {"127.0.0.1": make_metrics_page(6), "127.0.0.2": make_metrics_page(6000)}
     watch.scrape()
-    pods.pages = {"127.0.0.1": page(8), "127.0.0.2": page(6001)}
+    pods.pages = {"127.0.0.1": make_metrics_page(8), "127.0.0.2": make_metrics_page(6001)}
     assert watch.scrape()["", "7"].requests == 3 + 1
 
 
 def test_all_requests_of_a_server_that_starts_during_the_watch_count(pods: Pods) -> None:
-    pods.pages = {"127.0.0.1": page(5)}
+    pods.pages = {"127.0.0.1": make_metrics_page(5)}
     watch = ServerWatch(pods.endpoint)
-    pods.pages["127.0.0.2"] = page(7, watch.start_time + 1)
+    pods.pages["127.0.0.2"] = make_metrics_page(7, watch.start_time + 1)
     stats = watch.scrape()["", "7"]
     assert stats.requests == 7
     assert stats.crashes == 0
 
 
 def test_a_restart_is_noticed_after_a_scrape_of_the_loading_server(pods: Pods) -> None:
-    pods.pages = {"127.0.0.1": page(5)}
+    pods.pages = {"127.0.0.1": make_metrics_page(5)}
     watch = ServerWatch(pods.endpoint)
     pods.pages = {"127.0.0.1": "process_start_time_seconds 2\n"}
     watch.scrape()
-    pods.pages = {"127.0.0.1": page(1, 2)}
+    pods.pages = {"127.0.0.1": make_metrics_page(1, 2)}
     watch.scrape()
     stats = watch.scrape()["", "7"]
     assert stats.requests == 1
@@ -141,7 +144,7 @@ def test_a_restart_is_noticed_after_a_scrape_of_the_loading_server(pods: Pods) -
 def test_a_server_with_malformed_metrics_is_unreadable_and_no_bug(
     pods: Pods, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pods.pages = {"127.0.0.1": f"{page(5)}{line}\n"}
+    pods.pages = {"127.0.0.1": f"{make_metrics_page(5)}{line}\n"}
     with pytest.raises(RekindleError, match="is the model deployed"):
         scrape_counts(pods.endpoint, "7", {})
     assert not ServerWatch(pods.endpoint).scrape()
@@ -149,16 +152,16 @@ def test_a_server_with_malformed_metrics_is_unreadable_and_no_bug(
 
 
 def test_a_server_whose_data_has_an_unknown_age_is_counted(pods: Pods) -> None:
-    pods.pages = {"127.0.0.1": page(0)}
+    pods.pages = {"127.0.0.1": make_metrics_page(0)}
     watch = ServerWatch(pods.endpoint)
-    pods.pages = {"127.0.0.1": f"{page(5)}rekindle_data_age_seconds NaN\n"}
+    pods.pages = {"127.0.0.1": f"{make_metrics_page(5)}rekindle_data_age_seconds NaN\n"}
     assert watch.scrape()["", "7"].requests == 5
 
 
 def test_a_watch_names_a_server_that_it_cannot_read_once(
     pods: Pods, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pods.pages = {"127.0.0.1": page(0)}
+    pods.pages = {"127.0.0.1": make_metrics_page(0)}
     watch = ServerWatch(pods.endpoint)
     watch.scrape()
     messages = capsys.readouterr().err.splitlines()
@@ -168,6 +171,6 @@ def test_a_watch_names_a_server_that_it_cannot_read_once(
 
 def test_metrics_without_an_end_are_not_read(pods: Pods, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_PAGE_BYTES", 10)
-    pods.pages = {"127.0.0.1": page(5), "127.0.0.2": page(5)}
+    pods.pages = {"127.0.0.1": make_metrics_page(5), "127.0.0.2": make_metrics_page(5)}
     with pytest.raises(RekindleError, match="more than 10 bytes"):
         scrape_counts(pods.endpoint, "7", {})

@@ -27,7 +27,7 @@ from rekindle import tracking
 from rekindle.local.cluster import LocalCluster
 from rekindle.local.services.services import Services
 from rekindle.storage import Store
-from tests.commands import Shell, shell
+from tests.commands import Shell, open_shell
 from tests.proxy import Proxy
 from tests.rekindle.serving.interrupted.disturbance import Disturbance, Moment
 from tests.waiting import until
@@ -67,7 +67,7 @@ class Project:
     def __enter__(self) -> Self:
         for proxy in self.proxies.values():
             proxy.__enter__()
-        self.opened = shell(self.folder, **self.settings)
+        self.opened = open_shell(self.folder, **self.settings)
         self.shell: Shell = self.opened.__enter__()
         self.shell.environ = {**self.shell.environ, **self.settings}
         return self

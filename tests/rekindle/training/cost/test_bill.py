@@ -19,7 +19,13 @@ from rekindle.training.ledger.ledger_summary import (
     merge_intervals,
 )
 from tests.rekindle.training.cost.price_list import PRICES
-from tests.rekindle.training.ledger.events import generation, lost, start, step, summarize
+from tests.rekindle.training.ledger.events import (
+    make_generation,
+    make_lost,
+    make_start,
+    make_step,
+    summarize,
+)
 
 SPOT = PodRequests(cpus=1, labels={"spot": "yes"})
 REGULAR = PodRequests(cpus=1)
@@ -40,7 +46,7 @@ def compute_events_bill(*lines: tuple[Any, ...], pod: PodRequests = SPOT) -> Bil
 @st.composite
 def training_events(draw: st.DrawFn) -> list[tuple[Any, ...]]:
     """Return the events of a training whose workers join, train and are lost at random times."""
-    lines = [*start("a-worker-0", "b-1", "c-worker-1")]
+    lines = [*make_start("a-worker-0", "b-1", "c-worker-1")]
     t = 2.0
 
     for number in range(2, draw(st.integers(2, 12))):
@@ -51,10 +57,10 @@ def training_events(draw: st.DrawFn) -> list[tuple[Any, ...]]:
         event = draw(
             st.sampled_from(
                 [
-                    lost(t, name),
+                    make_lost(t, name),
                     joining,
-                    step(t, 3 * number),
-                    generation(t, number, 2 * number, name),
+                    make_step(t, 3 * number),
+                    make_generation(t, number, 2 * number, name),
                     (t, "coordinator", {"id": str(number)}),
                     (t, "open", {"generation": number, "hard": True}),
                     (t, "restored", {"step": number, "tier": "durable"}),
@@ -103,7 +109,9 @@ def test_all_uses_of_time_and_all_kinds_of_nodes_add_up_to_the_same_total(
 
 
 def test_the_report_of_a_training_without_losses_names_no_losses():
-    bill = compute_events_bill(*start("a", "b"), step(3, 10), (6, "complete", {"step": 40}))
+    bill = compute_events_bill(
+        *make_start("a", "b"), make_step(3, 10), (6, "complete", {"step": 40})
+    )
     assert bill.uses[TRAINED_KIND] == 2
     assert bill.uses[WAITED_KIND] == 1
     assert bill.total == 3
@@ -119,7 +127,9 @@ def test_the_report_of_a_training_without_losses_names_no_losses():
 
 
 def test_the_report_of_a_training_on_demand_names_no_spot_nodes():
-    bill = compute_events_bill(*start("a"), step(3, 10), (4, "complete", {"step": 20}), pod=REGULAR)
+    bill = compute_events_bill(
+        *make_start("a"), make_step(3, 10), (4, "complete", {"step": 20}), pod=REGULAR
+    )
     assert list(describe_bill(bill)) == ["The training cost 4.00 EUR: 2.00 trained, 2.00 waited."]
     assert not {"saved", "without_spot"} & bill.as_json().keys()
 
@@ -129,17 +139,17 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
         (10, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")
     ]
     bill = compute_events_bill(
-        *start("a", "b"),
-        *[step(t, 10 * (t - 2)) for t in range(3, 9)],
+        *make_start("a", "b"),
+        *[make_step(t, 10 * (t - 2)) for t in range(3, 9)],
         (4, "checkpoint", {"step": 20, "cost": 0.01}),
         (6, "checkpoint", {"step": 35, "cost": 0.03}),
-        lost(8.5, "a"),
+        make_lost(8.5, "a"),
         (8.5, "open", {"generation": 2, "hard": True}),
-        lost(8.5, "b"),
+        make_lost(8.5, "b"),
         *second_attempt,
-        generation(14, 3, 60, "a", "b"),
+        make_generation(14, 3, 60, "a", "b"),
         (14, "restored", {"step": 35, "tier": "durable"}),
-        step(15, 45),
+        make_step(15, 45),
         (16, "complete", {"step": 55}),
     )
 
@@ -183,13 +193,13 @@ def test_losses_cost_the_lost_work_and_the_wait_for_the_next_group():
 def test_a_loss_restored_from_shared_memory_recommends_no_checkpoint_interval():
     new_join = (10, "join", {"worker": "new-a", "name": "a", "step": -1})
     bill = compute_events_bill(
-        *start("a"),
-        step(3, 10),
+        *make_start("a"),
+        make_step(3, 10),
         (4, "checkpoint", {"step": 20, "cost": 0.01}),
-        step(6, 40),
-        lost(6.5, "a"),
+        make_step(6, 40),
+        make_lost(6.5, "a"),
         new_join,
-        generation(11, 2, 60, "a"),
+        make_generation(11, 2, 60, "a"),
         (11, "restored", {"step": 38, "tier": "hot"}),
         (12, "complete", {"step": 55}),
     )
@@ -201,11 +211,11 @@ def test_a_loss_restored_from_shared_memory_recommends_no_checkpoint_interval():
 
 def test_a_worker_that_replaces_a_spot_worker_on_demand_is_charged_by_its_own_pod():
     summary = summarize(
-        *start("x-train-worker-0"),
-        step(3, 10),
-        lost(4, "x-train-worker-0"),
+        *make_start("x-train-worker-0"),
+        make_step(3, 10),
+        make_lost(4, "x-train-worker-0"),
         (5, "join", {"worker": "2", "name": "x-train-5d8f-abcde", "step": -1}),
-        generation(6, 2, 20, "x-train-5d8f-abcde"),
+        make_generation(6, 2, 20, "x-train-5d8f-abcde"),
         (6, "restored", {"step": 20, "tier": "hot"}),
         (8, "complete", {"step": 40}),
     )
@@ -217,7 +227,7 @@ def test_a_worker_that_replaces_a_spot_worker_on_demand_is_charged_by_its_own_po
 def test_the_workers_of_a_pod_with_several_gpus_share_its_cost():
     pod = PodRequests(devices={"gpu/gpu": 2})
     bill = compute_bill(
-        summarize(*start("x-worker-0", "x-worker-0/1"), (3, "complete", {"step": 1})),
+        summarize(*make_start("x-worker-0", "x-worker-0/1"), (3, "complete", {"step": 1})),
         make_tariff({"Worker": pod}),
     )
     # two GPUs for three seconds

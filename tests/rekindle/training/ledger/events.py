@@ -13,27 +13,27 @@ def summarize(*lines: tuple[Any, ...]) -> LedgerSummary:
     )
 
 
-def join(*names: str) -> list[tuple[Any, ...]]:
+def make_join(*names: str) -> list[tuple[Any, ...]]:
     return [(0, "join", {"worker": f"id-{name}", "name": name, "step": -1}) for name in names]
 
 
-def lost(t: float, name: str, reason: str = "connection") -> tuple[Any, ...]:
+def make_lost(t: float, name: str, reason: str = "connection") -> tuple[Any, ...]:
     return (t, "lost", {"worker": f"id-{name}", "name": name, "why": reason})
 
 
-def generation(t: float, number: int, step: int, *members: str) -> tuple[Any, ...]:
+def make_generation(t: float, number: int, step: int, *members: str) -> tuple[Any, ...]:
     return (t, "generation", {"generation": number, "members": list(members), "step": step})
 
 
-def step(t: float, number: int) -> tuple[Any, ...]:
+def make_step(t: float, number: int) -> tuple[Any, ...]:
     return (t, "step", {"step": number})
 
 
-def start(*names: str) -> list[tuple[Any, ...]]:
+def make_start(*names: str) -> list[tuple[Any, ...]]:
     """Return the events of a coordinator and its workers, which train from second 2."""
     return [
         (0, "coordinator", {"id": "c1"}),
-        *join(*names),
-        generation(2, 1, -1, *names),
+        *make_join(*names),
+        make_generation(2, 1, -1, *names),
         (2, "restored", {"step": 0, "tier": "none"}),
     ]

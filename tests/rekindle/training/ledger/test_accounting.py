@@ -14,7 +14,13 @@ from rekindle.training.ledger.ledger_summary import (
     LedgerSummary,
     merge_intervals,
 )
-from tests.rekindle.training.ledger.events import generation, lost, start, step, summarize
+from tests.rekindle.training.ledger.events import (
+    make_generation,
+    make_lost,
+    make_start,
+    make_step,
+    summarize,
+)
 
 
 def list_worker_seconds(summary: LedgerSummary, name: str | None = None) -> tuple[float, ...]:
@@ -26,7 +32,10 @@ def list_worker_seconds(summary: LedgerSummary, name: str | None = None) -> tupl
 
 def test_an_undisturbed_run_waits_only_until_all_workers_have_joined():
     summary = summarize(
-        *start("a", "b"), step(3, 10), step(4, 20), (5, "complete", {"step": 30, "sha256": "f00d"})
+        *make_start("a", "b"),
+        make_step(3, 10),
+        make_step(4, 20),
+        (5, "complete", {"step": 30, "sha256": "f00d"}),
     )
     assert list_worker_seconds(summary) == (6, 4, 0)
     assert summary.state == "complete"
@@ -39,13 +48,13 @@ def test_an_undisturbed_run_waits_only_until_all_workers_have_joined():
 
 def test_a_broken_group_loses_the_time_since_its_last_step_but_no_step():
     summary = summarize(
-        *start("a", "b"),
-        step(3, 10),
-        step(4, 20),
-        lost(5.25, "b"),
+        *make_start("a", "b"),
+        make_step(3, 10),
+        make_step(4, 20),
+        make_lost(5.25, "b"),
         (5.25, "open", {"generation": 2, "hard": True}),
-        generation(5.5, 2, 32, "a"),
-        step(6.5, 37),
+        make_generation(5.5, 2, 32, "a"),
+        make_step(6.5, 37),
         (7.5, "complete", {"step": 42}),
     )
 
@@ -63,12 +72,12 @@ def test_a_broken_group_loses_the_time_since_its_last_step_but_no_step():
 
 def test_a_silent_worker_costs_everyone_the_time_until_it_is_dropped():
     summary = summarize(
-        *start("a", "b", "c"),
-        step(3, 10),
-        step(4, 20),
-        lost(6, "c", "silent"),
+        *make_start("a", "b", "c"),
+        make_step(3, 10),
+        make_step(4, 20),
+        make_lost(6, "c", "silent"),
         (6, "open", {"generation": 2, "hard": True}),
-        generation(6, 2, 21, "a", "b"),
+        make_generation(6, 2, 21, "a", "b"),
         (7, "complete", {"step": 31}),
     )
     assert list_worker_seconds(summary)[2] == 5.7
@@ -76,11 +85,11 @@ def test_a_silent_worker_costs_everyone_the_time_until_it_is_dropped():
 
 def test_a_drain_finishes_its_step_and_loses_nothing():
     summary = summarize(
-        *start("a", "b"),
-        step(3, 10),
+        *make_start("a", "b"),
+        make_step(3, 10),
         (3.5, "open", {"generation": 2, "hard": False}),
         (3.7, "drain", {"worker": "id-b", "name": "b"}),
-        generation(4, 2, 16, "a"),
+        make_generation(4, 2, 16, "a"),
         (5, "complete", {"step": 26}),
     )
     assert list_worker_seconds(summary, "a") == (1.6 + 1, 2 + 0.4, 0)
@@ -91,11 +100,11 @@ def test_a_drain_finishes_its_step_and_loses_nothing():
 def test_a_joining_worker_waits_and_costs_the_others_nothing():
     joining = (3, "join", {"worker": "id-b", "name": "b", "step": -1})
     summary = summarize(
-        *start("a"),
-        step(3, 10),
+        *make_start("a"),
+        make_step(3, 10),
         joining,
         (3, "open", {"generation": 2, "hard": False}),
-        generation(3.1, 2, 11, "a", "b"),
+        make_generation(3.1, 2, 11, "a", "b"),
         (4.1, "complete", {"step": 21}),
     )
     assert list_worker_seconds(summary, "a") == (2.1, 2, 0)
@@ -108,15 +117,15 @@ def test_when_all_workers_are_lost_the_work_since_the_restored_step_is_lost():
         (10, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")
     ]
     summary = summarize(
-        *start("a", "b"),
-        *[step(t, 10 * (t - 2)) for t in range(3, 9)],
-        lost(8.5, "a"),
+        *make_start("a", "b"),
+        *[make_step(t, 10 * (t - 2)) for t in range(3, 9)],
+        make_lost(8.5, "a"),
         (8.5, "open", {"generation": 2, "hard": True}),
-        lost(8.5, "b"),
+        make_lost(8.5, "b"),
         *second_attempt,
-        generation(11, 3, 60, "a", "b"),
+        make_generation(11, 3, 60, "a", "b"),
         (11, "restored", {"step": 35, "tier": "durable"}),
-        step(12, 45),
+        make_step(12, 45),
         (13, "complete", {"step": 55}),
     )
 
@@ -128,15 +137,15 @@ def test_when_all_workers_are_lost_the_work_since_the_restored_step_is_lost():
 
 def test_workers_that_do_not_return_to_a_restarted_coordinator_count_as_lost():
     summary = summarize(
-        *start("a", "b"),
-        step(3, 10),
-        step(4, 20),
+        *make_start("a", "b"),
+        make_step(3, 10),
+        make_step(4, 20),
         (30, "coordinator", {"id": "c2"}),
         *[
             (30, "join", {"worker": "id-a", "name": "a", "step": 270}),
             (30, "open", {"generation": 2, "hard": False}),
         ],
-        generation(30.1, 2, 270, "a"),
+        make_generation(30.1, 2, 270, "a"),
         (31.1, "complete", {"step": 280}),
     )
 
@@ -156,12 +165,12 @@ def test_a_killed_run_under_torchrun_continues_from_the_restored_step():
         joins = [(t, "join", {"worker": name, "name": name, "step": -1}) for name in names]
         return [
             *joins,
-            generation(t, 1, -1, *names),
+            make_generation(t, 1, -1, *names),
             (t, "restored", {"step": restored, "tier": "durable"}),
         ]
 
-    second_attempt = [*run(60, 5), step(61, 15), (62, "complete", {"step": 25})]
-    summary = summarize(*run(0, 0), step(1, 10), step(2, 20), *second_attempt)
+    second_attempt = [*run(60, 5), make_step(61, 15), (62, "complete", {"step": 25})]
+    summary = summarize(*run(0, 0), make_step(1, 10), make_step(2, 20), *second_attempt)
     assert list_worker_seconds(summary) == (1 + 4, 0, 3)
     assert summary.repeated == 15
     assert [(i.kind, i.name, i.why, i.back) for i in summary.incidents] == [
@@ -174,12 +183,12 @@ def test_a_trial_that_continues_after_a_pause_loses_nothing_until_it_is_killed()
         joined = (t, "join", {"worker": "rank0", "name": "rank0", "step": -1})
         return [
             joined,
-            generation(t, 1, -1, "rank0"),
+            make_generation(t, 1, -1, "rank0"),
             (t, "restored", {"step": restored, "tier": "durable"}),
         ]
 
-    paused = [*run(0, 0), step(1, 10), (2, "complete", {"step": 20})]
-    continued = [*run(60, 20), step(61, 30)]
+    paused = [*run(0, 0), make_step(1, 10), (2, "complete", {"step": 20})]
+    continued = [*run(60, 20), make_step(61, 30)]
     summary = summarize(*paused, *continued, (62, "complete", {"step": 40}))
 
     assert list_worker_seconds(summary) == (4, 0, 0)
@@ -188,7 +197,7 @@ def test_a_trial_that_continues_after_a_pause_loses_nothing_until_it_is_killed()
     assert summary.incidents == []
 
     summary = summarize(
-        *paused, *continued, *run(70, 20), step(71, 30), (72, "complete", {"step": 40})
+        *paused, *continued, *run(70, 20), make_step(71, 30), (72, "complete", {"step": 40})
     )
     assert list_worker_seconds(summary) == (4, 0, 1)
     assert summary.repeated == 10
@@ -197,13 +206,13 @@ def test_a_trial_that_continues_after_a_pause_loses_nothing_until_it_is_killed()
 
 def test_a_group_that_survives_a_new_coordinator_trains_without_a_gap():
     summary = summarize(
-        *start("a", "b"),
-        step(3, 10),
+        *make_start("a", "b"),
+        make_step(3, 10),
         (20, "coordinator", {"id": "c2"}),
-        step(21, 190),
+        make_step(21, 190),
         (22, "lost", {"worker": "id-b", "name": "id-b", "why": "silent"}),
         (22, "open", {"hard": True}),
-        generation(22, 2, 195, "a"),
+        make_generation(22, 2, 195, "a"),
         (23, "complete", {"step": 205}),
     )
     assert list_worker_seconds(summary, "a") == (18 + 1.5 + 1, 2, 0.5)
@@ -214,7 +223,12 @@ def test_workers_that_end_after_the_verdict_are_not_preemptions():
     failed_event = (4, "failed", {"name": "a", "message": "the gradient is not finite", "code": 78})
     verdict = (4, "verdict", {"code": 78, "message": "a: the gradient is not finite"})
     summary = summarize(
-        *start("a", "b"), step(3, 10), failed_event, verdict, lost(4.1, "a"), lost(4.1, "b")
+        *make_start("a", "b"),
+        make_step(3, 10),
+        failed_event,
+        verdict,
+        make_lost(4.1, "a"),
+        make_lost(4.1, "b"),
     )
     assert summary.state == "failed"
     assert summary.code == 78
@@ -229,7 +243,7 @@ def test_invalid_events_are_skipped_and_counted():
         (3, "step", {}),
     ]
     invalid_events += [(3, "checkpoint", {name: "many"}) for name in ("bytes", "seconds")]
-    summary = summarize(*start("a"), *invalid_events, (3, "new", {}), (4, "complete", {}))
+    summary = summarize(*make_start("a"), *invalid_events, (3, "new", {}), (4, "complete", {}))
     assert summary.skipped == len(invalid_events)
     assert list_worker_seconds(summary) == (2, 2, 0)
     assert summary.counts["new"] == 1

@@ -11,7 +11,13 @@ from rekindle.training.cost.prices import Prices
 from rekindle.training.cost.tariff import TrainingTariff
 from rekindle.training.ledger.sentences import describe_summary
 from tests.rekindle.training.cost.price_list import PRICES
-from tests.rekindle.training.ledger.events import generation, lost, start, step, summarize
+from tests.rekindle.training.ledger.events import (
+    make_generation,
+    make_lost,
+    make_start,
+    make_step,
+    summarize,
+)
 
 SPOT_WORKERS = {
     "Worker": PodRequests(cpus=1),
@@ -25,13 +31,13 @@ def harvested_join(t: float, name: str) -> tuple[Any, ...]:
 
 # one worker makes 1 step per second; with a harvested worker, both make 2 steps per second
 MEASURED = [
-    *start("a-train-worker-0"),
-    step(12, 10),
+    *make_start("a-train-worker-0"),
+    make_step(12, 10),
     harvested_join(22, "a-train-5d8f-x7k2p"),
-    generation(22, 2, 20, "a-train-worker-0", "a-train-5d8f-x7k2p"),
-    step(32, 40),
-    lost(42, "a-train-5d8f-x7k2p", "silent"),
-    generation(42, 3, 60, "a-train-worker-0"),
+    make_generation(22, 2, 20, "a-train-worker-0", "a-train-5d8f-x7k2p"),
+    make_step(32, 40),
+    make_lost(42, "a-train-5d8f-x7k2p", "silent"),
+    make_generation(42, 3, 60, "a-train-worker-0"),
     (52, "complete", {"step": 70}),
 ]
 
@@ -65,16 +71,16 @@ def test_without_a_measured_speed_the_others_compute_the_share_of_the_harvested_
         (0, "coordinator", {"id": "c1"}),
         (0, "join", {"worker": "id-w", "name": workers[0], "step": -1}),
         *joins,
-        generation(2, 1, 0, *workers),
+        make_generation(2, 1, 0, *workers),
         (2, "restored", {"step": 0, "tier": "none"}),
-        step(7, 15),
+        make_step(7, 15),
         (12, "complete", {"step": 30}),
     )
     harvest = summary.harvest
     assert harvest
     assert not harvest.is_measured
     assert (harvest.steps, harvest.seconds, harvest.seconds_without) == (20, 10, 30)
-    assert summarize(*start("a")).harvest is None
+    assert summarize(*make_start("a")).harvest is None
     never_trained = summarize(harvested_join(0, "a-x7k2p")).harvest
     assert never_trained
     assert (never_trained.steps, never_trained.seconds_without) == (0, 0)

@@ -11,7 +11,7 @@ from rekindle.training.cost.tariff import TrainingTariff
 from rekindle.training.ledger.publish import compute_metrics
 from rekindle.training.ledger.sentences import describe_summary
 from tests.rekindle.training.cost.price_list import PRICES
-from tests.rekindle.training.ledger.events import generation, lost, step, summarize
+from tests.rekindle.training.ledger.events import make_generation, make_lost, make_step, summarize
 
 SPOT_NAME = "a-train-worker-0"
 ON_DEMAND_NAME = "a-train-on-demand-5d8f-x7k2p"
@@ -38,20 +38,20 @@ EVENTS = [
     (0, "coordinator", {"id": "c1", "created": 0}),
     (0, "run", {"workers": 1, "virtual_workers": 8, "steps": 100}),
     join(0, SPOT_NAME, "spot"),
-    generation(0, 1, 0, SPOT_NAME),
+    make_generation(0, 1, 0, SPOT_NAME),
     (0, "restored", {"step": 0, "tier": "none"}),
-    step(10, 10),
+    make_step(10, 10),
     (10, "lost", {"worker": f"id-{SPOT_NAME}-0", "name": SPOT_NAME, "why": "connection"}),
     change(30, 0, 1),
     join(40, ON_DEMAND_NAME, "on-demand"),
-    generation(40, 2, 10, ON_DEMAND_NAME),
+    make_generation(40, 2, 10, ON_DEMAND_NAME),
     (40, "restored", {"step": 10, "tier": "durable"}),
-    step(60, 30),
+    make_step(60, 30),
     join(60, SPOT_NAME, "spot"),
     change(80, 1, 0),
     (80, "drain", {"worker": f"id-{ON_DEMAND_NAME}-40", "name": ON_DEMAND_NAME, "step": 50}),
-    generation(80, 3, 50, SPOT_NAME),
-    step(80, 50),
+    make_generation(80, 3, 50, SPOT_NAME),
+    make_step(80, 50),
     (90, "complete", {"step": 60}),
 ]
 
@@ -110,7 +110,7 @@ def test_an_on_demand_worker_is_never_charged_as_spot() -> None:
 
 def test_a_training_without_replacements_does_not_mention_them() -> None:
     events = [event for event in EVENTS[:6] if event[1] != "on_demand"]
-    summary = summarize(*events, lost(10, SPOT_NAME))
+    summary = summarize(*events, make_lost(10, SPOT_NAME))
     assert summary.capacity_seconds == {"spot": 10}
     assert "on-demand" not in "\n".join(describe_summary(summary))
     prices = Prices.parse(PRICES, "prices.yaml")

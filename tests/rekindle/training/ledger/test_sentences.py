@@ -9,7 +9,14 @@ import pytest
 
 from rekindle.training.ledger.plot import draw_timeline
 from rekindle.training.ledger.sentences import describe_summary
-from tests.rekindle.training.ledger.events import generation, join, lost, start, step, summarize
+from tests.rekindle.training.ledger.events import (
+    make_generation,
+    make_join,
+    make_lost,
+    make_start,
+    make_step,
+    summarize,
+)
 
 
 def describe_events(*lines: tuple[Any, ...]) -> list[str]:
@@ -20,14 +27,14 @@ def describe_events(*lines: tuple[Any, ...]) -> list[str]:
 def test_a_loss_is_described_with_its_reason_cost_and_duration():
     new_join = (6, "join", {"worker": "new-b", "name": "b", "step": -1})
     text = describe_events(
-        *start("a", "b"),
-        step(3, 10),
-        step(4, 20),
-        lost(5.5, "b", "silent"),
+        *make_start("a", "b"),
+        make_step(3, 10),
+        make_step(4, 20),
+        make_lost(5.5, "b", "silent"),
         (5.5, "open", {"hard": True}),
-        generation(5.75, 2, 20, "a"),
+        make_generation(5.75, 2, 20, "a"),
         new_join,
-        generation(6.5, 3, 25, "a", "b"),
+        make_generation(6.5, 3, 25, "a", "b"),
         (8.5, "complete", {"step": 45}),
     )
 
@@ -51,14 +58,14 @@ def test_the_loss_of_all_workers_is_described_with_repeated_steps_and_source_of_
         (9, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")
     ]
     text = describe_events(
-        *start("a", "b"),
-        step(3, 10),
-        step(4, 20),
-        lost(4.5, "a"),
+        *make_start("a", "b"),
+        make_step(3, 10),
+        make_step(4, 20),
+        make_lost(4.5, "a"),
         (4.5, "open", {"hard": True}),
-        lost(4.5, "b"),
+        make_lost(4.5, "b"),
         *second_attempt,
-        generation(9.5, 3, 5, "a", "b"),
+        make_generation(9.5, 3, 5, "a", "b"),
         (9.5, "restored", {"step": 5, "tier": "durable"}),
         (11.5, "complete", {"step": 25}),
     )
@@ -73,20 +80,20 @@ def test_the_loss_of_all_workers_is_described_with_repeated_steps_and_source_of_
 
 
 def test_a_run_that_was_aborted_or_waits_for_workers_is_described_as_such():
-    end = [lost(4, "a"), (4, "open", {"hard": True})]
+    end = [make_lost(4, "a"), (4, "open", {"hard": True})]
     assert (
-        describe_events(*start("a"), step(3, 10), *end)[1]
+        describe_events(*make_start("a"), make_step(3, 10), *end)[1]
         == "a was lost (connection closed) at step 10; no worker trained after that."
     )
     verdict = (4, "verdict", {"code": 65, "message": "a: no data"})
-    assert describe_events(*start("a"), step(3, 10), verdict)[0].endswith(
+    assert describe_events(*make_start("a"), make_step(3, 10), verdict)[0].endswith(
         "Then the run was aborted: a: no data"
     )
 
 
 def test_early_stopping_is_described():
     plan = (0.1, "run", {"steps": 100, "workers": 1, "device": "cpu"})
-    text = describe_events(*start("a"), plan, step(3, 10), (4, "complete", {"step": 20}))
+    text = describe_events(*make_start("a"), plan, make_step(3, 10), (4, "complete", {"step": 20}))
     assert "trained 20 of 100 steps" in text[0]
     assert text[0].endswith("(train.patience).")
 
@@ -94,15 +101,15 @@ def test_early_stopping_is_described():
 def test_a_join_a_drain_and_a_new_coordinator_have_different_descriptions():
     drain = (6, "drain", {"worker": "id-a", "name": "a"})
     text = describe_events(
-        *start("a"),
+        *make_start("a"),
         (3, "join", {"worker": "id-b", "name": "x-train-b"}),
         (3, "open", {"hard": False}),
-        generation(3.5, 2, 14, "a", "x-train-b"),
+        make_generation(3.5, 2, 14, "a", "x-train-b"),
         (5, "coordinator", {"id": "c2"}),
-        step(5, 30),
+        make_step(5, 30),
         (5.9, "open", {"hard": False}),
         drain,
-        generation(6.1, 3, 40, "x-train-b"),
+        make_generation(6.1, 3, 40, "x-train-b"),
         (7.1, "complete", {"step": 50}),
     )
 
@@ -118,13 +125,13 @@ def test_a_kill_of_all_workers_and_the_coordinator_is_described_without_survivor
         (9, "join", {"worker": f"new-{name}", "name": name, "step": -1}) for name in ("a", "b")
     ]
     text = describe_events(
-        *start("a", "b"),
-        step(3, 10),
+        *make_start("a", "b"),
+        make_step(3, 10),
         (8, "coordinator", {"id": "c2"}),
         *second_attempt,
-        generation(9.5, 2, 5, "a", "b"),
+        make_generation(9.5, 2, 5, "a", "b"),
         (9.5, "restored", {"step": 5, "tier": "durable"}),
-        step(10, 10),
+        make_step(10, 10),
         (11.5, "complete", {"step": 25}),
     )
 
@@ -146,14 +153,14 @@ def test_a_loss_that_nobody_saw_has_the_step_and_time_of_the_last_step_in_shared
     last_step = (7, "step", {"step": 309, "last": True})
 
     events = [
-        *start("a", "b"),
-        step(3, 10),
+        *make_start("a", "b"),
+        make_step(3, 10),
         last_step,
         (8, "coordinator", {"id": "c2"}),
         *second_attempt,
-        generation(9.5, 2, 247, "a", "b"),
+        make_generation(9.5, 2, 247, "a", "b"),
         (9.5, "restored", {"step": 247, "tier": "hot"}),
-        step(10, 300),
+        make_step(10, 300),
         (11.5, "complete", {"step": 400}),
     ]
 
@@ -172,12 +179,12 @@ def test_a_loss_that_nobody_saw_has_the_step_and_time_of_the_last_step_in_shared
 def test_a_restored_step_proves_a_later_loss_than_the_ledger_has_recorded():
     new_join = [(9, "join", {"worker": "new-a", "name": "a", "step": 247})]
     text = describe_events(
-        *start("a"),
+        *make_start("a"),
         (8, "coordinator", {"id": "c2"}),
         *new_join,
-        generation(9.5, 2, 247, "a"),
+        make_generation(9.5, 2, 247, "a"),
         (9.5, "restored", {"step": 247, "tier": "hot"}),
-        step(10, 300),
+        make_step(10, 300),
         (11.5, "complete", {"step": 400}),
     )
     assert "at step 247 or later, at this time or later;" in text[1]
@@ -191,11 +198,11 @@ def test_the_step_of_a_loss_is_the_newest_step_that_the_coordinator_knew():
     loss = (3.9, "lost", {"worker": worker, "name": name, "why": why, "step": 18})
 
     text = describe_events(
-        *start("a", "b"),
-        step(3, 10),
+        *make_start("a", "b"),
+        make_step(3, 10),
         loss,
         (3.9, "open", {"hard": True}),
-        generation(4, 2, 18, "a"),
+        make_generation(4, 2, 18, "a"),
     )
 
     assert text[1].startswith(
@@ -204,7 +211,7 @@ def test_the_step_of_a_loss_is_the_newest_step_that_the_coordinator_knew():
 
 
 def test_a_loss_without_a_recorded_step_does_not_say_step_0():
-    text = describe_events(*start("a"), lost(2.5, "a"), (2.5, "open", {"hard": True}))
+    text = describe_events(*make_start("a"), make_lost(2.5, "a"), (2.5, "open", {"hard": True}))
     assert (
         text[1]
         == "a was lost (connection closed) before the first recorded step; no worker trained after"
@@ -214,7 +221,7 @@ def test_a_loss_without_a_recorded_step_does_not_say_step_0():
 
 def test_a_group_that_outlives_its_coordinator_is_described_as_continuing():
     text = describe_events(
-        *start("a"), step(3, 10), (20, "coordinator", {"id": "c2"}), step(21, 190)
+        *make_start("a"), make_step(3, 10), (20, "coordinator", {"id": "c2"}), make_step(21, 190)
     )
     assert text[1] == "the coordinator restarted; the workers continued without it."
 
@@ -222,8 +229,8 @@ def test_a_group_that_outlives_its_coordinator_is_described_as_continuing():
 def test_the_steps_of_a_resumed_training_are_counted_from_where_it_was_resumed():
     text = describe_events(
         (0, "coordinator", {"id": "c1"}),
-        *join("a"),
-        generation(2, 1, -1, "a"),
+        *make_join("a"),
+        make_generation(2, 1, -1, "a"),
         (2, "restored", {"step": 80}),
         (4, "complete", {"step": 100}),
     )
@@ -231,13 +238,17 @@ def test_the_steps_of_a_resumed_training_are_counted_from_where_it_was_resumed()
 
 
 def test_the_description_of_a_thousand_losses_fits_on_a_screen():
-    lines: list[tuple[Any, ...]] = start("a", "b")
+    lines: list[tuple[Any, ...]] = make_start("a", "b")
     for n in range(1000):
         t = 10 * (n + 1)
-        lines += [lost(t, "b"), (t, "open", {"hard": True}), generation(t + 1, 2, 90 * n, "a")]
+        lines += [
+            make_lost(t, "b"),
+            (t, "open", {"hard": True}),
+            make_generation(t + 1, 2, 90 * n, "a"),
+        ]
         lines += [
             (t + 2, "join", {"worker": "id-b", "name": "b"}),
-            generation(t + 3, 3, 90 * n + 9, "a", "b"),
+            make_generation(t + 3, 3, 90 * n + 9, "a", "b"),
         ]
     text = describe_events(*lines)
     assert len(text) < 30
@@ -248,11 +259,11 @@ def test_the_description_of_a_thousand_losses_fits_on_a_screen():
 def test_gpu_hours_and_dates_are_used_for_long_runs_on_gpus():
     lines = [
         (0, "run", {"device": "NVIDIA H200", "steps": 900_000}),
-        *start("a", "b"),
-        lost(90_000, "b"),
+        *make_start("a", "b"),
+        make_lost(90_000, "b"),
         (90_000, "open", {"hard": True}),
-        generation(90_001, 2, 800_000, "a"),
-        step(90_010, 800_090),
+        make_generation(90_001, 2, 800_000, "a"),
+        make_step(90_010, 800_090),
     ]
     text = describe_summary(summarize(*lines))
     assert "800090 of 900000 steps in 25 h 00 min" in text[0]
@@ -265,16 +276,20 @@ def test_gpu_hours_and_dates_are_used_for_long_runs_on_gpus():
     "lines",
     [
         [],
-        start("a"),
-        join("a"),
+        make_start("a"),
+        make_join("a"),
         [
-            *start("a", "b"),
-            step(3, 10),
-            lost(4, "a"),
+            *make_start("a", "b"),
+            make_step(3, 10),
+            make_lost(4, "a"),
             (5, "coordinator", {"id": "c2"}),
             (5, "checkpoint", {"step": 9}),
         ],
-        [*start(*(f"w-{n}" for n in range(50))), step(4e5, 10), (5e5, "complete", {"step": 20})],
+        [
+            *make_start(*(f"w-{n}" for n in range(50))),
+            make_step(4e5, 10),
+            (5e5, "complete", {"step": 20}),
+        ],
     ],
 )
 def test_a_timeline_can_be_drawn_of_any_run(lines: list[tuple[Any, ...]], tmp_path: Path):
@@ -285,13 +300,13 @@ def test_a_timeline_can_be_drawn_of_any_run(lines: list[tuple[Any, ...]], tmp_pa
 def test_saves_of_a_program_that_does_not_tell_its_steps_are_not_called_steps():
     text = describe_events(
         (0, "run", {"program": True, "device": "cpu", "unit": "checkpoints"}),
-        *start("a", "b"),
-        step(3, 1),
-        lost(4, "b"),
+        *make_start("a", "b"),
+        make_step(3, 1),
+        make_lost(4, "b"),
         (4, "open", {"hard": True}),
-        generation(4.5, 2, 1, "a"),
+        make_generation(4.5, 2, 1, "a"),
         (4.5, "restored", {"step": 1, "tier": "disk"}),
-        step(5, 12),
+        make_step(5, 12),
         (6, "complete", {"step": 12}),
     )
     assert "2 workers wrote 12 checkpoints in" in text[0]
@@ -302,28 +317,29 @@ def test_saves_of_a_program_that_does_not_tell_its_steps_are_not_called_steps():
 def test_the_steps_before_the_first_report_of_a_program_were_trained():
     run = (2, "run", {"program": True, "device": "cpu"})
     restored = (2, "restored", {"step": 20, "tier": "durable"})
-    began = start("a")[:-1]
-    assert "1 worker trained 50 steps in" in describe_events(*began, run, step(10, 50))[0]
+    began = make_start("a")[:-1]
+    assert "1 worker trained 50 steps in" in describe_events(*began, run, make_step(10, 50))[0]
     assert (
-        "trained 30 steps (20 to 50) in" in describe_events(*began, run, restored, step(10, 50))[0]
+        "trained 30 steps (20 to 50) in"
+        in describe_events(*began, run, restored, make_step(10, 50))[0]
     )
 
-    second_attempt = [(5, "killed", {"name": "a"}), generation(6, 2, -1, "a")]
+    second_attempt = [(5, "killed", {"name": "a"}), make_generation(6, 2, -1, "a")]
     restored = (7, "restored", {"step": 20, "tier": "disk"})
-    text = describe_events(*began, run, *second_attempt, restored, step(10, 50))
+    text = describe_events(*began, run, *second_attempt, restored, make_step(10, 50))
     assert "1 worker trained 50 steps in" in text[0]
 
 
 def test_a_killed_process_of_a_program_is_a_loss():
     text = describe_events(
         (0, "run", {"program": True, "device": "cpu"}),
-        *start("a", "b"),
-        step(3, 10),
+        *make_start("a", "b"),
+        make_step(3, 10),
         (5, "killed", {"name": "b"}),
         (5, "open", {"hard": True}),
-        generation(6, 2, 10, "a", "b"),
+        make_generation(6, 2, 10, "a", "b"),
         (6, "restored", {"step": 10, "tier": "disk"}),
-        step(9, 20),
+        make_step(9, 20),
     )
     assert text[1].startswith(
         "b was lost (a process of the program was killed) at step 10; the others continued 1 s"
@@ -334,14 +350,14 @@ def test_a_program_repeats_the_steps_since_the_restored_checkpoint():
     # the other workers have reported step 30, but the checkpoint of step 30 was not complete
     text = describe_events(
         (0, "run", {"program": True, "device": "cpu"}),
-        *start("a", "b"),
-        step(4, 20),
-        step(6, 40),
-        lost(7, "b"),
+        *make_start("a", "b"),
+        make_step(4, 20),
+        make_step(6, 40),
+        make_lost(7, "b"),
         (7, "open", {"hard": True}),
-        generation(7, 2, 40, "a"),
+        make_generation(7, 2, 40, "a"),
         (8, "restored", {"step": 20, "tier": "durable"}),
-        step(9, 30),
+        make_step(9, 30),
     )
     assert text[1] == (
         "b was lost (connection closed) at step 40; the others continued 0 s later. 6"
@@ -352,11 +368,11 @@ def test_a_program_repeats_the_steps_since_the_restored_checkpoint():
 def test_the_work_that_a_program_repeats_is_told():
     text = describe_events(
         (0, "run", {"program": True, "device": "cpu"}),
-        *start("a", "b"),
-        step(3, 10),
-        lost(5, "b"),
+        *make_start("a", "b"),
+        make_step(3, 10),
+        make_lost(5, "b"),
         (5, "open", {"hard": True}),
-        generation(6, 2, 10, "a"),
+        make_generation(6, 2, 10, "a"),
         (6, "restored", {"step": 10, "tier": "disk"}),
         (7, "unsaved", {"seconds": 1.5}),
         (8, "progress", {"percentage": 45, "seconds_left": 180}),

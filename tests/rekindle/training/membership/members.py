@@ -58,7 +58,7 @@ numbers = count()
 
 
 @asynccontextmanager
-async def serving(prefix: str = "") -> AsyncIterator[tuple[Coordinator, tuple[str, int]]]:
+async def serve_coordinator(prefix: str = "") -> AsyncIterator[tuple[Coordinator, tuple[str, int]]]:
     """Yield a coordinator in this process, and its address. `prefix`: prefix of the run's objects;
     by default, the run is new."""
     prefix = prefix or f"handshake-{next(numbers)}"

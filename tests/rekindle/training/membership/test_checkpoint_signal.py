@@ -14,8 +14,8 @@ from rekindle.training.membership.account.checkpoint_signal import (
     VOLCANO_ANNOTATION,
     CheckpointSignal,
 )
-from tests.rekindle.cluster.server import ApiServer, status
-from tests.rekindle.training.membership.members import serving
+from tests.rekindle.cluster.server import ApiServer, make_status
+from tests.rekindle.training.membership.members import serve_coordinator
 from tests.waiting import until
 
 PODS = "/api/v1/namespaces/models/pods"
@@ -61,11 +61,13 @@ def test_a_refusal_is_told_once_and_the_training_continues(
 ) -> None:
     with ApiServer(tmp_path) as server:
         put_objects(server)
-        server.refuse("PATCH", PODS, 403, status(403, "Forbidden", "pods is forbidden"), times=9)
+        server.refuse(
+            "PATCH", PODS, 403, make_status(403, "Forbidden", "pods is forbidden"), times=9
+        )
         checkpoint_signal = make_signal(server, tmp_path)
 
         async def record_checkpoints() -> None:
-            async with serving() as (coordinator, _), asyncio.timeout(60):
+            async with serve_coordinator() as (coordinator, _), asyncio.timeout(60):
                 coordinator.signal = checkpoint_signal
                 coordinator.note("checkpoint", step=1)
                 coordinator.note("checkpoint", step=2)

@@ -14,7 +14,7 @@ from rekindle.storage import Store
 from rekindle.training.ledger.events import Ledger
 from rekindle.training.membership.job_time import read_creation_time, read_trained_seconds
 from rekindle.training.membership.server import TICK_INTERVAL_S
-from tests.rekindle.training.membership.members import make_join_message, serving
+from tests.rekindle.training.membership.members import make_join_message, serve_coordinator
 from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("secret")
@@ -28,7 +28,7 @@ def test_the_deadline_of_a_training_counts_only_while_workers_train(
     monkeypatch.setenv(REKINDLE_DEADLINE, str(LIMIT))
 
     async def scene() -> None:
-        async with serving() as (coordinator, _), asyncio.timeout(60):
+        async with serve_coordinator() as (coordinator, _), asyncio.timeout(60):
             membership = coordinator.membership
             ticks = asyncio.Queue[float]()
             tick = membership.tick
@@ -60,7 +60,7 @@ def test_an_invalid_deadline_is_one_error(s3: Store, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(REKINDLE_DEADLINE, "soon")
 
     async def scene() -> None:
-        async with serving():
+        async with serve_coordinator():
             raise AssertionError("the coordinator has started")
 
     with pytest.raises(ConfigError, match=f"{REKINDLE_DEADLINE} is"):
@@ -90,7 +90,7 @@ def test_a_replaced_coordinator_continues_to_count_the_trained_time(
     )
 
     async def replace_coordinator() -> float:
-        async with serving(prefix) as (coordinator, _), asyncio.timeout(60):
+        async with serve_coordinator(prefix) as (coordinator, _), asyncio.timeout(60):
             await asyncio.to_thread(
                 until, "the earlier time to be known", lambda: coordinator.has_restored_time
             )

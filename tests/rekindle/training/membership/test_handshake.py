@@ -17,7 +17,7 @@ from rekindle.training.membership.protocol import PROTOCOL_VERSION
 from rekindle.training.membership.server import MAX_UNVERIFIED_CONNECTIONS
 from tests.ports import is_listening
 from tests.rekindle.training.crew import SECRET, Crew, make_flags
-from tests.rekindle.training.membership.members import serving
+from tests.rekindle.training.membership.members import serve_coordinator
 
 pytestmark = pytest.mark.usefixtures("secret")
 HELLO = {
@@ -73,7 +73,7 @@ FORGED_PROOF = {
 )
 def test_messages_without_a_valid_proof_are_ignored(s3: Store, attack: bytes) -> None:
     async def scene() -> None:
-        async with serving() as (coordinator, address):
+        async with serve_coordinator() as (coordinator, address):
             reader, writer = await asyncio.open_connection(*address)
             assert b"nonce" in await reader.readline()
             writer.write(attack)
@@ -95,7 +95,7 @@ def test_messages_without_a_valid_proof_are_ignored(s3: Store, attack: bytes) ->
 
 def test_a_proof_cannot_be_replayed_on_another_connection(s3: Store) -> None:
     async def scene() -> None:
-        async with serving() as (coordinator, address):
+        async with serve_coordinator() as (coordinator, address):
             reader, writer = await asyncio.open_connection(*address)
             nonce = json.loads(await reader.readline())["nonce"]
             proof = dump_lines(
@@ -123,7 +123,7 @@ def test_a_silent_connection_is_closed(s3: Store, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(handshake, "PROOF_TIMEOUT_S", 0.1)
 
     async def scene() -> None:
-        async with serving() as (coordinator, address):
+        async with serve_coordinator() as (coordinator, address):
             reader, writer = await asyncio.open_connection(*address)
             writer.write(b'{"nonce": ')
             await asyncio.wait_for(reader.read(), 10)

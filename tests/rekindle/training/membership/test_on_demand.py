@@ -12,8 +12,12 @@ from rekindle.training.ledger.events import read_events
 from rekindle.training.membership.account.account_api import AccountApi
 from rekindle.training.membership.account.on_demand import OnDemandPlan, OnDemandWorkers
 from rekindle.training.membership.client import CoordinatorClient
-from tests.rekindle.cluster.server import ApiServer, status
-from tests.rekindle.training.membership.members import make_join_message, publish_group, serving
+from tests.rekindle.cluster.server import ApiServer, make_status
+from tests.rekindle.training.membership.members import (
+    make_join_message,
+    publish_group,
+    serve_coordinator,
+)
 from tests.waiting import until
 
 SCALE = "/apis/apps/v1/namespaces/models/deployments/demo-train-on-demand/scale"
@@ -76,7 +80,7 @@ def test_a_coordinator_without_spot_workers_scales_the_deployment(
 ) -> None:
     with ApiServer(tmp_path) as server:
         # the Deployment is created after the coordinator has started
-        server.refuse("GET", SCALE, 404, status(404, "NotFound", "not found"))
+        server.refuse("GET", SCALE, 404, make_status(404, "NotFound", "not found"))
         server.refuse("GET", SCALE, 200, {"spec": {}, "status": {"replicas": 0}})
         server.refuse("PATCH", SCALE, 200, {"spec": {"replicas": 2}, "status": {"replicas": 0}})
         on_demand_workers = make_workers(server, tmp_path)
@@ -84,7 +88,7 @@ def test_a_coordinator_without_spot_workers_scales_the_deployment(
         assert on_demand_workers.plan.pods is None
 
         async def wait_for_request() -> None:
-            async with serving("no-spot-nodes") as (coordinator, _), asyncio.timeout(60):
+            async with serve_coordinator("no-spot-nodes") as (coordinator, _), asyncio.timeout(60):
                 coordinator.membership.config = coordinator.spec
                 on_demand_workers.read()
                 coordinator.on_demand = on_demand_workers
@@ -108,7 +112,7 @@ def test_a_worker_tells_the_coordinator_the_kind_of_its_node(
     monkeypatch.setenv(REKINDLE_CAPACITY, ON_DEMAND_CAPACITY)
 
     async def join() -> None:
-        async with serving() as (coordinator, (host, port)), asyncio.timeout(60):
+        async with serve_coordinator() as (coordinator, (host, port)), asyncio.timeout(60):
             client = CoordinatorClient(host, port, {}, lambda: False)
             has_left = threading.Event()
             waiting = asyncio.create_task(
@@ -128,7 +132,7 @@ def test_a_worker_tells_the_coordinator_the_kind_of_its_node(
 
 def test_a_refusal_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ApiServer(tmp_path) as server:
-        server.refuse("GET", SCALE, 403, status(403, "Forbidden", "no"), times=9)
+        server.refuse("GET", SCALE, 403, make_status(403, "Forbidden", "no"), times=9)
         on_demand_workers = make_workers(server, tmp_path)
         on_demand_workers.read()
         on_demand_workers.read()

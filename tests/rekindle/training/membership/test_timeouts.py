@@ -254,7 +254,7 @@ def test_a_probed_worker_has_thirty_seconds_and_others_have_hung_seconds(probed:
     membership = publish_group("a", "b", "c", hung_seconds=60)
     opened = 61.1 if probed else 2.0
     if probed:
-        live(membership, "abc", opened)
+        send_heartbeats(membership, "abc", opened)
     else:
         membership.remove(opened, "c")
 
@@ -263,14 +263,14 @@ def test_a_probed_worker_has_thirty_seconds_and_others_have_hung_seconds(probed:
         membership.acknowledge(opened, worker, 2, -1)
 
     hung_member, last_time = ("c", opened + 30) if probed else ("b", opened + 60)
-    live(membership, [*membership.alive_workers], last_time)
+    send_heartbeats(membership, [*membership.alive_workers], last_time)
     assert hung_member in membership.alive_workers
-    live(membership, [*membership.alive_workers], last_time + 0.1)
+    send_heartbeats(membership, [*membership.alive_workers], last_time + 0.1)
     assert hung_member not in membership.alive_workers
     assert (hung_member, {"dropped": "hung"}) in membership.outbox
 
 
-def live(membership: MembershipStateMachine, workers: Iterable[str], now: float) -> None:
+def send_heartbeats(membership: MembershipStateMachine, workers: Iterable[str], now: float) -> None:
     for worker in workers:
         membership.heartbeat(now, worker, -1)
     membership.tick(now)

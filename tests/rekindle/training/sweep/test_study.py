@@ -42,7 +42,7 @@ def compute_loss(settings: Settings) -> float:
     )
 
 
-def finish(study: SweepStudy, trial: Trial, rung: int, why: str = "") -> None:
+def write_result(study: SweepStudy, trial: Trial, rung: int, why: str = "") -> None:
     """Write the result of a trial in the way that the pod of the trial writes it."""
     output = study.make_output_prefix(trial.number, rung)
     if why:
@@ -63,7 +63,7 @@ def run_pod(
         if killed and killed.random() < 0.5:
             study = SweepStudy(study.store, study.root, study.sweep)
             assert study.claim_trial(pod, default, INTEGER_SETTINGS) == claim
-        finish(study, *claim)
+        write_result(study, *claim)
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_a_pod_ends_when_the_running_pods_can_train_all_other_trials(
     study: SweepStudy, s3: Store
 ) -> None:
     while (claim := study.claim_trial(0, DEFAULT, INTEGER_SETTINGS)) and claim[0].number < 8:
-        finish(study, *claim)
+        write_result(study, *claim)
 
     assert claim
     assert study.jobs[-1] == TrialJob(8, 0)
@@ -102,7 +102,7 @@ def test_a_pod_ends_when_the_running_pods_can_train_all_other_trials(
         try:
             other_pod.result(30)
         finally:
-            finish(study, *claim)
+            write_result(study, *claim)
 
     run_pod(study, 0)
     undisturbed = SweepStudy(s3, "alone/search", study.sweep)
@@ -129,7 +129,7 @@ def test_the_trial_of_a_lost_pod_is_taken_over(
 
 def test_a_failed_trial_is_the_worst_and_does_not_end_the_sweep(study: SweepStudy) -> None:
     while claim := study.claim_trial(0, DEFAULT, INTEGER_SETTINGS):
-        finish(study, *claim, why="training has diverged" if claim[0].number == 4 else "")
+        write_result(study, *claim, why="training has diverged" if claim[0].number == 4 else "")
     assert [job.rung for job in study.jobs if job.trial == 4] == [0]
     assert study.find_winner().number != 4
     assert sweep_report.build_rows(study)[-1]["state"] == "failed"
@@ -137,7 +137,7 @@ def test_a_failed_trial_is_the_worst_and_does_not_end_the_sweep(study: SweepStud
 
 def test_a_trial_with_an_undefined_metric_has_failed(study: SweepStudy) -> None:
     while claim := study.claim_trial(0, DEFAULT, INTEGER_SETTINGS):
-        finish(study, *claim)
+        write_result(study, *claim)
         if claim[0].number == 4:
             validation = b'{"step": 1, "loss": null}'
             study.store.put(
@@ -156,7 +156,7 @@ def test_a_trial_with_an_undefined_metric_has_failed(study: SweepStudy) -> None:
 def test_the_best_weights_count_if_the_last_validation_is_undefined(study: SweepStudy) -> None:
     claim = study.claim_trial(0, DEFAULT, INTEGER_SETTINGS)
     assert claim
-    finish(study, *claim)
+    write_result(study, *claim)
     output = study.make_output_prefix(claim[0].number, claim[1])
 
     best = {
@@ -177,7 +177,7 @@ def test_the_best_weights_count_if_the_last_validation_is_undefined(study: Sweep
 
 def test_a_sweep_whose_trials_all_fail_reports_the_reason(study: SweepStudy) -> None:
     while claim := study.claim_trial(0, DEFAULT, INTEGER_SETTINGS):
-        finish(study, *claim, why="training has diverged")
+        write_result(study, *claim, why="training has diverged")
     with pytest.raises(ConfigError, match="all 9 trials lack a loss: training has diverged"):
         study.find_winner()
 
@@ -205,7 +205,7 @@ def test_a_sweep_ends_at_its_budget_and_reports_what_was_not_tried(study: SweepS
 
     while claim := study.claim_trial(0, DEFAULT, INTEGER_SETTINGS):
         job = TrialJob(claim[0].number, claim[1])
-        finish(study, *claim)
+        write_result(study, *claim)
         seconds[job] = 3600 * compute_step_share(study.sweep, job, study.jobs)
         study.record_seconds("a", {job: used for job, used in seconds.items() if job.trial % 2})
         study.record_seconds("b", {job: used for job, used in seconds.items() if not job.trial % 2})

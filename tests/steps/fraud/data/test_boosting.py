@@ -16,7 +16,7 @@ from steps.fraud.ranking import average_precision
 RNG = np.random.default_rng(1)
 
 
-def sample(n: int = 3000) -> tuple[Sample, np.ndarray, np.ndarray, np.ndarray]:
+def draw_sample(n: int = 3000) -> tuple[Sample, np.ndarray, np.ndarray, np.ndarray]:
     """Return rows with random labels, except for a rare tail of the first feature."""
     table = RNG.exponential(size=(n, 3)).astype(np.float32)
     cards = RNG.integers(0, 40, n)
@@ -28,7 +28,7 @@ def sample(n: int = 3000) -> tuple[Sample, np.ndarray, np.ndarray, np.ndarray]:
 
 
 def test_trees_in_the_server_and_in_the_step_prepare_give_the_same_bits(tmp_path: Path) -> None:
-    collected, table, _, cards = sample()
+    collected, table, _, cards = draw_sample()
     boosting = collected.fit()
     boosting.trees().save(tmp_path / "trees.npz")
     trees = Trees.load(tmp_path / "trees.npz")
@@ -47,7 +47,7 @@ def test_a_file_of_arrays_has_the_same_bytes_with_every_version_of_python(tmp_pa
 
 
 def test_training_rows_are_scored_by_trees_of_other_cards() -> None:
-    collected, table, labels, cards = sample()
+    collected, table, labels, cards = draw_sample()
     boosting = collected.fit()
     rows = cards % 2 == 0
     scores = boosting.score(table, cards, np.ones(len(table), bool))[rows]

@@ -35,7 +35,7 @@ def transactions(draw: st.DrawFn) -> Rows:
     )
 
 
-def reference(rows: Rows, row: int, delay: int) -> dict[str, float]:
+def compute_reference(rows: Rows, row: int, delay: int) -> dict[str, float]:
     """Compute all features of a row from their definitions."""
     t = rows.time[row]
     amount = rows.cents / 100
@@ -95,7 +95,7 @@ def reference(rows: Rows, row: int, delay: int) -> dict[str, float]:
     return result
 
 
-def table(rows: Rows, delay: int = 7, chunk: int = 250_000) -> np.ndarray:
+def compute_table(rows: Rows, delay: int = 7, chunk: int = 250_000) -> np.ndarray:
     """Return the features in the order of `rows`."""
     result = np.empty((len(rows), len(features.NAMES)), np.float32)
     for piece_rows, piece_features in features.tables(rows, delay, chunk):
@@ -112,9 +112,9 @@ def same_day(n: int) -> Rows:
 @given(transactions(), st.sampled_from([0, 7]))
 @example(same_day(3), 0)
 def test_every_feature_equals_its_definition(rows: Rows, delay: int) -> None:
-    values = table(rows, delay)
+    values = compute_table(rows, delay)
     for row in range(len(rows)):
-        expected = reference(rows, row, delay)
+        expected = compute_reference(rows, row, delay)
         np.testing.assert_allclose(
             values[row], [expected[n] for n in features.NAMES], rtol=1e-5, atol=1e-6
         )
@@ -124,7 +124,7 @@ def test_every_feature_equals_its_definition(rows: Rows, delay: int) -> None:
 @settings(max_examples=50)
 @given(transactions())
 def test_features_do_not_depend_on_the_chunk_size(rows: Rows) -> None:
-    assert table(rows).tobytes() == table(rows, chunk=1).tobytes()
+    assert compute_table(rows).tobytes() == compute_table(rows, chunk=1).tobytes()
 
 
 @settings(max_examples=50)
@@ -147,7 +147,7 @@ def test_features_ignore_labels_within_the_delay_and_later_transactions(
         rows.fraud ^ young,
     )
 
-    np.testing.assert_array_equal(table(rows)[past], table(changed)[past])
+    np.testing.assert_array_equal(compute_table(rows)[past], compute_table(changed)[past])
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_rare_transactions_over_many_years_do_not_overflow() -> None:
         fraud=np.ones(row_count, np.uint8),
     )
 
-    values_by_feature = dict(zip(features.NAMES, table(rows).T, strict=True))
+    values_by_feature = dict(zip(features.NAMES, compute_table(rows).T, strict=True))
     assert (values_by_feature["card_count_30d"] == 1).all()
     assert (values_by_feature["terminal_count_30d"] == 0).all()
 

@@ -29,7 +29,7 @@ def windows(small_dataset: Path) -> TrainingWindows:
     return open_dataset(small_dataset)
 
 
-def positions(windows: TrainingWindows) -> torch.Tensor:
+def list_positions(windows: TrainingWindows) -> torch.Tensor:
     """Return the row at each position of each window."""
     return windows.start[:, None] + torch.arange(LENGTH)
 
@@ -37,7 +37,7 @@ def positions(windows: TrainingWindows) -> torch.Tensor:
 def counted_rows(windows: TrainingWindows) -> np.ndarray:
     """Return the rows of all counted positions of all windows."""
     _, _, counted = windows.batch(torch.arange(len(windows)))
-    return positions(windows)[counted].numpy()
+    return list_positions(windows)[counted].numpy()
 
 
 def test_every_training_transaction_counts_once(windows: TrainingWindows):
@@ -72,7 +72,7 @@ def test_a_batch_equals_the_rows_of_the_shards_bit_for_bit(
     labels = load("labels")
     indices = torch.randperm(len(windows))[:200]
     batch, fraud, counted = windows.batch(indices)
-    row = positions(windows)[indices][counted].numpy()
+    row = list_positions(windows)[indices][counted].numpy()
     np.testing.assert_array_equal(batch[counted].numpy(), all_features[row])
     np.testing.assert_array_equal(fraud[counted].numpy(), labels[row])
 

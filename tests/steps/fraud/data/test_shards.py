@@ -28,7 +28,7 @@ from tests.steps.fraud.written import Written, write
 WORLD = "simulate://5?cards=60&terminals=120&days=75"
 
 
-def day(us: int) -> date:
+def day_of(us: int) -> date:
     return datetime.fromisoformat(str(np.datetime64(us, "us"))).date()
 
 
@@ -45,44 +45,46 @@ def daily_rows(first_day: str, days: int, last_hour: int = 23) -> Rows:
     return Rows.of(np.arange(n), time, np.zeros(n), np.zeros(n), np.ones(n), np.arange(n) % 2)
 
 
-def plan(rows: Rows, **settings: Any) -> dict[str, Any]:
+def plan_splits(rows: Rows, **settings: Any) -> dict[str, Any]:
     data = Data(**settings)
     return calendar(rows, data, labels_end(rows, data))
 
 
 def test_test_weeks_end_where_the_label_delay_begins() -> None:
     for delay, end in ((7, date(2024, 2, 24)), (20, date(2024, 2, 11))):
-        facts = plan(daily_rows("2024-01-01", 61), test_weeks=1, label_delay_days=delay)
-        assert day(facts["test_weeks"][-1][1]) == end
-    archive = plan(daily_rows("2024-01-01", 61), test_weeks=1, labels_until=date(2024, 2, 25))
-    assert day(archive["test_weeks"][-1][1]) == date(2024, 2, 26)
+        facts = plan_splits(daily_rows("2024-01-01", 61), test_weeks=1, label_delay_days=delay)
+        assert day_of(facts["test_weeks"][-1][1]) == end
+    archive = plan_splits(
+        daily_rows("2024-01-01", 61), test_weeks=1, labels_until=date(2024, 2, 25)
+    )
+    assert day_of(archive["test_weeks"][-1][1]) == date(2024, 2, 26)
 
 
 def test_the_published_weeks_are_the_test_weeks() -> None:
     # up to 2018-09-04
-    facts = plan(daily_rows("2018-04-01", 157), labels_until=date(2018, 9, 30))
-    weeks = [(day(a), day(b)) for a, b in facts["test_weeks"]]
+    facts = plan_splits(daily_rows("2018-04-01", 157), labels_until=date(2018, 9, 30))
+    weeks = [(day_of(a), day_of(b)) for a, b in facts["test_weeks"]]
     assert weeks[0] == (date(2018, 8, 8), date(2018, 8, 15))
     assert weeks[-1] == (
         date(2018, 8, 29),
         date(2018, 9, 5),
     )
-    assert day(facts["train_end"]) == date(2018, 8, 1)
+    assert day_of(facts["train_end"]) == date(2018, 8, 1)
     assert facts["train_rows"] == 2 * 122
     assert facts["test_rows"] == [[14, 7]] * 4
 
 
 def test_an_incomplete_last_day_is_not_a_test_day() -> None:
     for hour, end in ((23, date(2024, 3, 2)), (14, date(2024, 3, 1))):
-        facts = plan(
+        facts = plan_splits(
             daily_rows("2024-01-01", 61, hour), test_weeks=1, labels_until=date(2024, 3, 9)
         )
-        assert day(facts["test_weeks"][-1][1]) == end
+        assert day_of(facts["test_weeks"][-1][1]) == end
 
 
 def test_too_little_training_data_is_a_clear_error() -> None:
     with pytest.raises(DataError, match=r"nothing to learn from: 0 transactions.*data\.test_weeks"):
-        plan(daily_rows("2024-01-01", 30))
+        plan_splits(daily_rows("2024-01-01", 30))
 
 
 @pytest.fixture(scope="module")
@@ -216,8 +218,8 @@ def test_transactions_of_days_outside_the_config_are_left_out(tmp_path: Path) ->
         tmp_path / "d",
     )
     facts = Written(tmp_path / "d").facts
-    assert day(facts["first_time"]) == date(2024, 1, 5)
-    assert day(facts["last_time"]) == date(2024, 2, 28)
+    assert day_of(facts["first_time"]) == date(2024, 1, 5)
+    assert day_of(facts["last_time"]) == date(2024, 2, 28)
     assert prepared.tags["train_end"] == "2024-02-15"
     with pytest.raises(DataError, match=r"the data is from 2024-01-01 to"):
         write(Data(source=WORLD, first_day=date(2025, 1, 1)), tmp_path / "none")

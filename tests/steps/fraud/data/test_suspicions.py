@@ -26,7 +26,7 @@ NEVER_DAY = 10_000  # days
 
 
 @cache
-def world(seed: int, world_options: str = "") -> pl.DataFrame:
+def simulate_world(seed: int, world_options: str = "") -> pl.DataFrame:
     return simulate(parse(f"simulate://{seed}?{world_options}"))
 
 
@@ -35,13 +35,13 @@ def warnings_of(frame: pl.DataFrame) -> list[str]:
     return suspicions(rows, Columns(), labels_end(rows, Data()))
 
 
-def days(first_day: int, last_day: int = NEVER_DAY) -> pl.Expr:
+def mask_days(first_day: int, last_day: int = NEVER_DAY) -> pl.Expr:
     """Return a mask of the rows from day `first_day` of the data to day `last_day`."""
     day = (pl.col("time").dt.date() - pl.col("time").dt.date().min()).dt.total_days()
     return day.is_between(first_day, last_day)
 
 
-def changed(
+def change_column(
     column: str, value: pl.Expr, condition: pl.Expr = FRAUD
 ) -> Callable[[pl.DataFrame], pl.DataFrame]:
     return lambda frame: frame.with_columns(
@@ -49,7 +49,7 @@ def changed(
     )
 
 
-def thinned(keep: float, condition: pl.Expr) -> Callable[[pl.DataFrame], pl.DataFrame]:
+def thin_rows(keep: float, condition: pl.Expr) -> Callable[[pl.DataFrame], pl.DataFrame]:
     """Return the rows without a random part of the genuine rows."""
     drawn = pl.int_range(pl.len()).hash(seed=3) % 1000 < 1000 * keep
     return lambda frame: frame.filter(~condition | FRAUD | drawn)
@@ -61,83 +61,83 @@ AMOUNT, TIME, CARD, TERMINAL, LABEL = (
 HASH = (CARD.hash() % 2**62).cast(pl.Int64)
 CORRUPTIONS = {
     "inverted labels": (
-        changed("fraud", 1 - LABEL, days(0)),
+        change_column("fraud", 1 - LABEL, mask_days(0)),
         "99.* of the known labels are frauds: are they inverted",
     ),
     "few genuine rows": (
-        thinned(0.1, days(0)),
+        thin_rows(0.1, mask_days(0)),
         "% of the known labels are frauds, but usually fewer than 1%",
     ),
     "amount is the label": (
-        changed("amount", LABEL.cast(pl.Float64), days(0)),
+        change_column("amount", LABEL.cast(pl.Float64), mask_days(0)),
         "_AMOUNT.* identifies 100% of the",
     ),
     "amount has the label": (
-        changed("amount", AMOUNT + 9000),
+        change_column("amount", AMOUNT + 9000),
         "_AMOUNT.* identifies [89].% of the frauds",
     ),
     "terminal is the kind": (
-        changed("terminal", pl.col("scenario").cast(pl.Int64), days(0)),
+        change_column("terminal", pl.col("scenario").cast(pl.Int64), mask_days(0)),
         "TERMINAL_.* 100% of",
     ),
     "terminal has the label": (
-        changed("terminal", -1 - TERMINAL % 9),
+        change_column("terminal", -1 - TERMINAL % 9),
         "TERMINAL_.* identifies (9.|100)% of",
     ),
     "amounts without cents": (
-        changed("amount", AMOUNT.floor(), days(45)),
+        change_column("amount", AMOUNT.floor(), mask_days(45)),
         "equal cents in all .* 2024-02-15: does",
     ),
     "rounded amounts": (
-        changed("amount", AMOUNT.round(), days(50, 60)),
+        change_column("amount", AMOUNT.round(), mask_days(50, 60)),
         "equal cents in all rows of 11 of",
     ),
     "dates": (
-        changed("time", TIME.dt.truncate("1d"), days(30)),
+        change_column("time", TIME.dt.truncate("1d"), mask_days(30)),
         "_DATETIME.* equal minutes and .* 2024-01-31",
     ),
     "only dates": (
-        changed("time", TIME.dt.truncate("1d"), days(0)),
+        change_column("time", TIME.dt.truncate("1d"), mask_days(0)),
         "equal minutes and seconds in all rows",
     ),
     "hours": (
-        changed("time", TIME.dt.truncate("1h"), days(0, 20)),
+        change_column("time", TIME.dt.truncate("1h"), mask_days(0, 20)),
         "rows of 21 of .* of them 2024-01-01",
     ),
     "half the genuine rows": (
-        thinned(0.5, days(40)),
+        thin_rows(0.5, mask_days(40)),
         "genuine rows per day change from .* on 2024-02-10, and",
     ),
     "thinned training rows": (
-        thinned(0.3, days(0, 39)),
+        thin_rows(0.3, mask_days(0, 39)),
         "genuine rows per day change from .* on 2024-02-10, and",
     ),
     "hardly a genuine row": (
-        thinned(0.05, days(40)),
+        thin_rows(0.05, mask_days(40)),
         "genuine rows per day change from .* on 2024-02-10, and",
     ),
     "two thinned weeks": (
-        thinned(0.2, days(40, 53)),
+        thin_rows(0.2, mask_days(40, 53)),
         "genuine rows per day change from .* on 2024-02-(10|24), and",
     ),
     "labels inverted later": (
-        changed("fraud", 1 - LABEL, days(50)),
+        change_column("fraud", 1 - LABEL, mask_days(50)),
         "change from .* on 2024-02-20.* inverted",
     ),
     "new cards": (
-        changed("card", CARD + 10**9, days(45)),
+        change_column("card", CARD + 10**9, mask_days(45)),
         "CUSTOMER_.* no earlier day has in 100% of the rows",
     ),
     "new hashes": (
-        changed("card", HASH, days(33)),
+        change_column("card", HASH, mask_days(33)),
         "of the rows of 2024-02-03, and in 0.*: were the ids hashed",
     ),
     "new terminals": (
-        changed("terminal", TERMINAL + 10**9, days(60)),
+        change_column("terminal", TERMINAL + 10**9, mask_days(60)),
         "TERMINAL_.* history of each terminal is",
     ),
     "new at the end": (
-        changed("terminal", TERMINAL + 10**9, days(67)),
+        change_column("terminal", TERMINAL + 10**9, mask_days(67)),
         "TERMINAL_.* in 100% of the rows of 2024-03",
     ),
 }
@@ -146,7 +146,7 @@ CORRUPTIONS = {
 @pytest.mark.parametrize("world_options", SIZES)
 def test_simulated_worlds_give_no_warning(world_options: str) -> None:
     for seed in range(20):
-        assert warnings_of(world(seed, world_options)) == [], seed
+        assert warnings_of(simulate_world(seed, world_options)) == [], seed
 
 
 @pytest.mark.parametrize("world_options", SIZES)
@@ -154,19 +154,21 @@ def test_simulated_worlds_give_no_warning(world_options: str) -> None:
 def test_a_corruption_gives_one_warning_with_figures(name: str, world_options: str) -> None:
     corrupt, message = CORRUPTIONS[name]
     for seed in range(3):
-        [warning] = warnings_of(corrupt(world(seed, world_options)))
+        [warning] = warnings_of(corrupt(simulate_world(seed, world_options)))
         assert re.search(message, warning)
 
 
 def test_a_currency_without_cents_gives_no_warning() -> None:
-    frame = world(0)
-    assert warnings_of(changed("amount", AMOUNT.round(), days(0))(frame)) == []
+    frame = simulate_world(0)
+    assert warnings_of(change_column("amount", AMOUNT.round(), mask_days(0))(frame)) == []
 
 
 def test_more_customers_or_more_frauds_are_not_missing_rows() -> None:
-    frame = world(1)
-    assert warnings_of(frame.filter((CARD % 3 == 0) | days(45))) == []
-    assert warnings_of(frame.filter(~FRAUD | (pl.int_range(pl.len()) % 2 == 0) | days(45))) == []
+    frame = simulate_world(1)
+    assert warnings_of(frame.filter((CARD % 3 == 0) | mask_days(45))) == []
+    assert (
+        warnings_of(frame.filter(~FRAUD | (pl.int_range(pl.len()) % 2 == 0) | mask_days(45))) == []
+    )
 
 
 LATE_LABELS: dict[str, Callable[[Any], Any]] = {
@@ -182,7 +184,7 @@ LATE_LABELS: dict[str, Callable[[Any], Any]] = {
 def test_labels_that_arrive_after_the_delay_give_a_warning(
     delay_text: str | None, seed: int, tmp_path: Path
 ) -> None:
-    frame = world(seed)
+    frame = simulate_world(seed)
     if delay_text:
         wait = LATE_LABELS[delay_text](np.random.default_rng(seed).random(len(frame))) * DAY
     else:
