@@ -85,7 +85,7 @@ def open_checkpoints(
     `recorded_events`."""
     matrix_width = round((state_megabytes * 1e6 / 12) ** 0.5)
     linear_model = torch.nn.Linear(matrix_width, matrix_width, bias=False)
-    state = TrainingState(
+    training_state = TrainingState(
         linear_model, TrainConfig.model_validate({"keep_checkpoints": 2}), torch.device("cpu")
     )
     checkpoint_name = f"benchmark-{os.getpid()}-{state_megabytes}"
@@ -100,7 +100,7 @@ def open_checkpoints(
         checkpoint_name,
         "00" * 32,
         {},
-        state,
+        training_state,
         loader_state,
         note,
         leaving_event,

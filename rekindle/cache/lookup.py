@@ -233,14 +233,14 @@ class CachedRow(Document):
     at: str
 
 
-def parse_cached(text: str) -> dict[str, Any]:
+def parse_cached(cached_text: str) -> dict[str, Any]:
     """Return the workflow parameter CACHED as a mapping; its values are the rows of the tasks (see
     CachedRow), and texts, such as `yes` for the key REUSE. Raises InvalidDocument."""
-    cached_values = parse_object(text, CACHED_SOURCE)
-    for name, row_value in cached_values.items():
+    cached_values = parse_object(cached_text, CACHED_SOURCE)
+    for row_name, row_value in cached_values.items():
         if isinstance(row_value, dict):
             parse_document(
-                CachedRow, to_json(row_value), f"{format_untrusted(name)} in {CACHED_SOURCE}"
+                CachedRow, to_json(row_value), f"{format_untrusted(row_name)} in {CACHED_SOURCE}"
             )
     return cached_values
 
@@ -468,11 +468,11 @@ def replace_unknown(
     """Return the texts of inputs; replace a text by "" if it contains a template tag and the field
     of the input requires a pattern."""
     known_texts = dict(input_texts)
-    for name, text in input_texts.items():
+    for input_name, input_text in input_texts.items():
         has_pattern = any(
             getattr(field_metadata, "pattern", None)
-            for field_metadata in inputs_model.model_fields[name].metadata
+            for field_metadata in inputs_model.model_fields[input_name].metadata
         )
-        if "{{" in text and has_pattern:
-            known_texts[name] = ""
+        if "{{" in input_text and has_pattern:
+            known_texts[input_name] = ""
     return known_texts
