@@ -27,12 +27,12 @@ STEP = re.compile(r"\*/(\d{1,2})")
 RANGE = re.compile(r"(\d{1,2})-(\d{1,2})")
 
 
-def describe_schedule(line: str) -> str:
+def describe_schedule(cron_line: str) -> str:
     """Describe a valid schedule in words; return "" if the description would be long."""
-    if line.startswith(EVERY):
-        return f"every {format_duration(parse_duration(line.removeprefix(EVERY)))}"
+    if cron_line.startswith(EVERY):
+        return f"every {format_duration(parse_duration(cron_line.removeprefix(EVERY)))}"
 
-    fields = SCHEDULE_DESCRIPTORS.get(line, line).split()
+    fields = SCHEDULE_DESCRIPTORS.get(cron_line, cron_line).split()
     if len(fields) != 5:
         return ""
 
@@ -116,8 +116,8 @@ def _describe_months(month: str) -> str | None:
 def _replace_names(field: str, names: tuple[str, ...], first_number: int) -> str:
     """Return a field of a schedule with numbers in place of the names of days or months.
     `first_number`: number of the first day or month."""
-    for number, name in enumerate(names, first_number):
-        field = field.replace(name, str(number))
+    for value_number, value_name in enumerate(names, first_number):
+        field = field.replace(value_name, str(value_number))
     return field
 
 

@@ -141,13 +141,13 @@ class _RunCopy:
                 path.write_bytes(read_archived_log(run, node, reason))
                 self.complete_names.add(name)
 
-    def _open(self, name: str) -> Path:
+    def _open(self, log_name: str) -> Path:
         """Create the file of a log if it is missing, and return its path. The page lists the log as
         soon as the file exists."""
-        path = self.folder / f"{name}.log"
-        if name not in self.files:
+        path = self.folder / f"{log_name}.log"
+        if log_name not in self.files:
             path.touch(mode=0o600)
-            self.files[name] = path
+            self.files[log_name] = path
         return path
 
 
@@ -168,9 +168,9 @@ class _Position:
             return {"sinceTime": re.sub(r"\.\d+", "", self.last)}
         return {"limitBytes": str(MAX_FIRST_BYTES)}
 
-    def advance(self, line: bytes) -> bytes | None:
+    def advance(self, log_line: bytes) -> bytes | None:
         """Return the text of a line without its timestamp; None for a line that was read before."""
-        stamp, _, text = line.partition(b" ")
+        stamp, _, text = log_line.partition(b" ")
         timestamp = stamp.decode(errors="replace")
         if timestamp < self.last:
             return None

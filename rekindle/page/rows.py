@@ -125,5 +125,5 @@ def _read_recorded_manifest(workflow: Mapping[str, Any]) -> Any:
 
 
 @lru_cache(MAX_CACHED_MANIFESTS)
-def _unpack(text: str) -> Any:
-    return unpack_manifest(text)
+def _unpack(manifest_text: str) -> Any:
+    return unpack_manifest(manifest_text)

@@ -36,19 +36,19 @@ def format_overview(cluster: Cluster, as_json: bool) -> str:
     return show_tables({"runs": run_rows, "schedules": schedule_rows}, as_json, empty_message)
 
 
-def format_run(cluster: Cluster, name: str, as_json: bool, shows_all: bool = False) -> str:
+def format_run(cluster: Cluster, run_name: str, as_json: bool, shows_all: bool = False) -> str:
     """Return the steps of a run, without internal steps unless `shows_all`. Raises ConfigError if
     the run does not exist."""
-    workflow = add_waiting_reasons(cluster, read_run(cluster, name))
+    workflow = add_waiting_reasons(cluster, read_run(cluster, run_name))
     if as_json:
         return to_json(describe_run(cluster, workflow), indent=2)
 
     workflow_status = workflow.get("status") or {}
     manifest = {"metadata": workflow["metadata"], "spec": get_effective_spec(workflow)}
-    output_lines = [format_steps_table(name, workflow_status, manifest, shows_all)]
+    output_lines = [format_steps_table(run_name, workflow_status, manifest, shows_all)]
 
     if is_offloaded(workflow):
-        output_lines += ["", f"its steps are stored in Argo's database: `argo get {name}`"]
+        output_lines += ["", f"its steps are stored in Argo's database: `argo get {run_name}`"]
     output_lines += describe_queue(cluster, workflow)
 
     return "\n".join(output_lines)

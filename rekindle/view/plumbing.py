@@ -132,10 +132,10 @@ def _list_input_names(template: Mapping[str, Any]) -> set[str]:
 def _simplify_condition(argo_condition: str) -> str:
     """Simplify a condition for display, for example `{{=tasks.evaluate.outputs.parameters.verdict
     == 'release'}}` to `evaluate.verdict == 'release'`."""
-    text = OUTPUT_REFERENCE.sub(
+    condition_text = OUTPUT_REFERENCE.sub(
         lambda output_match: (
             f"{output_match[1] or output_match[2]}.{output_match[3] or output_match[4]}"
         ),
         argo_condition,
     )
-    return text.replace("{{=", "").replace("{{", "").replace("}}", "")
+    return condition_text.replace("{{=", "").replace("{{", "").replace("}}", "")

@@ -138,21 +138,21 @@ class _Admission:
                 is_fatal=False,
             )
 
-    def _describe_framework_remedy(self, kind: str) -> str:
+    def _describe_framework_remedy(self, job_kind: str) -> str:
         """Return the way out if Kueue does not manage a kind of job."""
         assert self.configuration
         remedy = (
-            f"have the line `- {FRAMEWORKS[kind]}` added to integrations.frameworks in the"
+            f"have the line `- {FRAMEWORKS[job_kind]}` added to integrations.frameworks in the"
             f" ConfigMap {CONFIG_MAP_NAME} of namespace {KUEUE_NAMESPACE} and Kueue's controller"
             " restarted"
         )
-        if kind == "Pod":
+        if job_kind == "Pod":
             return f"{remedy}, or list the kinds of these steps in cluster.unqueued."
-        if kind in BACKEND_NAMES:
+        if job_kind in BACKEND_NAMES:
             managed_backends = [
                 f"cluster.backend to {backend_name}"
                 for other_kind, backend_name in BACKEND_NAMES.items()
-                if other_kind != kind and self.configuration.has_framework(other_kind)
+                if other_kind != job_kind and self.configuration.has_framework(other_kind)
             ]
             if managed_backends:
                 return f"{remedy}, or set {' or '.join(managed_backends)}."
@@ -179,23 +179,25 @@ class _Admission:
                 f" ({_join(class_names) or 'none exist'}), or have this class created.",
             )
 
-    def _check_queue(self, name: str, jobs: Sequence[QueuedJob]) -> Iterator[AdmissionFinding]:
+    def _check_queue(
+        self, queue_name: str, jobs: Sequence[QueuedJob]
+    ) -> Iterator[AdmissionFinding]:
         """Check a LocalQueue and its ClusterQueue, and compare the jobs with its quota."""
         local_queues = {
             local_queue["metadata"]["name"]: local_queue
             for local_queue in self.kueue.list_objects("localqueues")
         }
-        if name not in local_queues:
+        if queue_name not in local_queues:
             existing_names = _join(sorted(local_queues)) or "none exist"
             yield AdmissionFinding(
-                f"the LocalQueue {name} does not exist in namespace {self.cluster.namespace}",
+                f"the LocalQueue {queue_name} does not exist in namespace {self.cluster.namespace}",
                 f"set cluster.queue to a LocalQueue of the namespace ({existing_names}), or have"
-                f" the platform team create {name}.",
+                f" the platform team create {queue_name}.",
             )
             return
 
-        local_queue = local_queues[name]
-        yield from _check_active(f"LocalQueue {name}", local_queue)
+        local_queue = local_queues[queue_name]
+        yield from _check_active(f"LocalQueue {queue_name}", local_queue)
         cluster_queue_name = local_queue["spec"]["clusterQueue"]
         try:
             cluster_queue = self.kueue.find("clusterqueues", cluster_queue_name)
@@ -205,7 +207,8 @@ class _Admission:
 
         if cluster_queue is None:
             yield AdmissionFinding(
-                f"the ClusterQueue {cluster_queue_name} of the LocalQueue {name} does not exist",
+                f"the ClusterQueue {cluster_queue_name} of the LocalQueue {queue_name} does not"
+                " exist",
                 "have the platform team create it, or set cluster.queue to another LocalQueue.",
             )
             return

@@ -33,11 +33,11 @@ Curves = Mapping[str, list[Point]]
 class CurveReader(Protocol):
     """Reads the curves of runs. The methods `version` and `read` raise TrackingError."""
 
-    def version(self, name: str) -> str:
+    def version(self, run_name: str) -> str:
         """Return a text that changes when the curves of the run change."""
         ...
 
-    def read(self, name: str, experiment: str) -> Curves:
+    def read(self, run_name: str, experiment: str) -> Curves:
         """Return the curves of a run; {} if MLflow does not have the run."""
         ...
 
@@ -48,14 +48,14 @@ class DatabaseCurves:
     def __init__(self, home: Path) -> None:
         self.file = home / DATABASE_FILE
 
-    def version(self, name: str) -> str:
+    def version(self, run_name: str) -> str:
         try:
             state = self.file.stat()
         except FileNotFoundError:
             return ""
         return f"{state.st_mtime_ns:x}.{state.st_size:x}"
 
-    def read(self, name: str, experiment: str) -> Curves:
+    def read(self, run_name: str, experiment: str) -> Curves:
         if not self.file.exists():
             return {}
 
@@ -73,7 +73,7 @@ class DatabaseCurves:
             uri = f"{self.file.resolve().as_uri()}?mode=ro"
             connection = sqlite3.connect(uri, uri=True, timeout=DATABASE_TIMEOUT_S)
             with closing(connection):
-                rows = connection.execute(query, (tracking.WORKFLOW, name))
+                rows = connection.execute(query, (tracking.WORKFLOW, run_name))
                 return _collect(rows)
         except sqlite3.Error as error:
             raise TrackingError(
@@ -103,22 +103,24 @@ class History(mlflow_api.Page):
 class ServerCurves:
     """The curves in the MLflow of $MLFLOW_TRACKING_URI."""
 
-    def version(self, name: str) -> str:
+    def version(self, run_name: str) -> str:
         return ""
 
-    def read(self, name: str, experiment: str) -> Curves:
-        run_id = tracking.find_run(experiment, name)
+    def read(self, run_name: str, experiment: str) -> Curves:
+        run_id = tracking.find_run(experiment, run_name)
         if not run_id:
             return {}
 
         run = mlflow_api.send_request(
             "GET", "mlflow/runs/get", mlflow_api.RunAnswer, params={"run_id": run_id}
         )
-        names = [name for name in sorted(run.run.data.metrics) if SHOWN_METRICS.search(name)]
-        return {name: self._history(run_id, name) for name in names[:MAX_CURVES]}
+        names = [
+            run_name for run_name in sorted(run.run.data.metrics) if SHOWN_METRICS.search(run_name)
+        ]
+        return {run_name: self._history(run_id, run_name) for run_name in names[:MAX_CURVES]}
 
-    def _history(self, run_id: str, name: str) -> list[Point]:
-        search = {"run_id": run_id, "metric_key": name, "max_results": MAX_HISTORY}
+    def _history(self, run_id: str, metric_name: str) -> list[Point]:
+        search = {"run_id": run_id, "metric_key": metric_name, "max_results": MAX_HISTORY}
         page = mlflow_api.send_request("GET", "mlflow/metrics/get-history", History, params=search)
         points = {
             float(point.step): float(point.value)

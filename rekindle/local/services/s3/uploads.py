@@ -218,13 +218,17 @@ class Uploads:
             ) from None
 
         stored_values = {"ETag": metadata["etag"], **metadata["headers"]}
-        for name, declared_value in {"ETag": listed_part.etag, **listed_part.checksums}.items():
-            if stored_values.get(name) != declared_value:
+        for part_name, declared_value in {
+            "ETag": listed_part.etag,
+            **listed_part.checksums,
+        }.items():
+            if stored_values.get(part_name) != declared_value:
                 part_file.close()
                 raise S3Error(
                     400,
                     "InvalidPart",
-                    f"the {name} of part {listed_part.number} is {stored_values.get(name)}, not"
+                    f"the {part_name} of part {listed_part.number} is"
+                    f" {stored_values.get(part_name)}, not"
                     f" {declared_value}.",
                 )
 
