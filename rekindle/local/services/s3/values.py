@@ -139,7 +139,10 @@ def parse_copy_source(source_text: str) -> tuple[str, str]:
     """Return bucket and key of the value of x-amz-copy-source."""
     source_match = COPY_SOURCE_PATTERN.fullmatch(source_text)
     if not source_match or not COPY_SOURCE_TEXT_PATTERN.fullmatch(source_text):
-        error_message = f"x-amz-copy-source is {source_text[:100]!r}: it must be BUCKET/KEY, with escapes (%XX)."
+        error_message = (
+            f"x-amz-copy-source is {source_text[:100]!r}: it must be BUCKET/KEY, with escapes"
+            " (%XX)."
+        )
         raise S3Error(400, "InvalidArgument", error_message)
 
     if source_match[3]:
