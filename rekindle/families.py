@@ -146,8 +146,8 @@ def check_families(workload_name: str, workload_module: Any) -> None:
 
     family_names = list(family_by_name) if isinstance(family_by_name, dict) else []
     if not family_names or not all(
-        workload_name == "" or NAME_PATTERN.fullmatch(str(workload_name))
-        for workload_name in family_names
+        family_name == "" or NAME_PATTERN.fullmatch(str(family_name))
+        for family_name in family_names
     ):
         raise ConfigError(
             f'workload "{workload_name}": families is {_format_families(family_by_name)}: it must'

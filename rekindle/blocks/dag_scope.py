@@ -63,7 +63,7 @@ class Scope:
             name
             for name in unique_names
             if not any(
-                self._precedes(name, later_name)
+                self._is_before(name, later_name)
                 for later_name in unique_names
                 if later_name != name
             )
@@ -72,7 +72,7 @@ class Scope:
         self.order.setdefault(task_name, len(self.order))
         return after_all(direct_predecessors)
 
-    def _precedes(self, task_name: str, successor_name: str) -> bool:
+    def _is_before(self, task_name: str, successor_name: str) -> bool:
         """Return whether `successor_name` depends on `task_name`, directly or indirectly."""
         # a block depends only on blocks that were created before it, so the search can ignore the
         # blocks that were created before `task_name`

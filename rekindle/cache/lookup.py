@@ -139,7 +139,7 @@ def look_up_tasks(
     """
     known_outputs = _KnownOutputs(_read_parameters(manifest) | dict(parameter_overrides))
     templates_by_name = {
-        template["name"]: template for template in _workflow_spec(manifest).get("templates", [])
+        template["name"]: template for template in _get_workflow_spec(manifest).get("templates", [])
     }
     cacheable_tasks = list(_iterate_cacheable_tasks(templates_by_name, known_outputs.cached_rows))
     cache_lookup = Lookup(store, len(cacheable_tasks), is_read_only)
@@ -245,13 +245,15 @@ def parse_cached(cached_text: str) -> dict[str, Any]:
     return cached_values
 
 
-def _workflow_spec(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+def _get_workflow_spec(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     workflow_spec = manifest.get("spec") or {}
     return workflow_spec.get("workflowSpec") or workflow_spec
 
 
 def _read_parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
-    workflow_parameters = (_workflow_spec(manifest).get("arguments") or {}).get("parameters") or []
+    workflow_parameters = (_get_workflow_spec(manifest).get("arguments") or {}).get(
+        "parameters"
+    ) or []
     return {
         workflow_parameter["name"]: str(workflow_parameter.get("value", ""))
         for workflow_parameter in workflow_parameters

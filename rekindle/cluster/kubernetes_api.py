@@ -375,7 +375,7 @@ class Cluster:
             start_time = time.monotonic()
             try:
                 if not resource_version:
-                    resource_version, change_events = self._relist(
+                    resource_version, change_events = self._list_again(
                         resource, name, selectors, known_objects
                     )
                     last_success_time = time.monotonic()
@@ -431,7 +431,7 @@ class Cluster:
             return True
         return self._is_valid(resource, kubernetes_object)
 
-    def _relist(
+    def _list_again(
         self,
         resource: Resource,
         object_name: str,

@@ -276,7 +276,7 @@ def _render_file(
         ) from error
 
     for yaml_document in yaml_documents:
-        manifest = sort_keys_for_reading(_substitute(yaml_document, placeholder_values))
+        manifest = sort_keys_for_reading(_fill_in_placeholders(yaml_document, placeholder_values))
         if manifest["kind"] == "ConfigMap":
             manifest["data"] = {
                 key: data_value for key, data_value in manifest["data"].items() if data_value
@@ -287,16 +287,16 @@ def _render_file(
         yield manifest
 
 
-def _substitute(yaml_node: object, placeholder_values: dict[str, str]) -> Any:
+def _fill_in_placeholders(yaml_node: object, placeholder_values: dict[str, str]) -> Any:
     """Return the parsed YAML with its placeholders replaced. Placeholders are replaced after
     parsing, so that a value cannot change the structure of the YAML."""
     if isinstance(yaml_node, dict):
         return {
-            key: _substitute(child_node, placeholder_values)
+            key: _fill_in_placeholders(child_node, placeholder_values)
             for key, child_node in yaml_node.items()
         }
     if isinstance(yaml_node, list):
-        return [_substitute(list_item, placeholder_values) for list_item in yaml_node]
+        return [_fill_in_placeholders(list_item, placeholder_values) for list_item in yaml_node]
     if isinstance(yaml_node, str):
         return Template(yaml_node).substitute(placeholder_values)
     return yaml_node

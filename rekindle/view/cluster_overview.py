@@ -24,7 +24,7 @@ def format_overview(cluster: Cluster, as_json: bool) -> str:
         key=lambda workflow_object: workflow_object["metadata"]["creationTimestamp"], reverse=True
     )
     run_rows = [
-        _build_run_row(add_waiting_reasons(cluster, _decompress(workflow_object)))
+        _build_run_row(add_waiting_reasons(cluster, _decompress_nodes(workflow_object)))
         for workflow_object in workflow_objects
     ]
     schedule_rows = [
@@ -54,7 +54,7 @@ def format_run(cluster: Cluster, run_name: str, as_json: bool, shows_all: bool =
     return "\n".join(output_lines)
 
 
-def _decompress(workflow: Object) -> Object:
+def _decompress_nodes(workflow: Object) -> Object:
     """Return the workflow with its nodes, or without nodes if the nodes are malformed."""
     try:
         return decompress_nodes(workflow)

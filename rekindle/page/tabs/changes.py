@@ -121,7 +121,7 @@ class ChangesTab:
             )
             return Changes(words, "", None, [], [], [], cached, other_runs, problem)
 
-        changes = list(self._compare(earlier, run))
+        changes = list(self._compare_runs(earlier, run))
         return Changes(
             describe_changes(changes, earlier.name),
             earlier.name,
@@ -136,15 +136,15 @@ class ChangesTab:
             problem,
         )
 
-    def _compare(self, earlier: Run, run: Run) -> Iterator[Change]:
+    def _compare_runs(self, earlier: Run, run: Run) -> Iterator[Change]:
         """Yield the differences in code, packages, config, image, data and parameters of two
         runs."""
-        previous = self._facts(earlier)
-        now = self._facts(run)
+        previous = self._collect_facts(earlier)
+        now = self._collect_facts(run)
         for kind in KINDS:
             yield from compare_values(kind, previous[kind], now[kind])
 
-    def _facts(self, run: Run) -> dict[str, dict[str, str]]:
+    def _collect_facts(self, run: Run) -> dict[str, dict[str, str]]:
         """Return the facts that determine a run's result, such as its commit and settings, by kind
         and name."""
         facts = self.records.facts(run)

@@ -74,14 +74,14 @@ class DatabaseCurves:
             connection = sqlite3.connect(uri, uri=True, timeout=DATABASE_TIMEOUT_S)
             with closing(connection):
                 rows = connection.execute(query, (tracking.WORKFLOW, run_name))
-                return _collect(rows)
+                return _collect_points(rows)
         except sqlite3.Error as error:
             raise TrackingError(
                 f"the curves cannot be read now: {self.file} is not readable ({error})."
             ) from error
 
 
-def _collect(rows: Any) -> Curves:
+def _collect_points(rows: Any) -> Curves:
     """Collect the curves from database rows, which are sorted by name, step and time."""
     curves: dict[str, dict[float, float]] = {}
     for name, step, value in rows:
@@ -115,11 +115,16 @@ class ServerCurves:
             "GET", "mlflow/runs/get", mlflow_api.RunAnswer, params={"run_id": run_id}
         )
         names = [
-            run_name for run_name in sorted(run.run.data.metrics) if SHOWN_METRICS.search(run_name)
+            metric_name
+            for metric_name in sorted(run.run.data.metrics)
+            if SHOWN_METRICS.search(metric_name)
         ]
-        return {run_name: self._history(run_id, run_name) for run_name in names[:MAX_CURVES]}
+        return {
+            metric_name: self._read_history(run_id, metric_name)
+            for metric_name in names[:MAX_CURVES]
+        }
 
-    def _history(self, run_id: str, metric_name: str) -> list[Point]:
+    def _read_history(self, run_id: str, metric_name: str) -> list[Point]:
         search = {"run_id": run_id, "metric_key": metric_name, "max_results": MAX_HISTORY}
         page = mlflow_api.send_request("GET", "mlflow/metrics/get-history", History, params=search)
         points = {

@@ -178,11 +178,11 @@ def make_charts(curves: Mapping[str, Curves], is_logarithmic: bool) -> list[Line
             charts[title],
             is_logarithmic and any(y > 0 for series in charts[title] for _, y in series.points),
         )
-        for title in sorted(charts, key=_rank)
+        for title in sorted(charts, key=_get_chart_order)
     ]
 
 
-def _rank(title: str) -> tuple[int, str]:
+def _get_chart_order(title: str) -> tuple[int, str]:
     metric = title.rpartition(": ")[2]
     return (ORDER.index(metric) if metric in ORDER else 1), title
 
