@@ -124,7 +124,7 @@ def card_features(
     return {
         feature_name: feature_values[row_indices]
         for feature_name, feature_values in features_by_name.items()
-    } | _habits_at(row_indices, first_timeline_index, amounts)
+    } | _compute_habits_of_rows(row_indices, first_timeline_index, amounts)
 
 
 def _compute_habits(card_ids: Ints, amounts: NDArray[np.float64]) -> dict[str, Column]:
@@ -143,7 +143,7 @@ def _compute_habits(card_ids: Ints, amounts: NDArray[np.float64]) -> dict[str, C
     return _compare_amounts(amounts, *(feature_series.to_numpy() for feature_series in habit_table))
 
 
-def _habits_at(
+def _compute_habits_of_rows(
     row_indices: Ints, first_card_indices: Ints, amounts: NDArray[np.float64]
 ) -> dict[str, Column]:
     """Compute the features of `_compute_habits` for a few rows, as servers do. For few rows, this
