@@ -178,10 +178,10 @@ class Connection(HttpToolsProtocol):
         self.head_bytes = 0
         self.update_group()
 
-    def on_header(self, header_name: bytes, header_value: bytes) -> None:
+    def on_header(self, name: bytes, value: bytes) -> None:
         # trailers are not passed on, because a trailer is not a header
         if self.arriving_part == "head":
-            super().on_header(header_name, header_value)
+            super().on_header(name, value)
 
     @property
     def offers_upgrade(self) -> bool:
